@@ -1,4 +1,4 @@
-"""Batches made by hand, to drive a runner without the scheduler."""
+"""Builds batches by hand, so that a test can run a runner without the scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GREEDY = Sampling()
 
 @dataclass
 class Row:
-    """A row of a batch: `tokens` begin at `start` of a sequence whose cache is `pages`."""
+    """A row of a batch: `tokens` start at position `start` of a sequence with the cache pages `pages`."""
 
     tokens: Sequence[int]
     start: int
@@ -98,14 +98,14 @@ def answer_sampling(rows: Sequence[Row]) -> AnswerSampling:
 
 @dataclass
 class Solo:
-    """One sequence alone on a runner, one step after the other."""
+    """One sequence on a runner, which computes one step after the other."""
 
     runner: Runner
     pages: Sequence[int]
     tokens: list[int] = field(default_factory=list)
 
     def feed(self, tokens: Sequence[int], chunk: int | None = None, sampling: Sampling = GREEDY) -> StepResult:
-        """Compute these tokens, at most `chunk` in a step; what the last step gave."""
+        """Compute these tokens, at most `chunk` in a step. Returns the result of the last step."""
         chunk = chunk or len(tokens)
         for at in range(0, len(tokens), chunk):
             part = tokens[at : at + chunk]

@@ -1,4 +1,4 @@
-"""A model whose every next token is known: a real Llama with constructed weights and wide margins.
+"""A Llama model with constructed weights, whose next tokens are known and have wide margins.
 
     prompt      key, then at least BACK + 1 symbols
     next token  (last symbol + symbol BACK positions ago + shift of the key) mod SYMBOLS
@@ -39,11 +39,11 @@ def prompt(key: int, length: int, seed: int) -> list[int]:
 
 def walk(tokens: Sequence[int], count: int) -> list[int]:
     """The `count` tokens that follow a prompt."""
-    known = list(tokens)
-    shift = SHIFTS[known[0] - SYMBOLS]
+    sequence = list(tokens)
+    shift = SHIFTS[sequence[0] - SYMBOLS]
     for _ in range(count):
-        known.append((known[-1] + known[-1 - BACK] + shift) % SYMBOLS)
-    return known[len(tokens) :]
+        sequence.append((sequence[-1] + sequence[-1 - BACK] + shift) % SYMBOLS)
+    return sequence[len(tokens) :]
 
 
 def save(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
@@ -98,12 +98,12 @@ def save_adapter(folder: Path, shift: int) -> Path:
 
 
 def under(tokens: Sequence[int], shift: int) -> list[int]:
-    """The prompt whose answer the base model gives as the adapter with this shift gives it to `tokens`."""
+    """A prompt for which the base model gives the answer that the adapter with this shift gives for `tokens`."""
     return [SYMBOLS + (tokens[0] - SYMBOLS + shift) % KEYS, *tokens[1:]]
 
 
 def _undo_norm(features: int) -> torch.Tensor:
-    """With so many features at 1 and the rest at 0 the norm multiplies by a constant: this divides by it."""
+    """The weight that undoes the norm of a vector with this number of features at 1 and all others at 0."""
     return torch.full((_HIDDEN,), math.sqrt(features / _HIDDEN))
 
 

@@ -1,4 +1,4 @@
-"""Quantised checkpoints as others write them, packed here one number at a time, and the floats that they mean."""
+"""Writes quantised checkpoints in the layouts of other programs, packed number by number, and their float values."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def awq(out_features: int, in_features: int, random: np.random.Generator) -> Sto
 
 
 def awq_without_zeros(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
-    """Numbers are from -8."""
+    """Symmetric AWQ without zero points: numbers from -8 to 7."""
     numbers, _, scale, _, weight = int4(out_features, in_features, random, zeros=(8, 9))
     return {"qweight": packed(numbers.T, AWQ_ORDER), "scales": scale.t().contiguous()}, weight
 
@@ -165,7 +165,7 @@ def fp8_blocks(scale_name: str, high: int, wide: int) -> Callable[..., Stored]:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A format; `exact` where activations are not rounded."""
+    """A checkpoint format. `exact`: its products do not round activations."""
 
     label: str
     config: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""What every backend must do, as one suite. A backend joins with a subclass that names it.
+"""The conformance suite that every backend must pass. A backend's tests subclass Conformance.
 
 The canary model's tokens are known, so everything is compared as integers, whatever the backend computes with.
 """
@@ -34,7 +34,7 @@ HOT = Sampling(temperature=6.0)  # the canary's margin is about 11: this draws a
 
 
 class Planned:
-    """The same runner, driven with steps planned ahead or not, whatever it prefers."""
+    """A wrapper of a runner that sets whether steps overlap."""
 
     def __init__(self, runner: Runner, *, overlap: bool) -> None:
         self._runner, self.spec = runner, replace(runner.spec, overlap=overlap)
@@ -46,11 +46,11 @@ class Planned:
         self._runner.load_adapter(slot, adapter)
 
     def close(self) -> None:
-        """The suite shares one runner."""
+        """Does nothing, because all tests of the suite share one runner."""
 
 
 class Conversation:
-    """Requests on an engine, stepped by hand."""
+    """An engine with requests. The test calls each step."""
 
     def __init__(self, runner: Runner) -> None:
         self.engine = Engine(runner)
@@ -122,9 +122,9 @@ class Conformance:
     @classmethod
     def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         module = backends.load(cls.backend)
-        found = module.probe()
-        if isinstance(found, Unavailable):
-            pytest.skip(f"{cls.backend}: {found.reason}")
+        actual = module.probe()
+        if isinstance(actual, Unavailable):
+            pytest.skip(f"{cls.backend}: {actual.reason}")
         return module.open(read_model(canary.save(tmp_path_factory.mktemp("canary"))), BUDGET)
 
     @pytest.fixture(scope="class")
@@ -231,16 +231,16 @@ class Conformance:
         assert talk.finish() == solo
         assert solo["r0"] != canary.walk(prompts["r0"], 40), "this temperature should not be greedy"
 
-    def test_logprobs_are_those_of_the_raw_logits(self, planned: Runner) -> None:
+    def test_logprobs_come_from_the_raw_logits(self, planned: Runner) -> None:
         talk, prompt = Conversation(planned), canary.prompt(1, LENGTH, seed=1)
-        found = []
+        actual = []
         biased = replace(HOT, logprobs=3, logit_bias=((7, 100.0),))
         talk.engine.submit(Request("a", tuple(prompt), 3, biased))
         talk.engine.submit(Request("b", tuple(canary.prompt(2, LENGTH, seed=9)), 3))
         while talk.engine.has_work:
-            found += [delta for delta in talk.engine.step() if delta.request_id == "a"]
+            actual += [delta for delta in talk.engine.step() if delta.request_id == "a"]
         expected = canary.walk(prompt, 1)[0]
-        first = found[0].logprobs[0]
+        first = actual[0].logprobs[0]
         assert first.token == 7, "the bias wins"
         assert first.top[0][0] == expected, "but is not in the log-probabilities"
         assert first.top[0][1] > -0.01
@@ -264,7 +264,7 @@ class Conformance:
             result = runner.run(make_batch([rows[at] for at in order], canary.VOCAB)).result()
             assert result.tokens.tolist() == [expected[at] for at in order]
 
-    def test_carry_equals_known_tokens(self, runner: Runner, spec: RunnerSpec) -> None:
+    def test_carried_tokens_equal_tokens_from_the_host(self, runner: Runner, spec: RunnerSpec) -> None:
         """A row that carries follows its token through a change of rows; the host never learns it in between."""
         if not self.carries:
             pytest.skip(f"{self.backend} computes one step at a time")
@@ -333,18 +333,18 @@ class Conformance:
             assert alone.hidden is not None, "a step of one token a row answers with hidden states as well"
             np.testing.assert_allclose(alone.hidden[0], result.hidden[0], atol=1e-3)
 
-    def test_answers_are_those_of_their_rows(self, runner: Runner, spec: RunnerSpec) -> None:
+    def test_answers_belong_to_their_rows(self, runner: Runner, spec: RunnerSpec) -> None:
         """Rows without an answer between the others move nothing."""
         prompts = [canary.prompt(key, 25 + 4 * key, seed=key) for key in range(4)]
         asked = replace(HOT, logprobs=2, seed=3)
         quiet, *rows = [Row(prompt, 0, range(1 + 6 * at, 7 + 6 * at)) for at, prompt in enumerate(prompts)]
         rows[0].want, rows[1].sampling, quiet.want = Want.HIDDEN, asked, Want.NOTHING
         expected = runner.run(make_batch(rows, canary.VOCAB)).result()
-        found = runner.run(make_batch([quiet, rows[0], quiet, *rows[1:]], canary.VOCAB)).result()
-        assert found.tokens[1:].tolist() == expected.tokens[1:].tolist()
-        assert found.row_starts.tolist() == [0, 0, 1, 1, 2, 3]
+        actual = runner.run(make_batch([quiet, rows[0], quiet, *rows[1:]], canary.VOCAB)).result()
+        assert actual.tokens[1:].tolist() == expected.tokens[1:].tolist()
+        assert actual.row_starts.tolist() == [0, 0, 1, 1, 2, 3]
         for name, answer in [("hidden", 0), ("logprobs", 1), ("top_tokens", 1), ("top_logprobs", 1)]:
-            values, others = getattr(found, name), getattr(expected, name)
+            values, others = getattr(actual, name), getattr(expected, name)
             np.testing.assert_allclose(values[answer], others[answer], atol=1e-3)
 
     def test_adapters_in_one_batch(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
@@ -362,7 +362,7 @@ class Conformance:
             talk.step()
         assert talk.finish() == expected
 
-    def test_a_reloaded_adapter_reuses_nothing(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
+    def test_reloaded_adapter_reuses_no_slot_and_no_cache(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
         """Neither slot nor cache of the version before."""
         talk = Conversation(planned)
         prompt = canary.prompt(2, LENGTH, seed=4)
@@ -374,7 +374,7 @@ class Conformance:
             assert talk.finish()[name] == canary.walk(canary.under(prompt, shift), 30)
             assert (talk.cached[name] > 0) == (name == "1-2")
 
-    def test_the_scale_is_part_of_the_namespace(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
+    def test_scale_is_part_of_the_namespace(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
         talk = Conversation(planned)
         talk.engine.register_adapter(adapters[0])
         prompt = canary.prompt(3, LENGTH, seed=5)

@@ -23,9 +23,9 @@ class _Notes(TorchDispatchMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        made = func(*args, **kwargs)
-        self.calls.append((func, args, kwargs, made))
-        return made
+        result = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, result))
+        return result
 
 
 class Tape:
@@ -52,34 +52,34 @@ class Tape:
         notes.__exit__(None, None, None)
 
         def replay() -> None:
-            for func, args, kwargs, made in notes.calls:
-                _put(func(*args, **kwargs), made)
+            for func, args, kwargs, result in notes.calls:
+                _put(func(*args, **kwargs), result)
 
         return replay
 
     def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Noted as one call: compiled code dispatches nothing."""
+        """Record the call as one entry: compiled code dispatches no torch ops."""
         notes = self._notes
         if notes is None:
             return function(*inputs)
         notes.__exit__(None, None, None)
         try:
-            made = function(*inputs)
+            result = function(*inputs)
         finally:
             notes.__enter__()  # the session's end leaves it
-        notes.calls.append((function, inputs, {}, made))
-        return made
+        notes.calls.append((function, inputs, {}, result))
+        return result
 
     def weak(self, tensor: Tensor) -> Tensor:
         return tensor
 
 
-def _put(again: Any, made: Any) -> None:
-    """What was computed anew, where it lay at first; views and what is written in place lie there already."""
-    if isinstance(made, Tensor):
-        if again.untyped_storage().data_ptr() != made.untyped_storage().data_ptr():
+def _put(copy: Any, result: Any) -> None:
+    """Copy the results of a replay to the memory of the captured results, unless they share it (views)."""
+    if isinstance(result, Tensor):
+        if copy.untyped_storage().data_ptr() != result.untyped_storage().data_ptr():
             with torch.inference_mode():
-                made.copy_(again)
-    elif isinstance(made, (tuple, list)):
-        for one, other in zip(again, made, strict=True):
+                result.copy_(copy)
+    elif isinstance(result, (tuple, list)):
+        for one, other in zip(copy, result, strict=True):
             _put(one, other)

@@ -1,4 +1,4 @@
-"""Teacher-forced log-probabilities of a runner as its callers see them, captured steps or not."""
+"""Computes teacher-forced log-probabilities through a runner, with captured steps or without."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tiny import VOCAB, Tiny
 
 
 def logprobs(runner: Runner, rows: Sequence[Row]) -> Tensor:
-    """Of every token behind each row [rows, vocab]."""
+    """Log-probabilities [rows, vocab] of the token after each row."""
     batch = make_batch(rows, runner.spec.vocab_size)
     every = replace(batch.sampling, logprobs=np.full(len(rows), VOCAB, np.int32))
     result = runner.run(replace(batch, sampling=every)).result()
@@ -36,13 +36,13 @@ def forced(runner: Runner, prompts: Sequence[Sequence[int]]) -> tuple[list[tuple
     many = -(-length // size)
     pages = [range(1 + row * many, 1 + (row + 1) * many) for row in range(4)]
     places: list[tuple[int, int]] = []
-    found: list[Tensor] = []
+    actual: list[Tensor] = []
 
     def step(*parts: tuple[int, int, int, Sequence[int]]) -> None:
-        """Prompt, from and up to where, and its pages, of every row."""
+        """One step; each row is a prompt, its first and last position, and its pages."""
         rows = [Row(prompts[one][at:end], at, own) for one, at, end, own in parts]
         places.extend((one, end - 1) for one, _, end, _ in parts)
-        found.append(logprobs(runner, rows))
+        actual.append(logprobs(runner, rows))
 
     begun = min(length - 9, runner.spec.max_tokens)
     for at, end in pairwise([*range(0, length, runner.spec.max_tokens), length]):
@@ -57,7 +57,7 @@ def forced(runner: Runner, prompts: Sequence[Sequence[int]]) -> tuple[list[tuple
         step((1, at, at + 1, pages[1]), (0, at, at + 1, cached))
     step((1, length - 3, length - 2, pages[1]), (0, 0, 5, pages[3]), (0, length - 3, length, cached))
     step((1, length - 2, length - 1, pages[1]))
-    return places, torch.cat(found)
+    return places, torch.cat(actual)
 
 
 def prompts_of(shape: Tiny) -> list[list[int]]:
@@ -65,7 +65,7 @@ def prompts_of(shape: Tiny) -> list[list[int]]:
 
 
 def expected(shape: Tiny, folder: Path, dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """Saves the model in `dtype`; what transformers gives for its prompts in float32, each [tokens, vocab]."""
+    """Save the model in `dtype`. Returns the float32 logits of transformers for both prompts, each [tokens, vocab]."""
     shape.save(folder, dtype)  # and rounds its own rotary frequencies with the weights: read it anew
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
@@ -73,7 +73,7 @@ def expected(shape: Tiny, folder: Path, dtype: torch.dtype = torch.float32) -> l
 
 
 def difference(runner: Runner, shape: Tiny, logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """[answers, vocab] of log-probabilities: what the runner's are off by, and what they should be."""
-    places, found = forced(runner, prompts_of(shape))
+    """(errors of the runner's log-probabilities, expected log-probabilities), each [answers, vocab]."""
+    places, actual = forced(runner, prompts_of(shape))
     right = torch.stack([logits[prompt][position] for prompt, position in places]).log_softmax(-1)
-    return found - right, right
+    return actual - right, right

@@ -1,4 +1,4 @@
-"""What is installed on Apple silicon, followed through what the packages here say they need: no torch."""
+"""Packages that pip installs on Apple silicon, by the requirements of the packages in this environment: no torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine"
 def drawn_in(wanted: list[str], machine: dict[str, str]) -> set[str]:
     """Names of all packages that are installed with these on such a machine. What none of the packages here is tells
     nothing of its own needs: on Linux that is mlx-metal, which has none."""
-    found, waiting = set[tuple[str, str]](), [(Requirement(one), "") for one in wanted]
+    result, waiting = set[tuple[str, str]](), [(Requirement(one), "") for one in wanted]
     while waiting:
         requirement, extra = waiting.pop()
         if requirement.marker is not None and not requirement.marker.evaluate(
@@ -28,10 +28,10 @@ def drawn_in(wanted: list[str], machine: dict[str, str]) -> set[str]:
             continue
         name = canonicalize_name(requirement.name)
         for asked in ("", *requirement.extras):
-            if (name, asked) not in found:
-                found.add((name, asked))
+            if (name, asked) not in result:
+                result.add((name, asked))
                 waiting += [(Requirement(one), asked) for one in _needs(name)]
-    return {name for name, _ in found}
+    return {name for name, _ in result}
 
 
 def _needs(name: str) -> list[str]:
@@ -43,18 +43,18 @@ def _needs(name: str) -> list[str]:
 
 @pytest.fixture
 def wanted() -> list[str]:
-    found: list[str] = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
-    return found
+    result: list[str] = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
+    return result
 
 
 def test_apple_silicon_gets_mlx_and_no_torch(wanted: list[str]) -> None:
     pytest.importorskip("mlx_lm", reason="mlx-lm is not installed, so that nothing says what it needs")
-    found = drawn_in(wanted, APPLE)
-    assert {"mlx", "mlx-lm", "mlx-metal", "transformers"} <= found
-    assert not {name for name in found if "torch" in name or name.startswith("nvidia")}
+    result = drawn_in(wanted, APPLE)
+    assert {"mlx", "mlx-lm", "mlx-metal", "transformers"} <= result
+    assert not {name for name in result if "torch" in name or name.startswith("nvidia")}
 
 
 def test_others_get_torch_and_no_mlx(wanted: list[str]) -> None:
-    found = drawn_in(wanted, LINUX)
-    assert "torch" in found
-    assert not {name for name in found if name.startswith("mlx")}
+    result = drawn_in(wanted, LINUX)
+    assert "torch" in result
+    assert not {name for name in result if name.startswith("mlx")}

@@ -1,4 +1,4 @@
-"""The programme that measures models on a device (scripts/bench/cuda_models.py), on the CPU with one of no size."""
+"""Tests scripts/bench/cuda_models.py, which measures models on a device, with a tiny model on the CPU."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ BUDGET = LoadOptions(context=200, max_rows=8, max_step_tokens=128, cache_bytes=2
 
 def bits(files: ModelFiles, name: str) -> np.ndarray:
     stored = files.tensors[name]
-    found = np.fromfile(stored.file, np.uint16, stored.num_bytes // 2, offset=stored.start)
-    return found.reshape(stored.shape)
+    result = np.fromfile(stored.file, np.uint16, stored.num_bytes // 2, offset=stored.start)
+    return result.reshape(stored.shape)
 
 
-def test_a_stand_in_has_every_tensor_and_writes_little(tmp_path: Path) -> None:
+def test_random_model_has_all_tensors_and_small_files(tmp_path: Path) -> None:
     for number, shape in enumerate(SHAPES.values()):
         if shape.hidden > 1024:
             continue  # a GiB
@@ -55,7 +55,7 @@ def test_a_stand_in_has_every_tensor_and_writes_little(tmp_path: Path) -> None:
         assert sum(file.stat().st_size for file in folder.iterdir()) < max(2**20, files.weight_bytes / 2)
 
 
-def test_stand_ins_are_equal_by_seed_and_their_layers_differ(tmp_path: Path) -> None:
+def test_random_models_depend_on_the_seed_and_layers_differ(tmp_path: Path) -> None:
     made = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         (tmp_path / name).mkdir()
@@ -79,7 +79,7 @@ def runner(tmp_path: Path) -> Iterator[Runner]:
 
 @pytest.mark.real
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
-def test_rows_decode_side_by_side_around_the_context_asked_for(runner: Runner, overlap: bool) -> None:
+def test_rows_decode_together_near_the_requested_context(runner: Runner, overlap: bool) -> None:
     assert isinstance(runner, TorchRunner)
     runner._spec = replace(runner.spec, overlap=True)
     way = Stepped("way", runner, overlap=overlap)
@@ -91,13 +91,13 @@ def test_rows_decode_side_by_side_around_the_context_asked_for(runner: Runner, o
         assert abs(way.mean_context(12) - context) < 2
         assert way.alone(4) > 0
     assert way.first_token(150) > 0
-    found = way.throughput([way.prompt(length) for length in (9, 40, 80, 3)], [5, 1, 7, 2], jobs.Sampling())
-    assert found.tokens == 15
-    assert 7 <= found.steps <= 9
+    result = way.throughput([way.prompt(length) for length in (9, 40, 80, 3)], [5, 1, 7, 2], jobs.Sampling())
+    assert result.tokens == 15
+    assert 7 <= result.steps <= 9
 
 
 @pytest.mark.real
-def test_every_page_holds_numbers_before_anything_is_timed(runner: Runner) -> None:
+def test_all_pages_are_written_before_the_measurement(runner: Runner) -> None:
     assert isinstance(runner, TorchRunner)
     for index in range(TINY.layers):
         for pages in runner.kv.cache.layers[index]:
@@ -112,7 +112,7 @@ def test_every_page_holds_numbers_before_anything_is_timed(runner: Runner) -> No
 
 @pytest.mark.real
 @pytest.mark.timeout(180)
-def test_a_wrong_output_is_found(tmp_path: Path) -> None:
+def test_wrong_output_is_detected(tmp_path: Path) -> None:
     class Broken:
         name = "cpu"
 
@@ -146,7 +146,7 @@ def test_a_wrong_output_is_found(tmp_path: Path) -> None:
         broken.canary("off", [3])
 
 
-def test_idle_time_is_told_apart() -> None:
+def test_idle_time_is_split_into_causes() -> None:
     copy, kernel = "Memcpy HtoD (Pinned -> Device)", "kernel"
     trace = [
         Work(copy, 0.0, 0.5),
@@ -156,13 +156,13 @@ def test_idle_time_is_told_apart() -> None:
         Work(copy, 4.0, 4.5),  # 1 between steps
         Work(kernel, 4.5, 10.0),
     ]
-    found = idle(trace)
-    assert found.between == pytest.approx(0.15)
-    assert found.within == pytest.approx(0.025)
+    result = idle(trace)
+    assert result.between == pytest.approx(0.15)
+    assert result.within == pytest.approx(0.025)
     assert idle(trace[:1]) == (0.0, 0.0)
 
 
-def test_contestants_take_turns() -> None:
+def test_compared_functions_alternate() -> None:
     asked: list[str] = []
 
     def one(name: str, seconds: float) -> float:
@@ -172,12 +172,12 @@ def test_contestants_take_turns() -> None:
     times = jobs.alternate({"a": lambda: one("a", 1.0), "b": lambda: one("b", 2.0)}, 3)
     assert "".join(asked) == "ab" + "ab" + "ba" + "ab"
     assert times == {"a": [1.0] * 3, "b": [2.0] * 3}
-    found = jobs.speed_ratio([1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 3.0, 1.0])
-    assert found.median == 2.0
-    assert 1.0 <= found.low <= 2.0 <= found.high <= 3.0
+    result = jobs.speed_ratio([1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 3.0, 1.0])
+    assert result.median == 2.0
+    assert 1.0 <= result.low <= 2.0 <= result.high <= 3.0
 
 
-def test_requests_of_random_lengths_are_those_of_the_published_benchmark() -> None:
+def test_random_request_lengths_equal_the_published_benchmark() -> None:
     prompts, counts = jobs.random_requests(256, 1024)
     assert (sum(map(len, prompts)), sum(counts)) == (142_827, 133_966)
 
@@ -189,7 +189,7 @@ def test_lengths_of_a_sweep() -> None:
     assert jobs.sweep_lengths(5) == [1, 2, 3, 4, 5]
 
 
-def test_a_sweep_looks_again_where_a_way_seems_slower() -> None:
+def test_sweep_repeats_a_slower_measurement() -> None:
     class Way:
         def __init__(self, label: str, slow_turns: int = 0) -> None:
             self.label, self.slow_turns, self.asked = label, slow_turns, dict.fromkeys(range(1, 6), 0)
@@ -211,7 +211,7 @@ def test_a_sweep_looks_again_where_a_way_seems_slower() -> None:
 
 @pytest.mark.real
 @pytest.mark.timeout(180)
-def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     command = """bench --backend cpu --shape tiny --ways full,off/in-turn --formats bf16,int8 --cells 1x40,4x64
     --jobs decode,idle,prefill,sweep,mixed,even:off/in-turn --steps 4 --rounds 2 --lengths 24
     --longest 5 --requests 4 --most 12 --runs 1 --step-tokens 64 --check-layers 1 --canary 2
@@ -221,8 +221,8 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     cuda_models.main()
     said = capsys.readouterr()
     assert "idle: the profiler does not support" in said.err
-    told = [json.loads(line) for line in said.out.splitlines()]
-    names = [row["name"] for row in told]
+    results = [json.loads(line) for line in said.out.splitlines()]
+    names = [row["name"] for row in results]
     assert len(names) == len(set(names))
     for fmt in ("bf16", "int8"):
         for what in (
@@ -238,16 +238,16 @@ def test_the_programme_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
         assert f"tiny shape, {fmt}, 4 requests of 12 in and out, full" not in names
     exact = "tokens of the canary model and guide, all right, graphs"
     assert [name for name in names if exact in name] == [f"tiny shape, bf16, {exact} {way}" for way in ("full", "off")]
-    peers = {row["name"]: row["against"] for row in told if "against" in row}
+    peers = {row["name"]: row["against"] for row in results if "against" in row}
     assert peers["tiny shape, bf16, decode, 1 row of 40 tokens, full"].startswith("transformers")
     assert peers["tiny shape, int8, decode, 1 row of 40 tokens, full"] == "off/in-turn"
-    assert all(row["ours"] > 0 for row in told if row["unit"] != "millinats")
-    timed = [row for row in told if row["unit"] not in ("millinats", "tokens")]
+    assert all(row["ours"] > 0 for row in results if row["unit"] != "millinats")
+    timed = [row for row in results if row["unit"] not in ("millinats", "tokens")]
     assert [row["name"] for row in timed if not (row.get("rounds") or row.get("runs"))] == []
 
 
 @pytest.mark.real
-def test_outputs_alone_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_outputs_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     command = "bench --backend cpu --shape tiny --ways off --formats bf16,fp8 --check-layers 1 --canary 2 --jobs"
     monkeypatch.setattr(sys, "argv", [*command.split(), "", "--save", ""])
     monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)
@@ -258,7 +258,7 @@ def test_outputs_alone_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.real
-def test_a_job_that_breaks_off_takes_no_other_with_it(
+def test_failed_job_does_not_stop_other_jobs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = "bench --backend cpu --shape tiny --ways off --cells 1x20 --jobs broken,decode --steps 2 --rounds 1"
@@ -278,15 +278,15 @@ def test_a_job_that_breaks_off_takes_no_other_with_it(
     assert names == [f"{whole}open, off", f"{whole}before", f"{whole}decode, 1 row of 20 tokens, off"]
 
 
-def test_a_part_replaces_rows_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_results_replace_rows_with_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "RESULTS", tmp_path)
 
     def made(name: str, ours: int, machine: str = "here") -> rows.Row:
         return {"name": name, "ours": ours, "machine": machine}
 
     def kept() -> list[tuple[str, int]]:
-        found = map(json.loads, (tmp_path / "x.jsonl").read_text("utf-8").splitlines())
-        return [(row["name"], row["ours"]) for row in found]
+        result = map(json.loads, (tmp_path / "x.jsonl").read_text("utf-8").splitlines())
+        return [(row["name"], row["ours"]) for row in result]
 
     rows.save("x", [made("a", 1, "there"), made("a", 2), made("b", 3)])
     rows.save("x", [made("b", 4), made("c", 5)], part=True)
@@ -304,7 +304,7 @@ def test_a_part_replaces_rows_of_the_same_name(tmp_path: Path, monkeypatch: pyte
         (["--jobs", "decode:auto+full"], "full: not among --ways"),
     ],
 )
-def test_unknown_words_are_refused(
+def test_unknown_arguments_are_refused(
     words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["bench", *words])

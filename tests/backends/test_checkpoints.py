@@ -1,4 +1,4 @@
-"""Checkpoints that others quantised: they mean the floats they were packed from, and bad ones are refused by name."""
+"""Quantised checkpoints of other programs: they equal their float values, and wrong ones are refused by name."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ def logits(folder: Path) -> tuple[TorchRunner, torch.Tensor]:
 @pytest.mark.real
 @pytest.mark.parametrize("at_once", [32 * HIDDEN, formats.SLICE_VALUES], ids=["cut", "whole"])
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=str)
-def test_a_checkpoint_means_its_floats(
+def test_checkpoint_equals_its_float_model(
     checkpoint: Checkpoint, at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(formats, "SLICE_VALUES", at_once)  # as a large weight is made: 32 outputs, then the next
     checkpoint.save(tmp_path / "small", tmp_path / "meant")
-    runner, found = logits(tmp_path / "small")
+    runner, result = logits(tmp_path / "small")
     meant, expected = logits(tmp_path / "meant")
     assert runner.spec.quant
     assert runner.spec.weight_bytes < meant.spec.weight_bytes
     if checkpoint.exact:
-        torch.testing.assert_close(found, expected, rtol=0.0, atol=2e-4 * expected.abs().max().item())
+        torch.testing.assert_close(result, expected, rtol=0.0, atol=2e-4 * expected.abs().max().item())
     else:
-        assert torch.cosine_similarity(found.flatten(), expected.flatten(), dim=0) > 0.99
+        assert torch.cosine_similarity(result.flatten(), expected.flatten(), dim=0) > 0.99
 
 
 def settings(**more: Any) -> Callable[[dict[str, Any]], None]:
@@ -60,7 +60,7 @@ def settings(**more: Any) -> Callable[[dict[str, Any]], None]:
 
 
 def scheme(**more: Any) -> Callable[[dict[str, Any]], None]:
-    """Of compressed-tensors: what is said of the weights."""
+    """The description of the weights in config.json of compressed-tensors."""
     return lambda config: config["quantization_config"]["config_groups"]["group_0"]["weights"].update(more)
 
 
@@ -125,9 +125,9 @@ BAD_CONFIGS: list[tuple[str, str, Callable[[dict[str, Any]], None], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("label", "change", "told"), [c[1:] for c in BAD_CONFIGS], ids=[c[0] for c in BAD_CONFIGS])
-def test_what_cannot_be_loaded_is_refused_by_field(
-    label: str, change: Callable[[dict[str, Any]], None], told: str, tmp_path: Path
+@pytest.mark.parametrize(("label", "change", "message"), [c[1:] for c in BAD_CONFIGS], ids=[c[0] for c in BAD_CONFIGS])
+def test_unsupported_checkpoints_are_refused_by_field(
+    label: str, change: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
 ) -> None:
     BY_LABEL[label].save(tmp_path / "small", tmp_path / "meant")
     file = tmp_path / "small" / "config.json"
@@ -136,7 +136,7 @@ def test_what_cannot_be_loaded_is_refused_by_field(
     file.write_text(json.dumps(config))
     with pytest.raises(ModelRefused) as refused:
         read_model(tmp_path / "small")
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "config.json" in str(refused.value)
 
 
@@ -155,9 +155,9 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_negative_nan(tensor: torch.Tensor) -> torch.Tensor:
-    found = tensor.clone()
-    found.view(torch.uint8).view(-1)[-1] = 0xFF  # e4m3; the last output, so not in the first slice
-    return found
+    result = tensor.clone()
+    result.view(torch.uint8).view(-1)[-1] = 0xFF  # e4m3; the last output, so not in the first slice
+    return result
 
 
 BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
@@ -191,9 +191,9 @@ BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("label", "change", "told"), [c[1:] for c in BAD_TENSORS], ids=[c[0] for c in BAD_TENSORS])
-def test_tensors_that_do_not_fit_are_refused_by_name(
-    label: str, change: Callable[[Tensors], object], told: str, tmp_path: Path
+@pytest.mark.parametrize(("label", "change", "message"), [c[1:] for c in BAD_TENSORS], ids=[c[0] for c in BAD_TENSORS])
+def test_tensors_with_wrong_shapes_are_refused_by_name(
+    label: str, change: Callable[[Tensors], object], message: str, tmp_path: Path
 ) -> None:
     BY_LABEL[label].save(tmp_path / "small", tmp_path / "meant")
     file = tmp_path / "small" / "model.safetensors"
@@ -202,10 +202,10 @@ def test_tensors_that_do_not_fit_are_refused_by_name(
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     with pytest.raises(ModelRefused) as refused:
         open_on_cpu(read_model(tmp_path / "small"), BUDGET, 2**30)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_small_weights_are_not_made_smaller(tmp_path: Path) -> None:
+def test_quantised_checkpoints_are_not_quantised_again(tmp_path: Path) -> None:
     BY_LABEL["gptq"].save(tmp_path / "small", tmp_path / "meant")
     with pytest.raises(ModelRefused, match=r"already quantised \(gptq int4\) and cannot be converted to int8"):
         open_on_cpu(read_model(tmp_path / "small"), replace(BUDGET, quant="int8"), 2**30)

@@ -1,4 +1,4 @@
-"""Attention of another's making: taken where the device offers it, refused by name elsewhere, never recorded whole."""
+"""Third-party attention: used if the device offers it, refused by name otherwise, never part of a full graph."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ TAPED = replace(CPU, ops=Ops(), recorder=Tape, graphs="breakable", attentions=Ma
 CHOSEN = replace(BUDGET, attention="flashinfer")
 
 
-def test_ours_stays_where_nothing_is_asked_for() -> None:
+def test_built_in_attention_is_the_default() -> None:
     for name in ("auto", "ours"):
         assert with_attention(TAPED, LoadOptions(attention=name)) is TAPED
 
 
-def test_a_device_without_it_refuses_by_name(tmp_path: Path) -> None:
+def test_device_without_the_attention_refuses_by_name(tmp_path: Path) -> None:
     with pytest.raises(SettingRefused, match="attention flashinfer is not supported on cpu") as refused:
         cpu.open(read_model(canary.save(tmp_path)), CHOSEN)
     assert "auto" in refused.value.hint
 
 
-def test_steps_recorded_whole_are_refused() -> None:
+def test_full_graphs_are_refused() -> None:
     with pytest.raises(SettingRefused, match="graphs = full") as refused:
         with_attention(TAPED, replace(CHOSEN, graphs="full"))
     assert "breakable" in refused.value.hint
 
 
 @pytest.mark.parametrize("graphs", ["auto", "off"])
-def test_it_computes_every_step_from_exact_numbers(tmp_path: Path, graphs: Any) -> None:
+def test_third_party_attention_gives_known_tokens(tmp_path: Path, graphs: Any) -> None:
     runner = open_runner(read_model(canary.save(tmp_path)), replace(CHOSEN, graphs=graphs), TAPED, 2**30)
     assert runner.spec.graph_rows == ()
     assert bool(runner.spec.graph_tokens) == (graphs == "auto")
@@ -75,7 +75,7 @@ def test_it_computes_every_step_from_exact_numbers(tmp_path: Path, graphs: Any) 
     assert any(len(contexts) == 3 for contexts in CALLS), "decode steps too"
 
 
-def test_cuda_offers_it_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_offers_flashinfer_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     from localllm.backends.cuda.device import DEVICE
 
     monkeypatch.setitem(sys.modules, "flashinfer", None)

@@ -1,4 +1,4 @@
-"""The registry: honest probes on this machine and on made-up ones, and which backend is taken."""
+"""The registry of backends: probes on this machine and on simulated machines, and the choice of a backend."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from localllm.engine.errors import ModelRefused
 from localllm.engine.runner import DeviceInfo, Unavailable
 
 
-def test_every_backend_answers_with_its_own_name_and_imports_no_tensor_library() -> None:
+def test_probes_return_their_name_and_import_no_tensor_library() -> None:
     before = set(sys.modules)
     answers = backends.probe_all()
     assert [answer.backend for answer in answers] == list(backends.ORDER)
@@ -33,19 +33,19 @@ def test_every_backend_answers_with_its_own_name_and_imports_no_tensor_library()
 
 
 class Machine:
-    """A table of backends that can be written down."""
+    """A simulated machine: the availability of each backend."""
 
     def __init__(self, answers: dict[str, str], refuses: dict[str, str] | None = None, second: str = "") -> None:
         self.answers, self.refuses, self.second = answers, refuses or {}, second
 
     def load(self, name: str) -> Any:
         reason = self.answers.get(name, "not there")
-        found = (
+        result = (
             Unavailable(name, reason)
             if reason
             else DeviceInfo(name, f"{name} thing", 2, 1, second_choice=name == self.second)
         )
-        return SimpleNamespace(name=name, probe=lambda: found, accepts=lambda files: self.refuses.get(name, ""))
+        return SimpleNamespace(name=name, probe=lambda: result, accepts=lambda files: self.refuses.get(name, ""))
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> 
 
 
 @pytest.mark.parametrize("machine", [Machine({"hip": "", "cpu": ""})], indirect=True)
-def test_the_first_that_works_is_taken_and_says_why(machine: Machine) -> None:
+def test_first_working_backend_is_chosen_with_a_reason(machine: Machine) -> None:
     choice = backends.choose()
     assert choice.info.backend == "hip"
     assert choice.reason == "hip is the first that works; not available: cuda"
@@ -64,7 +64,7 @@ def test_the_first_that_works_is_taken_and_says_why(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("machine", [Machine({"cuda": "", "cpu": ""}, {"cuda": "no such weights"})], indirect=True)
-def test_one_that_cannot_load_these_files_is_passed_over(machine: Machine) -> None:
+def test_backend_that_refuses_the_files_is_skipped(machine: Machine) -> None:
     files: Any = SimpleNamespace(name="mine")
     assert backends.choose().info.backend == "cuda"
     assert backends.choose(files=files).info.backend == "cpu"
@@ -73,14 +73,14 @@ def test_one_that_cannot_load_these_files_is_passed_over(machine: Machine) -> No
 
 
 @pytest.mark.parametrize("machine", [Machine({"cuda": "", "cpu": ""}, {"cuda": "no", "cpu": "never"})], indirect=True)
-def test_files_that_every_backend_refuses(machine: Machine) -> None:
+def test_files_refused_by_all_backends_are_an_error(machine: Machine) -> None:
     files: Any = SimpleNamespace(name="mine")
     with pytest.raises(ModelRefused, match=r"cuda: no; cpu: never"):
         backends.choose(files=files)
 
 
 @pytest.mark.parametrize("machine", [Machine({"mlx": "", "cpu": ""}, {"cpu": "no"}, second="mlx")], indirect=True)
-def test_a_second_choice_runs_where_nothing_else_does(machine: Machine) -> None:
+def test_second_choice_runs_if_no_other_backend_works(machine: Machine) -> None:
     files: Any = SimpleNamespace(name="mine")
     assert backends.choose().info.backend == "cpu"
     assert backends.choose(files=files).info.backend == "mlx"
@@ -89,18 +89,18 @@ def test_a_second_choice_runs_where_nothing_else_does(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("machine", [Machine({"mlx": ""}, second="mlx")], indirect=True)
-def test_a_second_choice_is_better_than_none(machine: Machine) -> None:
+def test_second_choice_runs_on_a_machine_without_other_backends(machine: Machine) -> None:
     assert backends.choose().reason == "no other backend works; mlx does, but slowly"
 
 
 @pytest.mark.parametrize("machine", [Machine({})], indirect=True)
-def test_none_at_all_gives_every_reason(machine: Machine) -> None:
+def test_no_working_backend_gives_all_reasons(machine: Machine) -> None:
     with pytest.raises(backends.BackendUnavailable) as caught:
         backends.choose()
     assert list(caught.value.reasons) == list(backends.ORDER)
 
 
-def test_unknown_names_get_near_matches() -> None:
+def test_unknown_names_get_similar_names() -> None:
     with pytest.raises(backends.BackendUnavailable) as caught:
         backends.choose("cudaa")
     assert caught.value.hint == "did you mean cuda?"
@@ -149,40 +149,40 @@ def test_mlx_is_for_apple_silicon(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason(mlx.probe()) == "Apple silicon is present, but mlx and mlx_lm are not installed"
     monkeypatch.setattr(mlx, "find_spec", lambda name: name)
     monkeypatch.setattr(mlx, "version", lambda package: "0.32.4")
-    found = mlx.probe()
-    assert isinstance(found, DeviceInfo)
-    assert found.main_memory
-    assert not found.second_choice
+    result = mlx.probe()
+    assert isinstance(result, DeviceInfo)
+    assert result.main_memory
+    assert not result.second_choice
 
 
-def test_mlx_elsewhere_is_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlx_outside_apple_silicon_is_a_second_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.system", lambda: "Linux")
     monkeypatch.setattr(mlx, "find_spec", lambda name: None)
     assert "mlx and mlx_lm are not installed" in reason(mlx.probe())
     monkeypatch.setattr(mlx, "find_spec", lambda name: name)
-    for packages, told in (
+    for packages, titles in (
         ({"mlx": "1"}, "MLX's CPU device"),
         ({"mlx": "1", "mlx-cuda-13": "1"}, "NVIDIA GPU through MLX"),
     ):
         monkeypatch.setattr(mlx, "_version", lambda package, packages=packages: packages.get(package, ""))
-        found = mlx.probe()
-        assert isinstance(found, DeviceInfo)
-        assert found.name == told
-        assert found.second_choice
+        result = mlx.probe()
+        assert isinstance(result, DeviceInfo)
+        assert result.name == titles
+        assert result.second_choice
 
 
-def test_llama_cpp_is_looked_for_and_not_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llama_cpp_is_probed_without_import(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llamacpp, "find_spec", lambda name: name)
     assert "no llama.cpp runner yet" in reason(llamacpp.probe())
 
 
-def features(found: object) -> Mapping[str, str]:
-    assert isinstance(found, DeviceInfo)
-    return found.features
+def features(result: object) -> Mapping[str, str]:
+    assert isinstance(result, DeviceInfo)
+    return result.features
 
 
 class FakeCuda:
-    """The few calls of libcuda that the probe makes; the management library is not there."""
+    """The calls of libcuda that the probe makes. NVML is missing."""
 
     def __init__(self, status: int = 0, count: int = 2, capability: tuple[int, int] = (9, 0)) -> None:
         self.status, self.count, self.capability = status, count, capability
@@ -234,22 +234,22 @@ class FakeCuda:
         (FakeCuda(capability=(7, 5)), "NVIDIA H200 has compute capability 7.5; the minimum is 8.0"),
     ],
 )
-def test_nvidia_gpus_that_cannot_be_used(fake: FakeCuda, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_nvidia_gpus_give_a_reason(fake: FakeCuda, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", fake.load)
     assert says in reason(cuda.probe())
 
 
-def test_an_nvidia_gpu_needs_a_torch_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nvidia_gpu_needs_torch_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", FakeCuda().load)
     torch = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(cuda, "find_spec", lambda name: torch if name == "torch" else None)
     assert "the installed torch was built without CUDA" in reason(cuda.probe())
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libtorch_cuda.so").touch()
-    found = cuda.probe()
-    assert isinstance(found, DeviceInfo)
-    assert (found.name, found.memory, found.free) == ("NVIDIA H200", 141 * 2**30, 141 * 2**30)
-    assert found.features["GPUs"] == "2, the first is used"
+    result = cuda.probe()
+    assert isinstance(result, DeviceInfo)
+    assert (result.name, result.memory, result.free) == ("NVIDIA H200", 141 * 2**30, 141 * 2**30)
+    assert result.features["GPUs"] == "2, the first is used"
     library = tmp_path / "localllm_cuda.so"
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(library))
     said = f"none, references instead (slower): LOCALLLM_CUDA_LIBRARY names {library}, which is no file"
@@ -261,7 +261,7 @@ def test_an_nvidia_gpu_needs_a_torch_with_cuda(tmp_path: Path, monkeypatch: pyte
 
 
 class FakeManagement:
-    """The few calls of libnvidia-ml; `fails` names one that gives an error."""
+    """The calls of NVML that the probe makes. `fails` names a call that returns an error."""
 
     def __init__(self, free: int, fails: str = "") -> None:
         self.free, self.fails = free, fails
@@ -298,9 +298,7 @@ class FakeManagement:
         ("memory", 141, "580.65.06"),
     ],
 )
-def test_the_management_library_tells_what_is_free(
-    fails: str, free: int, version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nvml_reports_free_memory(fails: str, free: int, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, management = FakeCuda(), FakeManagement(17 * 2**30, fails)
     fake.address_status = 1 if fails == "address" else 0
     monkeypatch.setattr("ctypes.CDLL", lambda name: management if name == "libnvidia-ml.so.1" else fake.load(name))
@@ -309,14 +307,14 @@ def test_the_management_library_tells_what_is_free(
     assert driver.version() == version
 
 
-def test_no_more_is_free_than_the_gpu_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_is_at_most_the_total_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     fake, management = FakeCuda(capability=(8, 6)), FakeManagement(149 * 2**30)
     monkeypatch.setattr("ctypes.CDLL", lambda name: management if name == "libnvidia-ml.so.1" else fake.load(name))
     gpu = Driver().first()
     assert (gpu.memory, gpu.free, gpu.count, gpu.capability) == (141 * 2**30, 141 * 2**30, 2, (8, 6))
 
 
-def test_without_the_management_library_the_driver_says_which_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_reports_the_cuda_version_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", FakeCuda().load)
     assert Driver().version() == "CUDA 13000"
 
@@ -339,18 +337,18 @@ def test_nvidia_gpus_without_torch_or_triton(tmp_path: Path, monkeypatch: pytest
     modules["torch"] = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libtorch_cuda.so").touch()
-    found = features(cuda.probe())
-    assert found["compute capability"] == "8.0"
-    assert found["Triton"] == "no, references instead"
+    result = features(cuda.probe())
+    assert result["compute capability"] == "8.0"
+    assert result["Triton"] == "no, references instead"
     assert cuda.read_bandwidth() is None
     modules["triton"] = object()
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "absent.so"))
-    found = features(cuda.probe())
-    assert found["Triton"] == "yes"
-    assert found["kernels"].startswith("none, Triton instead (slower)")
+    result = features(cuda.probe())
+    assert result["Triton"] == "yes"
+    assert result["kernels"].startswith("none, Triton instead (slower)")
 
 
-def test_names_far_from_all_get_the_list() -> None:
+def test_names_without_a_similar_name_get_the_list() -> None:
     with pytest.raises(backends.BackendUnavailable) as caught:
         backends.choose("zzz")
     assert caught.value.hint == f"known backends: {', '.join(backends.ORDER)}"
@@ -360,48 +358,48 @@ def test_names_far_from_all_get_the_list() -> None:
 
 
 @pytest.mark.parametrize("machine", [Machine({"cpu": ""})], indirect=True)
-def test_one_that_was_asked_for_and_is_not_there(machine: Machine) -> None:
+def test_requested_backend_that_is_unavailable_is_an_error(machine: Machine) -> None:
     with pytest.raises(backends.BackendUnavailable, match="backend cuda is unavailable: not there") as caught:
         backends.choose("cuda")
     assert (caught.value.reasons, caught.value.hint) == ({"cuda": "not there"}, "omit --backend")
 
 
 @pytest.mark.parametrize("machine", [Machine({"cuda": ""})], indirect=True)
-def test_the_first_of_all_passed_nothing_over(machine: Machine) -> None:
+def test_first_backend_in_order_is_preferred(machine: Machine) -> None:
     assert backends.choose().reason == "cuda is the preferred backend"
 
 
 @pytest.mark.parametrize("machine", [Machine({})], indirect=True)
-def test_files_are_refused_only_where_a_backend_looked_at_them(machine: Machine) -> None:
+def test_unavailable_backends_do_not_refuse_files(machine: Machine) -> None:
     files: Any = SimpleNamespace(name="mine")
     with pytest.raises(backends.BackendUnavailable, match="no backend works on this machine"):
         backends.choose(files=files)
 
 
 @pytest.mark.parametrize("machine", [Machine({"hip": "", "mlx": ""}, second="hip")], indirect=True)
-def test_a_second_choice_that_is_passed_over_says_how_to_get_it(machine: Machine) -> None:
+def test_skipped_second_choice_names_its_option(machine: Machine) -> None:
     choice = backends.choose()
     assert choice.info.backend == "mlx"
     assert choice.reason == "mlx is the first that works; not available: cuda, hip, npu, xpu"
 
 
-def test_the_cpu_needs_torch_and_lends_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = cpu.probe()
-    assert isinstance(found, DeviceInfo)
-    assert found.main_memory
+def test_cpu_needs_torch_and_uses_main_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = cpu.probe()
+    assert isinstance(result, DeviceInfo)
+    assert result.main_memory
     monkeypatch.setattr(cpu, "find_spec", lambda name: None)
     assert reason(cpu.probe()) == "torch is not installed"
 
 
-def test_threads_are_counted_as_the_kernels_count_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_count_equals_that_of_the_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("LOCALLLM_THREADS", "OMP_NUM_THREADS", "LOCALLLM_CPU_LANE"):
         monkeypatch.delenv(variable, raising=False)
     library = tmp_path / "localllm_cpu.so"
     library.touch()
     monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(library))
     monkeypatch.setattr(sys.modules[kernels.__module__], "cores", lambda: 6)
-    told = kernels(machine_of_cpu.VARIANTS["avx2"])
-    assert told == {"kernels": "avx2, the best for this processor", "threads": "6, one per physical core"}
+    titles = kernels(machine_of_cpu.VARIANTS["avx2"])
+    assert titles == {"kernels": "avx2, the best for this processor", "threads": "6, one per physical core"}
     for value, threads in (("0", "6, one per physical core"), ("3,2", "3, from OMP_NUM_THREADS")):
         monkeypatch.setenv("OMP_NUM_THREADS", value)
         assert kernels(frozenset())["threads"] == threads
@@ -410,6 +408,6 @@ def test_threads_are_counted_as_the_kernels_count_them(tmp_path: Path, monkeypat
     monkeypatch.setenv("LOCALLLM_CPU_LANE", "generic")
     assert kernels(machine_of_cpu.VARIANTS["avx2"])["kernels"] == "generic, forced by LOCALLLM_CPU_LANE"
     library.unlink()
-    told = kernels(frozenset())
-    assert told["kernels"].startswith("none, torch only")
-    assert told["threads"] == "6"
+    titles = kernels(frozenset())
+    assert titles["kernels"].startswith("none, torch only")
+    assert titles["threads"] == "6"

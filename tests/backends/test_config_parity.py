@@ -1,6 +1,6 @@
-"""Teacher-forced logits where config.json says little, or what an architecture does not have, against transformers.
+"""Teacher-forced logits against transformers, for config.json files with few fields or with unusual fields.
 
-Both read the same folder: transformers' own reading of the file is the judge.
+Both programs read the same folder; transformers is the reference.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def saved(folder: Path, family: str, more: dict[str, Any], changes: dict[str, An
     return folder
 
 
-def theirs(folder: Path, prompt: list[int]) -> torch.Tensor:
+def transformers_logits(folder: Path, prompt: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
         logits: torch.Tensor = model(torch.tensor([prompt])).logits[0]
@@ -146,31 +146,31 @@ def prompt_of(seed: int = 6) -> list[int]:
 
 @pytest.mark.real
 @pytest.mark.parametrize("label", SAME)
-def test_same_logits(label: str, tmp_path: Path) -> None:
+def test_logits_equal_transformers(label: str, tmp_path: Path) -> None:
     family, more, changes = SAME[label]
     folder, prompt = saved(tmp_path, family, more, changes), prompt_of()
     budget = LoadOptions(context=48, cache_bytes=2**21, max_rows=4, page_size=8, threads=1)
     runner = cpu.open(read_model(folder), budget)
     assert isinstance(runner, TorchRunner)
-    found = logits_of(runner, [Row(prompt, 0, own_pages(0))])
-    torch.testing.assert_close(found, theirs(folder, prompt), rtol=0, atol=BOUND)
+    result = logits_of(runner, [Row(prompt, 0, own_pages(0))])
+    torch.testing.assert_close(result, transformers_logits(folder, prompt), rtol=0, atol=BOUND)
 
 
 @pytest.mark.parametrize("label", REFUSED)
-def test_refused_as_by_transformers(label: str, tmp_path: Path) -> None:
-    family, more, changes, told = REFUSED[label]
+def test_configs_that_transformers_refuses_are_refused(label: str, tmp_path: Path) -> None:
+    family, more, changes, message = REFUSED[label]
     folder = saved(tmp_path, family, more, changes)
-    with pytest.raises(ModelRefused, match=told):
+    with pytest.raises(ModelRefused, match=message):
         read_model(folder)
     with pytest.raises((ValueError, KeyError, TypeError, RuntimeError, StrictDataclassError)):
-        theirs(folder, prompt_of())
+        transformers_logits(folder, prompt_of())
 
 
 @pytest.mark.slow
 @pytest.mark.real
 @pytest.mark.parametrize("seed", range(300))
-def test_random_configs(seed: int, tmp_path: Path) -> None:
-    """Whatever stands in config.json: the logits of transformers, or a refusal."""
+def test_random_configs_equal_transformers_or_are_refused(seed: int, tmp_path: Path) -> None:
+    """For any fields in config.json: the logits equal transformers, or the model is refused."""
     draw = random.Random(seed)
     family = draw.choice(sorted(FAMILIES))
     changes = {key: draw.choice(CHOICES[key]) for key in draw.sample(list(CHOICES), draw.randrange(1, 6))}
@@ -182,6 +182,6 @@ def test_random_configs(seed: int, tmp_path: Path) -> None:
     except ModelRefused:
         return
     assert isinstance(runner, TorchRunner)
-    expected = theirs(folder, prompt_of(seed))
-    found = logits_of(runner, [Row(prompt_of(seed), 0, own_pages(0))])
-    torch.testing.assert_close(found, expected, rtol=0, atol=BOUND * max(1.0, expected.abs().max().item()))
+    expected = transformers_logits(folder, prompt_of(seed))
+    result = logits_of(runner, [Row(prompt_of(seed), 0, own_pages(0))])
+    torch.testing.assert_close(result, expected, rtol=0, atol=BOUND * max(1.0, expected.abs().max().item()))

@@ -1,4 +1,4 @@
-"""The CPU backend: the suite of all backends, and what it finds out about the machine."""
+"""The CPU backend: the conformance suite, and the probe of the machine."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ flags\t\t: fpu avx2 avx512f avx512_bf16 avx512_vnni amx_bf16 amx_tile amx_int8
 class TestCpu(Conformance):
     backend = "cpu"
 
-    def test_the_cache_takes_what_it_may(self, spec: RunnerSpec) -> None:
+    def test_cache_size_follows_the_options(self, spec: RunnerSpec) -> None:
         [group] = spec.groups
         assert spec.cache_bytes == group.num_pages * page_bytes(group.page_size, 1, 64, 1, 4) == BUDGET.cache_bytes
 
 
-def test_looking_at_the_machine_imports_no_torch() -> None:
+def test_probe_imports_no_torch() -> None:
     code = """
 import sys
 from types import SimpleNamespace
@@ -56,7 +56,7 @@ assert "torch" not in sys.modules
     assert done.stdout.startswith("DeviceInfo(backend='cpu'")
 
 
-def test_machine_is_described(tmp_path: Path) -> None:
+def test_probe_describes_the_machine(tmp_path: Path) -> None:
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(XEON)
     assert machine.cpu_name(cpuinfo) == "Intel(R) Xeon(R) Platinum 8480+"
@@ -77,15 +77,15 @@ def test_machine_is_described(tmp_path: Path) -> None:
         "Arm I8MM": "no",
     }
     assert machine.cpu_flags(tmp_path / "absent") == frozenset()
-    found = cpu.probe()
-    assert isinstance(found, DeviceInfo)
-    assert 0 < found.free <= found.memory
-    assert int(found.features["threads"].split(",")[0]) >= 1
-    assert found.features["kernels"].split(",")[0] in {*machine.VARIANTS, "none"}
+    actual = cpu.probe()
+    assert isinstance(actual, DeviceInfo)
+    assert 0 < actual.free <= actual.memory
+    assert int(actual.features["threads"].split(",")[0]) >= 1
+    assert actual.features["kernels"].split(",")[0] in {*machine.VARIANTS, "none"}
 
 
 @pytest.mark.parametrize(("physical", "allowed", "cores"), [(4, 8, 4), (4, 2, 2), (None, 8, 1)])
-def test_cores_are_physical_ones_that_the_process_may_use(
+def test_cores_counts_allowed_physical_cores(
     monkeypatch: pytest.MonkeyPatch, physical: int | None, allowed: int, cores: int
 ) -> None:
     monkeypatch.setattr(machine.psutil, "cpu_count", lambda logical=True: 8 if logical else physical)
@@ -93,7 +93,7 @@ def test_cores_are_physical_ones_that_the_process_may_use(
     assert machine.cores() == cores
 
 
-def test_container_limits_count(tmp_path: Path) -> None:
+def test_memory_is_limited_by_the_container(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("400000\n")
     assert machine.memory(tmp_path) == (1000000, 600000)
@@ -103,7 +103,7 @@ def test_container_limits_count(tmp_path: Path) -> None:
     assert machine.memory(tmp_path)[0] > 1000000
 
 
-def test_containers_have_no_more_than_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_container_memory_is_at_most_that_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = SimpleNamespace(total=1000, available=300)
     monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: system)
     assert machine.memory(tmp_path) == (1000, 300)
@@ -115,7 +115,7 @@ def test_containers_have_no_more_than_the_system(tmp_path: Path, monkeypatch: py
     assert machine.memory(tmp_path) == (1000, 300)
 
 
-def test_dtype_is_the_fastest_that_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dtype_is_the_fastest_correct_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = {}
     for dtype in (torch.bfloat16, torch.float32):
         folder = tmp_path / str(dtype)
@@ -133,7 +133,7 @@ def test_dtype_is_the_fastest_that_is_right(tmp_path: Path, monkeypatch: pytest.
     assert device_for(stored[torch.bfloat16], amx).dtype == torch.bfloat16, "torch uses what the processor has"
 
 
-def test_lane_is_the_fastest_that_the_processor_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variant_is_the_fastest_of_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCALLLM_CPU_LANE", raising=False)
     for name, needs in machine.VARIANTS.items():
         assert machine.variant(needs | {"sse2"}) == name
@@ -142,7 +142,7 @@ def test_lane_is_the_fastest_that_the_processor_has(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(bool(cpu_device.MISSING), reason=cpu_device.MISSING or "")
-def test_lane_is_what_the_library_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variant_equals_the_choice_of_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCALLLM_CPU_LANE", raising=False)
     usable = torch.ops.localllm.variants().split()
     foreseen = machine.variant(machine.cpu_flags())
@@ -155,13 +155,13 @@ def canary_files(tmp_path_factory: pytest.TempPathFactory):
 
 
 @pytest.mark.real
-def test_canary_walks_in_bfloat16_too(canary_files) -> None:
+def test_canary_is_correct_in_bfloat16(canary_files) -> None:
     runner = cpu.open(canary_files, LoadOptions(cache_bytes=2**20, max_rows=4, threads=1, dtype="bfloat16"))
     prompt = canary.prompt(4, 30, seed=0)
     assert Solo(runner, range(1, 20)).generate(prompt, 200) == canary.walk(prompt, 200)
 
 
-def test_failed_step_is_told_as_such(canary_files) -> None:
+def test_failed_step_raises_runner_failed(canary_files) -> None:
     runner = cpu.open(canary_files, LoadOptions(cache_bytes=2**20, max_rows=4, threads=1))
     with pytest.raises(RunnerFailed, match="the step failed"):
         runner.run(make_batch([Row([canary.VOCAB + 5], 0, [1])], canary.VOCAB)).result()
@@ -173,13 +173,13 @@ def test_adapters_are_refused_by_name(canary_files) -> None:
         runner.load_adapter(1, Adapter("poet", "/nowhere", "1"))
 
 
-def test_number_of_threads_is_the_budget_s(canary_files) -> None:
+def test_number_of_threads_comes_from_the_options(canary_files) -> None:
     cpu.open(canary_files, LoadOptions(cache_bytes=2**20, max_rows=4, threads=1)).close()
     assert torch.get_num_threads() == 1
 
 
 @pytest.mark.skipif(bool(cpu_device.MISSING), reason=cpu_device.MISSING or "")
-def test_torch_s_threads_do_not_compete_with_the_kernels(canary_files) -> None:
+def test_torch_uses_one_thread_with_kernels(canary_files) -> None:
     before = torch.ops.localllm.threads()
     try:
         cpu.open(canary_files, LoadOptions(cache_bytes=2**20, max_rows=4, threads=2)).close()
@@ -188,7 +188,7 @@ def test_torch_s_threads_do_not_compete_with_the_kernels(canary_files) -> None:
         torch.ops.localllm.use_threads(before)
 
 
-def test_threads_that_are_asked_for_are_used_without_kernels_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requested_threads_are_used_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_device, "MISSING", "not built")
     assert cpu_device._use_threads(3) == 3
     assert cpu_device._use_threads(None) == machine.cores()

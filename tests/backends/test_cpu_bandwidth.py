@@ -1,4 +1,4 @@
-"""The bandwidth that `localllm doctor` and the benchmarks compare with."""
+"""The measured memory bandwidth, which `localllm doctor` and the benchmarks use as a bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from localllm.backends.cpu import bandwidth
 
 
-def test_bandwidth_is_that_of_the_best_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bandwidth_is_the_best_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 2.0, 2.0, 3.0, 3.0, 6.0, 6.0, 10.0])
     sizes: list[int] = []
     monkeypatch.setattr(bandwidth, "PER_THREAD", 1024)

@@ -1,4 +1,4 @@
-"""The CUDA backend on an NVIDIA GPU: the suite of all backends, replayed and not, and what only a GPU can show."""
+"""The CUDA backend on an NVIDIA GPU: the conformance suite with and without graphs, and tests that need a GPU."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, torch says
-def test_steady_state_waits_for_nothing(runner: Runner) -> None:
-    """Decode steps with overlap: the host never waits for the device but for the answers of the step before."""
+def test_decode_with_overlap_does_not_synchronize(runner: Runner) -> None:
+    """In decode steps with overlap, the host waits only for the answers of the previous step."""
     import torch
 
     talk = Conversation(runner)
@@ -59,7 +59,7 @@ def test_steady_state_waits_for_nothing(runner: Runner) -> None:
     assert talk.finish()["r1"] == canary.walk(canary.prompt(1, 30, seed=1), 60)
 
 
-def test_a_thousand_replays_equal_known_tokens(runner: Runner) -> None:
+def test_a_thousand_replays_give_the_known_tokens(runner: Runner) -> None:
     rng = np.random.default_rng(1)
     talk = Conversation(runner)
     prompts: dict[str, list[int]] = {}
@@ -84,7 +84,7 @@ def test_a_crowd_gives_known_tokens(tmp_path, rows: int, overlap: bool) -> None:
     check_crowd(Planned(runner, overlap=overlap), rows)
 
 
-def test_models_come_and_go_without_leaving_memory_behind(tmp_path) -> None:
+def test_closed_models_free_their_memory(tmp_path) -> None:
     import torch
 
     files = read_model(canary.save(tmp_path))

@@ -1,4 +1,4 @@
-"""On an NVIDIA GPU: the kernels' self-test at the first start, and FlashInfer's attention beside ours."""
+"""On an NVIDIA GPU: the self-test of the kernels, and FlashInfer's attention against the built-in attention."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OFF = LoadOptions(cache_bytes=2**26, max_rows=8, graphs="off")
 
 
 def logits_of(runner: Any, rows: Sequence[Row]) -> torch.Tensor:
-    """Of every token of the step [tokens, vocab]."""
+    """Logits of all tokens of the step [tokens, vocab]."""
     assert isinstance(runner, TorchRunner)
     with torch.inference_mode():
         batch = make_batch(rows, runner.spec.vocab_size)
@@ -42,8 +42,8 @@ def logits_of(runner: Any, rows: Sequence[Row]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_the_self_test_finds_every_kernel_right(tmp_path: Path, dtype: Any) -> None:
-    """And later starts take its word."""
+def test_self_test_accepts_all_kernels(tmp_path: Path, dtype: Any) -> None:
+    """Later starts use the cached results."""
     files, budget = read_model(paths.guide_dir()), replace(OFF, dtype=dtype, self_test_dir=tmp_path / "kept")
     seconds = []
     for _ in range(2):
@@ -57,11 +57,11 @@ def test_the_self_test_finds_every_kernel_right(tmp_path: Path, dtype: Any) -> N
     assert seconds[1] < seconds[0]
 
 
-def test_flashinfer_gives_our_logits() -> None:
-    """Whole prompts, chunks of them, and single tokens, in one step and one after the other."""
+def test_flashinfer_equals_the_built_in_attention() -> None:
+    """Full prompts, chunks and single tokens, in one step and in several steps."""
     pytest.importorskip("flashinfer")
     files = read_model(paths.guide_dir())
-    ours, theirs = (cuda.open(files, replace(OFF, attention=name)) for name in ("ours", "flashinfer"))
+    built_in, flashinfer = (cuda.open(files, replace(OFF, attention=name)) for name in ("ours", "flashinfer"))
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(3, files.config.vocab_size, (3, 150), generator=generator).tolist()
     pages = [range(1 + row * 16, 17 + row * 16) for row in range(3)]
@@ -76,7 +76,7 @@ def test_flashinfer_gives_our_logits() -> None:
         [Row(prompts[0][102:103], 102, pages[0])],
     ]
     for rows in steps:
-        one, other = logits_of(ours, rows), logits_of(theirs, rows)
+        one, other = logits_of(built_in, rows), logits_of(flashinfer, rows)
         assert (one - other).abs().max() <= 2e-2 * one.abs().max()
         assert one.isfinite().all()
 

@@ -1,4 +1,4 @@
-"""Odd shapes on an NVIDIA GPU, by each lane of its kernels, captured and not."""
+"""Odd shapes on an NVIDIA GPU, for all implementations of the ops, with and without graphs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TestOnGpu:
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     @pytest.mark.parametrize("lane", LANES)
     def test_bfloat16(self, shape: Tiny, lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Off by some of its roundings (2**-8), not by a wrong answer."""
+        """The error is a few roundings of bfloat16 (2**-8)."""
         logits = expected(shape, tmp_path, torch.bfloat16)
         for graphs in ("breakable", "off"):
             off, right = difference(opened(tmp_path, shape, lane, graphs, monkeypatch), shape, logits)
@@ -71,7 +71,7 @@ class TestOnGpu:
     @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.label in SPLIT], ids=str)
     @pytest.mark.parametrize("lane", LANES)
     def test_split(self, shape: Tiny, lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Prompts through a forward that was traced."""
+        """Prefill with a split forward pass."""
         logits = expected(shape, tmp_path)
         budget = replace(BUDGET, compiler="eager")
         off, _ = difference(opened(tmp_path, shape, lane, "split", monkeypatch, budget), shape, logits)
@@ -85,7 +85,7 @@ class TestOnGpu:
         shape.save(tmp_path, torch.bfloat16)
         budget = replace(BUDGET, quant=quant, max_rows=16)
         tokens = torch.randint(3, VOCAB, (16, 9), generator=torch.Generator().manual_seed(5)).tolist()
-        found = []
+        result = []
         for one in ("references", lane):
             runner = opened(tmp_path, shape, one, "breakable", monkeypatch, budget)
             pages = [range(1 + 2 * row, 3 + 2 * row) for row in range(16)]
@@ -94,8 +94,8 @@ class TestOnGpu:
                 first = 0
                 for count in counts:
                     some = range(first, first + count)
-                    found.append(logprobs(runner, [Row(tokens[row][at : at + 1], at, pages[row]) for row in some]))
+                    result.append(logprobs(runner, [Row(tokens[row][at : at + 1], at, pages[row]) for row in some]))
                     first += count
-        half = len(found) // 2
-        for right, other in zip(found[:half], found[half:], strict=True):
+        half = len(result) // 2
+        for right, other in zip(result[:half], result[half:], strict=True):
             assert (other - right).std() < 0.08 * right.std()

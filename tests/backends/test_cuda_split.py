@@ -1,4 +1,4 @@
-"""Split graphs on an NVIDIA GPU: the suite of all backends, and replays that equal what was recorded."""
+"""Split graphs on an NVIDIA GPU: the conformance suite, and replays against uncaptured steps."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class TestCudaSplit(Conformance):
 
 
 @pytest.mark.parametrize("compiler", ["eager", "inductor"])
-def test_a_thousand_replays_equal_what_they_recorded(tmp_path: Path, compiler: Compiler) -> None:
-    """To the bit: what is replayed are the kernels that run without a recording."""
+def test_a_thousand_replays_equal_uncaptured_steps(tmp_path: Path, compiler: Compiler) -> None:
+    """All bits are equal: a replay runs the kernels of an uncaptured step."""
     graphs, random = split(tmp_path, compiler, dtype="bfloat16"), np.random.default_rng(7)
     for _ in range(1000):
         batch = at_random(random, int(random.choice(graphs.spec.graph_tokens)), canary.VOCAB)
@@ -58,7 +58,7 @@ def test_a_thousand_replays_equal_what_they_recorded(tmp_path: Path, compiler: C
     assert prompts(graphs).compiler.late == 0
 
 
-def test_models_come_and_go_without_leaving_memory_behind(tmp_path: Path) -> None:
+def test_closed_models_free_their_memory(tmp_path: Path) -> None:
     import torch
 
     left = []

@@ -1,4 +1,4 @@
-"""What breaks on a device, and what the engine hears of it."""
+"""Failures of a device, and the errors that the engine gets."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ CUDA kernel errors might be asynchronously reported at some other API call, so t
     ],
     ids=lambda value: str(value)[:40] if isinstance(value, Exception) else "",
 )
-def test_foreign_errors_become_ours(error: Exception, kind: type[EngineError], text: str) -> None:
+def test_torch_errors_are_translated(error: Exception, kind: type[EngineError], text: str) -> None:
     with pytest.raises(kind) as raised, failures("it broke"):
         raise error
     assert text in str(raised.value)
@@ -70,7 +70,7 @@ def test_foreign_errors_become_ours(error: Exception, kind: type[EngineError], t
     assert raised.value.__cause__ is error
 
 
-def test_a_bug_of_ours_stays_what_it_is() -> None:
+def test_other_errors_are_not_translated() -> None:
     with pytest.raises(KeyError), failures("it broke"):
         raise KeyError("no such row")
     for error in (KeyError("out of memory"), RuntimeError("no such layer")):
@@ -79,8 +79,8 @@ def test_a_bug_of_ours_stays_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("telling", [failures, load_failures])
-def test_what_a_failed_step_computed_is_gone_with_its_error(telling: type[failures] | type[load_failures]) -> None:
-    """At once, not when Python's collector comes: the next step wants the memory."""
+def test_failed_step_frees_its_tensors_at_once(telling: type[failures] | type[load_failures]) -> None:
+    """The memory is free before Python's garbage collector runs: the next step needs it."""
 
     def step(big: set[str]) -> None:
         with telling("it broke"):
@@ -88,10 +88,10 @@ def test_what_a_failed_step_computed_is_gone_with_its_error(telling: type[failur
 
     def failing() -> weakref.ref[set[str]]:
         big = set[str]()
-        seen = weakref.ref(big)
+        reference = weakref.ref(big)
         with pytest.raises(EngineError):
             step(big)
-        return seen
+        return reference
 
     gc.disable()
     try:
@@ -102,7 +102,7 @@ def test_what_a_failed_step_computed_is_gone_with_its_error(telling: type[failur
 
 @dataclass
 class Faulty:
-    """The first op of every step, which fails for steps that `fails` says."""
+    """The first op of every step. It raises the error that `fails` returns for the step."""
 
     inner: Callable[..., Tensor]
     fails: Callable[[int], Exception | None] = lambda _: None
@@ -114,20 +114,20 @@ class Faulty:
         return self.inner(tokens, *more)
 
 
-def without_memory(most: int, after: int = 0) -> Callable[[int], Exception | None]:
-    """For steps of more tokens, once each has gone well so often."""
+def without_memory(max_tokens: int, after: int = 0) -> Callable[[int], Exception | None]:
+    """Out of memory for steps with more than this number of tokens, after `after` calls without an error."""
     gone: Counter[int] = Counter()
 
     def fails(tokens: int) -> Exception | None:
         gone[tokens] += 1
-        return torch.OutOfMemoryError(NO_MEMORY) if tokens > most and gone[tokens] > after else None
+        return torch.OutOfMemoryError(NO_MEMORY) if tokens > max_tokens and gone[tokens] > after else None
 
     return fails
 
 
-def without_memory_on_gpu(most: int, after: int = 0) -> Callable[[int], Exception | None]:
-    """The same, found by the GPU's own allocator."""
-    fails = without_memory(most, after)
+def without_memory_on_gpu(max_tokens: int, after: int = 0) -> Callable[[int], Exception | None]:
+    """Out of memory from the allocator of the GPU."""
+    fails = without_memory(max_tokens, after)
 
     def allocate(tokens: int) -> None:
         if fails(tokens) is not None:
@@ -163,11 +163,11 @@ def answers_are_right(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_step_without_memory_ends_its_requests_and_no_others(
+def test_out_of_memory_step_ends_only_its_requests(
     device: tuple[Device, Faulty], tmp_path: Path, overlap: bool
 ) -> None:
-    made, first = device
-    talk = Conversation(opened(replace(made, overlap=overlap, recorder=None), tmp_path))
+    device_record, first = device
+    talk = Conversation(opened(replace(device_record, overlap=overlap, recorder=None), tmp_path))
     prompts = {name: canary.prompt(key, 30, seed=key) for key, name in enumerate("abcd")}
     talk.submit("a", prompts["a"], 12)
     talk.submit("b", prompts["b"], 12)
@@ -187,7 +187,7 @@ def test_a_step_without_memory_ends_its_requests_and_no_others(
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_answers_that_find_no_memory_end_their_requests_and_no_others(
+def test_out_of_memory_answers_end_only_their_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
     talk = Conversation(opened(replace(DEVICE, overlap=overlap, recorder=None), tmp_path))
@@ -209,23 +209,25 @@ def test_answers_that_find_no_memory_end_their_requests_and_no_others(
     assert talk.tokens["b"] == canary.walk(prompt, 12)
 
 
-def test_a_broken_device_is_told_as_such(device: tuple[Device, Faulty], tmp_path: Path) -> None:
-    made, first = device
-    runner = opened(replace(made, recorder=None), tmp_path)
+def test_broken_device_raises_runner_failed(device: tuple[Device, Faulty], tmp_path: Path) -> None:
+    device_record, first = device
+    runner = opened(replace(device_record, recorder=None), tmp_path)
     first.fails = lambda _: torch.AcceleratorError(ILLEGAL)
     with pytest.raises(RunnerFailed, match="the step failed: CUDA error: an illegal memory access"):
         runner.run(make_batch([Row(canary.prompt(1, 30, seed=1), 0, range(1, 5))], canary.VOCAB))
 
 
 @pytest.mark.parametrize("after", [0, 1], ids=["before", "while"])
-@pytest.mark.parametrize(("most", "rows", "tokens"), [(5, (1, 2, 4), (4,)), (40, (1, 2, 4, 8, 12), None), (0, (), ())])
-def test_sizes_that_cannot_be_recorded_are_done_without(
-    tmp_path: Path, most: int, rows: tuple[int, ...], tokens: tuple[int, ...] | None, after: int
+@pytest.mark.parametrize(
+    ("max_tokens", "rows", "tokens"), [(5, (1, 2, 4), (4,)), (40, (1, 2, 4, 8, 12), None), (0, (), ())]
+)
+def test_sizes_that_do_not_fit_run_without_graphs(
+    tmp_path: Path, max_tokens: int, rows: tuple[int, ...], tokens: tuple[int, ...] | None, after: int
 ) -> None:
-    """Whether it comes before the recording or while it goes on."""
-    made, first = faulty(replace(DEVICE, recorder=Tape, graphs="breakable"))
-    first.fails = without_memory(most, after)
-    runner = opened(made, tmp_path)
+    """The error comes before the capture or during the capture."""
+    device_record, first = faulty(replace(DEVICE, recorder=Tape, graphs="breakable"))
+    first.fails = without_memory(max_tokens, after)
+    runner = opened(device_record, tmp_path)
     assert runner.spec.graph_rows == rows
     assert runner.spec.graph_tokens == (tokens if tokens is not None else tuple(range(4, 33, 4)))
     [warning] = runner.spec.warnings
@@ -237,38 +239,38 @@ def test_sizes_that_cannot_be_recorded_are_done_without(
 
 @GPU
 @pytest.mark.parametrize("after", [0, 1], ids=["before", "while"])
-@pytest.mark.parametrize("most", [5, 40, 0])
-def test_a_gpu_does_without_sizes_that_cannot_be_recorded(tmp_path: Path, most: int, after: int) -> None:
-    """A recording that breaks off leaves neither the stream nor the memory in disorder."""
+@pytest.mark.parametrize("max_tokens", [5, 40, 0])
+def test_gpu_runs_without_sizes_that_do_not_fit(tmp_path: Path, max_tokens: int, after: int) -> None:
+    """After a failed capture, the stream and the memory pool can be used."""
     from localllm.backends.cuda.device import DEVICE as ON_GPU
 
-    made, first = faulty(ON_GPU)
-    first.fails = without_memory_on_gpu(most, after)
-    runner = opened(made, tmp_path)
-    assert runner.spec.graph_rows == tuple(rows for rows in (1, 2, 4, 8, 12) if rows <= most)
-    assert runner.spec.graph_tokens == tuple(tokens for tokens in range(4, 33, 4) if tokens <= most)
+    device_record, first = faulty(ON_GPU)
+    first.fails = without_memory_on_gpu(max_tokens, after)
+    runner = opened(device_record, tmp_path)
+    assert runner.spec.graph_rows == tuple(rows for rows in (1, 2, 4, 8, 12) if rows <= max_tokens)
+    assert runner.spec.graph_tokens == tuple(tokens for tokens in range(4, 33, 4) if tokens <= max_tokens)
     assert "not enough memory to capture" in runner.spec.warnings[-1]
     first.fails = lambda _: None
     for _ in range(2):
         answers_are_right(runner)
 
 
-def test_a_model_that_finds_no_memory_is_refused(tmp_path: Path) -> None:
+def test_model_without_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="does not fit into the device memory") as refused:
         open_runner(read_model(canary.save(tmp_path)), replace(BUDGET, cache_bytes=2**60), DEVICE, 2**30)
     assert "smaller cache" in refused.value.hint
 
 
 @GPU
-def test_a_model_that_finds_no_memory_on_a_gpu_is_refused(tmp_path: Path) -> None:
-    """And the next one is not."""
+def test_model_without_gpu_memory_is_refused(tmp_path: Path) -> None:
+    """The next model loads."""
     files = read_model(canary.save(tmp_path))
     with pytest.raises(ModelRefused, match="CUDA out of memory"):
         cuda.open(files, replace(BUDGET, cache_bytes=2**45))
     answers_are_right(cuda.open(files, BUDGET))
 
 
-def test_a_device_that_breaks_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_failure_while_loading_raises_runner_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise torch.AcceleratorError(ILLEGAL)
 
@@ -277,18 +279,18 @@ def test_a_device_that_breaks_while_a_model_is_loaded(tmp_path: Path, monkeypatc
         open_runner(read_model(canary.save(tmp_path)), BUDGET, DEVICE, 2**30)
 
 
-def test_a_bug_of_ours_while_a_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_while_loading_are_not_translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "PagedKV", lambda *_: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="size"):
         open_runner(read_model(canary.save(tmp_path)), BUDGET, DEVICE, 2**30)
 
 
 @GPU
-def test_a_step_without_memory_on_a_gpu(tmp_path: Path) -> None:
+def test_out_of_memory_step_on_a_gpu(tmp_path: Path) -> None:
     from localllm.backends.cuda.device import DEVICE as ON_GPU
 
-    made, first = faulty(replace(ON_GPU, recorder=None))
-    runner = opened(made, tmp_path)
+    device_record, first = faulty(replace(ON_GPU, recorder=None))
+    runner = opened(device_record, tmp_path)
     talk = Conversation(runner)
     for _ in range(5):
         first.fails = without_memory_on_gpu(0, after=1)
@@ -300,10 +302,10 @@ def test_a_step_without_memory_on_a_gpu(tmp_path: Path) -> None:
 
 
 @GPU
-def test_many_models_come_and_go(tmp_path: Path) -> None:
-    """What the GPU and this process hold after each stays as it was after the first few."""
+def test_opening_many_models_leaks_no_memory(tmp_path: Path) -> None:
+    """The memory of the GPU and of the process does not grow after the first models."""
     files = read_model(canary.save(tmp_path))
-    free, own = [], []
+    free, process_bytes = [], []
     for _ in range(24):
         runner = cuda.open(files, BUDGET)
         answers_are_right(runner)
@@ -311,41 +313,41 @@ def test_many_models_come_and_go(tmp_path: Path) -> None:
         del runner
         gc.collect()
         torch.cuda.empty_cache()
-        found = cuda.probe()
-        assert isinstance(found, DeviceInfo)
-        free.append(found.free)
-        own.append(psutil.Process().memory_info().rss)
-    print("\nGPU MiB:", [value >> 20 for value in free], "own MiB:", [value >> 20 for value in own])
+        result = cuda.probe()
+        assert isinstance(result, DeviceInfo)
+        free.append(result.free)
+        process_bytes.append(psutil.Process().memory_info().rss)
+    print("\nGPU MiB:", [value >> 20 for value in free], "own MiB:", [value >> 20 for value in process_bytes])
     assert min(free[4:]) >= free[3] - 2**22
-    assert max(own[4:]) <= own[3] + 2**25
+    assert max(process_bytes[4:]) <= process_bytes[3] + 2**25
 
 
 @pytest.mark.parametrize("graphs", ["off", "full", "breakable"])
 @pytest.mark.parametrize("fails", [False, True], ids=["well", "short of memory"])
-def test_what_is_closed_is_gone(tmp_path: Path, graphs: Graphs, fails: bool) -> None:
-    """Nothing keeps the memory of a model: no cache, no error that was dealt with."""
-    made, first = faulty(replace(DEVICE, recorder=Tape, graphs=graphs))
+def test_closed_runner_has_no_references(tmp_path: Path, graphs: Graphs, fails: bool) -> None:
+    """No cache and no handled error references the memory of a closed model."""
+    device_record, first = faulty(replace(DEVICE, recorder=Tape, graphs=graphs))
     if fails:
         first.fails = without_memory(5, after=1)
-    runner = opened(made, tmp_path)
+    runner = opened(device_record, tmp_path)
     first.fails = lambda _: None
     answers_are_right(runner)
     inner = runner._inner if isinstance(runner, GraphRunner) else runner
     assert isinstance(inner, TorchRunner)
-    held = weakref.ref(inner.kv), weakref.ref(inner.model)
+    references = weakref.ref(inner.kv), weakref.ref(inner.model)
     runner.close()
     del runner, inner
     gc.collect()
-    assert [each() for each in held] == [None, None]
+    assert [each() for each in references] == [None, None]
 
 
-def test_a_recording_that_fails_otherwise_is_no_shortage(tmp_path: Path) -> None:
-    made, first = faulty(replace(DEVICE, recorder=Tape))
+def test_failed_capture_is_not_out_of_memory(tmp_path: Path) -> None:
+    device_record, first = faulty(replace(DEVICE, recorder=Tape))
     first.fails = lambda _: torch.AcceleratorError(ILLEGAL)
     with pytest.raises(RunnerFailed, match="capturing a step failed"):
-        opened(made, tmp_path)
+        opened(device_record, tmp_path)
 
 
 def test_there_is_no_warning_when_every_size_is_captured(tmp_path: Path) -> None:
-    made, _ = faulty(replace(DEVICE, recorder=Tape))
-    assert opened(made, tmp_path).spec.warnings == ()
+    device_record, _ = faulty(replace(DEVICE, recorder=Tape))
+    assert opened(device_record, tmp_path).spec.warnings == ()

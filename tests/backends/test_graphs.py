@@ -1,4 +1,4 @@
-"""Captured steps on the CPU: the suite of all backends through a tape, which is what a graph is on a device without."""
+"""Captured steps on the CPU, with a tape in place of GPU graphs: the conformance suite and tests of the replays."""
 
 from __future__ import annotations
 
@@ -90,14 +90,14 @@ class TestTapedInPieces(Conformance):
         device = replace(TAPED, ops=replace(TAPED.ops, layer=Layer()))
         return open_runner(files, replace(BUDGET, graphs="breakable", max_step_tokens=64), device, 2**30)
 
-    def test_steps_of_many_tokens_are_replayed(self, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_prefills_are_replayed(self, runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(runner, GraphRunner)
         assert runner.spec.graph_tokens == (*range(4, 33, 4), 48, 64)
         monkeypatch.setattr(runner._inner, "run", lambda batch: pytest.fail("not replayed"))
         for length in (26, 27, 28, 29, 31, 33, 63, 64):  # at sizes, and before and after them
             prompt = canary.prompt(1, length, seed=length)
-            found = runner.run(make_batch([Row(prompt, 0, range(1, 9))], canary.VOCAB)).result()
-            assert found.tokens.tolist() == canary.walk(prompt, 1)
+            actual = runner.run(make_batch([Row(prompt, 0, range(1, 9))], canary.VOCAB)).result()
+            assert actual.tokens.tolist() == canary.walk(prompt, 1)
 
 
 PLAIN = [
@@ -116,26 +116,26 @@ OTHERS = [
 
 @pytest.mark.parametrize("graphs", ["full", "off"])
 @pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("asked", [PLAIN, [*PLAIN, *OTHERS]], ids=["plain", "others"])
-def test_replayed_draws_are_those_of_each_request_alone(
-    tmp_path: Path, graphs: Graphs, overlap: bool, asked: list[Sampling]
+@pytest.mark.parametrize("samplings", [PLAIN, [*PLAIN, *OTHERS]], ids=["plain", "others"])
+def test_replayed_draws_equal_solo_runs(
+    tmp_path: Path, graphs: Graphs, overlap: bool, samplings: list[Sampling]
 ) -> None:
-    """What is drawn within a recording, and after it, as by a runner without recordings, one request at a time."""
+    """Draws within a capture and after a replay equal those of a runner without graphs for each request alone."""
     files = read_model(canary.save(tmp_path))
-    prompts = [canary.prompt(at % canary.KEYS, 30 + at, seed=at) for at in range(len(asked))]
+    prompts = [canary.prompt(at % canary.KEYS, 30 + at, seed=at) for at in range(len(samplings))]
     alone = {}
-    for at, sampling in enumerate(asked):
+    for at, sampling in enumerate(samplings):
         talk = Conversation(open_runner(files, replace(BUDGET, graphs="off"), TAPED, 2**30))
         talk.submit(f"r{at}", prompts[at], 30, sampling)
         alone |= talk.finish()
     talk = Conversation(Planned(open_runner(files, replace(BUDGET, graphs=graphs), TAPED, 2**30), overlap=overlap))
-    for at, sampling in enumerate(asked):
+    for at, sampling in enumerate(samplings):
         talk.submit(f"r{at}", prompts[at], 30, sampling)
     assert talk.finish() == alone
 
 
-def test_rows_without_an_answer_are_replayed_beside_others(tmp_path: Path) -> None:
-    """A prefill may end with a chunk of one token; what the other rows draw after the graph is theirs."""
+def test_rows_without_an_answer_do_not_change_other_rows(tmp_path: Path) -> None:
+    """A prefill may end with a chunk of one token. The other rows draw their tokens after the replay."""
     runner = open_runner(read_model(canary.save(tmp_path)), BUDGET, TAPED, 2**30)
     assert isinstance(runner, GraphRunner)
     vocab = canary.VOCAB
@@ -157,14 +157,14 @@ def test_rows_without_an_answer_are_replayed_beside_others(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_crowd_is_replayed(tmp_path: Path, overlap: bool) -> None:
+def test_many_requests_are_replayed(tmp_path: Path, overlap: bool) -> None:
     runner = open_runner(read_model(canary.save(tmp_path)), crowd(64), TAPED, 2**30)
     check_crowd(Planned(runner, overlap=overlap), 64)
 
 
 @pytest.mark.parametrize("references", ["attention", "all"])
-def test_what_references_compute_is_replayed_with_the_rows_of_each_step(tmp_path: Path, references: str) -> None:
-    """They compute what kernels do not cover, such as heads of 512; the warm-up before a capture has other rows."""
+def test_replayed_references_use_the_rows_of_each_step(tmp_path: Path, references: str) -> None:
+    """References compute shapes without a kernel, e.g. heads of 512. The warm-up before a capture has other rows."""
     files = read_model(canary.save(tmp_path))
     talk = Conversation(open_runner(files, replace(BUDGET, reference_ops=(references,)), TAPED, 2**30))
     prompts = {f"r{key}": canary.prompt(key, 25 + 7 * key, seed=key) for key in range(3)}
@@ -174,7 +174,7 @@ def test_what_references_compute_is_replayed_with_the_rows_of_each_step(tmp_path
 
 
 class Strict(Tape):
-    """Refuses ops that are called for the first time while it records: kernels are compiled and loaded then."""
+    """Refuses ops whose first call is within a capture: a first call compiles and loads kernels."""
 
     recording = False
 
@@ -188,29 +188,29 @@ class Strict(Tape):
 
 
 def watched(ops: Ops, tape: Strict) -> Ops:
-    """Ops that may not be new to a recording."""
+    """Ops whose calls the recorder checks."""
 
     def strict(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         called = False
 
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             nonlocal called
             assert called or not tape.recording, f"{name} is called for the first time while it is recorded"
             called = True
-            return op(*given, **named)
+            return op(*arguments, **named)
 
         return call
 
     families = {}
     for family in fields(ops):
-        held = getattr(ops, family.name)
-        parts = {op.name: strict(f"{family.name}.{op.name}", getattr(held, op.name)) for op in fields(held)}
-        families[family.name] = held if family.name in ("layer", "linear") else replace(held, **parts)
+        family_ops = getattr(ops, family.name)
+        parts = {op.name: strict(f"{family.name}.{op.name}", getattr(family_ops, op.name)) for op in fields(family_ops)}
+        families[family.name] = family_ops if family.name in ("layer", "linear") else replace(family_ops, **parts)
     return replace(ops, **families)
 
 
 @pytest.mark.parametrize("graphs", ["full", "breakable"])
-def test_what_is_recorded_was_called_before(tmp_path: Path, graphs: Graphs) -> None:
+def test_captured_ops_were_called_before_the_capture(tmp_path: Path, graphs: Graphs) -> None:
     files = read_model(canary.save(tmp_path))
     plain = replace(TAPED, ops=replace(TAPED.ops, layer=Layer()))
     runner = open_runner(files, replace(BUDGET, graphs="off"), plain, 2**30)
@@ -227,8 +227,8 @@ def test_what_is_recorded_was_called_before(tmp_path: Path, graphs: Graphs) -> N
 
 @pytest.mark.parametrize("label", ["llama-d512-h2x1", "gemma3-d16-h8x4-w2-tie-ropes", "qwen2-d20-h4x4-w5-default"])
 @pytest.mark.parametrize("graphs", ["full", "breakable", "split"])
-def test_odd_shapes_that_no_kernel_covers(tmp_path: Path, label: str, graphs: Graphs) -> None:
-    """What every device does with them: references, captured."""
+def test_captured_references_support_odd_shapes(tmp_path: Path, label: str, graphs: Graphs) -> None:
+    """The references compute them within a capture."""
     (shape,) = (one for one in SHAPES if one.label == label)
     logits = expected(shape, tmp_path)
     budget = LoadOptions(
@@ -239,12 +239,12 @@ def test_odd_shapes_that_no_kernel_covers(tmp_path: Path, label: str, graphs: Gr
     assert off.abs().max() < 1e-4
 
 
-def test_no_graphs_where_none_are_wanted(tmp_path: Path) -> None:
+def test_graphs_off_captures_nothing(tmp_path: Path) -> None:
     files = read_model(canary.save(tmp_path))
     assert open_runner(files, replace(BUDGET, graphs="off"), TAPED, 2**30).spec.graph_rows == ()
 
 
-def test_a_cache_of_fp8_is_refused_where_there_is_none(tmp_path: Path) -> None:
+def test_fp8_cache_is_refused_if_unsupported(tmp_path: Path) -> None:
     files = read_model(canary.save(tmp_path))
     with pytest.raises(SettingRefused, match="fp8 is not supported on cpu"):
         open_runner(files, replace(BUDGET, cache_dtype="fp8"), TAPED, 2**30)
@@ -252,7 +252,7 @@ def test_a_cache_of_fp8_is_refused_where_there_is_none(tmp_path: Path) -> None:
         open_runner(files, replace(BUDGET, cache_dtype="fp8"), replace(TAPED, fp8_cache=True), 2**30)
 
 
-def test_places_of_answers_are_shared_by_one_shape_and_type() -> None:
+def test_attention_outputs_are_shared_by_shape_and_dtype() -> None:
     answers = AttentionOutputs()
     largest = answers.like(torch.ones(8, 2, 4)[:, :, :3].mT)
     assert (largest.shape, largest.is_contiguous(), largest.any().item()) == ((8, 3, 2), True, False)
@@ -264,7 +264,7 @@ def test_places_of_answers_are_shared_by_one_shape_and_type() -> None:
         assert other.data_ptr() != largest.data_ptr()
 
 
-def test_work_without_attention_is_not_recorded_in_pieces() -> None:
-    """Whole layers in one op would be recorded with the rows that happened to be there."""
+def test_steps_without_attention_are_not_captured_in_segments() -> None:
+    """An op that computes complete layers would be captured with the rows of the warm-up."""
     with pytest.raises(AssertionError, match="no attention to break at"):
         Segments(Tape(), AttentionOutputs()).capture(lambda ops: torch.zeros(1), Ops())

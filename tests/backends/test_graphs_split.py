@@ -1,4 +1,4 @@
-"""Split graphs on the CPU: a forward that is traced, cut at its attentions and compiled, and steps through it."""
+"""Split graphs on the CPU: a forward pass that is traced, cut at attention and compiled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ KINDS = ("llama", "qwen2", "qwen3-biases", "gemma3", "phi3")  # of layers
 
 
 def by_inductor(test: Any) -> Any:
-    """Needs a compiler of C++, and warns of what it imports itself."""
+    """Needs a C++ compiler; Inductor's imports give warnings."""
     compilers = "g++", "clang++", "c++"
     has_none = pytest.mark.skipif(not any(map(shutil.which, compilers)), reason=f"none of {', '.join(compilers)}")
     return pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")(has_none(test))
@@ -66,13 +66,13 @@ class TestSplit(Conformance):
         files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
         return open_runner(files, EAGER, TAPED, 2**30)
 
-    def test_padding_is_inert_at_every_size(self, runner: Runner) -> None:
-        """Exactly a size, one less, one more, and more than the largest."""
+    def test_padding_is_inert_at_all_sizes(self, runner: Runner) -> None:
+        """Number of tokens: equal to a size, one less, one more, and more than the largest size."""
         assert runner.spec.graph_tokens == (*range(4, 33, 4), 48, 64)
         for length in (26, 27, 28, 29, 31, 33, 63, 64, 65, 100):
             prompt = canary.prompt(1, length, seed=length)
-            found = runner.run(make_batch([Row(prompt, 0, range(1, 15))], canary.VOCAB)).result()
-            assert found.tokens.tolist() == canary.walk(prompt, 1)
+            actual = runner.run(make_batch([Row(prompt, 0, range(1, 15))], canary.VOCAB)).result()
+            assert actual.tokens.tolist() == canary.walk(prompt, 1)
 
 
 @by_inductor
@@ -90,9 +90,9 @@ class TestSplitByInductor(TestSplit):
 
 
 def opened(tiny: str, folder: Path, budget: LoadOptions = EAGER) -> TorchRunner:
-    """A runner of which nothing is recorded yet."""
-    (found,) = (one for one in TINIES if one.label == tiny)
-    found.save(folder)
+    """A runner without captures."""
+    (actual,) = (one for one in TINIES if one.label == tiny)
+    actual.save(folder)
     budget = replace(budget, context=64, cache_bytes=2**20)
     runner = open_runner(read_model(folder), budget, TAPED, 2**30)
     return runner._inner if isinstance(runner, GraphRunner) else runner
@@ -106,7 +106,7 @@ def prompts(runner: Runner) -> SplitModel:
 
 
 def prompt(tokens: int, answers: int = 2, start: int = 0) -> Step:
-    """Of one row in the first pages, which may have begun before."""
+    """A step of one row in the first pages; `start` is its first position."""
     at, end = torch.arange(start, start + tokens, dtype=torch.int32), start + tokens
     ends, context = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
     table = torch.arange(1, 9, dtype=torch.int32)[None]
@@ -116,7 +116,7 @@ def prompt(tokens: int, answers: int = 2, start: int = 0) -> Step:
 
 
 @pytest.mark.parametrize("tiny", KINDS)
-def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
+def test_segments_equal_the_model(tmp_path: Path, tiny: str) -> None:
     runner = opened(tiny, tmp_path)
     split, layers = prompts(runner), len(runner.kv.keys)
     assert len(split.segments) == 2 * layers + 1
@@ -126,39 +126,42 @@ def test_parts_compute_what_the_model_does(tmp_path: Path, tiny: str) -> None:
     with torch.inference_mode():
         for tokens, answers in [(23, 5), (7, 1), (2, 0), (48, 2)]:
             step = prompt(tokens, answers)
-            found = split(step, TAPED.ops, runner.kv)
-            assert found.equal(runner.model(step, TAPED.ops, runner.kv))
-        chunks, found = (prompt(23), prompt(7, start=23)), []
+            actual = split(step, TAPED.ops, runner.kv)
+            assert actual.equal(runner.model(step, TAPED.ops, runner.kv))
+        chunks, actual = (prompt(23), prompt(7, start=23)), []
         for model in (split, runner.model):  # what the first has stored, in every layer, the second reads
             runner.kv.keys.zero_()
             runner.kv.values.zero_()
-            found.append([model(step, TAPED.ops, runner.kv) for step in chunks])
-        assert found[0][1].equal(found[1][1])
+            actual.append([model(step, TAPED.ops, runner.kv) for step in chunks])
+        assert actual[0][1].equal(actual[1][1])
 
 
-def test_values_are_kept_until_their_last_reader(tmp_path: Path) -> None:
-    """No longer, or prompts would take the memory of all layers."""
+def test_values_are_freed_after_their_last_reader(tmp_path: Path) -> None:
+    """Otherwise a prefill needs the memory of all layers."""
     split = prompts(opened("llama", tmp_path))
     parts = [part for part, _ in split.segments]
-    there = {*split._constants, *split._inputs}
+    values_left = {*split._constants, *split._inputs}
     for at, part in enumerate(parts):
-        assert there.issuperset(part.inputs)
-        there = (there | {*part.outputs}) - {*part.spent}
+        assert values_left.issuperset(part.inputs)
+        values_left = (values_left | {*part.outputs}) - {*part.spent}
         later = {node for other in parts[at + 1 :] for node in other.inputs} | {split._hidden}
-        assert there - {*split._constants, *split._inputs} == later & there - {*split._constants, *split._inputs}
-    assert there == {split._hidden}
+        assert values_left - {*split._constants, *split._inputs} == later & values_left - {
+            *split._constants,
+            *split._inputs,
+        }
+    assert values_left == {split._hidden}
 
 
 @pytest.mark.parametrize("quant", ["int8", "int4"])
-def test_packed_weights_are_their_devices_to_multiply(tmp_path: Path, quant: Quant) -> None:
+def test_packed_weights_use_the_products_of_the_device(tmp_path: Path, quant: Quant) -> None:
     runner, step = opened("llama", tmp_path, replace(EAGER, quant=quant)), prompt(23)
     with torch.inference_mode():
-        found = prompts(runner)(step, TAPED.ops, runner.kv)
-        assert found.equal(runner.model(step, TAPED.ops, runner.kv))
+        actual = prompts(runner)(step, TAPED.ops, runner.kv)
+        assert actual.equal(runner.model(step, TAPED.ops, runner.kv))
 
 
 def at_random(random: np.random.Generator, tokens: int, vocab: int) -> Batch:
-    """A step of so many tokens in up to three rows, all of whose hidden states are asked for."""
+    """A step of `tokens` tokens in at most three rows, which returns all hidden states."""
     drawn = random.integers(0, vocab, tokens).tolist()
     cuts = sorted({0, tokens, *random.integers(1, tokens, 2).tolist()})
     rows = [
@@ -169,8 +172,8 @@ def at_random(random: np.random.Generator, tokens: int, vocab: int) -> Batch:
 
 
 @pytest.mark.parametrize("tiny", KINDS)
-def test_replays_equal_what_they_recorded(tmp_path: Path, tiny: str) -> None:
-    """At a size, to the bit: the same numbers in the same places."""
+def test_replays_equal_uncaptured_steps(tmp_path: Path, tiny: str) -> None:
+    """All bits are equal at a captured size."""
     runner = opened(tiny, tmp_path)
     graphs, random = GraphRunner(runner), np.random.default_rng(3)
     for _ in range(40):
@@ -181,20 +184,20 @@ def test_replays_equal_what_they_recorded(tmp_path: Path, tiny: str) -> None:
 
 @by_inductor
 @pytest.mark.parametrize("tiny", ["qwen3-biases", pytest.param("gemma3", marks=pytest.mark.slow)])
-def test_inductor_computes_the_same(tmp_path: Path, tiny: str) -> None:
-    """Compiled once, whatever is recorded and computed later."""
+def test_inductor_equals_the_model(tmp_path: Path, tiny: str) -> None:
+    """The segments are compiled once, for captures and for all later steps."""
     runner = opened(tiny, tmp_path, replace(SPLIT, compiled_dir=tmp_path / "made"))
     with torch.inference_mode():
         for tokens, answers in [(23, 5), (7, 1), (48, 0), (2, 2)]:
             step = prompt(tokens, answers)
-            found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.split, runner.model))
-            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+            actual, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.split, runner.model))
+            torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
     assert prompts(runner).compiler.late == 0
 
 
 @pytest.fixture
 def recompiles(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    """Who has said something: TORCH_LOGS=recompiles, or we."""
+    """The loggers with messages: torch's log of recompilations, or localllm."""
     torch._logging.set_logs(recompiles=True)
     log = logging.getLogger("torch._dynamo.guards.__recompiles")
     log.addHandler(caplog.handler)
@@ -204,7 +207,7 @@ def recompiles(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[s
 
 
 @by_inductor
-def test_late_compilations_are_counted_and_told(tmp_path: Path, recompiles: Callable[[], list[str]]) -> None:
+def test_late_compilations_are_counted_and_logged(tmp_path: Path, recompiles: Callable[[], list[str]]) -> None:
     graph = cutting.traced(lambda x: (x + 1).cos(), torch.zeros(23))
     (part,) = cutting.cut(graph, lambda _: False, lambda node: node)
     compiler = Compiler("inductor", tmp_path)
@@ -219,8 +222,8 @@ def test_late_compilations_are_counted_and_told(tmp_path: Path, recompiles: Call
 
 
 @by_inductor
-def test_a_compilation_that_failed_is_no_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory may not have sufficed for the largest size; the next is compiled for all that follow."""
+def test_failed_compilation_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest size may run out of memory. The compilation for the next size then serves all later sizes."""
     graph = cutting.traced(lambda x: (x + 1).sin(), torch.zeros(23))
     (part,) = cutting.cut(graph, lambda _: False, lambda node: node)
     compiler = Compiler("inductor", tmp_path)
@@ -239,7 +242,7 @@ def test_a_compilation_that_failed_is_no_first_one(tmp_path: Path, monkeypatch: 
 
 
 @by_inductor
-def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
+def test_step_reports_its_late_compilations(tmp_path: Path) -> None:
     talk = Conversation(opened("llama", tmp_path, replace(SPLIT, compiled_dir=tmp_path / "made")))
     split = prompts(talk.engine._runner)
     talk.submit("a", range(2, 30), 3)
@@ -252,7 +255,7 @@ def test_a_step_says_what_was_compiled_for_it(tmp_path: Path) -> None:
     assert talk.engine.stats().late_compiles > 0
 
 
-def test_a_step_counts_its_own_late_compilations_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_counts_only_its_late_compilations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = opened("llama", tmp_path)
     split = runner.split
     assert isinstance(split, SplitModel)
@@ -271,18 +274,18 @@ def test_a_step_counts_its_own_late_compilations_alone(tmp_path: Path, monkeypat
 
 
 @by_inductor
-def test_what_was_compiled_is_kept_for_the_next_start(tmp_path: Path) -> None:
+def test_compiled_code_is_cached_for_later_starts(tmp_path: Path) -> None:
     budget = replace(SPLIT, compiled_dir=tmp_path / "made")
     counts = torch._dynamo.utils.counters
 
     def start() -> tuple[int, int]:
-        """Pieces that were found, and those that had to be compiled."""
+        """(segments from the cache, compiled segments)."""
         torch._dynamo.reset()
         torch._inductor.utils.clear_caches()
         counts.clear()
         opened("llama", tmp_path / "model", budget)
-        found = counts["aot_autograd"]
-        return found["autograd_cache_hit"], found["autograd_cache_miss"]
+        actual = counts["aot_autograd"]
+        return actual["autograd_cache_hit"], actual["autograd_cache_miss"]
 
     first, again = start(), start()
     assert first[0] == 0
@@ -291,42 +294,42 @@ def test_what_was_compiled_is_kept_for_the_next_start(tmp_path: Path) -> None:
 
 
 @by_inductor
-def test_models_come_and_go(tmp_path: Path) -> None:
-    """Two at a time, each with its own weights; what is closed leaves nothing behind."""
+def test_models_share_no_state(tmp_path: Path) -> None:
+    """Two models are open at a time, each with its weights. A closed model leaves no references."""
     one, other = (opened(tiny, tmp_path / tiny, SPLIT) for tiny in ("llama", "qwen2"))
     step = prompt(23)
     with torch.inference_mode():
         for runner in (one, other, one):
-            found, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.split, runner.model))
-            torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
-        del found, expected
+            actual, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.split, runner.model))
+            torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
+        del actual, expected
     site = prompts(one).segments[1][1]
     assert isinstance(site, Site)
-    left = [weakref.ref(held) for held in (one.kv.keys, site.key_pages, one.model, one.split)]
+    references = [weakref.ref(held) for held in (one.kv.keys, site.key_pages, one.model, one.split)]
     one.close()
     del one, runner, site
     gc.collect()
-    assert [held() for held in left] == [None] * 4
+    assert [held() for held in references] == [None] * 4
     with torch.inference_mode():
         other.split(step, TAPED.ops, other.kv)
 
 
-def test_steps_that_keep_the_device_busy_are_not_recorded(tmp_path: Path) -> None:
+def test_long_steps_are_not_captured(tmp_path: Path) -> None:
     canary.save(tmp_path)
     layer = 128 * (2 * (2 + 1) * 64 + 3 * 1280)  # weights that a token is multiplied with
     device = replace(TAPED, layer_work=layer * 31.0)
     assert open_runner(read_model(tmp_path), EAGER, device, 2**30).spec.graph_tokens == tuple(range(4, 29, 4))
 
 
-def test_a_forward_that_looks_at_a_length_is_refused() -> None:
+def test_forward_that_reads_a_length_is_refused() -> None:
     with pytest.raises(SettingRefused, match="only 23 tokens, because of test_graphs_split") as refused:
         cutting.traced(lambda x: x.view(len(x), 1) + 1, torch.zeros(23))
     assert "breakable" in refused.value.hint
 
 
 @pytest.mark.parametrize(("weight", "kinds"), [(torch.zeros(8), 1), (torch.zeros(1), 2), (torch.zeros(8).half(), 2)])
-def test_pieces_with_weights_of_another_type_are_of_another_kind(weight: torch.Tensor, kinds: int) -> None:
-    """What was compiled for one layer's weights would be compiled once more for the other's, while people wait."""
+def test_segments_with_other_weight_dtypes_have_another_kind(weight: torch.Tensor, kinds: int) -> None:
+    """Otherwise code for the weights of one layer would be compiled again for another layer during requests."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         x = x[:, None] + torch.zeros(8)
@@ -343,8 +346,8 @@ def test_pieces_with_weights_of_another_type_are_of_another_kind(weight: torch.T
     assert len({first.kind, second.kind}) == kinds
 
 
-def test_an_attention_without_readers_is_still_computed() -> None:
-    """It writes the cache: a pass over the graph must not take it for dead code."""
+def test_attention_without_readers_is_computed() -> None:
+    """Attention writes the cache, so it must not be removed as dead code."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         opaque.attend(x.clone(), x, x, torch.empty_like(x), 0)
@@ -356,7 +359,7 @@ def test_an_attention_without_readers_is_still_computed() -> None:
     assert written == {"qkv", "out"}, "a device's append may write over its qkv"
 
 
-def test_where_it_looked_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_without_a_known_place(monkeypatch: pytest.MonkeyPatch) -> None:
     guard = SimpleNamespace(sloc=SimpleNamespace(framework_loc=None))
     shapes = SimpleNamespace(replacements={"s0": 23}, guards=[guard])
     monkeypatch.setattr(cutting, "make_fx", lambda *_, **__: lambda *_: SimpleNamespace(shape_env=shapes))
@@ -364,22 +367,22 @@ def test_where_it_looked_may_be_unknown(monkeypatch: pytest.MonkeyPatch) -> None
         cutting.traced(lambda x: x, torch.zeros(23))
 
 
-def test_products_are_those_of_the_model_under_way() -> None:
+def test_products_belong_to_the_current_model() -> None:
     x, weight = torch.ones(1, 4), torch.ones(2, 4)
     one, other = (Model({weight.data_ptr(): Product("dense", weight * times)}, Ops()) for times in (1, 2))
 
-    def found() -> float:
+    def actual() -> float:
         return float(opaque.product(x, weight, 2, torch.float32)[0, 0])
 
     with computing(one):
         with computing(other):
-            inner = found()
-        assert (inner, found()) == (8.0, 4.0)
+            inner = actual()
+        assert (inner, actual()) == (8.0, 4.0)
     with pytest.raises(LookupError):
-        found()
+        actual()
 
 
-def test_ops_keep_what_torch_asks_of_them() -> None:
+def test_opaque_ops_pass_opcheck() -> None:
     generator = torch.Generator().manual_seed(5)
     x, weight = torch.randn(6, 3, 32, generator=generator), torch.randn(8, 32, generator=generator)
     products = defaultdict(lambda: Product("dense", weight))  # opcheck hands in copies

@@ -1,4 +1,4 @@
-"""The bundled model in float32: greedy text token by token as transformers gives it, alone and in company."""
+"""The built-in model in float32: its greedy text equals transformers, alone and together with other requests."""
 
 from __future__ import annotations
 
@@ -28,15 +28,18 @@ def guide() -> Iterator[ModelFiles]:
 
 @pytest.fixture(scope="module")
 def prompts(guide: ModelFiles) -> list[list[int]]:
-    """Lines of the model's own chat template about this program, each a little longer than the one before."""
+    """Prompts in the model's chat template about this program, of increasing length."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(guide.path / "tokenizer.json"))
     subjects = ["a model", "the daemon", "my GPU", "an adapter", "the cache", "JSON", "a port", "two numbers"]
     verbs = ["start", "stop", "list", "remove", "explain", "configure", "measure", "share", "name", "update", "add"]
     manners = ["", " quickly", " on a Mac", " without a network", " in Python, please"]
-    asked = [f"How do I {verb} {subject}{manner}?" for manner in manners for verb in verbs for subject in subjects]
-    chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in asked[:: len(asked) // PROMPTS]]
+    questions = [f"How do I {verb} {subject}{manner}?" for manner in manners for verb in verbs for subject in subjects]
+    chats = [
+        f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+        for text in questions[:: len(questions) // PROMPTS]
+    ]
     return [tokenizer.encode(chat).ids for chat in chats[:PROMPTS]]
 
 
@@ -47,12 +50,12 @@ def runner(guide: ModelFiles) -> Runner:
 
 @pytest.fixture(scope="module")
 def texts(runner: Runner, prompts: list[list[int]]) -> list[list[int]]:
-    """Our greedy continuations, never stopping at an end token; the engine lets in sixteen at a time."""
+    """The engine's greedy continuations without end tokens, at most sixteen requests at a time."""
     talk = Conversation(runner)
     for at, prompt in enumerate(prompts):
         talk.submit(str(at), prompt, TOKENS)
-    found = talk.finish()
-    return [found[str(at)] for at in range(len(prompts))]
+    result = talk.finish()
+    return [result[str(at)] for at in range(len(prompts))]
 
 
 @pytest.mark.real
@@ -92,6 +95,6 @@ def test_sixteen_that_join_and_leave_equal_solo_runs(
             left += [leaving] * talk.engine.cancel(str(leaving))
         talk.step()
     for at in chosen:
-        found = talk.tokens[str(at)]
-        assert found == texts[at][: len(found)]
-        assert at in left or len(found) == lengths[at]
+        result = talk.tokens[str(at)]
+        assert result == texts[at][: len(result)]
+        assert at in left or len(result) == lengths[at]

@@ -1,4 +1,4 @@
-"""Long steps, of which the last layer computes only what is answered: as when it computes every token."""
+"""Long steps, in which the last layer computes only the rows with an answer: the result is the same."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ class TestLastLayer(Conformance):
 
 
 def opened(tiny: str, folder: Path, capturable: int) -> TorchRunner:
-    (found,) = (one for one in TINIES if one.label == tiny)
-    found.save(folder)
+    (actual,) = (one for one in TINIES if one.label == tiny)
+    actual.save(folder)
     runner = open_runner(read_model(folder), replace(BUDGET, context=64, cache_bytes=2**20), PARTS, 2**30)
     assert isinstance(runner, TorchRunner)
     return TorchRunner(runner.model, runner.kv, runner.spec, runner.device, capturable=capturable)
 
 
 def steps() -> list[Batch]:
-    """A chunk that is not answered, then that prompt's rest between rows of one token, one of them not answered."""
+    """A chunk without an answer, then the rest of its prompt between rows of one token, one without an answer."""
     drawn = np.random.default_rng(5).integers(0, VOCAB, 60).tolist()
     first, second, third = (range(start, start + 8) for start in (1, 9, 17))
     rows = [
@@ -59,16 +59,16 @@ def steps() -> list[Batch]:
 
 
 @pytest.mark.parametrize("tiny", ["llama", "qwen3-biases", "gemma3"])
-def test_answers_and_cache_are_those_of_every_token(tmp_path: Path, tiny: str) -> None:
-    found = []
+def test_answers_and_cache_equal_a_full_last_layer(tmp_path: Path, tiny: str) -> None:
+    actual = []
     for capturable in (0, 1000):
         runner = opened(tiny, tmp_path, capturable)
         with torch.inference_mode():
             runner.kv.keys.zero_()
             runner.kv.values.zero_()
         results = [runner.run(batch).result() for batch in steps()]
-        found.append((results[1].hidden, runner.kv.keys.clone(), runner.kv.values.clone()))
-    (hidden, *cache), (expected, *cache_expected) = found
+        actual.append((results[1].hidden, runner.kv.keys.clone(), runner.kv.values.clone()))
+    (hidden, *cache), (expected, *cache_expected) = actual
     assert hidden is not None
     assert np.abs(expected[1:]).max() > 0.1
     np.testing.assert_allclose(hidden, expected, atol=2e-5)
@@ -77,17 +77,17 @@ def test_answers_and_cache_are_those_of_every_token(tmp_path: Path, tiny: str) -
 
 
 @pytest.mark.parametrize(("capturable", "last"), [(0, [[], [3]]), (20, [[20], [3]]), (24, [[20], [24]])])
-def test_steps_that_may_be_recorded_are_computed_whole(tmp_path: Path, capturable: int, last: list[list[int]]) -> None:
-    seen: list[int] = []
+def test_capturable_steps_compute_all_tokens(tmp_path: Path, capturable: int, last: list[list[int]]) -> None:
+    token_counts: list[int] = []
     runner = opened("llama", tmp_path, capturable)
     layers, ops = len(runner.kv.keys), runner.device.ops
 
-    def counted(x: torch.Tensor, *given: object) -> torch.Tensor:
-        seen.append(len(x))
+    def counted(x: torch.Tensor, *arguments: object) -> torch.Tensor:
+        token_counts.append(len(x))
         return Ops().activation.silu_and_mul(x)
 
     activation = replace(ops.activation, silu_and_mul=counted)
     runner.device = replace(runner.device, ops=replace(ops, activation=activation))
     for batch in steps():
         runner.run(batch).result()
-    assert seen == [*[20] * (layers - 1), *last[0], *[24] * (layers - 1), *last[1]]
+    assert token_counts == [*[20] * (layers - 1), *last[0], *[24] * (layers - 1), *last[1]]

@@ -1,4 +1,4 @@
-"""What loading takes besides the weights it leaves behind: little, however large one of them is."""
+"""The memory that loading needs in addition to the loaded weights: little, also for a large weight."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print(held("VmHWM:") - before - runner.spec.token_bytes)
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model but for its vocabulary, in bfloat16."""
+    """A tiny bfloat16 model with a large vocabulary."""
     folder = tmp_path_factory.mktemp("large")
     next(tiny for tiny in TINIES if tiny.label == "llama").save(folder, torch.bfloat16)
     tensors = load_file(folder / "model.safetensors")
@@ -60,7 +60,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(bool(device.MISSING), reason=device.MISSING or "the library is there")
 @pytest.mark.skipif(not os.access(CLEAR, os.W_OK), reason=f"no {CLEAR} here")
 @pytest.mark.parametrize("quant", ["none", "int8", "int4", "fp8"])
-def test_the_largest_weight_is_never_there_twice(quant: str, large: Path, tmp_path: Path) -> None:
+def test_loading_never_holds_two_copies_of_a_weight(quant: str, large: Path, tmp_path: Path) -> None:
     next(tiny for tiny in TINIES if tiny.label == "llama").save(tmp_path)
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(large), quant, str(tmp_path)], capture_output=True, text=True, check=False

@@ -157,7 +157,7 @@ def test_scale_zero_is_the_base_model(loaded: Loaded) -> None:
     assert_equal(actual, loaded.expected[0][-1].expand(2, -1))
 
 
-def test_an_adapter_changes_the_answer(loaded: Loaded) -> None:
+def test_adapter_changes_the_answer(loaded: Loaded) -> None:
     """The other tests can fail: adapters differ from the base model by far more than the tolerance."""
     prompt = loaded.prompts[1]
     base, adapted = run(loaded.runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [0, 1])
@@ -189,7 +189,7 @@ def test_scale_multiplies_the_delta(llama: tuple[Path, Path], tmp_path: Path) ->
     runner.close()
 
 
-def test_a_reloaded_slot_has_nothing_of_the_adapter_before(llama: tuple[Path, Path]) -> None:
+def test_reloaded_slot_forgets_the_previous_adapter(llama: tuple[Path, Path]) -> None:
     model, folder = llama
     runner = cpu.open(read_model(model), OPTIONS)
     prompt = list(range(5, 25))

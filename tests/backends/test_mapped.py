@@ -1,4 +1,4 @@
-"""Tensors as views of their file: every dtype, wherever they lie in it."""
+"""Tensors as views of a file: all dtypes, at all offsets."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ def written(file: Path, tensors: dict[str, tuple[str, list[int], bytes]], paddin
 
 
 @pytest.mark.parametrize("padding", range(8))
-def test_every_dtype_is_read_bit_by_bit_wherever_it_lies(padding: int, tmp_path: Path) -> None:
+def test_all_dtypes_are_read_exactly_at_any_offset(padding: int, tmp_path: Path) -> None:
     stored = {
         name: (name, [3, 2], bytes(range(at, at + 6 * ITEM_BYTES[name]))) for at, name in enumerate(DTYPES, start=1)
     }
     stored["BOOL"] = ("BOOL", [3, 2], bytes([1, 0, 0, 1, 1, 0]))
     files = MappedFiles()
     for name, tensor in read_header(written(tmp_path / "model.safetensors", stored, padding)).items():
-        found = files.tensor(tensor)
-        assert found.dtype.itemsize == ITEM_BYTES[name]
+        result = files.tensor(tensor)
+        assert result.dtype.itemsize == ITEM_BYTES[name]
         copied = bool(tensor.start % ITEM_BYTES[name])
-        assert (files.tensor(tensor).data_ptr() != found.data_ptr()) == copied, "memory only where it must be"
-        assert (found.dtype, found.shape) == (DTYPES[name], (3, 2))
-        assert bytes(found.view(torch.uint8).flatten().tolist()) == stored[name][2]
+        assert (files.tensor(tensor).data_ptr() != result.data_ptr()) == copied, "memory only where it must be"
+        assert (result.dtype, result.shape) == (DTYPES[name], (3, 2))
+        assert bytes(result.view(torch.uint8).flatten().tolist()) == stored[name][2]
         files.drop(tensor)
-        assert bytes(found.view(torch.uint8).flatten().tolist()) == stored[name][2], "read from the file anew"
+        assert bytes(result.view(torch.uint8).flatten().tolist()) == stored[name][2], "read from the file anew"
 
 
-def test_a_tensor_without_values_and_a_number(tmp_path: Path) -> None:
+def test_empty_tensor_and_scalar_are_read(tmp_path: Path) -> None:
     file = written(tmp_path / "m.safetensors", {"none": ("F32", [0, 5], b""), "one": ("I64", [], bytes([7] + [0] * 7))})
     tensors, files = read_header(file), MappedFiles()
     assert files.tensor(tensors["none"]).shape == (0, 5)
     assert files.tensor(tensors["one"]).item() == 7
 
 
-def test_what_is_dropped_are_the_pages_of_that_tensor(tmp_path: Path) -> None:
+def test_drop_releases_the_pages_of_one_tensor(tmp_path: Path) -> None:
     page = mmap.PAGESIZE
     stored = {name: ("U8", [3 * page], bytes(3 * page)) for name in "ab"}
     tensors = read_header(written(tmp_path / "model.safetensors", stored))
     files, advised = MappedFiles(), []
     files.tensor(tensors["a"])
-    files._maps[tensors["b"].file] = SimpleNamespace(madvise=lambda *given: advised.append(given))  # type: ignore[assignment]
+    files._maps[tensors["b"].file] = SimpleNamespace(madvise=lambda *arguments: advised.append(arguments))  # type: ignore[assignment]
     files.drop(tensors["b"])
     ((advice, start, length),) = advised
     assert advice == mmap.MADV_DONTNEED
@@ -67,7 +67,7 @@ def test_what_is_dropped_are_the_pages_of_that_tensor(tmp_path: Path) -> None:
     assert start + length == tensors["b"].stop
 
 
-def test_what_was_never_read_may_be_dropped_and_what_is_gone_is_refused(tmp_path: Path) -> None:
+def test_drop_accepts_unread_tensors_and_missing_files_are_refused(tmp_path: Path) -> None:
     stored, files = StoredTensor(tmp_path / "gone.safetensors", "F32", (1,), 8, 12), MappedFiles()
     files.drop(stored)
     with pytest.raises(ModelRefused, match=r"gone\.safetensors cannot be read"):

@@ -1,4 +1,4 @@
-"""Four-bit numbers as formats store them: orders, odd widths, scales that float16 holds or not, and sorted groups."""
+"""4-bit numbers in the layouts of checkpoints: orders, odd widths, scales in float16 and beyond it, sorted groups."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_the_even_input_is_the_low_nibble_and_an_odd_width_ends_in_zero(row: lis
     assert paired(torch.tensor([row], dtype=torch.uint8)).tolist() == [pairs]
 
 
-def test_scales_of_float16_are_kept_and_those_that_it_rounds_a_little() -> None:
-    kept = torch.tensor([[0.5, 65504.0, 0.0]])
-    assert torch.equal(half_scales("s", kept), kept.half())
+def test_scales_near_float16_values_are_accepted() -> None:
+    exact = torch.tensor([[0.5, 65504.0, 0.0]])
+    assert torch.equal(half_scales("s", exact), exact.half())
     rounded = torch.tensor([[0.1, 1.0]])
     assert half_scales("s", rounded).dtype == torch.float16
     tiny = torch.tensor([[1e-9, 1.0]])  # float16 makes it 0: a millionth of the largest does not matter
@@ -37,12 +37,12 @@ def test_scales_of_float16_are_kept_and_those_that_it_rounds_a_little() -> None:
 
 
 @pytest.mark.parametrize("scales", [[1.0, 65536.0], [3e-8 * 1.4, 3e-8], [1e-9, 1e-9]], ids=str)
-def test_scales_that_float16_cannot_hold_are_refused_by_name(scales: list[float]) -> None:
+def test_scales_beyond_float16_are_refused_by_name(scales: list[float]) -> None:
     with pytest.raises(ModelRefused, match=rf"'a.scales' has scales beyond float16: up to {max(scales):g}"):
         half_scales("a.scales", torch.tensor([scales]))
 
 
-def test_groups_that_lie_together_need_no_order() -> None:
+def test_contiguous_groups_need_no_order() -> None:
     assert grouped("g", torch.tensor([0, 0, 1, 1, 2], dtype=torch.int32), 2) is None
 
 
@@ -52,12 +52,12 @@ def test_inputs_are_sorted_by_their_groups() -> None:
     assert order.tolist() == [1, 3, 0, 4, 2]
     nibbles = torch.tensor([[3, 5, 7, 9, 11], [1, 2, 4, 6, 8]], dtype=torch.uint8)
     weight = Int4(paired(nibbles), torch.ones(2, 3).half(), torch.zeros(2, 3, dtype=torch.uint8), 2, 5)
-    turned = sorted_inputs(weight, order)
-    assert turned.dense().tolist() == weight.dense()[:, order].tolist()
-    assert turned._replace(data=weight.data) == weight
+    permuted = sorted_inputs(weight, order)
+    assert permuted.dense().tolist() == weight.dense()[:, order].tolist()
+    assert permuted._replace(data=weight.data) == weight
 
 
 @pytest.mark.parametrize("groups", [[0, 0, 0, 1], [0, 1, 1, 1, 2], [1, 1, 2, 2]], ids=str)
-def test_groups_of_another_size_are_refused(groups: list[int]) -> None:
+def test_groups_with_a_wrong_size_are_refused(groups: list[int]) -> None:
     with pytest.raises(ModelRefused, match=r"'g' does not assign the inputs to groups of 2, contrary to config\.json"):
         grouped("g", torch.tensor(groups), 2)

@@ -1,4 +1,4 @@
-"""What CPU and CUDA devices make of a model and a budget before it is loaded; no GPU is needed."""
+"""Opening a model on CPU and CUDA devices, before its weights are loaded. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GIB = 2**30
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Device, int]]:
-    """The device that a model is opened on, and how much memory is free there."""
+    """The device of the opened model, and its free memory."""
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(on_cuda, "open_runner", lambda files, budget, device, free: (device, free))
@@ -50,7 +50,7 @@ def files_of(folder: Path, dtype: torch.dtype) -> ModelFiles:
     return read_model(canary.save(folder, dtype))
 
 
-def test_a_gpu_computes_in_bfloat16_but_for_models_of_float32(
+def test_gpu_uses_bfloat16_except_for_float32_models(
     opened: Callable[..., tuple[Device, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for dtype, computes in (
@@ -69,13 +69,13 @@ def test_a_gpu_computes_in_bfloat16_but_for_models_of_float32(
     assert opened(files, LoadOptions())[0].warnings == ()
 
 
-def test_a_gpu_s_kernels_are_tested_in_the_dtype_that_is_computed_in(
+def test_self_test_uses_the_dtype_of_activations(
     opened: Callable[..., tuple[Device, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
+    calls: list[Any] = []
 
-    def tested(*given: Any) -> tuple[Ops, tuple[str, ...]]:
-        asked.append(given)
+    def tested(*arguments: Any) -> tuple[Ops, tuple[str, ...]]:
+        calls.append(arguments)
         return Ops(), ("one is replaced",)
 
     monkeypatch.setattr(on_cuda, "self_tested", tested)
@@ -85,14 +85,12 @@ def test_a_gpu_s_kernels_are_tested_in_the_dtype_that_is_computed_in(
     assert device.ops == Ops()
     assert device.warnings == ("the CUDA C++ kernels are not used (slower): not built", "one is replaced")
     opened(files, LoadOptions(self_test_dir=tmp_path, dtype="float32"))
-    assert [given[:5] for given in asked] == [
+    assert [arguments[:5] for arguments in calls] == [
         (on_cuda.CANDIDATES, "cuda", dtype, tmp_path, "a GPU") for dtype in (torch.bfloat16, torch.float32)
     ]
 
 
-def test_kernels_are_tested_anew_where_driver_compiler_or_library_are_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_driver_compiler_or_library_repeats_the_self_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library, version = tmp_path / "localllm_cuda.so", ["580.1"]
 
     class Driver:
@@ -103,20 +101,20 @@ def test_kernels_are_tested_anew_where_driver_compiler_or_library_are_others(
     monkeypatch.setattr(on_cuda, "MISSING", "")
     monkeypatch.setattr(on_cuda, "find_cuda_library", lambda: library)
     library.write_bytes(b"one")
-    seen = [tuple(on_cuda._versions())]
+    version_lists = [tuple(on_cuda._versions())]
     library.write_bytes(b"two")
-    seen.append(tuple(on_cuda._versions()))
+    version_lists.append(tuple(on_cuda._versions()))
     version[0] = "580.2"
-    seen.append(tuple(on_cuda._versions()))
+    version_lists.append(tuple(on_cuda._versions()))
     monkeypatch.setattr(on_cuda, "find_spec", lambda name: None)
-    seen.append(tuple(on_cuda._versions()))
-    assert seen[-1][1] == "no Triton"
+    version_lists.append(tuple(on_cuda._versions()))
+    assert version_lists[-1][1] == "no Triton"
     monkeypatch.setattr(on_cuda, "MISSING", "not built")
-    seen.append(tuple(on_cuda._versions()))
-    assert len(set(seen)) == len(seen)
+    version_lists.append(tuple(on_cuda._versions()))
+    assert len(set(version_lists)) == len(version_lists)
 
 
-def test_lanes_of_a_gpu_begin_with_what_was_built_and_end_with_references(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_candidates_end_with_references(monkeypatch: pytest.MonkeyPatch) -> None:
     def with_library(ops: Ops) -> Ops:
         return replace(ops, norm=Norm(rms=canary.save))
 
@@ -132,16 +130,16 @@ def test_lanes_of_a_gpu_begin_with_what_was_built_and_end_with_references(monkey
         (object(), without_library, (triton, Ops())),
         (object(), with_library, (with_library(triton), triton, Ops())),
     ):
-        monkeypatch.setattr(cuda_ops, "find_spec", lambda name, found=specified: found)
+        monkeypatch.setattr(cuda_ops, "find_spec", lambda name, result=specified: result)
         monkeypatch.setattr(cuda_ops, "_with_library", library)
         assert cuda_ops._candidates() == (candidates, "not built" if library is without_library else "")
 
 
 @pytest.mark.parametrize(("missing", "references"), [(True, False), (False, True), (False, False)])
-def test_the_cpu_s_threads_are_those_asked_for(
+def test_cpu_uses_the_requested_threads(
     missing: bool, references: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Torch has one thread only where kernels compute: two teams fight for the cores."""
+    """torch has one thread if the kernels are built: two thread pools would compete for the cores."""
     set_to: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", set_to.append)
     monkeypatch.setattr(on_cpu, "MISSING", "not built" if missing else "")
@@ -156,7 +154,7 @@ def test_the_cpu_s_threads_are_those_asked_for(
     assert set_to == ([3, 6] if missing or references else [3, 1, 6, 1])
 
 
-def test_the_cpu_is_given_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_gets_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setattr(cpu, "memory", lambda: (100, 60))
@@ -169,7 +167,7 @@ def test_the_cpu_is_given_what_is_free(tmp_path: Path, monkeypatch: pytest.Monke
     assert "GOMP_SPINCOUNT" not in os.environ
 
 
-def test_a_device_is_placed_by_its_type_and_named_by_its_backend(tmp_path: Path) -> None:
+def test_device_has_a_type_and_a_name(tmp_path: Path) -> None:
     """HIP's devices are torch's "cuda"; here they are torch's "cpu"."""
     canary.save(tmp_path)
     hip = replace(on_cpu.DEVICE, name="hip")

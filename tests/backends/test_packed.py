@@ -1,4 +1,4 @@
-"""The file that packed weights are kept in: whole or not there, and believed only where every byte is as written."""
+"""The packed file: it is written completely or not at all, and read only if all its bytes are intact."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from localllm.backends.pytorch.packed import ALIGNMENT, SPARE, PackedFile
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, weight_tensors
 from localllm.kernels.ops.projection import Product
 
-MADE = {
+PRODUCTS = {
     "a": Product("int8", Int8(torch.arange(-33, 33, dtype=torch.int8).view(2, 33), torch.tensor([0.5, 2.0]))),
     "b+c": Product("int4", Int4(*(torch.full((3, 2), at, dtype=torch.uint8) for at in (7, 8, 9)), 2, 4)),
     "d": Product("fp8", Fp8(torch.ones(2, 3).to(torch.float8_e4m3fn), torch.ones(2, 1), 3)),
 }
-NEEDED = sum(part.nbytes for product in MADE.values() for part in weight_tensors(product.weight))
+NEEDED = sum(part.nbytes for product in PRODUCTS.values() for part in weight_tensors(product.weight))
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> PackedFile:
+def packed_file(tmp_path: Path) -> PackedFile:
     return PackedFile(tmp_path / "new" / "int8.safetensors", "mark", Int8)
 
 
-def test_what_is_read_is_what_was_written(kept: PackedFile) -> None:
-    assert kept.read() is None
-    kept.write(MADE)
-    found = kept.read()
-    assert found is not None
-    assert list(found) == list(MADE)
-    for name, product in MADE.items():
-        assert found[name].op == product.op
-        assert type(found[name].weight) is type(product.weight)
-        for one, other in zip(found[name].weight, product.weight, strict=True):
+def test_packed_file_round_trip(packed_file: PackedFile) -> None:
+    assert packed_file.read() is None
+    packed_file.write(PRODUCTS)
+    result = packed_file.read()
+    assert result is not None
+    assert list(result) == list(PRODUCTS)
+    for name, product in PRODUCTS.items():
+        assert result[name].op == product.op
+        assert type(result[name].weight) is type(product.weight)
+        for one, other in zip(result[name].weight, product.weight, strict=True):
             if isinstance(other, torch.Tensor):
                 assert one.dtype == other.dtype
                 assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
@@ -49,23 +49,25 @@ def test_what_is_read_is_what_was_written(kept: PackedFile) -> None:
                 assert one == other
 
 
-def test_another_mark_is_another_s(kept: PackedFile, tmp_path: Path) -> None:
-    kept.write(MADE)
+def test_other_fingerprint_is_not_read(packed_file: PackedFile, tmp_path: Path) -> None:
+    packed_file.write(PRODUCTS)
     assert PackedFile(tmp_path / "new" / "int8.safetensors", "marks", Int8).read() is None
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
-def test_a_disk_keeps_some_room(kept: PackedFile, lacking: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_not_written_without_spare_disk_space(
+    packed_file: PackedFile, lacking: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=NEEDED + SPARE - lacking))
-    kept.write(MADE)
-    assert (kept.read() is None) == bool(lacking)
+    packed_file.write(PRODUCTS)
+    assert (packed_file.read() is None) == bool(lacking)
 
 
 @pytest.mark.parametrize("error", [OSError("no space"), KeyboardInterrupt()], ids=["full", "stopped"])
-def test_a_file_that_is_not_finished_goes(
-    kept: PackedFile, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unfinished_file_is_deleted(
+    packed_file: PackedFile, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept.write(MADE)
+    packed_file.write(PRODUCTS)
 
     def blocks(self: PackedFile, products: object) -> Iterator[Any]:
         yield b"half"
@@ -73,17 +75,17 @@ def test_a_file_that_is_not_finished_goes(
 
     monkeypatch.setattr(PackedFile, "_blocks", blocks)
     if isinstance(error, OSError):
-        kept.write({})
+        packed_file.write({})
     else:
         with pytest.raises(KeyboardInterrupt):
-            kept.write({})
+            packed_file.write({})
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["int8.safetensors"]
-    assert kept.read() is not None, "the one before is as it was"
+    assert packed_file.read() is not None, "the one before is as it was"
 
 
 @pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 250, 300])
 @pytest.mark.parametrize("pieces", [1, 7, 100, 300])
-def test_checksums_are_of_blocks_however_the_data_comes(
+def test_checksums_do_not_depend_on_chunks(
     size: int, pieces: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checksums, "BLOCK", 100)
@@ -108,8 +110,8 @@ def test_checksums_are_of_blocks_however_the_data_comes(
             assert not read_checked(opened.fileno(), 6, memoryview(into), sums.values[1:], 2), "one byte short"
 
 
-def test_short_reads_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system reads as much as it likes in one go."""
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may read fewer bytes than requested."""
     data, into, read = bytes(range(200)), bytearray(200), checksums.os.preadv
     (tmp_path / "data").write_bytes(data)
 

@@ -1,4 +1,4 @@
-"""Teacher-forced logits of tiny random models against transformers, whichever way the tokens arrive."""
+"""Teacher-forced logits of tiny random models against transformers, with prompts split into steps in several ways."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def logits_of(runner: TorchRunner, rows: Sequence[Row], copies: Sequence[tuple[i
 
 @dataclass(frozen=True)
 class Pair:
-    """Our runner, and what transformers gives for two prompts [tokens, vocab]."""
+    """A runner, and the logits of transformers for two prompts, each [tokens, vocab]."""
 
     runner: TorchRunner
     prompts: list[list[int]]
@@ -87,18 +87,18 @@ def test_chunks(pair: Pair, chunk: int) -> None:
 
 @pytest.mark.real
 def test_shared_prefix(pair: Pair) -> None:
-    """A second sequence reads the first one's pages, and one that the step itself copies."""
+    """A second sequence reads pages of the first sequence, and a page that the step copies."""
     prompt, cached = pair.prompts[0], 2 * PAGE + 3
     logits_of(pair.runner, [Row(prompt, 0, own_pages(0))])
     pages = [*own_pages(0)[:2], *own_pages(1)[:14]]
     row = Row(prompt[cached:], cached, pages)
-    found = logits_of(pair.runner, [row], copies=[(own_pages(0)[2], pages[2])])
-    torch.testing.assert_close(found, pair.expected[0][cached:], rtol=0, atol=BOUND)
+    result = logits_of(pair.runner, [row], copies=[(own_pages(0)[2], pages[2])])
+    torch.testing.assert_close(result, pair.expected[0][cached:], rtol=0, atol=BOUND)
 
 
 @pytest.mark.real
 def test_mixed_batch(pair: Pair) -> None:
-    """Rows that read one token, a chunk and a whole prompt, in one step; two share a prefix."""
+    """A step with rows of one token, a chunk and a full prompt. Two rows share a prefix."""
     first, second = pair.prompts
     cut = 2 * PAGE
     logits_of(pair.runner, [Row(first[:-1], 0, own_pages(0)), Row(second[:cut], 0, own_pages(1))])
@@ -119,8 +119,8 @@ def test_mixed_batch(pair: Pair) -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("tiny", [tiny for tiny in TINIES if tiny.label in (*FAMILIES, "gemma3")], ids=str)
-def test_bfloat16_stays_near_float32(tiny: Tiny, tmp_path: Path) -> None:
-    """Stored and computed in bfloat16: the error is a few of its roundings (2**-8), not a wrong answer."""
+def test_bfloat16_is_near_float32(tiny: Tiny, tmp_path: Path) -> None:
+    """Weights and activations in bfloat16: the error is a few roundings of bfloat16 (2**-8)."""
     model = tiny.save(tmp_path, torch.bfloat16).float()
     prompt = torch.randint(3, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(4)).tolist()
     with torch.inference_mode():
@@ -141,7 +141,7 @@ def near(got: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("shape", shapes.SHAPES, ids=str)
 def test_odd_shapes(shape: Tiny, tmp_path: Path) -> None:
-    """A whole prompt; then one in chunks, whose end is decoded; then one whose beginning is cached."""
+    """A full prompt, then a prompt in chunks with a decoded end, then a prompt with a cached prefix."""
     model, many = shape.save(tmp_path), -(-shape.length // PAGE)
     prompts = torch.randint(3, VOCAB, (2, shape.length), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.inference_mode():
@@ -162,7 +162,7 @@ def test_odd_shapes(shape: Tiny, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shape", shapes.SHAPES, ids=str)
-def test_both_spellings_are_one_config(shape: Tiny) -> None:
+def test_both_rope_spellings_give_one_config(shape: Tiny) -> None:
     """transformers 5 writes rope_parameters, transformers 4 wrote rope_theta and rope_scaling."""
     values = shape.config().to_dict() | {"dtype": "float32"}
     older = deepcopy(values)
@@ -170,7 +170,7 @@ def test_both_spellings_are_one_config(shape: Tiny) -> None:
     assert parse_config(older) == parse_config(values)
 
 
-def test_every_architecture_has_a_file_a_config_and_a_tiny_model() -> None:
+def test_all_architectures_have_a_file_a_config_and_a_tiny_model() -> None:
     assert set(architectures()) == set(FAMILIES) == {tiny.model_type for tiny in TINIES}
 
 

@@ -1,4 +1,4 @@
-"""Weights made smaller while loading: how near they stay, what they take, and how they are kept for the next time."""
+"""Weights quantised while loading: their errors, their memory, and their packed file."""
 
 from __future__ import annotations
 
@@ -47,34 +47,34 @@ def weight(out_features: int = 33, in_features: int = 165) -> torch.Tensor:
     ids=["int8", "int4"],
 )
 def test_rounding_is_to_the_nearest_step(quantise, steps: int) -> None:
-    """Half a step at most, a step being the range of what shares it over their number; float16 scales cost a little."""
+    """The error is at most half a quantisation step, plus the rounding of float16 scales."""
     plain = weight()
-    made = quantise(plain)
-    group = getattr(made, "group", plain.shape[1])
+    quantised = quantise(plain)
+    group = getattr(quantised, "group", plain.shape[1])
     for start in range(0, plain.shape[1], group):
-        part, found = plain[:, start : start + group], made.dense()[:, start : start + group]
+        part, result = plain[:, start : start + group], quantised.dense()[:, start : start + group]
         reach = part.abs().amax(1) * 2 if steps > 15 else part.amax(1).clamp(min=0) - part.amin(1).clamp(max=0)
-        assert ((found - part).abs() <= (reach / steps * 0.5 * 1.01).unsqueeze(1) + part.abs() * 1e-3).all()
+        assert ((result - part).abs() <= (reach / steps * 0.5 * 1.01).unsqueeze(1) + part.abs() * 1e-3).all()
 
 
 def test_fp8_rounds_to_three_bits_of_mantissa() -> None:
     plain = weight()
-    found = fp8.quantise(plain).dense()
+    result = fp8.quantise(plain).dense()
     normal = plain.abs() > plain.abs().amax(1, keepdim=True) * 2.0**-14
-    assert ((found - plain).abs() <= plain.abs() * 2.0**-4)[normal].all()
+    assert ((result - plain).abs() <= plain.abs() * 2.0**-4)[normal].all()
 
 
-def test_int4_rounds_by_the_scale_that_is_kept() -> None:
-    """Half a step of it at most, but for numbers at either end."""
+def test_int4_rounds_by_the_stored_scale() -> None:
+    """The error is at most half a step of the stored scale, except at the ends of the range."""
     plain = weight()
-    made = int4.quantise(plain)
-    nibbles = torch.stack((made.data & 15, made.data >> 4), dim=-1).flatten(-2)[:, : made.in_features]
-    step = spread(made.scale.float(), made.group, made.in_features)
+    quantised = int4.quantise(plain)
+    nibbles = torch.stack((quantised.data & 15, quantised.data >> 4), dim=-1).flatten(-2)[:, : quantised.in_features]
+    step = spread(quantised.scale.float(), quantised.group, quantised.in_features)
     inside = (nibbles > 0) & (nibbles < 15)
-    assert ((made.dense() - plain).abs() <= step * 0.5001)[inside].all()
+    assert ((quantised.dense() - plain).abs() <= step * 0.5001)[inside].all()
 
 
-def test_the_largest_of_fp8_is_kept() -> None:
+def test_fp8_represents_the_largest_magnitude() -> None:
     plain = weight()
     torch.testing.assert_close(fp8.quantise(plain).dense().abs().amax(1), plain.abs().amax(1), rtol=1e-6, atol=0.0)
 
@@ -84,14 +84,14 @@ def test_zeros_stay_zeros(quantise) -> None:
     plain = weight(40, 70)
     plain[5] = 0.0
     plain[7, :64] = 0.0
-    made = quantise(plain)
-    assert torch.equal(made.dense()[plain == 0.0], torch.zeros(int((plain == 0.0).sum())))
+    quantised = quantise(plain)
+    assert torch.equal(quantised.dense()[plain == 0.0], torch.zeros(int((plain == 0.0).sum())))
 
 
 @pytest.mark.parametrize("quantise", [int8.quantise, int4.quantise, fp8.quantise, lambda plain: plain])
 @pytest.mark.parametrize("ops", [Ops(), DEVICE.ops], ids=["references", "kernels"])
-def test_slices_are_as_one(ops: Ops, quantise, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three weights one below the other, cut where none of them ends."""
+def test_slices_equal_the_concatenated_weight(ops: Ops, quantise, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three concatenated weights, with slices that span two weights."""
     plain = weight(16 + 72 + 33, 70)
     monkeypatch.setattr(formats, "SLICE_VALUES", 32 * 70)
     three = [
@@ -107,7 +107,7 @@ def test_slices_are_as_one(ops: Ops, quantise, monkeypatch: pytest.MonkeyPatch) 
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def test_weights_of_different_types_share_no_product() -> None:
+def test_weights_with_different_formats_share_no_product() -> None:
     def stored(dtype: torch.dtype) -> Loaded:
         return Loaded(16, 4, lambda start, stop: torch.zeros(stop - start, 4, dtype=dtype))
 
@@ -115,17 +115,17 @@ def test_weights_of_different_types_share_no_product() -> None:
     assert not stored(torch.bfloat16).joins(stored(torch.float32))
 
 
-def test_weights_of_another_kind_or_order_share_no_product() -> None:
+def test_weights_with_another_kind_or_order_share_no_product() -> None:
     def stored(quantise, order: list[int] | None = None, wide: bool = False, in_features: int = 64) -> Loaded:
         plain = weight(16, in_features)
-        turned = None if order is None else torch.tensor(order)
-        return Loaded(16, in_features, lambda start, stop: quantise(plain[start:stop]), wide=wide, order=turned)
+        permuted = None if order is None else torch.tensor(order)
+        return Loaded(16, in_features, lambda start, stop: quantise(plain[start:stop]), wide=wide, order=permuted)
 
     def with_zeros(plain: torch.Tensor) -> Int4:
-        made = int4.quantise(plain)
-        return made._replace(group=32, scale=made.scale.repeat(1, 2), zero=made.zero.repeat(1, 2))
+        quantised = int4.quantise(plain)
+        return quantised._replace(group=32, scale=quantised.scale.repeat(1, 2), zero=quantised.zero.repeat(1, 2))
 
-    natural, turned = list(range(64)), [1, 0, *range(2, 64)]
+    natural, permuted = list(range(64)), [1, 0, *range(2, 64)]
     kinds = [
         stored(int8.quantise),
         stored(fp8.quantise),
@@ -133,7 +133,7 @@ def test_weights_of_another_kind_or_order_share_no_product() -> None:
         stored(with_zeros),
         stored(int4.quantise, wide=True),
         stored(int4.quantise, natural, wide=True),
-        stored(int4.quantise, turned, wide=True),
+        stored(int4.quantise, permuted, wide=True),
         stored(lambda plain: plain),
     ]
     assert [one.product for one in kinds] == [
@@ -156,7 +156,7 @@ def files_of(label: str, folder: Path) -> ModelFiles:
 
 
 def logits(runner: TorchRunner) -> torch.Tensor:
-    """Of the last of a few tokens."""
+    """Logits of the last token of a short prompt."""
     ops = runner.device.ops
     with torch.inference_mode():
         step = runner.inputs.send(make_batch([Row([5, 9, 77, 3, 20], 0, [1])], runner.spec.vocab_size)).step
@@ -166,7 +166,7 @@ def logits(runner: TorchRunner) -> torch.Tensor:
 @pytest.mark.real
 @pytest.mark.parametrize("quant", QUANTS)
 @pytest.mark.parametrize("label", ["llama", "qwen2-tied", "gemma3", "phi3"])
-def test_a_smaller_model_says_nearly_the_same(label: str, quant: Quant, tmp_path: Path) -> None:
+def test_quantised_model_is_near_the_float_model(label: str, quant: Quant, tmp_path: Path) -> None:
     files = files_of(label, tmp_path)
     plain, small = (open_on_cpu(files, replace(BUDGET, quant=each), FREE) for each in ("none", quant))
     near = torch.cosine_similarity(logits(plain), logits(small), dim=0)
@@ -178,7 +178,7 @@ def test_a_smaller_model_says_nearly_the_same(label: str, quant: Quant, tmp_path
 
 @pytest.mark.parametrize("label", ["llama", "llama-tied"])
 @pytest.mark.parametrize("quant", ["none", *QUANTS])
-def test_expected_bytes_are_near_the_real_ones(quant: Quant, label: str, tmp_path: Path) -> None:
+def test_expected_bytes_are_near_the_loaded_bytes(quant: Quant, label: str, tmp_path: Path) -> None:
     files = files_of(label, tmp_path)
     device = replace(DEVICE, ops=Ops())
     runner = open_runner(files, replace(BUDGET, quant=quant), device, FREE)
@@ -199,7 +199,9 @@ class TestKept:
 
     @pytest.mark.real
     @pytest.mark.parametrize("quant", QUANTS)
-    def test_the_second_load_takes_it(self, quant: Quant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_second_load_reads_the_packed_file(
+        self, quant: Quant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         files, folder = files_of("qwen2", tmp_path / "model"), tmp_path / "packed"
         first = logits(self.open(files, folder, quant))
         assert [file.name for file in folder.iterdir()] == [f"{quant}.safetensors"]
@@ -211,107 +213,107 @@ class TestKept:
         assert len(placed) > 4 * files.config.num_layers, "memory near the workers, before anything is read"
 
     @pytest.mark.parametrize("damage", ["config", "weights", "cut", "text", "mark", "version"])
-    def test_what_does_not_fit_is_made_anew(self, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_packed_file_is_replaced(self, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
         self.open(files, folder)
-        kept = folder / "int4.safetensors"
-        before = kept.stat().st_mtime_ns, kept.read_bytes()
+        packed_file = folder / "int4.safetensors"
+        before = packed_file.stat().st_mtime_ns, packed_file.read_bytes()
         if damage == "config":
             config = json.loads((files.path / "config.json").read_text())
             (files.path / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 2e-5}))
         elif damage == "weights":
             (files.path / "model.safetensors").touch()
         elif damage == "cut":
-            kept.write_bytes(before[1][:-70])
+            packed_file.write_bytes(before[1][:-70])
         elif damage == "text":
-            kept.write_text("not a file of ours")
+            packed_file.write_text("not a file of ours")
         elif damage == "mark":
-            kept.write_bytes(before[1].replace(b'"fingerprint": "', b'"fingerprint":"0', 1))
+            packed_file.write_bytes(before[1].replace(b'"fingerprint": "', b'"fingerprint":"0', 1))
         else:
             monkeypatch.setattr("localllm.backends.pytorch.packed.VERSION", 99)
         self.open(read_model(files.path), folder)
-        assert kept.stat().st_mtime_ns != before[0]
+        assert packed_file.stat().st_mtime_ns != before[0]
         assert [file.name for file in folder.iterdir()] == ["int4.safetensors"]
 
     @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.9, 0.999, 1.0])
-    def test_a_flipped_bit_is_found(self, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In the header, in the numbers, in the checksums: wherever it is, the weights are made anew, and right."""
+    def test_flipped_bit_is_detected(self, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In the header, the data or the checksums: the weights are quantised again, and are correct."""
         monkeypatch.setattr(checksums, "BLOCK", 1000)
         files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
         first = logits(self.open(files, folder))
-        kept = folder / "int4.safetensors"
-        sound = kept.read_bytes()
+        packed_file = folder / "int4.safetensors"
+        sound = packed_file.read_bytes()
         damaged = bytearray(sound)
         damaged[round(share * (len(sound) - 1))] ^= 1
-        kept.write_bytes(damaged)
+        packed_file.write_bytes(damaged)
         assert torch.equal(logits(self.open(files, folder)), first)
-        assert kept.read_bytes() == sound
+        assert packed_file.read_bytes() == sound
 
-    def test_a_header_that_still_reads_well_is_not_believed(self, tmp_path: Path) -> None:
+    def test_readable_but_wrong_header_is_detected(self, tmp_path: Path) -> None:
         files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
         first = logits(self.open(files, folder))
-        kept = folder / "int4.safetensors"
-        sound = kept.read_bytes()
+        packed_file = folder / "int4.safetensors"
+        sound = packed_file.read_bytes()
         damaged = sound.replace(rb"\"int4\"", rb"\"int8\"", 1)
         assert damaged != sound
-        kept.write_bytes(damaged)
+        packed_file.write_bytes(damaged)
         assert torch.equal(logits(self.open(files, folder)), first)
-        assert kept.read_bytes() == sound
+        assert packed_file.read_bytes() == sound
 
-    def test_another_way_of_packing_is_not_mistaken(self, tmp_path: Path) -> None:
-        """As when a new version lays weights out otherwise, or the kernels are gone."""
+    def test_other_layout_is_not_read(self, tmp_path: Path) -> None:
+        """E.g. after an update of the kernels, or without the kernels."""
         files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
 
-        def turned(cut, out_features, dtype):
+        def permuted(cut, out_features, dtype):
             return map_tensors(Ops().linear.pack_slices(cut, out_features, dtype), lambda part: part.flip(0))
 
-        for pack in (Ops().linear.pack_slices, turned):
+        for pack in (Ops().linear.pack_slices, permuted):
             ops = replace(Ops(), linear=replace(Ops().linear, pack_slices=pack))
             open_runner(files, replace(BUDGET, quant="int8", packed_dir=folder), replace(DEVICE, ops=ops), FREE)
         before = (folder / "int8.safetensors").stat().st_mtime_ns
         open_runner(files, replace(BUDGET, quant="int8", packed_dir=folder), replace(DEVICE, ops=Ops()), FREE)
         assert (folder / "int8.safetensors").stat().st_mtime_ns != before
 
-    def test_a_folder_that_cannot_be_written_costs_nothing(self, tmp_path: Path) -> None:
+    def test_model_loads_without_a_writable_folder(self, tmp_path: Path) -> None:
         files = files_of("llama", tmp_path / "model")
         (tmp_path / "packed").write_text("a file stands in the way")
         assert self.open(files, tmp_path / "packed").spec.quant == "int4"
 
-    def test_small_models_are_not_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_small_models_are_not_cached(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
         self.open(files_of("llama", tmp_path / "model"), tmp_path / "packed")
         assert not (tmp_path / "packed").exists()
 
-    def test_weights_as_stored_are_not_kept(self, tmp_path: Path) -> None:
+    def test_float_weights_are_not_cached(self, tmp_path: Path) -> None:
         self.open(files_of("llama", tmp_path / "model"), tmp_path / "packed", "none")
         assert not (tmp_path / "packed").exists()
 
 
 class Renamed(NamedTuple):
-    """The tensors of an Int8 that lie in another order."""
+    """The tensors of an Int8 in another order."""
 
     data: torch.Tensor
     scale: torch.Tensor
 
 
-def test_what_is_kept_is_known_by_all_that_it_was_made_from(tmp_path: Path) -> None:
+def test_fingerprint_depends_on_all_inputs(tmp_path: Path) -> None:
     canary.save(tmp_path)
     weights, sample = tmp_path / "model.safetensors", (torch.zeros(2, 32, dtype=torch.int8), torch.ones(2))
 
-    def mark(quant: str = "int8", made: Any = Int8(*sample)) -> str:
-        return fingerprint(read_model(tmp_path), quant, made)
+    def mark(quant: str = "int8", quantised: Any = Int8(*sample)) -> str:
+        return fingerprint(read_model(tmp_path), quant, quantised)
 
-    known = [mark()]
-    assert mark() == known[0]
-    known += [mark("int4"), mark(made=Renamed(*sample)), mark(made=Int8(sample[0] + 1, sample[1]))]
-    known.append(mark(made=Int8(sample[0], sample[1] * 2)))
+    fingerprints = [mark()]
+    assert mark() == fingerprints[0]
+    fingerprints += [mark("int4"), mark(quantised=Renamed(*sample)), mark(quantised=Int8(sample[0] + 1, sample[1]))]
+    fingerprints.append(mark(quantised=Int8(sample[0], sample[1] * 2)))
     os.utime(weights, ns=(0, 7))
-    known.append(mark())
+    fingerprints.append(mark())
     before = weights.read_bytes()
     weights.write_bytes(before.replace(b'"F32"', b'"I32"', 1))
     os.utime(weights, ns=(0, 7))
-    known.append(mark())
+    fingerprints.append(mark())
     config = tmp_path / "config.json"
     config.write_text(config.read_text() + " ")
-    known.append(mark())
-    assert len(set(known)) == len(known)
+    fingerprints.append(mark())
+    assert len(set(fingerprints)) == len(fingerprints)

@@ -1,4 +1,4 @@
-"""The recorder of CUDA graphs, on stand-ins that refuse what CUDA and torch refuse; and the CPU's tape."""
+"""The recorder of CUDA graphs, with a fake of torch.cuda that refuses wrong calls; and the tape of the CPU tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .tape import Tape
 
 @dataclass
 class Touchy:
-    """torch.cuda, as far as recording goes."""
+    """A fake of the torch.cuda functions that the recorder calls."""
 
     current: str = "main"
     recording_on: str = ""  # the stream that is being recorded
@@ -80,22 +80,22 @@ class Recording:
 
 @pytest.fixture
 def touchy(monkeypatch: pytest.MonkeyPatch) -> Touchy:
-    made = Touchy()
+    module = Touchy()
     stand_ins: dict[str, Any] = {
-        "stream": made.stream,
-        "synchronize": made.synchronize,
-        "CUDAGraph": made.graph,
-        "graph_pool_handle": lambda: next(made.pools),
+        "stream": module.stream,
+        "synchronize": module.synchronize,
+        "CUDAGraph": module.graph,
+        "graph_pool_handle": lambda: next(module.pools),
         "current_device": lambda: 0,
         "current_stream": lambda: SimpleNamespace(wait_stream=lambda _: None),
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(cuda, "_stream", lambda device: "side")
-    return made
+    return module
 
 
-def test_recordings_share_a_pool(touchy: Touchy) -> None:
+def test_captures_share_a_memory_pool(touchy: Touchy) -> None:
     recorder = CudaRecorder()
     replays = []
     for _ in range(3):
@@ -108,15 +108,15 @@ def test_recordings_share_a_pool(touchy: Touchy) -> None:
 
 @pytest.mark.parametrize("pieces", [0, 1, 2], ids="recorded before it breaks off: {}".format)
 @pytest.mark.parametrize("between", [False, True], ids=["while recording", "between recordings"])
-def test_after_a_session_that_breaks_off_others_go_on(touchy: Touchy, pieces: int, between: bool) -> None:
+def test_later_sessions_work_after_a_failed_session(touchy: Touchy, pieces: int, between: bool) -> None:
     recorder = CudaRecorder()
-    kept = []
+    references = []
 
     def break_off() -> None:
         with recorder.session():
             for _ in range(pieces):
                 recorder.begin()
-                kept.append(recorder.end())
+                references.append(recorder.end())
             if not between:
                 recorder.begin()
             raise torch.OutOfMemoryError("CUDA out of memory")
@@ -124,13 +124,13 @@ def test_after_a_session_that_breaks_off_others_go_on(touchy: Touchy, pieces: in
     with pytest.raises(torch.OutOfMemoryError):
         break_off()
     assert not touchy.recording_on
-    kept.clear()
+    references.clear()
     with recorder.session():
         recorder.begin()
         recorder.end()()
 
 
-def test_what_broke_off_is_told_though_the_device_is_broken(touchy: Touchy) -> None:
+def test_first_error_is_raised_on_a_broken_device(touchy: Touchy) -> None:
     recorder = CudaRecorder()
 
     def break_off() -> None:
@@ -143,7 +143,7 @@ def test_what_broke_off_is_told_though_the_device_is_broken(touchy: Touchy) -> N
         break_off()
 
 
-def test_a_tape_ends_where_a_compiled_piece_fails() -> None:
+def test_tape_ends_if_a_compiled_segment_fails() -> None:
     tape, before = Tape(), _get_current_dispatch_mode_stack()
 
     def piece(_: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -1,4 +1,4 @@
-"""Ops by name, back at their references; a name there is not is refused with the nearest."""
+"""Ops replaced by their references by name. An unknown name is refused with a similar name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from localllm.kernels.ops import Ops
     ("name", "hint"),
     [("nrm.rms", "did you mean norm.rms?"), ("rop", "did you mean rope?"), ("al", "did you mean all?")],
 )
-def test_a_name_there_is_not_gets_the_nearest(name: str, hint: str) -> None:
+def test_unknown_op_gets_a_similar_name(name: str, hint: str) -> None:
     with pytest.raises(SettingRefused, match=f"reference_ops: unknown op '{name}'") as refused:
         with_references(Ops(), ["norm", name])
     assert refused.value.hint == hint
 
 
-def test_a_name_far_from_all_gets_the_list() -> None:
+def test_unknown_op_gets_the_list_of_names() -> None:
     with pytest.raises(SettingRefused) as refused:
         with_references(Ops(), ["?"])
     names = refused.value.hint.removeprefix("supported names: ").split(", ")

@@ -1,4 +1,4 @@
-"""Rotary frequencies of every scaling, beside those of transformers, at the ends of their ramps too."""
+"""Rotary frequencies of all scalings against transformers, also at the ends of the ramps."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ FIELDS |= {"short_factor": "short_factors", "long_factor": "long_factors"}
 
 def rope_of(scaling: dict[str, Any]) -> Rope:
     kind = cast("Literal['linear', 'llama3', 'yarn', 'longrope']", scaling["rope_type"])
-    given = {FIELDS[name]: value for name, value in scaling.items() if name in FIELDS}
-    return Rope(kind, scaling.get("rope_theta", 10_000.0), DIM, original_positions=ORIGINAL, **given)
+    fields = {FIELDS[name]: value for name, value in scaling.items() if name in FIELDS}
+    return Rope(kind, scaling.get("rope_theta", 10_000.0), DIM, original_positions=ORIGINAL, **fields)
 
 
 def theirs(scaling: dict[str, Any], context: int) -> torch.Tensor:
@@ -52,23 +52,23 @@ def theirs(scaling: dict[str, Any], context: int) -> torch.Tensor:
         max_position_embeddings=512,
         rope_parameters=parameters,
     )
-    found, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"), context)
-    return found
+    result, _ = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](config, torch.device("cpu"), context)
+    return result
 
 
 @pytest.mark.parametrize("context", [ORIGINAL, ORIGINAL + 1])
 @pytest.mark.parametrize("label", SCALINGS)
-def test_frequencies_are_those_of_transformers(label: str, context: int) -> None:
-    found = frequencies(rope_of(SCALINGS[label]), context)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, theirs(SCALINGS[label], context), rtol=1e-6, atol=0.0)
+def test_frequencies_equal_transformers(label: str, context: int) -> None:
+    result = frequencies(rope_of(SCALINGS[label]), context)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result, theirs(SCALINGS[label], context), rtol=1e-6, atol=0.0)
 
 
 def test_plain_frequencies() -> None:
     assert frequencies(Rope("default", 100.0, 4), 8).tolist() == pytest.approx([1.0, 0.1])
 
 
-def test_rows_are_cosines_and_sines_times_the_attention_factor() -> None:
+def test_rows_include_the_attention_factor() -> None:
     rope = Rope("yarn", 10_000.0, DIM, factor=8.0, original_positions=ORIGINAL, attention_factor=1.25)
     positions = torch.tensor([7, 0, 99])
     cos, sin = Rotary(rope, 100, "cpu").rows(positions)

@@ -1,4 +1,4 @@
-"""The torch sampler against the numpy oracle, and the draw against the distribution it should have."""
+"""The torch sampler against the numpy reference, and its draws against the expected distribution."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SPEC = RunnerSpec(VOCAB, max_tokens=64, max_rows=64, max_context=64, groups=(Cac
 
 
 def draw(device: Any, logits: np.ndarray, rows: list[Row]) -> tuple[np.ndarray, Any]:
-    """What the sampler gives for logits [rows, vocab], and the oracle's answer."""
+    """The results of the sampler and of the numpy reference for logits [rows, vocab]."""
     batch = make_batch(rows, logits.shape[1])
     sent = Inputs(SPEC, device).send(batch)
     with torch.inference_mode():
@@ -98,7 +98,7 @@ def test_equals_the_oracle(device: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
 @pytest.mark.parametrize("listed", [0, 1])
-def test_logprobs_are_those_before_a_bias(device: Any, listed: int) -> None:
+def test_logprobs_ignore_biases(device: Any, listed: int) -> None:
     logits = np.random.default_rng(2).normal(size=(1, VOCAB)).astype(np.float32)
     drawn, expected = draw(
         device, logits, [Row([1], 0, [1], sampling=Sampling(logit_bias=((7, 50.0),), logprobs=listed))]
@@ -109,7 +109,7 @@ def test_logprobs_are_those_before_a_bias(device: Any, listed: int) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
-def test_draws_do_not_depend_on_the_rows_beside_them(device: Any) -> None:
+def test_draws_do_not_depend_on_other_rows(device: Any) -> None:
     rng = np.random.default_rng(5)
     rows = [random_row(rng) for _ in range(9)]
     for row in rows:
@@ -146,8 +146,8 @@ def test_draws_follow_the_distribution(device: Any, name: str) -> None:
         with torch.inference_mode():
             drawn = sample(torch.from_numpy(spread).to(device.name, copy=True), batch, sent, device)
         counts += np.bincount(drawn.tokens.cpu().numpy(), minlength=vocab)
-    left = oracle.candidates(logits, make_batch([Row([1], 0, [1], sampling=settings)], vocab).sampling, 0, None)
-    expected = np.exp(oracle.log_softmax(left)) * counts.sum()
+    remaining = oracle.candidates(logits, make_batch([Row([1], 0, [1], sampling=settings)], vocab).sampling, 0, None)
+    expected = np.exp(oracle.log_softmax(remaining)) * counts.sum()
     possible = expected > 0
     assert counts[~possible].sum() == 0
     statistic = ((counts[possible] - expected[possible]) ** 2 / expected[possible]).sum()

@@ -1,5 +1,5 @@
-"""The kernels' self-test: what is wrong, fails or returns NaN is left to the next lane, which is said, kept, and not
-tested again."""
+"""The self-test of the kernels: an op that is wrong, fails or returns NaN is replaced by the next candidate. The result
+is cached, so that later starts test nothing."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def run(folder: Path, *lanes: Ops, versions: tuple[str, ...] = ()) -> tuple[Ops,
     return self_tested((*lanes, PLAIN), "cpu", torch.bfloat16, folder, "a chip", versions)
 
 
-def test_right_ops_are_kept(tmp_path: Path) -> None:
-    ops, told = run(tmp_path, with_rms(right), PLAIN)
+def test_correct_ops_stay(tmp_path: Path) -> None:
+    ops, warnings = run(tmp_path, with_rms(right), PLAIN)
     assert ops.norm.rms is right
-    assert told == ()
+    assert warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -70,21 +70,21 @@ def test_right_ops_are_kept(tmp_path: Path) -> None:
         (of_another_shape, "returns the wrong shape"),
     ],
 )
-def test_what_is_wrong_is_left_to_the_next_lane(tmp_path: Path, rms: Callable[..., Any], reason: str) -> None:
-    ops, told = run(tmp_path, with_rms(rms), with_rms(right))
+def test_wrong_op_is_replaced_by_the_next_candidate(tmp_path: Path, rms: Callable[..., Any], reason: str) -> None:
+    ops, warnings = run(tmp_path, with_rms(rms), with_rms(right))
     assert ops.norm.rms is right
-    assert len(told) == 1
-    assert told[0].startswith(f"norm.rms: {__name__}.right instead of {__name__}.{rms.__name__}, which {reason}")
-    assert "and more" not in told[0]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"norm.rms: {__name__}.right instead of {__name__}.{rms.__name__}, which {reason}")
+    assert "and more" not in warnings[0]
 
 
-def test_the_reference_is_last(tmp_path: Path) -> None:
-    ops, told = run(tmp_path, with_rms(wrong), with_rms(without_numbers))
+def test_reference_is_the_last_candidate(tmp_path: Path) -> None:
+    ops, warnings = run(tmp_path, with_rms(wrong), with_rms(without_numbers))
     assert ops.norm.rms is PLAIN.norm.rms
-    assert told[0].startswith("norm.rms: reference instead of ")
+    assert warnings[0].startswith("norm.rms: reference instead of ")
 
 
-def test_others_stay(tmp_path: Path) -> None:
+def test_other_ops_are_not_replaced(tmp_path: Path) -> None:
     def doubled(*arguments: Any, **named: Any) -> Any:
         return PLAIN.activation.silu_and_mul(*arguments, **named) * 2
 
@@ -92,13 +92,13 @@ def test_others_stay(tmp_path: Path) -> None:
         return PLAIN.activation.gelu_and_mul(*arguments, **named)
 
     fast = replace(PLAIN, activation=replace(Activation(), silu_and_mul=doubled, gelu_and_mul=gelu))
-    ops, told = run(tmp_path, fast)
+    ops, warnings = run(tmp_path, fast)
     assert ops.activation.gelu_and_mul is gelu
     assert ops.activation.silu_and_mul is PLAIN.activation.silu_and_mul
-    assert [line.partition(":")[0] for line in told] == ["activation.silu_and_mul"]
+    assert [line.partition(":")[0] for line in warnings] == ["activation.silu_and_mul"]
 
 
-def test_a_later_start_tests_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_start_tests_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run(tmp_path, with_rms(wrong))
     monkeypatch.setattr(selftest, "call_op", failing)
     assert run(tmp_path, with_rms(wrong)) == first
@@ -108,8 +108,8 @@ def test_a_later_start_tests_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert run(tmp_path, with_rms(wrong)) == first
 
 
-def test_another_release_of_the_kernels_is_tested_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where only a file's text changed, in a folder of them."""
+def test_changed_kernel_sources_repeat_the_self_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if only one file in a folder of kernels changed."""
     (tmp_path / "kernels" / "triton").mkdir(parents=True)
     file = tmp_path / "kernels" / "triton" / "norm.py"
     monkeypatch.setattr(selftest.kernels, "__path__", [str(tmp_path / "kernels")])
@@ -121,9 +121,7 @@ def test_another_release_of_the_kernels_is_tested_again(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(("seconds", "cases"), [(0.0, 8), (0.15, 2), (0.3, 1)])
-def test_cases_that_take_long_are_few(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, cases: int
-) -> None:
+def test_slow_op_runs_fewer_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, cases: int) -> None:
     """A first start that compiles each kernel for each case would take minutes."""
     now, calls = 0.0, 0
 
@@ -137,7 +135,7 @@ def test_cases_that_take_long_are_few(
     assert calls == cases
 
 
-def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
+def test_unreadable_results_repeat_the_self_test(tmp_path: Path) -> None:
     first = run(tmp_path, with_rms(wrong))
     (file,) = tmp_path.iterdir()
     for text in ("", "[]", '{"verdicts": 1}', "{"):
@@ -146,13 +144,13 @@ def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path: Path) -> None:
     assert json.loads(file.read_text("utf-8"))["verdicts"]
 
 
-def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
+def test_self_test_runs_without_a_writable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert run(tmp_path / "file" / "in", with_rms(wrong))[1]
 
 
 @pytest.mark.parametrize("rms", [failing, right], ids=["and fails", "after its answers"])
-def test_a_kernel_that_breaks_the_device_is_left_out_the_next_time(
+def test_kernel_that_breaks_the_device_is_replaced_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rms: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(selftest, "_usable", lambda device: False)
@@ -160,15 +158,15 @@ def test_a_kernel_that_breaks_the_device_is_left_out_the_next_time(
         run(tmp_path, with_rms(rms))
     assert "the next start does not use" in raised.value.hint
     monkeypatch.undo()
-    ops, told = run(tmp_path, with_rms(rms))
+    ops, warnings = run(tmp_path, with_rms(rms))
     assert ops.norm.rms is PLAIN.norm.rms
-    assert told
+    assert warnings
     (line,) = selftest_results.newest(tmp_path).values()
     assert line.startswith(f"norm.rms: {__name__}.{rms.__name__} broke the device: ")
 
 
-def test_too_little_memory_says_nothing_of_a_kernel(tmp_path: Path) -> None:
-    """Another process may hold it just now: for this start the next lane, later ones test again."""
+def test_out_of_memory_gives_no_verdict(tmp_path: Path) -> None:
+    """Another process may use the memory: this start uses the next candidate, and later starts test again."""
     short = True
 
     def rms(*arguments: Any, **named: Any) -> Any:
@@ -176,9 +174,9 @@ def test_too_little_memory_says_nothing_of_a_kernel(tmp_path: Path) -> None:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return right(*arguments, **named)
 
-    ops, told = run(tmp_path, with_rms(rms))
+    ops, warnings = run(tmp_path, with_rms(rms))
     assert ops.norm.rms is PLAIN.norm.rms
-    assert "which fails: OutOfMemoryError: CUDA out of memory" in told[0]
+    assert "which fails: OutOfMemoryError: CUDA out of memory" in warnings[0]
     short = False
     assert run(tmp_path, with_rms(rms)) == (with_rms(rms), ())
 
@@ -206,22 +204,22 @@ def start_of(does: str, folder: Path, seconds: float = 1.0) -> subprocess.Popen[
 
 
 @pytest.mark.parametrize(("does", "code"), [(KILLED, -9), (ENDLESS, 1)], ids=["kills", "never ends"])
-def test_a_kernel_that_ends_the_process_twice_is_left_out(tmp_path: Path, does: str, code: int) -> None:
+def test_kernel_that_crashes_twice_is_replaced(tmp_path: Path, does: str, code: int) -> None:
     for _ in range(2):
         first = start_of(does, tmp_path)
         _, said = first.communicate(timeout=60)
         assert first.returncode == code, said
         assert ("Timeout" in said) == (code == 1), "its log says where it hung"
     for _ in range(2):
-        told, said = start_of(does, tmp_path).communicate(timeout=60)
+        warnings, said = start_of(does, tmp_path).communicate(timeout=60)
         instead = "norm.rms: test_selftest.right instead of test_selftest.ending"
-        assert f"{instead}, which crashed or hung twice" in told, said
+        assert f"{instead}, which crashed or hung twice" in warnings, said
         (line,) = selftest_results.newest(tmp_path).values()
         assert "test_selftest.ending, which crashed or hung twice in its self-test" in line
     assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
 
 
-def test_a_process_that_is_stopped_while_it_tests_blames_no_kernel(tmp_path: Path) -> None:
+def test_stopped_process_gives_no_verdict(tmp_path: Path) -> None:
     start_of(KILLED, tmp_path).communicate(timeout=60)
 
     def ending(*arguments: Any, **named: Any) -> Any:
@@ -229,13 +227,13 @@ def test_a_process_that_is_stopped_while_it_tests_blames_no_kernel(tmp_path: Pat
 
     ending.__module__ = "test_selftest"
     for _ in range(2):
-        ops, told = run(tmp_path, with_rms(ending))
-        assert (ops.norm.rms, told) == (ending, ())
+        ops, warnings = run(tmp_path, with_rms(ending))
+        assert (ops.norm.rms, warnings) == (ending, ())
     assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
 
 
-def test_a_process_that_is_about_to_look_reads_no_name_of_one_that_ended_well(tmp_path: Path) -> None:
-    """It may have opened the file before that was removed, and lock it after."""
+def test_deleted_mark_has_no_name(tmp_path: Path) -> None:
+    """Another process may open the file before it is deleted, and lock it afterwards."""
     file = tmp_path / "chip.running"
     with selftest_results.CrashMark(file) as mark:
         mark.write("norm.rms: right")
@@ -245,7 +243,7 @@ def test_a_process_that_is_about_to_look_reads_no_name_of_one_that_ended_well(tm
         assert opened.read() == ""
 
 
-def test_a_name_that_was_left_goes_also_where_nothing_is_tested(tmp_path: Path) -> None:
+def test_mark_of_a_crash_is_deleted_without_tests(tmp_path: Path) -> None:
     file = tmp_path / "chip.running"
     file.write_text("norm.rms: right", "utf-8")
     with selftest_results.CrashMark(file) as mark:
@@ -253,7 +251,7 @@ def test_a_name_that_was_left_goes_also_where_nothing_is_tested(tmp_path: Path) 
     assert not file.exists()
 
 
-def test_another_process_that_tests_just_now_is_no_sign(tmp_path: Path) -> None:
+def test_mark_of_a_running_process_is_no_crash(tmp_path: Path) -> None:
     testing = start_of(f"Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)", tmp_path / "found", 60.0)
     try:
         deadline = time.monotonic() + 60
@@ -264,16 +262,16 @@ def test_another_process_that_tests_just_now_is_no_sign(tmp_path: Path) -> None:
             return right(*arguments, **named)
 
         ending.__module__ = "test_selftest"
-        ops, told = run(tmp_path / "found", with_rms(ending))
-        assert (ops.norm.rms, told) == (ending, ())
+        ops, warnings = run(tmp_path / "found", with_rms(ending))
+        assert (ops.norm.rms, warnings) == (ending, ())
         assert len(list((tmp_path / "found").glob("*.running"))) == 1, "it is the other's"
     finally:
         testing.kill()
         testing.communicate()
 
 
-def test_every_op_but_what_packs_is_tested(tmp_path: Path) -> None:
-    """References in disguise: each is computed once, and found right."""
+def test_all_ops_except_packing_are_tested(tmp_path: Path) -> None:
+    """The candidates are wrapped references: each is called, and passes."""
     wrapped = PLAIN
     for name, implementation in PLAIN:
         family, _, op = name.partition(".")
@@ -283,14 +281,14 @@ def test_every_op_but_what_packs_is_tested(tmp_path: Path) -> None:
 
         wrapped = replace(wrapped, **{family: replace(getattr(wrapped, family), **{op: disguised})})
         disguised.__name__ = name
-    ops, told = run(tmp_path, wrapped)
-    assert told == ()
+    ops, warnings = run(tmp_path, wrapped)
+    assert warnings == ()
     assert ops == wrapped
     (file,) = tmp_path.iterdir()
     assert len(json.loads(file.read_text("utf-8"))["verdicts"]) == len(list(PLAIN))
 
 
-def test_what_doctor_tells(tmp_path: Path) -> None:
+def test_doctor_lists_self_test_outcomes(tmp_path: Path) -> None:
     assert selftest_results.newest(tmp_path / "none") == {}
     run(tmp_path, with_rms(right))
     (tmp_path / "broken.json").write_text("[]", "utf-8")
@@ -303,37 +301,37 @@ def test_what_doctor_tells(tmp_path: Path) -> None:
     assert line.startswith("norm.rms: reference instead of ")
 
 
-def test_findings_are_kept_in_a_folder_that_is_made(tmp_path: Path) -> None:
+def test_results_are_written_to_a_new_folder(tmp_path: Path) -> None:
     file = tmp_path / "new" / "folder" / "chip.json"
     selftest_results.SelfTestResults(file, "a chip", {"norm.rms: right": "", "kv.store: wrong": "is off"}).write(
         ["kv.store: wrong"]
     )
-    kept = selftest_results.SelfTestResults.read(file, "a chip")
-    assert kept.verdicts == {"norm.rms: right": "", "kv.store: wrong": "is off"}
+    results = selftest_results.SelfTestResults.read(file, "a chip")
+    assert results.verdicts == {"norm.rms: right": "", "kv.store: wrong": "is off"}
     assert json.loads(file.read_text("utf-8"))["fallbacks"] == ["kv.store: wrong"]
     assert [each.name for each in file.parent.iterdir()] == ["chip.json"]
 
 
-def test_findings_that_cannot_take_their_place_leave_nothing(tmp_path: Path) -> None:
+def test_failed_write_leaves_no_temporary_file(tmp_path: Path) -> None:
     file = tmp_path / "chip.json"
     (file / "in the way").mkdir(parents=True)
     selftest_results.SelfTestResults(file, "a chip", {}).write()
     assert [each.name for each in tmp_path.iterdir()] == ["chip.json"]
 
 
-def test_doctor_tells_of_the_newest_outcome_of_a_device(tmp_path: Path) -> None:
+def test_doctor_lists_the_newest_outcome_of_a_device(tmp_path: Path) -> None:
     outcomes = (("one", 300, ["x is off", "y is off"]), ("two", 100, []), ("three", 200, []))
     for name, at, fallbacks in outcomes:
         file = tmp_path / f"{name}.json"
         selftest_results.SelfTestResults(file, "a chip", {"norm.rms: right": ""}).write(fallbacks)
         os.utime(file, (at, at))
     selftest_results.SelfTestResults(tmp_path / "other.json", "another", {}).write()
-    told = selftest_results.newest(tmp_path)
-    assert set(told) == {"a chip", "another"}
-    assert told["a chip"].startswith("x is off; y is off (")
+    warnings = selftest_results.newest(tmp_path)
+    assert set(warnings) == {"a chip", "another"}
+    assert warnings["a chip"].startswith("x is off; y is off (")
 
 
-def test_a_name_is_kept_while_its_test_goes_on_and_says_whether_it_was_left_before(tmp_path: Path) -> None:
+def test_mark_is_locked_and_reports_a_repeated_crash(tmp_path: Path) -> None:
     file = tmp_path / "new" / "chip.running"
     with selftest_results.CrashMark(file) as mark:
         assert not file.exists(), "nothing is tested yet"

@@ -1,4 +1,4 @@
-"""What a runner takes: pages from shares and limits, what is recorded, and which caches a device can have."""
+"""The size of a runner: pages, captured sizes, and dtypes of the cache."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 
 
 def planned(files: ModelFiles, budget: LoadOptions, pages: int, device: Device = CPU) -> RunnerSpec:
-    """With memory for so many pages."""
+    """The spec for a device with memory for this number of pages."""
     return plan(files, replace(budget, adapter_slots=0), WEIGHTS + pages * PAGE, torch.float32, WEIGHTS, device)
 
 
-def test_an_asked_share_is_taken_whole(files: ModelFiles) -> None:
+def test_requested_cache_share_is_not_limited_by_rows(files: ModelFiles) -> None:
     spec = planned(files, LoadOptions(max_rows=1, cache_share=0.5), 1000)
     assert spec.groups[0].num_pages == 500
     assert spec.cache_bytes == 500 * PAGE
     assert spec.max_context == canary.CONTEXT
 
 
-def test_the_device_s_share_is_no_more_than_its_rows_need(files: ModelFiles) -> None:
+def test_automatic_cache_is_limited_by_its_rows(files: ModelFiles) -> None:
     device = replace(CPU, cache_share=0.5, row_tokens=40)
     assert planned(files, LoadOptions(max_rows=2), 20, device).groups[0].num_pages == 10, "the share"
     assert planned(files, LoadOptions(max_rows=2), 1000, device).groups[0].num_pages == 32, "one whole context"
@@ -54,7 +54,7 @@ def test_the_device_s_share_is_no_more_than_its_rows_need(files: ModelFiles) -> 
     assert planned(files, LoadOptions(max_rows=3), 1000, whole).groups[0].num_pages == 96
 
 
-def test_a_context_may_be_all_that_the_model_has_and_all_that_fits(files: ModelFiles) -> None:
+def test_context_may_be_the_maximum_of_model_and_memory(files: ModelFiles) -> None:
     budget = LoadOptions(context=canary.CONTEXT, cache_bytes=32 * PAGE)
     assert planned(files, budget, 0).max_context == canary.CONTEXT
     assert planned(files, replace(budget, context=1), 0).max_context == 1
@@ -62,20 +62,20 @@ def test_a_context_may_be_all_that_the_model_has_and_all_that_fits(files: ModelF
         planned(files, replace(budget, cache_bytes=32 * PAGE - 1), 0)
 
 
-def test_sizes_are_said_in_units_that_fit(files: ModelFiles) -> None:
-    for free, said in ((2**30, "1.00 GiB"), (2**30 - 2**20, "1023.00 MiB")):
-        with pytest.raises(ModelRefused, match=f"needs 2.00 GiB for its weights, but only {said} is free"):
+def test_errors_use_readable_units(files: ModelFiles) -> None:
+    for free, size in ((2**30, "1.00 GiB"), (2**30 - 2**20, "1023.00 MiB")):
+        with pytest.raises(ModelRefused, match=f"needs 2.00 GiB for its weights, but only {size} is free"):
             plan(files, LoadOptions(), free, torch.float32, 2**31, CPU)
 
 
-def test_a_step_has_room_for_every_row(files: ModelFiles) -> None:
+def test_step_has_room_for_all_rows(files: ModelFiles) -> None:
     device = replace(CPU, step_tokens=32)
     assert planned(files, LoadOptions(max_rows=8), 2000, device).max_tokens == 32
     assert planned(files, LoadOptions(max_rows=48), 2000, device).max_tokens == 48
     assert planned(files, LoadOptions(max_rows=8, max_step_tokens=64), 2000, device).max_tokens == 64
 
 
-def test_what_is_recorded(files: ModelFiles) -> None:
+def test_captured_sizes_follow_the_options(files: ModelFiles) -> None:
     def sizes(device: Device, graphs: Graphs = "auto") -> tuple[bool, bool]:
         spec = planned(files, LoadOptions(max_rows=4, graphs=graphs), 2000, device)
         return bool(spec.graph_rows), bool(spec.graph_tokens)
@@ -89,7 +89,7 @@ def test_what_is_recorded(files: ModelFiles) -> None:
     assert [chosen_graphs(LoadOptions(graphs="full"), device) for device in (CPU, TAPED)] == ["off", "full"]
 
 
-def test_steps_are_recorded_as_far_as_that_gains_time(files: ModelFiles) -> None:
+def test_capturable_tokens_are_limited_by_layer_work(files: ModelFiles) -> None:
     assert capturable_tokens(files.config, 4000, CPU) == 0
     assert capturable_tokens(files.config, 4000, TAPED) == 2048
     assert capturable_tokens(files.config, 100, TAPED) == 100
@@ -97,18 +97,18 @@ def test_steps_are_recorded_as_far_as_that_gains_time(files: ModelFiles) -> None
     assert capturable_tokens(files.config, 4000, replace(TAPED, layer_work=100.5 * layer)) == 100
 
 
-def test_caches_of_fp8_are_for_devices_that_can(files: ModelFiles) -> None:
-    able, asked = replace(CPU, fp8_cache=True), LoadOptions(cache_dtype="fp8")
+def test_fp8_cache_needs_a_device_that_supports_it(files: ModelFiles) -> None:
+    able, fp8 = replace(CPU, fp8_cache=True), LoadOptions(cache_dtype="fp8")
     assert cache_dtype(LoadOptions(), torch.bfloat16, able) == torch.bfloat16
-    assert cache_dtype(asked, torch.bfloat16, able) == torch.float8_e4m3fn
-    assert plan(files, replace(asked, cache_bytes=8 * PAGE), 2**30, torch.bfloat16, 0, able).groups[0].num_pages == 32
+    assert cache_dtype(fp8, torch.bfloat16, able) == torch.float8_e4m3fn
+    assert plan(files, replace(fp8, cache_bytes=8 * PAGE), 2**30, torch.bfloat16, 0, able).groups[0].num_pages == 32
     with pytest.raises(SettingRefused, match="not supported on cpu"):
-        cache_dtype(asked, torch.bfloat16, CPU)
+        cache_dtype(fp8, torch.bfloat16, CPU)
     with pytest.raises(SettingRefused, match="needs dtype bfloat16"):
-        cache_dtype(asked, torch.float32, able)
+        cache_dtype(fp8, torch.float32, able)
 
 
-def test_the_spec_says_what_it_was_made_of(files: ModelFiles) -> None:
+def test_spec_reports_dtype_format_and_bytes(files: ModelFiles) -> None:
     device = replace(CPU, overlap=True, warnings=("slow",), step_seconds=7.0)
     spec = planned(files, LoadOptions(max_rows=4, quant="int8"), 2000, device)
     assert (spec.dtype, spec.quant, spec.weight_bytes) == ("float32", "int8", WEIGHTS)
@@ -116,8 +116,8 @@ def test_the_spec_says_what_it_was_made_of(files: ModelFiles) -> None:
     assert planned(files, LoadOptions(max_rows=4), 2000).quant == ""
 
 
-def test_a_new_device_claims_nothing(files: ModelFiles) -> None:
-    """What docs/add-a-backend.md promises: a device without a word of its own is right on its first day."""
+def test_device_defaults_claim_no_features(files: ModelFiles) -> None:
+    """A device with default fields is correct, as docs/add-a-backend.md says."""
     device = Device("cpu", "cpu", torch.cpu, Ops(), torch.float32)
     spec = planned(files, LoadOptions(max_rows=1, graphs="full"), 40, device)
     assert (spec.overlap, spec.warnings, spec.step_seconds) == (False, (), 0.0)
@@ -128,14 +128,14 @@ def test_a_new_device_claims_nothing(files: ModelFiles) -> None:
     assert (device.captures_attention, device.graphs, device.row_tokens) == (True, "full", 512)
 
 
-def test_what_is_fetched_is_a_copy() -> None:
+def test_fetch_returns_a_copy() -> None:
     there = torch.ones(3)
     here = CPU.fetch(there)
     there.zero_()
     assert here.tolist() == [1.0] * 3
 
 
-def test_adapter_slots_take_room_from_the_cache(files: ModelFiles) -> None:
+def test_adapter_slots_reduce_the_cache(files: ModelFiles) -> None:
     options = LoadOptions(max_rows=1, cache_share=1.0, adapter_slots=3, adapter_rank=4)
     slots = pool_bytes(files.config, 3, 4, torch.float32.itemsize)
     spec = plan(files, options, WEIGHTS + slots + 100 * PAGE, torch.float32, WEIGHTS, CPU)

@@ -1,4 +1,4 @@
-"""A device's second queue: what follows what."""
+"""The second queue of a device: the order of work on both queues."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.backends.pytorch.streams import InOrder, SideStream
 
 
 class Queues:
-    """A torch module that notes what is queued, and what waits for what."""
+    """A torch module that records queued work and waits."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, ...]] = []
@@ -44,7 +44,7 @@ class _Queue:
         self.queues.notes.append((self.name, "waits for", other.name))
 
 
-def test_a_fork_follows_what_was_queued_and_a_join_follows_the_fork() -> None:
+def test_fork_waits_for_earlier_work_and_join_for_the_fork() -> None:
     queues = Queues()
     streams = SideStream(cast(Any, queues))
     queues.work("before")
@@ -63,7 +63,7 @@ def test_a_fork_follows_what_was_queued_and_a_join_follows_the_fork() -> None:
     ]
 
 
-def test_a_device_with_one_queue_computes_in_order() -> None:
+def test_device_with_one_queue_runs_in_order() -> None:
     streams = CPU.streams()
     assert isinstance(streams, InOrder)
     x = torch.ones(3)
@@ -75,7 +75,7 @@ def test_a_device_with_one_queue_computes_in_order() -> None:
 
 @pytest.mark.real
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_work_beside_the_main_queue_and_in_a_capture() -> None:
+def test_forked_work_is_part_of_a_capture() -> None:
     streams = SideStream(cast(Any, torch.cuda))
     x = torch.zeros(1 << 22, device="cuda")
     side, main = torch.empty_like(x), torch.empty_like(x)

@@ -85,7 +85,7 @@ def read_bandwidth():
 
 
 def added(folder: Path, patch: pytest.MonkeyPatch, name: str, files: dict[str, str]) -> None:
-    """The two steps that are code."""
+    """Adds the folder of a backend and its name in ORDER."""
     (folder / name).mkdir(parents=True)
     for file, text in files.items():
         (folder / name / file).write_text(text)
@@ -113,7 +113,7 @@ class TestToy(Conformance):
     same_bits = False  # torch's products
 
 
-def test_it_is_chosen_and_shown() -> None:
+def test_toy_backend_is_chosen_and_shown() -> None:
     assert backends.choose().info.name == "Toy 3000"
     report = doctor.examine("toy")
     assert (report.choice, report.backends[0].says) == ("toy", "Toy 3000")
@@ -122,7 +122,7 @@ def test_it_is_chosen_and_shown() -> None:
     assert ops["norm.rms"]["toy"] == "reference"
 
 
-def test_a_worker_opens_a_model_on_it(tmp_path: Path) -> None:
+def test_worker_opens_a_model_on_the_toy_backend(tmp_path: Path) -> None:
     folder = write_model(tmp_path, context=64)
     frame = load_frame(ModelRef("tiny", folder), Settings(backend="toy", cache_mib=1, max_rows=2), None, None)
     model = open_model(frame, lambda *_: None)
@@ -131,7 +131,7 @@ def test_a_worker_opens_a_model_on_it(tmp_path: Path) -> None:
     model.runner.close()
 
 
-def test_a_backend_without_torch(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
+def test_backend_without_torch_runs(tmp_path: Path, patch: pytest.MonkeyPatch) -> None:
     added(tmp_path, patch, "abacus", OTHER)
     files = read_model(canary.save(tmp_path))
     choice = backends.choose("abacus", files)
@@ -139,8 +139,8 @@ def test_a_backend_without_torch(tmp_path: Path, patch: pytest.MonkeyPatch) -> N
     assert "abacus" in doctor.examine_ops(()).without
 
     runners = choice.backend.open(files, LoadOptions()), TokenDevice(SPEC)
-    found, expected = map(Conversation, runners)
-    for talk in (found, expected):
+    result, expected = map(Conversation, runners)
+    for talk in (result, expected):
         talk.submit("a", range(3), 4)
-    assert found.finish() == expected.finish()
-    assert len(found.tokens["a"]) == 4
+    assert result.finish() == expected.finish()
+    assert len(result.tokens["a"]) == 4

@@ -1,4 +1,4 @@
-"""Weights that do not fit their config.json: refused by file, tensor, what was expected and what was found."""
+"""Weights that contradict config.json: the error names the file, the tensor, and the expected and the actual value."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def replaced(name: str, tensor: torch.Tensor) -> Callable[[Tensors], object]:
 
 
 def spoilt(name: str, number: float) -> Callable[[Tensors], object]:
-    """The last value is another number."""
+    """The tensor with another last value."""
 
     def change(tensors: Tensors) -> None:
         tensors[name].view(-1)[-1] = number
@@ -92,17 +92,17 @@ CASES: list[tuple[str, str, Callable[[Tensors], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("label", "change", "told"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_weights_that_do_not_fit_are_refused(
-    label: str, change: Callable[[Tensors], object], told: str, tmp_path: Path
+@pytest.mark.parametrize(("label", "change", "message"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_weights_that_contradict_the_config_are_refused(
+    label: str, change: Callable[[Tensors], object], message: str, tmp_path: Path
 ) -> None:
     files = read_model(rewritten(tmp_path, label, change))
     with pytest.raises(ModelRefused) as refused:
         cpu.open(files, BUDGET)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
-def test_derived_buffers_and_copies_of_tied_weights_are_no_error(tmp_path: Path) -> None:
+def test_derived_buffers_and_copies_of_tied_weights_are_accepted(tmp_path: Path) -> None:
     def change(tensors: Tensors) -> None:
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(6)
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
@@ -111,18 +111,20 @@ def test_derived_buffers_and_copies_of_tied_weights_are_no_error(tmp_path: Path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_every_stored_float_is_widened_exactly(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_stored_floats_are_converted_exactly(dtype: torch.dtype, tmp_path: Path) -> None:
     def change(tensors: Tensors) -> None:
         tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})
 
     path = rewritten(tmp_path, "llama", change)
     runner = cpu.open(read_model(path), LoadOptions(cache_bytes=2**21, max_rows=4, threads=1, dtype="float32"))
     stored = load_file(path / "model.safetensors")["lm_head.weight"]
-    seen = runner.model.head(torch.eye(stored.shape[1]), runner.device.ops)  # one product each: the weights themselves
-    assert torch.equal(seen.T, stored.float())
+    product = runner.model.head(
+        torch.eye(stored.shape[1]), runner.device.ops
+    )  # one product each: the weights themselves
+    assert torch.equal(product.T, stored.float())
 
 
-def test_sharded_weights_may_lie_in_any_file(tmp_path: Path) -> None:
+def test_sharded_weights_may_be_in_any_file(tmp_path: Path) -> None:
     BY_LABEL["llama-sharded"].save(tmp_path)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 3
@@ -130,8 +132,8 @@ def test_sharded_weights_may_lie_in_any_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("label", ["llama", "llama-tied", "qwen2"])
-def test_bytes_are_counted_as_they_lie_in_memory(label: str, tmp_path: Path) -> None:
-    """Of the embedding, one token reads a row; a tied head is a second copy."""
+def test_bytes_are_counted_as_in_memory(label: str, tmp_path: Path) -> None:
+    """A token reads one row of the embedding. A tied head is a second copy of the embedding."""
     BY_LABEL[label].save(tmp_path)
     files = read_model(tmp_path)
     spec = open_runner(files, BUDGET, replace(DEVICE, ops=Ops()), 2**30).spec
@@ -141,7 +143,7 @@ def test_bytes_are_counted_as_they_lie_in_memory(label: str, tmp_path: Path) -> 
 
 
 class TestBudget:
-    """What a runner takes, and what it is refused for."""
+    """The size of a runner, and options that it refuses."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -150,7 +152,7 @@ class TestBudget:
         BY_LABEL["llama"].save(folder)
         return read_model(folder, "tiny")
 
-    def test_default_holds_one_whole_context_and_some_for_every_row(self, files) -> None:
+    def test_default_cache_fits_a_context_and_some_tokens_per_row(self, files) -> None:
         spec = cpu.open(files, LoadOptions(max_rows=8, threads=1)).spec
         assert spec.max_context == 128
         assert spec.cache_tokens == 8 * 128
@@ -163,7 +165,7 @@ class TestBudget:
         assert spec.max_context == 80, "the model's 128 do not fit"
 
     @pytest.mark.parametrize(
-        ("budget", "told"),
+        ("budget", "message"),
         [
             (LoadOptions(context=129), "has a context of 128 tokens, but 129 were requested"),
             (LoadOptions(context=0), "0 were requested"),
@@ -171,8 +173,10 @@ class TestBudget:
             (LoadOptions(cache_bytes=100), "needs"),
         ],
     )
-    def test_what_does_not_fit_is_refused_with_both_numbers(self, files, budget: LoadOptions, told: str) -> None:
-        with pytest.raises(ModelRefused, match=told) as refused:
+    def test_cache_that_does_not_fit_is_refused_with_both_numbers(
+        self, files, budget: LoadOptions, message: str
+    ) -> None:
+        with pytest.raises(ModelRefused, match=message) as refused:
             cpu.open(files, budget)
         assert "tiny" in str(refused.value)
 

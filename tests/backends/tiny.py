@@ -35,7 +35,7 @@ Rewrite = Callable[[dict[str, Any]], None]
 
 
 def old_spelling(config: dict[str, Any]) -> None:
-    """As transformers 4 wrote it."""
+    """The rope fields in the spelling of transformers 4."""
     ropes = config.pop("rope_parameters")
     scaling = ropes.get("full_attention", ropes)
     config["rope_theta"] = scaling.pop("rope_theta")
@@ -51,7 +51,7 @@ def old_spelling(config: dict[str, Any]) -> None:
 
 
 def _published_phi3(config: dict[str, Any]) -> None:
-    """As Microsoft writes it: what is general beside rope_scaling, not in it."""
+    """Microsoft's spelling of Phi-3: fields of all scalings beside rope_scaling, not in it."""
     scaling = config.pop("rope_parameters")
     config["rope_theta"], config["partial_rotary_factor"] = scaling["rope_theta"], scaling["partial_rotary_factor"]
     config["rope_scaling"] = {
@@ -62,14 +62,14 @@ def _published_phi3(config: dict[str, Any]) -> None:
 
 
 def _no_defaults(config: dict[str, Any]) -> None:
-    """Leave out what most published files leave out."""
+    """Remove fields that most published files do not have."""
     for key in ("head_dim", "attention_bias", "mlp_bias", "pretraining_tp", "rope_parameters"):
         config.pop(key, None)
 
 
 @dataclass(frozen=True)
 class Tiny:
-    """An architecture and what is special about this one of its models."""
+    """An architecture and the settings of one of its tiny models."""
 
     label: str
     model_type: str
@@ -86,7 +86,7 @@ class Tiny:
         return AutoConfig.for_model(self.model_type, **{**_SHAPE, **deepcopy(dict(self.more))})
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-        """The model as transformers has it; `folder` then holds its files."""
+        """Save the model to `folder`. Returns the model of transformers."""
         generator = torch.Generator().manual_seed(11)
         model = AutoModelForCausalLM.from_config(self.config(), dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
