@@ -48,13 +48,13 @@ class Choice:
             inside_reasoning=prompt.inside_reasoning,
             one_call=not parallel_tool_calls,
         )
-        self._logprobs: deque[TokenLogprobs] = deque()  # of tokens whose text is not reported yet
+        self._logprobs: deque[TokenLogprobs] = deque()  # log-probabilities of tokens whose text is not reported yet
         self.generated = 0
         self.cached = 0
         self.done = False
 
     def echo(self, text: str) -> Piece:
-        """The prompt, as the answer's first piece."""
+        """The first piece of an answer that repeats the prompt."""
         return Piece(id=self._id, choice=self._index, text=text)
 
     def take(self, delta: Delta) -> Piece | None:

@@ -1,4 +1,4 @@
-"""The two ways in which vocabularies spell bytes: ByteLevel (one letter per byte) and ByteFallback (`<0x41>`)."""
+"""The two spellings of bytes in vocabularies: ByteLevel (one letter per byte) and ByteFallback (`<0x41>`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_CONTINUATION = 3
 
 
 def _alphabet() -> dict[str, int]:
-    """Letter → byte, as in GPT-2: a printable byte is itself, the others are the characters after code point 255."""
+    """Letter → byte, as in GPT-2: a printable byte has its own letter, the others have the letters from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = sorted(set(range(256)).difference(printable))
     shifted = {chr(256 + index): byte for index, byte in enumerate(others)}
@@ -25,21 +25,21 @@ _BYTE_OF = _alphabet()
 _LETTER_OF = {byte: letter for letter, byte in _BYTE_OF.items()}
 
 
-def spell(data: bytes) -> str:
+def to_letters(data: bytes) -> str:
     """The ByteLevel letters of the bytes."""
     return "".join(_LETTER_OF[byte] for byte in data)
 
 
-def unspell(letters: str) -> bytes | None:
+def from_letters(letters: str) -> bytes | None:
     """The bytes of ByteLevel letters; None if a character is not such a letter."""
     if not _BYTE_OF.keys() >= set(letters):
         return None
     return bytes(_BYTE_OF[letter] for letter in letters)
 
 
-def misread(text: str) -> bool:
+def is_misread(text: str) -> bool:
     """True if a ByteLevel decoder would decode the text as bytes that no UTF-8 text has."""
-    data = unspell(text)
+    data = from_letters(text)
     return data is not None and not _in_utf8(data)
 
 
@@ -70,7 +70,7 @@ def mark_broken(tokens: list[str]) -> list[str]:
 
 
 def _runs(tokens: list[str]) -> list[list[str]]:
-    """Split between byte tokens and other tokens."""
+    """The runs of byte tokens and the runs of other tokens, in order."""
     return [list(run) for _, run in groupby(tokens, key=lambda token: bool(fallback_byte(token)))]
 
 

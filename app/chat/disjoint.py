@@ -9,7 +9,7 @@ from typing import Any
 # The types of JSON values; an integer is a number.
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
-Texts = frozenset[str]  # the constant texts that a schema allows; empty: unknown, or not only texts
+Texts = frozenset[str]  # the constant texts that a schema allows; empty if it also allows other values
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ _NO_CODE: _Code = (re.compile("(?!)"), ord)
 
 
 class PatternProblem(ValueError):
-    """The pattern is malformed, or has a construct that a grammar cannot express; the message says which."""
+    """The pattern is malformed, or has a construct that a grammar cannot express. The message names the problem."""
 
 
 def translate(pattern: str) -> str:
@@ -81,7 +81,7 @@ class _Translation:
         return self._pattern.startswith(texts, self._position)
 
     def _skip(self, text: str) -> bool:
-        """Skip the text if it is next. Returns True if it was."""
+        """Skip the text if it is next. True if the text was skipped."""
         follows = self._follows(text)
         if follows:
             self._position += len(text)
@@ -100,7 +100,7 @@ class _Translation:
         return match[0]
 
     def _next(self) -> str:
-        """The next assertion, alternation, start of a group, or item with its quantifier."""
+        """Translate the next assertion, alternation, start of a group, or item with its quantifier."""
         char = self._take()
         if char in "|^$":
             return char
@@ -141,7 +141,7 @@ class _Translation:
         return ")"
 
     def _quantifier(self) -> str:
-        """The quantifier of the item before it, or "". Drops a lazy mark: lazy and greedy match the same strings."""
+        """The quantifier after an item, or "". A lazy mark is dropped: lazy and greedy match the same strings."""
         match = self._match(_QUANTIFIER)
         if match:
             self._skip("?")
@@ -183,13 +183,13 @@ class _Translation:
         return [(ord(other), ord(other)) for other in _other_cases(chr(first))]
 
     def _escape(self) -> str:
-        """An escape outside of a set."""
+        """Translate an escape outside of a set, after its backslash."""
         self._require(not self._follows("b", "B"), "look-around \\b is not supported")
         code_or_class = self._escaped()
         return self._character(code_or_class) if isinstance(code_or_class, int) else code_or_class
 
     def _escaped(self) -> int | str:
-        """An escape after its backslash: a code point, or a class in Rust's syntax."""
+        """Translate an escape after its backslash: a code point, or a class in Rust's syntax."""
         char = self._take()
         if char.lower() in _CLASSES:
             return _class(_CLASSES[char.lower()], negated=char.isupper())
@@ -223,7 +223,7 @@ class _Translation:
         return code
 
     def _set(self) -> str:
-        """A set of characters, after its opening bracket."""
+        """Translate a set of characters, after its opening bracket."""
         negated = self._skip("^")
         self._require(not self._follows("]"), "an empty set [] or [^]; for the character write \\]")
         ranges: Ranges = []
@@ -239,7 +239,7 @@ class _Translation:
         return _class(self._cases(ranges), negated=negated, classes=classes)
 
     def _add_range(self, first: int, ranges: Ranges, classes: list[str]) -> None:
-        """Add the range from `first`, at its hyphen."""
+        """Add the range that starts with `first`. Its hyphen is the next character."""
         hyphen = ord(self._take())
         last = self._member()
         if isinstance(last, str):  # [a-\d] has the members a, - and \d
@@ -250,7 +250,7 @@ class _Translation:
         ranges.append((first, last))
 
     def _member(self) -> int | str:
-        """The next character or class of a set."""
+        """Translate the next character or class of a set."""
         char = self._take()
         if char != "\\":
             return ord(char)
@@ -260,7 +260,7 @@ class _Translation:
         return self._escaped()
 
 
-# The first character of an item → its translation. Any other character is an item itself.
+# The first character of an item → the method that translates it. Any other character is an item itself.
 _ITEMS: dict[str, Callable[[_Translation], str]] = {
     ")": _Translation._close_group,
     "*": _Translation._refuse_repeat,

@@ -12,17 +12,17 @@ from .parsers import CALL, END_THINK, THINK
 from .template import TemplateRenderer
 from .tokenizer import ChatTokenizer
 
-# Put at the end of the message to continue: the rendered prompt ends there. A private-use character.
+# A private-use character at the end of the message to continue. The rendered prompt is cut there.
 _CUT = "\U000fff02"
 _RESERVED = ("messages", "tools", "add_generation_prompt")  # variables of the template that no client may set
 
-# Typical maximum of characters per token. Of a text with more than twice as many, the beginning is tokenized first.
+# Assumed maximum of characters per token. If a text has more than twice as many, its beginning is tokenized first.
 CHARACTERS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The token ids of a prompt, and the options to parse its answer."""
+    """The token ids of a prompt, and the options for the parser of the answer."""
 
     ids: tuple[int, ...]
     reasoning: bool = False  # the answer may start with <think>…</think>

@@ -1,8 +1,8 @@
 """Rewrites the JSON schema of a client so that llguidance enforces the meaning that JSON Schema defines.
 
-The result contains all that it refers to: every reference is `#/$defs/<number>`, also inside another schema. Keywords
-that constrain nothing are removed. A keyword that llguidance interprets differently is replaced by an equal form, or
-refused by name if there is no equal form.
+The result contains the targets of all its references; each reference is `#/$defs/<number>`. Keywords that constrain
+nothing are removed. A keyword that llguidance interprets differently is replaced by an equal form, or refused by name
+if there is no equal form.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .schema_numbers import SIDES, Multiple, bound, check_products, exact, multi
 from .schema_place import Place
 from .schema_references import References
 
-# Maximum number of subschemas of the result. A definition is copied once for each different spelling of its references.
+# Maximum number of subschemas in the result. Each different spelling of a reference adds a copy of its definition.
 MAX_REWRITTEN = 20_000
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 APPLICATORS = ("const", "enum", "allOf", "anyOf", "oneOf", "$ref")
 
-# Keywords of any draft that a grammar cannot express → their values that constrain nothing, which are accepted.
+# Keywords of any draft that a grammar cannot express → values that constrain nothing. Only these values are accepted.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "$dynamicRef": (),
     "$recursiveRef": (),
@@ -51,14 +51,14 @@ _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # charact
 
 @dataclass
 class SelfContained:
-    """A schema and its definitions. `root` refers to them as `#/$defs/<name>`; both may move into another schema."""
+    """A schema that may become a part of another schema. Its references are `#/$defs/<name>`."""
 
     root: dict[str, Any] | bool
     definitions: dict[str, dict[str, Any] | bool]
 
 
 def rewrite(schema: dict[str, Any]) -> SelfContained:
-    """Raises SchemaProblem."""
+    """A schema with the same meaning for llguidance. Raises SchemaProblem."""
     return _Rewriter(schema).result
 
 
@@ -76,15 +76,15 @@ class _Keyword:
 
 
 class _Rewriter:
-    """The methods for a keyword return the keywords that replace it."""
+    """Rewrites one schema. A method for a keyword returns the keywords that replace it."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self._references = References(schema)
-        self._names: dict[tuple[str, str], str] = {}  # name of the definition of a target, by its base and pointer
+        self._names: dict[tuple[str, str], str] = {}  # name of a definition, by base URI and pointer of its schema
         self._pending: list[tuple[str, Place]] = []
         self._nodes = 0
         self._multiples: list[Multiple] = []
-        self._merges = False  # llguidance merges two schemas
+        self._merges = False  # True if llguidance merges two schemas
         self.result = SelfContained(self._schema(self._references.root), {})
         while self._pending:
             name, place = self._pending.pop()
@@ -106,8 +106,8 @@ class _Rewriter:
         return self._object(place)
 
     def _object(self, place: Place) -> dict[str, Any]:
-        # Keep the simple keywords together: llguidance evaluates each run of keywords between applicators alone, and
-        # additionalProperties must be in one run with patternProperties.
+        # Keywords that are no applicators stay together: llguidance evaluates each group of keywords between two
+        # applicators alone, and additionalProperties must be in the same group as patternProperties.
         before: dict[str, Any] = {}
         simple: dict[str, Any] = {}
         after: dict[str, Any] = {}
@@ -116,10 +116,10 @@ class _Rewriter:
             rewrite_keyword = KEYWORDS.get(name)
             if rewrite_keyword is None:
                 continue
-            run = simple
+            group = simple
             if name in APPLICATORS:
-                run = after if simple else before
-            run.update(rewrite_keyword(self, _Keyword(name, place, types)))
+                group = after if simple else before
+            group.update(rewrite_keyword(self, _Keyword(name, place, types)))
         simple = narrow_to_multiples(simple, place, fractions="number" in types)
         rewritten = before | simple | after
         self._merges |= _merges(before | after, rewritten)
@@ -156,7 +156,7 @@ class _Rewriter:
         return {keyword.name: self._schemas(keyword.place.array())}
 
     def _one_of(self, keyword: _Keyword) -> dict[str, Any]:
-        """anyOf if the options are disjoint: llguidance does not follow references to find disjoint options."""
+        """anyOf if no value can match two options. llguidance does not follow references to find this out itself."""
         options = keyword.place.array()
         targets = [self._references.follow(option) for option in options]
         is_disjoint = all(are_disjoint(one, other) for one, other in combinations(targets, 2))
@@ -164,7 +164,7 @@ class _Rewriter:
         return {name: self._schemas(options)}
 
     def _unsupported(self, keyword: _Keyword) -> dict[str, Any]:
-        """Nothing, for a value that constrains nothing."""
+        """No keywords for a value that constrains nothing. Raises SchemaProblem for any other value."""
         without_condition = keyword.name in ("then", "else") and not keyword.schema.has("if")
         if not without_condition and keyword.place.value not in UNSUPPORTED[keyword.name]:
             keyword.schema.refuse(f'the keyword "{keyword.name}" is not supported')
@@ -179,7 +179,10 @@ class _Rewriter:
         return {keyword.name: size(keyword.place)}
 
     def _min_properties(self, keyword: _Keyword) -> dict[str, Any]:
-        """Refuse more than one optional property: a grammar cannot count distinct names."""
+        """Raises SchemaProblem if the minimum exceeds the number of required properties plus 1.
+
+        A grammar cannot count the distinct names of optional properties.
+        """
         minimum = size(keyword.place)
         required = keyword.schema.child("required").names() if keyword.schema.has("required") else []
         keyword.place.require(
@@ -197,7 +200,7 @@ class _Rewriter:
         return {keyword.name: _translate(keyword.place.text(), keyword.place)}
 
     def _format(self, keyword: _Keyword) -> dict[str, Any]:
-        """The format, if it is built in. `_add_patterns` adds the others."""
+        """The keyword for a format that llguidance has. For other formats, `_add_patterns` adds patterns."""
         value = keyword.place.value
         if "string" not in keyword.types:
             return {}
@@ -226,7 +229,7 @@ class _Rewriter:
         return self._one_schema(keyword)
 
     def _additional_items(self, keyword: _Keyword) -> dict[str, Any]:
-        """`items` of older drafts, which have it only beside an array in `items`."""
+        """Older drafts: beside an array in `items`, the schema of the other items. Otherwise the keyword is ignored."""
         if not isinstance(keyword.schema.value.get("items"), list):
             return {}
         return {"items": self._schema(keyword.place)}
@@ -235,7 +238,7 @@ class _Rewriter:
         return {keyword.name: self._schema(keyword.place)}
 
 
-# All other keywords constrain nothing.
+# Keyword → the method that rewrites it. Keywords that are not here constrain nothing.
 KEYWORDS: dict[str, Callable[[_Rewriter, _Keyword], dict[str, Any]]] = {
     **dict.fromkeys(UNSUPPORTED, _Rewriter._unsupported),
     **dict.fromkeys(SIDES, _Rewriter._bound),

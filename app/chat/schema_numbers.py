@@ -1,7 +1,7 @@
 """Checks the numbers of a JSON schema, and changes them so that llguidance enforces the same numbers.
 
-llguidance uses double precision: it rounds numbers with many digits. It multiplies the values of two `multipleOf` in
-64 bits.
+llguidance uses double precision, so it rounds numbers with many digits. It overflows if the product of two `multipleOf`
+exceeds 32 bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SAFE_FLOAT = 2**53  # double precision is exact for integers up to this one
 _SAFE_INT = 2**63
 _MAX_INT = _SAFE_INT - 1
 _MAX_COEFFICIENT = 2**32
-_SMALLEST = 1e-30  # used as the number next to 0: llguidance makes a deep regex of the digits of a smaller one
+_SMALLEST = 1e-30  # the number next to 0; for a smaller one, llguidance would make a deep regex of its digits
 
 Number = int | float
 
@@ -31,7 +31,7 @@ class Side:
     inclusive: str  # keyword of the inclusive bound
     exclusive: str  # keyword of the exclusive bound
     outwards: int  # direction out of the range: -1 or 1
-    tighter: Callable[..., Any]  # of two bounds
+    tighter: Callable[..., Any]  # selects the tighter of two bounds
     round: Callable[[Any], int]  # the outermost integer that an inclusive bound allows
     round_exclusive: Callable[[Any], int]  # the outermost integer that an exclusive bound allows
 
@@ -42,22 +42,22 @@ SIDES = {keyword: side for side in (_LOWER, _UPPER) for keyword in (side.inclusi
 
 
 def number(place: Place) -> Number:
-    """The value. Raises SchemaProblem if it is not a finite number."""
+    """The number at a place. Raises SchemaProblem if the value is not a finite number."""
     value = place.value
     place.require(type(value) in (int, float) and abs(value) < math.inf, "must be a number")
     return value  # type: ignore[no-any-return]
 
 
 def size(place: Place) -> int:
-    """The value as an integer. Raises SchemaProblem if it is negative or has a fraction."""
+    """The integer at a place. Raises SchemaProblem if the value is negative or has a fraction."""
     value = number(place)
     place.require(value >= 0 and value == int(value), "must be an integer, 0 or more")
     return int(value)
 
 
 def exact(place: Place, *, limit: int = _SAFE_INT) -> Number:
-    """The value. Raises SchemaProblem if double precision cannot represent it, or if its absolute value is `limit` or
-    more."""
+    """The number at a place. Raises SchemaProblem if double precision cannot represent it, or if its absolute value is
+    `limit` or more."""
     value = number(place)
     is_exact = abs(value) < limit and float(value) == value == _parsed(float(value))
     place.require(is_exact, f"the number cannot be enforced exactly; the limit is {_SAFE_FLOAT} (2^53)")
@@ -125,7 +125,7 @@ class Multiple:
 
 
 def multiple(place: Place) -> Multiple:
-    """The value of a multipleOf. Raises SchemaProblem if llguidance would round the value."""
+    """The multipleOf at a place. Raises SchemaProblem if llguidance would round the value."""
     value = number(place)
     place.require(value > 0, "must be greater than 0")
     place.require(value < _MAX_COEFFICIENT, "must be less than 2^32")
@@ -140,7 +140,7 @@ def multiple(place: Place) -> Multiple:
 
 
 def check_products(multiples: list[Multiple]) -> None:
-    """Raises SchemaProblem if the product of two multipleOf exceeds 32 bits: it overflows in llguidance."""
+    """Raises SchemaProblem if the product of two multipleOf exceeds 32 bits, which llguidance does not support."""
     digits = max((step.digits for step in multiples), default=0)
     coefficients = [step.coefficient * 10 ** (digits - step.digits) for step in multiples]
     for coefficient, step in zip(coefficients, multiples, strict=True):
@@ -151,10 +151,11 @@ def check_products(multiples: list[Multiple]) -> None:
 
 
 def narrow_to_multiples(keywords: dict[str, Any], place: Place, *, fractions: bool) -> dict[str, Any]:
-    """Move the bounds of a schema with `multipleOf` to its first and last multiple between them.
+    """Replace the bounds of a schema with `multipleOf` by the first and the last multiple between the bounds.
 
-    `keywords`: the simple keywords of the schema. `fractions`: as for `bound`. Near a bound, llguidance writes all
-    digits of the bound, so a bound must not have more digits than the multiples. Raises SchemaProblem.
+    `keywords`: the keywords of the schema at `place`, without applicators. `fractions`: the schema also allows numbers
+    that are not integers. llguidance may generate all digits of a bound, so a bound must not have more digits than the
+    multiples. Raises SchemaProblem.
     """
     bounds = [keyword for keyword in keywords if keyword in SIDES]
     if "multipleOf" not in keywords or not bounds:

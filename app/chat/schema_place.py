@@ -1,4 +1,4 @@
-"""A value inside the JSON schema of a client, and its place for error messages."""
+"""A value inside the JSON schema of a client, with its position for error messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ class SchemaProblem(ValueError):
 
 @dataclass(frozen=True)
 class Place:
-    """A value, the base URI of its references, and its JSON pointer. All methods but `has` may raise SchemaProblem."""
+    """A value inside a schema, the base URI of its references, and its JSON pointer.
+
+    The methods raise SchemaProblem if the value has another type.
+    """
 
     value: Any
     base: str
@@ -29,7 +32,7 @@ class Place:
         return isinstance(self.value, dict) and name in self.value
 
     def child(self, name: str) -> Place:
-        """The value under a name of an object or an index of an array. `has(name)` must be true."""
+        """The value with this name in an object or with this index in an array. `has(name)` must be true."""
         value = self.value[int(name) if isinstance(self.value, list) else name]
         return Place(value, self.base, f"{self.pointer}/{name.replace('~', '~0').replace('/', '~1')}")
 

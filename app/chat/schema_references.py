@@ -11,7 +11,7 @@ from urllib.parse import unquote, urljoin
 from .schema_place import Place
 
 _OLD_DRAFT = re.compile(r"/draft-0[467]/")  # these drafts ignore the keywords beside $ref
-_MAX_CHAIN = 16  # references followed one after the other
+_MAX_CHAIN = 16  # maximum number of references in a chain
 
 # Keywords with several subschemas, and the type of their container. The values of `enum` and `const` are no schemas.
 _CONTAINERS: tuple[tuple[str, type], ...] = (
@@ -35,7 +35,7 @@ class References:
         self._add(self.root)
 
     def with_base(self, place: Place) -> Place:
-        """The same schema with the base URI that its `$id`, or the `$id` around it, defines."""
+        """The same schema with its base URI, which its `$id` or the `$id` of a schema around it defines."""
         return replace(place, base=self._bases.get(id(place.value), place.base))
 
     def ignores_siblings(self, place: Place) -> bool:
@@ -43,7 +43,10 @@ class References:
         return self._old_draft and place.has("$ref")
 
     def resolve(self, reference: Place) -> Place:
-        """The target of the value of `$ref`. Raises SchemaProblem."""
+        """The target of a reference. Raises SchemaProblem.
+
+        `reference`: the place of the value of `$ref`.
+        """
         text = reference.text()
         address, _, fragment = text.partition("#")
         uri = _join(reference.base, address) if address else reference.base
@@ -73,7 +76,7 @@ class References:
         return place.value
 
     def _add(self, place: Place) -> None:
-        """Register the identifiers of a schema and of its subschemas. The first of equal identifiers applies."""
+        """Register the identifiers of a schema and of its subschemas. If two are equal, the first applies."""
         if not isinstance(place.value, dict):
             return
         place = self._identified(place)

@@ -1,4 +1,4 @@
-"""Keeps special tokens in the text of a message from becoming control tokens of the model."""
+"""Encodes special tokens in the text of a message as plain text, so that they do not control the model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RustTokenizer
 
-# Put around a special token in the text of a message, so that `encode` treats it as plain text.
-# Private-use characters of plane 15: no message needs them, so `protect` removes them from messages.
+# Marks around a special token in the text of a message: `encode` treats the token between them as plain text.
+# They are private-use characters of plane 15. No message needs them, so `protect` removes them from messages.
 PROTECT = "\U000fff00"
 RELEASE = "\U000fff01"
 _PROTECTED = re.compile(f"{PROTECT}([^{PROTECT}{RELEASE}]*){RELEASE}")
@@ -26,7 +26,7 @@ def load(tokenizer_json: str) -> RustTokenizer:
 
 
 def unique_name(token: int) -> str:
-    """A text for a token that no message contains: `protect` removes its characters from messages."""
+    """A unique text for a token. No message contains it, because `protect` removes its marks from messages."""
     return f"{PROTECT}{token}{RELEASE}"
 
 
@@ -79,8 +79,8 @@ class SpecialTokens:
     def _guarded(self) -> tuple[RustTokenizer, dict[int | None, int]]:
         """A second tokenizer that encodes special tokens as text, and a map of ids.
 
-        It has one more token per special token, with a unique name. The map leads from the id of such a name to the id
-        of the special token.
+        It has one more token per special token, with a unique name. The map contains the id of each such name and the
+        id of its special token.
         """
         rust = load(self._tokenizer_json)
         rust.encode_special_tokens = True

@@ -1,5 +1,5 @@
-"""The tokenizer of a model, from the files beside its weights, on top of the Rust library `tokenizers`. Runs no code
-of the model."""
+"""The tokenizer of a model. Reads the files beside the weights and uses the Rust library `tokenizers`; runs no code of
+the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from ...engine.errors import ModelRefused
 from ...engine.text import BROKEN
 from . import tokenizer_files
-from .byte_tokens import fallback_byte, mark_broken, misread, spell, unspell
+from .byte_tokens import fallback_byte, from_letters, is_misread, mark_broken, to_letters
 from .special_tokens import PROTECT, RELEASE, SpecialTokens, load, unique_name
 
 # A decoder that the grammar compiler supports, in place of Metaspace. It differs only in the first space of a text.
@@ -108,7 +108,7 @@ class ChatTokenizer:
         before = "a"  # any text: the decoder may drop the space of a first token
         added = self._decode_texts([before, text])[len(before) :] if text else ""
         if BROKEN in added and "ByteLevel" in self.decoders:
-            return unspell(text) or added.encode()
+            return from_letters(text) or added.encode()
         return added.encode()
 
     def _texts(self, ids: Iterable[int]) -> list[str]:
@@ -124,7 +124,7 @@ class ChatTokenizer:
         """Added tokens that the ByteLevel decoder would decode as invalid bytes: id → text in ByteLevel letters."""
         if "ByteLevel" not in self.decoders:
             return {}
-        return {token: spell(text.encode()) for token, text in self._added_texts.items() if misread(text)}
+        return {token: to_letters(text.encode()) for token, text in self._added_texts.items() if is_misread(text)}
 
     def to_json(self) -> str:
         """The text of tokenizer.json, without truncation or padding, changed for the grammar compiler.

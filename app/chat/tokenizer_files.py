@@ -1,4 +1,4 @@
-"""Reads the tokenizer files of a model folder. Errors name the file, but not its folder: clients see them."""
+"""Reads the tokenizer files of a model folder. Clients see the errors, so they name the file without its folder."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Texts of special tokens by name, from tokenizer_config.json: there, a text or an object with `content`."""
+    """Texts of special tokens by name. In tokenizer_config.json, each is a text or an object with `content`."""
     texts = {}
     for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
         value = config.get(name)
@@ -63,7 +63,7 @@ def special_tokens(config: dict[str, Any]) -> dict[str, str]:
 def chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Chat templates by name: "default", and "tool_use" for some models. Raises ModelRefused.
 
-    `config`: tokenizer_config.json; a file with a template precedes it.
+    `config`: tokenizer_config.json. A template in a file of its own has priority.
     """
     source, value = _template(folder, config)
     try:
