@@ -1,4 +1,4 @@
-"""Apple GPUs through MLX, with the models of mlx-lm. MLX's CPU and CUDA devices run the same code elsewhere."""
+"""Apple GPUs through MLX, with the models of mlx-lm. On other machines MLX has a CPU and a CUDA device."""
 
 from __future__ import annotations
 
@@ -16,30 +16,34 @@ __all__ = ["accepts", "name", "open", "probe", "read_bandwidth"]
 
 name = "mlx"
 
+NVIDIA = "NVIDIA GPU through MLX"
 CUDA = ("mlx-cuda-13", "mlx-cuda-12")  # packages that let MLX compute on NVIDIA GPUs
 
 
 def probe() -> DeviceInfo | Unavailable:
-    """Checks the machine and the installed packages, and imports none of them."""
+    """Check the machine and the installed packages, without an import of them."""
     apple = (platform.system(), platform.machine()) == ("Darwin", "arm64")
     missing = [package for package in ("mlx", "mlx_lm") if find_spec(package) is None]
     if missing:
-        machine = "Apple silicon is present, but"
-        if not apple:
-            machine = f"this is {platform.system()} on {platform.machine()}, and"
+        machine = f"this is {platform.system()} on {platform.machine()}, and"
+        if apple:
+            machine = "Apple silicon is present, but"
         verb = "is" if len(missing) == 1 else "are"
         return Unavailable(name, f"{machine} {' and '.join(missing)} {verb} not installed")
-    total, free = memory()
+    device = "MLX's CPU device"
+    if apple:
+        device = apple_chip()
+    elif any(_version(package) for package in CUDA):
+        device = NVIDIA
     features = {"MLX": _version("mlx"), "mlx-lm": _version("mlx-lm")}
     if apple:
-        return DeviceInfo(name, apple_chip(), total, free, features | {"Metal": "yes"}, main_memory=True)
-    if any(_version(package) for package in CUDA):
-        return DeviceInfo(name, "NVIDIA GPU through MLX", total, free, features, second_choice=True)
-    return DeviceInfo(name, "MLX's CPU device", total, free, features, main_memory=True, second_choice=True)
+        features["Metal"] = "yes"
+    main_memory = device != NVIDIA
+    return DeviceInfo(name, device, *memory(), features, main_memory=main_memory, second_choice=not apple)
 
 
 def accepts(files: ModelFiles) -> str:
-    """mlx-lm has a module for each architecture, and a list of those that share one."""
+    """The reason why mlx-lm cannot load a model; empty if it has a module of this architecture or of an equal one."""
     spec = find_spec("mlx_lm")
     model_type = files.config.model_type
     if spec is None or spec.origin is None:
@@ -58,7 +62,7 @@ def open(files: ModelFiles, budget: LoadOptions) -> Runner:
 
 
 def _version(package: str) -> str:
-    """Empty where it is not installed."""
+    """The version of a package; empty if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The one file that adapts mlx-lm's objects: its caches, and the classes of a model's parts."""
+"""Adapts objects of mlx-lm: caches, and the classes of a model's modules. No other file changes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...engine.modelconfig import ModelConfig
 
 
 class _Window:
-    """Mixed into a cache of mlx-lm that stores every position: a layer with a window reads its last columns only."""
+    """Mixed into a cache of mlx-lm that stores every position: a layer with a window reads only the last columns."""
 
     keys: mx.array  # [rows, kv heads, columns, dim]
     values: mx.array
@@ -73,14 +73,14 @@ class BatchCache(_Window, BatchKVCache):  # type: ignore[misc]
 
 
 def mix(part: nn.Module, kind: type, **values: Any) -> None:
-    """Let a part of a model compute as `kind` does, with `values` as attributes of its class."""
+    """Replace methods of a module by those of `kind`. `values` become attributes of the module's class."""
     base = type(part)
     attributes = {name: staticmethod(value) if callable(value) else value for name, value in values.items()}
     part.__class__ = type(base.__name__, (kind, base), attributes)
 
 
 class Gated:
-    """Mixed into an MLP: the gate's activation of ModelConfig."""
+    """Mixed into an MLP: the activation of ModelConfig for the gate."""
 
     activation: Callable[[mx.array, mx.array], mx.array]
 
@@ -96,28 +96,25 @@ class Gated:
 
 
 class Layers:
-    """Mixed into a trunk: one mask for each kind of layer, where mlx-lm's classes know one kind, or a pattern."""
+    """Mixed into a model's layers: one mask for each kind of layer. mlx-lm has one kind or a fixed pattern."""
 
     embedding_scale: float
-    first_of_kind: list[int]  # of each layer
+    first_of_kind: list[int]  # for each layer, the first layer of its kind
 
-    def __call__(
-        self: Any, inputs: mx.array, cache: list[Any] | None = None, input_embeddings: mx.array | None = None
-    ) -> mx.array:
+    def __call__(self: Any, inputs: mx.array, cache: Sequence[Any], *_: Any) -> mx.array:
         """Tokens [rows, new] -> normalised hidden states [rows, new, hidden]."""
-        h = self.embed_tokens(inputs) if input_embeddings is None else input_embeddings
+        h = self.embed_tokens(inputs)
         if self.embedding_scale != 1.0:
             h = h * mx.array(self.embedding_scale, h.dtype)
-        caches = [None] * len(self.layers) if cache is None else cache
-        masks = {layer: attention_mask_of_model(h, caches[layer]) for layer in set(self.first_of_kind)}
-        for layer, layer_cache, first in zip(self.layers, caches, self.first_of_kind, strict=True):
+        masks = {layer: attention_mask_of_model(h, cache[layer]) for layer in set(self.first_of_kind)}
+        for layer, layer_cache, first in zip(self.layers, cache, self.first_of_kind, strict=True):
             h = layer(h, masks[first], layer_cache)
         output: mx.array = self.norm(h)
         return output
 
 
 class Head:
-    """Mixed into a model: soft cap, caches and tied weights of ModelConfig."""
+    """Mixed into a model with its head: soft cap, caches and tied weights of ModelConfig."""
 
     config: ModelConfig
 
@@ -131,8 +128,8 @@ class Head:
         return [RotatingKVCache(window) if kind == "sliding" else KVCache() for kind in self.config.layer_kinds]
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """A tied head is the embedding, even if the files have a head; a head that is not tied must be in the files.
-        Tables of rope are no weights."""
+        """The weights to load. A tied head is the embedding, even if the files have a head. Another head must be in the
+        files. Stored frequencies of rope are not loaded."""
         weights = {name: weight for name, weight in weights.items() if ".rotary_emb." not in name}
         if self.config.tie_embeddings:
             weights = {name: weight for name, weight in weights.items() if not name.startswith("lm_head.")}
@@ -143,13 +140,13 @@ class Head:
 
 
 class _Tap:
-    """The hidden states of a trunk's last call."""
+    """The hidden states of the last call."""
 
     hidden: mx.array | None = None
 
 
 class _LastToken:
-    """Mixed into a trunk: only the last token of each row goes through the head."""
+    """Mixed into a model's layers: only the last token of each row goes through the head."""
 
     tap: _Tap
 
@@ -159,18 +156,18 @@ class _LastToken:
 
 
 class Forward:
-    """Calls a model for the logits of each row's last token."""
+    """Computes the logits of each row's last token."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._tap = _Tap()
-        trunk = getattr(model, "model", None)
-        if isinstance(trunk, nn.Module):
-            mix(trunk, _LastToken, tap=self._tap)
+        layers = getattr(model, "model", None)
+        if isinstance(layers, nn.Module):
+            mix(layers, _LastToken, tap=self._tap)
 
     def __call__(self, tokens: mx.array, caches: Sequence[Any]) -> tuple[mx.array, mx.array]:
-        """tokens [rows, new] -> logits [rows, vocab] and normalised hidden states [rows, hidden] of the last token;
-        [rows, 0] where the model has no trunk."""
+        """tokens [rows, new] -> logits [rows, vocab] and normalised hidden states [rows, hidden] of the last token. The
+        hidden states are [rows, 0] if the model has no `model` attribute."""
         logits = self._model(tokens, cache=caches)[:, -1]
         hidden = self._tap.hidden
         self._tap.hidden = None  # it would keep the arrays of a step that failed
@@ -178,7 +175,7 @@ class Forward:
 
 
 def probe_layers(model: nn.Module, forward: Forward) -> list[RowCache]:
-    """The cache of each layer after one token, with lazy arrays that are never computed.
+    """The cache of each layer after one token. Its arrays are lazy and never computed, but have shapes.
 
     Raises ModelRefused for a model whose layers store other state than keys and values, and for a model whose attention
     is not MLX's: its masks may be wrong for several rows.
@@ -208,7 +205,7 @@ def probe_layers(model: nn.Module, forward: Forward) -> list[RowCache]:
 
 
 def _row_cache(cache: Any) -> RowCache:
-    """An empty cache for a layer that uses `cache` of mlx-lm."""
+    """An empty cache in place of mlx-lm's `cache`."""
     if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", False):
         raise ModelRefused(
             f"its layers store a {type(cache).__name__}, not plain keys and values: recurrent and compressed caches "

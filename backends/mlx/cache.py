@@ -41,14 +41,14 @@ class Group:
         return [x for layer in self.layers for x in (layer.keys, layer.values)]
 
     def set_offsets(self) -> None:
-        """Before a call: batch caches take their offsets from one array, which no chain of steps depends on."""
+        """Before a call: give batch caches a new array of offsets. mlx-lm's lazy sum of all steps would grow."""
         if len(self.lengths) > 1:
             offset = mx.array(self.lengths)
             for layer in self.layers:
                 layer.offset = offset
 
     def row(self, index: int, length: int) -> list[RowCache]:
-        """A row cut to its first positions. The row of a group of one is not copied."""
+        """The caches of a row, cut to its first positions. They are copies unless the group has one row."""
         caches = [layer.row(index) for layer in self.layers]
         for cache in caches:
             cache.trim(cache.offset - length)
@@ -104,7 +104,7 @@ class Pool:
         self.changed = True
 
     def settle(self) -> None:
-        """Compute the writes: a lazy write would keep the groups that it reads."""
+        """Compute the writes: a lazy write would keep the arrays of groups in memory."""
         if self.changed:
             mx.eval(self.keys, self.values)
             self.changed = False

@@ -1,7 +1,7 @@
 """Builds mlx-lm's models of the families that ModelConfig describes.
 
-mlx-lm's classes read config.json as transformers 4 spells it, and ignore windows, biases and activations that are rare
-in their family. So `build` changes a model before its weights are loaded.
+mlx-lm's classes read config.json as transformers 4 spells it, and ignore rare windows, biases and activations. So
+`build` changes a model before its weights are loaded.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def arguments(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def loading(target: ModelConfig, context: int) -> dict[str, Any]:
-    """Arguments for load_model; none for an architecture that ModelConfig does not describe."""
+def load_arguments(target: ModelConfig, context: int) -> dict[str, Any]:
+    """Arguments for mlx-lm's load_model. Empty for an architecture that ModelConfig does not describe."""
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:  # load_model passes `config` by its name
         model_class, arguments_class = _get_classes(config)
@@ -87,14 +87,14 @@ def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
 
 
 def _replace(part: nn.Module, name: str, value: Any, config: ModelConfig) -> None:
-    """Set an attribute of a part of a model, which must have it: another release of mlx-lm may read another one."""
+    """Set an attribute of a module. Refuse a module without it: that release of mlx-lm reads another attribute."""
     if not hasattr(part, name):
         raise _differs(config, f"{name} of {type(part).__name__}", "absent", "present")
     setattr(part, name, value)
 
 
 def _projections(config: ModelConfig) -> dict[str, tuple[int, int, bool]]:
-    """Input features, output features and bias of each projection, by mlx-lm's name. phi3 merges some of them."""
+    """Input features, output features and bias of each projection, by its name in mlx-lm. phi3 merges some of them."""
     hidden = config.hidden_size
     inner = config.intermediate_size
     queries = config.num_heads * config.head_dim
@@ -129,8 +129,7 @@ def set_context(model: nn.Module, context: int) -> None:
 
 
 def verify(model: nn.Module, config: ModelConfig) -> None:
-    """Compare a loaded model with ModelConfig in the values that `build` does not set. Raises ModelRefused naming the
-    difference."""
+    """Compare a loaded model with the values of ModelConfig that `build` does not set. Raises ModelRefused."""
     if len(model.layers) != config.num_layers:
         raise _differs(config, "num_hidden_layers", len(model.layers), config.num_layers)
     for path, part in model.named_modules():

@@ -48,7 +48,7 @@ def load(files: ModelFiles, options: LoadOptions) -> Loaded:
         ) from error
     quant = _format(config)
     if options.dtype != "auto":
-        model.set_dtype(DTYPES[options.dtype])  # packed weights stay
+        model.set_dtype(DTYPES[options.dtype])  # quantised weights keep their dtype
     if options.quant != "none":
         _quantise(model, files, options, quant)
         quant = options.quant
@@ -67,7 +67,7 @@ def load(files: ModelFiles, options: LoadOptions) -> Loaded:
 
 
 def _load(files: ModelFiles, context: int) -> tuple[nn.Module, dict[str, Any]]:
-    """A verified model with lazy weights, and its config.json as mlx-lm changed it."""
+    """A verified model with lazy weights, and its config.json after mlx-lm's changes."""
     values = load_config(files.path)
     if values.get("model_file") is not None:
         raise ModelRefused(
@@ -75,7 +75,7 @@ def _load(files: ModelFiles, context: int) -> tuple[nn.Module, dict[str, Any]]:
             "use a model of an architecture that mlx-lm has",
         )
     if families.describes(files.config):
-        model, config = load_model(files.path, lazy=True, **families.loading(files.config, context))
+        model, config = load_model(files.path, lazy=True, **families.load_arguments(files.config, context))
         families.verify(model, files.config)
     else:
         keys = ConfigKeys(values)
@@ -96,7 +96,7 @@ def _token_bytes(model: nn.Module, sizes: Mapping[str, int]) -> int:
 
 
 def _format(config: Mapping[str, Any]) -> str:
-    """Format of a quantised checkpoint, for display. mlx-lm converts other tables to `quantization`."""
+    """The format of a quantised checkpoint, for display. mlx-lm has converted other tables to `quantization`."""
     table = config.get("quantization")
     if not table:
         return ""

@@ -20,10 +20,11 @@ from .runner import MlxRunner
 PAGE_SIZE = 16  # tokens per page of the KV cache
 CACHE_SHARE = 0.6  # of the memory left after loading
 STEP_TOKENS = 2048
+ROW_TOKENS = 4096  # the cache for each row, unless a setting says otherwise
 ROOM = 1  # columns of groups for each column of the pool
 MEMORY_CACHE = 2**30  # bytes of freed memory that MLX keeps for the next arrays
 # MLX on CUDA caches graphs and attention plans. Without this variable it raises an error after many different shapes.
-THRASHING = "MLX_ENABLE_CACHE_THRASHING_CHECK"
+CACHE_CHECK = "MLX_ENABLE_CACHE_CACHE_CHECK_CHECK"
 
 
 def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
@@ -38,8 +39,8 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
             "close other programs, or choose a smaller model",
         )
     _limit_memory(total)
-    os.environ.setdefault(THRASHING, "0")
-    # One thread loads the model and another computes, never at once. A default stream of MLX ends with its thread.
+    os.environ.setdefault(CACHE_CHECK, "0")
+    # One thread loads the model and another computes, one after the other. MLX's default stream ends with its thread.
     stream = mx.new_thread_unsafe_stream(mx.default_device())
     with mx.stream(stream):
         loaded = load(files, options)
@@ -55,7 +56,7 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
 
 
 def _memory() -> tuple[int, int]:
-    """(total, free) bytes where MLX computes. A GPU with memory of its own says how much is free."""
+    """(total, free) bytes of the memory of MLX's device. Only a GPU with separate memory reports free bytes."""
     device = mx.device_info()
     if "free_memory" not in device:
         return memory()
@@ -63,7 +64,8 @@ def _memory() -> tuple[int, int]:
 
 
 def _refuse_settings(options: LoadOptions) -> None:
-    for name, values in {"cache_dtype": ("auto",), "attention": ("auto", "ours"), "graphs": ("auto", "off")}.items():
+    supported = {"cache_dtype": ("auto",), "attention": ("auto", "ours"), "graphs": ("auto", "off")}
+    for name, values in supported.items():
         if getattr(options, name) not in values:
             raise SettingRefused(f"{name} {getattr(options, name)} is not supported by mlx", "leave it at auto")
     if options.reference_ops:
@@ -80,20 +82,17 @@ def _limit_memory(total: int) -> None:
 def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) -> RunnerSpec:
     """Half of the cache memory is for pages, the other half for groups, where each row has all of its positions."""
     config = files.config
-    if options.context is not None and not 1 <= options.context <= config.max_positions:
-        raise ModelRefused(f"{files.name} has a context of {config.max_positions} tokens, not {options.context}")
+    context = config.max_positions if options.context is None else options.context
+    if not 1 <= context <= config.max_positions:
+        raise ModelRefused(f"{files.name} has a context of {config.max_positions} tokens, not {context}")
     page_size = options.page_size or PAGE_SIZE
-    token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
-    page = page_size * token_bytes
-    context = options.context or config.max_positions
-    room = options.cache_bytes if options.cache_bytes is not None else int(free * (options.cache_share or CACHE_SHARE))
-    num_pages = room // 2 // page
-    if options.cache_bytes is None and options.cache_share is None:  # leave the rest to other programs
-        num_pages = min(num_pages, -(-max(context, options.max_rows * min(context, 4096)) // page_size))
+    token_bytes = 2 * sum(shape.token_bytes for shape in loaded.shapes)
+    room = _cache_room(options, free, context, page_size * token_bytes, page_size)
+    num_pages = room // (page_size * token_bytes)
     fitting = num_pages * page_size
     if fitting < (options.context or 1):
         raise ModelRefused(
-            f"{files.name}: a context of {context} tokens needs {_size(2 * context * token_bytes)} of KV cache, but "
+            f"{files.name}: a context of {context} tokens needs {_size(context * token_bytes)} of KV cache, but "
             f"{_size(room)} are allowed",
             "ask for a shorter context, or allow a larger cache",
         )
@@ -108,8 +107,18 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) ->
         quant=loaded.quant,
         weight_bytes=loaded.bytes,
         token_bytes=loaded.token_bytes,
-        cache_bytes=2 * num_pages * page,
+        cache_bytes=fitting * token_bytes,
     )
+
+
+def _cache_room(options: LoadOptions, free: int, context: int, page_bytes: int, page_size: int) -> int:
+    """Bytes for the cache. Without a setting the rows' need is the limit, so that other programs get the rest."""
+    if options.cache_bytes is not None:
+        return options.cache_bytes
+    if options.cache_share is not None:
+        return int(free * options.cache_share)
+    need = max(context, options.max_rows * min(context, ROW_TOKENS))
+    return min(int(free * CACHE_SHARE), -(-need // page_size) * page_bytes)
 
 
 def _size(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Draws tokens from logits in MLX. engine/sampling.py defines each step and judges this file."""
+"""Draws tokens from logits in MLX, as engine/sampling.py defines it."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ class Drawn:
 def sample(logits: mx.array, batch: Batch) -> Drawn:
     """logits [answers, vocab], of any float dtype."""
     sampling = batch.sampling
-    heated = bool((sampling.temperature > 0).any())
-    listed = int(sampling.logprobs.max(initial=-1))
-    changed = any(len(x) for x in (sampling.bias_answers, sampling.history_answers, batch.mask_answers))
-    if not heated and not changed and listed < 0:
+    greedy = not (sampling.temperature > 0).any()
+    num_listed = int(sampling.logprobs.max(initial=-1))
+    adjustments = len(sampling.bias_answers) + len(sampling.history_answers) + len(batch.mask_answers)
+    if greedy and not adjustments and num_listed < 0:
         return Drawn(mx.argmax(logits, axis=-1))
     logits = logits.astype(mx.float32)
     x = _adjusted(logits, batch)
-    tokens = _draw(x, sampling) if heated else mx.argmax(x, axis=-1)
-    if listed < 0:
+    tokens = mx.argmax(x, axis=-1) if greedy else _draw(x, sampling)
+    if num_listed < 0:
         return Drawn(tokens)
     logprobs = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
-    return Drawn(tokens, chosen, *_likeliest(logprobs, listed))
+    return Drawn(tokens, chosen, *_likeliest(logprobs, num_listed))
 
 
 def _adjusted(logits: mx.array, batch: Batch) -> mx.array:
@@ -56,8 +56,8 @@ def _adjusted(logits: mx.array, batch: Batch) -> mx.array:
     sampling = batch.sampling
     x = mx.array(logits)
     if len(sampling.bias_answers):
-        places = mx.array(sampling.bias_answers), mx.array(sampling.bias_tokens)
-        x = x.at[places].add(mx.array(sampling.bias_values))
+        indices = mx.array(sampling.bias_answers), mx.array(sampling.bias_tokens)
+        x = x.at[indices].add(mx.array(sampling.bias_values))
     if len(sampling.history_answers):
         x = _penalised(x, sampling)
     if len(batch.mask_answers):
@@ -83,30 +83,30 @@ def _penalised(x: mx.array, sampling: AnswerSampling) -> mx.array:
 
 
 def _draw(x: mx.array, sampling: AnswerSampling) -> mx.array:
-    heated = sampling.temperature > 0
-    x = x / mx.array(np.where(heated, sampling.temperature, np.float32(1)))[:, None]
-    top_k = np.where(heated, sampling.top_k, 0)
-    top_p = np.where(heated, sampling.top_p, np.float32(1))
-    min_p = np.where(heated, sampling.min_p, np.float32(0))
+    random = sampling.temperature > 0
+    x = x / mx.array(np.where(random, sampling.temperature, np.float32(1)))[:, None]
+    top_k = np.where(random, sampling.top_k, 0)
+    top_p = np.where(random, sampling.top_p, np.float32(1))
+    min_p = np.where(random, sampling.min_p, np.float32(0))
     if (top_k > 0).any() or (top_p < 1).any():
         x = _filtered(x, top_k, top_p)
     if (min_p > 0).any():
-        least = mx.max(x, axis=-1) + mx.log(mx.array(min_p))  # -inf without min_p
-        x = mx.where(x < least[:, None], EXCLUDED, x)
-    noise = mx.where(mx.array(heated)[:, None], gumbel(sampling.seed, sampling.draw, x.shape[1]), 0.0)
+        threshold = mx.max(x, axis=-1) + mx.log(mx.array(min_p))  # -inf without min_p
+        x = mx.where(x < threshold[:, None], EXCLUDED, x)
+    noise = mx.where(mx.array(random)[:, None], gumbel(sampling.seed, sampling.draw, x.shape[1]), 0.0)
     return mx.argmax(x + noise, axis=-1)
 
 
 def _filtered(x: mx.array, top_k: NDArray[np.int32], top_p: NDArray[np.float32]) -> mx.array:
-    """Tokens within top_k, and of those within top_p; ties of the last value stay."""
+    """Logits with the tokens outside top_k excluded, then those outside top_p. Ties with the last value stay."""
     vocab = x.shape[1]
     limited = top_k > 0
     nucleus = top_p < 1
-    # A nucleus without top_k may need every value in order, the other rows at most their top_k.
-    most = vocab if (nucleus & ~limited).any() else min(vocab, int(top_k.max()))
-    largest = mx.sort(x if most == vocab else mx.topk(x, most, axis=-1), axis=-1)[:, ::-1]  # descending
+    # A row with top_p but no top_k may need every value in order, other rows at most their top_k values.
+    count = vocab if (nucleus & ~limited).any() else min(vocab, int(top_k.max()))
+    largest = mx.sort(x if count == vocab else mx.topk(x, count, axis=-1), axis=-1)[:, ::-1]  # descending
     if limited.any():
-        last = mx.take_along_axis(largest, mx.array(np.clip(top_k - 1, 0, most - 1))[:, None], axis=-1)
+        last = mx.take_along_axis(largest, mx.array(np.clip(top_k - 1, 0, count - 1))[:, None], axis=-1)
         x = mx.where((x < last) & mx.array(limited)[:, None], EXCLUDED, x)
     if nucleus.any():
         p = mx.exp(largest - mx.logsumexp(x, axis=-1, keepdims=True))
@@ -135,7 +135,7 @@ def _mix(h: mx.array) -> mx.array:
 
 
 def _likeliest(logprobs: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """(ids, values) [answers, count], among equals the smallest id first: a sort would leave their order open."""
+    """(ids, values) [answers, count], among equal values the smallest id first. A sort does not define that order."""
     ids: list[mx.array] = []
     values: list[mx.array] = []
     tokens = mx.arange(logprobs.shape[1])

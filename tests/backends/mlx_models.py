@@ -1,4 +1,4 @@
-"""Tiny models for MLX, and mlx-lm's own loop over them."""
+"""Tiny models for MLX, and mlx-lm's loop over them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .tiny import TINIES, Tiny
 SMALL = LoadOptions(context=128, cache_bytes=2**24, max_rows=16, page_size=8, dtype="float32")
 
 
-SAME_BITS = not mx.cuda.is_available()  # its products choose their order by the number of rows
+SAME_BITS = not mx.cuda.is_available()  # on CUDA the order of a product's sums depends on the number of rows
 
 
 def patched(target: Any, name: str, value: Any) -> Iterator[None]:
@@ -35,7 +35,7 @@ def patched(target: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def no_memory(*_: object) -> None:
-    """In place of what allocates."""
+    """Stands for a function that allocates."""
     raise RuntimeError("[malloc] Unable to allocate 68719476736 bytes.")
 
 
@@ -51,7 +51,7 @@ MOE = {
 
 
 def as_published(config: dict[str, Any]) -> None:
-    """As transformers 4 wrote it, which mlx-lm reads."""
+    """Change config.json to the spelling of transformers 4, which mlx-lm reads."""
     ropes = config.pop("rope_parameters")
     config["rope_theta"] = ropes["rope_theta"]
     config["partial_rotary_factor"] = ropes.get("partial_rotary_factor", 1.0)
@@ -71,19 +71,19 @@ KINDS = [DENSE, SLIDING, EXPERTS]
 
 
 def plain_model(folder: Path) -> Any:
-    """For mlx-lm's own loop; test_mlx_shapes.py compares it with transformers."""
-    return mlx_lm.utils.load_model(folder, **families.loading(read_model(folder).config, 128))[0]
+    """The model for mlx-lm's loop. test_mlx_shapes.py compares it with transformers."""
+    return mlx_lm.utils.load_model(folder, **families.load_arguments(read_model(folder).config, 128))[0]
 
 
 @dataclass
 class Loaded:
-    """A tiny model on our runner, and as mlx-lm itself runs it."""
+    """A tiny model on the MLX runner and in mlx-lm."""
 
     runner: Runner
     model: Any
 
     def plain(self, prompt: list[int], count: int) -> list[int]:
-        """mlx-lm's own loop: one request, its own caches, the likeliest token each time."""
+        """The tokens of mlx-lm's loop: one request with mlx-lm's caches, always the likeliest token."""
         caches, tokens = make_prompt_cache(self.model), list[int]()
         logits = self.model(mx.array([prompt]), cache=caches)[0, -1]
         for _ in range(count):
@@ -95,7 +95,8 @@ class Loaded:
 def join_and_leave(
     loaded: Loaded, rng: np.random.Generator, *, overlap: bool, requests: int, joins: float, leaves: float = 0.0
 ) -> Conversation:
-    """Each gets the tokens of mlx-lm's own loop. `joins`, `leaves`: how likely a step is the first or last of one."""
+    """Compare each request with mlx-lm's loop. A step starts one with the probability `joins`, and cancels one with the
+    probability `leaves`."""
     talk, prompts = Conversation(Planned(loaded.runner, overlap=overlap)), dict[str, list[int]]()
     waiting = [f"r{number}" for number in range(requests)]
     while waiting or talk.engine.has_work:
@@ -118,7 +119,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def quantised(folder: Path, **how: Any) -> None:
-    """The model in `folder` as mlx-lm's converter writes it."""
+    """Quantise the model in `folder` as mlx-lm's converter does."""
     model, config = mlx_lm.utils.load_model(folder)
     model, config = mlx_lm.utils.quantize_model(model, config, **how)
     mlx_lm.utils.save_model(folder, model)

@@ -1,4 +1,4 @@
-"""The MLX backend on MLX's CPU device: the library that computes on Apple's GPUs, run elsewhere."""
+"""The MLX backend on MLX's CPU device. The same library computes on Apple's GPUs."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class TestMlx(RoomForAll, Conformance):
 
 
 @pytest.mark.real_otherdevice
-class TestMlxWithLittleRoom(Conformance):
-    """Groups hold one row; all others are read from the pool and written back."""
+class TestMlxWithoutRoom(Conformance):
+    """Groups have room for one row. Other rows are read from the pool and written back."""
 
     backend = "mlx"
     same_bits = SAME_BITS
@@ -71,16 +71,16 @@ def test_guide_equals_the_torch_runner_token_for_token() -> None:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(guide.path / "tokenizer.json"))
-        asked = ["Hello!", "What is a KV cache?", "How do I stop the daemon?", "my name is Ada", "2 + 2 ="]
-        chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in asked]
-        told: list[dict[str, list[int]]] = []
+        questions = ["Hello!", "What is a KV cache?", "How do I stop the daemon?", "my name is Ada", "2 + 2 ="]
+        chats = [f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n" for text in questions]
+        answers: list[dict[str, list[int]]] = []
         for backend in (cpu, mlx):
             talk = Conversation(Planned(backend.open(guide, budget), overlap=True))
-            for at, chat in enumerate(chats):
-                talk.submit(str(at), tokenizer.encode(chat).ids, 40)
-            told.append(talk.finish())
-    assert told[0] == told[1]
-    assert len(told[0]) == len(asked)
+            for index, chat in enumerate(chats):
+                talk.submit(str(index), tokenizer.encode(chat).ids, 24)
+            answers.append(talk.finish())
+    assert answers[0] == answers[1]
+    assert len(answers[0]) == len(questions)
 
 
 @pytest.fixture(scope="module", params=KINDS, ids=str)
@@ -91,15 +91,15 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
-def test_sixteen_that_join_and_leave_equal_mlx_lm(loaded: Loaded, overlap: bool) -> None:
+def test_sixteen_requests_that_join_and_leave_equal_mlx_lm(loaded: Loaded, overlap: bool) -> None:
     rng = np.random.default_rng(1)
     talk = join_and_leave(loaded, rng, overlap=overlap, requests=16, joins=0.4, leaves=0.03)
     assert sum(reason == "length" for reason in talk.finishes.values()) > 10
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
-def test_two_that_go_on_from_the_same_pages(loaded: Loaded, overlap: bool) -> None:
-    """The second joins where the first stands, at the end of a page, and goes on otherwise."""
+def test_requests_that_continue_from_the_same_pages_equal_mlx_lm(loaded: Loaded, overlap: bool) -> None:
+    """The second and the third request join when the first is at the end of a page, and continue with other tokens."""
     runner = Planned(loaded.runner, overlap=overlap)
     runner.spec = replace(runner.spec, max_tokens=4 * SMALL.page_size)
     rng = np.random.default_rng(7 + overlap)
@@ -120,26 +120,26 @@ WINDOW = 6  # of SLIDING
 @pytest.mark.parametrize("chunk", [1, 4, WINDOW, 64])
 @pytest.mark.parametrize("length", [WINDOW - 1, WINDOW, WINDOW + 1, 4 * WINDOW])
 def test_windows_are_exact_in_chunks_and_after_prefix_hits(tmp_path: Path, length: int, chunk: int) -> None:
-    """Log-probabilities: with any window a random model would choose the same tokens."""
+    """The test compares log-probabilities: a random model chooses the same tokens with any window."""
     forced = Forced(SLIDING, tmp_path)
     text = np.random.default_rng(length).integers(3, 131, length + 9).tolist()
     longer = [*text[:length], *text[::-1]]
     pages = forced.pages(len(text))
     hit = [*pages[: length // PAGE], *forced.pages(len(longer))]
     for row, start, place in ((text, 0, pages), (longer, length // PAGE * PAGE, hit)):
-        wanted = forced.expected(row)
-        for at, end in pairwise([*range(start, length, chunk), *range(length, len(row) + 1)]):
-            near(forced.step(Row(row[at:end], at, place)), wanted[end - 1 : end])
+        expected = forced.expected(row)
+        for index, end in pairwise([*range(start, length, chunk), *range(length, len(row) + 1)]):
+            near(forced.step(Row(row[index:end], index, place)), expected[end - 1 : end])
 
 
-def test_architectures() -> None:
-    """Those with a module of their own, those that share one, and those there are not."""
+def test_accepts_architectures_of_mlx_lm() -> None:
+    """An architecture may have its own module, share one, or be unknown."""
 
-    def told(model_type: str) -> str:
+    def answers(model_type: str) -> str:
         return mlx.accepts(replace_type(model_type))
 
-    assert told("llama") == told("mistral") == told("qwen3_moe") == ""
-    assert "no architecture mystery" in told("mystery")
+    assert answers("llama") == answers("mistral") == answers("qwen3_moe") == ""
+    assert "no architecture mystery" in answers("mystery")
 
 
 def replace_type(model_type: str) -> Any:
@@ -147,44 +147,44 @@ def replace_type(model_type: str) -> Any:
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="MLX computes on CUDA here")
-def test_its_cpu_device_is_used_only_when_asked_for() -> None:
-    found = mlx.probe()
-    assert isinstance(found, DeviceInfo)
-    assert found.second_choice
-    assert backends.choose("mlx").info.name == found.name
+def test_cpu_device_of_mlx_is_used_only_on_request() -> None:
+    info = mlx.probe()
+    assert isinstance(info, DeviceInfo)
+    assert info.second_choice
+    assert backends.choose("mlx").info.name == info.name
     assert backends.choose().backend.name != "mlx"
     assert "mlx" in backends.choose().reason.partition("not available: ")[2]
 
 
-def test_it_is_loaded_on_one_thread_and_computes_on_another(tmp_path: Path) -> None:
-    """The one that loads may end before the other begins."""
+def test_model_computes_on_another_thread_than_it_was_loaded_on(tmp_path: Path) -> None:
+    """The loading thread may end before the computing thread starts."""
     DENSE.save(tmp_path)
-    runners, told, done = list[Runner](), list[int](), threading.Event()
+    runners, answers, ended = list[Runner](), list[int](), threading.Event()
     loading = threading.Thread(target=lambda: runners.append(mlx.open(read_model(tmp_path), SMALL)))
     loading.start()
     loading.join()
 
     def take(deltas: list[Delta]) -> None:
         for delta in deltas:
-            told.extend(delta.tokens)
+            answers.extend(delta.tokens)
             if delta.finish:
-                done.set()
+                ended.set()
 
     failures = list[RunnerFailed]()
     engine = Engine(runners[0], take, failures.append)
     engine.start()
     plain = Loaded(runners[0], plain_model(tmp_path))
-    for at, prompt in enumerate([(5, 9, 77), (8,) * 40, (5, 9, 78) * 8]):
-        engine.submit(Request(str(at), prompt, 20))
-        assert done.wait(30), failures
-        assert told == plain.plain(list(prompt), 20)
-        told.clear()
-        done.clear()
+    for index, prompt in enumerate([(5, 9, 77), (8,) * 40, (5, 9, 78) * 8]):
+        engine.submit(Request(str(index), prompt, 20))
+        assert ended.wait(30), failures
+        assert answers == plain.plain(list(prompt), 20)
+        answers.clear()
+        ended.clear()
     engine.close()
 
 
-def test_a_worker_of_it_needs_no_torch(tmp_path: Path) -> None:
-    """What a worker imports, and a model that is read and answers, where nobody can import torch."""
+def test_worker_needs_no_torch(tmp_path: Path) -> None:
+    """A worker imports its modules, loads a model and answers in a process that cannot import torch."""
     DENSE.save(tmp_path)
     code = f"""
 import sys
@@ -203,15 +203,15 @@ while engine.has_work:
 print(told)
 engine.close()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)) == 8
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert len(json.loads(ended.stdout)) == 8
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_decode_step_has_no_more_operations_than_mlx_lm_has(loaded: Loaded, rows: int) -> None:
-    """Of one row beside mlx-lm's KVCache, of several beside its BatchKVCache: at most 1.05 times as many. Windows are
-    masks here, and rings there."""
+def test_decode_step_has_few_more_operations_than_mlx_lm(loaded: Loaded, rows: int) -> None:
+    """At most 1.05 times the operations of mlx-lm's loop with KVCache (one row) or BatchKVCache (several rows). With
+    windows the factor is larger: mlx-lm uses ring buffers, localllm masks."""
     texts = prompts(rows)
-    most = 1.05 if not any(shape.window for shape in loaded.runner._loaded.shapes) else 1.2  # type: ignore[attr-defined]
-    assert of_runner(Planned(loaded.runner, overlap=True), texts) <= most * of_mlx_lm(loaded.model, texts)
+    limit = 1.05 if not any(shape.window for shape in loaded.runner._loaded.shapes) else 1.2  # type: ignore[attr-defined]
+    assert of_runner(Planned(loaded.runner, overlap=True), texts) <= limit * of_mlx_lm(loaded.model, texts)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real_otherdevice
 
 
 def append(cache: Any, new: int, values: int = 0) -> Any:
-    """Positions whose key is their number, from `values` on; returns the keys that attention reads."""
+    """Add positions whose key is their number, from `values` on. Returns the keys that attention reads."""
     rows = cache.left_padding.size if isinstance(cache, BatchCache) else 1
     keys = mx.broadcast_to(mx.arange(values, values + new)[None, None, :, None], (rows, 1, new, 1))
     return cache.update_and_fetch(keys, keys)[0]
@@ -33,17 +33,17 @@ def row(length: int, window: int = 0) -> RowCache:
 
 
 def visible(mask: Any, keys: mx.array, new: int) -> list[list[list[int]]]:
-    """Of each row and each new token: the keys that it sees."""
+    """The keys that each new token of each row sees."""
     rows, columns = keys.shape[0], keys.shape[2]
     if isinstance(mask, str) or mask is None:
         assert (mask is None) == (new == 1)
         mask = mx.tri(new, columns, columns - new, mx.bool_)
-    whole = np.array(mx.broadcast_to(mask, (rows, 1, new, columns)))[:, 0]
-    return [[np.array(keys)[at, 0, token, 0].tolist() for token in whole[at]] for at in range(rows)]
+    complete = np.array(mx.broadcast_to(mask, (rows, 1, new, columns)))[:, 0]
+    return [[np.array(keys)[index, 0, token, 0].tolist() for token in complete[index]] for index in range(rows)]
 
 
-def seen(positions: int, new: int, window: int) -> list[list[int]]:
-    """Keys that tokens behind `positions` others should see."""
+def expected_keys(positions: int, new: int, window: int) -> list[list[int]]:
+    """The keys that new tokens after `positions` others should see."""
     ends = range(positions + 1, positions + new + 1)
     return [list(range(max(0, end - window) if window else 0, end)) for end in ends]
 
@@ -51,11 +51,11 @@ def seen(positions: int, new: int, window: int) -> list[list[int]]:
 @pytest.mark.parametrize("window", [0, 1, 4, 50])
 @pytest.mark.parametrize("new", [1, 3, 9])
 @pytest.mark.parametrize("length", [0, 1, 3, 12])
-def test_a_row_sees_its_window(length: int, new: int, window: int) -> None:
+def test_row_sees_its_window(length: int, new: int, window: int) -> None:
     cache = row(length, window) if length else RowCache(window)
     mask = create_attention_mask(mx.zeros((1, new, 1)), cache)
     keys = append(cache, new, length)
-    assert visible(mask, keys, new) == [seen(length, new, window)]
+    assert visible(mask, keys, new) == [expected_keys(length, new, window)]
     assert new > 1 or mask is None, "a decode step has no mask"
 
 
@@ -66,22 +66,25 @@ def test_rows_of_a_batch_see_their_windows(lengths: tuple[int, ...], new: int, w
     cache = BatchCache.of([row(length, window) for length in lengths])
     mask = create_attention_mask(mx.zeros((len(lengths), new, 1)), cache)
     keys = append(cache, new, 100)
-    found = visible(mask, keys, new)
-    for length, tokens in zip(lengths, found, strict=True):
-        wanted = [[100 + key - length if key >= length else key for key in keys] for keys in seen(length, new, window)]
-        assert tokens == wanted
+    actual = visible(mask, keys, new)
+    for length, tokens in zip(lengths, actual, strict=True):
+        expected = [
+            [100 + key - length if key >= length else key for key in keys]
+            for keys in expected_keys(length, new, window)
+        ]
+        assert tokens == expected
     assert (mask is None) == (len(set(lengths)) == 1 and new == 1)
 
 
-def test_a_window_that_a_layer_asks_for() -> None:
-    """Of a cache without one, or with a wider one: the narrower counts."""
-    for own in (0, 9):
-        cache = row(12, own)
+def test_narrower_window_of_cache_and_layer_counts() -> None:
+    """A layer passes its window to a cache without a window or with a wider one."""
+    for window in (0, 9):
+        cache = row(12, window)
         mask = create_attention_mask(mx.zeros((1, 1, 1)), cache, window_size=5)
-        assert visible(mask, append(cache, 1, 12), 1) == [seen(12, 1, 5)]
+        assert visible(mask, append(cache, 1, 12), 1) == [expected_keys(12, 1, 5)]
 
 
-def test_a_row_leaves_a_batch_with_its_window() -> None:
+def test_row_of_a_batch_keeps_its_window() -> None:
     cache = BatchCache.of([row(3, 4), row(8, 4)]).row(0)
     assert (cache.offset, cache.window) == (3, 4)
     assert np.array(cache.keys)[0, 0, :, 0].tolist() == [0, 1, 2]
@@ -93,7 +96,7 @@ class Trunk(nn.Module):
 
 
 class Model(nn.Module):
-    """Logits are the hidden states, negated."""
+    """The logits are the negated hidden states."""
 
     def __init__(self, trunk: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Groups and pages of MLX: every position where its page says, whichever way it is moved."""
+"""Groups and pages of MLX: every move keeps each position in its row and its page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gather(caches: Caches, group: int, *rows: tuple[int, int, int]) -> None:
 
 
 def extend(group: Group, new: int) -> None:
-    """As a call of a model does, with random keys and values."""
+    """Add random keys and values, as a call of a model does."""
     rows = len(group.lengths)
     group.set_offsets()
     for layer, shape in zip(group.layers, SHAPES, strict=True):
@@ -46,11 +46,11 @@ def extend(group: Group, new: int) -> None:
 
 def rows_of(group: Group) -> list[list[np.ndarray]]:
     """Each row's keys and values of each layer, [kv heads, positions, dim]."""
-    found = []
+    actual = []
     for row, length in enumerate(group.lengths):
-        whole = [(x, layer.size()) for layer in group.layers for x in (layer.keys, layer.values)]
-        found.append([np.array(x[row, :, end - length : end]) for x, end in whole])
-    return found
+        stored = [(x, layer.size()) for layer in group.layers for x in (layer.keys, layer.values)]
+        actual.append([np.array(x[row, :, end - length : end]) for x, end in stored])
+    return actual
 
 
 def same(one: list[np.ndarray], other: list[np.ndarray], length: int) -> bool:
@@ -74,19 +74,19 @@ def uneven(caches: Caches) -> Group:
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("length", [1, 4, 5, 37, 40])
-def test_what_is_written_is_read(caches: Caches, rows: int, length: int) -> None:
+def test_written_pages_are_read(caches: Caches, rows: int, length: int) -> None:
     begin(caches, 1, rows)
     extend(caches.groups[1], length)
     caches.write([Write(1, [Span(rows - 1, length, 0, SCATTERED)])], [])
     assert caches.pool.changed
     caches.pool.settle()
     caches.make(Make(2, [Source(length, 0, 0, SCATTERED)]))
-    [found] = rows_of(caches.groups[2])
-    assert same(found, rows_of(caches.groups[1])[rows - 1], length)
+    [actual] = rows_of(caches.groups[2])
+    assert same(actual, rows_of(caches.groups[1])[rows - 1], length)
     assert caches.groups[2].layers[0].keys.shape[2] > length, "room for the next position"
 
 
-def test_rows_of_unlike_length_are_gathered_and_written(caches: Caches) -> None:
+def test_rows_of_unequal_length_are_gathered_and_written(caches: Caches) -> None:
     group = uneven(caches)
     before = rows_of(group)
     spans = [Span(0, 37, 20, SCATTERED), Span(1, 9, 0, [20, 21, 22])]
@@ -95,8 +95,8 @@ def test_rows_of_unlike_length_are_gathered_and_written(caches: Caches) -> None:
     for span in spans:
         columns = caches.pool.columns(span.pages, span.start, span.length)
         assert columns[0] == span.pages[span.start // PAGE] * PAGE + span.start % PAGE
-        for whole, kept in ((pool[0], before[span.row][0]), (pool[1], before[span.row][3])):
-            assert np.array_equal(whole[0, :, columns], kept[:, span.start : span.length].swapaxes(0, 1))
+        for stored, written in ((pool[0], before[span.row][0]), (pool[1], before[span.row][3])):
+            assert np.array_equal(stored[0, :, columns], written[:, span.start : span.length].swapaxes(0, 1))
     gather(caches, 10, (9, 2, 39), (9, 1, 9))
     assert caches.groups[10].lengths == [39, 9]
     assert same(rows_of(caches.groups[10])[0], before[2], 39)
@@ -106,19 +106,19 @@ def test_rows_of_unlike_length_are_gathered_and_written(caches: Caches) -> None:
     assert same(alone, before[1], 9)
 
 
-def test_a_row_is_cut_to_its_first_positions(caches: Caches) -> None:
+def test_row_is_cut_to_its_first_positions(caches: Caches) -> None:
     begin(caches, 1, 1)
     extend(caches.groups[1], 20)
     [before] = rows_of(caches.groups[1])
     gather(caches, 2, (1, 0, 7))
     extend(caches.groups[2], 5)
-    [found] = rows_of(caches.groups[2])
-    assert same(found, before, 7)
+    [actual] = rows_of(caches.groups[2])
+    assert same(actual, before, 7)
     assert caches.groups[2].lengths == [12]
 
 
 def test_offsets_do_not_depend_on_the_steps_before(caches: Caches) -> None:
-    """Layers without rope never read them: a sum of all steps would stay lazy, and grow."""
+    """A layer without rope never reads its offsets, so a sum over all steps would stay lazy and grow."""
     for layer in uneven(caches).layers:
         assert operations([layer.offset]) <= 2
 
@@ -131,15 +131,15 @@ def test_all_sources_are_read_before_any_target_is_written() -> None:
     before = [x.copy() for x in expected]
     copies = [(1, 2), (2, 3), (5, 1)]
     for source, target in copies:
-        for own, old in zip(expected, before, strict=True):
-            own[:, :, target * PAGE : target * PAGE + PAGE] = old[:, :, source * PAGE : source * PAGE + PAGE]
+        for array, old in zip(expected, before, strict=True):
+            array[:, :, target * PAGE : target * PAGE + PAGE] = old[:, :, source * PAGE : source * PAGE + PAGE]
     pool.copy(copies)
     assert pool.changed
-    for found, right in zip((*pool.keys, *pool.values), expected, strict=True):
-        assert np.array_equal(np.array(found), right)
+    for actual, right in zip((*pool.keys, *pool.values), expected, strict=True):
+        assert np.array_equal(np.array(actual), right)
 
 
-def test_groups_that_are_not_kept_are_gone(caches: Caches) -> None:
+def test_keep_drops_other_groups(caches: Caches) -> None:
     uneven(caches)
     caches.keep({9, 77})
     assert list(caches.groups) == [9]

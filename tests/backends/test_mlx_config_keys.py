@@ -48,12 +48,12 @@ WINDOWS = {"sliding_window": 6, "layer_types": ["sliding_attention", "full_atten
     ],
     ids=str,
 )
-def test_config_keys_equal_transformers(tmp_path: Path, tiny: Tiny, spelling: Rewrite | None) -> None:
+def test_other_architectures_equal_transformers(tmp_path: Path, tiny: Tiny, spelling: Rewrite | None) -> None:
     agrees(replace(tiny, rewrite=spelling), tmp_path)
 
 
 @pytest.mark.parametrize("full", [rope("default"), rope("linear", factor=4.0), YARN], ids=["default", "linear", "yarn"])
-def test_ropes_by_layer_type(tmp_path: Path, full: dict[str, Any]) -> None:
+def test_ropes_by_layer_type_equal_transformers(tmp_path: Path, full: dict[str, Any]) -> None:
     kinds = {"full_attention": full["rope_parameters"], "sliding_attention": rope("default")["rope_parameters"]}
     agrees(Tiny("olmo3", "olmo3", {**WINDOWS, "rope_parameters": kinds}), tmp_path)
 
@@ -63,14 +63,14 @@ def _switched_off(config: dict[str, Any]) -> None:
     del config["layer_types"]
 
 
-def test_a_window_that_is_switched_off(tmp_path: Path) -> None:
+def test_disabled_window_equals_transformers(tmp_path: Path) -> None:
     sizes = {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24, "num_experts": 4}
     tiny = Tiny("qwen2_moe", "qwen2_moe", {**sizes, "num_experts_per_tok": 2, **rope("default")})
     agrees(replace(tiny, rewrite=_switched_off), tmp_path)
 
 
-def test_another_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a class that reads it from elsewhere."""
+def test_other_rope_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class of mlx-lm may read another key."""
     monkeypatch.setattr(ConfigKeys, "arguments", lambda keys: {})
     Tiny("mixtral", "mixtral", {"num_local_experts": 4, **rope("default")}).save(tmp_path)
     with pytest.raises(ModelRefused, match=r"rope_theta is \{500000"):
@@ -86,7 +86,7 @@ def test_another_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ],
 )
 @pytest.mark.parametrize("spelling", [None, old_spelling], ids=["transformers-5", "transformers-4"])
-def test_keys_that_a_class_leaves_out_are_refused(
+def test_ignored_key_is_refused(
     tmp_path: Path, model_type: str, more: dict[str, Any], name: str, spelling: Rewrite | None
 ) -> None:
     Tiny(model_type, model_type, more, rewrite=spelling).save(tmp_path)
@@ -94,27 +94,27 @@ def test_keys_that_a_class_leaves_out_are_refused(
         mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
 
 
-def as_seeing(folder: Path) -> None:
-    """A text model's files as those of a model that also sees."""
+def save_as_multimodal(folder: Path) -> None:
+    """Change the files of a text model to those of a multimodal model."""
     weights = load_file(folder / "model.safetensors")
     save_file({f"language_model.{name}": weight for name, weight in weights.items()}, folder / "model.safetensors")
     text = json.loads((folder / "config.json").read_text())
-    whole = {"model_type": "gemma3", "vocab_size": text["vocab_size"], "text_config": text}
-    (folder / "config.json").write_text(json.dumps(whole))
+    composite = {"model_type": "gemma3", "vocab_size": text["vocab_size"], "text_config": text}
+    (folder / "config.json").write_text(json.dumps(composite))
 
 
 @pytest.mark.parametrize("spelling", [None, old_spelling], ids=["transformers-5", "transformers-4"])
-def test_the_text_of_a_model_that_sees(tmp_path: Path, spelling: Rewrite | None) -> None:
-    """Its table is in text_config. The root of its hidden size has no rounding in bfloat16."""
+def test_multimodal_model_reads_text_config(tmp_path: Path, spelling: Rewrite | None) -> None:
+    """The hidden size is 64, whose root is exact in bfloat16."""
     forced = Forced(replace(OF["gemma3"], more={**OF["gemma3"].more, "hidden_size": 64}, rewrite=spelling), tmp_path)
-    as_seeing(tmp_path)
+    save_as_multimodal(tmp_path)
     forced.runner = mlx.open(read_model(tmp_path), LoadOptions(dtype="float32", cache_bytes=2**22, page_size=PAGE))
     text = texts(OF["gemma3"])[0]
     near(forced.step(Row(text, 0, forced.pages(len(text)))), forced.expected(text)[-1:])
 
 
 def _published(config: dict[str, Any]) -> None:
-    """As Google writes it: most values are the defaults of transformers, and not there."""
+    """As Google writes config.json: values that equal the defaults of transformers are absent."""
     old_spelling(config)
     for key in ("rope_theta", "rope_local_base_freq", "rms_norm_eps"):
         del config[key]
@@ -128,15 +128,18 @@ def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     }
     more = {**OF["gemma3"].more, "hidden_size": 64, "rms_norm_eps": 1e-6, "rope_parameters": ropes}
     forced = Forced(replace(OF["gemma3"], more=more, rewrite=_published), tmp_path)
-    as_seeing(tmp_path)
+    save_as_multimodal(tmp_path)
     forced.runner = mlx.open(read_model(tmp_path), LoadOptions(dtype="float32", cache_bytes=2**22, page_size=PAGE))
     text = texts(OF["gemma3"])[0]
     near(forced.step(Row(text, 0, forced.pages(len(text)))), forced.expected(text)[-1:])
 
 
-def test_long_rope_has_short_factors_up_to_the_original_context(tmp_path: Path) -> None:
-    """mlx-lm has the long ones only."""
-    factors = {"short_factor": [1.0 + 0.1 * at for at in range(6)], "long_factor": [1.0 + 0.5 * at for at in range(6)]}
+def test_longrope_has_short_factors_up_to_the_original_context(tmp_path: Path) -> None:
+    """mlx-lm has only the long factors."""
+    factors = {
+        "short_factor": [1.0 + 0.1 * index for index in range(6)],
+        "long_factor": [1.0 + 0.5 * index for index in range(6)],
+    }
     scaling = {**factors, "short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 64}
     experts = {"num_local_experts": 4, "attention_bias": True, "lm_head_bias": True, "sliding_window": 128}
     tiny = Tiny("phimoe", "phimoe", {**experts, **rope("longrope", **scaling)}, context=64, length=33)
@@ -144,10 +147,10 @@ def test_long_rope_has_short_factors_up_to_the_original_context(tmp_path: Path) 
     near(forced.step(Row(text, 0, forced.pages(len(text)))), forced.expected(text)[-1:])
 
 
-def test_layers_without_a_pattern_are_refused(tmp_path: Path) -> None:
-    """mlx-lm's Gemma 3 has windows by a pattern."""
+def test_layer_types_without_a_pattern_are_refused(tmp_path: Path) -> None:
+    """mlx-lm's Gemma 3 knows only patterns of layers."""
     kinds = ["sliding_attention", "full_attention", "full_attention", "sliding_attention"]
     replace(OF["gemma3"], more={**OF["gemma3"].more, "layer_types": kinds}).save(tmp_path)
-    as_seeing(tmp_path)
+    save_as_multimodal(tmp_path)
     with pytest.raises(ModelRefused, match="layer_types"):
         mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))

@@ -1,4 +1,4 @@
-"""Loading on MLX: formats of weights, and what is refused by name."""
+"""Loading on MLX: formats of weights, and refusals."""
 
 from __future__ import annotations
 
@@ -29,41 +29,44 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_quantised_checkpoints(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("format_name", FORMATS)
+def test_quantised_checkpoint_equals_mlx_lm(tmp_path: Path, format_name: str) -> None:
     tiny = replace(DENSE, more={**DENSE.more, "hidden_size": 64, "intermediate_size": 96, "head_dim": 32})
     tiny.save(tmp_path)
-    quantised(tmp_path, **FORMATS[form])
-    found = read_model(tmp_path)
-    assert cpu.accepts(found) == "its weights are in MLX's format"
-    loaded = Loaded(mlx.open(found, replace(SMALL, dtype="auto")), plain_model(tmp_path))
-    assert loaded.runner.spec.quant == f"mlx {form}"
+    quantised(tmp_path, **FORMATS[format_name])
+    files = read_model(tmp_path)
+    assert cpu.accepts(files) == "its weights are in MLX's format"
+    loaded = Loaded(mlx.open(files, replace(SMALL, dtype="auto")), plain_model(tmp_path))
+    assert loaded.runner.spec.quant == f"mlx {format_name}"
     talk, prompts = Conversation(loaded.runner), [[5, 9, 77, 30], [8, 100, 3]]
-    for at, prompt in enumerate(prompts):
-        talk.submit(str(at), prompt, 10)
-    assert talk.finish() == {str(at): loaded.plain(prompt, 10) for at, prompt in enumerate(prompts)}
+    for index, prompt in enumerate(prompts):
+        talk.submit(str(index), prompt, 10)
+    assert talk.finish() == {str(index): loaded.plain(prompt, 10) for index, prompt in enumerate(prompts)}
 
 
-# Inputs of a projection: twice as many as share a scale. For no more than those, as no real model has them, MLX 0.32
-# compiles a kernel of its own on Hopper, which takes two minutes and computes something else in float32.
+# Input features of a projection, two groups of weights that share a scale. With one group, which no real model has,
+# MLX 0.32 compiles another kernel on Hopper for two minutes, and its float32 results differ.
 WIDE = 128
 
 
 @pytest.mark.parametrize(("quant", "bits"), [("int8", 8), ("int4", 4)])
-def test_weights_are_made_smaller_while_loading(tmp_path: Path, quant: Any, bits: int) -> None:
+def test_weights_are_quantised_while_loading(tmp_path: Path, quant: Any, bits: int) -> None:
     tiny = replace(DENSE, more={**DENSE.more, "hidden_size": WIDE, "intermediate_size": WIDE, "head_dim": 32})
     tiny.save(tmp_path / "plain")
-    tiny.save(tmp_path / "ours")
+    tiny.save(tmp_path / "localllm")
     quantised(tmp_path / "plain", group_size=64, bits=bits)
-    runner = mlx.open(read_model(tmp_path / "ours"), replace(SMALL, quant=quant))
+    runner = mlx.open(read_model(tmp_path / "localllm"), replace(SMALL, quant=quant))
     assert runner.spec.quant == quant
-    talk, prompt = Conversation(runner), [5, 9, 77, 59]  # its tokens lead by 0.17 at least: CUDA's products are rounded
+    talk, prompt = (
+        Conversation(runner),
+        [5, 9, 77, 59],
+    )  # each token leads by 0.17 or more, which exceeds the rounding of CUDA's products
     talk.submit("a", prompt, 10)
     plain = Loaded(runner, plain_model(tmp_path / "plain"))
     assert talk.finish() == {"a": plain.plain(prompt, 10)}
 
 
-def test_checkpoints_with_code_are_refused(tmp_path: Path) -> None:
+def test_checkpoint_with_code_is_refused(tmp_path: Path) -> None:
     DENSE.save(tmp_path)
     (tmp_path / "own.py").write_text("raise SystemExit('it was run')")
     rewrite(tmp_path, lambda config: config.update(model_file="own.py"))
@@ -72,20 +75,20 @@ def test_checkpoints_with_code_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["no model in it", "torn weights"])
-def test_what_mlx_lm_cannot_load_is_refused(tmp_path: Path, broken: str) -> None:
+def test_checkpoint_that_mlx_lm_cannot_load_is_refused(tmp_path: Path, broken: str) -> None:
     DENSE.save(tmp_path)
-    found = read_model(tmp_path)
-    if broken == "torn weights":  # after they were looked at
+    files = read_model(tmp_path)
+    if broken == "torn weights":  # after read_model checked them
         weights = tmp_path / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:1000])
-    else:  # a module of mlx-lm's models that is no architecture
+    else:  # a module of mlx_lm.models that has no architecture
         rewrite(tmp_path, lambda config: config.update(model_type="rope_utils"))
     with pytest.raises(ModelRefused, match="cannot be loaded by mlx-lm"):
-        mlx.open(found, SMALL)
+        mlx.open(files, SMALL)
 
 
 @pytest.mark.parametrize("leaves", [SystemExit(1), ModuleNotFoundError("No module named 'hf_olmo'")], ids=repr)
-def test_architectures_that_want_another_package_are_refused(
+def test_architecture_that_needs_another_package_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: BaseException
 ) -> None:
     def never(*_: Any, **__: Any) -> Any:
@@ -97,7 +100,7 @@ def test_architectures_that_want_another_package_are_refused(
         mlx.open(read_model(tmp_path), SMALL)
 
 
-def test_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
+def test_recurrent_layers_are_refused(tmp_path: Path) -> None:
     Tiny(
         "next",
         "qwen3_next",
@@ -117,14 +120,14 @@ def test_recurrent_layers_are_refused_by_name(tmp_path: Path) -> None:
         mlx.open(read_model(tmp_path), SMALL)
 
 
-def test_attention_of_a_model_s_own_is_refused_by_name(tmp_path: Path) -> None:
+def test_attention_outside_mlx_is_refused(tmp_path: Path) -> None:
     """Gemma 2 of mlx-lm multiplies queries and keys itself."""
     Tiny("gemma2", "gemma2", {"head_dim": 12, "tie_word_embeddings": True}).save(tmp_path)
     with pytest.raises(ModelRefused, match=r"gemma2.*without MLX's attention function"):
         mlx.open(read_model(tmp_path), SMALL)
 
 
-def test_bytes_that_a_token_reads(tmp_path: Path) -> None:
+def test_token_bytes_of_dense_models_and_experts(tmp_path: Path) -> None:
     DENSE.save(tmp_path / "dense")
     EXPERTS.save(tmp_path / "experts")
     spec = mlx.open(read_model(tmp_path / "dense"), SMALL).spec

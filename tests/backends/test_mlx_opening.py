@@ -1,4 +1,4 @@
-"""What a runner on MLX takes: pages and context from shares and limits, and the words of its errors."""
+"""The memory plan of a runner on MLX, and refused settings."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 
 
 def planned(files: ModelFiles, budget: LoadOptions, pages: int) -> RunnerSpec:
-    """With memory for so many pages in all."""
+    """The spec with free memory for this number of pages."""
     return opening._plan(files, budget, LOADED, pages * PAGE)
 
 
-def test_half_of_what_is_allowed_are_pages(files: ModelFiles) -> None:
+def test_half_of_the_cache_memory_is_for_pages(files: ModelFiles) -> None:
     spec = planned(files, LoadOptions(max_rows=1, cache_share=0.5), 4000)
     assert (spec.groups[0].num_pages, spec.cache_bytes) == (1000, 2000 * PAGE)
     assert planned(files, LoadOptions(max_rows=1, cache_bytes=21 * PAGE), 0).groups[0].num_pages == 10
     assert (spec.dtype, spec.quant, spec.weight_bytes, spec.token_bytes) == ("float16", "int4", 1000, 900)
 
 
-def test_no_more_is_taken_than_rows_need(files: ModelFiles) -> None:
-    assert planned(files, LoadOptions(max_rows=1), 100).groups[0].num_pages == 30, "of what is free, 0.6"
+def test_cache_is_no_larger_than_the_rows_need(files: ModelFiles) -> None:
+    assert planned(files, LoadOptions(max_rows=1), 100).groups[0].num_pages == 30, "0.6 of the free memory"
     assert planned(files, LoadOptions(max_rows=3), 4000).groups[0].num_pages == 96
     assert planned(files, LoadOptions(max_rows=3, context=40), 4000).groups[0].num_pages == 8
     long = replace(files, config=replace(files.config, max_positions=5000))
@@ -59,7 +59,7 @@ def test_no_more_is_taken_than_rows_need(files: ModelFiles) -> None:
     assert planned(long, LoadOptions(max_rows=2), 4000).groups[0].num_pages == 512, "4096 tokens a row"
 
 
-def test_a_context_may_be_all_that_fits(files: ModelFiles) -> None:
+def test_context_is_limited_by_the_cache_and_the_model(files: ModelFiles) -> None:
     budget = LoadOptions(context=canary.CONTEXT, cache_bytes=64 * PAGE)
     assert planned(files, budget, 0).max_context == canary.CONTEXT
     assert planned(files, replace(budget, context=None, cache_bytes=8 * PAGE), 0).max_context == 64
@@ -75,7 +75,7 @@ def test_a_context_may_be_all_that_fits(files: ModelFiles) -> None:
             planned(files, too_small, 0)
 
 
-def test_a_step_has_room_for_every_row(files: ModelFiles) -> None:
+def test_step_has_room_for_every_row(files: ModelFiles) -> None:
     assert planned(files, LoadOptions(max_rows=4), 4000).max_tokens == opening.STEP_TOKENS
     assert planned(files, LoadOptions(max_rows=80, max_step_tokens=64), 4000).max_tokens == 80
     assert planned(files, LoadOptions(max_rows=4, max_step_tokens=64), 4000).max_tokens == 64
@@ -89,7 +89,7 @@ def test_weights_beyond_the_free_memory_are_refused(files: ModelFiles, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("budget", "told"),
+    ("budget", "message"),
     [
         (LoadOptions(quant="fp8"), "quant fp8"),
         (LoadOptions(cache_dtype="fp8"), "cache_dtype fp8"),
@@ -98,13 +98,13 @@ def test_weights_beyond_the_free_memory_are_refused(files: ModelFiles, monkeypat
         (LoadOptions(reference_ops=("norm",)), "reference_ops"),
     ],
 )
-def test_settings_it_cannot_honour_are_refused(tmp_path: Path, budget: LoadOptions, told: str) -> None:
+def test_unsupported_setting_is_refused(tmp_path: Path, budget: LoadOptions, message: str) -> None:
     DENSE.save(tmp_path)
-    with pytest.raises(SettingRefused, match=told):
+    with pytest.raises(SettingRefused, match=message):
         mlx.open(read_model(tmp_path), budget)
 
 
-def test_an_architecture_without_a_vocabulary_is_refused_by_field(tmp_path: Path) -> None:
+def test_architecture_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     DENSE.save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "olmo2", "vocab_size": None}))
@@ -112,12 +112,12 @@ def test_an_architecture_without_a_vocabulary_is_refused_by_field(tmp_path: Path
         mlx.open(read_model(tmp_path), SMALL)
 
 
-def test_meeting_many_shapes_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA MLX raises once it has met twice as many as it keeps plans for: a server meets them over days."""
-    monkeypatch.delenv(opening.THRASHING, raising=False)
+def test_many_shapes_are_no_error_on_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX on CUDA fails after twice as many shapes as its cache has entries. A server reaches them in days."""
+    monkeypatch.delenv(opening.CACHE_CHECK, raising=False)
     DENSE.save(tmp_path)
     mlx.open(read_model(tmp_path), SMALL)
-    assert os.environ[opening.THRASHING] == "0"
-    monkeypatch.setenv(opening.THRASHING, "1")
+    assert os.environ[opening.CACHE_CHECK] == "0"
+    monkeypatch.setenv(opening.CACHE_CHECK, "1")
     mlx.open(read_model(tmp_path), SMALL)
-    assert os.environ[opening.THRASHING] == "1", "whoever wants to know is told"
+    assert os.environ[opening.CACHE_CHECK] == "1", "a user's value stays"

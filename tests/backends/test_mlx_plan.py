@@ -1,5 +1,5 @@
-"""The planner of MLX without MLX: a device that does what a plan says with tokens in place of KV, and compares each row
-with what the pages should lead to."""
+"""The planner of MLX without MLX. A device executes plans with tokens in place of KV, and compares each row with the
+expected cells of its pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOMY = 99 * STEP
 
 @dataclass
 class PlanDevice(TokenDevice):
-    """Keeps the cells that steps should lead to, and beside them groups and a pool that only plans change."""
+    """Stores the expected cells after each step, and groups and a pool that only plans change."""
 
     room: int = ROOMY
     group_columns: int = 4096
@@ -75,8 +75,8 @@ class PlanDevice(TokenDevice):
                 self.pool[span.pages[position // size], position % size] = row[position]
 
     def make(self, make: Make) -> None:
-        taken = [(source.group, source.row) for source in make.sources if source.group]
-        assert len(set(taken)) == len(taken)
+        moved = [(source.group, source.row) for source in make.sources if source.group]
+        assert len(set(moved)) == len(moved)
         self.groups[make.group] = [self.row(source) for source in make.sources]
 
     def row(self, source: Source) -> list[Any]:
@@ -98,16 +98,16 @@ class PlanDevice(TokenDevice):
 
 
 def requests(rng: np.random.Generator, count: int) -> list[Request]:
-    """Some begin alike, some are the same, some compute every second step."""
+    """Some share a prefix, some are equal, some compute every second step."""
     base = rng.integers(3, VOCAB, 60).tolist()
-    found = []
+    created = []
     for number in range(count):
         text = [*base[: int(rng.integers(0, 60))], *rng.integers(3, VOCAB, int(rng.integers(1, 30))).tolist()]
-        if found and rng.random() < 0.2:
-            text = list(found[-1].prompt)
+        if created and rng.random() < 0.2:
+            text = list(created[-1].prompt)
         sampling = ALTERNATING if rng.random() < 0.3 else Sampling()
-        found.append(Request(f"r{number}", tuple(text), int(rng.integers(1, 40)), sampling))
-    return found
+        created.append(Request(f"r{number}", tuple(text), int(rng.integers(1, 40)), sampling))
+    return created
 
 
 @pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
@@ -122,12 +122,12 @@ def test_every_row_has_the_positions_of_its_pages(
     device = PlanDevice(spec, room=room, group_columns=padding)
     engine, rng = Engine(device), np.random.default_rng(seed)
     waiting, deltas, ended = requests(rng, 24), list[Any](), set[str]()
-    wanted = {request.id: request for request in waiting}
+    submitted = {request.id: request for request in waiting}
     while waiting or engine.has_work:
         if waiting and rng.random() < 0.4:
             engine.submit(waiting.pop())
         if rng.random() < 0.05 and engine.has_work:
-            name = str(rng.choice(list(wanted)))
+            name = str(rng.choice(list(submitted)))
             engine.cancel(name)
             ended.add(name)
         if rng.random() < 0.02:
@@ -138,7 +138,7 @@ def test_every_row_has_the_positions_of_its_pages(
         if room:
             assert device.planner.columns <= max(room, 8 * STEP)
     for name, tokens in outputs(deltas).items():
-        assert name in ended or tokens == solo(wanted[name])
+        assert name in ended or tokens == solo(submitted[name])
     device.planner.release_all()
     assert not device.planner._owners
     kinds = {origin(make) for plan in device.plans for make in plan.makes}
@@ -175,8 +175,8 @@ def test_rows_that_continue_move_nothing(planner: Planner) -> None:
         assert [call.rows for call in plan.calls] == [[0, 1]]
 
 
-def test_the_next_turn_of_a_chat_takes_over(planner: Planner) -> None:
-    """What the row before it had is written, so that others may read it."""
+def test_next_turn_of_a_chat_takes_over(planner: Planner) -> None:
+    """The positions of the turn before are written, so that other rows may read them."""
     planned(planner, Row(text(10), 0, [1, 2, 3]))
     plan = planned(planner, Row(text(9), 8, [1, 2, 4, 5, 6]))
     [make] = plan.makes
@@ -186,7 +186,7 @@ def test_the_next_turn_of_a_chat_takes_over(planner: Planner) -> None:
     assert len(planner.groups) == 1
 
 
-def test_rows_that_begin_alike_read_the_pages(planner: Planner) -> None:
+def test_row_with_a_shared_prefix_reads_its_pages(planner: Planner) -> None:
     planned(planner, Row(text(10), 0, [1, 2, 3]))
     plan = planned(planner, Row([5], 10, [1, 2, 3]), Row(text(9), 8, [1, 2, 4, 5, 6]))
     [make] = plan.makes
@@ -194,7 +194,7 @@ def test_rows_that_begin_alike_read_the_pages(planner: Planner) -> None:
     assert len(plan.writes) == 1
 
 
-def test_a_row_that_leaves_is_written_and_the_others_are_gathered(planner: Planner) -> None:
+def test_leaving_row_is_written_and_the_others_are_gathered(planner: Planner) -> None:
     planned(planner, Row(text(5), 0, [1, 2]), Row(text(5), 0, [3, 4]))
     plan = planned(planner, Row([5], 5, [3, 4]))
     assert [[span.pages for span in write.spans] for write in plan.writes] == [[[1, 2]]]
@@ -202,7 +202,7 @@ def test_a_row_that_leaves_is_written_and_the_others_are_gathered(planner: Plann
     assert [(source.group, source.row) for source in make.sources] == [(1, 1)]
 
 
-def test_a_group_without_rows_waits(planner: Planner) -> None:
+def test_group_without_rows_stays_for_some_steps(planner: Planner) -> None:
     planned(planner, Row(text(5), 0, [1, 2]))
     for step in range(PATIENCE + 1):
         plan = planned(planner, Row([5], step, [9, 10, 11]))
@@ -221,17 +221,17 @@ def test_rows_that_compute_every_second_step_do_not_join_the_others(planner: Pla
 
 
 @pytest.mark.parametrize(("padding", "calls"), [(0, 3), (30, 2), (107, 1)])
-def test_rows_of_unlike_length_share_a_call_up_to_the_cost_of_another(padding: int, calls: int) -> None:
+def test_rows_share_a_call_up_to_the_cost_of_padding(padding: int, calls: int) -> None:
     planner = Planner(4, ROOMY, padding)
     lengths = [3, 10, 60]
-    pages = [list(range(1 + 20 * at, 21 + 20 * at)) for at in range(3)]
-    planned(planner, *(Row(text(length), 0, own) for length, own in zip(lengths, pages, strict=True)))
-    plan = planned(planner, *(Row([5], length, own) for length, own in zip(lengths, pages, strict=True)))
+    pages = [list(range(1 + 20 * index, 21 + 20 * index)) for index in range(3)]
+    planned(planner, *(Row(text(length), 0, row_pages) for length, row_pages in zip(lengths, pages, strict=True)))
+    plan = planned(planner, *(Row([5], length, row_pages) for length, row_pages in zip(lengths, pages, strict=True)))
     assert len(plan.calls) == calls
     assert sorted(row for call in plan.calls for row in call.rows) == [0, 1, 2]
 
 
-def test_idle_groups_give_way_before_a_row_passes() -> None:
+def test_idle_groups_leave_before_a_temporary_group() -> None:
     planner = Planner(4, STEP, 4096)
     assert not planned(planner, Row(text(5), 0, [1, 2])).temporary
     plan = planned(planner, Row(text(5), 0, [3, 4]))
@@ -243,8 +243,8 @@ def test_idle_groups_give_way_before_a_row_passes() -> None:
     assert temporary.write.spans[0].start == 5
 
 
-def test_a_page_of_an_idle_row_that_is_written_anew(planner: Planner) -> None:
-    """The idle row leaves, and does not continue as the row that has its page now."""
+def test_idle_row_leaves_when_its_page_is_overwritten(planner: Planner) -> None:
+    """The row continues later from its pages, and not from the group of the row that has its page now."""
     planned(planner, Row(text(5), 0, [1, 2]))
     plan = planned(planner, Row([5], 5, [1, 2]), Row(text(4), 0, [7]))
     planned(planner, Row(text(3), 0, [2]))
@@ -252,7 +252,7 @@ def test_a_page_of_an_idle_row_that_is_written_anew(planner: Planner) -> None:
     assert [origin(make) for make in plan.makes] == ["pages"]
 
 
-def test_a_copied_page_is_not_the_page_it_was(planner: Planner) -> None:
+def test_row_reads_a_page_that_a_copy_replaced(planner: Planner) -> None:
     planned(planner, Row(text(6), 0, [1, 2]))
     plan = planned(planner, Row([5], 6, [1, 2]), copies=[(3, 2)])
     assert [origin(make) for make in plan.makes] == ["pages"]
@@ -273,7 +273,7 @@ def test_pages_of_a_failed_step_are_lost_until_they_are_computed_again(planner: 
     planned(planner, Row([5], 8, [1, 2, 8]), Row([5], 8, [1, 2, 9]))
 
 
-def test_what_others_have_survives_a_failed_step(planner: Planner) -> None:
+def test_failed_step_keeps_pages_of_other_rows(planner: Planner) -> None:
     planned(planner, Row(text(8), 0, [1, 2]))
     planned(planner, Row(text(4), 8, [1, 2, 3]), Row(text(4), 8, [1, 2, 4]))
     planner.fail()

@@ -1,4 +1,4 @@
-"""The sampler of MLX beside the numpy oracle."""
+"""The sampler of MLX beside engine/sampling.py, the oracle in numpy."""
 
 from __future__ import annotations
 
@@ -35,26 +35,26 @@ def test_sampler_equals_the_oracle(seed: int) -> None:
         return
     drawn, expected = sampler.sample(mx.array(logits[answers]), batch), oracle.sample(logits[answers], batch)
     assert np.array(drawn.tokens).tolist() == expected.tokens.tolist()
-    asked = [rows[index].sampling.logprobs for index in answers if rows[index].sampling.logprobs is not None]
-    if not asked:
+    counts = [rows[index].sampling.logprobs for index in answers if rows[index].sampling.logprobs is not None]
+    if not counts:
         assert drawn.chosen is None
         return
-    most = max(asked)
+    limit = max(counts)
     assert expected.logprobs is not None
     assert expected.top_tokens is not None
     assert expected.top_logprobs is not None
     np.testing.assert_allclose(np.array(drawn.chosen), expected.logprobs, rtol=0, atol=2e-5)
-    np.testing.assert_array_equal(np.array(drawn.top_tokens), expected.top_tokens[:, :most])
-    np.testing.assert_allclose(np.array(drawn.top), expected.top_logprobs[:, :most], rtol=0, atol=2e-5)
+    np.testing.assert_array_equal(np.array(drawn.top_tokens), expected.top_tokens[:, :limit])
+    np.testing.assert_allclose(np.array(drawn.top), expected.top_logprobs[:, :limit], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(
-    ("filters", "kept"),
+    ("filters", "remaining"),
     [({"top_p": 0.5}, {1}), ({"top_p": 0.5 + 2**-20}, {0, 1}), ({"top_k": 1}, {1}), ({"min_p": 1.0}, {1})],
     ids=str,
 )
-def test_filters_that_are_reached_exactly(filters: dict[str, Any], kept: set[int]) -> None:
-    """Two tokens of probability 1/2 each, the first a little less likely."""
+def test_filters_at_exact_limits(filters: dict[str, Any], remaining: set[int]) -> None:
+    """Two tokens with a probability of 1/2 each, the first a little less likely."""
     rows = [Row([1], 0, [1], sampling=Sampling(temperature=1.0, seed=seed, **filters)) for seed in range(64)]
     drawn = sampler.sample(mx.array([[-1e-30, 0.0]] * 64), make_batch(rows, 2))
-    assert set(np.array(drawn.tokens).tolist()) == kept
+    assert set(np.array(drawn.tokens).tolist()) == remaining

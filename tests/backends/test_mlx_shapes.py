@@ -1,6 +1,6 @@
-"""Teacher-forced log-probabilities of MLX against transformers: every family, both spellings of config.json, windows
-through chunks, decode steps and prefix hits. A window, a rope or a head that is wrong by a little shows here, where the
-likeliest token of a random model would often stay the same."""
+"""Teacher-forced log-probabilities of MLX against transformers: every family, both spellings of config.json, chunks,
+decode steps and prefix hits. A small error of a window, a rope or a head changes log-probabilities, but often not the
+likeliest token of a random model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BOUND = 1e-4
 
 
 class Forced:
-    """A tiny model on our runner and in transformers."""
+    """A tiny model on the MLX runner and in transformers."""
 
     def __init__(self, tiny: Tiny, folder: Path) -> None:
         self.model = tiny.save(folder)
@@ -51,7 +51,7 @@ class Forced:
         self._pages = 1
 
     def pages(self, tokens: int) -> list[int]:
-        """That no other row has."""
+        """Pages that no other row has."""
         first, self._pages = self._pages, self._pages + -(-tokens // PAGE)
         return [*range(first, self._pages)]
 
@@ -67,13 +67,13 @@ class Forced:
         result = self.runner.run(replace(batch, sampling=sampling)).result()
         assert result.top_tokens is not None
         assert result.top_logprobs is not None
-        found = np.full((len(rows), VOCAB), np.nan, np.float32)
-        np.put_along_axis(found, result.top_tokens.astype(np.int64), result.top_logprobs, 1)
-        return found
+        actual = np.full((len(rows), VOCAB), np.nan, np.float32)
+        np.put_along_axis(actual, result.top_tokens.astype(np.int64), result.top_logprobs, 1)
+        return actual
 
 
-def near(found: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
-    np.testing.assert_allclose(found, expected, rtol=0, atol=BOUND)
+def near(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=BOUND)
 
 
 def texts(tiny: Tiny) -> list[list[int]]:
@@ -82,24 +82,28 @@ def texts(tiny: Tiny) -> list[list[int]]:
 
 
 def agrees(tiny: Tiny, folder: Path) -> None:
-    """Prompts of several lengths at once; one in chunks, then decoded; one that begins with cached pages, then decoded
-    beside the first."""
+    """Compare prompts of several lengths in one step, a prompt in chunks that then decodes, and a prompt with cached
+    pages that decodes beside the first."""
     forced, (text, other) = Forced(tiny, folder), texts(tiny)
-    length, wanted = len(text), forced.expected(text)
+    length, expected = len(text), forced.expected(text)
     lengths = sorted({1, 2, length // 3, length // 2, length - 1, length})
-    near(forced.step(*(Row(text[:end], 0, forced.pages(end)) for end in lengths)), wanted[[end - 1 for end in lengths]])
+    near(
+        forced.step(*(Row(text[:end], 0, forced.pages(end)) for end in lengths)), expected[[end - 1 for end in lengths]]
+    )
     pages = forced.pages(length)
     for start, end in pairwise([*range(0, length - 5, 11), *range(length - 5, length + 1)]):
-        near(forced.step(Row(text[start:end], start, pages)), wanted[end - 1 : end])
+        near(forced.step(Row(text[start:end], start, pages)), expected[end - 1 : end])
     cached = length // 2 // PAGE * PAGE
     again = [*text[:cached], *other[cached:]]
-    both, shared = forced.expected(again), [*pages[: cached // PAGE], *forced.pages(length - cached)]
-    near(forced.step(Row(again[cached:-4], cached, shared)), both[-5:-4])
-    lone = forced.pages(length)
-    forced.step(Row(text[:-4], 0, lone))
-    for at in range(length - 4, length):
-        found = forced.step(Row(text[at : at + 1], at, lone), Row(again[at : at + 1], at, shared))
-        near(found, np.stack([wanted[at], both[at]]))
+    expected_again, shared = forced.expected(again), [*pages[: cached // PAGE], *forced.pages(length - cached)]
+    near(forced.step(Row(again[cached:-4], cached, shared)), expected_again[-5:-4])
+    other_pages = forced.pages(length)
+    forced.step(Row(text[:-4], 0, other_pages))
+    for index in range(length - 4, length):
+        actual = forced.step(
+            Row(text[index : index + 1], index, other_pages), Row(again[index : index + 1], index, shared)
+        )
+        near(actual, np.stack([expected[index], expected_again[index]]))
 
 
 @pytest.mark.parametrize("tiny", [*TINIES, *PARAMETERS], ids=str)
@@ -113,13 +117,13 @@ def test_shapes_in_the_spelling_of_transformers_4_equal_transformers(tiny: Tiny,
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "phi3"])
-def test_heads_that_do_not_divide_the_hidden_size(tmp_path: Path, model_type: str) -> None:
-    """mlx-lm's classes derive the size of a head."""
+def test_head_size_that_does_not_divide_the_hidden_size(tmp_path: Path, model_type: str) -> None:
+    """mlx-lm's classes compute the size of a head from the hidden size."""
     agrees(Tiny(model_type, model_type, {"head_dim": 20}), tmp_path)
 
 
-def test_long_rope_has_the_factors_of_the_context_that_the_cache_holds(tmp_path: Path) -> None:
-    """The model allows 128 tokens, the cache 64: short factors."""
+def test_longrope_has_the_factors_of_the_context_in_the_cache(tmp_path: Path) -> None:
+    """The model allows 128 tokens and the cache 64, so the short factors apply."""
     tiny = replace(OF["phi3-longrope-long"], length=45)
     forced, text = Forced(tiny, tmp_path), texts(tiny)[0]
     wide = LoadOptions(cache_bytes=2**22, page_size=PAGE, dtype="float32")
@@ -130,7 +134,7 @@ def test_long_rope_has_the_factors_of_the_context_that_the_cache_holds(tmp_path:
     near(forced.step(Row(text, 0, [*range(1, 7)])), forced.expected(text)[-1:])
 
 
-def test_tables_of_rope_in_the_files_are_no_weights(tmp_path: Path) -> None:
+def test_rope_tables_in_the_files_are_ignored(tmp_path: Path) -> None:
     forced, text = Forced(OF["phi3"], tmp_path), [5, 9, 77, 30]
     weights = load_file(tmp_path / "model.safetensors")
     table = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(6)}
@@ -179,14 +183,14 @@ def test_model_that_differs_from_its_config_is_refused(
 ) -> None:
     OF["llama-llama3"].save(tmp_path)
     config = read_model(tmp_path).config
-    [model, _] = load_model(tmp_path, lazy=True, **families.loading(config, 128))
+    [model, _] = load_model(tmp_path, lazy=True, **families.load_arguments(config, 128))
     families.verify(model, config)
     change(model)
     with pytest.raises(ModelRefused, match=name):
         families.verify(model, config)
 
 
-def test_a_tied_head_is_the_embedding_whatever_else_the_files_hold(tmp_path: Path) -> None:
+def test_tied_head_is_the_embedding_even_with_a_stored_head(tmp_path: Path) -> None:
     forced, text = Forced(OF["llama-tied"], tmp_path), [5, 9, 77, 30]
     weights = load_file(tmp_path / "model.safetensors")
     save_file(weights | {"lm_head.weight": torch.ones(VOCAB, HIDDEN)}, tmp_path / "model.safetensors")
@@ -195,8 +199,8 @@ def test_a_tied_head_is_the_embedding_whatever_else_the_files_hold(tmp_path: Pat
 
 
 @pytest.mark.parametrize("label", ["llama", "gemma3-capped"])
-def test_a_head_that_is_not_tied_must_be_there(tmp_path: Path, label: str) -> None:
-    """mlx-lm's Gemma 3 would take the embedding."""
+def test_missing_head_is_refused(tmp_path: Path, label: str) -> None:
+    """mlx-lm's Gemma 3 would use the embedding."""
     OF[label].save(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["lm_head.weight"]
