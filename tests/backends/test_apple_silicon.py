@@ -16,10 +16,10 @@ APPLE = {"sys_platform": "darwin", "platform_system": "Darwin", "platform_machin
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64", "os_name": "posix"}
 
 
-def drawn_in(wanted: list[str], machine: dict[str, str]) -> set[str]:
-    """Names of all packages that are installed with these on such a machine. What none of the packages here is tells
-    nothing of its own needs: on Linux that is mlx-metal, which has none."""
-    result, waiting = set[tuple[str, str]](), [(Requirement(one), "") for one in wanted]
+def installed_packages(dependencies: list[str], machine: dict[str, str]) -> set[str]:
+    """Names of all packages that these requirements install on a machine. The requirements of a package that is not
+    installed here are unknown: on Linux that is mlx-metal, which has none."""
+    result, waiting = set[tuple[str, str]](), [(Requirement(one), "") for one in dependencies]
     while waiting:
         requirement, extra = waiting.pop()
         if requirement.marker is not None and not requirement.marker.evaluate(
@@ -27,10 +27,10 @@ def drawn_in(wanted: list[str], machine: dict[str, str]) -> set[str]:
         ):
             continue
         name = canonicalize_name(requirement.name)
-        for asked in ("", *requirement.extras):
-            if (name, asked) not in result:
-                result.add((name, asked))
-                waiting += [(Requirement(one), asked) for one in _needs(name)]
+        for extra_name in ("", *requirement.extras):
+            if (name, extra_name) not in result:
+                result.add((name, extra_name))
+                waiting += [(Requirement(one), extra_name) for one in _needs(name)]
     return {name for name, _ in result}
 
 
@@ -42,19 +42,19 @@ def _needs(name: str) -> list[str]:
 
 
 @pytest.fixture
-def wanted() -> list[str]:
+def dependencies() -> list[str]:
     result: list[str] = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
     return result
 
 
-def test_apple_silicon_gets_mlx_and_no_torch(wanted: list[str]) -> None:
-    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed, so that nothing says what it needs")
-    result = drawn_in(wanted, APPLE)
+def test_apple_silicon_gets_mlx_and_no_torch(dependencies: list[str]) -> None:
+    pytest.importorskip("mlx_lm", reason="mlx-lm is not installed, so its requirements are unknown")
+    result = installed_packages(dependencies, APPLE)
     assert {"mlx", "mlx-lm", "mlx-metal", "transformers"} <= result
     assert not {name for name in result if "torch" in name or name.startswith("nvidia")}
 
 
-def test_others_get_torch_and_no_mlx(wanted: list[str]) -> None:
-    result = drawn_in(wanted, LINUX)
+def test_others_get_torch_and_no_mlx(dependencies: list[str]) -> None:
+    result = installed_packages(dependencies, LINUX)
     assert "torch" in result
     assert not {name for name in result if name.startswith("mlx")}
