@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-# The kernels are tuned and tested with fused multiply-adds: Triton 3.9 warns if the variable is unset, and the default
-# of 3.10 is off.
+# The kernels are tuned and tested with fused multiply-adds. Without this variable Triton 3.9 warns, and Triton 3.10
+# does not fuse.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})  # dtypes that the kernels support
 
 
-def takes(x: Tensor) -> bool:
-    """True if the kernels support x. While torch traces, tensors are fake and have no memory: the reference is
-    traced."""
+def supports(x: Tensor) -> bool:
+    """True if the kernels support x. False for the fake tensors that torch traces with: they have no memory, so the
+    reference is traced."""
     return x.dtype in FLOATS and not isinstance(x, FakeTensor)

@@ -16,16 +16,18 @@ from torch import Tensor
 
 from ..ops import attention as reference
 from ..ops.attention import Rows
+from . import FLOATS
 from .attention_decode import decode
 from .attention_extend import extend
 from .attention_plan import SHORT_QUERIES, Launch, plan
 from .target import Device, counters, device_properties
 
-MOST_DIM = 512
-MOST_HELD = 128  # accumulators that a thread can hold in registers
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-ROOMY = 163 << 10  # bytes of shared memory from which larger tiles fit
-HOPPER = 200 << 10  # bytes of shared memory above which Triton prefetches one more block of keys and values
+MAX_DIM = 512
+MAX_ACCUMULATORS = 128  # registers of a thread that can hold results
+LARGE_SHARED = 163 << 10  # bytes of shared memory from which larger tiles fit
+PREFETCH_SHARED = 200 << 10  # bytes of shared memory above which Triton prefetches one more block of keys and values
+
+Fp8 = Literal["", "native", "bits"]  # conversion of a float8 cache; empty: the cache has the queries' dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +43,11 @@ class Blocks:
 
     def shared(self, dtype: torch.dtype, device: Device) -> int:
         """Upper bound of the shared memory in bytes: queries, prefetched keys and values, and attention weights."""
-        buffers = self.stages // 2 + (device.shared > HOPPER)
+        buffers = self.stages // 2 + (device.shared > PREFETCH_SHARED)
         return (self.m * self.d + 2 * buffers * self.n * self.d + self.m * self.n) * dtype.itemsize + 512
 
     def fits(self, dtype: torch.dtype, device: Device) -> bool:
-        return self.shared(dtype, device) <= device.shared and self.m * self.d <= MOST_HELD * 32 * self.warps
+        return self.shared(dtype, device) <= device.shared and self.m * self.d <= MAX_ACCUMULATORS * 32 * self.warps
 
 
 class Call(NamedTuple):
@@ -58,7 +60,7 @@ class Call(NamedTuple):
     sinks: Tensor | None
     rows: Rows
     options: tuple[float, float, int]  # scale, soft cap, window
-    fp8: Literal["", "native", "bits"]  # conversion of a float8 cache; empty: the cache has the queries' dtype
+    fp8: Fp8
     device: Device
 
     @property
@@ -117,18 +119,16 @@ def paged_attention(
     device = device_properties(query.device)
     dim = query.shape[2]
     group = query.shape[1] // key_pages.shape[2]
-    tiles_of = tiling(group, dim, query.dtype, device) if _covered(query, key_pages, value_pages) else None
-    if tiles_of is None:
+    tile_sizes = tiling(group, dim, query.dtype, device) if _supported(query, key_pages, value_pages) else None
+    if tile_sizes is None:
         return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
     out = query.new_empty(query.shape) if out is None else out
-    fp8: Literal["", "native", "bits"] = "native" if device.converts_fp8 else "bits"
-    if key_pages.dtype == query.dtype:
-        fp8 = ""
-    elif fp8 == "bits":
+    fp8 = _fp8_conversion(query.dtype, key_pages.dtype, device)
+    if fp8 == "bits":
         key_pages = key_pages.view(torch.uint8)
         value_pages = value_pages.view(torch.uint8)
     call = Call(out, query, key_pages, value_pages, sinks, rows, (scale, soft_cap, window), fp8, device)
-    for launch, tiles in _launches(call, tiles_of):
+    for launch, tiles in _launches(call, tile_sizes):
         blocks = shape(launch.queries * group, launch.queries, dim, query.dtype, device)
         if launch.kernel == "extend":
             grid = call.kv_heads, launch.count
@@ -138,13 +138,19 @@ def paged_attention(
     return out
 
 
-def _launches(call: Call, tiles_of: tuple[int, int]) -> list[tuple[Launch, Tensor | None]]:
+def _fp8_conversion(query: torch.dtype, cache: torch.dtype, device: Device) -> Fp8:
+    if cache == query:
+        return ""
+    return "native" if device.converts_fp8 else "bits"
+
+
+def _launches(call: Call, tile_sizes: tuple[int, int]) -> list[tuple[Launch, Tensor | None]]:
     """The launches for the rows of the call, with their tiles on the device; planned once for all layers of a step."""
     rows = call.rows
-    key = "triton", call.group, call.kv_heads, tiles_of
+    key = "triton", call.group, call.kv_heads, tile_sizes
     if key not in rows.plans:
         processors = call.device.processors
-        launches = plan(rows.query_lens, rows.contexts, call.group, call.kv_heads, *tiles_of, processors)
+        launches = plan(rows.query_lens, rows.contexts, call.group, call.kv_heads, *tile_sizes, processors)
         rows.plans[key] = [(launch, _listed(launch, call.query.device)) for launch in launches]
     planned: list[tuple[Launch, Tensor | None]] = rows.plans[key]
     return planned
@@ -178,10 +184,10 @@ def merging(lines: int, queries: int, block_d: int) -> dict[str, int]:
     return {"PARTS": parts, "STEP": max(1, min(triton.next_power_of_2(lines), 8192 // parts // block_d))}
 
 
-def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
+def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
     dtypes = query.dtype in FLOATS and key_pages.dtype in (query.dtype, torch.float8_e4m3fn)
     dense_heads = query.stride(2) == key_pages.stride(3) == value_pages.stride(3) == 1
-    return dtypes and dense_heads and query.shape[2] <= MOST_DIM
+    return dtypes and dense_heads and query.shape[2] <= MAX_DIM
 
 
 @cache
@@ -194,37 +200,43 @@ def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[in
     def fits(queries: int) -> bool:
         return shape(queries * group, queries, dim, dtype, device).fits(dtype, device)
 
-    short_queries = next(
-        (queries for queries in range(SHORT_QUERIES, 0, -1) if queries & (queries - 1) == 0 and fits(queries)), 0
-    )
-    lines = most_lines(dim, dtype, device)
+    short_queries = SHORT_QUERIES
+    while short_queries and not fits(short_queries):
+        short_queries //= 2
+    lines = max_lines(dim, dtype, device)
     while lines > group and not fits(lines // group):
         lines //= 2
     return (lines, short_queries) if short_queries else None
 
 
-def most_lines(dim: int, dtype: torch.dtype, device: Device) -> int:
+def max_lines(dim: int, dtype: torch.dtype, device: Device) -> int:
     """Largest number of lines in a tile of a long row."""
-    if dtype == torch.float32 or dim > 256:
-        return 32  # float32 does not use tensor cores; large heads need much shared memory
-    return 128 if device.shared >= ROOMY and dim <= 128 else 64
+    return 32 if dtype == torch.float32 else _large_tile(dim, device)  # float32 does not use tensor cores
+
+
+def _large_tile(dim: int, device: Device) -> int:
+    """Lines of a tile that eight warps compute; a large head needs much shared memory for each line."""
+    if dim > 256:
+        return 32
+    return 128 if device.shared >= LARGE_SHARED and dim <= 128 else 64
 
 
 def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device) -> Blocks:
     """The block sizes for tiles of `lines` lines with up to `queries` queries."""
     m = max(16, triton.next_power_of_2(lines))
     d = max(16, triton.next_power_of_2(dim))
-    roomy = device.shared >= ROOMY
-    n = max(16, min(64 if roomy else 32, 16384 // (d * dtype.itemsize)))
+    large = device.shared >= LARGE_SHARED
+    n = max(16, min(64 if large else 32, 16384 // (d * dtype.itemsize)))
     if device.narrow:
         n = max(16, n // 2)
     stage = 2 * n * d * dtype.itemsize  # bytes
-    resident = 1 if queries > SHORT_QUERIES else 2
-    room = (device.shared - m * d * dtype.itemsize * (queries > SHORT_QUERIES)) // resident - 4096
-    buffers = max(1, min(2, room // stage))
-    wide = m >= 128 or (m >= 64 and (d > 128 or not roomy)) or (m >= 32 and d > 256)
-    warps = 8 if wide or device.narrow else 4
-    return Blocks(m, n, d, warps, 2 * buffers + 1, resident)  # stages include the prefetch of the page table
+    long = queries > SHORT_QUERIES
+    resident = 1 if long else 2
+    query_bytes = m * d * dtype.itemsize if long else 0
+    buffers = (device.shared - query_bytes) // resident - 4096
+    stages = max(1, min(2, buffers // stage))
+    warps = 8 if device.narrow or m >= _large_tile(dim, device) else 4
+    return Blocks(m, n, d, warps, 2 * stages + 1, resident)  # stages include the prefetch of the page table
 
 
 def _listed(launch: Launch, device: torch.device) -> Tensor | None:

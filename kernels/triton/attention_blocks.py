@@ -45,28 +45,28 @@ def attend_blocks(
         else:
             page = tl.load(table + place // PAGE_SIZE).to(tl.int64)
         slot = place % PAGE_SIZE
-        key_at = keys + (page * key_page + slot * key_slot)[:, None] + column[None, :]
-        value_at = values + (page * value_page + slot * value_slot)[:, None] + column[None, :]
+        key_pointers = keys + (page * key_page + slot * key_slot)[:, None] + column[None, :]
+        value_pointers = values + (page * value_page + slot * value_slot)[:, None] + column[None, :]
         if MASKED:  # slots beyond the context may contain NaN, and NaN * 0 is NaN
             read = inside[:, None] & (column < DIM)[None, :]
-            key = tl.load(key_at, mask=read, other=0.0)
-            value = tl.load(value_at, mask=read, other=0.0)
+            key = tl.load(key_pointers, mask=read, other=0.0)
+            value = tl.load(value_pointers, mask=read, other=0.0)
         elif DIM < BLOCK_D:
-            key = tl.load(key_at, mask=(column < DIM)[None, :], other=0.0)
-            value = tl.load(value_at, mask=(column < DIM)[None, :], other=0.0)
+            key = tl.load(key_pointers, mask=(column < DIM)[None, :], other=0.0)
+            value = tl.load(value_pointers, mask=(column < DIM)[None, :], other=0.0)
         else:
-            key = tl.load(key_at)
-            value = tl.load(value_at)
+            key = tl.load(key_pointers)
+            value = tl.load(value_pointers)
         scores = tl.dot(q, tl.trans(floats(key, q.dtype, FP8)), input_precision="ieee")
         if CAP:  # tanh x = 2 sigmoid(2 x) - 1
             scores = (2.0 * tl.sigmoid(scores * (2.0 * scale / soft_cap)) - 1.0) * (soft_cap * LOG2_E)
         else:
             scores = scores * (scale * LOG2_E)
         if MASKED:
-            seen = place[None, :] <= position[:, None]
+            visible = place[None, :] <= position[:, None]
             if WINDOW:
-                seen &= place[None, :] > (position - window)[:, None]
-            scores = tl.where(seen, scores, float("-inf"))
+                visible &= place[None, :] > (position - window)[:, None]
+            scores = tl.where(visible, scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
         level = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
         weights = tl.exp2(scores - level[:, None])
@@ -102,15 +102,15 @@ def merge_lines(
         stat = stats + place[:, None] * (2 * TILE) + line[None, :]
         peak = tl.load(stat, mask=there, other=float("-inf"), cache_modifier=".cg")
         sums = tl.load(stat + TILE, mask=there, other=0.0, cache_modifier=".cg")
-        at = partial + (place[:, None] * TILE + line[None, :])[:, :, None] * DIM + column[None, None, :]
+        pointers = partial + (place[:, None] * TILE + line[None, :])[:, :, None] * DIM + column[None, None, :]
         read = there[:, :, None] & (column < DIM)[None, None, :]
-        found = tl.load(at, mask=read, other=0.0, cache_modifier=".cg")
+        results = tl.load(pointers, mask=read, other=0.0, cache_modifier=".cg")
         higher = tl.maximum(level, tl.max(peak, 0))
         safe = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp2(peak - safe[None, :])
         shrink = tl.exp2(level - safe)
         total = total * shrink + tl.sum(weights * sums, 0)
-        acc = acc * shrink[:, None] + tl.sum(weights[:, :, None] * found, 0)
+        acc = acc * shrink[:, None] + tl.sum(weights[:, :, None] * results, 0)
         level = higher
     answer = acc / tl.where(live, total, 1.0)[:, None]
     to = out + (token + line // GROUP)[:, None] * out_token + head[:, None] * DIM + column[None, :]

@@ -18,11 +18,11 @@ import triton.language as tl
 
 from .attention_blocks import LOG2_E, ROWS, attend_blocks, merge_lines
 
-LANES = tl.constexpr(128)  # tiles per iteration of the search in _found
+SEARCH_TILES = tl.constexpr(128)  # tiles per iteration of the search in _find_tile
 
 
 @triton.jit
-def _measured(
+def _measure_tile(
     tiles, row_starts, context_lens, tile, there, window,
     QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
@@ -50,24 +50,24 @@ def _measured(
 
 
 @triton.jit
-def _found(
-    tiles, row_starts, context_lens, count, at, window,
+def _find_tile(
+    tiles, row_starts, context_lens, count, block, window,
     QUERIES: tl.constexpr, BLOCK_N: tl.constexpr, LISTED: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """(tile that contains block `at`, number of blocks of the tiles before it, number of blocks of all tiles)."""
+    """(tile that contains block `block`, number of blocks of the tiles before it, number of blocks of all tiles)."""
     tile = 0
     passed = 0
-    every = 0
-    for first in tl.range(0, count, LANES):
-        lane = first + tl.arange(0, LANES)
-        _, _, _, _, _, blocks = _measured(
-            tiles, row_starts, context_lens, lane, lane < count, window, QUERIES, BLOCK_N, LISTED, WINDOW
+    all_blocks = 0
+    for first in tl.range(0, count, SEARCH_TILES):
+        candidate = first + tl.arange(0, SEARCH_TILES)
+        _, _, _, _, _, blocks = _measure_tile(
+            tiles, row_starts, context_lens, candidate, candidate < count, window, QUERIES, BLOCK_N, LISTED, WINDOW
         )
-        over = (every + tl.cumsum(blocks, 0) <= at) & (lane < count)
+        over = (all_blocks + tl.cumsum(blocks, 0) <= block) & (candidate < count)
         tile += tl.sum(over.to(tl.int32), 0)
         passed += tl.sum(tl.where(over, blocks, 0), 0)
-        every += tl.sum(blocks, 0)
-    return tile, passed, every
+        all_blocks += tl.sum(blocks, 0)
+    return tile, passed, all_blocks
 
 
 @triton.jit(do_not_specialize=["count", "chunks", "table_row", "window"], do_not_specialize_on_alignment=ROWS)
@@ -97,28 +97,32 @@ def decode(
     tile = 0
     passed = 0  # blocks of the tiles before `tile`
     if ALONE:
-        _, _, _, _, _, every = _measured(
+        _, _, _, _, _, all_blocks = _measure_tile(
             tiles, row_starts, context_lens, 0, True, window, QUERIES, BLOCK_N, LISTED, WINDOW
         )
     else:
-        _, _, every = _found(tiles, row_starts, context_lens, count, 0, window, QUERIES, BLOCK_N, LISTED, WINDOW)
-    share = tl.maximum(tl.cdiv(every, chunks), 1)
-    at = chunk * share
-    stop = tl.minimum(at + share, every)
+        _, _, all_blocks = _find_tile(
+            tiles, row_starts, context_lens, count, 0, window, QUERIES, BLOCK_N, LISTED, WINDOW
+        )
+    share = tl.maximum(tl.cdiv(all_blocks, chunks), 1)
+    block = chunk * share
+    stop = tl.minimum(block + share, all_blocks)
     if not ALONE:
-        tile, passed, _ = _found(tiles, row_starts, context_lens, count, at, window, QUERIES, BLOCK_N, LISTED, WINDOW)
+        tile, passed, _ = _find_tile(
+            tiles, row_starts, context_lens, count, block, window, QUERIES, BLOCK_N, LISTED, WINDOW
+        )
     line = tl.arange(0, BLOCK_M)
     query_index = line // GROUP
     head = kv_head * GROUP + line % GROUP
     column = tl.arange(0, BLOCK_D)
     keys += kv_head * key_head
     values += kv_head * value_head
-    while at < stop:
-        row, start, queries, low, end, blocks = _measured(
+    while block < stop:
+        row, start, queries, low, end, blocks = _measure_tile(
             tiles, row_starts, context_lens, tile, True, window, QUERIES, BLOCK_N, LISTED, WINDOW
         )
         upto = tl.minimum(stop, passed + blocks)
-        if at < upto:
+        if block < upto:
             live = query_index < queries
             position = tl.where(live, end - queries + query_index, end - 1)
             token = start.to(tl.int64)
@@ -130,7 +134,7 @@ def decode(
                 tl.full([BLOCK_M], float("-inf"), tl.float32),
                 tl.zeros([BLOCK_M], tl.float32),
                 q, keys, values, page_table + row.to(tl.int64) * table_row,
-                low + (at - passed) * BLOCK_N, tl.minimum(low + (upto - passed) * BLOCK_N, end),
+                low + (block - passed) * BLOCK_N, tl.minimum(low + (upto - passed) * BLOCK_N, end),
                 position, scale, soft_cap, window, key_page, key_slot, value_page, value_slot,
                 PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, True, WINDOW, CAP, FP8,
             )  # fmt: skip
@@ -159,6 +163,6 @@ def decode(
                             parts, some, some < queries * GROUP, token, kv_head, out_token,
                             GROUP, TILE, DIM, BLOCK_D, PARTS, SINKS,
                         )  # fmt: skip
-        at = upto
+        block = upto
         passed += blocks
         tile += 1

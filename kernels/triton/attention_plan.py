@@ -6,16 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-IDLE = 4  # a launch with IDLE times fewer programs than the device has processors leaves it mostly idle
-LONG = 1024  # positions of a context from which splitting it is worth the merge
+# Long rows are split over their contexts if their tiles need at most 1 / IDLE of the device's processors, and a context
+# has at least LONG positions. Otherwise the merge takes longer than the split saves.
+IDLE = 4
+LONG = 1024
 SHORT_QUERIES = 4  # most queries of a row that is one tile, if the shared memory is large enough
+
+Kernel = Literal["decode", "extend"]
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One launch of a kernel. A tile is a few queries of a row times the query heads that share a kv head."""
 
-    kernel: Literal["decode", "extend"]
+    kernel: Kernel
     queries: int  # most queries of a tile
     count: int  # of tiles
     tiles: tuple[tuple[int, int], ...] | None  # (row, first query); None: each row of up to `queries` queries is a tile
@@ -38,20 +42,29 @@ def plan(
     launches: list[Launch] = []
     short = [queries for queries in query_lens if queries <= short_queries]
     if short:
-        launches.append(Launch("decode", 1 << (max(short) - 1).bit_length(), len(query_lens), None))
+        power_of_two = 1 << (max(short) - 1).bit_length()
+        launches.append(Launch("decode", power_of_two, len(query_lens), None))
     if len(short) < len(query_lens):
         queries = max(1, lines // group)
-        lengths = list(zip(query_lens, contexts, strict=True))
-        tiles = [
-            (row, first)
-            for row, (row_queries, _) in enumerate(lengths)
-            if row_queries > short_queries
-            for first in range(0, row_queries, queries)
-        ]
-        # Tiles with the most positions start first.
-        tiles.sort(key=lambda tile: lengths[tile[0]][0] - lengths[tile[0]][1] - tile[1])
-        # Splitting and merging is only faster if most of the device would be idle, and the contexts are long.
+        tiles = _long_tiles(query_lens, contexts, queries, short_queries)
         idle = len(tiles) * kv_heads * IDLE <= processors and max(contexts) >= LONG
-        kernel: Literal["decode", "extend"] = "decode" if idle else "extend"
-        launches.append(Launch(kernel, queries, len(tiles), tuple(tiles)))
+        kernel: Kernel = "decode" if idle else "extend"
+        launches.append(Launch(kernel, queries, len(tiles), tiles))
     return launches
+
+
+def _long_tiles(
+    query_lens: Sequence[int], contexts: Sequence[int], queries: int, short_queries: int
+) -> tuple[tuple[int, int], ...]:
+    """(row, first query) of the tiles of all rows with more than `short_queries` queries; those with the most positions
+    come first, because they take the longest."""
+
+    def positions(tile: tuple[int, int]) -> int:
+        row, first = tile
+        return contexts[row] - query_lens[row] + first
+
+    tiles: list[tuple[int, int]] = []
+    for row, row_queries in enumerate(query_lens):
+        if row_queries > short_queries:
+            tiles += [(row, first) for first in range(0, row_queries, queries)]
+    return tuple(sorted(tiles, key=positions, reverse=True))

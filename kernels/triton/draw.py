@@ -3,12 +3,12 @@
 The first kernel, `_survey`, reads every logit once. It writes the largest logit of each block, so that later passes
 skip blocks without large logits, and the token with the largest logit + noise, which wins if no filter is on.
 
-The second kernel, `_choose`, has one program per row. It uses that the noise of a token is fixed: if the winner among
-all tokens above a threshold passes the filters, it is also the winner among the tokens that pass the filters. top_p
-accepts the winner if the probabilities of the tokens above it sum to less than top_p. Otherwise the winner's logit
-becomes the next threshold. A nucleus of probability p takes about 1 + ln(1 / p) such passes. Bisection finds the
-smallest logit that top_k accepts. It reads only blocks whose largest logit is at least the k-th largest of all blocks'
-largest logits; these are few more than k blocks.
+The second kernel, `_choose`, has one program per row. The noise of a token is fixed. So if the winner among all tokens
+above a threshold passes the filters, it is also the winner among the tokens that pass the filters. top_p accepts the
+winner if the probabilities of the tokens above it sum to less than top_p. Otherwise the winner's logit becomes the next
+threshold. A nucleus of probability p takes about 1 + ln(1 / p) such passes. Bisection finds the smallest logit that
+top_k accepts. It reads only the blocks whose largest logit is at least the k-th largest of all blocks' largest logits;
+their number is little more than k.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..ops import sampling as reference
 from ..ops.sampling import Draws
-from .noise import LAST, draw_key, exponential, key_of, least_exponential
+from .noise import LAST, draw_key, exponential, key_of, min_exponential
 
 BLOCK = 128  # tokens
 CHUNK = 16  # blocks of one program of the first kernel
@@ -34,13 +34,13 @@ ROUNDED = tl.constexpr(1.001)  # factor above the rounding error of a score that
 
 # The addresses of these arguments depend on the number of rows. If Triton specialised on their alignment, it would
 # compile another kernel at run time, which takes seconds.
-_ANYWHERE = [
+_UNALIGNED = [
     *("temperature", "seed_low", "seed_high", "position", "top_k", "top_p", "min_p"),
     *("keys", "ids", "noisy", "noisy_ids", "maxima", "sums", "listed"),
 ]
 
 
-class _Notes(NamedTuple):
+class _Survey(NamedTuple):
     """Intermediate results that the first kernel writes and the second kernel reads."""
 
     keys: Tensor  # [rows, chunks] int32, key of the largest logit
@@ -62,7 +62,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     if rows == 0:
         return tokens
     chunks = triton.cdiv(vocab, CHUNK * BLOCK)
-    notes = _notes(logits, rows, chunks)
+    survey = _allocate(logits, rows, chunks)
     unread = draws.temperature  # in place of filters that are off
     filters = tuple(unread if values is None else values for values in (draws.top_k, draws.top_p, draws.min_p))
     seeds = draws.seed_low, draws.seed_high, draws.position
@@ -70,34 +70,35 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
     top_p = draws.top_p is not None
     min_p = draws.min_p is not None
     _survey[(chunks, rows)](
-        logits, logits.stride(0), vocab, draws.temperature, *seeds, *filters[:2], *notes[:6],
+        logits, logits.stride(0), vocab, draws.temperature, *seeds, *filters[:2], *survey[:6],
         TOP_K=top_k, TOP_P=top_p, CHUNK=CHUNK, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
     _choose[(rows,)](
-        tokens, logits, logits.stride(0), vocab, draws.temperature, *seeds, *filters, *notes, chunks,
+        tokens, logits, logits.stride(0), vocab, draws.temperature, *seeds, *filters, *survey, chunks,
         TOP_K=top_k, TOP_P=top_p, MIN_P=min_p, CHUNK=CHUNK, BLOCK=BLOCK, GROUP=GROUP,
         CHUNKS=triton.next_power_of_2(chunks), BLOCKS=triton.next_power_of_2(chunks * CHUNK), num_warps=WARPS,
     )  # fmt: skip
     return tokens
 
 
-def _notes(logits: Tensor, rows: int, chunks: int) -> _Notes:
+def _allocate(logits: Tensor, rows: int, chunks: int) -> _Survey:
     blocks = chunks * CHUNK
     sizes = [chunks * rows] * 4 + [blocks * rows] * 3
     parts = torch.empty(sum(sizes), dtype=torch.int32, device=logits.device).split(sizes)
     keys, ids, noisy, noisy_ids, maxima, sums, listed = parts
     as_float = torch.float32
-    return _Notes(keys, ids, noisy.view(as_float), noisy_ids, maxima.view(as_float), sums.view(as_float), listed)
+    return _Survey(keys, ids, noisy.view(as_float), noisy_ids, maxima.view(as_float), sums.view(as_float), listed)
 
 
-@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
+@triton.jit(do_not_specialize_on_alignment=_UNALIGNED)
 def _survey(
     logits, stride, vocab, temperature, seed_low, seed_high, position, top_k, top_p,
     keys, ids, noisy, noisy_ids, maxima, sums,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Program (chunk, row): CHUNK blocks of a row's logits."""
-    chunk, row = tl.program_id(0), tl.program_id(1)
+    chunk = tl.program_id(0)
+    row = tl.program_id(1)
     chunks = tl.num_programs(0)
     blocks = chunk * CHUNK + tl.arange(0, CHUNK)
     tokens = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -105,11 +106,11 @@ def _survey(
     x = tl.load(logits + tokens, mask=tokens < vocab, other=float("-inf"))
     x = tl.where(x == x, x, float("inf"))
     block_largest = tl.max(x, 1)
-    most = tl.max(block_largest, 0)
-    key, token = _first_largest(logits, vocab, chunk * CHUNK, blocks, block_largest, most, CHUNK, BLOCK)
-    at = row * chunks + chunk
-    tl.store(keys + at, key)
-    tl.store(ids + at, token)
+    largest = tl.max(block_largest, 0)
+    key, token = _first_largest(logits, vocab, chunk * CHUNK, blocks, block_largest, largest, CHUNK, BLOCK)
+    offset = row * chunks + chunk
+    tl.store(keys + offset, key)
+    tl.store(ids + offset, token)
     heat = tl.load(temperature + row)
     if heat != 0:
         into = row * chunks * CHUNK + blocks
@@ -124,39 +125,39 @@ def _survey(
         limit = vocab
         if TOP_K:
             limit = tl.load(top_k + row)
-        if (limit <= 0) | (limit >= vocab):  # with top_k few tokens remain; the second kernel draws among them
+        if (limit <= 0) | (limit >= vocab):  # with top_k the second kernel draws among the tokens that remain
             noise_key = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
-            most = tl.where(most > float("-inf"), most, 0.0)
+            largest = tl.where(largest > float("-inf"), largest, 0.0)
             # The token with the smallest score wins. A lower bound of a score needs no logarithm, and in most cases the
             # bounds show that only one token can win.
-            bound = least_exponential(noise_key, tokens) * tl.exp2((most - x) * (cool * LOG2_E))
+            bound = min_exponential(noise_key, tokens) * tl.exp2((largest - x) * (cool * LOG2_E))
             token = tl.min(tl.where(bound == tl.min(bound), tokens, LAST))
             token = tl.where(token == LAST, chunk * CHUNK * BLOCK, token)  # all bounds are NaN
             rival = tl.min(tl.where(tokens != token, bound, float("inf")))
-            least = exponential(noise_key, token) * tl.exp((most - tl.load(logits + token)) * cool)
-            if (rival < float("inf")) & (rival <= least * ROUNDED):
-                score = exponential(noise_key, tokens) * tl.exp((most - x) * cool)
-                least = tl.min(score)
-                token = tl.min(tl.where(score == least, tokens, LAST))
-            tl.store(noisy + at, most * cool - tl.log(least))
-            tl.store(noisy_ids + at, token)
+            min_score = exponential(noise_key, token) * tl.exp((largest - tl.load(logits + token)) * cool)
+            if (rival < float("inf")) & (rival <= min_score * ROUNDED):
+                score = exponential(noise_key, tokens) * tl.exp((largest - x) * cool)
+                min_score = tl.min(score)
+                token = tl.min(tl.where(score == min_score, tokens, LAST))
+            tl.store(noisy + offset, largest * cool - tl.log(min_score))
+            tl.store(noisy_ids + offset, token)
 
 
 @triton.jit
 def _first_largest(
-    logits, vocab, first, blocks, block_largest, most, CHUNK: tl.constexpr, BLOCK: tl.constexpr
+    logits, vocab, first, blocks, block_largest, largest, CHUNK: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """(largest key, smallest token with this key) of a chunk that begins at block `first`.
 
-    `most`, the largest logit, is infinity if a logit is NaN. The key of NaN is larger than the key of infinity, so only
-    then the whole chunk is read again, else one block.
+    `largest`, the largest logit, is infinity if a logit is NaN. The key of NaN is larger than the key of infinity. So
+    if `largest` is infinity, the function reads all blocks of the chunk again; otherwise it reads one block.
     """
-    block = tl.min(tl.where(block_largest == most, blocks, LAST), 0)
+    block = tl.min(tl.where(block_largest == largest, blocks, LAST), 0)
     ids = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + ids, mask=ids < vocab, other=float("-inf"))
-    key = key_of(most)
-    token = tl.min(tl.where(x == most, ids, LAST), 0)
-    if most == float("inf"):
+    key = key_of(largest)
+    token = tl.min(tl.where(x == largest, ids, LAST), 0)
+    if largest == float("inf"):
         every = first * BLOCK + tl.arange(0, CHUNK * BLOCK)
         keys = key_of(tl.load(logits + every, mask=every < vocab, other=float("-inf")))
         key = tl.max(keys, 0)
@@ -164,7 +165,7 @@ def _first_largest(
     return key, token
 
 
-@triton.jit(do_not_specialize_on_alignment=_ANYWHERE)
+@triton.jit(do_not_specialize_on_alignment=_UNALIGNED)
 def _choose(
     out, logits, stride, vocab, temperature, seed_low, seed_high, position, top_k, top_p, min_p,
     keys, ids, noisy, noisy_ids, maxima, sums, listed, chunks,
@@ -173,11 +174,11 @@ def _choose(
 ):  # fmt: skip
     """Program `row` draws the row's token."""
     row = tl.program_id(0)
-    at = row * chunks + tl.arange(0, CHUNKS)
+    offset = row * chunks + tl.arange(0, CHUNKS)
     here = tl.arange(0, CHUNKS) < chunks
-    chunk_keys = tl.load(keys + at, mask=here, other=LOWEST)
+    chunk_keys = tl.load(keys + offset, mask=here, other=LOWEST)
     largest_key = tl.max(chunk_keys, 0)
-    token = tl.min(tl.load(ids + at, mask=here & (chunk_keys == largest_key), other=LAST), 0)
+    token = tl.min(tl.load(ids + offset, mask=here & (chunk_keys == largest_key), other=LAST), 0)
     heat = tl.load(temperature + row)
     logits += row.to(tl.int64) * stride
     largest = tl.load(logits + token)
@@ -188,53 +189,53 @@ def _choose(
         listed += row * blocks
         limit = vocab
         share = 1.0
-        least_share = 0.0
+        min_share = 0.0
         if TOP_K:
             limit = tl.load(top_k + row)
         if TOP_P:
             share = tl.load(top_p + row)
         if MIN_P:
-            least_share = tl.load(min_p + row)
+            min_share = tl.load(min_p + row)
         noise_key = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
         total = tl.full((), 0.0, tl.float32)
-        least = tl.full((), LOWEST, tl.int32)  # smallest key of the tokens that may still win
+        min_key = tl.full((), LOWEST, tl.int32)  # smallest key of the tokens that may still win
         if (limit > 0) & (limit < vocab):
-            least = _kth_key(logits, vocab, maxima, listed, blocks, limit, largest_key, BLOCK, GROUP, BLOCKS)
-            count = _list(maxima, listed, blocks, least, BLOCKS)
-            total = _weight(logits, vocab, cool, largest, listed, count, least, BLOCK, GROUP)
-            token = _winner(logits, vocab, cool, largest, noise_key, listed, count, least, BLOCK, GROUP)
+            min_key = _kth_key(logits, vocab, maxima, listed, blocks, limit, largest_key, BLOCK, GROUP, BLOCKS)
+            count = _list(maxima, listed, blocks, min_key, BLOCKS)
+            total = _weight(logits, vocab, cool, largest, listed, count, min_key, BLOCK, GROUP)
+            token = _winner(logits, vocab, cool, largest, noise_key, listed, count, min_key, BLOCK, GROUP)
         else:
-            values = tl.load(noisy + at, mask=here, other=float("-inf"))
+            values = tl.load(noisy + offset, mask=here, other=float("-inf"))
             best = tl.max(values, 0)
-            token = tl.min(tl.load(noisy_ids + at, mask=here & (values == best), other=LAST), 0)
+            token = tl.min(tl.load(noisy_ids + offset, mask=here & (values == best), other=LAST), 0)
             if TOP_P:
                 block = tl.arange(0, BLOCKS)
                 inside = block < blocks
                 weights = tl.load(sums + row * blocks + block, mask=inside, other=0.0)
                 block_largest = tl.load(maxima + block, mask=inside, other=float("-inf"))
                 total = tl.sum(weights * tl.exp((block_largest - largest) * cool), 0)
-        if least_share > 0:
-            least = tl.maximum(least, key_of(largest + heat * tl.log(least_share)))
+        if min_share > 0:
+            min_key = tl.maximum(min_key, key_of(largest + heat * tl.log(min_share)))
         key = key_of(tl.load(logits + token))
-        done = (key >= least) & (share >= 1)
+        done = (key >= min_key) & (share >= 1)
         while not done:
-            candidate = key >= least  # the token passes top_k and min_p; top_p needs the sum of the tokens above it
-            least = tl.where(candidate, key + 1, least)
-            count = _list(maxima, listed, blocks, least, BLOCKS)
-            above = _weight(logits, vocab, cool, largest, listed, count, least, BLOCK, GROUP)
+            candidate = key >= min_key  # the token passes top_k and min_p; top_p needs the sum of the tokens above it
+            min_key = tl.where(candidate, key + 1, min_key)
+            count = _list(maxima, listed, blocks, min_key, BLOCKS)
+            above = _weight(logits, vocab, cool, largest, listed, count, min_key, BLOCK, GROUP)
             accepted = candidate & ((above < share * total) | (key == largest_key))
             done = accepted | (share >= 1)
             if not accepted:
-                token = _winner(logits, vocab, cool, largest, noise_key, listed, count, least, BLOCK, GROUP)
+                token = _winner(logits, vocab, cool, largest, noise_key, listed, count, min_key, BLOCK, GROUP)
                 key = key_of(tl.load(logits + token))
     tl.store(out + row, token.to(tl.int64))
 
 
 @triton.jit
-def _list(maxima, listed, blocks, least, BLOCKS: tl.constexpr):
-    """Write to `listed` the blocks that have a token with a key of `least` or more; return their number."""
+def _list(maxima, listed, blocks, min_key, BLOCKS: tl.constexpr):
+    """Write to `listed` the blocks that have a token with a key of `min_key` or more; return their number."""
     block = tl.arange(0, BLOCKS)
-    chosen = (key_of(tl.load(maxima + block, mask=block < blocks, other=float("-inf"))) >= least) & (block < blocks)
+    chosen = (key_of(tl.load(maxima + block, mask=block < blocks, other=float("-inf"))) >= min_key) & (block < blocks)
     place = tl.cumsum(chosen.to(tl.int32), 0) - 1
     tl.debug_barrier()  # all threads have read the previous list
     tl.store(listed + place, block, mask=chosen)
@@ -243,24 +244,24 @@ def _list(maxima, listed, blocks, least, BLOCKS: tl.constexpr):
 
 
 @triton.jit
-def _weight(logits, vocab, cool, largest, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The sum of exp((logit - largest) * cool) over the tokens of the listed blocks with a key of `least` or more."""
+def _weight(logits, vocab, cool, largest, listed, count, min_key, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The sum of exp((logit - largest) * cool) over the tokens of the listed blocks with a key of `min_key` or more."""
     weight = tl.zeros((GROUP, BLOCK), tl.float32)
     for start in range(0, count, GROUP):
         _, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
-        weight += tl.where(here & (key_of(x) >= least), tl.exp((x - largest) * cool), 0.0)
+        weight += tl.where(here & (key_of(x) >= min_key), tl.exp((x - largest) * cool), 0.0)
     return tl.sum(tl.sum(weight, 1), 0)
 
 
 @triton.jit
-def _winner(logits, vocab, cool, largest, noise_key, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The token with the largest logit + noise among those of the listed blocks with a key of `least` or more."""
+def _winner(logits, vocab, cool, largest, noise_key, listed, count, min_key, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The token with the largest logit + noise among those of the listed blocks with a key of `min_key` or more."""
     best = tl.full((GROUP, BLOCK), float("inf"), tl.float32)
     best_token = tl.full((GROUP, BLOCK), LAST, tl.int32)
     for start in range(0, count, GROUP):
         tokens, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
         score = exponential(noise_key, tokens) * tl.exp((largest - x) * cool)
-        better = here & (key_of(x) >= least) & (score < best)  # among equal scores the first, smallest token wins
+        better = here & (key_of(x) >= min_key) & (score < best)  # among equal scores the first, smallest token wins
         best = tl.where(better, score, best)
         best_token = tl.where(better, tokens, best_token)
     smallest = tl.min(tl.min(best, 1), 0)
@@ -278,12 +279,12 @@ def _group(logits, vocab, listed, count, start, BLOCK: tl.constexpr, GROUP: tl.c
 
 
 @triton.jit
-def _count(logits, vocab, listed, count, least, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The number of tokens of the listed blocks with a key of `least` or more."""
+def _count(logits, vocab, listed, count, min_key, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """The number of tokens of the listed blocks with a key of `min_key` or more."""
     counts = tl.zeros((GROUP, BLOCK), tl.int32)
     for start in range(0, count, GROUP):
         _, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
-        counts += (here & (key_of(x) >= least)).to(tl.int32)
+        counts += (here & (key_of(x) >= min_key)).to(tl.int32)
     return tl.sum(tl.sum(counts, 1), 0)
 
 

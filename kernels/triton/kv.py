@@ -29,8 +29,8 @@ def append(
 ) -> Tensor:
     """Keys and values of a token are not written if its slot lies outside of the cache."""
     dense = qkv.stride(2) == 1 and all(tensor.is_contiguous() for tensor in (cos, sin, slots))
-    dtypes = qkv.dtype in FLOATS and cos.dtype == torch.float32
-    if not dense or not dtypes or not _stored(key_pages):
+    dtypes = qkv.dtype in FLOATS and cos.dtype == torch.float32 and _converts(key_pages)
+    if not dense or not dtypes:
         return reference.append(
             qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages
         )
@@ -48,7 +48,7 @@ def append(
     return query
 
 
-def _stored(pages: Tensor) -> bool:
+def _converts(pages: Tensor) -> bool:
     """True if Triton on this device converts floats to the dtype of the pages."""
     if pages.dtype == torch.float8_e4m3fn:
         return device_properties(pages.device).converts_fp8
@@ -64,33 +64,33 @@ def _append(
     """Program (token, head); the heads are in the order of qkv: queries, keys, values."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    at = tl.arange(0, DIM)
-    inside = at < dim
+    index = tl.arange(0, DIM)
+    inside = index < dim
     start = qkv + token * token_stride + head * head_stride
-    values = tl.load(start + at, mask=inside, other=0.0)
+    values = tl.load(start + index, mask=inside, other=0.0)
     wide = values.to(tl.float32)
     slot = tl.load(slots + token)
     stored = inside & (slot >= 0) & (slot < limit)
     if head >= heads + kv_heads:
-        into = value_pages + (slot * kv_heads + head - heads - kv_heads) * dim + at
+        into = value_pages + (slot * kv_heads + head - heads - kv_heads) * dim + index
         tl.store(into, _as(wide, value_pages.dtype.element_ty), mask=stored)
     else:
-        other, angle, sign, rotary = partner(at, half, NEOX)
+        other, angle, sign, rotary = partner(index, half, NEOX)
         others = tl.load(start + other, mask=rotary, other=0.0).to(tl.float32)
         if query_norm is not None:
             norm = query_norm
             if head >= heads:
                 norm = key_norm
             scale = tl.rsqrt(tl.sum(wide * wide, 0) / dim + eps)
-            wide *= scale * (tl.load(norm + at, mask=inside, other=0.0).to(tl.float32) + offset)
+            wide *= scale * (tl.load(norm + index, mask=inside, other=0.0).to(tl.float32) + offset)
             others *= scale * (tl.load(norm + other, mask=rotary, other=0.0).to(tl.float32) + offset)
         cosine = tl.load(cos + token * half + angle, mask=rotary, other=1.0)
         sine = tl.load(sin + token * half + angle, mask=rotary, other=0.0)
         wide = wide * cosine + others * sine * sign
         if head < heads:
-            tl.store(query + (token * heads + head) * dim + at, wide.to(values.dtype), mask=inside)
+            tl.store(query + (token * heads + head) * dim + index, wide.to(values.dtype), mask=inside)
         else:
-            into = key_pages + (slot * kv_heads + head - heads) * dim + at
+            into = key_pages + (slot * kv_heads + head - heads) * dim + index
             tl.store(into, _as(wide, key_pages.dtype.element_ty), mask=stored)
 
 

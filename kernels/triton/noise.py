@@ -44,7 +44,7 @@ def exponential(key, ids):
 
 
 @triton.jit
-def least_exponential(key, ids):
+def min_exponential(key, ids):
     """A lower bound of `exponential`, close to it where it is small: -log(u) >= 1 - u for the same u.
 
     1 - u is exact: u is an odd multiple of 2^-24, which is the middle between two neighbouring multiples of 2^-23.

@@ -8,35 +8,36 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import norm as reference
-from . import takes
+from . import supports
 
-WIDEST = 8192  # elements of a row, which one program keeps in registers
+MAX_DIM = 8192  # one program keeps a row in registers
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    if not _covered(x):
+    if not _supported(x):
         return reference.rms_norm(x, weight, eps, offset)
-    return _normalised(x, None, weight, None, eps, offset, centred=False)
+    return _launch(x, None, weight, None, eps, offset, centred=False)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """The sum is written over residual."""
-    if not _covered(x) or x.dim() != 2 or not residual.is_contiguous() or residual.dtype != x.dtype:
+    writable = residual.is_contiguous() and residual.dtype == x.dtype
+    if not writable or x.dim() != 2 or not _supported(x):
         return reference.add_rms_norm(x, residual, weight, eps, offset)
-    return _normalised(x, residual, weight, None, eps, offset, centred=False), residual
+    return _launch(x, residual, weight, None, eps, offset, centred=False), residual
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    if not _covered(x):
+    if not _supported(x):
         return reference.layer_norm(x, weight, bias, eps)
-    return _normalised(x, None, weight, bias, eps, 0.0, centred=True)
+    return _launch(x, None, weight, bias, eps, 0.0, centred=True)
 
 
-def _covered(x: Tensor) -> bool:
-    return takes(x) and x.shape[-1] <= WIDEST and x.stride(-1) == 1
+def _supported(x: Tensor) -> bool:
+    return supports(x) and x.shape[-1] <= MAX_DIM and x.stride(-1) == 1
 
 
-def _normalised(
+def _launch(
     x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centred: bool
 ) -> Tensor:
     rows = x if x.dim() in (2, 3) else x.reshape(-1, x.shape[-1])
@@ -63,12 +64,12 @@ def _normalise(
 ):  # fmt: skip
     """One program per row, or per head of a row."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, DIM)
-    inside = at < dim
-    scales = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32) + offset
-    values = tl.load(x + row // heads * row_stride + row % heads * head_stride + at, mask=inside, other=0.0)
+    column = tl.arange(0, DIM)
+    inside = column < dim
+    scales = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset
+    values = tl.load(x + row // heads * row_stride + row % heads * head_stride + column, mask=inside, other=0.0)
     if residual is not None:
-        to_residual = residual + row * dim + at
+        to_residual = residual + row * dim + column
         total = values.to(tl.float32) + tl.load(to_residual, mask=inside, other=0.0).to(tl.float32)
         values = total.to(values.dtype)  # normalise the rounded sum, as it is stored in the residual stream
         tl.store(to_residual, values, mask=inside)
@@ -77,5 +78,5 @@ def _normalise(
         wide = tl.where(inside, wide - tl.sum(wide, 0) / dim, 0.0)
     wide *= tl.rsqrt(tl.sum(wide * wide, 0) / dim + eps) * scales
     if bias is not None:
-        wide += tl.load(bias + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + row * dim + at, wide.to(values.dtype), mask=inside)
+        wide += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * dim + column, wide.to(values.dtype), mask=inside)

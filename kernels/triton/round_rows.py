@@ -13,12 +13,12 @@ from torch import Tensor
 
 
 @triton.jit
-def _whole(values, largest):
+def _integers(values, largest):
     """values * (127 / largest) rounded to integers, in float32; zeros stay zeros."""
     limit = tl.where(largest == 0.0, 1.0, largest)
     factor = tl.div_rn(tl.full(limit.shape, 127.0, tl.float32), limit)
-    whole = (values * factor + 12582912.0) - 12582912.0  # 1.5 * 2^23 rounds to an integer, ties to even
-    return tl.where(largest == 0.0, 0.0, whole)
+    integers = (values * factor + 12582912.0) - 12582912.0  # 1.5 * 2^23 rounds to an integer, ties to even
+    return tl.where(largest == 0.0, 0.0, integers)
 
 
 @triton.jit
@@ -31,11 +31,11 @@ def _scale(largest):
 def _round_rows(out, scales, x, in_features, x_stride, BLOCK: tl.constexpr):
     """Program `row`: a row of x as int8, and its scale, which is NaN if a value is NaN or infinite."""
     row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
+    index = tl.arange(0, BLOCK)
     largest = tl.zeros((BLOCK,), tl.float32)
     broken = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, in_features, BLOCK):
-        values = tl.load(x + row * x_stride + first + at, mask=first + at < in_features, other=0.0).to(tl.float32)
+        values = tl.load(x + row * x_stride + first + index, mask=first + index < in_features, other=0.0).to(tl.float32)
         largest = tl.maximum(largest, tl.abs(values))
         broken |= tl.where(tl.abs(values) < float("inf"), 0, 1)
     top = tl.max(largest, 0)
@@ -43,23 +43,23 @@ def _round_rows(out, scales, x, in_features, x_stride, BLOCK: tl.constexpr):
     tl.store(scales + row, tl.where(wrong, float("nan"), tl.max(_scale(largest), 0)))
     top = tl.where(wrong, 0.0, top)
     for first in range(0, in_features, BLOCK):
-        inside = first + at < in_features
-        values = tl.load(x + row * x_stride + first + at, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + row * in_features + first + at, _whole(values, top).to(tl.int8), mask=inside)
+        inside = first + index < in_features
+        values = tl.load(x + row * x_stride + first + index, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + row * in_features + first + index, _integers(values, top).to(tl.int8), mask=inside)
 
 
 @triton.jit
 def _round_groups(out, x, rows, in_features, x_stride, GROUP: tl.constexpr, ROWS: tl.constexpr):
     """Program (rows, group): the values of a group in ROWS rows, rounded to int8 and scaled back to x's dtype."""
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-    at = tl.arange(0, GROUP)[None, :]
-    k = tl.program_id(1) * GROUP + at
+    index = tl.arange(0, GROUP)[None, :]
+    k = tl.program_id(1) * GROUP + index
     inside = (row < rows) & (k < in_features)
     values = tl.load(x + row * x_stride + k, mask=inside, other=0.0).to(tl.float32)
     largest = tl.max(tl.abs(values), 1)[:, None]
     wrong = tl.max(tl.where(tl.abs(values) < float("inf"), 0, 1), 1)[:, None] > 0
     largest = tl.where(wrong, 0.0, largest)
-    rounded = tl.where(wrong, float("nan"), _whole(values, largest) * _scale(largest))
+    rounded = tl.where(wrong, float("nan"), _integers(values, largest) * _scale(largest))
     tl.store(out + row * in_features + k, rounded.to(out.dtype.element_ty), mask=inside)
 
 

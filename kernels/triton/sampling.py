@@ -26,7 +26,7 @@ ENTRIES = 256  # rows or entries of a program of carry, bias and penalise
 # compile another kernel at run time, which takes a second or more.
 _LISTS = ["rows", "tokens", "values", "in_prompt", "in_output", "repetition", "presence", "frequency", "words"]
 _STEPS = ["tokens", "ends", "carried", "drawn"]
-_NOTES = ["keys", "ids"]
+_CHUNK_RESULTS = ["keys", "ids"]
 
 
 def carry(tokens: Tensor, ends: Tensor, carried: Tensor, drawn: Tensor) -> None:
@@ -83,9 +83,9 @@ def greedy(logits: Tensor) -> Tensor:
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
     chunks = triton.cdiv(vocab, SPAN)
     if rows:
-        notes = torch.empty(2, rows, chunks, dtype=torch.int32, device=logits.device)
-        _largest[(chunks, rows)](logits, logits.stride(0), vocab, *notes, SPAN=SPAN)
-        _larger[(rows,)](tokens, *notes, chunks, CHUNKS=triton.next_power_of_2(chunks), num_warps=1)
+        chunk_results = torch.empty(2, rows, chunks, dtype=torch.int32, device=logits.device)
+        _largest[(chunks, rows)](logits, logits.stride(0), vocab, *chunk_results, SPAN=SPAN)
+        _larger[(rows,)](tokens, *chunk_results, chunks, CHUNKS=triton.next_power_of_2(chunks), num_warps=1)
     return tokens
 
 
@@ -138,15 +138,15 @@ def _penalise(
     entry = tl.program_id(0) * ENTRIES + tl.arange(0, ENTRIES)
     row = tl.load(rows + entry, mask=entry < count, other=-1).to(tl.int64)
     here = row >= 0
-    at = row * stride + tl.load(tokens + entry, mask=here, other=0)
+    offset = row * stride + tl.load(tokens + entry, mask=here, other=0)
     prompt = tl.load(in_prompt + entry, mask=here, other=0)
     output = tl.load(in_output + entry, mask=here, other=0)
-    x = tl.load(logits + at, mask=here, other=0.0)
+    x = tl.load(logits + offset, mask=here, other=0.0)
     penalty = tl.load(repetition + row, mask=here, other=1.0)
     x = tl.where((prompt > 0) | (output > 0), tl.where(x > 0, x / penalty, x * penalty), x)
     x -= tl.load(frequency + row, mask=here, other=0.0) * output.to(tl.float32)
     x -= tl.where(output > 0, tl.load(presence + row, mask=here, other=0.0), 0.0)
-    tl.store(logits + at, x, mask=here)
+    tl.store(logits + offset, x, mask=here)
 
 
 @triton.jit(do_not_specialize_on_alignment=_LISTS)
@@ -161,7 +161,7 @@ def _mask(logits, stride, vocab, rows, words, words_per_row, SPAN: tl.constexpr)
     tl.store(logits + row * stride + token, nothing, mask=forbidden & (token < vocab) & (row >= 0))
 
 
-@triton.jit(do_not_specialize_on_alignment=_NOTES)
+@triton.jit(do_not_specialize_on_alignment=_CHUNK_RESULTS)
 def _largest(logits, stride, vocab, keys, ids, SPAN: tl.constexpr):
     """Program (chunk, row): the key of the chunk's largest logit, and the smallest token with this key."""
     chunk = tl.program_id(0)
@@ -169,19 +169,19 @@ def _largest(logits, stride, vocab, keys, ids, SPAN: tl.constexpr):
     tokens = chunk * SPAN + tl.arange(0, SPAN)
     key = key_of(tl.load(logits + row.to(tl.int64) * stride + tokens, mask=tokens < vocab, other=float("-inf")))
     largest = tl.max(key, 0)
-    at = row * tl.num_programs(0) + chunk
-    tl.store(keys + at, largest)
-    tl.store(ids + at, tl.min(tl.where(key == largest, tokens, LAST), 0))
+    offset = row * tl.num_programs(0) + chunk
+    tl.store(keys + offset, largest)
+    tl.store(ids + offset, tl.min(tl.where(key == largest, tokens, LAST), 0))
 
 
-@triton.jit(do_not_specialize_on_alignment=_NOTES)
+@triton.jit(do_not_specialize_on_alignment=_CHUNK_RESULTS)
 def _larger(out, keys, ids, chunks, CHUNKS: tl.constexpr):
     """Program `row`: the smallest token with the row's largest key."""
     row = tl.program_id(0)
     here = tl.arange(0, CHUNKS) < chunks
-    at = row * chunks + tl.arange(0, CHUNKS)
-    key = tl.load(keys + at, mask=here, other=LOWEST)
-    token = tl.load(ids + at, mask=here, other=LAST)
+    offset = row * chunks + tl.arange(0, CHUNKS)
+    key = tl.load(keys + offset, mask=here, other=LOWEST)
+    token = tl.load(ids + offset, mask=here, other=LAST)
     tl.store(out + row, tl.min(tl.where(key == tl.max(key, 0), token, LAST), 0).to(tl.int64))
 
 
@@ -193,11 +193,11 @@ def _add_up(logits, stride, vocab, keys, sums, CHUNK: tl.constexpr, BLOCK: tl.co
     blocks = chunk * CHUNK + tl.arange(0, CHUNK)
     tokens = blocks[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     x = tl.load(logits + row.to(tl.int64) * stride + tokens, mask=tokens < vocab, other=float("-inf"))
-    at = row * tl.num_programs(0) * CHUNK + blocks
-    tl.store(keys + at, tl.max(tl.where(tokens < vocab, key_of(x), LOWEST), 1))
+    offset = row * tl.num_programs(0) * CHUNK + blocks
+    tl.store(keys + offset, tl.max(tl.where(tokens < vocab, key_of(x), LOWEST), 1))
     largest = tl.max(x, 1)
     base = tl.where(largest > float("-inf"), largest, 0.0)
-    tl.store(sums + at, base + tl.log(tl.sum(tl.exp(x - base[:, None]), 1)))
+    tl.store(sums + offset, base + tl.log(tl.sum(tl.exp(x - base[:, None]), 1)))
 
 
 @triton.jit(do_not_specialize=["k"])

@@ -76,6 +76,22 @@ def _add_shares(sums, partial, shares, size, place, inside):
     return sums
 
 
+@triton.jit
+def _scaled(
+    sums, x_scale, row, live, factor, bias, output,
+    FORMAT: tl.constexpr, ONE: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """The sums in float32, times the scales that the products lack, plus the bias."""
+    result = sums.to(tl.float32)
+    if FORMAT == "int8":
+        result *= tl.load(x_scale + row, mask=live, other=0.0)[:, None] * factor[None, :]
+    elif ONE:
+        result *= factor[None, :]
+    if HAS_BIAS:
+        result += tl.load(bias + output).to(tl.float32)[None, :]
+    return result
+
+
 @triton.jit(do_not_specialize=["rows"])
 def small_batch_kernel(
     out, x, x_scale, data, scale, zero, bias, partial, counters,
@@ -140,13 +156,7 @@ def small_batch_kernel(
         if SPLIT:
             tl.store(counters + block, 0)
             sums = _add_shares(sums, partial, shares, size, place, inside)
-        result = sums.to(tl.float32)
-        if FORMAT == "int8":
-            result *= tl.load(x_scale + row, mask=live, other=0.0)[:, None] * factor[None, :]
-        elif ONE:
-            result *= factor[None, :]
-        if HAS_BIAS:
-            result += tl.load(bias + near).to(tl.float32)[None, :]
+        result = _scaled(sums, x_scale, row, live, factor, bias, near, FORMAT, ONE, HAS_BIAS)
         tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
 
 

@@ -56,7 +56,7 @@ def sampling_builds() -> Iterator[Build]:
 def element_builds(target: Target) -> Iterator[Build]:
     bf16 = "*bf16"
     yield build("add-rms", norm._normalise, bf16, norm._warps(4096), bias=None, CENTRED=False, DIM=4096)
-    yield build("widest", norm._normalise, bf16, norm._warps(norm.WIDEST), bias=None, CENTRED=False, DIM=norm.WIDEST)
+    yield build("widest", norm._normalise, bf16, norm._warps(norm.MAX_DIM), bias=None, CENTRED=False, DIM=norm.MAX_DIM)
     types = {"x": FLOATS, "weight": FLOATS, "bias": FLOATS}
     yield build("layer", norm._normalise, FLOATS, 4, types, residual=None, CENTRED=True, DIM=1024)
     for kind in range(3):
