@@ -243,25 +243,34 @@ class Client:
             async with self._http.stream("POST", path, content=msgspec.json.encode(body), headers=headers) as response:
                 if response.status_code >= 400:
                     raise _error(await response.aread())
-                rest = b""
-                async for data in response.aiter_raw():
-                    *blocks, rest = (rest + data).split(b"\n\n")
-                    for block in blocks:
-                        if block == b"data: [DONE]" or not block.startswith(b"data: "):
-                            continue
-                        event = msgspec.json.decode(block[6:])
-                        if "error" in event:
-                            raise _error(block[6:])
-                        yield event
+                async for data in _event_data(response):
+                    event = msgspec.json.decode(data)
+                    if "error" in event:
+                        raise _error(data)
+                    yield event
         except httpx.HTTPError as error:
             raise _lost(error) from None
+
+
+async def _event_data(response: httpx.Response) -> AsyncGenerator[bytes]:
+    """Yield the data of each server-sent event, without the end mark [DONE]."""
+    unfinished = b""
+    async for data in response.aiter_raw():
+        *blocks, unfinished = (unfinished + data).split(b"\n\n")
+        for block in blocks:
+            if block.startswith(b"data: ") and block != b"data: [DONE]":
+                yield block[6:]
 
 
 def _other_settings(settings: Settings, daemon: dict[str, Any]) -> str:
     """The load settings of this program that the daemon does not have, as text; empty if there are none."""
     defaults = loading(Settings())
-    local = {name: value for name, value in loading(settings).items() if value != defaults[name] and name in daemon}
-    return ", ".join(f"{name} is {daemon[name]}, not {value}" for name, value in local.items() if value != daemon[name])
+    differences = []
+    for name, value in loading(settings).items():
+        is_set = value != defaults[name]
+        if is_set and name in daemon and value != daemon[name]:
+            differences.append(f"{name} is {daemon[name]}, not {value}")
+    return ", ".join(differences)
 
 
 class _Calls:

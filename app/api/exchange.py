@@ -164,13 +164,13 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None
     The body of the request must be read before the call.
     """
 
-    async def gone() -> None:
+    async def wait_for_disconnect() -> None:
         message: Message = {"type": ""}
         while message["type"] != "http.disconnect":
             message = await receive()
 
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(gone())
+    watching = asyncio.ensure_future(wait_for_disconnect())
     try:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

@@ -89,9 +89,9 @@ class Watch:
             if not piece.tokens:
                 continue
             key = (piece.id, piece.choice)
-            before = self._choices.get(key)
-            if before is not None:
-                self._between.observe((now - before) / piece.tokens)
+            previous = self._choices.get(key)
+            if previous is not None:
+                self._between.observe((now - previous) / piece.tokens)
             elif not self._choices:
                 self._first.observe(now - self._arrived)
                 self._first_time = now
@@ -115,19 +115,19 @@ class _Snapshot:
         self._deaths = deaths
 
     def collect(self) -> Iterator[Metric]:
-        for name, words in _GAUGES.items():
-            gauge = GaugeMetricFamily(f"localllm_{name}", words, labels=["model"])
-            for model, stats in self._stats.items():
-                gauge.add_metric([model], getattr(stats, name))
-            yield gauge
-        for name, words in _COUNTERS.items():
-            counter = CounterMetricFamily(f"localllm_{name}", words, labels=["model"])
-            for model, stats in self._stats.items():
-                counter.add_metric([model], getattr(stats, name))
-            yield counter
+        for name, description in _GAUGES.items():
+            yield self._add(GaugeMetricFamily(f"localllm_{name}", description, labels=["model"]), name)
+        for name, description in _COUNTERS.items():
+            yield self._add(CounterMetricFamily(f"localllm_{name}", description, labels=["model"]), name)
         deaths = CounterMetricFamily(
             "localllm_worker_restarts", "Worker processes that ended unexpectedly", labels=["model"]
         )
         for model, count in self._deaths.items():
             deaths.add_metric([model], count)
         yield deaths
+
+    def _add(self, family: GaugeMetricFamily | CounterMetricFamily, name: str) -> Metric:
+        """Add the value of this statistic for every model."""
+        for model, stats in self._stats.items():
+            family.add_metric([model], getattr(stats, name))
+        return family

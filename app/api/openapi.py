@@ -39,13 +39,13 @@ def describe(version: str) -> dict[str, Any]:
         types += [body, *responses.values()]
     _, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
     paths: dict[str, Any] = {}
-    for path, (body, words, responses) in BODIES.items():
+    for path, (body, summary, responses) in BODIES.items():
         content = {media: {"schema": _ref(kind)} for media, kind in responses.items()} or {"application/json": {}}
         request = {"required": True, "content": {"application/json": {"schema": _ref(body)}}}
-        paths[path] = {"post": _operation(words, content) | {"requestBody": request}}
-    for path, words in READS.items():
+        paths[path] = {"post": _operation(summary, content) | {"requestBody": request}}
+    for path, summary in READS.items():
         media = "text/plain" if path == "/metrics" else "application/json"
-        paths[path] = {"get": _operation(words, {media: {}})}
+        paths[path] = {"get": _operation(summary, {media: {}})}
     paths["/v1/models/{id}"]["get"]["parameters"] = [
         {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     ]
@@ -65,9 +65,9 @@ def describe(version: str) -> dict[str, Any]:
     }
 
 
-def _operation(words: str, content: dict[str, Any]) -> dict[str, Any]:
+def _operation(summary: str, content: dict[str, Any]) -> dict[str, Any]:
     error = {"description": "Error", "content": {"application/json": {"schema": _ref(replies.ErrorBody)}}}
-    return {"summary": words, "responses": {"200": {"description": words, "content": content}, "default": error}}
+    return {"summary": summary, "responses": {"200": {"description": summary, "content": content}, "default": error}}
 
 
 def _ref(kind: type[msgspec.Struct]) -> dict[str, str]:

@@ -103,8 +103,8 @@ class _Api:
         return _json(describe(VERSION))
 
     async def cards(self, request: Request) -> Response:
-        known = await asyncio.to_thread(catalog.available)
-        return _json({"object": "list", "data": [self._card(model) for model in known]})
+        available = await asyncio.to_thread(catalog.available)
+        return _json({"object": "list", "data": [self._card(model) for model in available]})
 
     async def card(self, request: Request) -> Response:
         name = request.path_params["id"]
@@ -169,7 +169,7 @@ class _Api:
         )
 
     async def available(self, request: Request) -> Response:
-        known = await asyncio.to_thread(catalog.available)
+        available = await asyncio.to_thread(catalog.available)
         return _json(
             [
                 ModelEntry(
@@ -180,7 +180,7 @@ class _Api:
                     context=model.context,
                     description=model.description,
                 )
-                for model in known
+                for model in available
             ]
         )
 

@@ -54,7 +54,7 @@ def bind_unix() -> socket.socket:
             hint="set LOCALLLM_RUNTIME_DIR to a shorter path",
         )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
+    previous_mask = os.umask(0o177)
     try:
         file.unlink(missing_ok=True)  # a daemon that was killed leaves the file of its socket
         listener.bind(str(file))
@@ -62,7 +62,7 @@ def bind_unix() -> socket.socket:
         listener.close()
         raise StorageFailed(f"{file}: {error.strerror}") from None
     finally:
-        os.umask(before)
+        os.umask(previous_mask)
     return listener
 
 
@@ -83,8 +83,8 @@ def tcp_key(settings: Settings, address: str) -> str:
         except FileExistsError:
             pass
         else:
-            with os.fdopen(descriptor, "w") as out:
-                out.write(f"{secrets.token_urlsafe(32)}\n")
+            with os.fdopen(descriptor, "w") as file_object:
+                file_object.write(f"{secrets.token_urlsafe(32)}\n")
         status = file.stat()
         key = file.read_text("ascii").strip()
     except (OSError, UnicodeDecodeError) as error:

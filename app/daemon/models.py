@@ -198,7 +198,7 @@ class LoadedModels:
         worker = WorkerProcess(
             load_frame(ref, settings, backend, quant),
             log_dir=self._log_dir,
-            on_over=self._over,
+            on_over=self._on_over,
             command=self._command,
             step_timeout=settings.step_timeout,
         )
@@ -234,7 +234,7 @@ class LoadedModels:
         await worker.wait_idle(drain)
         await worker.stop(Stopping(STOPPING if self.stopping else f"{worker.model} was unloaded"))
 
-    def _over(self, worker: WorkerProcess) -> None:
+    def _on_over(self, worker: WorkerProcess) -> None:
         # The entry still has this worker: a worker ends once, and no other worker replaces it before.
         del self._entries[worker.model]
         self._ended.append(worker)

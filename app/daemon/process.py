@@ -79,7 +79,7 @@ class WorkerProcess:
         self._progressed = asyncio.Event()
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._over = asyncio.Event()
+        self._ended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._watching: asyncio.Task[None] | None = None
 
@@ -184,7 +184,7 @@ class WorkerProcess:
             self._writer.write(frames.pack(frames.Shutdown()))
             try:
                 async with asyncio.timeout(STOP_SECONDS):
-                    await self._over.wait()
+                    await self._ended.wait()
             except TimeoutError:
                 log.warning("worker of %s did not stop within %.0f s: killing it", self.model, STOP_SECONDS)
         await self.kill()
@@ -242,17 +242,17 @@ class WorkerProcess:
         """
         limit = self._step_timeout or info.step_seconds
         pause = min(WATCH_SECONDS, limit / 4) if limit else WATCH_SECONDS
-        before = ""
+        previous_problem = ""
         while self.state == "ready":
             await asyncio.sleep(pause)
             problem = await self._find_hang(limit) if self.unfinished else ""
-            if problem and before and self.state == "ready":
+            if problem and previous_problem and self.state == "ready":
                 log.error("worker of %s (pid %d) hangs: %s", self.model, self.pid, problem)
                 self._end(
                     WorkerDied(f"the engine process of {self.model} hung: {problem}; the next request starts a new one")
                 )
                 await self.kill()
-            before = problem
+            previous_problem = problem
 
     async def _find_hang(self, limit: float) -> str:
         """The reason why the worker counts as hung; empty if the worker works."""
@@ -330,8 +330,8 @@ class WorkerProcess:
         self._kill_group(self._process.pid)
         code = await self._process.wait()
         if self.expected_end is None:
-            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            log.error("worker of %s (pid %d) ended: %s", self.model, self._process.pid, how)
+            cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            log.error("worker of %s (pid %d) ended: %s", self.model, self._process.pid, cause)
 
     @staticmethod
     def _kill_group(pid: int) -> None:
@@ -365,7 +365,7 @@ class WorkerProcess:
             self._writer.close()
         self.unfinished = 0
         self._idle_event.set()
-        self._over.set()
+        self._ended.set()
         if self._watching is not None and self._watching is not asyncio.current_task():
             self._watching.cancel()
         self._on_over(self)

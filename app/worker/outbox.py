@@ -27,10 +27,10 @@ class Outbox:
         self._draining: asyncio.Task[None] | None = None
         writer.transport.set_write_buffer_limits(high=OUTPUT_HIGH)
 
-    def send(self, *out: frames.Frame) -> None:
+    def send(self, *output: frames.Frame) -> None:
         """Send frames. Must run on the event loop."""
-        if out and not self._writer.is_closing():
-            self._writer.write(b"".join(frames.pack(frame) for frame in out))
+        if output and not self._writer.is_closing():
+            self._writer.write(b"".join(frames.pack(frame) for frame in output))
 
     def enter(self) -> None:
         """Wait for a permit. Must run on the engine's thread, before the deltas of a step go to the event loop."""

@@ -22,7 +22,8 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -31,13 +32,15 @@ from ...engine.errors import RunnerFailed
 from ...engine.request import Delta
 from .. import frames
 from ..chat.sampling import check_token_ids
-from ..frames import Fault
+from ..frames import Detokenize, Fault, Tokenize
 from .faults import app_error, internal_error
 from .generation import Generation, prepare
 from .opening import OpenModel, open_model
 from .outbox import Outbox
 
 CLOSE_SECONDS = 10.0  # maximum wait for the current step; a daemon that runs kills the worker earlier
+
+Request = TypeVar("Request", Tokenize, Detokenize)
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ class Worker:
         self._running: dict[str, Generation] = {}  # by frame id
         self._by_request: dict[str, Generation] = {}  # by engine request id
         self._tasks: set[asyncio.Task[None]] = set()
-        self._over: asyncio.Future[int] = self._loop.create_future()
+        self._exit_code: asyncio.Future[int] = self._loop.create_future()
         self._loading = False
         self._broken = False
         self._model: OpenModel | None = None
@@ -65,7 +68,7 @@ class Worker:
         A model whose engine failed stays open, because closing it may hang.
         """
         self._spawn(self._read())
-        code = await self._over
+        code = await self._exit_code
         await self._outbox.flush()
         if self._loading:
             os._exit(code)  # a thread may still read weights for minutes
@@ -126,9 +129,9 @@ class Worker:
                 self._preparing[frame.id] = frame
                 self._spawn(self._start(frame, model, engine))
             case frames.Tokenize():
-                self._spawn(self._tokenize(frame, model))
+                self._spawn(self._reply(frame, _tokenize, model))
             case frames.Detokenize():
-                self._spawn(self._detokenize(frame, model))
+                self._spawn(self._reply(frame, _detokenize, model))
             case frames.AskStats():
                 self._outbox.send(frames.Stats(id=frame.id, **dataclasses.asdict(engine.stats())))
             case frames.Load():
@@ -171,32 +174,19 @@ class Worker:
                 self._by_request[request.id] = generation
                 engine.submit(request)
         except Exception as error:
-            self._fail(generation, error)
+            self._outbox.send(self._fail(generation, error))
             return
         self._outbox.send(frames.Started(id=frame.id, prompt_tokens=len(generation.prompt.ids)))
         if frame.echo:
             prompt = frame.prompt if isinstance(frame.prompt, str) else model.tokenizer.decode(generation.prompt.ids)
             self._outbox.send(*generation.echo(prompt))
 
-    async def _tokenize(self, frame: frames.Tokenize, model: OpenModel) -> None:
-        def work() -> frames.Tokens:
-            if frame.messages is not None:
-                ids = model.prompts.from_messages(frame.messages).ids
-            else:
-                ids = model.prompts.from_text(frame.prompt or "", add_special_tokens=frame.add_special_tokens).ids
-            pieces = [model.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
-            return frames.Tokens(id=frame.id, tokens=list(ids), pieces=pieces)
-
+    async def _reply(
+        self, frame: Request, convert: Callable[[Request, OpenModel], frames.Frame], model: OpenModel
+    ) -> None:
+        """Convert a frame to its reply in a thread, and send the reply."""
         try:
-            self._outbox.send(await asyncio.to_thread(work))
-        except Exception as error:
-            self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
-
-    async def _detokenize(self, frame: frames.Detokenize, model: OpenModel) -> None:
-        try:
-            check_token_ids("tokens", frame.tokens, model.info.vocab)
-            text = await asyncio.to_thread(model.tokenizer.decode, frame.tokens)
-            self._outbox.send(frames.Text(id=frame.id, text=text))
+            self._outbox.send(await asyncio.to_thread(convert, frame, model))
         except Exception as error:
             self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
 
@@ -214,28 +204,38 @@ class Worker:
         self._loop.call_soon_threadsafe(self._take, deltas)
 
     def _take(self, deltas: Sequence[Delta]) -> None:
-        out: list[frames.Frame] = []
+        """Send the output of a step."""
+        output: list[frames.Frame] = []
         for delta in deltas:
             generation = self._by_request.get(delta.request_id)
-            if generation is None:  # the request was cancelled or has failed
-                continue
-            try:
-                piece = generation.take(delta)
-            except Exception as error:
-                self._fail(generation, error, out)
-                continue
-            if piece is not None:
-                out.append(piece)
-            if generation.choices[delta.request_id].done:
-                del self._by_request[delta.request_id]
-                if delta.finish is None and self._engine is not None:
-                    self._engine.cancel(delta.request_id)
-                if not generation.live:
-                    del self._running[generation.frame.id]
-                    # Cancelled by the engine, which closes: a request that the daemon cancels is not in `_by_request`.
-                    out.append(generation.finished(cancelled=delta.finish == "cancelled"))
-        self._outbox.send(*out)
+            if generation is not None:  # otherwise the request was cancelled, or has failed
+                output += self._convert(delta, generation)
+        self._outbox.send(*output)
         self._outbox.leave()
+
+    def _convert(self, delta: Delta, generation: Generation) -> list[frames.Frame]:
+        """The frames for the output of one choice."""
+        try:
+            piece = generation.take(delta)
+        except Exception as error:
+            return [self._fail(generation, error)]
+        output: list[frames.Frame] = []
+        if piece is not None:
+            output.append(piece)
+        if generation.choices[delta.request_id].done:
+            output += self._finish_choice(delta, generation)
+        return output
+
+    def _finish_choice(self, delta: Delta, generation: Generation) -> list[frames.Frame]:
+        """Remove a choice after its last delta. Returns Finished after the last choice of the request."""
+        del self._by_request[delta.request_id]
+        if delta.finish is None and self._engine is not None:
+            self._engine.cancel(delta.request_id)
+        if generation.live:
+            return []
+        del self._running[generation.frame.id]
+        # Cancelled by the engine, which closes: a request that the daemon cancels is not in `_by_request`.
+        return [generation.finished(cancelled=delta.finish == "cancelled")]
 
     def _on_failure(self, error: RunnerFailed) -> None:
         """Fail all requests after a failure of the engine. Runs on the engine's thread."""
@@ -244,22 +244,18 @@ class Worker:
     def _die(self, error: RunnerFailed) -> None:
         self._broken = True
         fault = self._fault(error)
-        lost = [*self._running, *self._preparing]
+        ids = [*self._running, *self._preparing]
         self._running.clear()
         self._by_request.clear()
         self._preparing.clear()
-        self._outbox.send(*(frames.Failed(id=name, fault=fault) for name in lost))
-        log.error("the engine failed; %d requests ended: %s", len(lost), error)
+        self._outbox.send(*(frames.Failed(id=name, fault=fault) for name in ids))
+        log.error("the engine failed; %d requests ended: %s", len(ids), error)
         self._end(1)
 
-    def _fail(self, generation: Generation, error: Exception, out: list[frames.Frame] | None = None) -> None:
-        """End a request with a fault. Sends the frame Failed, or appends it to `out`, the frames to send."""
+    def _fail(self, generation: Generation, error: Exception) -> frames.Failed:
+        """End a request with a fault; returns the frame to send."""
         self._forget(generation)
-        failed = frames.Failed(id=generation.frame.id, fault=self._fault(error))
-        if out is None:
-            self._outbox.send(failed)
-        else:
-            out.append(failed)
+        return frames.Failed(id=generation.frame.id, fault=self._fault(error))
 
     def _forget(self, generation: Generation) -> None:
         """Remove a request and cancel it in the engine; no more frames about this request follow."""
@@ -277,8 +273,8 @@ class Worker:
         return Fault.of(reported)
 
     def _end(self, code: int) -> None:
-        if not self._over.done():
-            self._over.set_result(code)
+        if not self._exit_code.done():
+            self._exit_code.set_result(code)
 
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = self._loop.create_task(work)
@@ -291,6 +287,20 @@ class Worker:
         if isinstance(error, Exception):  # a bug: a new worker is better than one without this task
             self._fault(error)
             self._end(2)
+
+
+def _tokenize(frame: Tokenize, model: OpenModel) -> frames.Tokens:
+    if frame.messages is not None:
+        prompt = model.prompts.from_messages(frame.messages)
+    else:
+        prompt = model.prompts.from_text(frame.prompt or "", add_special_tokens=frame.add_special_tokens)
+    pieces = [model.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in prompt.ids]
+    return frames.Tokens(id=frame.id, tokens=list(prompt.ids), pieces=pieces)
+
+
+def _detokenize(frame: Detokenize, model: OpenModel) -> frames.Text:
+    check_token_ids("tokens", frame.tokens, model.info.vocab)
+    return frames.Text(id=frame.id, text=model.tokenizer.decode(frame.tokens))
 
 
 async def _serve(descriptor: int) -> int:

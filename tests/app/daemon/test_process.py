@@ -108,7 +108,7 @@ async def test_end_fails_all_streams_once(bench: Bench) -> None:
     worker._end(WorkerDied("first"))
     worker._end(WorkerDied("second"))
     assert bench.over == [worker]
-    assert (worker.state, worker.unfinished, worker._idle_event.is_set(), worker._over.is_set()) == (
+    assert (worker.state, worker.unfinished, worker._idle_event.is_set(), worker._ended.is_set()) == (
         "over",
         0,
         True,
@@ -252,7 +252,7 @@ async def test_start_use_and_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     kill, by_itself = worker.kill, []
 
     async def recorded() -> None:
-        by_itself.append(worker._over.is_set())
+        by_itself.append(worker._ended.is_set())
         await kill()
 
     monkeypatch.setattr(worker, "kill", recorded)
