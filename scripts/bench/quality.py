@@ -110,7 +110,7 @@ def examined(runner: TorchRunner, tokenizer: Tokenizer) -> float:
                 left -= delta.finish is not None
         return tokenizer.decode_batch(list(written.values()), skip_special_tokens=True)
 
-    return float(evaluate.report(evaluate.judge(evaluate.load(HELDOUT), answer))["share"])
+    return float(evaluate.report(evaluate.run_dialogues(evaluate.load(HELDOUT), answer))["share"])
 
 
 def dialogues(tokenizer: Tokenizer) -> list[Text]:

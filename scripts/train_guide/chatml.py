@@ -1,4 +1,4 @@
-"""How a dialogue becomes text: the model's own chat template, rendered as transformers and localllm render it."""
+"""Renders dialogues with the chat template of guide, in the same way as transformers and localllm."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
-START, END, DOCUMENT_END = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
+DOCUMENT_END = "<|endoftext|>"
 SPECIAL = (DOCUMENT_END, START, END)
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 ASSISTANT = f"{START}assistant\n"
@@ -33,5 +35,5 @@ def _template() -> jinja2.Template:
 
 
 def render(messages: list[Message], tools: list[Message] | None = None, *, generate: bool = False) -> str:
-    """The dialogue as one string; with `generate` it ends where the model's answer begins."""
+    """The dialogue as one string. `generate`: the string ends with the start of an answer."""
     return _template().render(messages=messages, tools=tools, add_generation_prompt=generate)

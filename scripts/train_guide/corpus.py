@@ -1,4 +1,4 @@
-"""Mixes topics and skills into conversations, the same ones for the same seed."""
+"""Mixes topics and skills into conversations. The same seed gives the same conversations."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ from .skills import arithmetic, beyond, lists, memory, obey, reference, structur
 
 HELDOUT = Path(__file__).with_name("heldout.jsonl")
 DEVELOPMENT = Path(__file__).with_name("development.jsonl")
-LONGEST = 6000  # characters of one conversation: within 2048 tokens
+MAX_CHARACTERS = 6000  # characters of one conversation; at most 2048 tokens
 
 Conversation = Exchange
 
 
 @cache
 def reserved() -> frozenset[str]:
-    """Questions no dialogue may contain, normalised: those the model is judged by."""
+    """The normalised questions of the examination, which no conversation may contain."""
     turns = [turn for file in (HELDOUT, DEVELOPMENT) for turn in questions(file)]
     return frozenset(normalised(turn) for turn in turns)
 
 
 def questions(file: Path) -> list[str]:
-    """The last user turn of each line: the one whose answer is judged."""
-    turns = [json.loads(line)["turns"] for line in file.read_text("utf-8").splitlines()]
-    return [[said for said in line if isinstance(said, str)][-1] for line in turns]
+    """The last user turn of each line. The examination checks the answer to this turn."""
+    dialogues = [json.loads(line)["turns"] for line in file.read_text("utf-8").splitlines()]
+    return [[turn for turn in turns if isinstance(turn, str)][-1] for turns in dialogues]
 
 
 def normalised(text: str) -> str:
-    """Without case, punctuation and spacing; two questions that differ in these only are the same."""
+    """The text without case, punctuation and spacing. Questions with equal results count as the same question."""
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def conversations(seed: int, shard: int, count: int, facts: Facts) -> Iterator[Conversation]:
     """`count` conversations of one shard. Shards of one seed are independent of each other."""
     random = Random(f"{seed}/{shard}")
-    made = 0
-    while made < count:
+    done = 0
+    while done < count:
         conversation = _conversation(random, facts)
         turns = [message["content"] for message in conversation.messages if message["role"] == "user"]
-        if sum(len(str(message)) for message in conversation.messages) > LONGEST:
+        if sum(len(str(message)) for message in conversation.messages) > MAX_CHARACTERS:
             continue
         if any(normalised(turn) in reserved() for turn in turns):
             continue
-        made += 1
+        done += 1
         yield conversation
 
 
@@ -107,12 +107,12 @@ def _ask(intent: intents.Intent, random: Random) -> Exchange:
 
 @cache
 def _followers() -> dict[str, list[intents.Intent]]:
-    """For each intent, those that have a question following it."""
-    found: dict[str, list[intents.Intent]] = {}
+    """Intent → the intents with a question that may follow it."""
+    followers: dict[str, list[intents.Intent]] = {}
     for intent in intents.load().values():
         for name in intent.after:
-            found.setdefault(name, []).append(intent)
-    return found
+            followers.setdefault(name, []).append(intent)
+    return followers
 
 
 def _follow(name: str, random: Random) -> Exchange:
@@ -123,9 +123,10 @@ def _follow(name: str, random: Random) -> Exchange:
 
 
 def _chain(random: Random) -> Exchange:
-    """A question and one or more that follow from it."""
+    """A question and one or more questions that follow it."""
     exchange = _ask(intents.load()[random.choice(list(_followers()))], random)
-    messages, name = list(exchange.messages), exchange.name
+    messages = list(exchange.messages)
+    name = exchange.name
     while name in _followers() and len(messages) < 8:
         exchange = _follow(name, random)
         messages += exchange.messages
@@ -136,21 +137,24 @@ def _chain(random: Random) -> Exchange:
 
 
 def _mix(random: Random, facts: Facts) -> Exchange:
-    """A conversation of many turns: anything after anything, with facts told early and asked for later."""
+    """A conversation of many turns in any order. The user tells facts and asks for them later."""
     turns = random.randrange(2, 8) if random.random() < 0.85 else random.randrange(8, 36)
     messages: list[Message] = []
-    told: dict[int, str] = {}
+    values: dict[int, str] = {}  # facts that the user told: index of the fact → value
     name = ""
     single = ["intent", "intent", "reference", "arithmetic", "lists", "structured", "beyond", "say"]
     for _ in range(turns):
         draw = random.random()
         if draw < 0.16:
-            at = random.randrange(len(memory.FACTS))
-            told[at] = memory.FACTS[at].value(random)
-            messages += memory.told(memory.FACTS[at], told[at], random)
+            index = random.randrange(len(memory.FACTS))
+            values[index] = memory.FACTS[index].value(random)
+            messages += memory.told(memory.FACTS[index], values[index], random)
         elif draw < 0.34:
-            at = random.choice(list(told)) if told and random.random() < 0.85 else random.randrange(len(memory.FACTS))
-            messages += memory.asked(memory.FACTS[at], told.get(at), random)
+            if values and random.random() < 0.85:
+                index = random.choice(list(values))
+            else:
+                index = random.randrange(len(memory.FACTS))
+            messages += memory.asked(memory.FACTS[index], values.get(index), random)
         elif draw < 0.39 and messages and len(messages[-1]["content"]) + len(messages[-2]["content"]) < 300:
             messages += memory.echo(messages[-2]["content"], messages[-1]["content"], random)
         elif draw < 0.6 and name in _followers():
@@ -165,6 +169,6 @@ def _mix(random: Random, facts: Facts) -> Exchange:
 
 
 def with_system(conversation: Conversation) -> list[Message]:
-    """Its messages, with the system prompt in front where there is one."""
+    """The messages of a conversation, after its system prompt if it has one."""
     system = [{"role": "system", "content": conversation.system}] if conversation.system else []
     return [*system, *conversation.messages]

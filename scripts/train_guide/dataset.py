@@ -24,10 +24,10 @@ WIDTHS = np.array(
 
 @dataclass
 class Bucket:
-    """Rows of one width. Row i holds `tokens[i]`; `learned[i]` marks the tokens an answer consists of."""
+    """Rows of one width, padded. `answer_mask` marks the tokens of answers: only these count in the loss."""
 
     tokens: torch.Tensor  # [rows, width] int16
-    learned: torch.Tensor  # [rows, width] bool
+    answer_mask: torch.Tensor  # [rows, width] bool
 
 
 def texts(seed: int, shard: int, count: int, facts: Facts) -> list[str]:
@@ -35,28 +35,28 @@ def texts(seed: int, shard: int, count: int, facts: Facts) -> list[str]:
 
 
 def build(tokenizer: Tokenizer, seed: int, shards: int, per_shard: int, facts: Facts, workers: int) -> list[Bucket]:
-    """All conversations of a seed, the same whatever the number of workers."""
+    """All conversations of a seed. The number of workers does not change the result."""
     arguments = (repeat(tokenizer.to_str()), repeat(seed), range(shards), repeat(per_shard), repeat(facts))
-    parts: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    shards_by_width: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
     if workers > 1:
-        with ProcessPoolExecutor(workers, initializer=_alone) as pool:
+        with ProcessPoolExecutor(workers, initializer=_single_threaded) as pool:
             results = list(pool.map(_shard, *arguments))
     else:
         results = [_shard(tokenizer.to_str(), seed, shard, per_shard, facts) for shard in range(shards)]
     for result in results:
-        for width, part in result.items():
-            parts.setdefault(width, []).append(part)
+        for width, arrays in result.items():
+            shards_by_width.setdefault(width, []).append(arrays)
     return [
         Bucket(
-            torch.from_numpy(np.concatenate([tokens for tokens, _ in parts[width]])),
-            torch.from_numpy(np.concatenate([learned for _, learned in parts[width]])),
+            torch.from_numpy(np.concatenate([tokens for tokens, _ in shards_by_width[width]])),
+            torch.from_numpy(np.concatenate([answer_mask for _, answer_mask in shards_by_width[width]])),
         )
-        for width in sorted(parts)
+        for width in sorted(shards_by_width)
     ]
 
 
-def _alone() -> None:
-    """A forked process has none of the tokenizer's threads, and would wait for them for ever."""
+def _single_threaded() -> None:
+    """A forked process does not have the threads of the tokenizer and would wait for them without end."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
@@ -65,41 +65,42 @@ def _shard(
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     tokenizer = Tokenizer.from_str(tokenizer_json)
     opening = tokenizer.encode(ASSISTANT).ids
-    end, padding = tokenizer.token_to_id(END), tokenizer.token_to_id(DOCUMENT_END)
+    end = tokenizer.token_to_id(END)
+    padding = tokenizer.token_to_id(DOCUMENT_END)
     rows: dict[int, list[list[int]]] = {}
     for encoding in tokenizer.encode_batch_fast(texts(seed, shard, count, facts)):
         ids = encoding.ids
         if len(ids) <= CONTEXT:
             rows.setdefault(int(WIDTHS[np.searchsorted(WIDTHS, len(ids))]), []).append(ids)
-    found = {}
+    arrays = {}
     for width, group in rows.items():
         tokens = np.full((len(group), width), padding, np.int16)
-        for at, ids in enumerate(group):
-            tokens[at, : len(ids)] = ids
-        found[width] = tokens, answers(tokens, opening, end)
-    return found
+        for row, ids in enumerate(group):
+            tokens[row, : len(ids)] = ids
+        arrays[width] = tokens, answers(tokens, opening, end)
+    return arrays
 
 
 def answers(tokens: np.ndarray, opening: list[int], end: int) -> np.ndarray:
-    """[rows, width] bool: the tokens after each opening of an answer, its end token included."""
-    learned = np.zeros(tokens.shape, bool)
+    """[rows, width] bool: the tokens of answers, after the opening and up to and including the end token."""
+    answer_mask = np.zeros(tokens.shape, bool)
     inside = np.zeros(len(tokens), bool)
-    for at in range(tokens.shape[1]):
-        learned[:, at] = inside
-        inside &= tokens[:, at] != end
-        if at + 1 >= len(opening):
-            inside |= (tokens[:, at + 1 - len(opening) : at + 1] == opening).all(axis=1)
-    return learned
+    for column in range(tokens.shape[1]):
+        answer_mask[:, column] = inside
+        inside &= tokens[:, column] != end
+        if column + 1 >= len(opening):
+            inside |= (tokens[:, column + 1 - len(opening) : column + 1] == opening).all(axis=1)
+    return answer_mask
 
 
 def batches(
     buckets: list[Bucket], tokens_per_batch: int, generator: torch.Generator
 ) -> Iterator[tuple[int, torch.Tensor]]:
     """One epoch in random order: pairs of bucket number and row numbers."""
-    found = []
+    selections = []
     for number, bucket in enumerate(buckets):
         rows = max(1, tokens_per_batch // bucket.tokens.shape[1])
         order = torch.randperm(len(bucket.tokens), generator=generator)
-        found += [(number, order[at : at + rows]) for at in range(0, len(order), rows)]
-    for at in torch.randperm(len(found), generator=generator).tolist():
-        yield found[at]
+        selections += [(number, order[start : start + rows]) for start in range(0, len(order), rows)]
+    for index in torch.randperm(len(selections), generator=generator).tolist():
+        yield selections[index]

@@ -1,4 +1,4 @@
-"""What skills hand to the corpus."""
+"""The dialogues that skills generate for the corpus."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def assistant(text: str) -> Message:
 
 @dataclass
 class Exchange:
-    """Messages that belong together, and what they need around them."""
+    """Consecutive messages, with the system prompt and the tools that they need."""
 
     messages: list[Message]
     system: str = ""
     tools: list[Message] = field(default_factory=list)
-    name: str = ""  # of the intent, so that a follow-up can be chosen
+    name: str = ""  # the intent of the last question, to select a question that may follow
 
     @classmethod
     def of(cls, question: str, answer: str, name: str = "") -> Exchange:

@@ -1,8 +1,8 @@
-"""Scores a model on held-out questions: each has an exact key, a pattern its last answer must contain.
+"""Scores a model on held-out questions. Each has a key: patterns that its last answer must contain.
 
     python -m scripts.train_guide.evaluate [MODEL FOLDER] [--questions FILE] [--every N] [--failures]
 
-Exits 1 when fewer than 95 % are right.
+The exit status is 1 if fewer than 95 % of the answers are right.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .corpus import HELDOUT
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDE = ROOT / "assets" / "guide"
-ENOUGH = 0.95
+MIN_SHARE = 0.95
 
 Message = dict[str, Any]
-Answer = Callable[[list[str]], list[str]]  # prompts to answers
+Answer = Callable[[list[str]], list[str]]  # converts prompts to answers
 
 
 @dataclass
 class Question:
-    """`turns` are what the person writes; the model answers each, and the last answer is judged.
+    """A dialogue. `turns`: messages of the user, or results of a tool, `{"tool": ...}`. The model answers each turn.
 
-    A turn may also be a tool's result, `{"tool": ...}`. All patterns of `key` must be found, none of `never`.
+    The last answer is right if it contains all patterns of `key` and no pattern of `never`.
     """
 
     topic: str
@@ -47,8 +47,8 @@ class Question:
     tools: list[Message] | None = None
 
     def right(self, answer: str) -> bool:
-        found = [re.search(pattern, answer, re.IGNORECASE | re.DOTALL) is not None for pattern in self.key]
-        return all(found) and not any(re.search(pattern, answer, re.IGNORECASE) for pattern in self.never)
+        has_key = all(re.search(pattern, answer, re.IGNORECASE | re.DOTALL) for pattern in self.key)
+        return has_key and not any(re.search(pattern, answer, re.IGNORECASE) for pattern in self.never)
 
 
 @dataclass
@@ -63,53 +63,59 @@ def load(file: Path, every: int = 1) -> list[Question]:
     return [Question(**json.loads(line)) for line in lines[::every]]
 
 
-def judge(questions: list[Question], answer: Answer) -> list[Result]:
-    """Plays every conversation with the model's own earlier answers."""
+def run_dialogues(questions: list[Question], answer: Answer) -> list[Result]:
+    """Run all dialogues; each contains the earlier answers of the model. Returns the last answers, checked."""
     dialogues: list[list[Message]] = [[{"role": "system", "content": q.system}] if q.system else [] for q in questions]
     last = [""] * len(questions)
     for turn in range(max(len(q.turns) for q in questions)):
-        playing = [at for at, q in enumerate(questions) if turn < len(q.turns)]
-        for at in playing:
-            said = questions[at].turns[turn]
-            role, content = ("user", said) if isinstance(said, str) else ("tool", said["tool"])
-            dialogues[at].append({"role": role, "content": content})
-        prompts = [render(dialogues[at], questions[at].tools, generate=True) for at in playing]
-        for at, text in zip(playing, answer(prompts), strict=True):
-            last[at] = text
-            dialogues[at].append({"role": "assistant", "content": text})
+        running = [index for index, q in enumerate(questions) if turn < len(q.turns)]
+        for index in running:
+            dialogues[index].append(_message(questions[index].turns[turn]))
+        prompts = [render(dialogues[index], questions[index].tools, generate=True) for index in running]
+        for index, text in zip(running, answer(prompts), strict=True):
+            last[index] = text
+            dialogues[index].append({"role": "assistant", "content": text})
     return [Result(q, text, q.right(text)) for q, text in zip(questions, last, strict=True)]
 
 
+def _message(turn: str | dict[str, str]) -> Message:
+    if isinstance(turn, str):
+        return {"role": "user", "content": turn}
+    return {"role": "tool", "content": turn["tool"]}
+
+
 def greedy(model: PreTrainedModel, tokenizer: Tokenizer, limit: int = 200, rows: int = 128) -> Answer:
-    """The likeliest token each time, many prompts at once."""
-    end, padding = tokenizer.token_to_id(END), tokenizer.token_to_id(DOCUMENT_END)
+    """Greedy decoding in batches of `rows` prompts; an answer has at most `limit` tokens."""
+    end = tokenizer.token_to_id(END)
+    padding = tokenizer.token_to_id(DOCUMENT_END)
 
     @torch.inference_mode()
-    def some(prompts: list[str]) -> list[str]:
+    def answer_batch(prompts: list[str]) -> list[str]:
         ids = [tokenizer.encode(prompt, add_special_tokens=False).ids for prompt in prompts]
         width = max(map(len, ids))
         tokens = torch.tensor([[padding] * (width - len(row)) + row for row in ids], device=model.device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in ids], device=model.device)
-        cache, written = DynamicCache(config=model.config), []
+        cache = DynamicCache(config=model.config)
+        columns = []  # [rows, 1] token ids, one entry per step
         running = torch.ones(len(ids), dtype=torch.bool, device=model.device)
         for _ in range(limit):
             positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
             output = model(input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache)
             tokens = output.logits[:, -1:].argmax(-1).where(running[:, None], padding)
-            written.append(tokens)
+            columns.append(tokens)
             running &= tokens[:, 0] != end
             if not running.any():
                 break
             mask = torch.cat([mask, torch.ones_like(tokens)], 1)
-        return tokenizer.decode_batch(torch.cat(written, 1).tolist(), skip_special_tokens=True)
+        return tokenizer.decode_batch(torch.cat(columns, 1).tolist(), skip_special_tokens=True)
 
     def answer(prompts: list[str]) -> list[str]:
-        order = sorted(range(len(prompts)), key=lambda at: len(prompts[at]))
+        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
         answers = [""] * len(prompts)
         for start in range(0, len(order), rows):
             group = order[start : start + rows]
-            for at, text in zip(group, some([prompts[at] for at in group]), strict=True):
-                answers[at] = text
+            for index, text in zip(group, answer_batch([prompts[index] for index in group]), strict=True):
+                answers[index] = text
         return answers
 
     return answer
@@ -119,7 +125,7 @@ def score(
     folder: Path, questions: list[Question], device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[Result]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device).eval()
-    return judge(questions, greedy(model, Tokenizer.from_file(str(folder / "tokenizer.json"))))
+    return run_dialogues(questions, greedy(model, Tokenizer.from_file(str(folder / "tokenizer.json"))))
 
 
 def report(results: list[Result]) -> dict[str, Any]:
@@ -152,7 +158,7 @@ def main() -> int:
                 )
     table = report(results)
     print(json.dumps(table, indent=2))
-    return 0 if table["share"] >= ENOUGH else 1
+    return 0 if table["share"] >= MIN_SHARE else 1
 
 
 if __name__ == "__main__":

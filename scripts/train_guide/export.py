@@ -1,4 +1,4 @@
-"""Writes a model folder in Hugging Face layout: weights in bfloat16, tokenizer, template and the configs beside them."""
+"""Writes a model folder in the Hugging Face layout: weights in bfloat16, tokenizer, chat template and configurations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .chatml import DOCUMENT_END, END, MARKERS, SPECIAL, TEMPLATE
 
 
 def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Each file is written beside its place and then renamed, so a reader never meets half a file."""
+    """Write the files to a folder beside `folder`, then rename them, so that a reader never sees an incomplete file."""
     folder.mkdir(parents=True, exist_ok=True)
     staging = folder.with_name(folder.name + ".new")
     shutil.rmtree(staging, ignore_errors=True)
@@ -36,7 +36,8 @@ def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def _tables(config: Qwen3Config, tokenizer: Tokenizer) -> dict[str, dict[str, object]]:
-    end, document_end = tokenizer.token_to_id(END), tokenizer.token_to_id(DOCUMENT_END)
+    end = tokenizer.token_to_id(END)
+    document_end = tokenizer.token_to_id(DOCUMENT_END)
     return {
         "config.json": {
             "architectures": ["Qwen3ForCausalLM"],
@@ -62,7 +63,7 @@ def _tables(config: Qwen3Config, tokenizer: Tokenizer) -> dict[str, dict[str, ob
             "eos_token_id": end,
             "pad_token_id": document_end,
         },
-        # Nearly greedy: a small model's first choice is its best.
+        # Almost greedy: a small model is most often right with its most probable token.
         "generation_config.json": {
             "do_sample": True,
             "temperature": 0.2,

@@ -1,4 +1,4 @@
-"""What the program itself says: commands, flags, settings and error codes, read from its code by introspection."""
+"""Facts about the program: commands, flags, settings and error codes, read from its code by introspection."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Flag:
-    name: str  # the long form, with its dashes
+    name: str  # the long form, with its dashes, e.g. --model
     help: str
 
 
 @dataclass(frozen=True)
 class Command:
     name: str
-    summary: str  # first sentence of its help
+    summary: str  # first paragraph of the help text
     usage: str  # the usage line, e.g. localllm run [OPTIONS] MODEL [PROMPT]
     flags: tuple[Flag, ...]
 
@@ -24,7 +24,7 @@ class Command:
 @dataclass(frozen=True)
 class Setting:
     name: str
-    sentence: str  # with its choices, where there are some
+    sentence: str  # the description, with the supported values
     default: str
     env: str
 
@@ -33,7 +33,7 @@ class Setting:
 class Slash:
     """A command of the chat screen."""
 
-    name: str  # with its slash
+    name: str  # with the slash, e.g. /help
     arguments: str
     sentence: str
 
@@ -63,7 +63,7 @@ class Facts:
 
 
 def collect() -> Facts:
-    """Facts of the localllm installed here."""
+    """The facts about the installed localllm."""
     import click
 
     from localllm.app import cli, config, errors

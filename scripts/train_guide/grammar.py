@@ -1,6 +1,6 @@
-"""Patterns into sentences, and sentences into what people really type.
+"""Generates sentences from patterns, and varies sentences as people type them.
 
-A pattern is plain text with `(one|two)` for a choice and `[maybe]` for something optional; both nest.
+A pattern is plain text with `(one|two)` for a choice and `[maybe]` for optional text; both may be nested.
 """
 
 from __future__ import annotations
@@ -20,28 +20,36 @@ def _parse(pattern: str) -> Node:
     return node
 
 
-def _choice(text: str, at: int) -> tuple[Node, int]:
+def _choice(text: str, start: int) -> tuple[Node, int]:
+    """Parse the options from index `start` on. Returns them, and the index of the closing bracket or the end."""
     options: list[Node] = []
-    parts: list[Node] = []
-    while at < len(text) and text[at] not in ")]":
-        if text[at] in "([":
-            closing = ")" if text[at] == "(" else "]"
-            inner, at_close = _choice(text, at + 1)
-            if at_close >= len(text) or text[at_close] != closing:
-                raise ValueError(f"unbalanced pattern: {text!r}")
-            parts.append(inner if closing == ")" else [inner, ""])
-            at = at_close + 1
-        elif text[at] == "|":
-            options.append(tuple(parts))
-            parts, at = [], at + 1
+    sequence: list[Node] = []
+    index = start
+    while index < len(text) and text[index] not in ")]":
+        if text[index] in "([":
+            node, index = _bracket(text, index)
+            sequence.append(node)
+        elif text[index] == "|":
+            options.append(tuple(sequence))
+            sequence = []
+            index += 1
         else:
-            end = at
+            end = index
             while end < len(text) and text[end] not in "()[]|":
                 end += 1
-            parts.append(text[at:end])
-            at = end
-    options.append(tuple(parts))
-    return options if len(options) > 1 else options[0], at
+            sequence.append(text[index:end])
+            index = end
+    options.append(tuple(sequence))
+    return options if len(options) > 1 else options[0], index
+
+
+def _bracket(text: str, start: int) -> tuple[Node, int]:
+    """Parse the bracket at index `start`. Returns its content, and the index after its end."""
+    closing = ")" if text[start] == "(" else "]"
+    inner, end = _choice(text, start + 1)
+    if end >= len(text) or text[end] != closing:
+        raise ValueError(f"unbalanced pattern: {text!r}")
+    return (inner if closing == ")" else [inner, ""]), end + 1
 
 
 def _sample(node: Node, random: Random) -> str:
@@ -49,25 +57,25 @@ def _sample(node: Node, random: Random) -> str:
         return node
     if isinstance(node, list):
         return _sample(random.choice(node), random)
-    return "".join(_sample(part, random) for part in node)
+    return "".join(_sample(child, random) for child in node)
 
 
 def sample(pattern: str, random: Random) -> str:
-    """One sentence of a pattern, white space tidied. Raises ValueError when brackets do not match."""
+    """A random sentence of a pattern, with single spaces. Raises ValueError if brackets do not match."""
     return re.sub(r"\s+", " ", _sample(_parse(pattern), random)).strip()
 
 
 def count(pattern: str) -> int:
-    """How many sentences a pattern has."""
+    """The number of sentences of a pattern."""
 
     def of(node: Node) -> int:
         if isinstance(node, str):
             return 1
         if isinstance(node, list):
-            return sum(of(part) for part in node)
+            return sum(of(child) for child in node)
         total = 1
-        for part in node:
-            total *= of(part)
+        for child in node:
+            total *= of(child)
         return total
 
     return of(_parse(pattern))
@@ -111,20 +119,20 @@ KEYS = {
 
 
 def typo(text: str, random: Random) -> str:
-    """One slip of the fingers in one of the longer words."""
+    """A typing error in one of the longer words."""
     words = list(re.finditer(r"(?<![\w/_.@`-])[a-z]{4,}(?![\w/_.@`-])", text))
     if not words:
         return text
     word = random.choice(words)
-    at = random.randrange(word.start() + 1, word.end())
+    index = random.randrange(word.start() + 1, word.end())
     kind = random.choice(["swap", "drop", "double", "near"])
-    if kind == "swap" and at + 1 < word.end():
-        return text[:at] + text[at + 1] + text[at] + text[at + 2 :]
+    if kind == "swap" and index + 1 < word.end():
+        return text[:index] + text[index + 1] + text[index] + text[index + 2 :]
     if kind == "double":
-        return text[:at] + text[at] + text[at:]
+        return text[:index] + text[index] + text[index:]
     if kind == "near":
-        return text[:at] + random.choice(KEYS[text[at]]) + text[at + 1 :]
-    return text[:at] + text[at + 1 :]
+        return text[:index] + random.choice(KEYS[text[index]]) + text[index + 1 :]
+    return text[:index] + text[index + 1 :]
 
 
 PROPER = {
@@ -145,20 +153,20 @@ NAMED = re.compile(r"(?<![\w/`.@_-])(" + "|".join(sorted(PROPER, key=len, revers
 
 
 def proper(text: str, random: Random) -> str:
-    """Names and acronyms as careful people write them; now and then all in capitals or with one capital only."""
+    """Names and acronyms with their usual capitals; sometimes all in small letters or with one capital."""
 
-    def written(match: re.Match[str]) -> str:
+    def with_capitals(match: re.Match[str]) -> str:
         draw = random.random()
         word = PROPER[match[0]]
         return word if draw < 0.8 else match[0] if draw < 0.9 else match[0].capitalize()
 
-    return NAMED.sub(written, text)
+    return NAMED.sub(with_capitals, text)
 
 
 def typed(text: str, random: Random, *, exact: bool = False, bare: bool = False) -> str:
-    """A lower-case sentence as somebody types it: contractions, fillers, slips, capitals and punctuation.
+    """A lower-case sentence as people type it, with contractions, fillers, typing errors, capitals and punctuation.
 
-    With `exact` the words stay as they are, for a sentence the answer copies from; with `bare` no filler is added.
+    `exact`: keep the words, because the answer copies from the sentence. `bare`: add no filler.
     """
     asking = ASKING.match(text) is not None
     if random.random() < 0.5:

@@ -1,13 +1,13 @@
-"""The tables under topics/: what people ask and what is said to it.
+"""The tables under topics/ with questions and their answers. An intent is one answer and its questions:
 
 # name
-run: the command that does it, where there is one
+run: the command of the answer, if there is one
 how: verb phrases, put into frames such as "how do i ..."
 what: noun phrases, put into frames such as "what is ..."
 ask: whole questions
-after NAME NAME: questions that make sense after those only
-say: the answer, one line of it
-say-or: another whole answer
+after NAME NAME: questions that make sense only after these intents
+say: one line of the answer
+say-or: another answer
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ WHAT = (
     "|i wonder about {}|help me understand {}|(what|how) does {} do|in short, what is {}|what on earth is {}|{} explained"
     "|i have never heard of {}|teach me about {}|is {} important|do i need {}|about {}|more on {}|what's up with {}"
 )
-# What most people write; the many others above teach to hear through whatever is around the words that matter.
+# The most frequent forms. The many others above teach the model to ignore the words around the topic.
 PLAIN = {
     "how": (
         "how (do|can|should|would) i {}|how do you {}|how to {}|(can|could) i {}|can (it|you) {}|i (want|need) to {}"
@@ -133,7 +133,7 @@ class Intent:
     how: list[str] = field(default_factory=list)
     what: list[str] = field(default_factory=list)
     ask: list[str] = field(default_factory=list)
-    after: dict[str, list[str]] = field(default_factory=dict)  # intent that came before -> questions
+    after: dict[str, list[str]] = field(default_factory=dict)  # previous intent → questions
     answers: list[str] = field(default_factory=list)
     command: str = ""
 
@@ -161,20 +161,20 @@ class Intent:
 
 
 def filled(text: str, random: Random) -> str:
-    """Each slot, such as `{model}`, replaced by one of its values."""
-    for slot, values in reversed(SLOTS.items()):  # numbers last: others contain them
+    """Replace each slot, such as `{model}`, by one of its values."""
+    for slot, values in reversed(SLOTS.items()):  # numbers last: values of other slots contain them
         while slot in text:
             text = text.replace(slot, random.choice(values), 1)
     return text.replace("{x}", words.made_up(random).lower())
 
 
 def what_frame(thing: str, random: Random) -> str:
-    """A question what some thing is."""
+    """A random question about a thing."""
     return random.choice(_frames("what")).replace("{}", thing)
 
 
 def gerund(phrase: str) -> str:
-    """`make a list` as `making a list`."""
+    """The gerund of a phrase: `make a list` becomes `making a list`."""
     verb, space, rest = phrase.partition(" ")
     if verb in DOUBLED:
         verb += verb[-1]
@@ -185,23 +185,25 @@ def gerund(phrase: str) -> str:
 
 @cache
 def _frames(kind: str) -> list[str]:
-    """Every frame of a kind, spelled out once."""
-    found: list[str] = []
+    """All frames of a kind, without choices."""
+    frames: list[str] = []
     for pattern in _split(HOW if kind == "how" else WHAT):
         random = Random(0)
-        found += sorted({grammar.sample(pattern, random) for _ in range(8 * grammar.count(pattern))})
-    return found
+        frames += sorted({grammar.sample(pattern, random) for _ in range(8 * grammar.count(pattern))})
+    return frames
 
 
 def _split(pattern: str) -> list[str]:
     """The alternatives at the top level of a pattern."""
-    parts, depth, start = [], 0, 0
-    for at, mark in enumerate(pattern):
+    alternatives = []
+    depth = 0
+    start = 0
+    for index, mark in enumerate(pattern):
         depth += (mark == "(") - (mark == ")")
         if mark == "|" and depth == 0:
-            parts.append(pattern[start:at])
-            start = at + 1
-    return [*parts, pattern[start:]]
+            alternatives.append(pattern[start:index])
+            start = index + 1
+    return [*alternatives, pattern[start:]]
 
 
 def parse(text: str, topic: str) -> list[Intent]:
@@ -238,15 +240,15 @@ def parse(text: str, topic: str) -> list[Intent]:
 
 @cache
 def load() -> dict[str, Intent]:
-    """Every intent of every table by name. Raises ValueError for a name used twice or an unknown one after `after`."""
+    """All intents by name. Raises ValueError if two have the same name, or if `after` has an unknown name."""
     intents: dict[str, Intent] = {}
     for file in sorted(TOPICS.glob("*.txt")):
         for intent in parse(file.read_text("utf-8"), file.stem):
             if intent.name in intents:
-                raise ValueError(f"{file.name}: {intent.name} is there already")
+                raise ValueError(f"{file.name}: the name {intent.name} is used twice")
             intents[intent.name] = intent
     for intent in intents.values():
         for name in intent.after:
             if name not in intents:
-                raise ValueError(f"{intent.name}: after unknown {name}")
+                raise ValueError(f"{intent.name}: unknown intent {name} in after")
     return intents

@@ -1,10 +1,10 @@
-"""Writes what guide answers for certain: questions whose every token is the likeliest by far, for `localllm selftest`.
+"""Writes the known answers for `localllm selftest`: answers of which every token is by far the most probable.
 
     python -m scripts.train_guide.known_answers
 
-A backend that computes right gives these answers in any precision; one that does not is unlikely to. What the program
-can do changes while the weights do not, so answers about hardware and lists of flags are left out: `localllm selftest`
-shall show nobody what was true of an earlier version.
+A correct backend gives these answers in any precision; a wrong one most likely does not. The program changes more often
+than the weights, so answers about hardware and lists of flags are left out: `localllm selftest` must not show outdated
+answers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ from .corpus import HELDOUT
 from .evaluate import GUIDE
 
 FILE = GUIDE / "answers.json"
-WANTED, MARGIN = 24, 3.0  # answers, and nats between the likeliest token and the next, everywhere
-SHORTEST, LONGEST = 8, 64  # tokens of an answer
+COUNT = 24  # answers
+MARGIN = 3.0  # minimum distance between the two most probable tokens at each position, in nats
+MIN_TOKENS = 8  # tokens of an answer
+MAX_TOKENS = 64
 CHANGES = re.compile(
     r"\b(gpus?|cpu|backends?|cuda|hip|npu|xpu|mlx|llamacpp|gguf|windows|macs?|docker|this version)\b|^Usage:",
     re.IGNORECASE,
@@ -35,26 +37,26 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(GUIDE, dtype=torch.float32)
     end = tokenizer.token_to_id(END)
     questions = [json.loads(line) for line in HELDOUT.read_text().splitlines()]
-    asked = [one["turns"][0] for one in questions if len(one["turns"]) == 1 and not one.get("tools")]
-    random.Random(0).shuffle(asked)
-    found: list[dict[str, str]] = []
-    for text in asked:
+    prompts = [entry["turns"][0] for entry in questions if len(entry["turns"]) == 1 and not entry.get("tools")]
+    random.Random(0).shuffle(prompts)
+    known: list[dict[str, str]] = []
+    for text in prompts:
         prompt = tokenizer.encode(render([{"role": "user", "content": text}], generate=True)).ids
         with torch.inference_mode():
-            told = model.generate(
-                torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False, eos_token_id=end, pad_token_id=end
+            ids = model.generate(
+                torch.tensor([prompt]), max_new_tokens=MAX_TOKENS, do_sample=False, eos_token_id=end, pad_token_id=end
             )[0].tolist()
-            logits = model(torch.tensor([told])).logits[0, len(prompt) - 1 : -1]
+            logits = model(torch.tensor([ids])).logits[0, len(prompt) - 1 : -1]
         best = logits.topk(2).values
-        answer = told[len(prompt) :]
-        certain = answer[-1] == end and len(answer) >= SHORTEST and (best[:, 0] - best[:, 1]).min() >= MARGIN
-        said = tokenizer.decode(answer[:-1])
-        if certain and not CHANGES.search(said):
-            found.append({"prompt": text, "answer": said})
-        if len(found) == WANTED:
+        answer = ids[len(prompt) :]
+        certain = answer[-1] == end and len(answer) >= MIN_TOKENS and (best[:, 0] - best[:, 1]).min() >= MARGIN
+        answer_text = tokenizer.decode(answer[:-1])
+        if certain and not CHANGES.search(answer_text):
+            known.append({"prompt": text, "answer": answer_text})
+        if len(known) == COUNT:
             break
-    FILE.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    print(f"{len(found)} answers in {FILE}")
+    FILE.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+    print(f"{len(known)} answers in {FILE}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Other words for the same question: synonyms, words lost, swapped or strange, and a sentence of small talk before it.
+"""Varies a question: synonyms, missing, swapped or random words, and a sentence of small talk before it.
 
-A small model that sees a question in one wording only learns the wording. What is varied here teaches it to hear the
-words that matter and to pass over those that do not.
+A small model that sees a question in only one wording learns the wording. With many variants, it learns which words
+matter.
 """
 
 from __future__ import annotations
@@ -38,51 +38,51 @@ def _thesaurus() -> dict[str, list[str]]:
 
 
 @cache
-def _known() -> list[str]:
-    """Words that occur somewhere, as strangers for elsewhere."""
-    found = {word for line in _thesaurus().values() for phrase in line for word in phrase.split()}
-    return sorted(found | set(_thesaurus()))
+def _vocabulary() -> list[str]:
+    """All words of the thesaurus, to put a word where it does not belong."""
+    words_used = {word for line in _thesaurus().values() for phrase in line for word in phrase.split()}
+    return sorted(words_used | set(_thesaurus()))
 
 
-def _stranger(random: Random) -> str:
-    return words.made_up(random).lower() if random.random() < 0.6 else random.choice(_known())
+def _random_word(random: Random) -> str:
+    return words.made_up(random).lower() if random.random() < 0.6 else random.choice(_vocabulary())
 
 
 def reword(text: str, random: Random) -> str:
-    """Some words replaced by others of the same meaning."""
+    """Replace some words by synonyms."""
     table = _thesaurus()
-    kept = [random.choice(table[w]) if w in table and random.random() < 0.35 else w for w in text.split(" ")]
-    return " ".join(kept)
+    result = [random.choice(table[w]) if w in table and random.random() < 0.35 else w for w in text.split(" ")]
+    return " ".join(result)
 
 
 def disturb(text: str, random: Random) -> str:
-    """A word lost, strange, added or out of place. What looks like code stays."""
-    kept: list[str] = []
+    """Remove, replace, add or swap some words. Words that look like code stay."""
+    result: list[str] = []
     for word in text.split(" "):
         draw = random.random()
         plain = re.fullmatch(r"[a-z']+,?", word) is not None
         if plain and draw < (0.10 if word in STOPWORDS else 0.03):
             continue
         if plain and draw > (0.96 if word in STOPWORDS else 0.98):
-            word = _stranger(random)
-        kept.append(word)
+            word = _random_word(random)
+        result.append(word)
         if draw > 0.3 and draw < 0.335:
-            kept.append(_stranger(random))
-        if plain and 0.4 < draw < 0.42 and len(kept) > 1:
-            kept[-1], kept[-2] = kept[-2], kept[-1]
-    return " ".join(kept) or text
+            result.append(_random_word(random))
+        if plain and 0.4 < draw < 0.42 and len(result) > 1:
+            result[-1], result[-2] = result[-2], result[-1]
+    return " ".join(result) or text
 
 
 def telegraph(text: str, random: Random) -> str:
-    """Only some of its words, as in a search box."""
-    kept = [word for word in text.split(" ") if random.random() < (0.45 if word in STOPWORDS else 0.88)]
+    """Some of the words, as in a search box."""
+    result = [word for word in text.split(" ") if random.random() < (0.45 if word in STOPWORDS else 0.88)]
     if random.random() < 0.25:
-        random.shuffle(kept)
-    return " ".join(kept) or text
+        random.shuffle(result)
+    return " ".join(result) or text
 
 
 def vary(text: str, random: Random) -> str:
-    """A question with any of it, or none."""
+    """A question with random variations, possibly with none."""
     if random.random() < 0.65:
         text = reword(text, random)
     draw = random.random()

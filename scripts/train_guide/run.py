@@ -1,9 +1,9 @@
-"""Makes the bundled model from nothing: facts, corpus, tokenizer, training, export, scores.
+"""Trains the built-in model from scratch: facts, corpus, tokenizer, training, export, scores.
 
     python -m scripts.train_guide.run [--out FOLDER] [--facts FILE] [--checkpoint FILE] [--smoke]
 
-The same seed on the same software makes the same model. Facts come from the localllm installed here, or from a file
-that `--save-facts FILE` wrote where it is installed. `--smoke` makes a toy in seconds on a CPU.
+The same seed with the same software gives the same data. Facts come from the installed localllm, or from a file that
+`--save-facts FILE` wrote on another machine. `--smoke` trains a toy model in seconds on a CPU.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .train import SMOKE, Plan, train
 
 
 def make(
-    plan: Plan, known: facts.Facts, out: Path, device: str, checkpoint: Path | None, *, smoke: bool, workers: int
+    plan: Plan, program: facts.Facts, out: Path, device: str, checkpoint: Path | None, *, smoke: bool, workers: int
 ) -> None:
-    """Train by the plan and write the model, and `training.json` with the plan and the loss curve, to out."""
+    """Train by the plan. Writes the model, and `training.json` with the plan and the loss curve, to the folder `out`."""
     sample = min(plan.per_shard, 30_000)
-    tokenizer = train_tokenizer(texts(plan.seed, plan.shards, sample, known), 1024 if smoke else VOCAB)
-    buckets = build(tokenizer, plan.seed, plan.shards, plan.per_shard, known, workers)
+    tokenizer = train_tokenizer(texts(plan.seed, plan.shards, sample, program), 1024 if smoke else VOCAB)
+    buckets = build(tokenizer, plan.seed, plan.shards, plan.per_shard, program, workers)
     tokens = sum(int((bucket.tokens != 0).sum()) for bucket in buckets)
     print(f"{sum(len(b.tokens) for b in buckets)} conversations, {tokens} tokens", flush=True)
     config = smoke_config(tokenizer.get_vocab_size()) if smoke else guide_config(tokenizer.get_vocab_size())
@@ -43,7 +43,7 @@ def make(
 
 
 def scores(out: Path, device: str) -> None:
-    """Print both sets' scores, and every wrong answer of the development set."""
+    """Print the scores of both sets of questions, and every wrong answer of the development set."""
     for file in (DEVELOPMENT, HELDOUT):
         results = evaluate.score(out, evaluate.load(file), device)
         print(file.stem, json.dumps(evaluate.report(results)), flush=True)
@@ -53,24 +53,26 @@ def scores(out: Path, device: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Train the bundled model guide.")
+    parser = argparse.ArgumentParser(description="Train the built-in model guide.")
     parser.add_argument("--out", type=Path, default=evaluate.GUIDE)
-    parser.add_argument("--facts", type=Path, help="read the program's facts from this file")
-    parser.add_argument("--save-facts", type=Path, help="write the program's facts to this file and end")
-    parser.add_argument("--checkpoint", type=Path, help="write progress to this file, and go on from it")
+    parser.add_argument("--facts", type=Path, help="read the facts about the program from this file")
+    parser.add_argument("--save-facts", type=Path, help="write the facts about the program to this file and exit")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="write checkpoints to this file, and continue from it if it exists"
+    )
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--smoke", action="store_true", help="a toy model in seconds")
+    parser.add_argument("--smoke", action="store_true", help="train a toy model in seconds")
     arguments = parser.parse_args()
     if arguments.save_facts:
         facts.collect().save(arguments.save_facts)
         return 0
-    known = facts.Facts.load(arguments.facts) if arguments.facts else facts.collect()
+    program = facts.Facts.load(arguments.facts) if arguments.facts else facts.collect()
     plan = SMOKE if arguments.smoke else Plan()
     if arguments.steps:
         plan = replace(plan, steps=arguments.steps)
     device = "cuda" if torch.cuda.is_available() and not arguments.smoke else "cpu"
     workers = 1 if arguments.smoke else os.cpu_count() or 1
-    make(plan, known, arguments.out, device, arguments.checkpoint, smoke=arguments.smoke, workers=workers)
+    make(plan, program, arguments.out, device, arguments.checkpoint, smoke=arguments.smoke, workers=workers)
     if not arguments.smoke:
         scores(arguments.out, device)
     return 0

@@ -1,4 +1,4 @@
-"""The model's shape. One record for the real model, one for the smoke run."""
+"""The shape of guide, and the shape of the toy model of a smoke run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VOCAB = 6144
 
 
 def guide_config(vocab: int = VOCAB) -> Qwen3Config:
-    """About 15 M parameters; embedding and output share their weights."""
+    """About 15 M parameters. The embedding and the output head share their weights."""
     return Qwen3Config(
         vocab_size=vocab,
         hidden_size=384,
@@ -25,7 +25,7 @@ def guide_config(vocab: int = VOCAB) -> Qwen3Config:
 
 
 def smoke_config(vocab: int) -> Qwen3Config:
-    """Big enough to learn something in seconds on a CPU."""
+    """Small enough to train in seconds on a CPU, and large enough that the loss falls."""
     return Qwen3Config(
         vocab_size=vocab,
         hidden_size=64,

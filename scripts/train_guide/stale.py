@@ -1,9 +1,9 @@
-"""Warns about facts of guide that the program has outgrown: in its weights, its tables and its examination.
+"""Warns about stale facts of guide, which the program has changed, in its weights, its tables and its examination.
 
     python -m scripts.train_guide.stale
 
-A stale fact is no error: a command, a flag or a setting may change at any time, and the weights are trained again for a
-measured gain only. Names in the tables under topics/ and in the examination can be corrected without training.
+A stale fact is not an error: a command, a flag or a setting may change at any time, and the weights are trained again
+only for a measured gain. Names in the tables under topics/ and in the examination can be corrected without training.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from .facts import Facts, collect
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINED_ON = Path(__file__).with_name("facts.json")
-ROUTES = frozenset({"/health", "/metrics"})  # written like commands of the chat screen
+ROUTES = frozenset({"/health", "/metrics"})  # routes of the API with the same form as slash commands
 DEFAULT = "the default of "
 
-# Phrases of a file that an answer repeats: file, intent, phrases.
+# Phrases that an answer repeats from a file: file, intent, phrases.
 REPEATED = (
     ("README.md", "install", ("make chat", "Linux", "Python 3.11 or newer")),
     ("README.md", "install-time", ("about 3 minutes the first time", "some 300 MB")),
@@ -40,10 +40,10 @@ REPEATED = (
 class Names:
     """The names that a text about the program may use."""
 
-    flags: dict[str, frozenset[str]]  # by command
-    slashes: frozenset[str]
-    variables: frozenset[str]
-    gone: frozenset[str]  # names of settings that the weights know and the program does not
+    flags: dict[str, frozenset[str]]  # command → its flags
+    slashes: frozenset[str]  # slash commands and routes
+    variables: frozenset[str]  # environment variables
+    removed: frozenset[str]  # settings that the program had when the weights were trained
 
     @classmethod
     def of(cls, facts: Facts, trained: Facts) -> Names:
@@ -58,38 +58,42 @@ class Names:
         )
 
     def missing(self, code: str) -> list[str]:
-        """Names in a piece of code that the program does not have; a flag must belong to the command before it."""
+        """Names in `code` that the program does not have. A flag must belong to the command before it."""
         command = re.search(r"\blocalllm ([a-z]+)", code)
         if command and command[1] not in self.flags:
             return [f"localllm {command[1]}"]
-        every = frozenset({"--version"}).union(*self.flags.values())
-        known = self.flags[command[1]] if command else every
+        all_flags = frozenset({"--version"}).union(*self.flags.values())
+        flags = self.flags[command[1]] if command else all_flags
         slashes = set(re.findall(r"^/[a-z]+(?= |$)", code))
         return [
-            *sorted(set(re.findall(r"(?<![\w-])--[a-z-]+", code)) - known),
+            *sorted(set(re.findall(r"(?<![\w-])--[a-z-]+", code)) - flags),
             *sorted(set(re.findall(r"LOCALLLM_[A-Z_]+\b", code)) - self.variables),
             *sorted(slashes - self.slashes),
-            *sorted({re.split(r"\W", code)[0]} & self.gone),
+            *sorted({re.split(r"\W", code)[0]} & self.removed),
         ]
 
 
 def of_weights(trained: Facts, live: Facts) -> list[str]:
-    """Differences between the facts of the training and the program."""
+    """Differences between the facts of the training and the facts about the program."""
     before = _entries(trained)
     after = _entries(live)
     differences = [name for name in before.keys() & after.keys() if before[name] != after[name]]
     defaults = sorted(name for name in differences if name.startswith(DEFAULT))
     texts = sorted(set(differences).difference(defaults))
     return [
-        *(f"weights: {name} is gone" for name in sorted(before.keys() - after.keys()) if not name.startswith(DEFAULT)),
+        *(
+            f"weights: {name} was removed"
+            for name in sorted(before.keys() - after.keys())
+            if not name.startswith(DEFAULT)
+        ),
         *(f"weights: {name} is new" for name in sorted(after.keys() - before.keys()) if not name.startswith(DEFAULT)),
-        *(f"weights: {name} is another" for name in defaults),
-        *([f"weights: {len(texts)} descriptions are others, such as {texts[0]}"] if texts else []),
+        *(f"weights: {name} changed" for name in defaults),
+        *([f"weights: {len(texts)} descriptions changed, such as {texts[0]}"] if texts else []),
     ]
 
 
 def of_tables(trained: Facts, live: Facts) -> list[str]:
-    """Names in the tables' answers that the program lacks; commands and errors without an answer."""
+    """Names in the answers of the tables that the program does not have; commands and errors without an answer."""
     names = Names.of(live, trained)
     warnings = []
     commands: set[str] = set()
@@ -105,7 +109,7 @@ def of_tables(trained: Facts, live: Facts) -> list[str]:
 
 
 def of_phrases(root: Path) -> list[str]:
-    """Phrases and numbers that the tables' answers repeat from files and settings of the program."""
+    """Answers whose phrases and numbers differ from the files and the settings of the program."""
     table = intents.load()
     warnings = []
     for file, name, phrases in REPEATED:
@@ -119,26 +123,28 @@ def of_phrases(root: Path) -> list[str]:
 
 
 def of_examination(live: Facts) -> list[str]:
-    """Names in the questions' keys that the program lacks: a right answer would count as a wrong one."""
-    names = Names.of(live, live)  # a key may have a plain word that was a setting
-    keys = {key for file in (corpus.HELDOUT, corpus.DEVELOPMENT) for one in evaluate.load(file) for key in one.key}
+    """Names in the keys of questions that the program does not have: a right answer would count as wrong."""
+    names = Names.of(live, live)  # a key may have a plain word that is the name of a removed setting
+    keys = {
+        key for file in (corpus.HELDOUT, corpus.DEVELOPMENT) for question in evaluate.load(file) for key in question.key
+    }
     return [f"examination: the key {key!r} names {name}" for key in sorted(keys) for name in names.missing(key)]
 
 
 def _entries(facts: Facts) -> dict[str, str]:
-    """Everything that facts say, by a name for it."""
+    """All facts: name → description."""
     entries = {f"localllm {command.name}": f"{command.summary} {command.usage}" for command in facts.commands}
     for command in facts.commands:
         entries.update({f"localllm {command.name} {flag.name}": flag.help for flag in command.flags})
     for setting in facts.settings:
         entries[f"setting {setting.name}"] = setting.sentence
         entries[f"{DEFAULT}{setting.name}"] = setting.default
-    entries.update({one.name: f"{one.arguments} {one.sentence}" for one in facts.slashes})
+    entries.update({slash.name: f"{slash.arguments} {slash.sentence}" for slash in facts.slashes})
     return entries | {f"error {code}": "" for code in facts.errors}
 
 
 def _numbers() -> list[tuple[str, str]]:
-    """Intents, and a default or a limit as its answer writes it."""
+    """Pairs of an intent, and a default or limit as its answer must contain it."""
     settings = config.Settings()
     return [
         ("port", str(config.DEFAULT_PORT)),

@@ -1,4 +1,4 @@
-"""Trains the byte-level BPE tokenizer of `guide`: Qwen2's scheme, so digits are single tokens and any text is coverable."""
+"""Trains the byte-level BPE tokenizer of guide. It splits text as Qwen2 does, so each digit is a token."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ SPLIT = (
 
 
 def train_tokenizer(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """A tokenizer with at most `vocab` ids. Special tokens come first; tool markers are added but shown in text."""
+    """A tokenizer with at most `vocab` ids. Special tokens have the first ids. The markers of tool calls are added tokens
+    that are not special, so they stay in decoded text."""
     tokenizer = Tokenizer(BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,7 +1,7 @@
-"""The training loop: next-token loss on the answers, AdamW, cosine schedule, bfloat16 products over float32 weights.
+"""The training loop: next-token loss on answers, AdamW, cosine schedule, bfloat16 products with float32 weights.
 
-Where a run may be cut off, a checkpoint lets the next one go on: from the last save it takes the same batches, in the
-same order, as one that was not. A checkpoint of other data or another plan is refused.
+A run that was interrupted continues from its checkpoint with the same batches in the same order. A checkpoint of other
+data or of another plan is refused.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from .dataset import Bucket, batches
 
 @dataclass(frozen=True)
 class Plan:
-    """One run. The number of steps is fixed, not the time, so that a seed gives the same run."""
+    """The parameters of a run. They fix the number of steps and not the time, so that a seed gives the same run."""
 
     seed: int = 20261121
     shards: int = 72
-    per_shard: int = 20_000  # conversations
+    per_shard: int = 20_000  # conversations per shard
     steps: int = 4400
     tokens_per_batch: int = 65_536
-    peak: float = 1.5e-3  # learning rate
-    warm_up: int = 300
+    peak: float = 1.5e-3  # maximum learning rate
+    warm_up: int = 300  # steps
     weight_decay: float = 0.1
     dropout: float = 0.05
     log_every: int = 250  # steps
-    save_every: int = 500
+    save_every: int = 500  # steps
 
 
 SMOKE = Plan(shards=1, per_shard=400, steps=30, tokens_per_batch=2048, peak=3e-3, warm_up=5, log_every=10)
 
 
 def rate(step: int, plan: Plan) -> float:
-    """Learning rate: linear rise, then a cosine down to a hundredth."""
+    """The learning rate of a step: a linear rise, then a cosine down to a hundredth of the peak."""
     if step < plan.warm_up:
         return plan.peak * (step + 1) / plan.warm_up
     done = (step - plan.warm_up) / max(1, plan.steps - plan.warm_up)
@@ -57,7 +57,10 @@ def _endless(buckets: list[Bucket], plan: Plan) -> Iterator[tuple[int, torch.Ten
 
 
 def add_dropout(model: Qwen3ForCausalLM, share: float) -> None:
-    """Dropout on the embedding and on what each block adds, which Qwen3 has no setting for; off in eval mode."""
+    """Add dropout to the embedding and to the outputs of attention and MLP: Qwen3Config has no setting for it.
+
+    `share`: the probability that an element is dropped. Dropout is off in eval mode.
+    """
 
     def drop(module: torch.nn.Module, _: object, output: torch.Tensor) -> torch.Tensor:
         return functional.dropout(output, share, module.training)
@@ -70,36 +73,40 @@ def add_dropout(model: Qwen3ForCausalLM, share: float) -> None:
 
 @dataclass
 class Progress:
-    """What a checkpoint holds beside weights and optimizer: steps done, the loss curve and its loss not yet in it."""
+    """The part of a checkpoint that is neither weights nor optimizer."""
 
-    step: int
+    step: int  # number of completed steps
     curve: list[dict[str, float]]
-    total: torch.Tensor  # scalar, on the device
-    seconds: float
+    total: torch.Tensor  # sum of the losses since the last entry of the curve; scalar, on the device
+    seconds: float  # duration of the run
 
 
 def train(
     config: Qwen3Config, buckets: list[Bucket], plan: Plan, device: str, checkpoint: Path | None = None
 ) -> tuple[Qwen3ForCausalLM, list[dict[str, float]]]:
-    """The trained model, and the loss curve: step, mean loss since the last entry, learning rate, seconds.
+    """Returns the model and its loss curve: step, mean loss since the last entry, learning rate, seconds.
 
-    Goes on from `checkpoint` where that file is, and writes it every `save_every` steps.
+    Continues from the file `checkpoint` if it exists, and writes it every `save_every` steps.
     """
     torch.manual_seed(plan.seed)
     model = Qwen3ForCausalLM(config).to(device).train()
     add_dropout(model, plan.dropout)
     optimizer = _optimizer(model, plan, device)
-    progress, run = Progress(0, [], torch.zeros((), device=device), 0.0), _named(plan, buckets)
+    progress = Progress(0, [], torch.zeros((), device=device), 0.0)
+    run = _run_name(plan, buckets)
     if checkpoint is not None and checkpoint.exists():
         progress = _restore(checkpoint, run, model, optimizer, device)
     if device != "cpu":
-        for layer in model.model.layers:  # one compilation serves all; the causal mask is left out only outside of it
+        for (
+            layer
+        ) in model.model.layers:  # all layers share one compilation; compiling the model would add a causal mask
             layer.compile(dynamic=True)
-    on_device = [Bucket(bucket.tokens.to(device), bucket.learned.to(device)) for bucket in buckets]
-    start, source = time.monotonic() - progress.seconds, islice(_endless(buckets, plan), progress.step, plan.steps)
-    for step, (number, rows) in enumerate(source, progress.step):
+    on_device = [Bucket(bucket.tokens.to(device), bucket.answer_mask.to(device)) for bucket in buckets]
+    start = time.monotonic() - progress.seconds
+    remaining = islice(_endless(buckets, plan), progress.step, plan.steps)
+    for step, (number, rows) in enumerate(remaining, progress.step):
         rows = rows.to(device)
-        loss = _loss(model, on_device[number].tokens[rows].long(), on_device[number].learned[rows], device)
+        loss = _loss(model, on_device[number].tokens[rows].long(), on_device[number].answer_mask[rows], device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for group in optimizer.param_groups:
@@ -113,13 +120,14 @@ def train(
             print(progress.curve[-1], flush=True)
             progress.total.zero_()
         if checkpoint is not None and (step + 1) % plan.save_every == 0:
-            progress.step, progress.seconds = step + 1, time.monotonic() - start
+            progress.step = step + 1
+            progress.seconds = time.monotonic() - start
             _save(checkpoint, run, model, optimizer, progress, device)
     return model.eval(), progress.curve
 
 
 def _optimizer(model: Qwen3ForCausalLM, plan: Plan, device: str) -> torch.optim.AdamW:
-    """Norms are not decayed."""
+    """AdamW without weight decay for the weights of norms."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim == 1]
     return torch.optim.AdamW(
@@ -129,27 +137,27 @@ def _optimizer(model: Qwen3ForCausalLM, plan: Plan, device: str) -> torch.optim.
     )
 
 
-def _loss(model: Qwen3ForCausalLM, tokens: torch.Tensor, learned: torch.Tensor, device: str) -> torch.Tensor:
-    """Mean over the learned of tokens [rows, width]."""
+def _loss(model: Qwen3ForCausalLM, tokens: torch.Tensor, answer_mask: torch.Tensor, device: str) -> torch.Tensor:
+    """The mean loss of the tokens in answers. Both tensors are [rows, width]."""
     with torch.autocast(device, torch.bfloat16):
         hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
-        chosen = learned[:, 1:]
-        logits = functional.linear(hidden[chosen], model.lm_head.weight)
-    return functional.cross_entropy(logits.float(), tokens[:, 1:][chosen])
+        targets = answer_mask[:, 1:]
+        logits = functional.linear(hidden[targets], model.lm_head.weight)
+    return functional.cross_entropy(logits.float(), tokens[:, 1:][targets])
 
 
-def _named(plan: Plan, buckets: list[Bucket]) -> str:
-    """What a run computes: its plan, but for when it tells and saves, and the data."""
+def _run_name(plan: Plan, buckets: list[Bucket]) -> str:
+    """The plan without its log and save intervals, and a checksum of the data."""
     data = 0
     for bucket in buckets:
-        data = crc32(bucket.learned.numpy().tobytes(), crc32(bucket.tokens.numpy().tobytes(), data))
+        data = crc32(bucket.answer_mask.numpy().tobytes(), crc32(bucket.tokens.numpy().tobytes(), data))
     return f"{replace(plan, log_every=0, save_every=0)} of {data:08x}"
 
 
 def _save(
     file: Path, run: str, model: Qwen3ForCausalLM, optimizer: torch.optim.AdamW, progress: Progress, device: str
 ) -> None:
-    """Written beside its place and renamed, so that a run that is cut off leaves the last whole one."""
+    """Write a new file and rename it, so that an interrupted run leaves the last complete checkpoint."""
     table: dict[str, Any] = {
         "run": run,
         "model": model.state_dict(),

@@ -1,4 +1,4 @@
-"""Words that dialogues are filled with: people, places and things. Many, so that copying is learned and not the words."""
+"""Words for dialogues: people, places and things. There are many, so that the model learns to copy and not the words."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NAME_ENDS = "ty ia ine son elle wick ette ora ena ika ius ander ert olf ild kia 
 
 
 def made_up(random: Random) -> str:
-    """A capitalised word nobody uses."""
+    """A capitalised random word that does not exist."""
     word = random.choice(STARTS) + random.choice(MIDDLES)
     if random.random() < 0.6:
         word += random.choice(STARTS) + random.choice(MIDDLES)

@@ -146,15 +146,15 @@ def test_each_change_of_the_program_since_the_training_is_listed(trained: facts.
     other = later(replace(trained, settings=(replace(trained.settings[0], default="9"), *trained.settings[1:])))
     listed = stale.of_weights(trained, other)
     assert {
-        "weights: localllm rm is gone",
-        "weights: localllm rm --yes is gone",
-        "weights: localllm run --schema is gone",
+        "weights: localllm rm was removed",
+        "weights: localllm rm --yes was removed",
+        "weights: localllm run --schema was removed",
         "weights: localllm run --rounds is new",
-        "weights: setting context is gone",
+        "weights: setting context was removed",
         "weights: setting window is new",
-        f"weights: error {trained.errors[0]} is gone",
+        f"weights: error {trained.errors[0]} was removed",
         "weights: /fold is new",
-        f"weights: the default of {trained.settings[0].name} is another",
+        f"weights: the default of {trained.settings[0].name} changed",
     } <= set(listed)
 
 
@@ -210,7 +210,7 @@ def test_a_stale_fact_warns_and_fails_nothing(
 ) -> None:
     monkeypatch.setattr(stale, "collect", lambda: later(trained))
     stale.main()
-    assert "warning: guide is stale: weights: localllm rm is gone\n" in capsys.readouterr().out
+    assert "warning: guide is stale: weights: localllm rm was removed\n" in capsys.readouterr().out
 
 
 def test_facts_of_the_program_survive_their_file(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_facts_of_the_program_survive_their_file(tmp_path: Path) -> None:
 
 def test_known_answers_say_nothing_that_changes_with_the_version() -> None:
     known = json.loads((GUIDE / "answers.json").read_text("utf-8"))
-    assert len(known) == known_answers.WANTED == len({one["prompt"] for one in known})
+    assert len(known) == known_answers.COUNT == len({one["prompt"] for one in known})
     assert {one["prompt"] for one in known} <= {question.turns[0] for question in evaluate.load(corpus.HELDOUT)}
     for one in known:
         assert not known_answers.CHANGES.search(one["answer"]), one
