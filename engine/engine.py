@@ -48,7 +48,9 @@ class Engine:
         self._runner = runner
         self._on_deltas = on_deltas
         self._on_failure = on_failure
-        self._adapters = AdapterPool(spec.num_adapters, spec.adapters_per_step, runner.load_adapter)
+        self._adapters = AdapterPool(
+            spec.num_adapters, spec.adapters_per_step, runner.load_adapter, runner.forget_adapter
+        )
         self._scheduler = Scheduler(spec, KVCache(spec), self._adapters, drafter)
         self._overlap = spec.overlap
         self._in_flight: Pending | None = None
@@ -74,10 +76,27 @@ class Engine:
         with self._state:
             return self._scheduler.cancel(request_id)  # no notify: a live request keeps the thread awake
 
-    def register_adapter(self, adapter: Adapter) -> None:
-        """Register an adapter, so that requests may use it."""
+    def register_adapter(self, adapter: Adapter, *, pinned: bool = False) -> None:
+        """Read an adapter to main memory while steps go on, and register it, so that requests may use it.
+
+        Raises ModelRefused if it does not fit the base model, RequestRefused if it cannot be pinned.
+        """
+        self._runner.prepare_adapter(adapter)
         with self._state:
-            self._adapters.register(adapter)
+            if self._closed:
+                raise EngineError("the engine is closed")
+            self._adapters.register(adapter, pinned=pinned)
+
+    def unregister_adapter(self, name: str) -> bool:
+        """Accept no more requests for an adapter; requests in progress still use it. False: there is no such name."""
+        with self._state:
+            return self._adapters.unregister(name) is not None
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The registered adapters."""
+        with self._state:
+            return self._adapters.registered
 
     def find_adapter(self, name: str) -> Adapter | None:
         with self._state:

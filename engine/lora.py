@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from .errors import RequestRefused
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,47 +22,116 @@ class AdapterPool:
     """The registered adapters, and the adapter in each slot 1…num_slots of the runner.
 
     At most `max_active` adapters are in use at a time, so that no step needs more. An adapter in use keeps its slot;
-    otherwise the least recently used slot is reassigned.
+    otherwise the least recently used slot is reassigned. A pinned adapter keeps its slot as well.
     """
 
-    def __init__(self, num_slots: int, max_active: int, load: Callable[[int, Adapter], None]) -> None:
-        """`load(slot, adapter)` loads the weights into the slot. If it raises, the slot stays empty."""
+    def __init__(
+        self,
+        num_slots: int,
+        max_active: int,
+        load: Callable[[int, Adapter], None],
+        forget: Callable[[Adapter], None] = lambda adapter: None,
+    ) -> None:
+        """`load(slot, adapter)` loads the weights into the slot. If it raises, the slot stays empty. `forget(adapter)`
+        frees what the runner keeps of an adapter that no request can use any more."""
         self._max_active = min(max_active, num_slots)
         self._load = load
+        self._forget = forget
         self._registered: dict[str, Adapter] = {}
+        self._pinned: set[str] = set()
+        self._requests: Counter[Adapter] = Counter()  # requests of each adapter that have not ended
         self._empty = list(range(num_slots, 0, -1))
         self._slots: dict[Adapter, int] = {}
-        self._users: dict[Adapter, int] = {}
+        self._users: Counter[Adapter] = Counter()  # requests of each adapter that need its slot now
         self._unused: OrderedDict[Adapter, None] = OrderedDict()  # in a slot, least recently used first
 
-    def register(self, adapter: Adapter) -> None:
-        """Register an adapter. It replaces an adapter of the same name, which requests in progress still use."""
+    @property
+    def registered(self) -> tuple[Adapter, ...]:
+        """In the order of their registration."""
+        return tuple(self._registered.values())
+
+    def register(self, adapter: Adapter, *, pinned: bool = False) -> None:
+        """Register an adapter. It replaces an adapter of the same name, which requests in progress still use.
+
+        Raises RequestRefused if no slot would be left for adapters that are not pinned.
+        """
+        if pinned and len(self._pinned | {adapter.name}) >= self._max_active:
+            raise RequestRefused(
+                f"adapter {adapter.name!r} cannot be pinned: of {self._max_active} adapter slots, "
+                f"{len(self._pinned)} are pinned and one must stay free"
+            )
+        previous = self._registered.get(adapter.name)
         self._registered[adapter.name] = adapter
+        self._pinned.discard(adapter.name)
+        if pinned:
+            self._pinned.add(adapter.name)
+        if previous is not None and previous != adapter:
+            self._drop_if_unused(previous)
+
+    def unregister(self, name: str) -> Adapter | None:
+        """Accept no more requests for this adapter. Requests in progress still use it. None: there is no such name."""
+        adapter = self._registered.pop(name, None)
+        self._pinned.discard(name)
+        if adapter is not None:
+            self._drop_if_unused(adapter)
+        return adapter
 
     def find(self, name: str) -> Adapter | None:
         return self._registered.get(name)
 
+    def begin(self, adapter: Adapter) -> None:
+        """Count a request, which keeps the adapter until `end`."""
+        self._requests[adapter] += 1
+
+    def end(self, adapter: Adapter) -> None:
+        self._requests[adapter] -= 1
+        self._drop_if_unused(adapter)
+
     def acquire(self, adapter: Adapter) -> int | None:
         """The slot with the adapter; release it later. None: too many adapters are in use. Raises as `load` does."""
-        if adapter not in self._users:
-            if len(self._users) == self._max_active:
+        if not self._users[adapter]:
+            if len(self._busy() | {adapter}) > self._max_active:
                 return None
-            if adapter not in self._slots:
-                self._fill_slot(adapter)
+            if adapter not in self._slots and not self._fill_slot(adapter):
+                return None
             self._unused.pop(adapter, None)
-        self._users[adapter] = self._users.get(adapter, 0) + 1
+        self._users[adapter] += 1
         return self._slots[adapter]
 
     def release(self, adapter: Adapter) -> None:
         self._users[adapter] -= 1
         if not self._users[adapter]:
-            del self._users[adapter]
             self._unused[adapter] = None
 
-    def _fill_slot(self, adapter: Adapter) -> None:
+    def _busy(self) -> set[Adapter]:
+        return {adapter for adapter, count in self._users.items() if count}
+
+    def _fill_slot(self, adapter: Adapter) -> bool:
+        """Load the adapter. False: all slots are in use or pinned."""
         if not self._empty:
-            evicted, _ = self._unused.popitem(last=False)
+            evicted = self._find_evictable()
+            if evicted is None:
+                return False
+            del self._unused[evicted]
             self._empty.append(self._slots.pop(evicted))
         slot = self._empty[-1]
         self._load(slot, adapter)
         self._slots[adapter] = self._empty.pop()
+        return True
+
+    def _find_evictable(self) -> Adapter | None:
+        for adapter in self._unused:
+            if adapter.name not in self._pinned or self._registered.get(adapter.name) != adapter:
+                return adapter
+        return None
+
+    def _drop_if_unused(self, adapter: Adapter) -> None:
+        """Free slot and weights of an adapter that is not registered, once its last request has ended."""
+        if self._requests[adapter] or self._registered.get(adapter.name) == adapter:
+            return
+        del self._requests[adapter]
+        self._users.pop(adapter, None)
+        self._unused.pop(adapter, None)
+        if adapter in self._slots:
+            self._empty.append(self._slots.pop(adapter))
+        self._forget(adapter)

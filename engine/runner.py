@@ -123,8 +123,19 @@ class Runner(Protocol):
         """
         ...
 
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        """Read an adapter's files to main memory. May be called from any thread, also while steps run.
+
+        Raises ModelRefused if it does not fit the base model.
+        """
+        ...
+
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        """Load an adapter's weights into a slot >= 1. Raises ModelRefused if it does not fit the base model."""
+        """Load a prepared adapter into a slot >= 1."""
+        ...
+
+    def forget_adapter(self, adapter: Adapter) -> None:
+        """Free the main memory of a prepared adapter, which is in no slot any more."""
         ...
 
     def close(self) -> None: ...

@@ -82,6 +82,8 @@ class Scheduler:
             sequence.history = TokenHistory(request.prompt)
         self._sequences[request.id] = sequence
         self._waiting.append(sequence)
+        if request.adapter is not None:
+            self._adapters.begin(request.adapter)
 
     def _refuse_impossible(self, request: Request) -> None:
         if request.id in self._sequences:
@@ -371,6 +373,8 @@ class Scheduler:
         else:
             self._running.remove(sequence)
             self._release(sequence)
+        if sequence.request.adapter is not None:
+            self._adapters.end(sequence.request.adapter)
 
     def _release(self, sequence: Sequence) -> None:
         """Release cache memory and adapter slot; computed pages stay for later prefix hits."""

@@ -255,9 +255,15 @@ class MlxRunner:
         self._last = None
         mx.clear_cache()
 
-    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+    def prepare_adapter(self, adapter: Adapter) -> None:
         """See engine.runner.Runner."""
-        raise ModelRefused(f"adapter {adapter.name}: this version loads no adapters")
+        raise ModelRefused(f"adapter {adapter.name}: this backend loads no adapters")
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """Never called: no adapter is ever prepared."""
+
+    def forget_adapter(self, adapter: Adapter) -> None:
+        """Never called: no adapter is ever prepared."""
 
     def close(self) -> None:
         """Free the memory: the runner computes no more."""

@@ -12,7 +12,7 @@ import torch
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from .device import Device
-from .lora import AdapterSlots
+from .lora import AdapterSlots, slot_values
 from .mapped import DTYPES
 from .packed import PackedFile, fingerprint
 from .quant import memory_bytes
@@ -67,7 +67,8 @@ class Loader:
     def load(self, build: Callable[[Weights], Model]) -> tuple[Model, Weights]:
         """The model that `build` returns, and its weights. Raises ModelRefused if the files do not fit the model."""
         products = None if self._packed is None else self._packed.read()
-        slots = AdapterSlots(self._adapter_slots, self._adapter_rank, self._device.type, self._dtype)
+        values = slot_values(self._files.config, self._adapter_rank) if self._adapter_slots else 0
+        slots = AdapterSlots(self._adapter_slots, self._adapter_rank, values, self._device, self._dtype)
         weights = Weights(self._files, self._device, self._dtype, self._scheme, products or {}, slots)
         model = build(weights)
         weights.close()

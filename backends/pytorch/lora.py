@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +17,18 @@ from ...engine.modelconfig import ModelConfig
 from ...engine.tensorfiles import StoredTensor
 from ...kernels.ops.lora import LoraWeights
 from ...kernels.ops.projection import Adapted, Projection
+from .device import Device
 from .mapped import MappedFiles
+
+ALIGNED = 64  # values; each projection begins at a multiple
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The place of one module of the model in the factors of its projection."""
+    """The place of one module of the model in the values of a slot."""
 
     weights: LoraWeights
+    start: int  # of the factors A of all slices of the projection, which the factors B follow
     index: int  # of the slice
     in_features: int
 
@@ -33,27 +36,44 @@ class Module:
     def out_features(self) -> int:
         return self.weights.widths[self.index]
 
-    def a(self, slot: int) -> Tensor:
-        """[rank, in_features] of one slot."""
-        factors: Tensor = self.weights.a[slot].split(self.weights.rank)[self.index]
-        return factors
+    def a(self, values: Tensor) -> Tensor:
+        """[rank, in_features] of a slot with these values."""
+        rank = self.weights.rank
+        first = self.start + self.index * rank * self.in_features
+        return values[first : first + rank * self.in_features].view(rank, self.in_features)
 
-    def b(self, slot: int) -> Tensor:
-        """[out_features, rank] of one slot."""
-        factors: Tensor = self.weights.b[slot].split(self.weights.widths)[self.index]
-        return factors
+    def b(self, values: Tensor) -> Tensor:
+        """[out_features, rank] of a slot with these values."""
+        rank = self.weights.rank
+        slices = len(self.weights.widths)
+        outputs = sum(self.weights.widths[: self.index])
+        first = self.start + rank * (slices * self.in_features + outputs)
+        return values[first : first + self.out_features * rank].view(self.out_features, rank)
 
 
 class AdapterSlots:
-    """Slots 1…count for adapters of at most `rank`. Slot 0, the base model, stays zero."""
+    """Slots 1…count for adapters of at most `rank`. Slot 0, the base model, stays zero.
 
-    def __init__(self, count: int, rank: int, device: str, dtype: torch.dtype) -> None:
+    The factors of a slot lie side by side, so an adapter is loaded with one copy. A prepared adapter has the same
+    layout in main memory.
+    """
+
+    def __init__(self, count: int, rank: int, values: int, device: Device, dtype: torch.dtype) -> None:
+        """`values`: the numbers of one slot, as `slot_values` counts them."""
         self.count = count
         self.rank = rank
-        self.bytes = 0
+        self._values = values
         self._device = device
         self._dtype = dtype
+        self._streams = device.streams()
         self._modules: dict[str, Module] = {}
+        self._prepared: dict[Adapter, Tensor] = {}
+        self._allocated = 0  # values of each slot
+        self._pool = _zeros(count + 1 if count else 0, values, dtype).to(device.type)
+
+    @property
+    def bytes(self) -> int:
+        return self._pool.nbytes
 
     def adapt(self, names: Sequence[str], widths: Sequence[int], in_features: int, base: Projection) -> Projection:
         """The projection of these modules, with room for their factors. Without slots the projection itself."""
@@ -65,8 +85,10 @@ class AdapterSlots:
         """Room for the factors of the embedding. None: there are no slots."""
         return self._allocate([name], [width], vocab) if self.count else None
 
-    def load(self, slot: int, adapter: Adapter) -> None:
-        """Read the adapter's files into the slot. Raises ModelRefused, with the slot empty, if it does not fit."""
+    def prepare(self, adapter: Adapter) -> None:
+        """Read the adapter's files to main memory. Raises ModelRefused if it does not fit the model."""
+        if adapter in self._prepared:
+            return
         try:
             files = read_adapter(Path(adapter.path))
         except ModelRefused as error:
@@ -74,27 +96,37 @@ class AdapterSlots:
         if files.version != adapter.version:
             raise ModelRefused(f"adapter {adapter.name}: its files have changed", "load the adapter again")
         self._check(adapter.name, files)
+        values = _zeros(1, self._values, self._dtype)[0]
         maps = MappedFiles()
-        for weights in {id(module.weights): module.weights for module in self._modules.values()}.values():
-            weights.a[slot].zero_()
-            weights.b[slot].zero_()
         for name, factors in files.factors.items():
             module = self._modules[name]
             rank = factors.rank
-            module.a(slot)[:rank].copy_(_matrix(maps, factors, factors.a))
-            module.b(slot)[:, :rank].copy_(_matrix(maps, factors, factors.b) * factors.scale)
+            module.a(values)[:rank].copy_(_matrix(maps, factors, factors.a))
+            module.b(values)[:, :rank].copy_(_matrix(maps, factors, factors.b) * factors.scale)
+        self._prepared[adapter] = values.pin_memory() if self._device.pinned else values
+
+    def load(self, slot: int, adapter: Adapter) -> None:
+        """Copy a prepared adapter into the slot, after all steps that were started before."""
+        with self._streams.fork():
+            self._pool[slot].copy_(self._prepared[adapter], non_blocking=True)
+        self._streams.join()
+
+    def forget(self, adapter: Adapter) -> None:
+        """Free the main memory of a prepared adapter."""
+        self._prepared.pop(adapter, None)
 
     def _allocate(self, names: Sequence[str], widths: Sequence[int], in_features: int) -> LoraWeights:
-        def zeros(*shape: int) -> Tensor:
-            # numpy's zeros take no memory until they are written: on the CPU, slots that nobody uses cost nothing.
-            size = math.prod(shape) * (self.count + 1)
-            plain = torch.from_numpy(np.zeros(size * self._dtype.itemsize, np.uint8))
-            return plain.view(self._dtype).view(self.count + 1, *shape).to(self._device)
-
-        weights = LoraWeights(zeros(len(names) * self.rank, in_features), zeros(sum(widths), self.rank), tuple(widths))
-        self.bytes += weights.a.nbytes + weights.b.nbytes
+        outputs = sum(widths)
+        a_size = len(names) * self.rank * in_features
+        start = self._allocated
+        end = start + a_size + outputs * self.rank
+        assert end <= self._values, "slot_values counts too little for this model"
+        self._allocated = -(-end // ALIGNED) * ALIGNED
+        a = self._pool[:, start : start + a_size].unflatten(1, (-1, in_features))
+        b = self._pool[:, start + a_size : end].unflatten(1, (outputs, self.rank))
+        weights = LoraWeights(a, b, tuple(widths))
         for index, name in enumerate(names):
-            self._modules[name] = Module(weights, index, in_features)
+            self._modules[name] = Module(weights, start, index, in_features)
         return weights
 
     def _check(self, name: str, files: AdapterFiles) -> None:
@@ -124,15 +156,27 @@ def _matrix(maps: MappedFiles, factors: Factors, stored: StoredTensor) -> Tensor
     return tensor.T if factors.transposed else tensor
 
 
-def pool_bytes(config: ModelConfig, count: int, rank: int, itemsize: int) -> int:
-    """Bytes of `count` slots for all modules of a model."""
+def _zeros(rows: int, values: int, dtype: torch.dtype) -> Tensor:
+    """[rows, values] zeros, which take no memory until they are written: slots that nobody uses cost nothing."""
+    if not rows:
+        return torch.zeros(0, values, dtype=dtype)
+    plain = torch.from_numpy(np.zeros(rows * values * dtype.itemsize, np.uint8))
+    return plain.view(dtype).view(rows, values)
+
+
+def slot_values(config: ModelConfig, rank: int) -> int:
+    """The numbers of one slot: factors of rank `rank` for every linear layer, the embedding and the output head."""
     hidden = config.hidden_size
     heads = config.num_heads * config.head_dim
     kv_heads = config.num_kv_heads * config.head_dim
     inner = config.intermediate_size
-    sizes = [(hidden, heads), (hidden, kv_heads), (hidden, kv_heads), (heads, hidden)]
-    sizes += [(hidden, inner), (hidden, inner), (inner, hidden)]
-    layer = sum(in_features + out_features for in_features, out_features in sizes)
-    ends = 2 * (config.vocab_size + hidden)  # embedding and output head
-    slots = count + 1 if count else 0
-    return slots * rank * itemsize * (config.num_layers * layer + ends)
+    attention = 3 * hidden + heads + 2 * kv_heads + heads + hidden
+    mlp = 2 * (hidden + inner) + inner + hidden
+    ends = 2 * (config.vocab_size + hidden)
+    projections = 4 * config.num_layers + 2
+    return rank * (config.num_layers * (attention + mlp) + ends) + projections * ALIGNED
+
+
+def pool_bytes(config: ModelConfig, count: int, rank: int, itemsize: int) -> int:
+    """Bytes of `count` slots, and of slot 0."""
+    return (count + 1) * slot_values(config, rank) * itemsize if count else 0

@@ -150,11 +150,23 @@ class TorchRunner:
         returned = hidden.to(torch.float32, copy=True) if wants_hidden else None
         return TorchPending(batch.answer_starts, drawn, returned, self.device, late_compiles)
 
-    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        """See engine.runner.Runner."""
         if self._slots is None or not self._slots.count:
             raise ModelRefused(f"adapter {adapter.name}: the model was loaded without adapter slots")
+        with torch.inference_mode():
+            self._slots.prepare(adapter)
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """See engine.runner.Runner."""
+        assert self._slots is not None
         with failures("the adapter was not loaded"), torch.inference_mode():
             self._slots.load(slot, adapter)
+
+    def forget_adapter(self, adapter: Adapter) -> None:
+        """See engine.runner.Runner."""
+        assert self._slots is not None
+        self._slots.forget(adapter)
 
     def close(self) -> None:
         """Free the memory. The runner cannot be used afterwards."""

@@ -115,7 +115,7 @@ class Weights:
         self._scheme = scheme
         self._cached = cached
         self._tensors = StoredTensors(files)
-        self.slots = slots or AdapterSlots(0, 0, device.type, dtype)
+        self.slots = slots or AdapterSlots(0, 0, 0, device, dtype)
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """A small tensor, copied to the device in its stored dtype. Raises ModelRefused if its shape is not `shape`."""

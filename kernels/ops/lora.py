@@ -29,8 +29,8 @@ class LoraWeights(NamedTuple):
     s * rank … (s + 1) * rank - 1 of `a` and its own outputs of `b`.
     """
 
-    a: Tensor  # [slots, slices * rank, in_features]
-    b: Tensor  # [slots, out_features, rank]
+    a: Tensor  # [slots, slices * rank, in_features]; each slot is dense
+    b: Tensor  # [slots, out_features, rank]; each slot is dense
     widths: tuple[int, ...]  # [slices] outputs of each slice; their sum is out_features
 
     @property

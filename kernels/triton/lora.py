@@ -24,7 +24,7 @@ MAX_WIDTH = 256  # of the results of A of one tile: slices * rank
 
 @triton.jit(do_not_specialize=["tokens"])
 def shrink(
-    inner, x, a, order, starts, slots, in_features, tokens, x_stride, share,
+    inner, x, a, order, starts, slots, in_features, tokens, x_stride, a_stride, share,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: tiles, shares of `share` inputs. inner [shares, tokens, WIDTH] float32, in the order of `order`."""
@@ -40,7 +40,7 @@ def shrink(
         column = tl.arange(0, PADDED)
         inside = column < WIDTH
         from_x = x + token[:, None] * x_stride
-        from_a = a + (slot * WIDTH + column[None, :]) * in_features
+        from_a = a + slot * a_stride + column[None, :] * in_features
         sums = tl.zeros((CHUNK, PADDED), tl.float32)
         stop = tl.minimum((part + 1) * share, in_features)
         for base in range(part * share, stop, BLOCK_K):
@@ -55,7 +55,7 @@ def shrink(
 
 @triton.jit(do_not_specialize=["tokens"])
 def expand(
-    out, inner, b, scales, order, starts, slots, out_features, tokens, out_stride, width0, width1, width2,
+    out, inner, b, scales, order, starts, slots, tokens, out_stride, b_stride, width0, width1, width2,
     RANK: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -89,7 +89,7 @@ def expand(
         column = block * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = column < width
         output = begin + column
-        from_b = b + (slot * out_features + output[None, :]) * RANK + rank[:, None]
+        from_b = b + slot * b_stride + output[None, :] * RANK + rank[:, None]
         factors = tl.load(from_b, mask=inside[None, :] & real[:, None], other=0.0)
         delta = tl.dot(sums, factors.to(tl.float32), input_precision=PRECISION)
         to = out + token[:, None] * out_stride + output[None, :]
@@ -113,7 +113,7 @@ def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> Non
     shares = triton.cdiv(in_features, share)
     inner = torch.empty(shares, tokens, width, dtype=torch.float32, device=x.device)
     shrink[count, shares](
-        *(inner, x, weights.a, *tiles[:3], in_features, tokens, x.stride(0), share),
+        *(inner, x, weights.a, *tiles[:3], in_features, tokens, x.stride(0), weights.a.stride(0), share),
         WIDTH=width,
         PADDED=_padded(width),
         CHUNK=tiles.chunk,
@@ -121,7 +121,7 @@ def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> Non
     )
     widths = (*weights.widths, 0, 0)[:3]
     expand[count, sum(triton.cdiv(size, BLOCK_N) for size in widths)](
-        *(out, inner, weights.b, adapters.scales, *tiles[:3], out.shape[1], tokens, out.stride(0), *widths),
+        *(out, inner, weights.b, adapters.scales, *tiles[:3], tokens, out.stride(0), weights.b.stride(0), *widths),
         RANK=weights.rank,
         PADDED=_padded(weights.rank),
         WIDTH=width,

@@ -99,9 +99,12 @@ def measure(shape: Shape, options: argparse.Namespace, folder: Path, read: float
     stepped = Stepped("base", backend.open(files, load))
     adapter = write_adapter(shape, options.rank, folder)
     runner = stepped.watched.runner
+    runner.prepare_adapter(adapter)
     start = time.perf_counter()
     for slot in range(1, slots + 1):
         runner.load_adapter(slot, adapter)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
     load_seconds = (time.perf_counter() - start) / slots
     stepped.steady(options.rows, 64, options.steps)
     base = stepped.watched.batch

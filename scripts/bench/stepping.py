@@ -46,8 +46,14 @@ class Watched:
         self.batch = batch
         return Skipped(batch) if self.skips and batch.num_tokens > batch.num_rows else self.runner.run(batch)
 
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        self.runner.prepare_adapter(adapter)
+
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         self.runner.load_adapter(slot, adapter)
+
+    def forget_adapter(self, adapter: Adapter) -> None:
+        self.runner.forget_adapter(adapter)
 
     def close(self) -> None:
         self.runner.close()

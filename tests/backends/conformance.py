@@ -42,8 +42,14 @@ class Planned:
     def run(self, batch: Batch) -> Pending:
         return self._runner.run(batch)
 
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        self._runner.prepare_adapter(adapter)
+
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         self._runner.load_adapter(slot, adapter)
+
+    def forget_adapter(self, adapter: Adapter) -> None:
+        self._runner.forget_adapter(adapter)
 
     def close(self) -> None:
         """Does nothing, because all tests of the suite share one runner."""

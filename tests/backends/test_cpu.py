@@ -170,7 +170,7 @@ def test_failed_step_raises_runner_failed(canary_files) -> None:
 def test_adapters_are_refused_by_name(canary_files) -> None:
     runner = cpu.open(canary_files, LoadOptions(cache_bytes=2**20, max_rows=4, threads=1))
     with pytest.raises(ModelRefused, match="adapter poet"):
-        runner.load_adapter(1, Adapter("poet", "/nowhere", "1"))
+        runner.prepare_adapter(Adapter("poet", "/nowhere", "1"))
 
 
 def test_number_of_threads_comes_from_the_options(canary_files) -> None:

@@ -68,6 +68,11 @@ def adapter_of(folder: Path) -> Adapter:
     return Adapter(folder.name, str(folder), read_adapter(folder).version)
 
 
+def put(runner: Runner, slot: int, adapter: Adapter) -> None:
+    runner.prepare_adapter(adapter)
+    runner.load_adapter(slot, adapter)
+
+
 @dataclass
 class Loaded:
     runner: Runner
@@ -87,7 +92,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     for number, config in enumerate(adapter_configs(tiny), start=1):
         folder = root / f"adapter-{number}"
         save_adapter(tiny.save(root / "copy"), config, folder, number)
-        runner.load_adapter(number, adapter_of(folder))
+        put(runner, number, adapter_of(folder))
         judge = PeftModel.from_pretrained(tiny.save(root / "copy"), folder)
         expected.append(log_probabilities(judge, prompts[number]))
     yield Loaded(runner, expected, prompts)
@@ -181,8 +186,8 @@ def test_scale_multiplies_the_delta(llama: tuple[Path, Path], tmp_path: Path) ->
     (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 2 * config["lora_alpha"]}))
     (tmp_path / "adapter_model.safetensors").write_bytes((folder / "adapter_model.safetensors").read_bytes())
     runner = cpu.open(read_model(model), OPTIONS)
-    runner.load_adapter(1, adapter_of(folder))
-    runner.load_adapter(2, adapter_of(tmp_path))
+    put(runner, 1, adapter_of(folder))
+    put(runner, 2, adapter_of(tmp_path))
     prompt = list(range(5, 25))
     one, other = run(runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [1, 2], [2.0, 1.0])
     assert_equal(one, other)
@@ -193,13 +198,13 @@ def test_reloaded_slot_forgets_the_previous_adapter(llama: tuple[Path, Path]) ->
     model, folder = llama
     runner = cpu.open(read_model(model), OPTIONS)
     prompt = list(range(5, 25))
-    runner.load_adapter(1, adapter_of(folder))
+    put(runner, 1, adapter_of(folder))
     first = run(runner, [Row(prompt, 0, pages(0))], [1])
     small = folder.parent / "small"
     tiny = next(tiny for tiny in TINIES if tiny.model_type == "llama")
     save_adapter(tiny.save(folder.parent / "other"), LoraConfig(r=1, target_modules=["o_proj"]), small, 7)
-    runner.load_adapter(1, adapter_of(small))
-    runner.load_adapter(2, adapter_of(small))
+    put(runner, 1, adapter_of(small))
+    put(runner, 2, adapter_of(small))
     reloaded, fresh = run(runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [1, 2])
     assert torch.equal(reloaded, fresh)
     assert (first - reloaded).abs().max() > 0.1
@@ -213,16 +218,16 @@ def test_refused_adapters(llama: tuple[Path, Path], tmp_path: Path) -> None:
     high = tmp_path / "high"
     save_adapter(tiny.save(tmp_path / "a"), LoraConfig(r=17, target_modules=["q_proj"]), high, 1)
     with pytest.raises(ModelRefused, match="rank 17, but the limit is 16"):
-        runner.load_adapter(1, adapter_of(high))
+        runner.prepare_adapter(adapter_of(high))
     wider = tmp_path / "wider"
     wide = dataclasses.replace(tiny, more={**tiny.more, "hidden_size": 64, "head_dim": 12})
     save_adapter(wide.save(tmp_path / "b"), LoraConfig(r=4, target_modules=["q_proj"]), wider, 1)
     with pytest.raises(ModelRefused, match="48 x 64, but in the model 48 x 48"):
-        runner.load_adapter(1, adapter_of(wider))
+        runner.prepare_adapter(adapter_of(wider))
     with pytest.raises(ModelRefused, match="its files have changed"):
-        runner.load_adapter(1, replace(adapter_of(folder), version="old"))
+        runner.prepare_adapter(replace(adapter_of(folder), version="old"))
     none = cpu.open(read_model(model), replace(OPTIONS, adapter_slots=0))
     with pytest.raises(ModelRefused, match="without adapter slots"):
-        none.load_adapter(1, adapter_of(folder))
+        none.prepare_adapter(adapter_of(folder))
     none.close()
     runner.close()

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from localllm.engine.errors import ModelRefused
+from localllm.engine.errors import ModelRefused, RequestRefused
 from localllm.engine.lora import Adapter, AdapterPool
 
 A, B, C = (Adapter(name, f"/{name}", "1") for name in "abc")
@@ -82,3 +82,57 @@ def test_a_slot_whose_loading_failed_is_free_again() -> None:
         pool.acquire(B)
     assert pool.acquire(A) == 1
     assert loads == [(1, A), (1, A)]  # B may have overwritten half of it
+
+
+def test_a_replaced_adapter_lives_until_its_last_request_ends() -> None:
+    forgotten: list[Adapter] = []
+    pool = AdapterPool(2, 2, Loads(), forgotten.append)
+    newer = Adapter("a", "/a", "2")
+    pool.register(A)
+    pool.begin(A)
+    assert pool.acquire(A) == 1
+    pool.register(newer)
+    assert pool.acquire(newer) == 2
+    pool.release(A)
+    assert forgotten == []
+    pool.end(A)
+    assert forgotten == [A]
+    assert pool.acquire(B) == 1, "its slot is free"
+
+
+def test_an_unregistered_adapter_is_forgotten_at_once_if_no_request_uses_it() -> None:
+    forgotten: list[Adapter] = []
+    pool = AdapterPool(1, 1, Loads(), forgotten.append)
+    pool.register(A)
+    assert pool.unregister("a") == A
+    assert pool.unregister("a") is None
+    assert forgotten == [A]
+    assert pool.registered == ()
+
+
+def test_a_waiting_request_keeps_its_adapter() -> None:
+    forgotten: list[Adapter] = []
+    pool = AdapterPool(1, 1, Loads(), forgotten.append)
+    pool.register(A)
+    pool.begin(A)
+    pool.unregister("a")
+    assert forgotten == []
+    assert pool.acquire(A) == 1
+    pool.release(A)
+    pool.end(A)
+    assert forgotten == [A]
+
+
+def test_a_pinned_adapter_keeps_its_slot() -> None:
+    pool = AdapterPool(2, 2, Loads())
+    pool.register(A, pinned=True)
+    for adapter in (A, B):
+        pool.acquire(adapter)
+        pool.release(adapter)
+    assert pool.acquire(C) == 2, "A was used before B, but is pinned"
+    pool.release(C)
+    with pytest.raises(RequestRefused, match="of 2 adapter slots, 1 are pinned"):
+        pool.register(B, pinned=True)
+    pool.register(A)
+    pool.acquire(C)
+    assert pool.acquire(B) == 1, "A is not pinned any more"

@@ -89,6 +89,7 @@ class TokenDevice:
         self.states = np.full(states, 77, np.uint32)
         self.state_ends = np.full(states, -1)  # position after the last one in each state
         self.adapter_ids = np.zeros(spec.num_adapters + 1, np.int64)
+        self.prepared: set[Adapter] = set()
         self.queue: deque[Step | Callable[[], None]] = deque()
         self.last: StepResult | None = None
 
@@ -101,6 +102,12 @@ class TokenDevice:
         if not self.lazy:
             self.compute_until(step)
         return step
+
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        self.prepared.add(adapter)
+
+    def forget_adapter(self, adapter: Adapter) -> None:
+        self.prepared.remove(adapter)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         from localllm.engine.errors import ModelRefused

@@ -68,6 +68,9 @@ class GraphRunner:
             return self._prefills[tokens].run(batch)
         return self._inner.run(batch)
 
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        self._inner.prepare_adapter(adapter)
+
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         """The first adapter captures the decode steps with adapters."""
         self._inner.load_adapter(slot, adapter)
@@ -76,6 +79,9 @@ class GraphRunner:
                 self._adapted = _captured(
                     self._spec.graph_rows, lambda rows: FullReplay(self._inner, rows, adapted=True)
                 )
+
+    def forget_adapter(self, adapter: Adapter) -> None:
+        self._inner.forget_adapter(adapter)
 
     def close(self) -> None:
         """Free the captures, which reference the memory of the inner runner, then close that runner."""
