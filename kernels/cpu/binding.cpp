@@ -300,8 +300,6 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
 STABLE_TORCH_LIBRARY_IMPL(localllm, CompositeExplicitAutograd, library) {  // ops without tensors have no device
   library.impl("variants", TORCH_BOX(&ops::variants));
   library.impl("use_variant", TORCH_BOX(&ops::use_variant));
-  library.impl("lanes", TORCH_BOX(&ops::variants));
-  library.impl("use_lane", TORCH_BOX(&ops::use_variant));
   library.impl("threads", TORCH_BOX(&ops::threads));
   library.impl("use_threads", TORCH_BOX(&ops::use_threads));
   library.impl("share_from", TORCH_BOX(&ops::share_from));

@@ -32,8 +32,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "first_touch(Tensor(a!) fresh, int unit) -> ()",
            "variants() -> str",
            "use_variant(str name) -> str",
-           "lanes() -> str",
-           "use_lane(str name) -> str",
            "threads() -> int",
            "use_threads(int count) -> int",
            "share_from(int bytes) -> int",

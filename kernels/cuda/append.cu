@@ -23,8 +23,10 @@ struct Head {
 
   __device__ Head(const AppendArgs& args, unsigned index) {
     unsigned all_heads = unsigned(args.heads + 2 * args.kv_heads);
-    token = index / all_heads, head = int(index % all_heads);
-    query = head < args.heads, value = head >= args.heads + args.kv_heads;
+    token = index / all_heads;
+    head = int(index % all_heads);
+    query = head < args.heads;
+    value = head >= args.heads + args.kv_heads;
     slot = query ? 0 : args.slots[token];
     stored = slot >= 0 && slot < args.limit;
   }
@@ -53,16 +55,19 @@ struct LaneOffsets {
   __device__ LaneOffsets(const AppendArgs& args, int lane) {
     const int half = int(args.half), offset = lane * V;
     const bool neox = args.rotation == Rotation::neox, paired = neox && offset < half;
-    first = paired ? offset : 2 * offset, second = paired ? offset + half : first + V;
+    first = paired ? offset : 2 * offset;
+    second = paired ? offset + half : first + V;
     rotated = neox ? paired : first < 2 * half;
   }
   template <class T>
   __device__ void load(const T* from, float (&x)[2 * V]) const {
-    cuda::load<V>(from + first, x), cuda::load<V>(from + second, x + V);
+    cuda::load<V>(from + first, x);
+    cuda::load<V>(from + second, x + V);
   }
   template <class C>
   __device__ void save(C* to, const float (&x)[2 * V]) const {
-    cuda::save<V>(to + first, x), cuda::save<V>(to + second, x + V);
+    cuda::save<V>(to + first, x);
+    cuda::save<V>(to + second, x + V);
   }
 };
 
@@ -123,7 +128,8 @@ __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_consta
   if (rotated && first_head < keys) {
     const int64_t offset =
         token * args.half + (args.rotation == Rotation::neox ? lane_offsets.first : lane_offsets.first / 2);
-    load<V>(args.cos + offset, cos), load<V>(args.sin + offset, sin);
+    load<V>(args.cos + offset, cos);
+    load<V>(args.sin + offset, sin);
   }
 #pragma unroll
   for (int count = 0; count < ITERATIONS; count++) {

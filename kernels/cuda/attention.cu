@@ -132,7 +132,8 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int group_
 #pragma unroll
     for (int i = 0; i < D / 32; i += 2) {
       float2 two = valid ? __ldcg(reinterpret_cast<const float2*>(from + i)) : make_float2(0.f, 0.f);
-      to[i] = two.x, to[i + 1] = two.y;
+      to[i] = two.x;
+      to[i + 1] = two.y;
     }
   };
   auto add = [&](float weight, const float (&from)[D / 32]) {
@@ -166,6 +167,71 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int group_
     }
   }
   finish<T, D>(args, start, kv_head * args.group + group_head, sums, peak, total, lane);
+}
+
+// Writes the partial result of one warp to shared memory.
+template <class T, int D, class C, int WARPS>
+__device__ __forceinline__ void write_partial(Partials<D, WARPS>& partials, const Warp<T, D, C>& state, int warp) {
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    int head = 2 * state.t + h;
+    float total = column_sum(state.total[h]);
+    if (state.g == 0) {
+      partials.peak[warp][head] = state.peak[h];
+      partials.total[warp][head] = total;
+    }
+#pragma unroll
+    for (int i = 0; i < D / 16; i++)
+      *reinterpret_cast<float2*>(&partials.acc[warp][head][(i / 4) * 64 + state.g * 8 + 2 * (i % 4)]) =
+          make_float2(state.acc[i][h], state.acc[i][2 + h]);
+  }
+}
+
+// The blocks of one row and one kv head in one chunk.
+struct RowChunk {
+  int row, start, kv_head, chunk;  // start: index of the row's query
+  int first_chunk, chunk_count;    // chunks with blocks of the row
+};
+
+// Combines the partial results of the warps. Writes the outputs if the row is in this chunk only, else the partial
+// result of the chunk.
+template <class T, int D, int WARPS>
+__device__ __forceinline__ void combine_warps(const DecodeArgs& args, const RowChunk& row_chunk,
+                                              const Partials<D, WARPS>& partials, int warp, int lane) {
+  const int64_t partial_index =
+      (int64_t(row_chunk.chunk) * args.kv_heads + row_chunk.kv_head) * 2 + (row_chunk.first_chunk == row_chunk.chunk);
+  for (int head = warp; head < args.group; head += WARPS) {
+    float peak = -INFINITY, total = 0.f, sums[D / 32] = {};
+    for (int w = 0; w < WARPS; w++) peak = fmaxf(peak, partials.peak[w][head]);
+    for (int w = 0; w < WARPS; w++) {
+      float weight = exp2f(partials.peak[w][head] - peak);
+      total += weight * partials.total[w][head];
+#pragma unroll
+      for (int i = 0; i < D / 32; i++) sums[i] += weight * partials.acc[w][head][lane * (D / 32) + i];
+    }
+    if (row_chunk.chunk_count == 1) {
+      finish<T, D>(args, row_chunk.start, row_chunk.kv_head * args.group + head, sums, peak, total, lane);
+      continue;
+    }
+    float* to = args.partial + (partial_index * args.group + head) * D + lane * (D / 32);
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) to[i] = sums[i];
+    if (lane == 0) reinterpret_cast<float2*>(args.stats)[partial_index * args.group + head] = make_float2(peak, total);
+  }
+}
+
+// The last thread block of a row merges the partial results of all its chunks.
+template <class T, int D, int WARPS>
+__device__ __forceinline__ void merge_last(const DecodeArgs& args, const RowChunk& row_chunk,
+                                           Partials<D, WARPS>& partials, int warp, int lane) {
+  int32_t* counter = args.arrivals + row_chunk.row * args.kv_heads + row_chunk.kv_head;
+  __syncthreads();
+  if (threadIdx.x == 0) partials.arrived = arrive(counter);
+  __syncthreads();
+  if (partials.arrived != row_chunk.chunk_count - 1) return;
+  if (threadIdx.x == 0) *counter = 0;
+  for (int head = warp; head < args.group; head += WARPS)
+    merge<T, D>(args, row_chunk.start, row_chunk.kv_head, head, row_chunk.first_chunk, row_chunk.chunk_count, lane);
 }
 
 template <class T, int D, class C, int WARPS>
@@ -211,50 +277,13 @@ __global__ void __launch_bounds__((WARPS == BATCH_WARPS ? 1 : resident_blocks(D,
         state.load_values(args, head_offset, next, base + BLOCK, last);
         next = after;
       }
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        int head = 2 * state.t + h;
-        float total = column_sum(state.total[h]);
-        if (state.g == 0) partials.peak[warp][head] = state.peak[h], partials.total[warp][head] = total;
-#pragma unroll
-        for (int i = 0; i < D / 16; i++)
-          *reinterpret_cast<float2*>(&partials.acc[warp][head][(i / 4) * 64 + state.g * 8 + 2 * (i % 4)]) =
-              make_float2(state.acc[i][h], state.acc[i][2 + h]);
-      }
+      write_partial(partials, state, warp);
       __syncthreads();
-      const int first_chunk = blocks_before / chunk_blocks,
-                chunk_count = (blocks_before + visible.blocks - 1) / chunk_blocks - first_chunk + 1;
-      const int64_t partial_index = (int64_t(chunk) * args.kv_heads + kv_head) * 2 + (first_chunk == chunk);
-      for (int head = warp; head < args.group; head += WARPS) {
-        float peak = -INFINITY, total = 0.f, sums[D / 32] = {};
-        for (int w = 0; w < WARPS; w++) peak = fmaxf(peak, partials.peak[w][head]);
-        for (int w = 0; w < WARPS; w++) {
-          float weight = exp2f(partials.peak[w][head] - peak);
-          total += weight * partials.total[w][head];
-#pragma unroll
-          for (int i = 0; i < D / 32; i++) sums[i] += weight * partials.acc[w][head][lane * (D / 32) + i];
-        }
-        if (chunk_count == 1) {
-          finish<T, D>(args, start, kv_head * args.group + head, sums, peak, total, lane);
-          continue;
-        }
-        float* to = args.partial + (partial_index * args.group + head) * D + lane * (D / 32);
-#pragma unroll
-        for (int i = 0; i < D / 32; i++) to[i] = sums[i];
-        if (lane == 0)
-          reinterpret_cast<float2*>(args.stats)[partial_index * args.group + head] = make_float2(peak, total);
-      }
-      if (chunk_count > 1) {
-        int32_t* counter = args.arrivals + row * args.kv_heads + kv_head;
-        __syncthreads();
-        if (threadIdx.x == 0) partials.arrived = arrive(counter);
-        __syncthreads();
-        if (partials.arrived == chunk_count - 1) {
-          if (threadIdx.x == 0) *counter = 0;
-          for (int head = warp; head < args.group; head += WARPS)
-            merge<T, D>(args, start, kv_head, head, first_chunk, chunk_count, lane);
-        }
-      }
+      const int first_chunk = blocks_before / chunk_blocks;
+      const int last_chunk = (blocks_before + visible.blocks - 1) / chunk_blocks;
+      const RowChunk row_chunk{row, start, kv_head, chunk, first_chunk, last_chunk - first_chunk + 1};
+      combine_warps<T>(args, row_chunk, partials, warp, lane);
+      if (row_chunk.chunk_count > 1) merge_last<T>(args, row_chunk, partials, warp, lane);
       __syncthreads();  // `partials` may be overwritten for the next row
     }
     block = end;

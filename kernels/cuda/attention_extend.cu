@@ -29,10 +29,15 @@ __global__ __launch_bounds__(THREADS, 1) void extend_kernel(const __grid_constan
   int warpgroup = __shfl_sync(ALL, (int)threadIdx.x / GROUP, 0), thread = threadIdx.x % GROUP, lane = thread % 32;
   if (threadIdx.x == 0) {
     constexpr int WARPS = CONSUMER_THREADS / 32;
-    for (int i = 0; i < 2; i++) init(shared.query_full[i], 1), init(shared.query_empty[i], WARPS);
+    for (int i = 0; i < 2; i++) {
+      init(shared.query_full[i], 1);
+      init(shared.query_empty[i], WARPS);
+    }
     for (int i = 0; i < STAGES; i++) {
-      init(shared.keys_full[i], 1), init(shared.keys_empty[i], WARPS);
-      init(shared.values_full[i], 1), init(shared.values_empty[i], WARPS);
+      init(shared.keys_full[i], 1);
+      init(shared.keys_empty[i], WARPS);
+      init(shared.values_full[i], 1);
+      init(shared.values_empty[i], WARPS);
     }
     fence_barrier_init();
   }

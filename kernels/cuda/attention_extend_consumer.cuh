@@ -149,7 +149,8 @@ struct Consumer {
     for (float& sum : sums) sum = 0.f;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      peak[r] = -INFINITY, total[r] = 0.f;
+      peak[r] = -INFINITY;
+      total[r] = 0.f;
       visible[r] = tile.before + min(tile_row(r) / args.group, tile.count - 1) - 2 * (lane % 4);
     }
   }

@@ -44,8 +44,10 @@ struct TileScheduler {
 
   __device__ Tile make_tile(int row, int start, int queries, int first, int kv_head) {
     Tile tile;
-    tile.row = row, tile.kv_head = kv_head;
-    tile.token = start + first, tile.count = min(queries - first, queries_per_tile);
+    tile.row = row;
+    tile.kv_head = kv_head;
+    tile.token = start + first;
+    tile.count = min(queries - first, queries_per_tile);
     tile.context = args.context_lens[row];
     tile.before = max(tile.context - queries, 0) + first;
     tile.high = (tile.before + tile.count - 1) / BLOCK;
@@ -130,7 +132,10 @@ struct Producer {
     }
     if (lane == 0) {  // the last thread block resets the counters
       __threadfence();
-      if (atomicAdd(&args.claims[1], 1) == (int)gridDim.x - 1) args.claims[0] = 0, args.claims[1] = 0;
+      if (atomicAdd(&args.claims[1], 1) == (int)gridDim.x - 1) {
+        args.claims[0] = 0;
+        args.claims[1] = 0;
+      }
     }
   }
 };

@@ -57,7 +57,10 @@ template <int SIZE>
 struct Ring {
   int index = 0, parity = 0;
   __device__ void next() {
-    if (++index == SIZE) index = 0, parity ^= 1;
+    if (++index == SIZE) {
+      index = 0;
+      parity ^= 1;
+    }
   }
 };
 

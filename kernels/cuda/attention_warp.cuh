@@ -184,7 +184,8 @@ struct Warp {
       float higher = fmaxf(peak[h], column_max(fmaxf(scores[h], scores[2 + h])));
       float shrink = exp2f(peak[h] - higher);
       peak[h] = higher;
-      scores[h] = exp2f(scores[h] - higher), scores[2 + h] = exp2f(scores[2 + h] - higher);
+      scores[h] = exp2f(scores[h] - higher);
+      scores[2 + h] = exp2f(scores[2 + h] - higher);
       total[h] = total[h] * shrink + scores[h] + scores[2 + h];
 #pragma unroll
       for (int i = 0; i < D / 16; i++) acc[i][h] *= shrink, acc[i][2 + h] *= shrink;

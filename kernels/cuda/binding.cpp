@@ -45,8 +45,12 @@ void copy_cache_pages_op(Tensor pages, Tensor sources, Tensor targets) {
   from.shaped({ANY}).of(ScalarType::Long).below(page_data.size(1));
   to.shaped({from.size(0)}).of(ScalarType::Long).below(page_data.size(1));
   CopyCachePagesArgs args{};
-  args.pages = page_data.data(), args.sources = from.data<int64_t>(), args.targets = to.data<int64_t>();
-  args.caches = page_data.size(0), args.copies = from.size(0), args.limit = page_data.size(1);
+  args.pages = page_data.data();
+  args.sources = from.data<int64_t>();
+  args.targets = to.data<int64_t>();
+  args.caches = page_data.size(0);
+  args.copies = from.size(0);
+  args.limit = page_data.size(1);
   args.page_bytes = page_data.count() ? page_data.count() / (args.caches * args.limit) * page_data.bytes() : 0;
   if (args.bytes() == 0) return;
   Tensor buffer = torch::stable::new_empty(pages, {args.bytes()}, ScalarType::Byte);

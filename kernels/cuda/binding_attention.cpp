@@ -24,40 +24,55 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   starts.shaped({pages.size(0) + 1}).of(ScalarType::Int).dense();
   contexts.shaped({pages.size(0)}).of(ScalarType::Int).dense();
   DecodeArgs args{};
-  args.type = from.number(), args.e4m3 = e4m3, args.dim = (int)from.size(2);
+  args.type = from.number();
+  args.e4m3 = e4m3;
+  args.dim = (int)from.size(2);
   if (args.type == Type::f32 || (args.dim != 64 && args.dim != 128)) refuse(OP, ": 16-bit heads of 64 or 128 expected");
   int64_t kv_heads = keys.size(2), size = keys.size(1), rows = pages.size(0);
   if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * MAX_GROUP)
     refuse(OP, ": ", from.size(1), " heads for ", kv_heads, " kv heads");
   if (size < 1 || size & (size - 1)) refuse(OP, ": pages of ", size, " positions, a power of two expected");
-  if (rows * kv_heads > MOST_PAIRS || keys.size(0) * size > INT32_MAX) refuse(OP, ": too many rows or pages");
+  if (rows * kv_heads > MAX_PAIRS || keys.size(0) * size > INT32_MAX) refuse(OP, ": too many rows or pages");
   if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8)
     refuse(OP, ": strides of query are not multiples of 8 elements");
   refuse_unaligned(OP, query, "query");
-  refuse_unaligned(OP, key_pages, "key_pages"), refuse_unaligned(OP, value_pages, "value_pages");
-  args.slot = slot_stride(OP, key_pages, "key_pages"), args.head = key_pages.stride(2);
+  refuse_unaligned(OP, key_pages, "key_pages");
+  refuse_unaligned(OP, value_pages, "value_pages");
+  args.slot = slot_stride(OP, key_pages, "key_pages");
+  args.head = key_pages.stride(2);
   if (slot_stride(OP, value_pages, "value_pages") != args.slot || value_pages.stride(2) != args.head)
     refuse(OP, ": strides of value_pages and key_pages differ");
-  args.out = to.data(), args.query = from.data(), args.keys = keys.data(), args.values = values.data();
-  args.row_starts = starts.data<int32_t>(), args.context_lens = contexts.data<int32_t>();
-  args.page_table = pages.data<int32_t>(), args.table_row = pages.stride();
-  args.columns = (int)pages.size(1), args.pages = (int)keys.size(0);
-  args.query_token = query.stride(0), args.query_head = query.stride(1);
+  args.out = to.data();
+  args.query = from.data();
+  args.keys = keys.data();
+  args.values = values.data();
+  args.row_starts = starts.data<int32_t>();
+  args.context_lens = contexts.data<int32_t>();
+  args.page_table = pages.data<int32_t>();
+  args.table_row = pages.stride();
+  args.columns = (int)pages.size(1);
+  args.pages = (int)keys.size(0);
+  args.query_token = query.stride(0);
+  args.query_head = query.stride(1);
   if (sinks) {
     Argument scores(op, "sinks", *sinks);
     args.sinks = scores.shaped({from.size(1)}).of(ScalarType::Float).dense().data<float>();
   }
-  args.rows = (int)rows, args.kv_heads = (int)kv_heads, args.group = (int)(from.size(1) / kv_heads);
+  args.rows = (int)rows;
+  args.kv_heads = (int)kv_heads;
+  args.group = (int)(from.size(1) / kv_heads);
   args.window = (int)check_range(op, "window", window, 0, INT32_MAX);
   while (int64_t{1} << args.page_shift < size) args.page_shift++;
-  args.scale = (float)scale, args.cap = (float)cap;
+  args.scale = (float)scale;
+  args.cap = (float)cap;
   if (rows == 0) return;
   Queue queue(query);
   args.arrivals = counters_of(queue).arrivals;
   args.chunks = decode_chunks(rows, kv_heads, args.dim, e4m3);
   int64_t places = int64_t{2} * args.chunks * from.size(1);  // 2: see DecodeArgs::partial
   Tensor shared = torch::stable::new_empty(query, {places * (args.dim + 2)}, ScalarType::Float);
-  args.partial = static_cast<float*>(shared.data_ptr()), args.stats = args.partial + places * args.dim;
+  args.partial = static_cast<float*>(shared.data_ptr());
+  args.stats = args.partial + places * args.dim;
   decode(args, queue);
 }
 

@@ -28,7 +28,8 @@ void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   starts.shaped({pages.size(0) + 1}).of(ScalarType::Int).dense();
   contexts.shaped({pages.size(0)}).of(ScalarType::Int).dense();
   ExtendArgs args{};
-  args.type = from.number(), args.dim = (int)from.size(2);
+  args.type = from.number();
+  args.dim = (int)from.size(2);
   if (args.type == Type::f32 || (args.dim != 64 && args.dim != 128)) refuse(OP, ": 16-bit heads of 64 or 128 expected");
   int64_t kv_heads = keys.size(2), size = keys.size(1);
   if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * EXTEND_TILE_ROWS)
@@ -37,26 +38,40 @@ void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   if (keys.size(0) * size > INT32_MAX) refuse(OP, ": too many pages");
   if (query.stride(2) != 1 || query.stride(1) % 8 || query.stride(0) % 8)
     refuse(OP, ": strides of query are not multiples of 8 elements");
-  refuse_unaligned(OP, out, "out"), refuse_unaligned(OP, query, "query");
-  refuse_unaligned(OP, key_pages, "key_pages"), refuse_unaligned(OP, value_pages, "value_pages");
-  args.slot = slot_stride(OP, key_pages, "key_pages"), args.head = key_pages.stride(2);
+  refuse_unaligned(OP, out, "out");
+  refuse_unaligned(OP, query, "query");
+  refuse_unaligned(OP, key_pages, "key_pages");
+  refuse_unaligned(OP, value_pages, "value_pages");
+  args.slot = slot_stride(OP, key_pages, "key_pages");
+  args.head = key_pages.stride(2);
   if (slot_stride(OP, value_pages, "value_pages") != args.slot || value_pages.stride(2) != args.head)
     refuse(OP, ": strides of value_pages and key_pages differ");
-  args.out = to.data(), args.query = from.data(), args.keys = keys.data(), args.values = values.data();
-  args.row_starts = starts.data<int32_t>(), args.context_lens = contexts.data<int32_t>();
-  args.page_table = pages.data<int32_t>(), args.table_row = pages.stride();
-  args.query_token = query.stride(0), args.query_head = query.stride(1);
+  args.out = to.data();
+  args.query = from.data();
+  args.keys = keys.data();
+  args.values = values.data();
+  args.row_starts = starts.data<int32_t>();
+  args.context_lens = contexts.data<int32_t>();
+  args.page_table = pages.data<int32_t>();
+  args.table_row = pages.stride();
+  args.query_token = query.stride(0);
+  args.query_head = query.stride(1);
   if (sinks) {
     Argument scores(op, "sinks", *sinks);
     args.sinks = scores.shaped({from.size(1)}).of(ScalarType::Float).dense().data<float>();
   }
-  args.tokens = (int)from.size(0), args.slots = (int)(keys.size(0) * size), args.page_size = (int)size;
-  args.rows = (int)pages.size(0), args.columns = (int)pages.size(1);
-  args.kv_heads = (int)kv_heads, args.group = (int)(from.size(1) / kv_heads);
+  args.tokens = (int)from.size(0);
+  args.slots = (int)(keys.size(0) * size);
+  args.page_size = (int)size;
+  args.rows = (int)pages.size(0);
+  args.columns = (int)pages.size(1);
+  args.kv_heads = (int)kv_heads;
+  args.group = (int)(from.size(1) / kv_heads);
   args.window = (int)check_range(op, "window", window, 0, INT32_MAX);
   args.min_queries = (int)check_range(op, "min_queries", min_queries, 1, INT32_MAX);
   args.tiles = check_range(op, "tiles", tiles, 0, INT32_MAX);
-  args.scale = (float)scale, args.cap = (float)cap;
+  args.scale = (float)scale;
+  args.cap = (float)cap;
   if (args.tiles == 0 || args.rows == 0 || args.tokens == 0) return;
   Queue queue(query);
   args.claims = counters_of(queue).claims;

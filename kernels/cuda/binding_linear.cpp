@@ -17,7 +17,8 @@ void set_weight(ProductArgs& args, const Tensor& weight, const Optional& records
   Argument matrix({OP, weight}, "weight", weight);
   matrix.shaped({args.out_features, ANY}).dense();
   refuse_unaligned(OP, weight, "weight");
-  args.weight = matrix.data(), args.row_bytes = matrix.size(1) * matrix.bytes();
+  args.weight = matrix.data();
+  args.row_bytes = matrix.size(1) * matrix.bytes();
   int64_t min_bytes = args.format == Weights::bf16 ? args.in_features * 2
                       : args.format == Weights::int8 || args.format == Weights::fp8
                           ? args.in_features
@@ -54,14 +55,19 @@ void set_norm(ProductArgs& args, const Tensor& x, const Optional& stream, const 
   }
   Argument weight({OP, x}, "norm", *norm);
   weight.shaped({args.in_features}).dense();
-  args.norm = weight.data(), args.norm_type = weight.number(), args.eps = (float)eps, args.offset = (float)offset;
+  args.norm = weight.data();
+  args.norm_type = weight.number();
+  args.eps = (float)eps;
+  args.offset = (float)offset;
   if (stream.has_value() != stream_out.has_value()) refuse(OP, ": stream and stream_out must be given together");
   if (!stream) return;
   Argument before({OP, x}, "stream", *stream), after({OP, x}, "stream_out", *stream_out);
   before.shaped({args.rows, args.in_features}).of(ScalarType::BFloat16).dense();
   after.shaped({args.rows, args.in_features}).of(ScalarType::BFloat16).dense();
-  refuse_unaligned(OP, *stream, "stream"), refuse_unaligned(OP, *stream_out, "stream_out");
-  args.stream = before.data(), args.stream_out = after.data();
+  refuse_unaligned(OP, *stream, "stream");
+  refuse_unaligned(OP, *stream_out, "stream_out");
+  args.stream = before.data();
+  args.stream_out = after.data();
   if (args.stream == args.stream_out) refuse(OP, ": stream_out must not be the memory of stream");
 }
 
@@ -74,11 +80,17 @@ void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optio
   if (format < 0 || format > 4) refuse(OP, ": format is ", format, ", 0 to 4 expected");
   if (gate < -1 || gate > 2) refuse(OP, ": gate is ", gate, ", -1 to 2 expected");
   ProductArgs args{};
-  args.format = (Weights)format, args.gated = gate >= 0, args.gate = args.gated ? (Activation)gate : Activation::silu;
+  args.format = (Weights)format;
+  args.gated = gate >= 0;
+  args.gate = args.gated ? (Activation)gate : Activation::silu;
   args.rows = from.size(0), args.in_features = from.size(1), args.out_features = to.size(1) * (args.gated ? 2 : 1),
   args.group = group;
-  args.out = to.data(), args.x = from.data(), args.out_type = to.number();
-  args.x_stride = from.stride(), args.out_stride = to.stride(), args.resident = resident;
+  args.out = to.data();
+  args.x = from.data();
+  args.out_type = to.number();
+  args.x_stride = from.stride();
+  args.out_stride = to.stride();
+  args.resident = resident;
   if (args.rows > MAX_ROWS) refuse(OP, ": ", args.rows, " rows, no more than ", MAX_ROWS, " expected");
   if (args.in_features % 8 || args.x_stride % 8 || (uintptr_t)args.x % 16) refuse(OP, ": x is not aligned to 16 bytes");
   if (args.gated && to.size(1) % 8) refuse(OP, ": ", to.size(1), " gated outputs, a multiple of 8 expected");
@@ -89,7 +101,8 @@ void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optio
   if (bias) {
     Argument shift({OP, x}, "bias", *bias);
     shift.shaped({args.out_features}).dense();
-    args.bias = shift.data(), args.bias_type = shift.number();
+    args.bias = shift.data();
+    args.bias_type = shift.number();
   }
   Queue queue(out);
   Tensor shared = x;

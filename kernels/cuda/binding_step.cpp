@@ -16,7 +16,8 @@ void set_shape(StepArgs& args, const Tensor& layers, int64_t hidden, int64_t inn
                int64_t dim) {
   Argument table({OP, layers}, "layers", layers);
   table.shaped({ANY, FIELDS}).of(ScalarType::Long).dense();
-  args.layers = table.data<StepLayer>(), args.layer_count = (int)table.size(0);
+  args.layers = table.data<StepLayer>();
+  args.layer_count = (int)table.size(0);
   args.hidden = (int)check_range(OP, "hidden", hidden, 128, 1 << 16),
   args.inner = (int)check_range(OP, "inner", inner, 64, 1 << 18);
   args.heads = (int)check_range(OP, "heads", heads, 1, 1024),
@@ -41,9 +42,12 @@ void set_cache(StepArgs& args, const Tensor& keys, const Tensor& values) {
   values_to.shaped({args.layer_count, to.size(1), to.size(2), args.kv_heads, args.dim}).of(ScalarType::BFloat16).dense();
   int64_t size = to.size(2);
   if (size < 1 || size & (size - 1)) refuse(OP, ": pages of ", size, " positions, a power of two expected");
-  args.keys = to.data(), args.values = values_to.data(), args.limit = to.size(1) * size;
+  args.keys = to.data();
+  args.values = values_to.data();
+  args.limit = to.size(1) * size;
   if (args.limit > INT32_MAX) refuse(OP, ": too many pages");
-  args.head_stride = args.dim, args.slot_stride = args.kv_heads * args.dim;
+  args.head_stride = args.dim;
+  args.slot_stride = args.kv_heads * args.dim;
   args.layer_stride = args.limit * args.slot_stride;
   while (int64_t{1} << args.page_shift < size) args.page_shift++;
 }
@@ -59,7 +63,10 @@ void step_op(Tensor x_out, Tensor stream_out, Tensor x, Tensor stream, Tensor la
   StepArgs args{};
   set_shape(args, layers, hidden, inner, heads, keys.size(3), keys.size(4));
   args.gate = (Activation)check_range(OP, "gate", gate, 0, 2);
-  args.x = from.data(), args.stream = before.data(), args.x_out = to.data(), args.stream_out = after.data();
+  args.x = from.data();
+  args.stream = before.data();
+  args.x_out = to.data();
+  args.stream_out = after.data();
   Argument c(op, "cos", cos), s(op, "sin", sin), slot_ids(op, "slots", slots),
       contexts(op, "context_lens", context_lens);
   args.cos = c.shaped({1, args.dim / 2}).of(ScalarType::Float).dense().data<float>();
@@ -69,7 +76,9 @@ void step_op(Tensor x_out, Tensor stream_out, Tensor x, Tensor stream, Tensor la
   Argument pages(op, "page_table", page_table), memory(op, "shared", shared);
   args.page_table = pages.shaped({1, ANY}).of(ScalarType::Int).dense_rows().data<int32_t>();
   set_cache(args, keys, values);
-  args.eps = (float)eps, args.offset = (float)offset, args.scale = (float)scale;
+  args.eps = (float)eps;
+  args.offset = (float)offset;
+  args.scale = (float)scale;
   args.shared = memory.shaped({ANY}).of(ScalarType::Byte).dense().data();
   const std::pair<const char*, const Tensor*> aligned_tensors[] = {
       {"x_out", &x_out},   {"stream_out", &stream_out}, {"x", &x},     {"stream", &stream},

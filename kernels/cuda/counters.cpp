@@ -47,8 +47,8 @@ Counters counters_of(cudaStream_t stream) {
   check(cudaGetDevice(&device));
   std::lock_guard lock(mutex);
   int32_t*& memory = allocated[{device, stream}];
-  if (!memory) memory = zeros((MOST_PAIRS + CLAIMS) * sizeof(int32_t));
-  return {memory, memory + MOST_PAIRS};
+  if (!memory) memory = zeros((MAX_PAIRS + CLAIMS) * sizeof(int32_t));
+  return {memory, memory + MAX_PAIRS};
 }
 
 }  // namespace localllm::cuda

@@ -8,11 +8,11 @@
 
 namespace localllm::cuda {
 
-constexpr int MOST_PAIRS = 1 << 16;  // limit of rows * kv_heads in a decode step; each pair has a counter
+constexpr int MAX_PAIRS = 1 << 16;  // limit of rows * kv_heads in a decode step; each pair has a counter
 constexpr int CLAIMS = 2;            // counters of prefill attention: claimed tiles, finished blocks
 
 struct Counters {
-  int32_t* arrivals;  // [MOST_PAIRS]
+  int32_t* arrivals;  // [MAX_PAIRS]
   int32_t* claims;    // [CLAIMS]
 };
 

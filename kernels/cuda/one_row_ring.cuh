@@ -83,7 +83,10 @@ __device__ inline void fetch(const Block& b, Bytes) {
       char* to = b.memory + b.layout.ring + slot * b.layout.stage;
       if (bytes && threadIdx.x % 32 == 0) hopper::copy(to, from, bytes, full, policy);
       hopper::commit_stage(full);
-      if (++slot == b.layout.stages) slot = 0, parity ^= 1;
+      if (++slot == b.layout.stages) {
+        slot = 0;
+        parity ^= 1;
+      }
     }
   }
   launch_dependents();
@@ -117,7 +120,10 @@ __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
             static_cast<const char*>(a.records) + (output_block * b.layout.subgroups + segment * RECORDS) * 32;
         if (RECORDS && lane == 8) hopper::copy(to + 8 * PITCH, records, record_bytes, full, policy);
         hopper::commit_stage(full);
-        if (++slot == b.layout.stages) slot = 0, parity ^= 1;
+        if (++slot == b.layout.stages) {
+          slot = 0;
+          parity ^= 1;
+        }
       }
   launch_dependents();
 }

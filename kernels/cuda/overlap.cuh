@@ -47,12 +47,15 @@ template <class... Parameters, class... Arguments>
 static inline void launch_early(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared,
                                 cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(blocks)), config.blockDim = dim3(unsigned(threads));
-  config.dynamicSmemBytes = shared, config.stream = stream;
+  config.gridDim = dim3(unsigned(blocks));
+  config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early, config.numAttrs = gpu().major >= 9 ? 1 : 0;
+  config.attrs = &early;
+  config.numAttrs = gpu().major >= 9 ? 1 : 0;
   cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 

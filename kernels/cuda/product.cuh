@@ -9,17 +9,31 @@ namespace localllm::cuda {
 template <class F>
 static inline SmallBatch small_batch_of(const ProductArgs& args) {
   SmallBatch a{};
-  a.out = args.out, a.x = args.x, a.weight = static_cast<const uint8_t*>(args.weight);
-  a.records = static_cast<const uint32_t*>(args.records), a.scale = args.scale, a.bias = args.bias;
-  a.out_type = args.out_type, a.bias_type = args.bias_type;
+  a.out = args.out;
+  a.x = args.x;
+  a.weight = static_cast<const uint8_t*>(args.weight);
+  a.records = static_cast<const uint32_t*>(args.records);
+  a.scale = args.scale;
+  a.bias = args.bias;
+  a.out_type = args.out_type;
+  a.bias_type = args.bias_type;
   a.rows = int(args.rows), a.out_features = int(args.out_features), a.in_features = int(args.in_features),
   a.group = int(args.group);
-  a.row_bytes = args.row_bytes, a.x_stride = args.x_stride, a.out_stride = args.out_stride;
-  a.resident = args.resident, a.gated = args.gated ? int(args.out_features / 2) : 0, a.gate = args.gate;
-  a.stream = args.stream, a.stream_out = args.stream_out, a.norm = args.norm, a.norm_type = args.norm_type;
-  a.eps = args.eps, a.offset = args.offset;
+  a.row_bytes = args.row_bytes;
+  a.x_stride = args.x_stride;
+  a.out_stride = args.out_stride;
+  a.resident = args.resident;
+  a.gated = args.gated ? int(args.out_features / 2) : 0;
+  a.gate = args.gate;
+  a.stream = args.stream;
+  a.stream_out = args.stream_out;
+  a.norm = args.norm;
+  a.norm_type = args.norm_type;
+  a.eps = args.eps;
+  a.offset = args.offset;
   Subgroups subgroups = subgroups_of(F::TRAITS, args.in_features, args.group);
-  a.chunks_per_subgroup = subgroups.chunks_per_subgroup, a.subgroups = subgroups.subgroups;
+  a.chunks_per_subgroup = subgroups.chunks_per_subgroup;
+  a.subgroups = subgroups.subgroups;
   a.prepared_pitch = prepared_pitch(F::TRAITS, shape_of(a));
   return a;
 }
@@ -46,7 +60,8 @@ void product_of(const ProductArgs& args, cudaStream_t stream) {
     round_rows({integers, scales, args.x, Type::bf16, args.rows, args.in_features, padded, args.x_stride,
                 F::ROUNDED_IN_GROUPS ? args.group : args.in_features, subgroup},
                stream);
-    a.x = integers, a.x_stride = padded;
+    a.x = integers;
+    a.x_stride = padded;
     (F::ROUNDED_IN_GROUPS ? a.subgroup_scale : a.row_scale) = scales;
   }
   start_small_batch<F>(a, stream);

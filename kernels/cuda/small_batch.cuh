@@ -74,7 +74,8 @@ struct Position {
   int tile, step;
   __device__ bool advance(int steps) {
     if (++step < steps) return false;
-    step = 0, tile += gridDim.x;
+    step = 0;
+    tile += gridDim.x;
     return true;
   }
 };
@@ -89,8 +90,12 @@ struct Stream {
   int tid, warp, g, t, chunks, steps, tiles;
 
   __device__ Stream(const SmallBatch& a, void* memory, void* prepared_x) : a(a) {
-    tid = threadIdx.x, warp = tid / 32, g = tid % 32 / 4, t = tid % 4;
-    ring = uint32_t(__cvta_generic_to_shared(memory)), prepared = uint32_t(__cvta_generic_to_shared(prepared_x));
+    tid = threadIdx.x;
+    warp = tid / 32;
+    g = tid % 32 / 4;
+    t = tid % 4;
+    ring = uint32_t(__cvta_generic_to_shared(memory));
+    prepared = uint32_t(__cvta_generic_to_shared(prepared_x));
     chunks = int((a.row_bytes + 63) / 64);
     steps = (chunks + WARPS * P - 1) / (WARPS * P);
     tiles = (a.out_features + 8 * J - 1) / (8 * J);
@@ -239,7 +244,8 @@ static __device__ inline void finish(const SmallBatch& a, const S& s, const Prep
     for (int h = 0; h < NT; h++) {
       if (s.g + 8 * h >= a.rows) continue;
       typename F::Sum* to = partial + ((s.warp * J + j) * a.rows + s.g + 8 * h) * 8 + 2 * s.t;
-      to[0] = sums[j][2 * h], to[1] = sums[j][2 * h + 1];
+      to[0] = sums[j][2 * h];
+      to[1] = sums[j][2 * h + 1];
     }
   __syncthreads();
   if (!epilogue.active) return;

@@ -21,7 +21,8 @@ static inline SmallBatch rows_of(SmallBatch a, int first, int count) {
   a.rows = count;
   a.out = advance(a.out, first * a.out_stride * size_of(a.out_type));
   a.x = advance(a.x, first * a.x_stride * (a.prepared_pitch ? 2 : sizeof(typename F::X)));
-  a.stream = advance(a.stream, stream_bytes), a.stream_out = advance(a.stream_out, stream_bytes);
+  a.stream = advance(a.stream, stream_bytes);
+  a.stream_out = advance(a.stream_out, stream_bytes);
   if (a.row_scale) a.row_scale += first;
   if (a.subgroup_scale) a.subgroup_scale += first * a.subgroups;
   return a;
@@ -30,7 +31,9 @@ static inline SmallBatch rows_of(SmallBatch a, int first, int count) {
 template <class F, int J, int P, int NT>
 static inline void start_small_batch(SmallBatch a, const TileSizes& sizes, cudaStream_t stream) {
   static_assert(F::TRAITS.x_bytes == sizeof(typename F::X), "TRAITS and X disagree");
-  a.slot_bytes = sizes.slot_bytes, a.slots = sizes.slots, a.sum_buffers = sizes.sum_buffers;
+  a.slot_bytes = sizes.slot_bytes;
+  a.slots = sizes.slots;
+  a.sum_buffers = sizes.sum_buffers;
   auto kernel = small_batch<F, J, P, NT>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizes.shared);
   int64_t tiles = (a.out_features + 8 * J - 1) / (8 * J);

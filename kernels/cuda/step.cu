@@ -104,14 +104,17 @@ void step(const StepArgs& args, cudaStream_t stream) {
   const int shared = plan.ring + plan.stages * STAGE;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(plan.blocks)), config.blockDim = dim3(CONSUMER_THREADS + PRODUCER_THREADS);
-  config.dynamicSmemBytes = shared, config.stream = stream;
+  config.gridDim = dim3(unsigned(plan.blocks));
+  config.blockDim = dim3(CONSUMER_THREADS + PRODUCER_THREADS);
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeCooperative;  // blocks wait for each other, so all must be resident
   attributes[0].val.cooperative = 1;
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = attributes, config.numAttrs = 2;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   cudaLaunchKernelEx(&config, kernel, plan);
   check_launch("decoder_step");
 }

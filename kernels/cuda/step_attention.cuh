@@ -73,7 +73,8 @@ class Attention {
     const int64_t first = layer * b_.a.layer_stride + u.head * b_.a.head_stride;
     cache.keys = static_cast<const __nv_bfloat16*>(b_.a.keys) + first;
     cache.values = static_cast<const __nv_bfloat16*>(b_.a.values) + first;
-    cache.slot = b_.a.slot_stride, cache.scale = b_.a.scale;
+    cache.slot = b_.a.slot_stride;
+    cache.scale = b_.a.scale;
     constexpr int STRIDE = CONSUMERS * STEP;
     static_assert(STRIDE == CACHED);
     const int newest = u.writes() ? u.newest : -1;
@@ -125,7 +126,8 @@ class Attention {
     const bool has_norm = norm && !value, first_half = first_dim < PAIRS;
     if (has_norm) load<LANE_DIMS>(norm + first_dim, weights);
     if (!value) {
-      load<LANE_DIMS>(b_.a.cos + first_dim % PAIRS, c), load<LANE_DIMS>(b_.a.sin + first_dim % PAIRS, s);
+      load<LANE_DIMS>(b_.a.cos + first_dim % PAIRS, c);
+      load<LANE_DIMS>(b_.a.sin + first_dim % PAIRS, s);
     }
     const int64_t slot = query ? 0 : *b_.a.slot;
     read_words_of(b_.words(b_.plan.products[QKV].to.offset) + source * PAIRS + first_dim / 2, epoch, x);
@@ -186,7 +188,10 @@ class Attention {
       float total = column_sum(state.total[h]);
       if (head >= b_.plan.group) continue;
       float* to = partial(warp(), head);
-      if (state.g == 0) to[D] = state.peak[h], to[D + 1] = total;
+      if (state.g == 0) {
+        to[D] = state.peak[h];
+        to[D + 1] = total;
+      }
 #pragma unroll
       for (int i = 0; i < D / 16; i++)
         *reinterpret_cast<float2*>(to + (i / 4) * 64 + state.g * 8 + 2 * (i % 4)) =
@@ -208,16 +213,21 @@ class Attention {
         float weight = exp2f(from[D] - peak);
         float2 partial_sum = *reinterpret_cast<const float2*>(from + dim);
         total += weight * from[D + 1];
-        sum.x += weight * partial_sum.x, sum.y += weight * partial_sum.y;
+        sum.x += weight * partial_sum.x;
+        sum.y += weight * partial_sum.y;
       }
       if (u.chunks == 1) {
         publish_pair(u, i, sum.x / total, sum.y / total, epoch);
         continue;
       }
       uint64_t* to = chunk_words(u, u.chunk);
-      publish(to + 2 * i, sum.x, epoch), publish(to + 2 * i + 1, sum.y, epoch);
+      publish(to + 2 * i, sum.x, epoch);
+      publish(to + 2 * i + 1, sum.y, epoch);
       uint64_t* stats = to + b_.plan.group * D + 2 * head;
-      if (dim == 0) publish(stats, peak, epoch), publish(stats + 1, total, epoch);
+      if (dim == 0) {
+        publish(stats, peak, epoch);
+        publish(stats + 1, total, epoch);
+      }
     }
   }
 
@@ -245,7 +255,8 @@ class Attention {
       float one = weight * __uint_as_float(sums.x), other = weight * __uint_as_float(sums.y);
       for (int distance = 1; distance < width; distance *= 2) {
         total += __shfl_xor_sync(ALL, total, distance);
-        one += __shfl_xor_sync(ALL, one, distance), other += __shfl_xor_sync(ALL, other, distance);
+        one += __shfl_xor_sync(ALL, one, distance);
+        other += __shfl_xor_sync(ALL, other, distance);
       }
       if (chunk == 0 && lane_pair < stop) publish_pair(u, i, one / total, other / total, epoch);
     }

@@ -95,17 +95,22 @@ struct Plan {
       next_word += int64_t(copies) * exchange.pairs;
       return exchange;
     };
-    const Exchange heads = next(qkv, 1), attention = next(attended, COPIES), added = next(a.hidden, COPIES),
-                   gated = next(a.inner, COPIES), summed = next(a.hidden, COPIES);
+    const Exchange heads = next(qkv, 1);
+    const Exchange attention = next(attended, COPIES);
+    const Exchange added = next(a.hidden, COPIES);
+    const Exchange gated = next(a.inner, COPIES);
+    const Exchange summed = next(a.hidden, COPIES);
     products[QKV] = {qkv / 8, a.hidden, summed, heads};
     products[OUT] = {a.hidden / 8, attended, attention, added};
     products[GATE_UP] = {a.inner / 4, a.hidden, added, gated};  // a tile: 4 gates and the 4 values they multiply
     products[DOWN] = {a.hidden / 8, a.inner, gated, summed};
     for (Product& product : products) {
       product.stages = (product.in_features + COLUMNS - 1) / COLUMNS;
-      product.tiles_per_block = product.tiles / blocks, product.remainder = product.tiles % blocks;
+      product.tiles_per_block = product.tiles / blocks;
+      product.remainder = product.tiles % blocks;
     }
-    partials = next_word, partial_words = group * a.dim + 2 * group;
+    partials = next_word;
+    partial_words = group * a.dim + 2 * group;
     end = partials + int64_t(a.kv_heads) * MAX_STEP_CHUNKS * partial_words;
   }
 };

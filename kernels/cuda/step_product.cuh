@@ -34,7 +34,8 @@ class Activations {
   __device__ Activations(const Block& b, int phase) : words_(b.pointer<uint32_t>(b.plan.x[phase % 2])) {}
   __device__ uint2 get(int quad) const { return {words_[word_index(quad)], words_[word_index(quad) + 16]}; }
   __device__ void put(int quad, uint2 four) const {
-    words_[word_index(quad)] = four.x, words_[word_index(quad) + 16] = four.y;
+    words_[word_index(quad)] = four.x;
+    words_[word_index(quad) + 16] = four.y;
   }
 
  private:
@@ -95,7 +96,8 @@ class Multiplier {
 
     // Lanes with g < 2 hold activations (has_x), the others do not read any.
     __device__ void read(uint32_t from, uint32_t x_from, bool has_x) {
-      w[0] = shared_vector(from), w[1] = shared_vector(from + 64);
+      w[0] = shared_vector(from);
+      w[1] = shared_vector(from + 64);
       if (has_x) x = shared_vector(x_from);
     }
     __device__ void multiply_by(float (&one)[4], float (&other)[4]) const {

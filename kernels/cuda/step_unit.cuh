@@ -26,8 +26,11 @@ struct Unit {
     const int context = max(*b.a.context, 1);  // at least one unit, else the other blocks would wait forever
     const Chunks division(context, b.plan.max_chunks);
     if (chunk >= division.count) return;
-    chunks = division.count, begin = chunk * division.size, end = min(context, begin + division.size);
-    newest = context - 1, stored = min(end, newest);
+    chunks = division.count;
+    begin = chunk * division.size;
+    end = min(context, begin + division.size);
+    newest = context - 1;
+    stored = min(end, newest);
   }
   __device__ bool writes() const { return end > newest; }
   __device__ int prefetched() const { return min(stored - begin, CACHED); }  // number of prefetched positions
