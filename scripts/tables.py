@@ -62,10 +62,10 @@ def state(records: list[Record]) -> str:
     return ". ".join(claims)
 
 
-def _claim(tier: str, machine: str, lane: str, records: list[Record]) -> str:
-    where = " ".join(
-        filter(None, (machine, IMPLEMENTATIONS.get((records[0].backend, lane), f"({lane})" if lane else "")))
-    )
+def _claim(tier: str, machine: str, implementation: str, records: list[Record]) -> str:
+    where = machine
+    if implementation:
+        where += " " + IMPLEMENTATIONS.get((records[0].backend, implementation), f"({implementation})")
     suite, passed, failed = (sum(counts) for counts in zip(*map(_counts, records), strict=True))
     when = _when(records)
     if failed:

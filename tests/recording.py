@@ -136,7 +136,7 @@ class Recorder:
         is_complete = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if is_complete and not in_worker():
             for file in {key[4] for key in self._keys.values()}:
-                if self._left[file] < 0:  # the workers collected its tests
+                if self._left[file] < 0:  # the tests were collected by the workers
                     self._write(file)
 
     def _write(self, file: str) -> None:

@@ -30,7 +30,9 @@ def declared(package: str) -> str:
     """The licence in the metadata of an installed package. Raises PackageNotFoundError."""
     fields = metadata.metadata(package)
     classifiers = [text for text in fields.get_all("Classifier") or () if text.startswith("License :: OSI Approved")]
-    short = [text for text in (fields["License"] or "",) if len(text) < 40]  # some packages have the whole text here
+    short = [
+        text for text in (fields["License"] or "",) if len(text) < 40
+    ]  # some packages have the complete licence text in this field
     return fields["License-Expression"] or " ".join(classifiers + short)
 
 

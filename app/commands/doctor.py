@@ -56,10 +56,8 @@ async def _daemon(settings: config.Settings) -> str:
 
 def label(model: LoadedModel) -> str:
     """The id of a loaded model, with its quantisation and warnings."""
-    details = list(filter(None, (model.quant, *model.warnings)))
-    if not details:
-        return model.id
-    return f"{model.id} ({'; '.join(details)})"
+    details = "; ".join(filter(None, (model.quant, *model.warnings)))
+    return f"{model.id} ({details})" if details else model.id
 
 
 def _print(report: Report, daemon: str, reference_ops: tuple[str, ...]) -> None:

@@ -96,8 +96,7 @@ def refs(repo_folder: Path) -> dict[str, str]:
     for file in root.rglob("*"):
         if file.is_file():
             commits[str(file.relative_to(root))] = file.read_text("ascii", "replace").strip()
-    names = sorted(commits, key=lambda name: (name != MAIN, name))
-    return {name: commits[name] for name in names}
+    return dict(sorted(commits.items(), key=lambda item: (item[0] != MAIN, item[0])))
 
 
 def _bundled() -> ModelRef:
@@ -185,13 +184,14 @@ def _read_json(file: Path) -> dict[str, object]:
 
 def _similar(name: str) -> list[str]:
     """The model ids that are spelled like `name`, then the ids whose repo name contains `name`."""
-    ids = [model.id for model in available()]
-    matches = difflib.get_close_matches(name, [id.lower() for id in ids], n=3, cutoff=0.6)
-    spelling = [id for id in ids if id.lower() in matches]
-    if not name:
-        return spelling
-    containing = [id for id in ids if name in id.lower().split("/", 1)[-1]]
-    return list(dict.fromkeys(spelling + containing))
+    ids = {model.id.lower(): model.id for model in available()}
+    matches = difflib.get_close_matches(name, ids, n=3, cutoff=0.6)
+    similar = [id for id in ids if id in matches]
+    for id in ids:
+        repo = id.split("/", 1)[-1]
+        if name and name in repo and id not in matches:
+            similar.append(id)
+    return [ids[id] for id in similar]
 
 
 def _hint(name: str) -> str:

@@ -39,4 +39,5 @@ LIGHT = Theme(
 def default(env: Mapping[str, str]) -> str:
     """The light theme if COLORFGBG (set by several terminals) has a light background, otherwise the dark one."""
     background = env.get("COLORFGBG", "").rpartition(";")[2]
-    return LIGHT.name if background in ("7", "15") else DARK.name
+    is_light = background in ("7", "15")
+    return LIGHT.name if is_light else DARK.name

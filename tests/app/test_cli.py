@@ -143,7 +143,7 @@ def test_every_command_rejects_a_malformed_settings_file(
     arguments = {"model": "guide", "name": "org/none", "shell": "bash"}
     code = main([command, *(arguments[str(name)] for name in names)])
     out, err = capsys.readouterr()
-    if command == "completion":  # a shell that starts has no use for an error
+    if command == "completion":  # an error would disturb the start of a shell
         assert (code, err) == (0, "")
         return
     assert (code, out) == (ConfigError("").exit_code, "")

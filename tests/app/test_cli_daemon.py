@@ -102,9 +102,7 @@ def test_structured_output_fits_its_schema_and_pattern(localllm: Shell, tmp_path
         "required": ["ok", "size"],
         "additionalProperties": False,
     }
-    schema.write_text(
-        json.dumps(schema_value)
-    )  # with others allowed, a small model may go on until its tokens are spent
+    schema.write_text(json.dumps(schema_value))  # with additional properties, a small model may use all its tokens
     filled = localllm("run", "guide", "fill it in", "--schema", str(schema), "--max-tokens", "600")
     value = json.loads(filled.stdout)
     assert isinstance(value["ok"], bool)
@@ -112,7 +110,7 @@ def test_structured_output_fits_its_schema_and_pattern(localllm: Shell, tmp_path
 
 
 def test_flags_reach_the_sampler(localllm: Shell) -> None:
-    hot = ("--temperature", "6", "--top-p", "1")  # of a certain answer a cooler draw may be the same twice
+    hot = ("--temperature", "6", "--top-p", "1")  # at a lower temperature both seeds may give the same answer
     ask = ("run", "guide", "tell me a story", *hot, "--max-tokens", "24")
     assert localllm(*ask, "--seed", "1").stdout == localllm(*ask, "--seed", "1").stdout
     assert localllm(*ask, "--seed", "1").stdout != localllm(*ask, "--seed", "2").stdout
@@ -174,14 +172,14 @@ def test_ctrl_c_stops_the_answer_but_not_the_daemon(localllm: Shell, environment
     ]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.read(1), "it has begun to answer"
+    assert process.stdout.read(1), "the answer has started"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err.strip() == ""
     until = time.monotonic() + 20
     while json.loads(localllm("ps", "--json").stdout)[0]["requests"]:
-        assert time.monotonic() < until, "the daemon still computes an answer nobody reads"
+        assert time.monotonic() < until, "the daemon still computes the answer of a closed request"
 
 
 def test_bench_prints_results_as_json(localllm: Shell) -> None:

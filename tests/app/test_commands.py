@@ -469,7 +469,7 @@ def test_bench_gives_medians(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [prompt for _, prompt, _ in client.requests[1:]]
     assert len(prompts) == len(set(prompts)) == 1 + 3 * (1 + 1 + 1 + 4)
     long = [body["max_tokens"] for _, prompt, body in client.requests[1:] if len(prompt.split()) == bench.LONG]
-    assert long == [1, 1, 1], "reading is timed by one token"
+    assert long == [1, 1, 1], "prefill is measured with one token"
     assert {body["max_tokens"] for _, prompt, body in client.requests[1:] if len(prompt.split()) == bench.SHORT} == {96}
     assert all(body["ignore_eos"] and body["temperature"] == 0 for _, _, body in client.requests[1:])
 

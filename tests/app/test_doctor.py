@@ -109,7 +109,7 @@ def code_words(file: Path) -> set[str]:
                 names.add(word.lower())
             case ast.FunctionDef(name=word) | ast.ClassDef(name=word) | ast.alias(name=word):
                 names.add(word.lower())
-    return texts | names - {"cpu"}  # as a name it may be processor time
+    return texts | names - {"cpu"}  # may also stand for processor time
 
 
 @pytest.mark.parametrize("folder", ["app", "engine"])

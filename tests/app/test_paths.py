@@ -61,7 +61,9 @@ def test_model_cache_follows_the_variables_of_hugging_face(
 
 def test_packed_folder_is_inside_a_writable_model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert paths.packed_dir(tmp_path) == tmp_path / ".localllm"
-    assert paths.cache_dir() in paths.packed_dir(paths.guide_dir()).parents, "the program's own folder stays as it is"
+    assert paths.cache_dir() in paths.packed_dir(paths.guide_dir()).parents, (
+        "nothing is written into the folder of the program"
+    )
     monkeypatch.setattr(paths.os, "access", lambda *_: False)
     assert paths.cache_dir() in paths.packed_dir(tmp_path).parents
     assert paths.packed_dir(tmp_path) != paths.packed_dir(tmp_path / "other")

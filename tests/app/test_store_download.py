@@ -118,15 +118,15 @@ def test_weights_are_downloaded_last(hub: Hub) -> None:
 
 
 def test_interrupted_pull_is_not_listed_and_continues(hub: Hub) -> None:
-    weights = bytes(range(256)) * 2**17  # 32 MiB: the hub library writes 10 MB at a time
+    weights = bytes(range(256)) * 2**17  # 32 MiB: huggingface_hub writes 10 MB at a time
     hub.repos["org/whole"] = {**WHOLE, "model.safetensors": weights}
     hub.breaks_in = "model.safetensors"
     first = localllm(hub, "pull", "org/whole")
-    if first.returncode:  # the hub library may continue on its own; if not, running again does
+    if first.returncode:  # huggingface_hub may retry by itself; otherwise the second command continues
         assert first.returncode == 10, first.stderr
         assert "org/whole" not in [model.id for model in catalog.available()]
         assert localllm(hub, "pull", "org/whole").returncode == 0
-    assert hub.ranges, "the second half alone was asked for"
+    assert hub.ranges, "only the second half was requested"
     assert (catalog.resolve("org/whole").path / "model.safetensors").read_bytes() == weights
 
 
@@ -170,15 +170,17 @@ def test_packed_weights_are_listed_and_deleted_alone_or_with_the_model(
     beside = keep()
     assert beside.parent == model.path
     assert catalog.resolve("org/whole").packed == 5000
-    assert catalog.resolve("org/whole").size == model.size, "what is kept is not the model's own"
+    assert catalog.resolve("org/whole").size == model.size, "packed weights are not part of the size"
     assert "PACKED" in localllm(hub, "list").stdout
     freed = localllm(hub, "rm", "org/whole", "--packed", "--yes")
     assert (freed.returncode, beside.exists(), model.path.exists()) == (0, False, True), freed.stderr
     assert "PACKED" not in localllm(hub, "list").stdout
-    assert localllm(hub, "rm", "org/whole", "--packed", "--yes").returncode == 3, "there is nothing any more"
+    assert localllm(hub, "rm", "org/whole", "--packed", "--yes").returncode == 3, "there are no packed weights any more"
 
     keep()
-    assert localllm(hub, "rm", "org/whole@main", "--yes").returncode == 0, "the hub's library minds no folder of ours"
+    assert localllm(hub, "rm", "org/whole@main", "--yes").returncode == 0, (
+        "huggingface_hub ignores the folder of packed weights"
+    )
     assert not model.path.exists()
 
     localllm(hub, "pull", "org/whole")

@@ -78,12 +78,9 @@ def sentence(error: AppError) -> str:
     message = error.message[0].upper() + error.message[1:]
     if missing:
         message += f" ({', '.join(missing)})"
-    lines = [message]
-    if error.hint:
-        lines.append(error.hint)
-    if isinstance(error, ContextTooLong):
-        lines.append("Try /new, a shorter message (/edit), or a model with a larger context (/model)")
-    return visible("\n".join(line.rstrip(".") + "." for line in lines))
+    advice = "Try /new, a shorter message (/edit), or a model with a larger context (/model)"
+    lines = [message, error.hint, advice if isinstance(error, ContextTooLong) else ""]
+    return visible("\n".join(line.rstrip(".") + "." for line in lines if line))
 
 
 def _finish(answer: Message, done: Done) -> None:

@@ -74,7 +74,7 @@ async def test_esc_stops_the_answer_and_keeps_its_text(chat: OpenChat) -> None:
     async with chat(FakeClient(["half an ans", never], ["whole"])) as c:
         await c.enter("go")
         await c.until(lambda: c.path[-1].content == "half an ans")
-        await c.enter("another")  # refused while one runs, and not lost
+        await c.enter("another")  # rejected while an answer runs, but kept in the prompt box
         assert c.prompt.text == "another"
         assert "Esc stops it" in c.notices()
         await c.pilot.press("escape")
@@ -110,7 +110,7 @@ async def test_edited_question_creates_a_branch(chat: OpenChat) -> None:
     async with chat(FakeClient(["A1"], ["A2"], ["B1"])) as c:
         await c.send("first")
         await c.send("second")
-        await c.pilot.press("up", "up", "up", "up")  # to the messages, and up to the first of them
+        await c.pilot.press("up", "up", "up", "up")  # moves to the messages, then to the first message
         assert c.app.focused is c.views()[0]
         await c.pilot.press("e")
         assert c.prompt.text == "first"
@@ -291,7 +291,7 @@ async def test_history_resume_search_rename_delete_undo(chat: OpenChat) -> None:
         ]
         await c.pilot.press("f3")
         await c.settle()
-        await c.pilot.press("down", "d")  # the open one, newest
+        await c.pilot.press("down", "d")  # the open conversation is the newest
         await c.settle()
         assert "is open" in c.text_of("#notice")
         assert len(c.saved.list()) == 2

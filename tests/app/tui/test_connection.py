@@ -27,4 +27,4 @@ async def test_connection_passes_its_backend_when_it_loads_a_model(backend: str 
     settings = Settings()
     await Connection(settings, client.connect, backend, "int4").use("guide")  # type: ignore[arg-type]
     assert backends == [backend]
-    assert settings.backend == "auto", "the daemon's own settings are left alone"
+    assert settings.backend == "auto", "the settings of the daemon do not change"

@@ -120,7 +120,7 @@ def test_rename_delete_restore_purge(store: Store, clock: Clock) -> None:
     assert matches(store, "") == ["Two", "Uno"]
     store.delete(first.id)
     store.close()
-    assert store.load(first.id).title == "Uno"  # still there to be restored
+    assert store.load(first.id).title == "Uno"  # can still be restored
     store.close()
     clock.now += UNDO_SECONDS
     with pytest.raises(StorageFailed, match="no longer"):
@@ -186,7 +186,7 @@ def test_messages_are_saved_after_a_full_disk(store: Store) -> None:
         conversation.add("assistant", "Yes.", parent=message.index).finish = "stop"
         with pytest.raises(StorageFailed, match="full"):
             await recorder.save(conversation)
-        assert len((await recorder.load(conversation.id)).messages) == 2  # as before, whole
+        assert len((await recorder.load(conversation.id)).messages) == 2  # the failed save changed nothing
         recorder._final_counts[conversation.id] = 2
         await recorder._run(lambda: store._database.execute("PRAGMA max_page_count = 1000000"))
         await recorder.save(conversation)

@@ -229,7 +229,7 @@ async def test_connection_follows_the_state_of_the_daemon() -> None:
     await connection.use("m")
     assert states == ["starting the daemon"]
     expected = ["loading m", "starting the daemon", "ready", "reading 50%"]
-    assert changes == [*expected, "reading 50%", "ready"], "also when the models are known anew"
+    assert changes == [*expected, "reading 50%", "ready"], "a refresh of the models also calls on_change"
     assert clients[0].how == [("m", {"backend": "cpu", "quant": "int8"})]
     assert (connection.context("m"), connection.context("n"), connection.context("x")) == (32, 128, 0)
     assert (connection.is_bundled("n"), connection.running("m"), connection.running("n")) == (True, READY, None)

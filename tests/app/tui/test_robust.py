@@ -54,7 +54,7 @@ async def test_paste_of_a_megabyte_is_folded(chat: OpenChat) -> None:
     text = "".join(f"line {number} of a long file\n" for number in range(40_000))
     async with chat() as c:
         await c.type("Sum up: ")
-        await c.paste(text.replace("\n", "\r"))  # as terminals send it
+        await c.paste(text.replace("\n", "\r"))  # the form in which terminals send line breaks
         await c.type(" Thanks.")
         assert c.prompt.text == f"Sum up: [paste 1: 40,001 lines, {size(len(text))}] Thanks."
         await c.send("")
@@ -184,7 +184,7 @@ async def test_chat_continues_if_the_history_disk_is_full(chat: OpenChat, monkey
         monkeypatch.setattr(c.store, "save", plain)
         await c.send("c")
         assert "not saved" not in c.shown()
-        assert len(c.saved.load(c.screen.conversation.id).messages) == 6  # nothing was lost
+        assert len(c.saved.load(c.screen.conversation.id).messages) == 6  # every message is saved
 
 
 async def test_chat_continues_with_a_damaged_history_file(chat: OpenChat, tmp_path) -> None:
