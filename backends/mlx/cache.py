@@ -92,7 +92,7 @@ class Pool:
             cache.values = mx.take_along_axis(values, index, axis=2)
             cache.offset = length
 
-    def copy(self, copies: Sequence[tuple[int, int]]) -> None:
+    def copy(self, copies: Sequence[Sequence[int]]) -> None:
         """Copy pages, source to target; all sources are read before any target is written."""
         pages = np.asarray(copies)[:, :, None] * self._page_size + np.arange(self._page_size)
         sources = _index(pages[:, 0].ravel())
@@ -123,7 +123,7 @@ class Caches:
         self.pool = Pool(shapes, num_pages, page_size)
         self.groups: dict[int, Group] = {}
 
-    def write(self, writes: Sequence[Write], copies: Sequence[tuple[int, int]]) -> None:
+    def write(self, writes: Sequence[Write], copies: Sequence[Sequence[int]]) -> None:
         for write in writes:
             self.pool.write(self.groups[write.group], write.spans)
         if copies:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from types import TracebackType
 
 from ...engine.errors import OutOfMemory, RunnerFailed
 
-# Parts of the messages of MLX's allocators, of Metal and of CUDA.
-_OUT_OF_MEMORY = ("Unable to allocate", "Attempting to allocate", "Insufficient Memory", "out of memory")
+# Messages of MLX's allocators, of Metal and of CUDA.
+_OUT_OF_MEMORY = re.compile("Unable to allocate|Attempting to allocate|Insufficient Memory|out of memory")
 
 
 class engine_errors:
@@ -21,11 +22,8 @@ class engine_errors:
         pass
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and _is_shortage(str(error))):
+        out_of_memory = isinstance(error, RuntimeError) and _OUT_OF_MEMORY.search(str(error))
+        if out_of_memory or isinstance(error, MemoryError):
             raise OutOfMemory(f"not enough memory for the step: {error}") from error
         if isinstance(error, RuntimeError | ValueError | IndexError | TypeError | AttributeError):
             raise RunnerFailed(f"the step failed: {error}") from error
-
-
-def _is_shortage(message: str) -> bool:
-    return any(words in message for words in _OUT_OF_MEMORY)

@@ -75,7 +75,7 @@ class Plan:
     """A step, in the order of these fields. Groups that `Planner.groups` does not name are dropped."""
 
     writes: list[Write] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)  # pages: source and target
+    copies: list[list[int]] = field(default_factory=list)  # pages: source and target
     temporary: list[Temporary] = field(default_factory=list)
     makes: list[Make] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -147,14 +147,16 @@ class Planner:
         """The step for a batch. Raises OutOfMemory if a row needs pages that a failed step lost."""
         self._current = []
         self._step += 1
-        plan = Plan(copies=[(source, target) for source, target in batch.page_copies[0].tolist()])
-        targets = {target for _, target in plan.copies}
+        copies = batch.page_copies[0]
+        plan = Plan(copies=copies.tolist())
+        targets = set(copies[:, 1].tolist())
         rows = self._rows(batch)
         self._match([row for row in rows if row.start and row.resident.pages[-1] not in targets])
         self._write_for_readers(rows, targets, plan)
+        overwritten = set(targets)
         for row in rows:
             self._trim(row, plan)
-        overwritten = targets | {page for row in rows for page in self._new_pages(row)}
+            overwritten.update(self._new_pages(row))
         self._lost -= overwritten
         present = {row.resident for row in rows}
         self._leave(present, overwritten, plan)
@@ -194,7 +196,11 @@ class Planner:
 
     def _write_for_readers(self, rows: list[Row], targets: Set[int], plan: Plan) -> None:
         """Write the pages that this step reads from the pool and that a resident owns."""
-        pages = {page for row in rows if not row.resident.group for page in row.resident.pages} - targets
+        pages: set[int] = set()
+        for row in rows:
+            if not row.resident.group:
+                pages.update(row.resident.pages)
+        pages -= targets
         pages.update(source for source, _ in plan.copies)
         if not self._lost.isdisjoint(pages):
             raise OutOfMemory("a step without memory lost pages that this step reads")
@@ -239,8 +245,8 @@ class Planner:
             if len(absent) < len(members):
                 self._flush(absent, plan)
                 continue
-            expired = self._step - members[0].step > PATIENCE
-            if expired or any(not overwritten.isdisjoint(resident.pages) for resident in members):
+            pages = chain.from_iterable(resident.pages for resident in members)
+            if self._step - members[0].step > PATIENCE or not overwritten.isdisjoint(pages):
                 self._drop(group, plan)
 
     def _drop(self, group: int, plan: Plan) -> None:
@@ -365,7 +371,9 @@ def _take(residents: list[Resident], row: Row) -> Resident:
     resident stays."""
     head = row.resident.pages
     for resident in residents:
-        if resident.length >= row.start and resident.pages[: len(head)] == head:
+        if resident.length < row.start:
+            continue
+        if resident.pages == head or resident.pages[: len(head)] == head:  # most often equal, without a copy
             residents.remove(resident)
             return resident
     return row.resident

@@ -256,7 +256,7 @@ def test_row_reads_a_page_that_a_copy_replaced(planner: Planner) -> None:
     planned(planner, Row(text(6), 0, [1, 2]))
     plan = planned(planner, Row([5], 6, [1, 2]), copies=[(3, 2)])
     assert [origin(make) for make in plan.makes] == ["pages"]
-    assert plan.copies == [(3, 2)]
+    assert plan.copies == [[3, 2]]
 
 
 def test_pages_of_a_failed_step_are_lost_until_they_are_computed_again(planner: Planner) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -706,3 +708,50 @@ def test_next_step_computes_writes_that_failed_when_idle(loaded: Loaded, monkeyp
     talk.submit("b", [5] * 30, 4)
     talk.finish()
     assert talk.tokens["b"] == talk.tokens["a"] == loaded.plain([5] * 30, 4)
+
+
+class Idle:
+    """Counts the calls of an idle timer."""
+
+    def __init__(self) -> None:
+        self.called = threading.Event()
+        self.timer = mlx_runner._IdleTimer(0.6, self.call)
+
+    def call(self) -> None:
+        self.called.set()
+
+
+def test_idle_timer_calls_once_after_the_last_restart() -> None:
+    idle = Idle()
+    for _ in range(8):
+        idle.timer.restart()
+        assert not idle.called.wait(0.1)
+    assert idle.called.wait(20)
+    idle.called.clear()
+    idle.timer.restart()
+    assert idle.called.wait(20)
+
+
+def test_cancelled_idle_timer_does_not_call() -> None:
+    idle = Idle()
+    idle.timer.restart()
+    idle.timer.cancel()
+    idle.timer.restart()
+    assert not idle.called.wait(0.8)
+
+
+def test_idle_timer_does_not_keep_its_object() -> None:
+    idle = Idle()
+    idle.timer.restart()
+    reference = weakref.ref(idle)
+    del idle
+    assert reference() is None
+
+
+def test_release_after_close_does_nothing(tmp_path: Path) -> None:
+    DENSE.save(tmp_path)
+    runner = mlx.open(read_model(tmp_path), SMALL)
+    pending = runner.run(make_batch([Row([5, 6], 0, [1])], 131))
+    runner.close()
+    pending.result()
+    release(runner)
