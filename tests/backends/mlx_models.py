@@ -71,7 +71,7 @@ KINDS = [DENSE, SLIDING, EXPERTS]
 
 
 def plain_model(folder: Path) -> Any:
-    """The model for mlx-lm's loop. test_mlx_shapes.py compares it with transformers."""
+    """The model for mlx-lm's loop. test_mlx_families.py compares it with transformers."""
     return mlx_lm.utils.load_model(folder, **families.load_arguments(read_model(folder).config, 128))[0]
 
 

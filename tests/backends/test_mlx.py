@@ -38,7 +38,7 @@ from scripts.bench.mlx_operations import of_mlx_lm, of_runner, prompts
 from .batches import Row
 from .conformance import Conformance, Conversation, Planned
 from .mlx_models import DENSE, KINDS, SAME_BITS, SLIDING, SMALL, Loaded, join_and_leave, patched, plain_model
-from .test_mlx_shapes import PAGE, Forced, near
+from .test_mlx_families import PAGE, Forced, near
 
 pytestmark = pytest.mark.real_otherdevice
 

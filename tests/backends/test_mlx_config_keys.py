@@ -20,7 +20,7 @@ from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 
 from .batches import Row
-from .test_mlx_shapes import OF, PAGE, Forced, agrees, near, texts
+from .test_mlx_families import OF, PAGE, Forced, agrees, near, texts
 from .tiny import Rewrite, Tiny, old_spelling
 
 pytestmark = pytest.mark.real_otherdevice

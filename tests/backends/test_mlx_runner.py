@@ -34,7 +34,7 @@ from localllm.engine.runner import CacheGroup, Runner
 from .batches import Row, make_batch
 from .conformance import Conversation, Planned
 from .mlx_models import DENSE, SAME_BITS, SLIDING, SMALL, Loaded, no_memory, plain_model
-from .test_mlx_shapes import Forced, near
+from .test_mlx_families import Forced, near
 
 pytestmark = pytest.mark.real_otherdevice
 
