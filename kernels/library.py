@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-NAME = "localllm_cpu.so"
-CUDA_NAME = "localllm_cuda.so"
+CPU_LIBRARY = "localllm_cpu.so"
+CUDA_LIBRARY = "localllm_cuda.so"
 # Environment variables with the path of another library file.
-CHOSEN = "LOCALLLM_CPU_LIBRARY"
-CUDA_CHOSEN = "LOCALLLM_CUDA_LIBRARY"
+CPU_VARIABLE = "LOCALLLM_CPU_LIBRARY"
+CUDA_VARIABLE = "LOCALLLM_CUDA_LIBRARY"
 
 _HERE = Path(__file__).resolve().parent
 
@@ -28,9 +28,10 @@ def find_library() -> Path:
 
     Raises LibraryMissing.
     """
-    checkout = _HERE.parent / "build" / "kernels" / NAME
-    package = _HERE / "cpu" / NAME
-    if library := _found(CHOSEN, checkout, package):
+    checkout = _HERE.parent / "build" / "kernels" / CPU_LIBRARY
+    package = _HERE / "cpu" / CPU_LIBRARY
+    library = _first_file(CPU_VARIABLE, checkout, package)
+    if library:
         return library
     raise LibraryMissing(
         "the CPU kernels were not built, perhaps because no C++20 compiler is installed: install one "
@@ -44,9 +45,10 @@ def find_cuda_library() -> Path:
     Raises LibraryMissing.
     """
     package = find_spec(f"{__package__}.cuda")
-    folders = [] if package is None else map(Path, package.submodule_search_locations or ())
-    built = _HERE.parent / "build" / "kernels" / "cuda"
-    if library := _found(CUDA_CHOSEN, *(folder / CUDA_NAME for folder in (built, *folders))):
+    locations = package.submodule_search_locations if package else None
+    folders = [_HERE.parent / "build" / "kernels" / "cuda", *map(Path, locations or ())]
+    library = _first_file(CUDA_VARIABLE, *(folder / CUDA_LIBRARY for folder in folders))
+    if library:
         return library
     raise LibraryMissing("the CUDA kernels were not built: install nvcc and run make build CUDA=1")
 
@@ -62,18 +64,19 @@ def load_ops(library: Path, ops: Iterable[str], make: str) -> None:
         torch.ops.load_library(library)
     except OSError as error:
         raise LibraryMissing(f"{library} cannot be loaded: {error}") from error
-    lacking = [op for op in ops if not hasattr(torch.ops.localllm, op)]
-    if lacking:
-        raise LibraryMissing(f"{library} is of another version, without {', '.join(lacking)}: {make} rebuilds it")
+    missing = [op for op in ops if not hasattr(torch.ops.localllm, op)]
+    if missing:
+        raise LibraryMissing(f"{library} is of another version, without {', '.join(missing)}: {make} rebuilds it")
 
 
-def _found(variable: str, *files: Path) -> Path | None:
-    """The path in the environment variable, else the first of `files` that exists.
+def _first_file(variable: str, *files: Path) -> Path | None:
+    """The path in the environment variable `variable`, else the first of `files` that exists, else None.
 
     Raises LibraryMissing if the variable's path is not a file.
     """
-    if path := os.environ.get(variable):
-        if Path(path).is_file():
-            return Path(path)
-        raise LibraryMissing(f"{variable} names {path}, which is no file")
-    return next((file for file in files if file.is_file()), None)
+    path = os.environ.get(variable)
+    if not path:
+        return next(filter(Path.is_file, files), None)
+    if not Path(path).is_file():
+        raise LibraryMissing(f"{variable} names {path}, which is not a file")
+    return Path(path)

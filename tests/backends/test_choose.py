@@ -252,7 +252,7 @@ def test_nvidia_gpu_needs_torch_with_cuda(tmp_path: Path, monkeypatch: pytest.Mo
     assert result.features["GPUs"] == "2, the first is used"
     library = tmp_path / "localllm_cuda.so"
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(library))
-    said = f"none, references instead (slower): LOCALLLM_CUDA_LIBRARY names {library}, which is no file"
+    said = f"none, references instead (slower): LOCALLLM_CUDA_LIBRARY names {library}, which is not a file"
     assert features(cuda.probe())["kernels"] == said
     library.touch()
     assert features(cuda.probe())["kernels"] == str(library)

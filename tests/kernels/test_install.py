@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from localllm.app.version import VERSION
-from localllm.kernels.library import CHOSEN, LibraryMissing, find_library
+from localllm.kernels.library import CPU_VARIABLE, LibraryMissing, find_library
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,7 +47,7 @@ def test_a_wheel_is_made_without_a_compiler(tmp_path: Path) -> None:
 
 def localllm(*arguments: str, library: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "localllm.app.cli", *arguments]
-    environment = os.environ | {CHOSEN: library}
+    environment = os.environ | {CPU_VARIABLE: library}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
 
 
@@ -59,7 +59,7 @@ def test_doctor_tells_that_the_kernels_are_missing(tmp_path: Path, monkeypatch: 
     assert str(tmp_path / "none.so") in cpu["features"]["kernels"]
     ops = json.loads(localllm("doctor", "--ops", "--json", library=str(tmp_path / "none.so")).stdout)["ops"]
     assert {row["cpu"] for row in ops.values()} == {"reference"}
-    monkeypatch.delenv(CHOSEN, raising=False)
+    monkeypatch.delenv(CPU_VARIABLE, raising=False)
     monkeypatch.setattr("localllm.kernels.library._HERE", tmp_path)
     with pytest.raises(LibraryMissing, match=r"no C\+\+20 compiler .* install one .* make build"):
         find_library()

@@ -52,7 +52,7 @@ def test_a_name_that_is_no_file_is_refused_though_there_is_another(
 ) -> None:
     made(package / "cpu" / "localllm_cpu.so")
     monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(package / "none.so"))
-    with pytest.raises(LibraryMissing, match=r"LOCALLLM_CPU_LIBRARY names .*none\.so, which is no file"):
+    with pytest.raises(LibraryMissing, match=r"LOCALLLM_CPU_LIBRARY names .*none\.so, which is not a file"):
         find_library()
 
 

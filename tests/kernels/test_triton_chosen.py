@@ -79,5 +79,5 @@ def test_a_library_that_is_named_and_not_there_is_told_by_its_name(
     pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "none.so"))
     monkeypatch.delitem(sys.modules, "localllm.kernels.cuda", raising=False)
-    with pytest.raises(ImportError, match=r"LOCALLLM_CUDA_LIBRARY names .*none\.so, which is no file"):
+    with pytest.raises(ImportError, match=r"LOCALLLM_CUDA_LIBRARY names .*none\.so, which is not a file"):
         importlib.import_module("localllm.kernels.cuda")
