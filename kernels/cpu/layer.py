@@ -24,9 +24,9 @@ class Prepared(NamedTuple):
     """A layer, and the arguments of its op that are the same in every step."""
 
     layer: DecoderLayer
-    weights: tuple[Any, ...]  # arguments before those of the step
+    weights: tuple[Any, ...]  # the op's arguments before those of the step
     heads: int
-    numbers: tuple[Any, ...]  # arguments after those of the step
+    numbers: tuple[Any, ...]  # the op's arguments after those of the step
     sinks: Tensor | None
 
 
@@ -47,7 +47,7 @@ def prepare(layer: DecoderLayer) -> Any:
         int4_ops == {"int4_wide"},
     )
     _, out, _, down = packed
-    assert isinstance(layer.mlp, GatedMlp)  # products is not empty
+    assert isinstance(layer.mlp, GatedMlp)  # else `products` is empty
     gate = GATES[layer.mlp.gate]
     rotation = ROTATIONS[layer.rotation]
     numbers = (down.in_features, gate, rotation, layer.window, layer.eps, layer.offset, layer.scale, layer.soft_cap)

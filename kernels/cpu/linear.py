@@ -107,7 +107,7 @@ def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype |
 
 
 def _layout(weight: Weight) -> _Layout | None:
-    """None if no kernel supports the weight."""
+    """The layout of a weight; None if no kernel supports the weight."""
     match weight:
         case Int8():
             return _Layout(_INT8, weight.data.shape[1], weight.data.shape[1])

@@ -24,8 +24,8 @@ CONVERTING = (8, 9)  # the lowest compute capability with float8_e4m3fn conversi
 DIMS = (64, 128)
 FP8_DIM = 128  # the only dim for an fp8 cache; dim 64 is not tested on a GPU
 TYPES = (torch.bfloat16, torch.float16)
-MAX_GROUP = 8  # query heads that share a kv head; as in attention.h
-MAX_PAIRS = 1 << 16  # of a row and a kv head
+MAX_GROUP = 8  # most query heads that share a kv head; as in attention.h
+MAX_PAIRS = 1 << 16  # most pairs of a row and a kv head
 
 
 def paged_attention(

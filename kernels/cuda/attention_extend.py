@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..ops.attention import Rows
 
-_extend = getattr(torch.ops.localllm, "extend_attention", None)  # built for Hopper only
+_extend = getattr(torch.ops.localllm, "extend_attention", None)  # only in builds for Hopper
 
 DIMS = (64, 128)
 TYPES = (torch.bfloat16, torch.float16)
@@ -27,7 +27,7 @@ def supports(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) 
     if max(rows.query_lens) <= SHORT_QUERIES or _extend is None or query.dtype not in TYPES or dim not in DIMS:
         return False
     size, kv_heads = key_pages.shape[1:3]
-    whole_pages = 128 % size == 0 or size % 128 == 0  # in a block of 128 positions, or the reverse
+    whole_pages = 128 % size == 0 or size % 128 == 0  # a block has 128 positions
     shapes = key_pages.dtype == query.dtype and heads <= TILE_ROWS * kv_heads and size >= 8 and whole_pages
     if not shapes or not loads_aligned(query, key_pages, value_pages):
         return False
@@ -38,7 +38,8 @@ def supports(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) 
 def loads_aligned(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
     """True if the kernels of this folder can read these tensors, 16 bytes at a time.
 
-    Heads and pages must be dense, begin at multiples of 8 elements and 16 bytes, and lie alike in both caches.
+    Heads and pages must be dense and begin at multiples of 8 elements and 16 bytes. Both caches must have the same
+    strides.
     """
     token, head, query_step = query.stride()
     page, slot, kv_head, cache_step = key_pages.stride()
@@ -87,6 +88,6 @@ def _leaves_idle(rows: Rows, group: int, kv_heads: int, processors: int) -> bool
 
 @cache
 def _processors(device: torch.device) -> int:
-    """The multiprocessors of a Hopper GPU; 0 for other devices."""
+    """The number of multiprocessors of a Hopper GPU; 0 for other devices."""
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
     return torch.cuda.get_device_properties(device).multi_processor_count if hopper else 0

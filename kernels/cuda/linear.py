@@ -22,8 +22,8 @@ from ..ops.linear import Fp8, Int4, Int8, Weight
 TRITON = find_spec("triton") is not None
 _REFERENCES = reference.Linear()
 
-SMALL_BATCH = 16  # limit of the rows of small_batch
-BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # as Weights in linear.h
+SMALL_BATCH = 16  # most rows that small_batch supports
+BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # values of Weights in linear.h
 _small_batch_op = torch.ops.localllm.small_batch.default
 _small_batch_fits = torch.ops.localllm.small_batch_fits.default
 torch.library.register_fake("localllm::small_batch", lambda *_: None, allow_override=True)
@@ -43,7 +43,7 @@ class Packed(NamedTuple):
     group: int  # inputs per scale; in_features if there is one scale per output or none
 
     def plain(self) -> Any:
-        """The Weight before packing."""
+        """The weight as it was before packing."""
         if self.format == BF16:
             return self.data
         eight_bits = self.data[:, : self.in_features]
@@ -71,7 +71,7 @@ def sub_of(group: int, in_features: int) -> int:
 
 
 def by_output(records: Tensor | None, out_features: int) -> Tensor:
-    """[blocks, subs, 8] -> [out_features, subs]"""
+    """Records [blocks, subs, 8] in blocks of eight outputs -> [out_features, subs]."""
     assert records is not None
     return records.transpose(1, 2).flatten(0, 1)[:out_features].contiguous()
 
@@ -84,7 +84,8 @@ def by_block(values: Tensor) -> Tensor:
 
 
 def transpose_words(nibbles: Tensor) -> Tensor:
-    """Transposes the 16 words of every 64 bytes as a 4 x 4 matrix; [out_features, bytes]. Is its own inverse."""
+    """Transposes the 4 x 4 matrix of 32-bit words in each 64 bytes of nibbles [out_features, bytes]. Applied twice, it
+    returns its input."""
     return nibbles.view(len(nibbles), -1, 4, 4, 4).transpose(2, 3).reshape(len(nibbles), -1)
 
 
@@ -105,7 +106,7 @@ def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype)
                 target[start // outputs : -(-stop // outputs)] = source
         start = stop
     assert merged is not None
-    if merged.data.is_cuda:  # kernels prefetch weights before earlier kernels have ended
+    if merged.data.is_cuda:  # later kernels prefetch weights while the packing may still run
         torch.cuda.current_stream(merged.data.device).synchronize()
     return merged
 
@@ -165,7 +166,7 @@ def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype
 
 
 def _float32_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The product in float32. torch's linear would round it to bfloat16, and the conversion would be another pass."""
+    """The product in float32. torch's linear would round it to bfloat16, and another kernel would convert it."""
     out = torch.mm(x.reshape(-1, x.shape[-1]), weight.t(), out_dtype=torch.float32)
     if bias is not None:
         out += bias
@@ -201,7 +202,7 @@ def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype |
 
 
 def _plain_product(op: str, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
-    """The product of Triton, or of the reference without Triton, with the weight before packing."""
+    """The product with the weight before packing: by Triton, or by the reference if Triton is not installed."""
     implementations = _triton() if TRITON else _REFERENCES
     plain = weight.plain() if isinstance(weight, Packed) else weight
     out: Tensor = getattr(implementations, op)(x, plain, bias, dtype)

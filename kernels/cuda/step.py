@@ -21,8 +21,8 @@ from .linear import BF16, Packed
 _step = torch.ops.localllm.decoder_step.default
 _shared_bytes = torch.ops.localllm.decoder_step_shared_bytes.default
 
-# Bytes of the weights of a layer up to which one kernel for all layers is faster on H200 than kernels per layer. Larger
-# layers are not measured.
+# Largest size of a layer's weights in bytes for which one kernel computes all layers. On H200 one kernel is faster for
+# these sizes than kernels per layer; larger sizes are not measured.
 MAX_LAYER_BYTES = 448 << 20
 
 
@@ -48,7 +48,8 @@ class Stack:
     shape: Shape | None = None
     table: Tensor | None = None  # [layers, fields] int64: the addresses of StepLayer in step.h
     shared_bytes: int = 0  # size of StepArgs::shared, the memory for exchange between thread blocks
-    shared: dict[int, Tensor] = field(default_factory=dict)  # this memory by stream; zeros before the first step
+    # StepArgs::shared of each stream; zeros before its first step
+    shared: dict[int, Tensor] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[DecoderLayer]:
         return iter(self.layers)
@@ -100,7 +101,7 @@ def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep)
 
 
 def _fits(shape: Shape, x: Tensor, step: LayerStep, keys: Tensor) -> bool:
-    """True if the kernel supports this step. False without rows (a capture without attention)."""
+    """True if the kernel supports this step. False for a step without rows, as in a capture without attention."""
     if step.answers is not None or step.adapters is not None:
         return False
     one_token = len(x) == len(step.rows.query_lens) == 1

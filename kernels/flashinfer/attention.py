@@ -1,8 +1,8 @@
 """Attention over the paged cache by FlashInfer. kernels/ops/attention.py has the reference.
 
 FlashInfer plans a step on the host from exact lengths, once for all layers with the same options and rows. So a graph
-cannot capture a whole step. Our kernels compute what FlashInfer does not support: sinks, other head dims, float32 and
-an fp8 cache.
+cannot capture a whole step. The kernels of localllm compute what FlashInfer does not support: sinks, other head dims,
+float32 and an fp8 cache.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..ops.attention import Attention, Rows
 WORKSPACE = 128 << 20  # bytes, the size that FlashInfer recommends
 DIMS = (64, 128, 256)
 TYPES = (torch.bfloat16, torch.float16)
-IN_FLIGHT = 3  # planners; so many plans may be in flight to the device at the same time
+IN_FLIGHT = 3  # planners of a ring: as many plans may be in flight to the device at the same time
 
 
-def attention(ours: Attention) -> Attention:
-    """Attention by FlashInfer where it is supported, else by `ours`."""
+def attention(fallback: Attention) -> Attention:
+    """Attention by FlashInfer if it supports the arguments, else by `fallback`."""
 
     def paged_attention(
         query: Tensor,
@@ -38,8 +38,8 @@ def attention(ours: Attention) -> Attention:
         sinks: Tensor | None = None,
         out: Tensor | None = None,
     ) -> Tensor:
-        if sinks is not None or not rows.exact or not _covered(query, key_pages, value_pages):
-            return ours.paged(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
+        if sinks is not None or not rows.exact or not _supported(query, key_pages, value_pages):
+            return fallback.paged(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
         options = (
             *(query.shape[1], *key_pages.shape[1:], query.dtype, query.device),
             *(scale, window, soft_cap),
@@ -47,13 +47,13 @@ def attention(ours: Attention) -> Attention:
         key = "flashinfer", options
         if key not in rows.plans:
             rows.plans[key] = _planned(rows, options)
-        answer: Tensor = rows.plans[key].run(query, (key_pages, value_pages), out=out)
-        return answer
+        result: Tensor = rows.plans[key].run(query, (key_pages, value_pages), out=out)
+        return result
 
     return Attention(paged=paged_attention)
 
 
-def _covered(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
+def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
     return (
         query.dtype in TYPES
         and key_pages.dtype == query.dtype
@@ -69,12 +69,12 @@ class Ring:
     plan must not overwrite it before the copy is complete."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        self._turns = [(make(), torch.cuda.Event()) for _ in range(IN_FLIGHT)]
+        self._planners = [(make(), torch.cuda.Event()) for _ in range(IN_FLIGHT)]
 
     def plan(self, *arguments: Any, **options: Any) -> Any:
         """Plans with the next planner and returns it."""
-        planner, done = self._turns[0]
-        self._turns = [*self._turns[1:], self._turns[0]]
+        planner, done = self._planners[0]
+        self._planners = [*self._planners[1:], self._planners[0]]
         done.synchronize()
         planner.plan(*arguments, **options)
         done.record()
@@ -99,12 +99,12 @@ def _planned(rows: Rows, options: tuple[Any, ...]) -> Any:
     starts = np.concatenate([[0], pages.cumsum()])
     width = rows.page_table.shape[1]
     # indices of each row's pages in the flattened page table
-    at = np.arange(starts[-1]) + np.repeat(np.arange(len(pages)) * width - starts[:-1], pages)
+    indices = np.arange(starts[-1]) + np.repeat(np.arange(len(pages)) * width - starts[:-1], pages)
     queries = np.concatenate([[0], np.cumsum(rows.query_lens)])
     return _ring(options, device).plan(
         torch.from_numpy(queries.astype(np.int32)),
         torch.from_numpy(starts.astype(np.int32)),
-        rows.page_table.flatten().index_select(0, torch.from_numpy(at).to(device, non_blocking=True)),
+        rows.page_table.flatten().index_select(0, torch.from_numpy(indices).to(device, non_blocking=True)),
         torch.from_numpy(((contexts - 1) % size + 1).astype(np.int32)),
         *(heads, kv_heads, dim, size),
         causal=True,

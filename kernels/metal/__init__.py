@@ -1,4 +1,5 @@
 """Kernels for Apple's GPUs, as sources that MLX compiles when they are first called.
 
-None has ever run on one, and no step calls one. Each has a reference in plain MLX, which judges its source as C++.
+No kernel of this folder has run on a GPU of Apple yet, and no step calls one. The tests compile each source as C++ and
+compare its results with a reference in plain MLX.
 """

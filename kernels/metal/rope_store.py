@@ -18,17 +18,17 @@ from zlib import crc32
 import mlx.core as mx
 
 FLOATS = (mx.float32, mx.float16, mx.bfloat16)
-THREADS = 256  # of a block; each rotates two dims of a head, or copies them
+THREADS = 256  # threads of a block; a thread rotates or copies two dims of a head
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Rope:
     """The arguments of mx.fast.rope."""
 
-    dims: int  # the first of a head; the rest stays
+    dims: int  # number of rotated dims: the first ones of a head
     traditional: bool  # pairs are neighbours, not halves
     base: float | None
-    scale: float = 1.0  # of positions
+    scale: float = 1.0  # factor of the positions
     freqs: mx.array | None = None  # [dims / 2] float32, in place of a base
 
 
@@ -72,9 +72,9 @@ def reference(
     return Stored(query, mx.slice_update(keys, key, start, (2,)), mx.slice_update(values, v, start, (2,)))
 
 
-# `at` is the place of a thread: pair of dims, head (of queries, then keys, then values), row.
+# The coordinates of `thread`: pair of dims, head (of queries, then keys, then values), row.
 SOURCE = """
-    const int pair = at.x, slot = at.y, row = at.z, column = ends[0] - 1;
+    const int pair = thread.x, slot = thread.y, row = thread.z, column = ends[0] - 1;
     const bool query = slot < HEADS, value = slot >= HEADS + KV_HEADS;
     if (slot >= HEADS + 2 * KV_HEADS || 2 * pair >= (value ? VALUE_DIM : DIM)) return;
     if (value) {
@@ -93,9 +93,9 @@ SOURCE = """
                          : (device T*)keys + row * keys_strides[0] + head * keys_strides[1] + column * keys_strides[2];
     const int64_t read = query ? q_strides[3] : k_strides[3], written = query ? 1 : keys_strides[3];
     const int half_dims = DIMS / 2;
-    const bool turns = pair < half_dims, halves = turns && !TRADITIONAL;
+    const bool rotates = pair < half_dims, halves = rotates && !TRADITIONAL;
     const int one = halves ? pair : 2 * pair, other = halves ? pair + half_dims : 2 * pair + 1;
-    if (!turns) {
+    if (!rotates) {
       to[one * written] = from[one * read];
       to[other * written] = from[other * read];
       return;
@@ -110,14 +110,14 @@ METAL = """
     using metal::exp2;
     using metal::fast::cos;
     using metal::fast::sin;
-    const uint3 at = thread_position_in_grid;
+    const uint3 thread = thread_position_in_grid;
 """
 INPUTS = ("q", "k", "v", "keys", "values", "padding", "ends")
 
 
 def angle(rope: Rope) -> str:
-    """The angle of a pair of dims for a token in `column` of `row`, as an expression. MLX's kernel, which rotates the
-    keys of a prefill, computes it in the same way."""
+    """An expression for the angle of a pair of dims, for the token in `column` of `row`. It is the expression of MLX's
+    kernel, which rotates the keys of a prefill."""
     if rope.freqs is not None:
         inverse = "1.0f / freqs[pair]"
     else:
@@ -133,8 +133,8 @@ def source(rope: Rope) -> str:
 
 @cache
 def kernel(lines: str, inputs: tuple[str, ...]) -> Any:
-    name = f"localllm_rope_store_{crc32(lines.encode()):08x}"  # MLX's key of the compiled kernel, also on disk
-    # Rows may be strided: the caches themselves are written, not contiguous copies.
+    name = f"localllm_rope_store_{crc32(lines.encode()):08x}"  # MLX caches kernels by name, also on disk
+    # The kernel must write the caches, whose rows are strided, and not contiguous copies of them.
     return mx.fast.metal_kernel(name, list(inputs), ["out"], lines, ensure_row_contiguous=False)
 
 
@@ -149,8 +149,8 @@ def fits(dims: tuple[int, int], dtypes: tuple[mx.Dtype, ...], rope: Rope) -> boo
     )
 
 
-def launched(q: mx.array, keys: mx.array, values: mx.array, rope: Rope) -> Store:
-    """The compiled kernel with the arguments that depend on shapes and dtypes only."""
+def compiled_store(q: mx.array, keys: mx.array, values: mx.array, rope: Rope) -> Store:
+    """A function that launches the kernel for arrays of these shapes and dtypes."""
     rows, heads, _, dim = q.shape
     kv_heads = keys.shape[1]
     value_dim = values.shape[3]
@@ -175,9 +175,9 @@ def launched(q: mx.array, keys: mx.array, values: mx.array, rope: Rope) -> Store
     return store
 
 
-def prepared(q: mx.array, keys: mx.array, values: mx.array, rope: Rope) -> Store:
+def store_for(q: mx.array, keys: mx.array, values: mx.array, rope: Rope) -> Store:
     """A function that computes `reference` for arrays of these shapes and dtypes."""
     dims = (keys.shape[3], values.shape[3])
     if mx.metal.is_available() and fits(dims, (q.dtype, keys.dtype, values.dtype), rope):
-        return launched(q, keys, values, rope)
+        return compiled_store(q, keys, values, rope)
     return partial(reference, rope=rope)

@@ -24,7 +24,7 @@ CASES: tuple[Case, ...] = tuple(
 
 # The ops that are replaced together with a family or an op. A fused op contains smaller ops, so it is replaced with any
 # of them. Packed weights and prepared layers are private to a set of ops, so the ops that write them are replaced with
-# the ops that read them. The entry of a family is that of its ops without an entry.
+# the ops that read them. An op without an entry of its own has the entry of its family.
 TOGETHER: Mapping[str, tuple[str, ...]] = {
     "norm": ("kv.append", "layer"),
     "activation": ("layer",),

@@ -33,7 +33,7 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """Which implementation of each gated activation a device uses."""
+    """The implementations of the gated activations on a device."""
 
     silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul
     gelu_and_mul: Callable[[Tensor], Tensor] = gelu_and_mul

@@ -16,12 +16,12 @@ from .case import Case, Make
 
 
 @dataclass(frozen=True)
-class Part:
-    """Neighbouring rows with equally many queries, and the cache slots that they read: the last `length` positions of
-    each row, the newest last. A row with a shorter context is padded with its first position, masked."""
+class RowGroup:
+    """Neighbouring rows with equal numbers of queries, and the cache slots that they read: the last `length` positions
+    of each row, the newest last. A row with a shorter context is padded with its first position, which is masked."""
 
-    rows: int
-    tokens: slice  # of the step
+    rows: int  # number of rows
+    tokens: slice  # the tokens of the rows in the step
     slots: Tensor  # [rows * length], the cache slots of those positions
     allowed: Tensor | None  # [rows, 1, queries, length] bool; None: nothing is masked
 
@@ -47,38 +47,47 @@ class Rows:
         that are not exact, derive from the tuples only: the values of the tensors change between replays."""
         return {}
 
-    def parts(self, page_size: int, window: int) -> list[Part]:
-        """The parts of the step for the reference, computed once for all layers with the same window. In a captured
-        step every layer computes them again, because cached parts would not change between replays."""
-        if not self.exact:
-            return list(self._cut(page_size, window))
-        key = page_size, window
-        parts: list[Part] | None = self.plans.get(key)
-        if parts is None:
-            parts = self.plans[key] = list(self._cut(page_size, window))
-        return parts
+    def groups(self, page_size: int, window: int) -> list[RowGroup]:
+        """The groups of rows for the reference, computed once for all layers with the same window.
 
-    def _cut(self, page_size: int, window: int) -> Iterator[Part]:
-        device = self.page_table.device
-        row = token = 0
+        In a captured step every layer computes them again, because cached groups would not change between replays.
+        """
+        if not self.exact:
+            return list(self._groups(page_size, window))
+        key = page_size, window
+        groups: list[RowGroup] | None = self.plans.get(key)
+        if groups is None:
+            groups = self.plans[key] = list(self._groups(page_size, window))
+        return groups
+
+    def _groups(self, page_size: int, window: int) -> Iterator[RowGroup]:
+        row = 0
+        token = 0
         for queries, members in groupby(self.query_lens):
-            rows = slice(row, row + len(tuple(members)))
-            tokens = slice(token, token + (rows.stop - row) * queries)
+            count = len(tuple(members))
+            rows = slice(row, row + count)
+            tokens = slice(token, token + count * queries)
             row = rows.stop
             token = tokens.stop
-            longest = max(self.contexts[rows])
-            length = min(longest, window + queries - 1) if window else longest
-            place = torch.arange(length, device=device)
-            position = self.context_lens[rows, None] - length + place  # [rows, length]
-            first = position.clamp(min=0).long()
-            slots = self.page_table[rows].gather(1, first // page_size) * page_size + first % page_size
-            query = torch.arange(length - queries, length, device=device).unsqueeze(1)
-            seen = place <= query  # [queries, length]
-            if window:
-                seen &= place > query - window
-            allowed = (seen & (position >= 0).unsqueeze(1)).unsqueeze(1)
-            unmasked = rows.stop - rows.start == queries == 1 and self.exact  # one query sees all gathered positions
-            yield Part(rows.stop - rows.start, tokens, slots.flatten(), None if unmasked else allowed)
+            yield self._group(rows, tokens, queries, page_size, window)
+
+    def _group(self, rows: slice, tokens: slice, queries: int, page_size: int, window: int) -> RowGroup:
+        device = self.page_table.device
+        count = rows.stop - rows.start
+        longest = max(self.contexts[rows])
+        length = min(longest, window + queries - 1) if window else longest
+        index = torch.arange(length, device=device)
+        position = self.context_lens[rows, None] - length + index  # [rows, length]
+        readable = position.clamp(min=0).long()
+        slots = self.page_table[rows].gather(1, readable // page_size) * page_size + readable % page_size
+        if count == queries == 1 and self.exact:  # one query sees all these positions
+            return RowGroup(count, tokens, slots.flatten(), None)
+        query = torch.arange(length - queries, length, device=device).unsqueeze(1)
+        visible = index <= query  # [queries, length]
+        if window:
+            visible &= index > query - window
+        allowed = (visible & (position >= 0).unsqueeze(1)).unsqueeze(1)
+        return RowGroup(count, tokens, slots.flatten(), allowed)
 
 
 def paged_attention(
@@ -102,26 +111,23 @@ def paged_attention(
     """
     out = query.new_empty(query.shape) if out is None else out
     query = _aligned(query)
-    for part in rows.parts(key_pages.shape[1], window):
+    for group in rows.groups(key_pages.shape[1], window):
         # [rows, heads, queries or length, dim]
-        queries = query[part.tokens].view(part.rows, -1, *query.shape[1:]).transpose(1, 2)
+        queries = query[group.tokens].view(group.rows, -1, *query.shape[1:]).transpose(1, 2)
         keys, values = (
-            pages.flatten(0, 1).index_select(0, part.slots).view(part.rows, -1, *pages.shape[2:]).transpose(1, 2)
+            pages.flatten(0, 1).index_select(0, group.slots).view(group.rows, -1, *pages.shape[2:]).transpose(1, 2)
             for pages in (key_pages, value_pages)
         )
-        attended = _attend(queries, keys, values, part.allowed, scale, soft_cap, sinks)
-        out[part.tokens] = attended.transpose(1, 2).flatten(0, 1)
+        attended = _attend(queries, keys, values, group.allowed, scale, soft_cap, sinks)
+        out[group.tokens] = attended.transpose(1, 2).flatten(0, 1)
     return out
 
 
 def _aligned(query: Tensor) -> Tensor:
     """The query, or a copy that is contiguous and aligned to 16 bytes: torch's fused attention on a GPU reads a query
     without that alignment from a wrong address."""
-    return (
-        query
-        if query.is_contiguous() and query.data_ptr() % 16 == 0
-        else query.clone(memory_format=torch.contiguous_format)
-    )
+    aligned = query.is_contiguous() and query.data_ptr() % 16 == 0
+    return query if aligned else query.clone(memory_format=torch.contiguous_format)
 
 
 def _attend(
@@ -155,13 +161,13 @@ def _attend(
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Which implementation of attention a device uses."""
+    """The implementation of attention on a device."""
 
     paged: Callable[..., Tensor] = paged_attention
 
 
 def _inputs(
-    lens: list[tuple[int, int]],  # of each row: queries, context
+    lens: list[tuple[int, int]],  # number of queries and context length of each row
     heads: int = 4,
     kv_heads: int = 2,
     dim: int = 32,
@@ -174,9 +180,9 @@ def _inputs(
         pages = torch.randn(2, len(ids) + 1, page_size, kv_heads, dim, generator=generator)
         table = torch.zeros(len(lens), max(needed), dtype=torch.int32)
         pages[:, 0] = float("nan")
-        for row, (own, (_, context)) in enumerate(zip(ids.split(needed), lens, strict=True)):
-            table[row, : len(own)] = own
-            pages[:, own[-1].item(), (context - 1) % page_size + 1 :] = float("nan")
+        for row, (row_pages, (_, context)) in enumerate(zip(ids.split(needed), lens, strict=True)):
+            table[row, : len(row_pages)] = row_pages
+            pages[:, row_pages[-1].item(), (context - 1) % page_size + 1 :] = float("nan")
         queries = [query for query, _ in lens]
         starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
         contexts = [context for _, context in lens]

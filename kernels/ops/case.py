@@ -13,7 +13,7 @@ TOLERANCES: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 )
 
-Make = Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]  # makes the arguments of a case
+Make = Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]  # returns the arguments of a case
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Case:
     label: str
     make: Make
     tolerances: Mapping[torch.dtype, float] = field(default_factory=lambda: TOLERANCES)
-    mutates: tuple[str, ...] = ()  # arguments that the op writes, or their fields (`argument.field`); outputs as well
+    mutates: tuple[str, ...] = ()  # arguments or fields (`argument.field`) that the op writes; they count as outputs
     packs: tuple[str, ...] = ()  # weights that are packed by the device's `linear.pack` before the call
 
     def __str__(self) -> str:

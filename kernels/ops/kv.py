@@ -30,8 +30,8 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 def _put(x: Tensor, pages: Tensor, slots: Tensor) -> None:
     places = pages.view(-1, *x.shape[1:])
     if pages.dtype == torch.float8_e4m3fn:  # index_copy_ does not support float8
-        most = torch.finfo(pages.dtype).max
-        places.view(torch.uint8).index_copy_(0, slots, x.clamp(-most, most).to(pages.dtype).view(torch.uint8))
+        limit = torch.finfo(pages.dtype).max
+        places.view(torch.uint8).index_copy_(0, slots, x.clamp(-limit, limit).to(pages.dtype).view(torch.uint8))
     else:
         places.index_copy_(0, slots, x.to(pages.dtype))
 
@@ -39,7 +39,7 @@ def _put(x: Tensor, pages: Tensor, slots: Tensor) -> None:
 def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
     """pages[:, targets] = pages[:, sources], in place; all sources are read before any target is written.
 
-    pages [parts, pages, page_size, kv heads, dim], contiguous; the keys of a layer are one part, its values another.
+    pages [arrays, pages, page_size, kv heads, dim], contiguous; an array has the keys or the values of a layer.
     sources and targets [copies] int64, targets distinct. Allocates memory for all copied pages.
     """
     supported = pages.view(torch.uint8) if pages.itemsize == 1 else pages  # index_copy_ does not support float8
@@ -87,7 +87,7 @@ append = composed(Norm(), Rope(), store)
 
 @dataclass(frozen=True, slots=True)
 class KV:
-    """Which implementation of each cache write a device uses."""
+    """The implementations of the cache writes on a device."""
 
     store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = store
     copy_pages: Callable[[Tensor, Tensor, Tensor], None] = copy_pages
@@ -154,7 +154,7 @@ def _append(
 
 _PAGES = ("key_pages", "value_pages")
 _FP8 = torch.float8_e4m3fn
-_COARSE = {torch.bfloat16: 7e-2}  # half the distance of neighbouring float8_e4m3fn values
+_COARSE = {torch.bfloat16: 7e-2}  # half the relative distance between neighbouring float8_e4m3fn values
 
 CASES = [
     Case("kv.append", "plain", _append(9), mutates=_PAGES),

@@ -34,7 +34,7 @@ class DecoderLayer:
     out: Projection
     mlp: Mlp
     rotation: Rotation
-    dim: int  # of a head
+    dim: int  # dimension of a head
     eps: float
     offset: float  # added to every norm weight
     scale: float
@@ -111,8 +111,8 @@ def decoders(ops: Ops, stack: Iterable[Any], x: Tensor, stream: Tensor, step: La
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Which implementation of whole layers a device uses. At load `prepare` makes the layers that `decoder` takes, and
-    `prepare_stack` makes of those the stack that `decoders` takes."""
+    """The implementations of layers on a device. At load `prepare` converts each layer for `decoder`, and
+    `prepare_stack` converts the prepared layers for `decoders`."""
 
     decoder: Callable[..., tuple[Tensor, Tensor]] = decoder
     prepare: Callable[[DecoderLayer], Any] = prepare
@@ -121,14 +121,14 @@ class Layer:
 
 
 def inputs(
-    lens: list[tuple[int, int]],  # of each row: queries, context
+    lens: list[tuple[int, int]],  # number of queries and context length of each row
     heads: int = 4,
     kv_heads: int = 2,
     dim: int = 32,
     hidden: int = 48,
     inner: int = 72,
     *,
-    layers: int = 0,  # of a stack; 0: one layer without a stack
+    layers: int = 0,  # number of layers of a stack; 0: one layer without a stack
     last: tuple[int, ...] | None = None,  # step.answers has the last tokens of these rows
     bias: bool = False,
     head_norms: bool = True,
@@ -150,8 +150,8 @@ def inputs(
             shift = random(out_features, size=0.1).float() if bias else None
             return Product("dense", random(out_features, in_features, size=in_features**-0.5), shift)
 
-        def norm(wanted: bool, width: int) -> Tensor | None:
-            return random(width, size=0.1, mean=1.0 - offset) if wanted else None
+        def norm(present: bool, width: int) -> Tensor | None:
+            return random(width, size=0.1, mean=1.0 - offset) if present else None
 
         def layer(index: int) -> DecoderLayer:
             return DecoderLayer(

@@ -25,7 +25,7 @@ from .linear_fp8 import Fp8 as Fp8
 from .linear_int4 import Int4 as Int4
 from .linear_int8 import Int8 as Int8
 
-Weight = Tensor | Int8 | Int4 | Fp8  # as loaded, not packed
+Weight = Tensor | Int8 | Int4 | Fp8  # a weight before packing
 PANEL = 32  # every slice of a weight has a multiple of PANEL outputs, except the last slice
 
 
@@ -55,8 +55,8 @@ def rounded(x: float, dtype: torch.dtype) -> float:
 def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
     """The weight of `out_features` outputs, packed for products of the same device with activations of `dtype`.
 
-    The weight arrives as at least one slice of its outputs, so the unpacked weight is never in memory as a whole. A
-    slice may become invalid when the next one is read. The reference converts plain weights to `dtype`.
+    The weight arrives as at least one slice of its outputs, so the full unpacked weight is never in memory. A slice
+    may become invalid when the caller of `slices` reads the next one. The reference converts plain weights to `dtype`.
     """
     packed: Any = None
     start = 0
@@ -85,7 +85,7 @@ def weight_tensors(weight: Any) -> list[Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Which implementation of each product a device uses. Products take a weight packed by `pack_slices`, or a plain
+    """The implementations of the products on a device. Products take a weight packed by `pack_slices`, or a plain
     weight."""
 
     dense: Callable[..., Tensor] = dense
@@ -97,7 +97,7 @@ class Linear:
     pack_slices: Callable[[Iterable[Weight], int, torch.dtype], Any] = pack_slices
 
     def pack(self, weight: Weight, dtype: torch.dtype) -> Any:
-        """The packed form of a whole weight."""
+        """The packed form of a weight that is one slice."""
         return self.pack_slices([weight], len(weight_tensors(weight)[0]), dtype)
 
 

@@ -95,7 +95,7 @@ def chunked(slots: NDArray[np.int32], chunk: int) -> tuple[Ints, Ints, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """Which implementation of each LoRA product a device uses."""
+    """The implementations of the LoRA products on a device."""
 
     add: Callable[[Tensor, Tensor, LoraWeights, Adapters], None] = add
     embedding: Callable[[Tensor, Tensor, LoraWeights, Adapters], None] = embedding

@@ -1,4 +1,4 @@
-"""The part of a decoder layer that computes each token by itself."""
+"""The MLP of a decoder layer. It computes each token independently of the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Gate = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]  # the field
 
 
 class Mlp(Protocol):
-    """The MLP of a decoder layer. A kernel that fuses a layer supports particular implementations, as GatedMlp."""
+    """The MLP of a decoder layer. Kernels that fuse a layer support only some implementations, such as GatedMlp."""
 
     def __call__(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor:
         """x [tokens, hidden], normalised -> [tokens, hidden]."""

@@ -43,7 +43,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """Which implementation of each norm a device uses."""
+    """The implementations of the norms on a device."""
 
     rms: Callable[..., Tensor] = rms_norm
     add_rms: Callable[..., tuple[Tensor, Tensor]] = add_rms_norm

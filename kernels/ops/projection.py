@@ -37,7 +37,7 @@ class Product(NamedTuple):
     op: str  # a field of linear.Linear
     weight: Any  # packed by the device's linear.pack
     bias: Tensor | None = None
-    order: Tensor | None = None  # [in_features] int64: the permutation of the inputs before the product; None: none
+    order: Tensor | None = None  # [in_features] int64: permutation of the inputs; None: natural order
 
     @property
     def product(self) -> Product:
@@ -55,7 +55,7 @@ class Product(NamedTuple):
 class SideBySide(NamedTuple):
     """Projections of one input that cannot share a product, because their formats or input orders differ."""
 
-    parts: tuple[Product, ...]
+    products: tuple[Product, ...]
 
     @property
     def product(self) -> None:
@@ -64,7 +64,7 @@ class SideBySide(NamedTuple):
     def __call__(
         self, x: Tensor, ops: Ops, step: LayerStep | HeadStep | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        return torch.cat([part(x, ops, step, dtype) for part in self.parts], dim=-1)
+        return torch.cat([product(x, ops, step, dtype) for product in self.products], dim=-1)
 
 
 class Adapted(NamedTuple):

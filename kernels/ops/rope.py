@@ -67,7 +67,7 @@ def _neighbours(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """Which implementation of each rotation a device uses."""
+    """The implementations of the rotations on a device."""
 
     neox: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = rope
     interleaved: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = interleaved_rope

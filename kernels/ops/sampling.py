@@ -146,7 +146,7 @@ def carry(tokens: Tensor, ends: Tensor, carried: Tensor, drawn: Tensor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Which implementation of each step of sampling a device uses."""
+    """The implementations of the sampling ops on a device."""
 
     carry: Callable[[Tensor, Tensor, Tensor, Tensor], None] = carry
     bias: Callable[..., None] = bias

@@ -1,7 +1,7 @@
 """Attention over the paged cache in Triton; kernels/ops/attention.py defines it.
 
-attention_decode.py computes rows with few queries, and prompts with too few tiles to fill the device, whose contexts it
-splits. attention_extend.py computes all other rows.
+attention_decode.py splits contexts over programs. It computes rows with few queries, and long rows whose tiles are too
+few for the device. attention_extend.py computes all other rows.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def _decode(call: Call, launch: Launch, tiles: Tensor | None, blocks: Blocks) ->
 
 
 def merging(lines: int, queries: int, block_d: int) -> dict[str, int]:
-    """The constants PARTS and STEP of `decode`: it merges PARTS partial results of STEP lines at a time. Tiles with
-    many lines have few parts."""
+    """The constants PARTS and STEP of `decode`: it merges PARTS partial results of STEP lines at a time. It
+    merges fewer results at a time for tiles with many lines."""
     parts = 16 if queries <= SHORT_QUERIES else 4
     return {"PARTS": parts, "STEP": max(1, min(triton.next_power_of_2(lines), 8192 // parts // block_d))}
 
@@ -192,9 +192,9 @@ def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
 
 @cache
 def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[int, int] | None:
-    """(lines of a tile of a long row, queries up to which a short row is one tile), limited by the device's memory.
+    """(lines of a tile of a long row, queries up to which a short row is one tile), limited by the shared memory.
 
-    None if the device has not enough memory for a tile of one query.
+    None if the shared memory is too small for a tile of one query.
     """
 
     def fits(queries: int) -> bool:
@@ -240,7 +240,8 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
 
 
 def _listed(launch: Launch, device: torch.device) -> Tensor | None:
-    """[tiles, 2] int32, row and first query of each tile, copied to the device asynchronously; None for all rows."""
+    """[tiles, 2] int32, row and first query of each tile, copied to the device asynchronously. None if every row is a
+    tile."""
     if launch.tiles is None:
         return None
     tiles = torch.tensor(launch.tiles, dtype=torch.int32)

@@ -47,7 +47,7 @@ def attend_blocks(
         slot = place % PAGE_SIZE
         key_pointers = keys + (page * key_page + slot * key_slot)[:, None] + column[None, :]
         value_pointers = values + (page * value_page + slot * value_slot)[:, None] + column[None, :]
-        if MASKED:  # slots beyond the context may contain NaN, and NaN * 0 is NaN
+        if MASKED:  # values beyond the context may be NaN, and NaN * 0 is NaN
             read = inside[:, None] & (column < DIM)[None, :]
             key = tl.load(key_pointers, mask=read, other=0.0)
             value = tl.load(value_pointers, mask=read, other=0.0)
@@ -85,8 +85,8 @@ def merge_lines(
 ):  # fmt: skip
     """Merge `count` partial results of a tile, PARTS at a time, and write the output of the lines `line` [lines].
 
-    partial [places, TILE, DIM] and stats [places, 2, TILE] (peak, total) have part 0 at the place 2 * base + 1, and
-    part i > 0 at the place 2 * (base + i * apart).
+    partial [places, TILE, DIM] and stats [places, 2, TILE] (peak, total) have result 0 of the tile at the place
+    2 * base + 1, and result i > 0 at the place 2 * (base + i * apart).
     """
     column = tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + line % GROUP

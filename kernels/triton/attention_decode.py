@@ -1,8 +1,8 @@
 """Decode attention in Triton: few queries per row, limited by the memory bandwidth.
 
 A tile is a few queries of one row times the query heads that share a kv head, so the cache is read once for all of
-them. The blocks of the cache that all tiles read are divided evenly into chunks, whatever the lengths of the rows; the
-number of chunks fills the device. Only the device needs to know the lengths:
+them. The blocks of the cache that all tiles read are divided evenly into chunks, whatever the lengths of the rows. The
+number of chunks fills the device. The host does not need the lengths:
 
     blocks   | tile 0   |tile 1 |          tile 2            | tile 3  |
     chunks   |    0    |    1    |    2    |    3    |    4    |    5  |
@@ -152,7 +152,7 @@ def decode(
                 tl.store(partial + (place * TILE + line)[:, None] * DIM + column[None, :], acc, mask=inside)
                 tl.store(stats + place * (2 * TILE) + line, peak, mask=live)
                 tl.store(stats + place * (2 * TILE) + TILE + line, total, mask=live)
-                tl.debug_barrier()  # all threads have written their part before the counter is incremented
+                tl.debug_barrier()  # all threads have written their results before the counter is incremented
                 counter = counters + tile * kv_heads + kv_head
                 if tl.atomic_add(counter, 1, sem="acq_rel") == parts - 1:
                     tl.store(counter, 0)

@@ -21,7 +21,7 @@ class Launch:
 
     kernel: Kernel
     queries: int  # most queries of a tile
-    count: int  # of tiles
+    count: int  # number of tiles
     tiles: tuple[tuple[int, int], ...] | None  # (row, first query); None: each row of up to `queries` queries is a tile
 
 

@@ -27,10 +27,10 @@ from .noise import LAST, draw_key, exponential, key_of, min_exponential
 BLOCK = 128  # tokens
 CHUNK = 16  # blocks of one program of the first kernel
 GROUP = 16  # blocks that the second kernel reads per iteration
-WARPS = 16  # of the second kernel
+WARPS = 16  # warps of a program of the second kernel
 LOWEST = tl.constexpr(-0x80000000)
 LOG2_E = tl.constexpr(1.4426950408889634)
-ROUNDED = tl.constexpr(1.001)  # factor above the rounding error of a score that may win
+ROUNDED = tl.constexpr(1.001)  # a score below the smallest score times this factor may win after rounding
 
 # The addresses of these arguments depend on the number of rows. If Triton specialised on their alignment, it would
 # compile another kernel at run time, which takes seconds.
@@ -53,7 +53,8 @@ class _Survey(NamedTuple):
 
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
-    """Computes in float32. If two tokens, or a sum and top_p, differ by less than its rounding, either may win."""
+    """Computes in float32. The token may differ from the reference's token if two scores, or a sum and top_p, are equal
+    but for rounding."""
     if logits.dtype != torch.float32:
         return reference.draw(logits, draws)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -63,7 +64,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
         return tokens
     chunks = triton.cdiv(vocab, CHUNK * BLOCK)
     survey = _allocate(logits, rows, chunks)
-    unread = draws.temperature  # in place of filters that are off
+    unread = draws.temperature  # takes the place of filters that are off
     filters = tuple(unread if values is None else values for values in (draws.top_k, draws.top_p, draws.min_p))
     seeds = draws.seed_low, draws.seed_high, draws.position
     top_k = draws.top_k is not None
@@ -96,7 +97,7 @@ def _survey(
     keys, ids, noisy, noisy_ids, maxima, sums,
     TOP_K: tl.constexpr, TOP_P: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program (chunk, row): CHUNK blocks of a row's logits."""
+    """Program (chunk, row) reads CHUNK blocks of a row's logits."""
     chunk = tl.program_id(0)
     row = tl.program_id(1)
     chunks = tl.num_programs(0)
@@ -182,7 +183,8 @@ def _choose(
     heat = tl.load(temperature + row)
     logits += row.to(tl.int64) * stride
     largest = tl.load(logits + token)
-    if (heat != 0) & (tl.abs(largest) < float("inf")):  # otherwise noise does not change the largest token
+    # otherwise the token with the largest logit wins, whatever the noise
+    if (heat != 0) & (tl.abs(largest) < float("inf")):
         blocks = chunks * CHUNK
         cool = 1.0 / heat
         maxima += row * blocks

@@ -57,7 +57,7 @@ def partner(index, half, NEOX: tl.constexpr):
 
 @triton.jit
 def _rotate(out, x, cos, sin, token_stride, head_stride, heads, dim, half, NEOX: tl.constexpr, DIM: tl.constexpr):
-    """Program (token, head)."""
+    """Program (token, head) rotates one head of a token."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     index = tl.arange(0, DIM)

@@ -89,7 +89,7 @@ def as_rounded(x: Tensor, group: int) -> Tensor:
     """x [rows, in_features] with each group of inputs rounded to int8 and scaled back. `group` is a power of two."""
     out = x.new_empty(x.shape)
     if out.numel():
-        rows = max(1, 2048 // group)  # of a program
+        rows = max(1, 2048 // group)  # rows of a program
         grid = (triton.cdiv(len(x), rows), triton.cdiv(x.shape[1], group))
         _round_groups[grid](
             out, x, len(x), x.shape[1], x.stride(0), GROUP=group, ROWS=rows, num_warps=4, enable_fp_fusion=False

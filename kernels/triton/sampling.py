@@ -151,7 +151,7 @@ def _penalise(
 
 @triton.jit(do_not_specialize_on_alignment=_LISTS)
 def _mask(logits, stride, vocab, rows, words, words_per_row, SPAN: tl.constexpr):
-    """Program (chunk, entry)."""
+    """Program (chunk, entry) masks SPAN tokens of the row of an entry."""
     entry = tl.program_id(1)
     row = tl.load(rows + entry).to(tl.int64)
     token = tl.program_id(0) * SPAN + tl.arange(0, SPAN)

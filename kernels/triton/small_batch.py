@@ -27,7 +27,7 @@ def _add_int4(
     sums, activations, from_data, base, stop, factor, shift,
     ONE: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """sums + activations * weights for the int4 inputs from `base` on."""
+    """sums + activations * weights, for BLOCK_K int4 inputs from `base` on."""
     byte = base // 2 + tl.arange(0, BLOCK_K // 2)
     if EVEN:
         pair = tl.load(from_data + byte[None, :])
@@ -50,7 +50,7 @@ def _add_bytes(
     sums, activations, from_data, k, stop, factor,
     FORMAT: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr,
 ):  # fmt: skip
-    """sums + activations * weights for the int8 or fp8 inputs k."""
+    """sums + activations * weights, for the int8 or fp8 inputs with the indices k."""
     if EVEN:
         byte = tl.load(from_data + k[None, :])
     else:
@@ -184,13 +184,12 @@ def blocks_of(format: Format, sub: int, in_features: int, wide: bool, amd: bool 
     if format == "int8":
         return Blocks(n=64, k=256, unroll=1, warps=4, stages=3)
     k = block_inputs(sub, in_features, 128)
-    unroll = 1 if in_features % 128 else 128 // k  # masks need more registers
+    unroll = 1 if in_features % 128 else 128 // k  # without unrolling if loads are masked, because masks need registers
     return Blocks(n=128 if format == "int4" else 64, k=k, unroll=unroll, warps=4, stages=3)
 
 
 def shares_of(blocks: int, steps: int, processors: int) -> int:
-    """The number of shares of a product whose inputs are `steps` blocks: as many as give each processor almost two
-    programs."""
+    """The number of shares to divide `steps` blocks of inputs into, so that each processor has almost two programs."""
     shares = 1
     while blocks * shares < 1.75 * processors and 4 * shares <= steps:
         shares *= 2

@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-STREAMS = 32  # most streams of one device that can run kernels with counters
+STREAMS = 32  # most streams of a device that run kernels with counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Device:
     processors: int
     shared: int  # bytes of shared memory that a program may use
     converts_fp8: bool  # has instructions that convert float8
-    narrow: bool = False  # AMD with wavefronts of 32 lanes: operands of the matrix units pass through their registers
+    narrow: bool = False  # AMD with wavefronts of 32 lanes: operands of the matrix units are in registers
     compiler: str = ""  # Triton's backend: cuda, hip or xpu; empty: the interpreter
 
     @property

@@ -31,7 +31,7 @@ class Quantised(NamedTuple):
 
     format: Format
     data: Tensor  # [out_features, bytes], int8 for int8, else uint8
-    scale: Tensor  # scales; the records if they are not plain
+    scale: Tensor  # the scales, or the records if they are not plain
     zero: Tensor | None  # zero points of plain int4 records
     out_features: int
     in_features: int
@@ -191,7 +191,7 @@ def widened(weight: Quantised, dtype: torch.dtype) -> Iterator[tuple[int, Tensor
     in_features = weight.in_features
     largest = max(BLOCK, MAX_CHUNK // in_features // BLOCK * BLOCK)
     chunks = -(-out_features // largest)
-    size = -(-out_features // chunks // BLOCK) * BLOCK  # of every chunk except the last one
+    size = -(-out_features // chunks // BLOCK) * BLOCK  # outputs of every chunk except the last one
     out = weight.data.new_empty(min(size, out_features), in_features, dtype=dtype)
     depth = block_inputs(weight.sub, in_features, 64)
     zero = weight.scale if weight.zero is None else weight.zero

@@ -166,7 +166,7 @@ def test_rope_store_source_writes_one_column(tmp_path: Path, name: str, dtype: s
 @pytest.mark.parametrize("name", CASES)
 def test_the_reference_equals_numpy(name: str, dtype: str) -> None:
     asked = given(CASES[name], DTYPES[dtype])
-    store = op.prepared(asked.q, asked.keys, asked.values, CASES[name].rope)
+    store = op.store_for(asked.q, asked.keys, asked.values, CASES[name].rope)
     check(CASES[name], asked, store(*asked))
 
 
@@ -192,7 +192,7 @@ def test_the_launch_covers_all_heads_and_writes_the_caches_themselves(monkeypatc
 
     monkeypatch.setattr(mx.fast, "metal_kernel", metal_kernel)
     asked = given(CASES["part of a head"], mx.float32)
-    found = op.launched(asked.q, asked.keys, asked.values, op.Rope(32, False, 77.0))(*asked)
+    found = op.compiled_store(asked.q, asked.keys, asked.values, op.Rope(32, False, 77.0))(*asked)
     assert made == [{"ensure_row_contiguous": False}]
     assert launched[0]["grid"] == (40, 7 + 2 * 1, 3)
     assert found.keys is asked.keys
