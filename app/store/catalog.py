@@ -148,13 +148,13 @@ def _describe(
 ) -> ModelRef:
     config = _read_json(folder / "config.json")
     packed = paths.packed_dir(folder)
-    own_files = [file for file in files or folder.rglob("*") if packed not in file.parents]
+    files_of_model = [file for file in files or folder.rglob("*") if packed not in file.parents]
     return ModelRef(
         id=name,
         path=folder,
         bundled=bundled,
         revision=revision,
-        size=_bytes(own_files),
+        size=_bytes(files_of_model),
         packed=_bytes(packed.glob("*")),
         context=_context(config),
         description=description or str(config.get("model_type", "")),

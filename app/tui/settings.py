@@ -78,10 +78,10 @@ class SettingsScreen(ModalScreen[NewSettings | None]):
 
     def _explain(self, line: Input) -> None:
         """Show the description of the focused field, or the error of its value."""
-        known = PARAMETERS[line.id or ""]
+        target = PARAMETERS[line.id or ""]
         try:
-            parse(known.name, line.value)
-            text = f"{known.name}: {known.sentence}"
+            parse(target.name, line.value)
+            text = f"{target.name}: {known.sentence}"
         except InvalidRequest as error:
             text = error.message
         self.query_one("#notice", Static).update(text)

@@ -53,9 +53,9 @@ class Messages(VerticalScroll, can_focus=False):
         earlier.update(f"{hidden} earlier messages · Enter to show")
         visible = path[hidden:]
         views = {id(view.message): view for view in self.query(MessageView)}
-        kept = [views[id(message)] for message in visible if id(message) in views]
+        remaining = [views[id(message)] for message in visible if id(message) in views]
         with self.app.batch_update():
-            await self.remove_children([view for view in views.values() if view not in kept])
+            await self.remove_children([view for view in views.values() if view not in remaining])
             before: Static | MessageView = earlier
             for message in visible:
                 place = conversation.place(message)
