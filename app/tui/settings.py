@@ -81,7 +81,7 @@ class SettingsScreen(ModalScreen[NewSettings | None]):
         target = PARAMETERS[line.id or ""]
         try:
             parse(target.name, line.value)
-            text = f"{target.name}: {known.sentence}"
+            text = f"{target.name}: {target.sentence}"
         except InvalidRequest as error:
             text = error.message
         self.query_one("#notice", Static).update(text)
