@@ -18,6 +18,7 @@ from localllm.app.tui.conversation import Conversation
 from localllm.app.tui.help import HelpScreen
 from localllm.app.tui.history.screen import Conversations, HistoryScreen
 from localllm.app.tui.models import ModelScreen
+from localllm.app.tui.parameters import PARAMETERS
 from localllm.app.tui.settings import SettingsScreen
 
 from .conftest import OpenChat
@@ -224,6 +225,19 @@ async def test_settings_screen(chat: OpenChat) -> None:
         await c.pilot.press("ctrl+s")
         await c.settle()
         assert (c.screen.conversation.system, c.screen.conversation.parameters) == ("New.", {"top_p": 0.9})
+
+
+async def test_settings_screen_describes_the_focused_parameter(chat: OpenChat) -> None:
+    async with chat() as c:
+        await c.pilot.press("f4")
+        await c.pilot.pause()
+        c.app.screen.query_one("#seed", Input).focus()
+        await c.pilot.pause()
+        assert c.text_of("#notice") == f"seed: {PARAMETERS['seed'].sentence}"
+        c.app.screen.query_one("#seed", Input).value = "x"
+        c.app.screen.query_one("#top_k", Input).focus()
+        await c.pilot.pause()
+        assert c.text_of("#notice") == f"top_k: {PARAMETERS['top_k'].sentence}"
 
 
 async def test_model_picker(chat: OpenChat) -> None:
