@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import re
 from itertools import groupby
+from string import hexdigits
 
 from ...engine.text import BROKEN
 
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+# ByteFallback token → its byte.
+_FALLBACK = {f"<0x{high}{low}>": bytes.fromhex(high + low) for high in hexdigits for low in hexdigits}
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes inside a UTF-8 character, after its first byte
 _MAX_CONTINUATION = 3
 
@@ -17,8 +18,8 @@ def _alphabet() -> dict[str, int]:
     """Letter → byte, as in GPT-2: a printable byte has its own letter, the others have the letters from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = sorted(set(range(256)).difference(printable))
-    shifted = {chr(256 + index): byte for index, byte in enumerate(others)}
-    return {chr(byte): byte for byte in printable} | shifted
+    letters = map(chr, [*printable, *range(0x100, 0x100 + len(others))])
+    return dict(zip(letters, [*printable, *others], strict=True))
 
 
 _BYTE_OF = _alphabet()
@@ -27,14 +28,15 @@ _LETTER_OF = {byte: letter for letter, byte in _BYTE_OF.items()}
 
 def to_letters(data: bytes) -> str:
     """The ByteLevel letters of the bytes."""
-    return "".join(_LETTER_OF[byte] for byte in data)
+    return "".join(map(_LETTER_OF.__getitem__, data))
 
 
 def from_letters(letters: str) -> bytes | None:
     """The bytes of ByteLevel letters; None if a character is not such a letter."""
-    if not _BYTE_OF.keys() >= set(letters):
+    try:
+        return bytes(map(_BYTE_OF.__getitem__, letters))
+    except KeyError:
         return None
-    return bytes(_BYTE_OF[letter] for letter in letters)
 
 
 def is_misread(text: str) -> bool:
@@ -57,21 +59,22 @@ def _in_utf8(data: bytes) -> bool:
 
 def fallback_byte(token: str) -> bytes:
     """The byte of a ByteFallback token; empty for any other token."""
-    match = _BYTE_TOKEN.fullmatch(token)
-    return bytes.fromhex(match[1]) if match else b""
+    return _FALLBACK.get(token, b"")
 
 
 def mark_broken(tokens: list[str]) -> list[str]:
     """Replace ByteFallback tokens that belong to no UTF-8 character by U+FFFD; keep all others."""
+    if _FALLBACK.keys().isdisjoint(tokens):
+        return tokens
     marked: list[str] = []
     for run in _runs(tokens):
-        marked += _mark_broken_bytes(run) if fallback_byte(run[0]) else run
+        marked += _mark_broken_bytes(run) if run[0] in _FALLBACK else run
     return marked
 
 
 def _runs(tokens: list[str]) -> list[list[str]]:
     """The runs of byte tokens and the runs of other tokens, in order."""
-    return [list(run) for _, run in groupby(tokens, key=lambda token: bool(fallback_byte(token)))]
+    return [list(run) for _, run in groupby(tokens, key=_FALLBACK.__contains__)]
 
 
 def _mark_broken_bytes(tokens: list[str]) -> list[str]:

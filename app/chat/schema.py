@@ -67,12 +67,9 @@ class _Keyword:
     """A keyword of a schema."""
 
     name: str
+    place: Place  # of its value
     schema: Place
     types: frozenset[str]  # the types that the schema allows
-
-    @property
-    def place(self) -> Place:
-        return self.schema.child(self.name)
 
 
 class _Rewriter:
@@ -119,7 +116,7 @@ class _Rewriter:
             group = simple
             if name in APPLICATORS:
                 group = after if simple else before
-            group.update(rewrite_keyword(self, _Keyword(name, place, types)))
+            group.update(rewrite_keyword(self, _Keyword(name, place.child(name), place, types)))
         simple = narrow_to_multiples(simple, place, fractions="number" in types)
         rewritten = before | simple | after
         self._merges |= _merges(before | after, rewritten)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
+
+import msgspec
 
 _INDEX = re.compile("0|[1-9][0-9]{0,8}")
 
@@ -14,8 +15,7 @@ class SchemaProblem(ValueError):
     """The schema is malformed, or has a keyword that a grammar cannot express; the message has its JSON pointer."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A value inside a schema, the base URI of its references, and its JSON pointer.
 
     The methods raise SchemaProblem if the value has another type.

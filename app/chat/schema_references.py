@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote, urljoin
+
+from msgspec.structs import replace
 
 from .schema_place import Place
 
@@ -49,7 +50,7 @@ class References:
         """
         text = reference.text()
         address, _, fragment = text.partition("#")
-        uri = _join(reference.base, address) if address else reference.base
+        uri = _join(reference.base, address)
         target = self._resources.get(uri)
         if target is None:
             reference.refuse(f"{text[:200]!r} is outside the schema; remote schemas are not loaded")

@@ -187,7 +187,10 @@ def typed(text: str, random: Random, *, exact: bool = False, bare: bool = False)
         text = text[:1].upper() + text[1:]
     elif style < 0.65 and not exact:
         text = text.upper()
-    if text[-1] not in ".!?":
-        endings = ["?", "?", "?", "", "", " ?", "??"] if asking else ["", "", ".", ".", "!"]
-        text += random.choice(endings) if len(text) > 3 else random.choice(["", "", "!", "?"])
-    return text
+    return text if text[-1] in ".!?" else text + _ending(text, asking, random)
+
+
+def _ending(text: str, asking: bool, random: Random) -> str:
+    if len(text) <= 3:
+        return random.choice(["", "", "!", "?"])
+    return random.choice(["?", "?", "?", "", "", " ?", "??"] if asking else ["", "", ".", ".", "!"])

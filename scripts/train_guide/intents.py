@@ -215,27 +215,30 @@ def parse(text: str, topic: str) -> list[Intent]:
             continue
         if not line.strip():
             continue
-        head, _, rest = line.partition(":")
-        key, *names = head.split()
-        rest = rest.removeprefix(" ")
-        intent = intents[-1]
-        if key in ("how", "what", "ask"):
-            getattr(intent, key).append(rest)
-        elif key == "after":
-            for name in names:
-                intent.after.setdefault(name, []).append(rest)
-        elif key == "say":
-            intent.answers[-1:] = [f"{intent.answers[-1]}\n{rest}" if intent.answers else rest]
-        elif key == "say-or":
-            intent.answers.append(rest)
-        elif key == "run":
-            intent.command = rest
-        else:
-            raise ValueError(f"{topic}: unknown key {head!r}")
+        _add_line(intents[-1], line)
     for intent in intents:
         if not intent.answers or not (intent.how or intent.what or intent.ask):
             raise ValueError(f"{topic}: {intent.name} lacks a question or an answer")
     return intents
+
+
+def _add_line(intent: Intent, line: str) -> None:
+    head, _, text = line.partition(":")
+    key, *names = head.split()
+    text = text.removeprefix(" ")
+    if key in ("how", "what", "ask"):
+        getattr(intent, key).append(text)
+    elif key == "after":
+        for name in names:
+            intent.after.setdefault(name, []).append(text)
+    elif key == "say":
+        intent.answers[-1:] = [f"{intent.answers[-1]}\n{text}" if intent.answers else text]
+    elif key == "say-or":
+        intent.answers.append(text)
+    elif key == "run":
+        intent.command = text
+    else:
+        raise ValueError(f"{intent.topic}: unknown key {head!r}")
 
 
 @cache
