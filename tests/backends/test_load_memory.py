@@ -18,6 +18,7 @@ from .tiny import HIDDEN, TINIES
 
 VOCAB = 2_000_000  # so the embedding, and a head, of 192 MB as stored
 ALLOWED = 128 * 2**20  # 30 to 90 MB are taken, as memory that is given back is not always gone at once
+SLOW = pytest.mark.slow
 CLEAR = Path("/proc/self/clear_refs")  # makes the peak what is held now
 
 PROGRAM = """
@@ -59,7 +60,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.real
 @pytest.mark.skipif(bool(device.MISSING), reason=device.MISSING or "the library is there")
 @pytest.mark.skipif(not os.access(CLEAR, os.W_OK), reason=f"no {CLEAR} here")
-@pytest.mark.parametrize("quant", ["none", "int8", "int4", "fp8"])
+@pytest.mark.parametrize("quant", ["none", "int4", *(pytest.param(quant, marks=SLOW) for quant in ("int8", "fp8"))])
 def test_loading_never_holds_two_copies_of_a_weight(quant: str, large: Path, tmp_path: Path) -> None:
     next(tiny for tiny in TINIES if tiny.label == "llama").save(tmp_path)
     ran = subprocess.run(

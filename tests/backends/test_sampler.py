@@ -139,10 +139,12 @@ def test_draws_follow_the_distribution(device: Any, name: str) -> None:
     settings = FILTERS[name]
     counts = np.zeros(vocab)
     spread = np.tile(logits, (64, 1))
+    inputs = Inputs(SPEC, device)
+    first = make_batch([Row([1], 0, [1], sampling=settings)] * 64, vocab)
     for step in range(steps):
-        rows = [Row([1], 0, [1], sampling=replace(settings, seed=64 * step + row)) for row in range(64)]
-        batch = make_batch(rows, vocab)
-        sent = Inputs(SPEC, device).send(batch)
+        seeds = np.arange(64 * step, 64 * (step + 1), dtype=first.sampling.seed.dtype)
+        batch = replace(first, sampling=replace(first.sampling, seed=seeds))
+        sent = inputs.send(batch)
         with torch.inference_mode():
             drawn = sample(torch.from_numpy(spread).to(device.name, copy=True), batch, sent, device)
         counts += np.bincount(drawn.tokens.cpu().numpy(), minlength=vocab)

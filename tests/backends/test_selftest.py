@@ -210,10 +210,17 @@ def test_kernel_that_crashes_twice_is_replaced(tmp_path: Path, does: str, code: 
         _, said = first.communicate(timeout=60)
         assert first.returncode == code, said
         assert ("Timeout" in said) == (code == 1), "its log says where it hung"
+
+    def ending(*arguments: Any, **named: Any) -> Any:
+        raise AssertionError("a kernel that crashed twice is called again")
+
+    ending.__module__ = "test_selftest"  # the name of this module in the processes
     for _ in range(2):
-        warnings, said = start_of(does, tmp_path).communicate(timeout=60)
-        instead = "norm.rms: test_selftest.right instead of test_selftest.ending"
-        assert f"{instead}, which crashed or hung twice" in warnings, said
+        ops, warnings = run(tmp_path, with_rms(ending), with_rms(right))
+        assert ops.norm.rms is right
+        instead = f"norm.rms: {__name__}.right instead of test_selftest.ending"
+        assert len(warnings) == 1
+        assert warnings[0].startswith(f"{instead}, which crashed or hung twice in its self-test")
         (line,) = selftest_results.newest(tmp_path).values()
         assert "test_selftest.ending, which crashed or hung twice in its self-test" in line
     assert [file.suffix for file in tmp_path.iterdir()] == [".json"]
