@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import shutil
 import weakref
 from collections import defaultdict
@@ -43,6 +44,9 @@ from .batches import Row, make_batch
 from .conformance import BUDGET, Conformance, Conversation
 from .tape import Tape
 from .tiny import TINIES, VOCAB
+
+# Without it, Inductor's first compilation in a process also compiles a test program for each ISA.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()))  # whole layers cannot be cut
 SPLIT = replace(BUDGET, graphs="split", max_step_tokens=64)
