@@ -38,8 +38,8 @@ class Choice:
         self._index = index
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
-        marks = {tokenizer.id_of(mark) for mark in (THINK, END_THINK, CALL, END_CALL)}
-        hidden = frozenset(tokenizer.special_ids - marks)
+        markers = {tokenizer.id_of(marker) for marker in (THINK, END_THINK, CALL, END_CALL)}
+        hidden = frozenset(tokenizer.special_ids - markers)
         before = prompt.ids if prompt.continues_text else ()
         self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), stop, before=before)
         self._parser = OutputParser(

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-LAST = 1 << 31  # bit of the length
+LAST = 1 << 31  # bit of the length that marks the last answer
 # A thread pool reserves address space for every core; on a large machine, this would exceed the memory limit.
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 START_LIMIT = 60.0  # seconds of elapsed time for the start of a child and its first message
@@ -97,7 +97,7 @@ class BoundedChild:
         if child is None:
             return None
         try:
-            child.wait(0.05)  # a child that ended by itself has its own exit status
+            child.wait(0.05)  # wait for the exit status of a child that ended by itself
         except subprocess.TimeoutExpired:
             child.kill()
         with child:  # closes the pipes and waits

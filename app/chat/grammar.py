@@ -35,13 +35,13 @@ MAX_SOURCE = 256 * 1024  # characters of a schema (as JSON), a regex or all choi
 MAX_DEPTH = 64  # nested objects and arrays in a schema
 MAX_NODES = 20_000  # values in a schema
 MAX_CHOICES = 4096
-MAX_COMPARED = 4096  # tokens whose bytes are compared with the bytes in the library
+MAX_COMPARED = 4096  # tokens whose bytes in the tokenizer and in the library are compared
 CPU_LIMIT = 0.4  # seconds of processor time of one trial
 WALL_LIMIT = 5.0  # seconds of elapsed time of one trial
 MEMORY_LIMIT = 2 * 2**30  # bytes of address space, including the tables of the vocabulary
 
 # White space is one space, or a line break and indentation: a small model may otherwise write spaces without end.
-# \\u escapes are not allowed: the grammar compares spellings, so the constraints of "a" would not apply to "\\u0061".
+# \u escapes are not allowed: the grammar compares spellings, so the constraints of "a" would not apply to "\u0061".
 _JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})", "json_allowed_escapes": 'nrbtf\\"'}
 
 # As in OpenAI's API, a tool without `parameters` has no arguments.
@@ -61,7 +61,7 @@ class TokenGrammar:
         return TokenGrammar(self._matcher.deep_copy(), self._vocab_size)
 
     def allowed(self) -> NDArray[np.uint32]:
-        """Allowed-token mask, [ceil(vocab / 32)] uint32. It has the end-of-sequence ids if the text may end."""
+        """Allowed-token mask, [ceil(vocab / 32)] uint32. It contains the end-of-sequence ids if the text may end."""
         mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
         self._check()
         return mask[: -(-self._vocab_size // 32)]
@@ -97,10 +97,10 @@ class GrammarCompiler:
         except ValueError as error:
             raise _unreadable(tokenizer, str(error)) from None
         self._compare_bytes(tokenizer)
-        self._call_marks = [_mark(tokenizer, mark) for mark in (CALL, END_CALL)]
+        self._call_markers = [_marker(tokenizer, marker) for marker in (CALL, END_CALL)]
         # Special tokens that text may contain, such as <think>; a rule for characters does not match them.
         others = tokenizer.added_ids - tokenizer.eos_ids - {tokenizer.id_of(CALL)}
-        self._other_marks = sorted(filter(self._tokens.is_special_token, others))
+        self._other_special_ids = sorted(filter(self._tokens.is_special_token, others))
         self._trials = BoundedChild(
             "localllm.app.chat.grammar_child",
             cpu=CPU_LIMIT,
@@ -110,7 +110,10 @@ class GrammarCompiler:
         )
 
     def _compare_bytes(self, tokenizer: ChatTokenizer) -> None:
-        """Raises UnsupportedParameter if the library has other bytes for a token: it could allow forbidden text."""
+        """Raises UnsupportedParameter if a token has other bytes in the library than in the tokenizer.
+
+        A grammar could then allow forbidden text.
+        """
         sample = set(range(0, tokenizer.vocab_size, 1 + tokenizer.vocab_size // MAX_COMPARED))
         for token in sorted(sample - tokenizer.added_ids):
             compiler_bytes = self._tokens.decode_bytes([token])
@@ -124,7 +127,10 @@ class GrammarCompiler:
         self._trials.close()
 
     def compile(self, response_format: ResponseFormat) -> TokenGrammar:
-        """Raises InvalidRequest if the format is malformed, too large, or has an unsupported keyword."""
+        """The grammar of a response format.
+
+        Raises InvalidRequest if the format is malformed, too large, or has an unsupported keyword.
+        """
         match response_format.kind:
             case "json_object":
                 where = "response_format"
@@ -146,7 +152,7 @@ class GrammarCompiler:
         `parallel`: one or more calls. Raises InvalidRequest.
         """
         more = '("\\n" call)*' if parallel else ""
-        lark = [f"start: call {more}", f"call: {self._call_marks[0]} rest_of_call", *self._rest_of_call(tools)]
+        lark = [f"start: call {more}", f"call: {self._call_markers[0]} rest_of_call", *self._rest_of_call(tools)]
         return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
 
     def compile_text_with_calls(self, tools: Sequence[dict[str, Any]]) -> TokenGrammar:
@@ -157,28 +163,28 @@ class GrammarCompiler:
             "start: (begin rest_of_call)* text",
             *self._opening_rules(separator),
             *text,
-            f"TEXT: /(?s:.+)/ & ~/(?s:.*){CALL}(?s:.*)/",  # without the spelling of the mark
+            f"TEXT: /(?s:.+)/ & ~/(?s:.*){CALL}(?s:.*)/",  # text without the spelling of the marker
             *self._rest_of_call(tools, only_strict=True),
         ]
         return self._compile(LLMatcher.grammar_from_lark("\n".join(rules)), "tools")
 
     def _text_rules(self) -> tuple[list[str], str]:
-        """The rules of text without a call, and what may precede an opening mark that continues the text."""
-        if not self._other_marks:
+        """The rules of text without a call, and the part of a rule that matches text before an opening marker."""
+        if not self._other_special_ids:
             return ["text: TEXT?"], ""
-        other_ids = ",".join(map(str, self._other_marks))
+        other_ids = ",".join(map(str, self._other_special_ids))
         return ["text: TEXT? (other TEXT?)*", f"other: <[{other_ids}]>"], "(text other)?"
 
     def _opening_rules(self, separator: str) -> list[str]:
-        """The rules of text and the opening mark of a call."""
-        opening = self._call_marks[0]
+        """The rules of text that ends with the opening marker of a call."""
+        opening = self._call_markers[0]
         if opening == CALL:  # one token; TEXT excludes its spelling
             return ["begin: text opening", f"opening: {opening}"]
-        # One lexeme of the text and the mark: with two lexemes, the lexer would continue TEXT across the mark.
+        # One lexeme of the text and the marker: with two lexemes, the lexer would continue TEXT across the marker.
         return [f"begin: {separator} opening", f"opening[lazy]: /(?s:.*){CALL}/"]
 
     def _rest_of_call(self, tools: Sequence[dict[str, Any]], *, only_strict: bool = False) -> list[str]:
-        """Rules of a call after its opening mark. `only_strict`: tools that are not strict take any object."""
+        """Rules of a call after its opening marker. `only_strict`: tools that are not strict accept any object."""
         rules = []
         for index, tool in enumerate(tools):
             function = tool["function"]
@@ -188,7 +194,7 @@ class GrammarCompiler:
             schema = _call_schema(function["name"], parameters, f"tools[{index}].function.parameters")
             rules.append(f"call_{index}: %json {json.dumps(schema)}")
         any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
-        return [f'rest_of_call: "\\n" ({any_call}) "\\n" {self._call_marks[1]}', *rules]
+        return [f'rest_of_call: "\\n" ({any_call}) "\\n" {self._call_markers[1]}', *rules]
 
     def _compile(self, grammar: str, where: str) -> TokenGrammar:
         try:
@@ -202,9 +208,9 @@ class GrammarCompiler:
         return TokenGrammar(matcher, self._vocab_size)
 
 
-def _mark(tokenizer: ChatTokenizer, mark: str) -> str:
+def _marker(tokenizer: ChatTokenizer, marker: str) -> str:
     """A marker in the syntax of a grammar: a token, or the text between quotes if the vocabulary has no such token."""
-    return mark if tokenizer.id_of(mark) is not None else json.dumps(mark)
+    return marker if tokenizer.id_of(marker) is not None else json.dumps(marker)
 
 
 def _unusable(where: str, problem: object) -> InvalidRequest:

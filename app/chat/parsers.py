@@ -145,7 +145,10 @@ class OutputParser:
         return False
 
     def _take_before(self, marker: str) -> tuple[str, bool]:
-        """Take the pending text before a marker, and the marker. False if the marker is not complete: it stays."""
+        """Remove the text before a marker, and the marker, from the pending text. The start of a marker stays.
+
+        Returns the text, and True if the marker is complete.
+        """
         text, complete, after = self._pending.partition(marker)
         if complete:
             self._pending = after
@@ -155,7 +158,7 @@ class OutputParser:
         return text[:start], False
 
     def _end_call(self, end: int) -> None:
-        """Take the pending text up to `end` as a call. If it is none, the text up to the first end marker is text."""
+        """Parse the pending text up to `end` as a call. If it is no call, it becomes text up to the first end marker."""
         call = self._call(self._pending[:end])
         if call is None and END_CALL in self._pending:
             end = self._pending.index(END_CALL)

@@ -33,7 +33,7 @@ _PROPERTY = re.compile(r"\{[A-Za-z_0-9=]+\}")
 _UNICODE_DIGITS = re.compile(r"[0-9A-Fa-f]{4}|\{[0-9A-Fa-f]{1,6}\}")
 _LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
 
-# The letter of an escape → the characters that must follow it, and the code point of these characters.
+# The characters that must follow the letter of an escape, and a function from these characters to a code point.
 _Code = tuple[re.Pattern[str], Callable[[str], int]]
 _CODES: dict[str, _Code] = {
     "0": (re.compile("(?![0-9])"), lambda _: 0),

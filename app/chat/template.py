@@ -22,7 +22,10 @@ MEMORY_LIMIT = 512 * 2**20  # bytes of address space; the interpreter takes abou
 
 
 class TemplateRenderer:
-    """Thread-safe. The first rendering, and the first one after an exceeded limit, starts the child process."""
+    """Renders chat templates in one child process. Thread-safe.
+
+    The first rendering, and the first one after an exceeded limit, starts the child process.
+    """
 
     def __init__(self) -> None:
         self._child = BoundedChild(
