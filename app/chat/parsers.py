@@ -158,7 +158,7 @@ class OutputParser:
         return text[:start], False
 
     def _end_call(self, end: int) -> None:
-        """Parse the pending text up to `end` as a call. If it is no call, it becomes text up to the first end marker."""
+        """Parse the pending text up to `end` as a call. Text that is no call stays text up to its end marker."""
         call = self._call(self._pending[:end])
         if call is None and END_CALL in self._pending:
             end = self._pending.index(END_CALL)
