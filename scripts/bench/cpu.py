@@ -21,7 +21,7 @@ from pathlib import Path
 
 import weights
 from programs import Answer, Comparison, Job, Program, compare, rate
-from rows import Row, row, save
+from rows import Row, parser, row, save
 from shapes import SHAPES, Shape
 
 from localllm.backends.cpu.machine import cores
@@ -181,7 +181,7 @@ def _peers(shape: Shape, folder: Path, fmt: str, threads: int, options: argparse
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = parser(__doc__)
 
     def words(allowed: Mapping[str, object] | tuple[str, ...]) -> Callable[[str], list[str]]:
         def parse(text: str) -> list[str]:
@@ -193,19 +193,21 @@ def _options() -> argparse.Namespace:
         return parse
 
     peers = ("llama.cpp", "transformers")
-    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
-    parser.add_argument("--folder", default="build/bench", help="folder for the models")
-    parser.add_argument("--site", help="a folder of packages for the peers")
-    parser.add_argument("--formats", type=words(FORMATS), default=list(FORMATS))
-    parser.add_argument("--jobs", type=words(JOBS), default=["decode", "decode16", "prefill128", "prefill512"])
-    parser.add_argument("--peers", type=words(peers), default=None, help="default: the installed peers")
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--threads", type=int, help="default: physical cores")
-    parser.add_argument("--mmap", action="store_true", help="llama.cpp maps its files instead of reading them")
-    parser.add_argument("--load-once", action="store_true", help="do not cache quantised weights and load them again")
-    parser.add_argument("--flash", choices=("on", "off", "both"), default="both", help="llama.cpp's flash attention")
-    parser.add_argument("--save", default="cpu", help="name of the file of results")
-    options = parser.parse_args()
+    arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    arguments.add_argument("--folder", default="build/bench", help="folder for the models")
+    arguments.add_argument("--site", help="a folder of packages for the peers")
+    arguments.add_argument("--formats", type=words(FORMATS), default=list(FORMATS))
+    arguments.add_argument("--jobs", type=words(JOBS), default=["decode", "decode16", "prefill128", "prefill512"])
+    arguments.add_argument("--peers", type=words(peers), default=None, help="default: the installed peers")
+    arguments.add_argument("--pairs", type=int, default=5)
+    arguments.add_argument("--threads", type=int, help="default: physical cores")
+    arguments.add_argument("--mmap", action="store_true", help="llama.cpp maps its files instead of reading them")
+    arguments.add_argument(
+        "--load-once", action="store_true", help="do not cache quantised weights and load them again"
+    )
+    arguments.add_argument("--flash", choices=("on", "off", "both"), default="both", help="llama.cpp's flash attention")
+    arguments.add_argument("--save", default="cpu", help="name of the file of results")
+    options = arguments.parse_args()
     if options.peers is None:
         installed = {
             "llama.cpp": bool(options.site or find_spec("llama_cpp")),

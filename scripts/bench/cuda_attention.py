@@ -1,9 +1,9 @@
-"""Attention over pages on the GPU here: microseconds, share of the bound, and the peers beside it: torch's own, which
-is spared the pages, and FlashInfer where it is installed, whose plan is spared.
+"""Attention over pages on this GPU: microseconds and the share of the bound, beside torch and FlashInfer.
 
-`python scripts/bench/cuda_attention.py [decode] [prompt]`. Decode against the read bandwidth of this process, prompts
-against the rate of a bfloat16 product; of a peer's implementations the fastest counts. Random data of more than the
-second-level cache, which take turns; medians of interleaved replays of CUDA graphs.
+`python scripts/bench/cuda_attention.py [decode] [prompt]`. The attention of torch has contiguous keys and values
+instead of pages. FlashInfer is measured without the time of its plan. The fastest implementation of a peer counts.
+Reads bound decode, a bfloat16 product bounds prompts; both rates are measured in this process. The data is random and
+larger than the L2 cache. Results are medians of CUDA graphs that are replayed alternately.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import flashinfer_decode
 import torch
 import triton
 import triton.language as tl
-from rows import Row, row, save
+from rows import Row, parser, row, save
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -30,8 +30,8 @@ from localllm.kernels.triton import attention as in_triton
 DIM = 128
 ROUNDS = 7
 BEYOND_CACHE = 300_000_000  # bytes
-MOST_SETS = 40
-LEAST_CALLS = 4  # of a replay, which takes a while to start
+MAX_SETS = 40
+MIN_CALLS = 4  # in a graph: the launch of a graph takes time
 READ = 1 << 31  # bytes
 GOLDEN = 0.6180339887
 TORCH = "flash", "cudnn"
@@ -42,7 +42,7 @@ Call = Callable[..., object]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    lens: Sequence[tuple[int, int]]  # of each row: queries, context
+    lens: Sequence[tuple[int, int]]  # (queries, context) of each row
     heads: int = 32
     kv_heads: int = 8
     window: int = 0
@@ -50,28 +50,42 @@ class Case:
 
     def __str__(self) -> str:
         queries, context = self.lens[0]
-        least, most = min(self.lens)[1], max(self.lens)[1]
-        each = f"x {queries} of {context}" if least == most else f"of {least} to {most}"
-        more = (f", window {self.window}" if self.window else "") + (f", pages of {self.page}" * (self.page != 16))
-        return f"{len(self.lens)} {each}, {self.heads}/{self.kv_heads} heads{more}"
+        shortest = min(self.lens)[1]
+        longest = max(self.lens)[1]
+        title = f"{len(self.lens)} x {queries} of {context}"
+        if shortest != longest:
+            title = f"{len(self.lens)} of {shortest} to {longest}"
+        title += f", {self.heads}/{self.kv_heads} heads"
+        if self.window:
+            title += f", window {self.window}"
+        if self.page != 16:
+            title += f", pages of {self.page}"
+        return title
 
     @property
     def bytes(self) -> int:
-        seen = [min(context, self.window + queries) if self.window else context for queries, context in self.lens]
-        return 4 * DIM * self.kv_heads * sum(seen) + 4 * DIM * self.heads * sum(queries for queries, _ in self.lens)
+        keys = 0
+        queries = 0
+        for row_queries, context in self.lens:
+            keys += min(context, self.window + row_queries) if self.window else context
+            queries += row_queries
+        return 4 * DIM * (self.kv_heads * keys + self.heads * queries)
 
     @property
     def operations(self) -> float:
-        seen = (min(at + 1, self.window or at + 1) for queries, c in self.lens for at in range(c - queries, c))
-        return 4.0 * DIM * self.heads * sum(seen)
+        scores = 0  # per head
+        for queries, context in self.lens:
+            for position in range(context - queries, context):
+                scores += min(position + 1, self.window or position + 1)
+        return 4.0 * DIM * self.heads * scores
 
 
 def spread(rows: int, positions: int) -> list[tuple[int, int]]:
-    """Rows with so many positions in all, from a tenth to nineteen tenths of their mean and in no order."""
+    """Decode rows with `positions` in all, each with 0.1 to 1.9 times the mean, in pseudorandom order."""
     return [(1, round(positions / rows * (0.1 + 1.8 * (row * GOLDEN % 1)))) for row in range(rows)]
 
 
-# What steps of the engine looked like while it served 256 requests at once, and fewer towards the end.
+# (rows, positions in all) of steps of the engine while it served 256 requests, with fewer rows towards the end.
 SERVED = [(256, 156085), (204, 164773), (143, 142050), (90, 109292), (48, 69447), (20, 30914)]
 RAGGED = [(1, context) for context in range(6400, 0, -100)]
 DECODE = [
@@ -108,7 +122,8 @@ def _sum(numbers, out, SIZE: tl.constexpr, TIMES: tl.constexpr):
 
 
 def milliseconds(call: Call) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     start.record()
     call()
     end.record()
@@ -117,7 +132,7 @@ def milliseconds(call: Call) -> float:
 
 
 def bandwidth() -> float:
-    """Bytes a microsecond, only read, by the fastest of several shapes of the same program."""
+    """Read bandwidth in bytes per microsecond: the fastest of several shapes of one kernel."""
     numbers = torch.randn(READ // 4, device="cuda").view(torch.int32)
     out = torch.empty(READ // 4 // 4096, dtype=torch.int32, device="cuda")
     medians = []
@@ -131,30 +146,32 @@ def bandwidth() -> float:
 
 
 def product_rate() -> float:
-    """Operations a microsecond of a large bfloat16 product."""
-    one, other = torch.randn(2, 8192, 8192, device="cuda").bfloat16()
-    return 2.0 * 8192**3 / statistics.median([milliseconds(lambda: one @ other) for _ in range(ROUNDS + 1)][1:]) / 1e3
+    """Operations per microsecond of a large bfloat16 product."""
+    matrices = torch.randn(2, 8192, 8192, device="cuda").bfloat16()
+    times = [milliseconds(lambda: matrices[0] @ matrices[1]) for _ in range(ROUNDS + 1)]
+    return 2.0 * 8192**3 / statistics.median(times[1:]) / 1e3
 
 
 def inputs(case: Case) -> list[dict[str, Any]]:
-    """Sets that share their rows, as layers do, and have a cache each."""
+    """Sets of arguments with the same rows and different caches, as the layers of a model have."""
     needed = [-(-context // case.page) for _, context in case.lens]
     table = torch.zeros(len(needed), max(needed), dtype=torch.int32)
-    for own, ids in zip(table, (torch.randperm(sum(needed)) + 1).int().split(needed), strict=True):
-        own[: len(ids)] = ids
+    page_ids = (torch.randperm(sum(needed)) + 1).int()
+    for table_row, ids in zip(table, page_ids.split(needed), strict=True):
+        table_row[: len(ids)] = ids
     queries, contexts = zip(*case.lens, strict=True)
     starts = torch.tensor([0, *queries]).cumsum(0).int().cuda()
     rows = Rows(starts, torch.tensor(contexts).int().cuda(), table.cuda(), queries, contexts)
     sets = []
-    for _ in range(min(MOST_SETS, BEYOND_CACHE // case.bytes + 1)):
+    for _ in range(min(MAX_SETS, BEYOND_CACHE // case.bytes + 1)):
         cache = torch.randn(2, sum(needed) + 1, case.page, case.kv_heads, DIM, device="cuda", dtype=torch.bfloat16)
         query = torch.randn(sum(queries), case.heads, DIM, device="cuda", dtype=torch.bfloat16)
         sets.append({"query": query, "key_pages": cache[0], "value_pages": cache[1], "rows": rows})
-    return [{**one, "scale": DIM**-0.5, "window": case.window} for one in sets]
+    return [{**arguments, "scale": DIM**-0.5, "window": case.window} for arguments in sets]
 
 
-def peers(case: Case, sets: int) -> Mapping[str, list[Callable[[], object]]]:
-    """torch's own attention, of keys and values that lie as it likes, where it can compute the case."""
+def torch_calls(case: Case, sets: int) -> Mapping[str, list[Callable[[], object]]]:
+    """Calls of torch's attention over contiguous keys and values; none if torch cannot compute the case."""
     queries, context = case.lens[0]
     if case.window or len(set(case.lens)) > 1 or 1 < queries < context:
         return {}
@@ -185,57 +202,63 @@ def replays(calls: Sequence[Callable[[], object]], times: int) -> Callable[[], N
 
 
 def timed(case: Case, implementations: Mapping[str, Call]) -> Mapping[str, float]:
-    """Microseconds of each, ours checked first."""
+    """Microseconds of each implementation and peer. Outputs are checked first."""
     sets = inputs(case)
-    turns = -(-LEAST_CALLS // len(sets))
+    repeats = -(-MIN_CALLS // len(sets))
     expected = reference(**sets[0])
     calls: dict[str, Callable[[], None]] = {}
     for name, implementation in implementations.items():
         torch.testing.assert_close(implementation(**sets[0]), expected, rtol=2e-2, atol=2e-2)
-        calls[name] = replays([lambda one=one, f=implementation: f(**one) for one in sets], turns)
-    theirs = {**flashinfer_decode.decode(sets), **peers(case, len(sets))}
-    for name, others in theirs.items():
+        calls[name] = replays(
+            [lambda arguments=arguments, f=implementation: f(**arguments) for arguments in sets], repeats
+        )
+    peers = {**flashinfer_decode.decode(sets), **torch_calls(case, len(sets))}
+    for name, peer_calls in peers.items():
         if name in FLASHINFER:
-            torch.testing.assert_close(others[0](), expected, rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(peer_calls[0](), expected, rtol=2e-2, atol=2e-2)
         try:
-            calls[name] = replays(others, turns)
+            calls[name] = replays(peer_calls, repeats)
         except RuntimeError as error:  # no such implementation for this case
             print(f"{case}: {name}: {str(error)[:100]}", file=sys.stderr)
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS + 1):
         for name, call in calls.items():
-            times[name].append(milliseconds(call) * 1e3 / (turns * len(sets)))
-    return {name: statistics.median(own[1:]) for name, own in times.items()}
+            times[name].append(milliseconds(call) * 1e3 / (repeats * len(sets)))
+    return {name: statistics.median(measured[1:]) for name, measured in times.items()}
 
 
-def measure() -> Iterator[Row]:
+def measure(kinds: Sequence[str]) -> Iterator[Row]:
     implementations: dict[str, Call] = {"triton": in_triton.paged_attention}
     try:
         from localllm.kernels.cuda import attention as in_cuda
 
         implementations = {"cuda": in_cuda.paged_attention, **implementations}
-    except (LibraryMissing, AttributeError) as error:  # not built, or built without it
+    except (LibraryMissing, AttributeError) as error:  # the library is not built, or built without attention
         print(error, file=sys.stderr)
     device = torch.cuda.get_device_name()
-    read, rate = bandwidth(), product_rate()
+    read = bandwidth()
+    rate = product_rate()
     yield row("ceiling, read", read / 1e3, "GB/s", device=device, rounds=ROUNDS)
     yield row("ceiling, product", rate / 1e6, "TFLOP/s", device=device, rounds=ROUNDS)
-    for kind in sys.argv[1:] or CASES:
+    for kind in kinds:
         for case in CASES[kind]:
             times = timed(case, implementations)
             bound = max(case.bytes / read, case.operations / rate)
             for name in implementations:
                 title = f"{kind}, {name}, {case}"
-                beside = {**against("", TORCH, times, name), **against("flashinfer_", FLASHINFER, times, name)}
+                compared = {**against("", TORCH, times, name), **against("flashinfer_", FLASHINFER, times, name)}
                 share = bound / times[name]
-                yield row(title, times[name], "µs", bound_share=share, device=device, rounds=ROUNDS, **beside)
+                yield row(title, times[name], "µs", bound_share=share, device=device, rounds=ROUNDS, **compared)
 
 
 def against(prefix: str, peers: Sequence[str], times: Mapping[str, float], name: str) -> dict[str, float]:
-    """The fastest of the peers that were timed, and how many times as long it took."""
+    """The time of the fastest measured peer, and its ratio to the time of implementation `name`."""
     best = min((times[peer] for peer in peers if peer in times), default=None)
     return {} if best is None else {f"{prefix}peer": round(best, 2), f"{prefix}ratio": round(best / times[name], 3)}
 
 
 if __name__ == "__main__":
-    save("cuda_attention", measure(), part=len(sys.argv) > 1)
+    arguments = parser(__doc__)
+    arguments.add_argument("kinds", nargs="*", help=f"default: {' '.join(CASES)}")
+    chosen = arguments.parse_args().kinds
+    save("cuda_attention", measure(chosen or list(CASES)), part=bool(chosen))

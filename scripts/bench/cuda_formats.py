@@ -1,7 +1,8 @@
-"""Decode steps of a shape on a GPU, of every weight format: formats take turns round by round, beside bf16.
+"""Decode steps of a shape on a GPU in every weight format. The formats alternate; each is compared with bf16.
 
-`python scripts/bench/cuda_formats.py --shape llama-8b --rows 1,16`. All models are in memory together. Without the CUDA
-library where LOCALLLM_CUDA_LIBRARY names a file that is not there. Outputs are not looked at: cuda_models.py does.
+`python scripts/bench/cuda_formats.py --shape llama-8b --rows 1,16`. All models are in memory at the same time. To
+measure without the CUDA library, set LOCALLLM_CUDA_LIBRARY to a missing file. Outputs are not checked here, but in
+cuda_models.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from jobs import Setting, decode
-from rows import Row, row, save
+from rows import Row, parser, row, save
 from shapes import SHAPES
 from stepping import Stepped
 from weights import stand_in
@@ -23,7 +24,7 @@ from localllm import backends
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import page_bytes
 
-FORMATS = {"int8": "int8", "int4": "int4", "fp8": "fp8", "bf16": "none"}  # the last is what others are compared with
+FORMATS = {"int8": "int8", "int4": "int4", "fp8": "fp8", "bf16": "none"}  # all are compared with the last
 SPARE = 256  # positions beyond the context
 
 
@@ -42,11 +43,11 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
             ways.append(Stepped(fmt, choice.backend.open(files, budget)))
             stack.callback(ways[-1].close)
         cells = [(rows, options.context) for rows in options.rows]
-        told = partial(row, device=gpu)
+        on_device = partial(row, device=gpu)
         yield from decode(
             Setting(
                 shape,
-                lambda name, ours, unit, **more: told(f"{shape.name}, {options.lane}, {name}", ours, unit, **more),
+                lambda name, ours, unit, **more: on_device(f"{shape.name}, {options.lane}, {name}", ours, unit, **more),
                 ways=ways,
                 rounds=options.rounds,
                 cells=cells,
@@ -56,15 +57,17 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default=backends.AUTO)
-    parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
-    parser.add_argument("--rows", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 4, 8, 16])
-    parser.add_argument("--context", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=32)
-    parser.add_argument("--lane", default="Triton", help="how figures are named")
-    parser.add_argument("--folder", help="where weights are written; a temporary one")
-    parser.add_argument("--save", default="cuda_formats", help="name of the file of results; empty: none")
-    chosen = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--backend", default=backends.AUTO)
+    arguments.add_argument("--shape", choices=SHAPES, default="llama-8b")
+    arguments.add_argument(
+        "--rows", type=lambda text: [int(word) for word in text.split(",")], default=[1, 2, 4, 8, 16]
+    )
+    arguments.add_argument("--context", type=int, default=1024)
+    arguments.add_argument("--rounds", type=int, default=6)
+    arguments.add_argument("--steps", type=int, default=32)
+    arguments.add_argument("--lane", default="Triton", help="name of the kernels in the results")
+    arguments.add_argument("--folder", help="folder for weights; default: a temporary folder")
+    arguments.add_argument("--save", default="cuda_formats", help="name of the file of results; empty: none")
+    chosen = arguments.parse_args()
     save(chosen.save, measure(chosen), part=True)

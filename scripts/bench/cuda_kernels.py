@@ -1,6 +1,7 @@
-"""The CUDA C++ kernels on the GPU here: microseconds beside torch's own, and the share of a copy's bandwidth.
+"""The CUDA C++ kernels on this GPU: microseconds beside torch, and the share of the bandwidth of a copy.
 
-`python scripts/bench/cuda_kernels.py`. Random data of more than the second-level cache; medians of interleaved rounds.
+`python scripts/bench/cuda_kernels.py`. The data is random and larger than the L2 cache. Results are medians; kernels
+and torch alternate.
 """
 
 from __future__ import annotations
@@ -10,18 +11,23 @@ import statistics
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
-from rows import Row, row, save
+from rows import Row, parser, row, save
 
 from localllm.kernels.ops import Ops
 
-ROUNDS, REPEATS = 9, 20
-TOKENS, HIDDEN, HEADS, DIM = 16384, 4096, 32, 128
+ROUNDS = 9
+REPEATS = 20
+TOKENS = 16384
+HIDDEN = 4096
+HEADS = 32
+DIM = 128
 
 Call = Callable[[], object]
 
 
 def microseconds(call: Call) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(REPEATS):
         call()
@@ -31,7 +37,7 @@ def microseconds(call: Call) -> float:
 
 
 def cases(dtype: torch.dtype) -> Mapping[str, tuple[int, Call, Call]]:
-    """Op -> bytes that it must move, our call, the reference's."""
+    """Op -> bytes that it must move, the call of the kernel, the call of the reference."""
     from localllm.kernels.cuda import kv
     from localllm.kernels.elements import activation, norm, rope
 
@@ -39,19 +45,24 @@ def cases(dtype: torch.dtype) -> Mapping[str, tuple[int, Call, Call]]:
         return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
 
     plain = Ops()
-    x, stream, weight, gate_up = random(TOKENS, HIDDEN), random(TOKENS, HIDDEN), random(HIDDEN), random(TOKENS, 16384)
-    heads, key = random(TOKENS, HEADS, DIM), random(TOKENS, 8, DIM)
+    x = random(TOKENS, HIDDEN)
+    residual = random(TOKENS, HIDDEN)
+    weight = random(HIDDEN)
+    gate_up = random(TOKENS, 16384)
+    heads = random(TOKENS, HEADS, DIM)
+    key = random(TOKENS, 8, DIM)
     angle = torch.rand(TOKENS, DIM // 2, device="cuda")
-    cos, sin = angle.cos(), angle.sin()
+    cos = angle.cos()
+    sin = angle.sin()
     pages = random(2, TOKENS // 16 + 1, 16, 8, DIM)
     slots = torch.randperm(TOKENS, device="cuda")
-    turned = heads.clone(), key.clone()
+    rotated = heads.clone(), key.clone()
     return {
         "norm.rms": (2 * x.nbytes, lambda: norm.rms_norm(x, weight, 1e-6), lambda: plain.norm.rms(x, weight, 1e-6)),
         "norm.add_rms": (
             4 * x.nbytes,
-            lambda: norm.add_rms_norm(x, stream, weight, 1e-6),
-            lambda: plain.norm.add_rms(x, stream, weight, 1e-6),
+            lambda: norm.add_rms_norm(x, residual, weight, 1e-6),
+            lambda: plain.norm.add_rms(x, residual, weight, 1e-6),
         ),
         "activation.silu_and_mul": (
             gate_up.nbytes * 3 // 2,
@@ -60,7 +71,7 @@ def cases(dtype: torch.dtype) -> Mapping[str, tuple[int, Call, Call]]:
         ),
         "rope.neox": (
             2 * (heads.nbytes + key.nbytes) + cos.nbytes + sin.nbytes,
-            lambda: rope.rope(*turned, cos, sin),
+            lambda: rope.rope(*rotated, cos, sin),
             lambda: plain.rope.neox(heads, key, cos, sin),
         ),
         "kv.store": (
@@ -77,17 +88,18 @@ def measure() -> Iterator[Row]:
     source = torch.randn(2**28, device="cuda")
     target = torch.empty_like(source)
     copy = statistics.median(microseconds(lambda: target.copy_(source)) for _ in range(ROUNDS))
-    ceiling = 2 * source.nbytes / copy  # bytes a microsecond
-    yield row("ceiling, copy", ceiling / 1e3, "GB/s", device=device, rounds=ROUNDS)
+    bandwidth = 2 * source.nbytes / copy  # bytes per microsecond
+    yield row("ceiling, copy", bandwidth / 1e3, "GB/s", device=device, rounds=ROUNDS)
     for dtype in (torch.bfloat16, torch.float32):
-        for name, (size, ours, theirs) in cases(dtype).items():
-            times = [(microseconds(ours), microseconds(theirs)) for _ in range(ROUNDS + 1)][1:]
-            own, peer = (statistics.median(column) for column in zip(*times, strict=True))
+        for name, (size, kernel, reference) in cases(dtype).items():
+            pairs = [(microseconds(kernel), microseconds(reference)) for _ in range(ROUNDS + 1)][1:]
+            kernel_time, torch_time = map(statistics.median, zip(*pairs, strict=True))
             title = f"{name}, {TOKENS} tokens, {str(dtype).removeprefix('torch.')}"
-            ratio = statistics.median(theirs / ours for ours, theirs in times)
-            facts = {"ratio": ratio, "bound_share": size / own / ceiling, "rounds": ROUNDS}
-            yield row(title, own, "µs", peer=round(peer, 2), device=device, **facts)
+            ratio = statistics.median(other / own for own, other in pairs)
+            facts = {"ratio": ratio, "bound_share": size / kernel_time / bandwidth, "rounds": ROUNDS}
+            yield row(title, kernel_time, "µs", peer=round(torch_time, 2), device=device, **facts)
 
 
 if __name__ == "__main__":
+    parser(__doc__).parse_args()
     save("cuda_kernels", measure())

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import outputs
 import torch
 from jobs import JOBS, PeakRates, Peer, Setting, random_requests
-from rows import Row, row, save
+from rows import Row, parser, row, save
 from shapes import SHAPES, Shape
 from stepping import Stepped
 from weights import stand_in
@@ -297,7 +297,7 @@ def _peer(options: argparse.Namespace, fmt: str, shape: Shape, files: ModelFiles
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments = parser(__doc__)
 
     def words(allowed: Mapping[str, object] | tuple[str, ...]) -> Callable[[str], list[str]]:
         def parse(text: str) -> list[str]:
@@ -315,7 +315,7 @@ def _options() -> argparse.Namespace:
         rows, _, context = text.partition("x")
         return int(rows), int(context)
 
-    add = parser.add_argument
+    add = arguments.add_argument
     add("--backend", default=backends.AUTO)
     add("--shape", type=words(SHAPES), default=["qwen3-0.6b"], help=", ".join(SHAPES))
     add("--formats", type=words(FORMATS), default=["bf16"])
@@ -344,9 +344,9 @@ def _options() -> argparse.Namespace:
     add("--canary", type=each(int), default=[1, 16, 64, 256], help="rows of the canary model")
     add("--folder", help="folder for weights, with room for the largest model; default: a temporary folder")
     add("--save", default="cuda", help="name of the file of results; empty: none")
-    options = parser.parse_args()
+    options = arguments.parse_args()
     if unknown := {way for job in options.jobs for way in job.ways} - {way.name for way in options.ways}:
-        parser.error(f"--jobs: {', '.join(sorted(unknown))}: not among --ways")
+        arguments.error(f"--jobs: {', '.join(sorted(unknown))}: not among --ways")
     return options
 
 

@@ -1,7 +1,7 @@
-"""The kernels of a decode step that read little, on the GPU here: µs of each call in a replayed graph.
+"""The small kernels of a decode step on this GPU: microseconds of each call in a replayed graph.
 
-`python scripts/bench/cuda_steps.py`. Every call of a graph has arguments of its own, which together are more than the
-second-level cache holds, as between two steps of a large model. The floor is reading at the rate of a plain sum.
+`python scripts/bench/cuda_steps.py`. Every call of a graph has its own arguments. Together they are larger than the L2
+cache, so each call reads from memory, as in a step of a large model. The bound is the time of a sum of as many bytes.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rows import Row, row, save
+from rows import Row, parser, row, save
 
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.sampling import Draws
 
 ROUNDS = 7
 BEYOND_CACHE = 2**27  # bytes
-MOST_SETS = 64
+MAX_SETS = 64
 
 Arguments = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`make` gives arguments; `ops` are the implementations to compare, the first of which is the one in use."""
+    """`make` creates arguments; `ops` are the implementations to compare, the one in use first."""
 
     label: str
     bytes: int
@@ -77,7 +77,7 @@ def draw(rows: int, vocab: int, **filters: float) -> Arguments:
 
 
 def logits(rows: int, vocab: int) -> torch.Tensor:
-    """A few hundred likely tokens, as models give them."""
+    """Logits with a few hundred likely tokens, as a model has."""
     x = torch.randn(rows, vocab, device="cuda")
     return x * 2.0 + x.clamp(min=2.0) * 2.0
 
@@ -110,7 +110,7 @@ def steps() -> Iterator[Step]:
     yield from draws(sampling, plain)
 
 
-def draws(ours: Any, plain: Ops) -> Iterator[Step]:
+def draws(sampling: Any, plain: Ops) -> Iterator[Step]:
     vocab = 151936
     settings: Mapping[str, dict[str, float]] = {
         "temperature": {"temperature": 0.8},
@@ -122,17 +122,17 @@ def draws(ours: Any, plain: Ops) -> Iterator[Step]:
     for rows in (1, 64):
         size = 4 * rows * vocab
         make = lambda r=rows: {"logits": logits(r, vocab)}  # noqa: E731
-        both = {"ours": ours.greedy, "torch": plain.sampling.greedy}
-        yield Step(f"sampling.greedy, {rows} rows", size, make, both)  # type: ignore[arg-type]
+        ops = {"ours": sampling.greedy, "torch": plain.sampling.greedy}
+        yield Step(f"sampling.greedy, {rows} rows", size, make, ops)  # type: ignore[arg-type]
         for label, filters in settings.items():
-            both = {"ours": ours.draw, "torch": plain.sampling.draw}
+            ops = {"ours": sampling.draw, "torch": plain.sampling.draw}
             make = lambda r=rows, f=filters: draw(r, vocab, **f)  # noqa: E731
-            yield Step(f"sampling.draw, {label}, {rows} rows", size, make, both)  # type: ignore[arg-type]
+            yield Step(f"sampling.draw, {label}, {rows} rows", size, make, ops)  # type: ignore[arg-type]
         tokens = torch.zeros(rows, dtype=torch.int64, device="cuda")
         for k in (0, 20):
-            both = {"ours": ours.logprobs, "torch": plain.sampling.logprobs}
+            ops = {"ours": sampling.logprobs, "torch": plain.sampling.logprobs}
             make = lambda r=rows, t=tokens, k=k: {"logits": logits(r, vocab), "tokens": t, "k": k}  # noqa: E731
-            yield Step(f"sampling.logprobs, {k} listed, {rows} rows", size, make, both)  # type: ignore[arg-type]
+            yield Step(f"sampling.logprobs, {k} listed, {rows} rows", size, make, ops)  # type: ignore[arg-type]
 
 
 def captured(op: Callable[..., Any], sets: list[Arguments]) -> torch.cuda.CUDAGraph:
@@ -148,7 +148,8 @@ def captured(op: Callable[..., Any], sets: list[Arguments]) -> torch.cuda.CUDAGr
 
 
 def microseconds(graph: torch.cuda.CUDAGraph, calls: int) -> float:
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
     start.record()
     graph.replay()
     end.record()
@@ -160,14 +161,14 @@ def measure() -> Iterator[Row]:
     importlib.import_module("localllm.kernels.cuda")
     device = torch.cuda.get_device_name()
     source = torch.randn(2**28, device="cuda")
-    reading = captured(lambda: source.sum(), [{}] * 4)
-    rate = source.nbytes / statistics.median(microseconds(reading, 4) for _ in range(ROUNDS))  # bytes a microsecond
+    sums = captured(lambda: source.sum(), [{}] * 4)
+    rate = source.nbytes / statistics.median(microseconds(sums, 4) for _ in range(ROUNDS))  # bytes per microsecond
     yield row("ceiling, sum", rate / 1e3, "GB/s", device=device, rounds=ROUNDS)
     for step in steps():
-        sets = [step.make() for _ in range(max(4, min(MOST_SETS, BEYOND_CACHE // step.bytes)))]
+        sets = [step.make() for _ in range(max(4, min(MAX_SETS, BEYOND_CACHE // step.bytes)))]
         graphs = {name: captured(op, sets) for name, op in step.ops.items()}
         rounds = [{name: microseconds(graph, len(sets)) for name, graph in graphs.items()} for _ in range(ROUNDS)]
-        times = {name: statistics.median(one[name] for one in rounds) for name in graphs}
+        times = {name: statistics.median(times[name] for times in rounds) for name in graphs}
         others = {name: round(time, 2) for name, time in times.items() if name != "ours"}
         share = step.bytes / rate / times["ours"]
         yield row(step.label, times["ours"], "µs", **others, bound_share=share, device=device, rounds=ROUNDS)
@@ -175,4 +176,5 @@ def measure() -> Iterator[Row]:
 
 
 if __name__ == "__main__":
+    parser(__doc__).parse_args()
     save("cuda_steps", measure())

@@ -1,7 +1,7 @@
-"""The built-in model on this machine's CPU, through the daemon as any client, beside transformers in eager mode.
+"""The built-in model on the CPU of this machine, through the daemon, beside transformers in eager mode.
 
-`python scripts/bench/guide.py [PAIRS]`: greedy, one answer of 64 tokens at a time, the two in turns (A B B A); figures
-are medians over the pairs, in tokens per second after the first token for both.
+`python scripts/bench/guide.py [PAIRS]`: greedy answers of 64 tokens, one at a time. The two programs alternate
+(A B B A). Results are medians over the pairs in tokens per second after the first token.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager
 
 import transformers
-from rows import Row, row, save
+from rows import Row, parser, row, save
 
 from localllm.app import config, paths
 from localllm.app.client import Client, Done
@@ -26,12 +25,12 @@ from localllm.engine.modelfiles import read_model
 
 NEW = 64
 TARGET = 5.0  # ratio
-PAUSE = 0.2  # seconds: until threads of the one before that still spin for work have gone to sleep
+PAUSE = 0.2  # seconds before a measurement: idle threads of the other program may spin until then
 QUESTION = [{"role": "user", "content": "How do I use localllm from Python with the openai package?"}]
 
 
-class Peer:
-    """transformers' own loop, on all physical cores, in the number format that ours uses."""
+class Transformers:
+    """The loop of transformers, on all physical cores, in the dtype that localllm uses."""
 
     def __init__(self) -> None:
         folder = paths.guide_dir()
@@ -51,18 +50,18 @@ class Peer:
         return (NEW - 1) / (self.seconds(NEW) - self.seconds(1))
 
 
-async def our_rate(client: Client) -> float:
-    asked = {"max_tokens": NEW, "temperature": 0, "ignore_eos": True}
-    async with aclosing(client.chat("guide", QUESTION, **asked)) as answer:
+async def localllm_rate(client: Client) -> float:
+    options = {"max_tokens": NEW, "temperature": 0, "ignore_eos": True}
+    async with aclosing(client.chat("guide", QUESTION, **options)) as answer:
         async for event in answer:
             if isinstance(event, Done):
                 return event.tokens_per_second
-    raise AssertionError("an answer ends with Done")
+    raise AssertionError("the answer has no end")
 
 
 @asynccontextmanager
-async def own_daemon() -> AsyncIterator[Client]:
-    """A daemon for this measurement only, so that a person's own is left alone."""
+async def daemon() -> AsyncIterator[Client]:
+    """A daemon for this measurement only, separate from the daemon of the user."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["LOCALLLM_RUNTIME_DIR"] = folder
         async with await Client.connect(config.load({"port": 0})) as client:
@@ -72,22 +71,23 @@ async def own_daemon() -> AsyncIterator[Client]:
 
 
 async def measure(pairs: int) -> list[Row]:
-    peer = Peer()
-    ours: list[float] = []
-    theirs: list[float] = []
-    async with own_daemon() as client:
-        await our_rate(client)
+    peer = Transformers()
+    rates: list[float] = []
+    peer_rates: list[float] = []
+    async with daemon() as client:
+        await localllm_rate(client)
         peer.rate()
         for pair in range(pairs):
-            for first in (True, False) if pair % 2 == 0 else (False, True):
+            for is_peer in (False, True) if pair % 2 == 0 else (True, False):
                 await asyncio.sleep(PAUSE)
-                if first:
-                    ours.append(await our_rate(client))
+                if is_peer:
+                    peer_rates.append(peer.rate())
                 else:
-                    theirs.append(peer.rate())
-    ratio = statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+                    rates.append(await localllm_rate(client))
+    ratio = statistics.median(rate / peer_rate for rate, peer_rate in zip(rates, peer_rates, strict=True))
     name = f"guide, decode at one row, against transformers {transformers.__version__} eager"
-    decode, peer_decode = statistics.median(ours), round(statistics.median(theirs), 2)
+    decode = statistics.median(rates)
+    peer_decode = round(statistics.median(peer_rates), 2)
     return [row(name, decode, "tokens/s", peer=peer_decode, ratio=ratio, target=TARGET, pairs=pairs)]
 
 
@@ -96,4 +96,6 @@ def rows(pairs: int) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    save("guide", rows(int(sys.argv[1]) if len(sys.argv) > 1 else 6))
+    arguments = parser(__doc__)
+    arguments.add_argument("pairs", type=int, nargs="?", default=6)
+    save("guide", rows(arguments.parse_args().pairs))

@@ -1,14 +1,13 @@
-"""What one decode step costs the host: planning, building the batch, taking in the tokens; and with the runner of the
-torch family, whose model computes nothing: packing the batch, starting a recorded step, reading what it drew.
+"""Host time of one decode step, without and with the runner of the torch devices.
 
-`python scripts/bench/host_step.py [STEPS]`; `ours` is the median, `target` for the engine 100 µs at 8 rows and 600 µs
-at 64, with the runner 500 µs at 64 and 1.2 ms at 256. What starting work on a GPU costs comes on top.
+The engine plans the step, builds the batch and commits the tokens. The runner packs the batch, starts a captured step
+and reads the drawn tokens; its model computes nothing. The launch of kernels on a GPU is not included.
+`python scripts/bench/host_step.py [STEPS]`: `ours` is the median, `target` the limit for a number of rows.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from rows import Row, row, save
+from rows import Row, parser, row, save
 
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.graphs.runner import GraphRunner
@@ -32,8 +31,8 @@ from localllm.engine.scheduler import Scheduler
 from localllm.kernels.ops import Ops
 
 VOCAB = 32_000
-TARGETS = {8: 100.0, 64: 600.0}  # rows: microseconds
-WHOLE = {1: 100.0, 64: 500.0, 256: 1200.0}  # with the runner
+TARGETS = {8: 100.0, 64: 600.0}  # rows: microseconds of the engine
+RUNNER_TARGETS = {1: 100.0, 64: 500.0, 256: 1200.0}  # rows: microseconds of engine and runner
 
 
 @dataclass(frozen=True)
@@ -85,17 +84,17 @@ def microseconds(case: Case, steps: int) -> list[float]:
     return times
 
 
-class Nothing:
+class EmptyModel:
     """A model that computes nothing."""
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> torch.Tensor:
         return torch.zeros(len(step.last), 1)
 
-    def logits(self, hidden: torch.Tensor, ops: Ops) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, ops: Ops, adapters: object = None) -> torch.Tensor:
         return torch.zeros(len(hidden), 8)
 
 
-class Silent:
+class EmptyRecorder:
     """A device.Recorder that captures nothing and replays nothing."""
 
     def session(self) -> AbstractContextManager[None]:
@@ -107,15 +106,17 @@ class Silent:
     def end(self) -> Callable[[], None]:
         return lambda: None
 
-    def call(self, function: Callable[..., tuple[torch.Tensor, ...]], *given: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return function(*given)
+    def call(
+        self, function: Callable[..., tuple[torch.Tensor, ...]], *arguments: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return function(*arguments)
 
     def weak(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
 
-def whole_microseconds(rows: int, context: int, sampling: Sampling, steps: int) -> list[float]:
-    """The same of engine and runner."""
+def runner_microseconds(rows: int, context: int, sampling: Sampling, steps: int) -> list[float]:
+    """Host time of each step of engine and runner."""
     length = context + steps + rows + 16
     spec = RunnerSpec(
         vocab_size=8,
@@ -126,11 +127,11 @@ def whole_microseconds(rows: int, context: int, sampling: Sampling, steps: int) 
         overlap=True,
         graph_rows=(rows,),
     )
-    device = Device("cpu", "cpu", torch.cpu, Ops(), torch.float32, overlap=True, recorder=Silent)
+    device = Device("cpu", "cpu", torch.cpu, Ops(), torch.float32, overlap=True, recorder=EmptyRecorder)
     kv = PagedKV(1, spec.groups[0].num_pages, spec.groups[0].page_size, 1, 1, torch.float32, "cpu")
-    engine = Engine(GraphRunner(TorchRunner(Nothing(), kv, spec, device, Silent())))
+    engine = Engine(GraphRunner(TorchRunner(EmptyModel(), kv, spec, device, EmptyRecorder())))
     random = np.random.default_rng(0)
-    for number in range(rows):  # which need their next pages at different steps
+    for number in range(rows):  # lengths differ, so that not all rows need a page in the same step
         prompt = tuple(random.integers(0, 8, context - number % 16).tolist())
         engine.submit(Request(str(number), prompt, steps + 16, sampling))
     for _ in range(8):
@@ -150,13 +151,15 @@ def measure(steps: int) -> Iterator[Row]:
         name = f"host step, {case.name}, {case.rows} rows, {case.context} tokens each"
         p90 = round(times[int(len(times) * 0.9)], 1)
         yield row(name, statistics.median(times), "µs", p90=p90, target=TARGETS[case.rows])
-    for rows, target in WHOLE.items():
+    for rows, target in RUNNER_TARGETS.items():
         for label, sampling in (("greedy", Sampling()), ("sampled", Sampling(temperature=0.8, top_p=0.9))):
-            times = sorted(whole_microseconds(rows, 512, sampling, steps))
+            times = sorted(runner_microseconds(rows, 512, sampling, steps))
             name = f"host step with the runner, {label}, {rows} row{'s' * (rows > 1)}"
             p90 = round(times[int(len(times) * 0.9)], 1)
             yield row(name, statistics.median(times), "µs", p90=p90, target=target)
 
 
 if __name__ == "__main__":
-    save("host_step", measure(int(sys.argv[1]) if len(sys.argv) > 1 else 1000))
+    arguments = parser(__doc__)
+    arguments.add_argument("steps", type=int, nargs="?", default=1000)
+    save("host_step", measure(arguments.parse_args().steps))

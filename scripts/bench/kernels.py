@@ -1,7 +1,7 @@
-"""Every kernel of the CPU against its floor and against torch: kernels/benchmark, kept as rows.
+"""Every CPU kernel beside its bound and torch: runs kernels/benchmark and saves the results.
 
 `python scripts/bench/kernels.py [--shape llama-8b] [--families linear,attention] [--formats int8] [--rows 1,512]`.
-`ours` and `peer` (torch) are microseconds, `bound_share` is the share of the ceiling named `bound`.
+`ours` and `peer` (torch) are microseconds; `bound_share` is the share of the bound, and `bound` the rate that sets it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 import torch
-from rows import Row, row, save
+from rows import Row, parser, row, save
 from shapes import SHAPES, Shape
 
 from localllm.backends.cpu.device import OPS
@@ -25,14 +25,14 @@ UNITS: Mapping[str, tuple[float, str]] = {"read": (1e9, "GB/s")}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--formats", default="bf16,int8,int4,int4_wide,fp8")
-    parser.add_argument("--rows", default="1,16,128,512")
-    parser.add_argument("--threads", type=int, default=cores())
-    parser.add_argument("--save", default="kernels")
-    save(parser.parse_args().save, measure(parser.parse_args()))
+    arguments = parser(__doc__)
+    arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    arguments.add_argument("--families", default=",".join(FAMILIES))
+    arguments.add_argument("--formats", default="bf16,int8,int4,int4_wide,fp8")
+    arguments.add_argument("--rows", default="1,16,128,512")
+    arguments.add_argument("--threads", type=int, default=cores())
+    arguments.add_argument("--save", default="kernels")
+    save(arguments.parse_args().save, measure(arguments.parse_args()))
 
 
 @torch.inference_mode()
@@ -41,13 +41,13 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     torch.ops.localllm.use_threads(options.threads)
     shape = SHAPES[options.shape]
     dtype = torch.bfloat16 if cpu_flags() & BF16_FLAGS else torch.float32
-    ceilings = CpuPeaks()
-    peaks = ceilings.all()
+    rates = CpuPeaks()
+    peaks = rates.all()
     for name, peak in peaks.items():
         unit, word = UNITS.get(name, (1e9, "GOP/s"))
-        yield row(f"ceiling, {name}", peak / unit, word, threads=options.threads, lane=_lane())
+        yield row(f"ceiling, {name}", peak / unit, word, threads=options.threads, lane=_variant())
     for work in _works(shape, options, dtype):
-        result = timed(work, OPS, peaks, ceilings.read)
+        result = timed(work, OPS, peaks, rates.read)
         yield row(
             f"{result.op}, {result.label}",
             result.seconds * 1e6,
@@ -58,7 +58,7 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
             bound=result.bound,
             dtype=str(dtype).removeprefix("torch."),
             threads=options.threads,
-            lane=_lane(),
+            lane=_variant(),
         )
 
 
@@ -67,7 +67,8 @@ def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Ite
     heads = shape.heads, shape.kv_heads, shape.head_dim
     if "linear" in families:
         formats = options.formats.split(",")
-        queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        queries = shape.heads * shape.head_dim
+        keys = shape.kv_heads * shape.head_dim
         matrices = [
             (shape.hidden, queries + 2 * keys),
             (queries, shape.hidden),
@@ -84,10 +85,10 @@ def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Ite
         yield from sampling.works(shape.vocab)
 
 
-def _lane() -> str:
-    """The one in use, as it was chosen when the library was loaded."""
-    lane: str = torch.ops.localllm.use_variant(os.environ.get("LOCALLLM_CPU_LANE", ""))
-    return lane
+def _variant() -> str:
+    """The ISA variant in use, as chosen when the library was loaded."""
+    variant: str = torch.ops.localllm.use_variant(os.environ.get("LOCALLLM_CPU_LANE", ""))
+    return variant
 
 
 if __name__ == "__main__":

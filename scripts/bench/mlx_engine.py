@@ -1,20 +1,19 @@
-"""Our whole engine on MLX beside mlx-lm's plain loop of the same model, whichever device MLX computes on.
+"""The engine on MLX beside a loop of mlx-lm with the same model, on the device that MLX uses.
 
 `python scripts/bench/mlx_engine.py --shape qwen3-0.6b --rows 1,2,8,32` measures, in the order of --parts:
 
-- decode: tokens a second while all rows run, none with a prompt to compute: the loop's steps beside as many of ours, at
-  the same context (`--rows`); and the whole, from the first prompt to the last token. The loop gets all prompts as one
-  array at once and knows when each ends; the engine gets requests;
-- uneven: decode of rows of very different length, beside as many of their mean length;
-- prefix: time to the first token where the prompt's first 4,096 tokens were computed before, and were not; and where
-  attention has met no prompt of these lengths, for which MLX may have to prepare.
+- decode: tokens per second while all rows decode, after the prompts, at the same context as the loop (`--rows`); and
+  tokens per second from the first prompt to the last token. The loop gets all prompts as one array and knows their
+  ends; the engine gets requests;
+- uneven: decode of rows of very different lengths, beside as many rows of their mean length;
+- prefix: time to the first token of a prompt whose first 4,096 tokens are cached, beside a prompt without a prefix hit;
+  again with new lengths, for which MLX may have to compile.
 
-Weights are random; the two take turns (A B B A), figures are medians over the pairs.
+Weights are random. The programs alternate (A B B A); results are medians over the pairs.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -31,7 +30,7 @@ import numpy as np
 from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes, load_model, save_model
-from rows import Row, row, save
+from rows import Row, parser, row, save
 from shapes import SHAPES, Shape
 
 from localllm.backends import mlx
@@ -41,30 +40,33 @@ from localllm.engine.options import LoadOptions
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import DeviceInfo, Runner
 
-CONTEXT, STEPS, WARM = 128, 64, 8  # tokens
-LONG, QUESTION = 4096, 16  # tokens of a prefix and of what follows it
+CONTEXT = 128  # tokens
+STEPS = 64
+WARMUP = 8  # steps
+PREFIX = 4096  # tokens
+QUESTION = 16  # tokens after the prefix
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
-    parser.add_argument("--rows", default="1,2,8,32")
-    parser.add_argument("--parts", default=",".join(PARTS))
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--quant", choices=["none", "int8", "int4"], default="none")
-    parser.add_argument("--save", default="mlx", help="which results to replace; empty: none")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    arguments.add_argument("--rows", default="1,2,8,32")
+    arguments.add_argument("--parts", default=",".join(PARTS))
+    arguments.add_argument("--pairs", type=int, default=5)
+    arguments.add_argument("--quant", choices=["none", "int8", "int4"], default="none")
+    arguments.add_argument("--save", default="mlx", help="which results to replace; empty: none")
+    options = arguments.parse_args()
     counts = [int(count) for count in options.rows.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         checkpoint(SHAPES[options.shape], Path(folder))
         bench = Bench(Path(folder), options.shape, options.quant, options.pairs, counts)
         for part in options.parts.split(","):
             for figure in PARTS[part](bench):
-                save(options.save, [figure], part=True)  # at once: a later one may not end
+                save(options.save, [figure], part=True)  # at once: a later measurement may fail
 
 
 def checkpoint(shape: Shape, folder: Path) -> None:
-    """The shape with random weights, as mlx-lm saves a model."""
+    """Save a model of this shape with random weights as mlx-lm does."""
     config = dict(shape.config())
     model_class, arguments = _get_classes(config)
     model = model_class(arguments.from_dict(config))
@@ -76,14 +78,18 @@ def checkpoint(shape: Shape, folder: Path) -> None:
 
 
 class Bench:
-    """The model on our runner, as mlx-lm loads it, and what is asked of both."""
+    """One model, loaded by localllm and by mlx-lm, and the parameters of the measurements."""
 
     def __init__(self, folder: Path, shape: str, quant: Any, pairs: int, counts: list[int]) -> None:
-        found = mlx.probe()
-        assert isinstance(found, DeviceInfo)
-        self.device, self.pairs, self.counts, self._folder, self._quant = found.name, pairs, counts, folder, quant
+        device = mlx.probe()
+        assert isinstance(device, DeviceInfo)
+        self.device = device.name
+        self.pairs = pairs
+        self.counts = counts
+        self._folder = folder
+        self._quant = quant
         self.title = f"mlx {shape} {'bf16' if quant == 'none' else quant}"
-        options = LoadOptions(context=2 * LONG, max_rows=max(counts), cache_bytes=2**34, quant=quant)
+        options = LoadOptions(context=2 * PREFIX, max_rows=max(counts), cache_bytes=2**34, quant=quant)
         self.runner = mlx.open(read_model(folder), options)
 
     @cached_property
@@ -93,66 +99,72 @@ class Bench:
             nn.quantize(model, 64, {"int8": 8, "int4": 4}[self._quant])
         return model
 
-    def row(self, name: str, ours: float, theirs: float, unit: str = "tok/s") -> Row:
-        ratio = ours / theirs if unit == "tok/s" else theirs / ours
-        return row(f"{self.title} {name}", ours, unit, peer=round(theirs, 2), ratio=ratio, device=self.device)
+    def row(self, name: str, value: float, peer: float, unit: str = "tok/s") -> Row:
+        ratio = value / peer if unit == "tok/s" else peer / value
+        return row(f"{self.title} {name}", value, unit, peer=round(peer, 2), ratio=ratio, device=self.device)
 
 
 class Rates(NamedTuple):
     """Tokens per second."""
 
     steady: float  # while all rows decode
-    whole: float  # of all tokens, from the first prompt on
+    overall: float  # of all tokens, from the first prompt on
 
 
-def turns(pairs: int, one: Callable[[], Rates], other: Callable[[], Rates]) -> tuple[Rates, Rates]:
-    """Medians of both, A B B A, after one of each that does not count."""
-    one(), other()
-    mine, theirs = list[Rates](), list[Rates]()
-    for pair in range(pairs):
-        for measured, taken in ((one, mine), (other, theirs)) if pair % 2 == 0 else ((other, theirs), (one, mine)):
-            taken.append(measured())
-    return _median(mine), _median(theirs)
+def alternate(pairs: int, first: Callable[[], Rates], second: Callable[[], Rates]) -> tuple[Rates, Rates]:
+    """Medians of both measurements. The order alternates (A B B A), after a warm-up."""
+    order = [first, second]
+    rates: dict[Callable[[], Rates], list[Rates]] = {first: [], second: []}
+    for measure in order:
+        measure()
+    for _ in range(pairs):
+        for measure in order:
+            rates[measure].append(measure())
+        order.reverse()
+    return _median(rates[first]), _median(rates[second])
 
 
-def _median(taken: list[Rates]) -> Rates:
-    return Rates(*(statistics.median(each) for each in zip(*taken, strict=True)))
+def _median(rates: list[Rates]) -> Rates:
+    return Rates(*map(statistics.median, zip(*rates, strict=True)))
 
 
 def decode(bench: Bench) -> Iterator[Row]:
     for count in bench.counts:
-        ours, theirs = turns(
+        localllm, peer = alternate(
             bench.pairs,
             lambda n=count: engine_rates(bench.runner, [CONTEXT] * n),
             lambda n=count: loop_rates(bench.peer, n),
         )
-        yield bench.row(f"decode {count} x {CONTEXT}", ours.steady, theirs.steady)
-        yield bench.row(f"prompts and decode {count} x {CONTEXT}", ours.whole, theirs.whole)
+        yield bench.row(f"decode {count} x {CONTEXT}", localllm.steady, peer.steady)
+        yield bench.row(f"prompts and decode {count} x {CONTEXT}", localllm.overall, peer.overall)
 
 
 def engine_rates(runner: Runner, lengths: list[int]) -> Rates:
-    """Of rows with a prompt of their own each."""
-    engine, rng = Engine(Kept(runner)), np.random.default_rng()
-    for at, length in enumerate(lengths):
+    """The rates of rows with different prompts of these lengths."""
+    engine = Engine(SharedRunner(runner))
+    rng = np.random.default_rng()
+    for index, length in enumerate(lengths):
         prompt = rng.integers(3, runner.spec.vocab_size, length).tolist()
-        engine.submit(Request(str(at), tuple(prompt), STEPS + WARM + 1))
-    seen, began = Counter[str](), time.perf_counter()
-    while len(seen) < len(lengths) or min(seen.values()) < WARM:
-        seen.update(delta.request_id for delta in stepped(engine))
-    steady, decoded = time.perf_counter(), 0
+        engine.submit(Request(str(index), tuple(prompt), STEPS + WARMUP + 1))
+    began = time.perf_counter()
+    tokens = Counter[str]()  # of each request
+    while len(tokens) < len(lengths) or min(tokens.values()) < WARMUP:
+        tokens.update(delta.request_id for delta in step_deltas(engine))
+    steady = time.perf_counter()
+    decoded = 0
     while engine.has_work:
-        deltas = stepped(engine)
+        deltas = step_deltas(engine)
         decoded += len(deltas)
         if any(delta.finish for delta in deltas):
             break
     ended = time.perf_counter()
     while engine.has_work:
-        stepped(engine)
-    return Rates(decoded / (ended - steady), len(lengths) * (STEPS + WARM + 1) / (time.perf_counter() - began))
+        step_deltas(engine)
+    return Rates(decoded / (ended - steady), len(lengths) * (STEPS + WARMUP + 1) / (time.perf_counter() - began))
 
 
-def stepped(engine: Engine) -> list[Delta]:
-    """What a step gave; a request that ends before its last token would make a figure of nothing."""
+def step_deltas(engine: Engine) -> list[Delta]:
+    """The deltas of one step. Exits if a request ended early, as the result would be wrong."""
     deltas = engine.step()
     for delta in deltas:
         if delta.finish not in (None, "length"):
@@ -160,29 +172,32 @@ def stepped(engine: Engine) -> list[Delta]:
     return deltas
 
 
-class Kept:
-    """The runner, which outlives the engine."""
+class SharedRunner:
+    """A runner that outlives its engine: close() does nothing."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner, self.spec = runner, runner.spec
-        self.run, self.load_adapter = runner.run, runner.load_adapter
+        self.spec = runner.spec
+        self.run = runner.run
+        self.load_adapter = runner.load_adapter
 
     def close(self) -> None:
         pass
 
 
 def loop_rates(model: nn.Module, rows: int) -> Rates:
-    """mlx-lm's own caches in a loop that evaluates one step while it builds the next.
+    """The rates of a loop with the caches of mlx-lm, which evaluates one step while it builds the next.
 
-    Rows of one length need no BatchKVCache.
+    All rows have one length, so they need no BatchKVCache.
     """
-    caches, prompt = make_prompt_cache(model), mx.random.randint(3, 250, (rows, CONTEXT))
+    caches = make_prompt_cache(model)
+    prompt = mx.random.randint(3, 250, (rows, CONTEXT))
     mx.eval(prompt)
-    began = steady = time.perf_counter()
+    began = time.perf_counter()
+    steady = began
     token = mx.argmax(model(prompt, cache=caches)[:, -1], axis=-1)
     mx.eval(token)
-    for step in range(WARM + STEPS):
-        if step == WARM:
+    for step in range(WARMUP + STEPS):
+        if step == WARMUP:
             steady = time.perf_counter()
         following = mx.argmax(model(token[:, None], cache=caches)[:, -1], axis=-1)
         mx.async_eval(following)
@@ -190,7 +205,7 @@ def loop_rates(model: nn.Module, rows: int) -> Rates:
         token = following
     mx.eval(token)
     ended = time.perf_counter()
-    return Rates(rows * STEPS / (ended - steady), rows * (STEPS + WARM + 1) / (ended - began))
+    return Rates(rows * STEPS / (ended - steady), rows * (STEPS + WARMUP + 1) / (ended - began))
 
 
 def _lengths(count: int) -> list[int]:
@@ -200,34 +215,38 @@ def _lengths(count: int) -> list[int]:
 def uneven(bench: Bench) -> Iterator[Row]:
     count = max(bench.counts)
     lengths = _lengths(count)
-    same = [sum(lengths) // count] * count
-    ours, theirs = turns(
-        bench.pairs, lambda: engine_rates(bench.runner, lengths), lambda: engine_rates(bench.runner, same)
+    mean = sum(lengths) // count
+    localllm, peer = alternate(
+        bench.pairs, lambda: engine_rates(bench.runner, lengths), lambda: engine_rates(bench.runner, [mean] * count)
     )
-    yield bench.row(f"decode {count} rows of 64…2048 tokens, peer: all of {same[0]}", ours.steady, theirs.steady)
+    yield bench.row(f"decode {count} rows of 64…2048 tokens, peer: all of {mean}", localllm.steady, peer.steady)
 
 
 def first_tokens(bench: Bench, length: int, less: int) -> tuple[float, float]:
-    """Seconds to the first token where a prompt's first `length` tokens were not there, and then where so many but
-    `less` were."""
-    rng, vocab, engine = np.random.default_rng(), bench.runner.spec.vocab_size, Engine(Kept(bench.runner))
-    shared, found = rng.integers(3, vocab, length).tolist(), list[float]()
+    """Seconds to the first token without a prefix hit of `length` tokens, then with a hit of `length - less` tokens."""
+    rng = np.random.default_rng()
+    vocab = bench.runner.spec.vocab_size
+    engine = Engine(SharedRunner(bench.runner))
+    shared = rng.integers(3, vocab, length).tolist()
+    seconds: list[float] = []
     for common in (shared, shared[: length - less]):
         began = time.perf_counter()
         engine.submit(Request("a", (*common, *rng.integers(3, vocab, QUESTION).tolist()), 1))
         while not engine.step():
             pass
-        found.append(time.perf_counter() - began)
+        seconds.append(time.perf_counter() - began)
         while engine.has_work:
             engine.step()
-    return found[0], found[1]
+    return seconds[0], seconds[1]
 
 
 def prefix(bench: Bench) -> Iterator[Row]:
-    for told, more in (("", 0), (", of a length never met", 64)):
-        pairs = [first_tokens(bench, LONG + pair * more, more // 2) for pair in range(bench.pairs + 1)][1:]
-        cold, hit = (1e3 * statistics.median(taken) for taken in zip(*pairs, strict=True))
-        yield bench.row(f"first token after {LONG} tokens that were there, peer: that were not{told}", hit, cold, "ms")
+    for suffix, more in (("", 0), (", of a length never met", 64)):
+        pairs = [first_tokens(bench, PREFIX + pair * more, more // 2) for pair in range(bench.pairs + 1)][1:]
+        cold, hit = (1e3 * statistics.median(seconds) for seconds in zip(*pairs, strict=True))
+        yield bench.row(
+            f"first token after {PREFIX} tokens that were there, peer: that were not{suffix}", hit, cold, "ms"
+        )
 
 
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {

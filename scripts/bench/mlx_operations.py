@@ -1,13 +1,12 @@
-"""Graph operations of a decode step on MLX: our runner beside mlx-lm's own loops, on MLX's CPU device or any other.
+"""Graph operations of a decode step on MLX: the runner of localllm beside the loops of mlx-lm, on any device of MLX.
 
 `python scripts/bench/mlx_operations.py [--shape qwen3-0.6b] [--layers 4] [--rows 1,2,8]` counts the operations of the
-graph that each step hands to mx.async_eval: for one row beside mlx_lm.generate.generate_step, for several rows of
-unlike length beside mlx_lm.generate.BatchGenerator. Weights are random and few layers suffice, as layers are alike.
+graph that each step passes to mx.async_eval. One row is compared with mlx_lm.generate.generate_step, several rows of
+different lengths with mlx_lm.generate.BatchGenerator. Weights are random; four layers are enough, as all are alike.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import tempfile
@@ -29,19 +28,19 @@ from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request
 from localllm.engine.runner import DeviceInfo, Runner
 
-STEPS = 12  # decode steps; the last one is counted, when all rows are in their places
+STEPS = 12  # decode steps; the last step is counted
 
 
 def main() -> None:
-    from rows import row, save
+    from rows import parser, row, save
     from shapes import SHAPES
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--rows", default="1,2,8")
-    parser.add_argument("--save", default="mlx", help="which results to replace; empty: none")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    arguments.add_argument("--layers", type=int, default=4)
+    arguments.add_argument("--rows", default="1,2,8")
+    arguments.add_argument("--save", default="mlx", help="which results to replace; empty: none")
+    options = arguments.parse_args()
     device = mlx.probe()
     assert isinstance(device, DeviceInfo)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,10 +51,14 @@ def main() -> None:
         (path / "config.json").write_text(json.dumps(config))
         runner = mlx.open(read_model(path), LoadOptions(context=512, max_rows=64))
         for count in map(int, options.rows.split(",")):
-            ours = of_runner(runner, prompts(count))
+            total = of_runner(runner, prompts(count))
             peer = of_mlx_lm(load_model(path)[0], prompts(count))
             name = f"mlx {options.shape} {options.layers} layers, operations of a decode step, {count} rows"
-            save(options.save, [row(name, ours, "ops", peer=peer, ratio=peer / ours, device=device.name)], part=True)
+            save(
+                options.save,
+                [row(name, total, "ops", peer=peer, ratio=peer / total, device=device.name)],
+                part=True,
+            )
 
 
 def prompts(rows: int) -> list[list[int]]:
@@ -63,7 +66,7 @@ def prompts(rows: int) -> list[list[int]]:
 
 
 def of_runner(runner: Runner, texts: list[list[int]]) -> int:
-    """Operations of our last decode step of all rows."""
+    """Operations of the last decode step of all rows, by the runner."""
     engine = Engine(runner)
     for number, text in enumerate(texts):
         engine.submit(Request(str(number), tuple(text), STEPS))
@@ -76,7 +79,7 @@ def of_runner(runner: Runner, texts: list[list[int]]) -> int:
 
 
 def of_mlx_lm(model: nn.Module, texts: list[list[int]]) -> int:
-    """Operations of mlx-lm's last decode step of all rows."""
+    """Operations of the last decode step of all rows, by mlx-lm."""
     with counted() as counts:
         if len(texts) == 1:
             for _ in generate_step(mx.array(texts[0]), model, max_tokens=STEPS):
@@ -86,9 +89,9 @@ def of_mlx_lm(model: nn.Module, texts: list[list[int]]) -> int:
         generator.insert(texts)
         for _ in range(STEPS):
             generator.next()
-        found = counts[-1]
+        last = counts[-1]
         generator.close()
-    return found
+    return last
 
 
 @contextmanager

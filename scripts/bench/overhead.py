@@ -1,20 +1,19 @@
-"""What a decode step costs besides its arithmetic: 28 layers with next to nothing in them, through the engine.
+"""The overhead of a decode step: the time of a model with 28 layers and almost no arithmetic, through the engine.
 
-`python scripts/bench/overhead.py [STEPS]`; microseconds a step: planning, Python, op calls, forks and joins of the
-thread team. `target` is 1 ms at one row.
+`python scripts/bench/overhead.py [STEPS]`: microseconds of a step for planning, Python, op calls, and starting and
+joining threads. `target` is the limit at one row.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import weights
-from rows import Row, row, save
+from rows import Row, parser, row, save
 from shapes import HOLLOW
 
 from localllm.backends import cpu
@@ -27,7 +26,7 @@ TARGET = 1000.0  # µs
 
 
 def microseconds(rows: int, steps: int) -> list[float]:
-    """Of each step while `rows` rows decode."""
+    """The time of each step while `rows` rows decode."""
     with tempfile.TemporaryDirectory() as name:
         weights.write(HOLLOW, Path(name))
         engine = Engine(cpu.open(read_model(name), LoadOptions(context=steps + 64, max_rows=rows)))
@@ -51,4 +50,6 @@ def measure(steps: int) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    save("overhead", measure(int(sys.argv[1]) if len(sys.argv) > 1 else 400))
+    arguments = parser(__doc__)
+    arguments.add_argument("steps", type=int, nargs="?", default=400)
+    save("overhead", measure(arguments.parse_args().steps))

@@ -7,6 +7,7 @@ least "seconds".
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -94,9 +95,11 @@ def serve(hello: Answer, do: Callable[..., Answer]) -> None:
         print(json.dumps(do(**json.loads(line))), flush=True)
 
 
-def settings() -> dict[str, Any]:
-    """The settings that this program was started with."""
-    parsed: dict[str, Any] = json.loads(sys.argv[1])
+def settings(description: str | None) -> dict[str, Any]:
+    """The settings that this program was started with. `description` is for --help."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", type=json.loads, help="a JSON object")
+    parsed: dict[str, Any] = parser.parse_args().settings
     return parsed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -70,6 +71,11 @@ def save(name: str, rows: Iterable[Row], *, part: bool = False) -> None:
     lines += [json.dumps(figure, ensure_ascii=False) for figure in new]
     RESULTS.mkdir(exist_ok=True)
     file.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """A command-line parser whose help is the docstring of the script."""
+    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def _machine() -> str:

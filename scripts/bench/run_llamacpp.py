@@ -10,58 +10,58 @@ import random
 import time
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-import llama_cpp as llama
 from programs import Answer, peak_memory, serve, settings
 
 BATCH = 2048
-
-
-@llama.llama_log_callback
-def _quiet(level: int, text: bytes, data: object) -> None:
-    pass
 
 
 class LlamaCpp:
     """One loaded model, with a context for each choice of options."""
 
     def __init__(self, file: str, threads: int, rows: int, context: int, mmap: bool) -> None:
+        import llama_cpp
+
+        self._llama = llama_cpp
         # The package may have a library for each kind of CPU; this call loads the best of them.
-        libraries = Path(llama.__file__).parent / "lib"
+        libraries = Path(self._llama.__file__).parent / "lib"
         ctypes.CDLL(str(libraries / "libggml.so")).ggml_backend_load_all_from_path(str(libraries).encode())
-        llama.llama_log_set(_quiet, None)
-        llama.llama_backend_init()
+        self._silent = llama_cpp.llama_log_callback(lambda level, text, data: None)  # must outlive the model
+        llama_cpp.llama_log_set(self._silent, None)
+        self._llama.llama_backend_init()
         start = time.perf_counter()
-        parameters = llama.llama_model_default_params()
-        parameters.load_mode = llama.LLAMA_LOAD_MODE_MMAP if mmap else llama.LLAMA_LOAD_MODE_NONE
-        self.model = llama.llama_model_load_from_file(file.encode(), parameters)
+        parameters = self._llama.llama_model_default_params()
+        parameters.load_mode = self._llama.LLAMA_LOAD_MODE_MMAP if mmap else self._llama.LLAMA_LOAD_MODE_NONE
+        self.model = self._llama.llama_model_load_from_file(file.encode(), parameters)
         assert self.model, file
         self.load_seconds = time.perf_counter() - start
         self.threads = threads
         self.rows = rows
         self.context = context
-        self.vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self.model))
-        self.batch = llama.llama_batch_init(BATCH, 0, 1)
+        self.vocab = self._llama.llama_vocab_n_tokens(self._llama.llama_model_get_vocab(self.model))
+        self.name = llama_cpp.llama_print_system_info().decode()
+        self.batch = self._llama.llama_batch_init(BATCH, 0, 1)
 
     @cache  # noqa: B019
-    def opened(self, flash: bool, ubatch: int) -> llama.llama_context_p:
-        parameters = llama.llama_context_default_params()
+    def opened(self, flash: bool, ubatch: int) -> Any:
+        parameters = self._llama.llama_context_default_params()
         parameters.n_ctx = self.context * self.rows
         parameters.n_seq_max = self.rows
         parameters.n_batch = BATCH
         parameters.n_ubatch = ubatch
         parameters.n_threads = self.threads
         parameters.n_threads_batch = self.threads
-        parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        parameters.flash_attn_type = self._llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
         if flash:
-            parameters.flash_attn_type = llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        context = llama.llama_init_from_model(self.model, parameters)
+            parameters.flash_attn_type = self._llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        context = self._llama.llama_init_from_model(self.model, parameters)
         assert context
         return context
 
     def do(self, kind: str, rows: int, context: int, tokens: int, flash: bool = True, ubatch: int = 512) -> Answer:
         opened = self.opened(flash, ubatch)
-        llama.llama_memory_clear(llama.llama_get_memory(opened), False)
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(opened), False)
         start = time.perf_counter()
         prompt = [(row, position, position == context - 1) for row in range(rows) for position in range(context)]
         for first in range(0, len(prompt), BATCH):
@@ -73,7 +73,7 @@ class LlamaCpp:
             self._decode(opened, [(row, position, True) for row in range(rows)])
         return {"seconds": time.perf_counter() - start}
 
-    def _decode(self, opened: llama.llama_context_p, entries: list[tuple[int, int, bool]]) -> None:
+    def _decode(self, opened: Any, entries: list[tuple[int, int, bool]]) -> None:
         """Compute random tokens at these (row, position, needs logits)."""
         batch = self.batch
         batch.n_tokens = len(entries)
@@ -83,12 +83,11 @@ class LlamaCpp:
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = row
             batch.logits[index] = needs_logits
-        if llama.llama_decode(opened, batch):
+        if self._llama.llama_decode(opened, batch):
             raise RuntimeError("llama_decode failed")
-        llama.llama_synchronize(opened)
+        self._llama.llama_synchronize(opened)
 
 
 if __name__ == "__main__":
-    program = LlamaCpp(**settings())
-    about = llama.llama_print_system_info().decode()
-    serve({"load_seconds": program.load_seconds, "peak": peak_memory(), "name": about}, program.do)
+    program = LlamaCpp(**settings(__doc__))
+    serve({"load_seconds": program.load_seconds, "peak": peak_memory(), "name": program.name}, program.do)

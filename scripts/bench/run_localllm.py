@@ -76,5 +76,5 @@ class Localllm:
 
 
 if __name__ == "__main__":
-    program = Localllm(**settings())
+    program = Localllm(**settings(__doc__))
     serve(program.hello, program.do)

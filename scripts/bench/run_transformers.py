@@ -39,6 +39,6 @@ class Transformers:
 
 
 if __name__ == "__main__":
-    program = Transformers(**settings())
+    program = Transformers(**settings(__doc__))
     hello = {"load_seconds": program.load_seconds, "peak": peak_memory(), "name": transformers.__version__}
     serve(hello, program.do)

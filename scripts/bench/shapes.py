@@ -1,4 +1,4 @@
-"""The shapes that are measured: models as they are published, with random weights (weights.py, write_gguf.py)."""
+"""The shapes of the benchmarks: layer sizes of published models. Weights are random (weights.py, write_gguf.py)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One weight under the name each side gives it."""
+    """One weight, with its name in each format."""
 
     name: str  # safetensors
     gguf: str
     shape: tuple[int, ...]
-    layer: int = -1  # -1: of no layer
+    layer: int = -1  # -1: outside the layers
 
     @property
     def size(self) -> int:
@@ -24,7 +24,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder-only model: what config.json says of it, and its tensors."""
+    """A decoder-only model: the fields of its config.json, and its tensors."""
 
     name: str
     model_type: str  # as in config.json
@@ -62,11 +62,12 @@ class Shape:
         }
 
     def tensors(self) -> Iterator[Tensor]:
-        """In the order of the file."""
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        """All tensors in the order of the file."""
+        queries = self.heads * self.head_dim
+        keys = self.kv_heads * self.head_dim
         yield Tensor("model.embed_tokens.weight", "token_embd.weight", (self.vocab, self.hidden))
         for layer in range(self.layers):
-            parts = [
+            tensors = [
                 ("input_layernorm", "attn_norm", (self.hidden,)),
                 ("self_attn.q_proj", "attn_q", (queries, self.hidden)),
                 ("self_attn.k_proj", "attn_k", (keys, self.hidden)),
@@ -78,11 +79,11 @@ class Shape:
                 ("mlp.down_proj", "ffn_down", (self.hidden, self.inner)),
             ]
             if self.head_norms:
-                parts += [
+                tensors += [
                     ("self_attn.q_norm", "attn_q_norm", (self.head_dim,)),
                     ("self_attn.k_norm", "attn_k_norm", (self.head_dim,)),
                 ]
-            for name, gguf, shape in parts:
+            for name, gguf, shape in tensors:
                 yield Tensor(f"model.layers.{layer}.{name}.weight", f"blk.{layer}.{gguf}.weight", shape, layer)
         yield Tensor("model.norm.weight", "output_norm.weight", (self.hidden,))
         if not self.tied:
@@ -90,25 +91,26 @@ class Shape:
 
     @property
     def multiplied(self) -> int:
-        """Weights that every token is multiplied with: all matrices, the head included, the embedding not."""
+        """The number of weights in the products of each token: all matrices with the head, without the embedding."""
         matrices = sum(tensor.size for tensor in self.tensors() if len(tensor.shape) == 2)
         return matrices if self.tied else matrices - self.vocab * self.hidden
 
     def operations(self, tokens: int) -> int:
-        """Of reading a prompt up to the first answer, two for a multiply-add: products, causal attention, one head."""
+        """Operations for a prompt: products, causal attention, the head for one token. A multiply-add counts as two."""
         head = self.vocab * self.hidden
-        seen = tokens * (tokens + 1) // 2
-        return 2 * (tokens * (self.multiplied - head) + head) + 4 * seen * self.heads * self.head_dim * self.layers
+        scores = tokens * (tokens + 1) // 2
+        products = tokens * (self.multiplied - head) + head
+        return 2 * products + 4 * scores * self.heads * self.head_dim * self.layers
 
 
 QWEN3_06B = Shape("Qwen3-0.6B shape", "qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, tied=True, head_norms=True)
 QWEN3_8B = Shape("Qwen3-8B shape", "qwen3", 4096, 12_288, 36, 32, 8, 128, 151_936, tied=False, head_norms=True)
 LLAMA_8B = Shape("8B Llama shape", "llama", 4096, 14_336, 32, 32, 8, 128, 128_256, tied=False, theta=5e5)
 
-# As many layers and calls as Qwen3-0.6B has, and next to no work in them: what is left is what the calls cost.
+# The layers and calls of Qwen3-0.6B with almost no arithmetic: its time is the overhead of the calls.
 HOLLOW = replace(QWEN3_06B, name="28 hollow layers", hidden=64, inner=64, heads=2, kv_heads=1, head_dim=32, vocab=256)
 
-# Every part of a model and no size: shows that a programme runs.
+# A very small model, for tests of the programs.
 TINY = replace(HOLLOW, name="tiny shape", layers=2, positions=1024)
 
 SHAPES = {"qwen3-0.6b": QWEN3_06B, "qwen3-8b": QWEN3_8B, "llama-8b": LLAMA_8B, "hollow": HOLLOW, "tiny": TINY}

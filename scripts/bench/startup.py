@@ -1,6 +1,6 @@
-"""How long commands take to start, warm, against the bare interpreter; the target for --help is 100 ms.
+"""The start time of commands with a warm file cache; the target for --help is 100 ms.
 
-`python scripts/bench/startup.py [RUNS]`; `ours` is the median, `peer` the interpreter's own start.
+`python scripts/bench/startup.py [RUNS]`: `ours` is the median, `peer` the start of Python without a program.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from rows import Row, row, save
+from rows import Row, parser, row, save
 
 BARE = [sys.executable, "-c", "pass"]
 PROGRAM = str(Path(sys.executable).with_name("localllm"))
 COMMANDS = ("--help", "run --help", "serve --help", "config", "list")
-HEAVY = ("torch", "numpy", "textual", "httpx", "huggingface_hub", "rich", "asyncio", "msgspec")
+LARGE = ("torch", "numpy", "textual", "httpx", "huggingface_hub", "rich", "asyncio", "msgspec")
 
 
 def milliseconds(command: list[str]) -> float:
@@ -27,10 +27,10 @@ def milliseconds(command: list[str]) -> float:
 
 
 def imported_at_help() -> list[str]:
-    """Which heavy modules `localllm --help` loads."""
+    """The large modules that `localllm --help` imports."""
     code = "import sys; from localllm.app.cli import main; main(['--help']); print(*sys.modules, file=sys.stderr)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stderr.split()
-    return [name for name in HEAVY if name in loaded]
+    return [name for name in LARGE if name in loaded]
 
 
 def measure(runs: int) -> Iterator[Row]:
@@ -38,11 +38,15 @@ def measure(runs: int) -> Iterator[Row]:
         command = [PROGRAM, *words.split()]
         milliseconds(command)  # fills the file cache
         pairs = [(milliseconds(command), milliseconds(BARE)) for _ in range(runs)]
-        ours, bare = (statistics.median(times) for times in zip(*pairs, strict=True))
-        p90 = sorted(time for time, _ in pairs)[int(runs * 0.9)]
+        times, bare_times = zip(*pairs, strict=True)
+        ours = statistics.median(times)
+        bare = statistics.median(bare_times)
+        p90 = sorted(times)[int(runs * 0.9)]
         yield row(f"start, localllm {words}", ours, "ms", peer=round(bare, 2), ratio=bare / ours, p90=round(p90, 2))
 
 
 if __name__ == "__main__":
-    save("startup", measure(int(sys.argv[1]) if len(sys.argv) > 1 else 30))
-    print("heavy modules at --help:", ", ".join(imported_at_help()) or "none")
+    arguments = parser(__doc__)
+    arguments.add_argument("runs", type=int, nargs="?", default=30)
+    save("startup", measure(arguments.parse_args().runs))
+    print("large modules at --help:", ", ".join(imported_at_help()) or "none")

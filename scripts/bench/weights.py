@@ -1,19 +1,19 @@
 """Random weights for a shape as a folder of config.json and safetensors.
 
-`python scripts/bench/weights.py SHAPE FOLDER`. Layers repeat after DISTINCT of them, which saves time and changes
-nothing: a single layer of a model that is worth measuring is larger than the caches.
+`python scripts/bench/weights.py SHAPE FOLDER`. Only DISTINCT layers differ; the others repeat them, which saves time.
+Speed is the same, as one layer of a measured model is larger than the caches.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from rows import parser
 from shapes import SHAPES, Shape, Tensor
 
 from localllm.engine.modelconfig import parse_config
@@ -22,40 +22,40 @@ from localllm.engine.tensorfiles import StoredTensor
 
 DISTINCT = 4
 SHARD = "model.safetensors"
-DRAWN = 1 << 24  # values of a kind that differ
-STAGGER = (1 << 20) + 4096  # values: how far apart tensors begin that share their numbers
-ALIGNED = 64  # values
+RANDOM_VALUES = 1 << 24  # longer tensors repeat their values
+STAGGER = (1 << 20) + 4096  # values between the starts of tensors in a shared file
+ALIGNMENT = 64  # values
 
 
 def draw(shape: Shape) -> Iterator[tuple[Tensor, NDArray[np.uint16]]]:
-    """Every tensor with its values, the bits of bfloat16: normal, of a size that keeps activations finite."""
+    """Every tensor with its values as bits of bfloat16: normally distributed, so small that activations stay finite."""
     random = np.random.default_rng(0)
-    kept: dict[tuple[str, int], NDArray[np.uint16]] = {}
+    cached: dict[tuple[str, int], NDArray[np.uint16]] = {}
     for tensor in shape.tensors():
         kind = (tensor.name.split(f".{tensor.layer}.")[-1], tensor.layer % DISTINCT)
-        if tensor.layer < 0 or kind not in kept:
-            kept[kind] = bfloat16(_values(random, tensor))
-        yield tensor, kept[kind]
+        if tensor.layer < 0 or kind not in cached:
+            cached[kind] = bfloat16(_values(random, tensor))
+        yield tensor, cached[kind]
 
 
 def bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Rounded to nearest; halves away from zero will do here."""
+    """Bits of bfloat16, rounded to nearest; ties away from zero."""
     return ((values.view(np.uint32) + np.uint32(0x8000)) >> np.uint32(16)).astype(np.uint16)
 
 
 def _values(random: np.random.Generator, tensor: Tensor) -> NDArray[np.float32]:
     if len(tensor.shape) == 1:
         return np.ones(tensor.shape, np.float32)
-    return np.resize(_normal(random, min(tensor.size, DRAWN), tensor.shape[-1]), tensor.shape)
+    return np.resize(_normal(random, min(tensor.size, RANDOM_VALUES), tensor.shape[-1]), tensor.shape)
 
 
-def _normal(random: np.random.Generator, count: int, ins: int) -> NDArray[np.float32]:
-    """Of a size that keeps activations finite where `ins` of them are multiplied and added up."""
-    return random.standard_normal(count, np.float32) / np.float32(ins**0.5)
+def _normal(random: np.random.Generator, count: int, in_features: int) -> NDArray[np.float32]:
+    """Normal values, so small that a product with `in_features` inputs stays finite."""
+    return random.standard_normal(count, np.float32) / np.float32(in_features**0.5)
 
 
 def write(shape: Shape, folder: Path) -> None:
-    """config.json and one file of weights; left alone if it is there already."""
+    """Write config.json and one file of weights, unless the file exists."""
     if (folder / SHARD).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,43 +77,48 @@ def write(shape: Shape, folder: Path) -> None:
 
 
 def stand_in(shape: Shape, folder: Path, seed: int = 0) -> ModelFiles:
-    """A model to open like any other, of which next to nothing is written: tensors of one width share the numbers of
-    one file there, each from another place on. What holds them on a device of its own has a copy of each."""
+    """A model of random weights that needs little disk space: all tensors of one width share the values of one file,
+    each from another offset. On a GPU each tensor is a copy of its own."""
     random = np.random.default_rng(seed)
     tensors: dict[str, StoredTensor] = {}
     for width in sorted({_width(tensor) for tensor in shape.tensors()}):
-        alike = [tensor for tensor in shape.tensors() if _width(tensor) == width]
-        tensors |= _share(folder / f"{width}.bin", alike, random)
+        same_width = [tensor for tensor in shape.tensors() if _width(tensor) == width]
+        tensors |= _share(folder / f"{width}.bin", same_width, random)
     in_order = {tensor.name: tensors[tensor.name] for tensor in shape.tensors()}
     return ModelFiles(folder, shape.name, parse_config(shape.config()), in_order, (), {})
 
 
 def first_layers(files: ModelFiles, shape: Shape) -> ModelFiles:
-    """Of a stand-in for a shape with more layers, but the same otherwise."""
+    """The first layers of a stand_in. `shape` has fewer layers and is otherwise the same."""
     tensors = {tensor.name: files.tensors[tensor.name] for tensor in shape.tensors()}
     return replace(files, name=shape.name, config=parse_config(shape.config()), tensors=tensors)
 
 
 def _width(tensor: Tensor) -> int:
-    """How many numbers are added up in a product; 0 for a norm."""
+    """The input features of a matrix; 0 for a norm."""
     return tensor.shape[-1] if len(tensor.shape) == 2 else 0
 
 
-def _share(file: Path, alike: list[Tensor], random: np.random.Generator) -> dict[str, StoredTensor]:
-    """Matrices of one width, or all norms: their numbers written, and where each finds its own."""
-    largest, width = max(tensor.size for tensor in alike), _width(alike[0])
-    spare = min(DRAWN, largest)
+def _share(file: Path, same_width: list[Tensor], random: np.random.Generator) -> dict[str, StoredTensor]:
+    """Write the values of all matrices of one width, or of all norms. Returns the place of each tensor."""
+    largest = max(tensor.size for tensor in same_width)
+    width = _width(same_width[0])
+    spare = min(RANDOM_VALUES, largest)
     bits = bfloat16(_normal(random, spare, width) if width else np.ones(spare, np.float32))
     with file.open("wb") as out:
         for start in range(0, largest + spare, len(bits)):
             bits[: largest + spare - start].tofile(out)
     places = {}
-    for number, tensor in enumerate(alike):
-        first = number * STAGGER % (largest + spare - tensor.size + 1) // ALIGNED * ALIGNED
+    for number, tensor in enumerate(same_width):
+        first = number * STAGGER % (largest + spare - tensor.size + 1) // ALIGNMENT * ALIGNMENT
         start = first * 2  # bytes
         places[tensor.name] = StoredTensor(file, "BF16", tensor.shape, start, start + 2 * tensor.size)
     return places
 
 
 if __name__ == "__main__":
-    write(SHAPES[sys.argv[1]], Path(sys.argv[2]))
+    arguments = parser(__doc__)
+    arguments.add_argument("shape", choices=SHAPES)
+    arguments.add_argument("folder", type=Path)
+    options = arguments.parse_args()
+    write(SHAPES[options.shape], options.folder)

@@ -1,31 +1,28 @@
-"""The same weights as a GGUF file: written with the gguf library, quantised by ggml's own code.
+"""Writes the weights of weights.py as a GGUF file, with the gguf library and the quantisation code of ggml.
 
-`python scripts/bench/write_gguf.py SHAPE RECIPE FILE` needs the packages gguf and llama-cpp-python. Recipes follow
-what llama-quantize does for the type of that name. Rows of queries and keys are not reordered for ggml's rotation:
-that would change what random weights mean and not how long they take.
+`python scripts/bench/write_gguf.py SHAPE RECIPE FILE` needs the packages gguf and llama-cpp-python. A recipe chooses
+the formats that llama-quantize chooses for the type of that name. The rows of queries and keys are not in the order of
+ggml's rotation, which does not matter for speed.
 """
 
 from __future__ import annotations
 
 import ctypes
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
-import gguf
-import llama_cpp
 import numpy as np
-from gguf import GGMLQuantizationType as Type
 from numpy.typing import NDArray
+from rows import parser
 from shapes import SHAPES, Shape, Tensor
 from weights import DISTINCT, draw
 
-LIBRARIES = Path(llama_cpp.__file__).parent / "lib"
-SLICES = 64  # a matrix is quantised in as many parts, side by side
+SLICES = 64  # of a matrix, which are quantised in parallel
 
 
-def _uniform(kind: Type) -> Callable[[Shape, Tensor], Type]:
+def _uniform(kind: str) -> Callable[[Shape, Tensor], str]:
     return lambda shape, tensor: kind
 
 
@@ -33,48 +30,56 @@ def _is_head(shape: Shape, tensor: Tensor) -> bool:
     return tensor.gguf == ("token_embd.weight" if shape.tied else "output.weight")
 
 
-def _q4_0(shape: Shape, tensor: Tensor) -> Type:
-    return Type.Q6_K if _is_head(shape, tensor) else Type.Q4_0
+def _q4_0(shape: Shape, tensor: Tensor) -> str:
+    return "Q6_K" if _is_head(shape, tensor) else "Q4_0"
 
 
-def _q4_k_m(shape: Shape, tensor: Tensor) -> Type:
+def _q4_k_m(shape: Shape, tensor: Tensor) -> str:
     """Six bits for the head, and for values and down projections of the first and last eighth and every third layer."""
-    eighth, layer = shape.layers // 8, tensor.layer
+    eighth = shape.layers // 8
+    layer = tensor.layer
     wide = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
     six = _is_head(shape, tensor) or (wide and ("attn_v." in tensor.gguf or "ffn_down." in tensor.gguf))
-    return Type.Q6_K if six else Type.Q4_K
+    return "Q6_K" if six else "Q4_K"
 
 
-RECIPES: Mapping[str, Callable[[Shape, Tensor], Type]] = {
-    "bf16": _uniform(Type.BF16),
-    "q8_0": _uniform(Type.Q8_0),
+# Names of gguf.GGMLQuantizationType.
+RECIPES: Mapping[str, Callable[[Shape, Tensor], str]] = {
+    "bf16": _uniform("BF16"),
+    "q8_0": _uniform("Q8_0"),
     "q4_0": _q4_0,
     "q4_k_m": _q4_k_m,
 }
 
 
-def quantise(values: NDArray[np.uint16], kind: Type, pool: ThreadPoolExecutor) -> NDArray[np.uint8]:
-    """Bits of bfloat16 [outs, ins] -> ggml's blocks [outs, bytes]."""
-    if kind == Type.BF16:
-        return values.view(np.uint8)
-    outs, ins = values.shape
-    per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    out = np.empty((outs, ins // per_block * block_bytes), np.uint8)
+def quantise(values: NDArray[np.uint16], kind: int, pool: ThreadPoolExecutor) -> NDArray[np.uint8]:
+    """Bits of bfloat16 [out_features, in_features] -> blocks of ggml [out_features, bytes]."""
+    import gguf
 
-    def part(start: int, stop: int) -> None:
+    if kind == gguf.GGMLQuantizationType.BF16:
+        return values.view(np.uint8)
+    out_features, in_features = values.shape
+    per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    out = np.empty((out_features, in_features // per_block * block_bytes), np.uint8)
+
+    library = _ggml()
+
+    def quantise_slice(start: int, stop: int) -> None:
         floats = np.ascontiguousarray((values[start:stop].astype(np.uint32) << np.uint32(16)).view(np.float32))
-        written = _ggml.ggml_quantize_chunk(
-            int(kind), floats.ctypes.data, out[start:stop].ctypes.data, 0, stop - start, ins, None
+        written = library.ggml_quantize_chunk(
+            int(kind), floats.ctypes.data, out[start:stop].ctypes.data, 0, stop - start, in_features, None
         )
         assert written == out[start:stop].nbytes
 
-    bounds = np.linspace(0, outs, SLICES + 1).astype(int).tolist()
-    list(pool.map(part, bounds[:-1], bounds[1:]))
+    bounds = np.linspace(0, out_features, SLICES + 1).astype(int).tolist()
+    list(pool.map(quantise_slice, bounds[:-1], bounds[1:]))
     return out
 
 
 def write(shape: Shape, recipe: str, file: Path) -> None:
-    """Left alone if it is there already."""
+    """Write the file, unless it exists."""
+    import gguf
+
     if file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -93,17 +98,17 @@ def write(shape: Shape, recipe: str, file: Path) -> None:
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(shape.theta)
     writer.add_layer_norm_rms_eps(1e-6)
-    kept: dict[tuple[str, int, Type], NDArray[np.uint8]] = {}
+    cached: dict[tuple[str, int, int], NDArray[np.uint8]] = {}
     with ThreadPoolExecutor() as pool:
         for tensor, values in draw(shape):
             if len(tensor.shape) == 1:
                 writer.add_tensor(tensor.gguf, (values.astype(np.uint32) << np.uint32(16)).view(np.float32))
                 continue
-            kind = RECIPES[recipe](shape, tensor)
-            same = (tensor.gguf.split(".")[-2], tensor.layer % DISTINCT if tensor.layer >= 0 else -1, kind)
-            if same not in kept:
-                kept[same] = quantise(values, kind, pool)
-            writer.add_tensor(tensor.gguf, kept[same], raw_dtype=kind)
+            kind = gguf.GGMLQuantizationType[RECIPES[recipe](shape, tensor)]
+            key = (tensor.gguf.split(".")[-2], tensor.layer % DISTINCT if tensor.layer >= 0 else -1, kind)
+            if key not in cached:
+                cached[key] = quantise(values, kind, pool)
+            writer.add_tensor(tensor.gguf, cached[key], raw_dtype=kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -111,17 +116,29 @@ def write(shape: Shape, recipe: str, file: Path) -> None:
     unfinished.rename(file)
 
 
-_ggml = ctypes.CDLL(str(LIBRARIES / "libggml-base.so"))
-_ggml.ggml_quantize_chunk.restype = ctypes.c_size_t
-_ggml.ggml_quantize_chunk.argtypes = [
-    ctypes.c_int,
-    ctypes.c_void_p,
-    ctypes.c_void_p,
-    ctypes.c_int64,
-    ctypes.c_int64,
-    ctypes.c_int64,
-    ctypes.c_void_p,
-]
+@cache
+def _ggml() -> ctypes.CDLL:
+    """ggml's library, from llama-cpp-python."""
+    import llama_cpp
+
+    library = ctypes.CDLL(str(Path(llama_cpp.__file__).parent / "lib" / "libggml-base.so"))
+    library.ggml_quantize_chunk.restype = ctypes.c_size_t
+    library.ggml_quantize_chunk.argtypes = [
+        ctypes.c_int,
+        ctypes.c_void_p,
+        ctypes.c_void_p,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_int64,
+        ctypes.c_void_p,
+    ]
+    return library
+
 
 if __name__ == "__main__":
-    write(SHAPES[sys.argv[1]], sys.argv[2], Path(sys.argv[3]))
+    arguments = parser(__doc__)
+    arguments.add_argument("shape", choices=SHAPES)
+    arguments.add_argument("recipe", choices=RECIPES)
+    arguments.add_argument("file", type=Path)
+    options = arguments.parse_args()
+    write(SHAPES[options.shape], options.recipe, options.file)

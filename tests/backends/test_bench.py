@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,6 +24,7 @@ from localllm.engine.runner import DeviceInfo, Runner, Unavailable
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
 import cuda_models
+import host_step
 import jobs
 import outputs
 import rows
@@ -30,6 +33,11 @@ from shapes import SHAPES, TINY
 from stepping import Stepped
 from weights import stand_in
 
+SCRIPTS = [
+    path
+    for path in sorted((Path(__file__).parents[2] / "scripts" / "bench").glob("*.py"))
+    if "__main__" in path.read_text()
+]
 BUDGET = LoadOptions(context=200, max_rows=8, max_step_tokens=128, cache_bytes=2**21)
 
 
@@ -313,3 +321,19 @@ def test_unknown_arguments_are_refused(
     with pytest.raises(SystemExit):
         cuda_models.main()
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_every_script_prints_its_help(script: Path) -> None:
+    help_text = subprocess.run(
+        [sys.executable, str(script), "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    docstring = ast.get_docstring(ast.parse(script.read_text("utf-8")))
+    assert docstring is not None
+    assert docstring.splitlines()[0] in help_text
+
+
+def test_the_host_step_runs_with_and_without_the_runner() -> None:
+    assert len(host_step.microseconds(host_step.CASES[0], 5)) == 5
+    assert len(host_step.runner_microseconds(2, 64, jobs.Sampling(), 5)) == 5
