@@ -11,6 +11,9 @@ import pytest
 
 pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.rope_utils import YarnRoPE
 from safetensors.torch import load_file, save_file
 
 from localllm.backends import mlx
@@ -20,6 +23,7 @@ from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 
 from .batches import Row
+from .mlx_models import rewrite
 from .test_mlx_families import OF, PAGE, Forced, agrees, near, texts
 from .tiny import Rewrite, Tiny, old_spelling
 
@@ -154,3 +158,53 @@ def test_layer_types_without_a_pattern_are_refused(tmp_path: Path) -> None:
     save_as_multimodal(tmp_path)
     with pytest.raises(ModelRefused, match="layer_types"):
         mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
+
+
+def test_value_that_transformers_refuses_is_refused(tmp_path: Path) -> None:
+    Tiny("mixtral", "mixtral", {"num_local_experts": 4, **rope("default")}).save(tmp_path)
+    rewrite(tmp_path, lambda config: config.update(num_local_experts="four"))
+    with pytest.raises(ModelRefused, match=r"(?s)config.json: .*num_local_experts"):
+        mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
+
+
+class Rotations(nn.Module):
+    """A model that only has ropes."""
+
+    def __init__(self, *ropes: nn.Module) -> None:
+        super().__init__()
+        self.layers: list[nn.Module] = []
+        self.ropes = list(ropes)
+
+
+UNKNOWN = {"model_type": "mystery", "max_position_embeddings": 128}
+SCALED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 500_000.0}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {**UNKNOWN, "rope_parameters": SCALED},
+        {**UNKNOWN, "rope_theta": 500_000.0, "rope_scaling": {**SCALED, "rope_theta": 500_000.0}},
+    ],
+    ids=["transformers-5", "transformers-4"],
+)
+def test_architecture_that_transformers_does_not_know(values: dict[str, Any]) -> None:
+    """Its ropes are converted and verified. Its other keys are unknown."""
+    keys = ConfigKeys(values)
+    complete = values | keys.arguments()
+    assert complete["rope_theta"] == 500_000.0
+    assert complete["rope_scaling"]["rope_type"] == "yarn"
+    keys.verify(Rotations(YarnRoPE(12, base=500_000.0)), 128)
+    with pytest.raises(ModelRefused, match="the rope type is yarn"):
+        keys.verify(Rotations(nn.RoPE(12, base=500_000.0)), 128)
+    with pytest.raises(ModelRefused, match="rope_theta is"):
+        keys.verify(Rotations(nn.RoPE(12, base=10_000.0), YarnRoPE(12)), 128)
+
+
+def test_verify_sets_exact_frequencies() -> None:
+    part = YarnRoPE(12, base=500_000.0, scaling_factor=4.0, original_max_position_embeddings=32)
+    rounded = part._freqs
+    keys = ConfigKeys({**UNKNOWN, "rope_parameters": {**SCALED, "truncate": False, "attention_factor": 1.5}})
+    keys.verify(Rotations(part), 128)
+    assert part.mscale == 1.5
+    assert not mx.array_equal(part._freqs, rounded)
