@@ -20,7 +20,7 @@ class _Window:
 
     keys: mx.array  # [rows, kv heads, columns, dim]
     values: mx.array
-    window = 0  # positions that a token sees, with its own; 0: all
+    window = 0  # positions that a token sees, including its position; 0: all
     padded = False  # rows have columns before their first position
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:

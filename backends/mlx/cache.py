@@ -21,7 +21,7 @@ class LayerShape:
     key_dim: int
     value_dim: int
     dtype: mx.Dtype
-    window: int  # positions that a token sees, with its own; 0: all
+    window: int  # positions that a token sees, including its position; 0: all
 
     @property
     def token_bytes(self) -> int:
@@ -99,7 +99,7 @@ class Pool:
         targets = _index(pages[:, 1].ravel())
         for side in (self.keys, self.values):
             stored = [mx.take_along_axis(x, sources, axis=2) for x in side]
-            mx.eval(stored)  # a pool that a lazy array still reads would be copied as a whole
+            mx.eval(stored)  # MLX would copy the whole pool if a lazy array still read it
             side[:] = [mx.put_along_axis(x, targets, new, axis=2) for x, new in zip(side, stored, strict=True)]
         self.changed = True
 

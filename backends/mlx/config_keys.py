@@ -104,7 +104,7 @@ class ConfigKeys:
             raise _ignored(self._text, "rope_theta", thetas, part.base)
 
     def _rope_tables(self) -> list[Mapping[str, Any]]:
-        """Rope parameters, one table for each layer type that has its own."""
+        """Rope parameters: one table for all layers, or one for each layer type."""
         parameters = self._text.get("rope_parameters") or {}
         return [table for table in parameters.values() if isinstance(table, dict)] or [parameters]
 

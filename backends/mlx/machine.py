@@ -28,7 +28,7 @@ def apple_chip() -> str:
 
 
 def read_bandwidth() -> float:
-    """Bytes per second that MLX's device reads for the sum of an array: the median of a few repeats."""
+    """Bytes per second at which MLX's device sums an array: the median of some repeats."""
     import mlx.core as mx
 
     data = mx.random.normal((BYTES // 4,))

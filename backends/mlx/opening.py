@@ -112,7 +112,7 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) ->
 
 
 def _cache_room(options: LoadOptions, free: int, context: int, page_bytes: int, page_size: int) -> int:
-    """Bytes for the cache. Without a setting the rows' need is the limit, so that other programs get the rest."""
+    """Bytes for the cache. Without a setting the cache is no larger than the rows need: other programs need memory."""
     if options.cache_bytes is not None:
         return options.cache_bytes
     if options.cache_share is not None:

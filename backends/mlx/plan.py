@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
 
 class Temporary(NamedTuple):
-    """A row without room for a group that stays: its group is made, computed, written and dropped by itself."""
+    """A row without room for a group that stays. Its group is dropped before the next row is computed."""
 
     make: Make
     call: Call
@@ -373,7 +373,7 @@ def _take(residents: list[Resident], row: Row) -> Resident:
     for resident in residents:
         if resident.length < row.start:
             continue
-        if resident.pages == head or resident.pages[: len(head)] == head:  # most often equal, without a copy
+        if resident.pages == head or resident.pages[: len(head)] == head:  # the first comparison copies nothing
             residents.remove(resident)
             return resident
     return row.resident

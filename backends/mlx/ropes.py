@@ -1,4 +1,4 @@
-"""Rotary embeddings of ModelConfig as modules of MLX. mlx-lm's own modules ignore attention_factor and truncate."""
+"""Rotary embeddings of ModelConfig as modules of MLX. mlx-lm's modules ignore attention_factor and truncate."""
 
 from __future__ import annotations
 

@@ -91,8 +91,8 @@ def _values(array: mx.array) -> NDArray[Any]:
 
 
 class _IdleTimer:
-    """Calls a method on a thread of its own when no step started or ended for some seconds. It does not keep the object
-    of the method alive."""
+    """Calls a method on another thread when no step started or ended for some seconds. The timer does not
+    keep the object of the method in memory."""
 
     def __init__(self, seconds: float, method: Callable[[], None]) -> None:
         self._seconds = seconds
@@ -137,7 +137,7 @@ class MlxRunner:
         self._planner = planner
         self._caches = caches
         self._stream = stream
-        self._computing = threading.Lock()  # the stream is for one thread at a time
+        self._computing = threading.Lock()  # only one thread may use the stream at a time
         self._last: _Last | None = None
         self._last_pending: Callable[[], MlxPending | None] = lambda: None  # weak: nobody may want the result
         self._wrote_pages = (False, False)  # the last step, and the step before it
@@ -181,17 +181,17 @@ class MlxRunner:
 
     def _answer(self, batch: Batch, plan: Plan, outputs: list[_Output]) -> MlxPending:
         """Draw tokens, and start the computation."""
-        wanted: list[int] = np.flatnonzero(batch.wants != Want.NOTHING).tolist()
-        answering = [output for output in outputs if not set(wanted).isdisjoint(output.rows)]
-        silent = [self._caches.groups[call.group] for call in plan.calls if set(wanted).isdisjoint(call.rows)]
+        answer_rows: list[int] = np.flatnonzero(batch.wants != Want.NOTHING).tolist()
+        answering = [output for output in outputs if not set(answer_rows).isdisjoint(output.rows)]
+        silent = [self._caches.groups[call.group] for call in plan.calls if set(answer_rows).isdisjoint(call.rows)]
         waited = [array for group in silent for array in group.arrays]
         drawn = None
         hidden = None
-        if wanted:
-            drawn = sample(_ordered([output.logits for output in answering], answering, wanted), batch)
+        if answer_rows:
+            drawn = sample(_ordered([output.logits for output in answering], answering, answer_rows), batch)
             waited += drawn.arrays
         if (batch.wants == Want.HIDDEN).any():
-            hidden = _ordered([output.hidden for output in answering], answering, wanted).astype(mx.float32)
+            hidden = _ordered([output.hidden for output in answering], answering, answer_rows).astype(mx.float32)
             waited.append(hidden)
         mx.async_eval(waited)
         self._last = None if drawn is None else _Last(drawn.tokens, batch.answer_starts)
@@ -200,8 +200,8 @@ class MlxRunner:
         return pending
 
     def _write(self, plan: Plan) -> None:
-        """Write pages, before anything reads them, and free the groups that left. The step before ends first: MLX
-        copies an array as a whole that is written while a step reads it."""
+        """Write pages before the step reads them, and free the groups that left. The step before must end first: MLX
+        copies the whole pool if a step still reads it during a write."""
         if plan.writes_pages:
             mx.synchronize(self._stream)
         self._caches.write(plan.writes, plan.copies)
@@ -290,16 +290,16 @@ class MlxRunner:
         mx.clear_cache()
 
 
-def _ordered(arrays: list[mx.array], outputs: list[_Output], wanted: Sequence[int]) -> mx.array:
+def _ordered(arrays: list[mx.array], outputs: list[_Output], answer_rows: Sequence[int]) -> mx.array:
     """[answers, …] in the batch's order, from an array [rows, …] for each output."""
     positions = {row: position for position, row in enumerate(chain.from_iterable(x.rows for x in outputs))}
-    if not positions.keys() >= set(wanted):
+    if not positions.keys() >= set(answer_rows):
         raise RunnerFailed("a row without pages wants an answer")
     joined = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
-    return _gathered(joined, np.array([positions[row] for row in wanted]))
+    return _gathered(joined, np.array([positions[row] for row in answer_rows]))
 
 
 def _gathered(array: mx.array, indices: NDArray[Any]) -> mx.array:
-    """array[indices], without an operation if that is the whole array in order."""
+    """array[indices]. No operation is added if the indices are all of the array in order."""
     in_order = len(indices) == len(array) and bool((indices == np.arange(len(indices))).all())
     return array if in_order else array[mx.array(indices)]
