@@ -24,7 +24,7 @@ def logprob(token: str, value: float, *top: PieceLogprob) -> PieceLogprob:
     return PieceLogprob(token=token, id=1, bytes=list(token.encode()), logprob=value, top=list(top))
 
 
-def told(data: bytes) -> list[Any]:
+def parsed(data: bytes) -> list[Any]:
     return events(data.decode())
 
 
@@ -37,18 +37,18 @@ def test_line_breaks_of_some_clients_are_escaped() -> None:
 def test_streamed_chat() -> None:
     answer = ChatAnswer(HEAD, 2, logprobs=False, usage=True)
     role = {"role": "assistant", "content": ""}
-    assert [chunk["choices"] for chunk in told(answer.opening())] == [
+    assert [chunk["choices"] for chunk in parsed(answer.opening())] == [
         [{"index": index, "delta": role, "logprobs": None, "finish_reason": None}] for index in (0, 1)
     ]
-    (chunk,) = told(answer.part(1, Piece(id="a", text="x", logprobs=[logprob("x", -1.0)])))
+    (chunk,) = parsed(answer.part(1, Piece(id="a", text="x", logprobs=[logprob("x", -1.0)])))
     assert chunk == COMMON | {
         "object": "chat.completion.chunk",
         "choices": [{"index": 1, "delta": {"content": "x"}, "logprobs": None, "finish_reason": None}],
         "usage": None,
     }
-    (thought,) = told(answer.part(0, Piece(id="a", reasoning="hm")))
+    (thought,) = parsed(answer.part(0, Piece(id="a", reasoning="hm")))
     assert thought["choices"][0]["delta"] == {"reasoning": "hm", "reasoning_content": "hm"}
-    text, end = told(answer.part(0, Piece(id="a", text="y", finish="length")))
+    text, end = parsed(answer.part(0, Piece(id="a", text="y", finish="length")))
     assert text["choices"][0]["finish_reason"] is None
     assert (end["choices"][0]["delta"], end["choices"][0]["finish_reason"]) == ({}, "length")
     assert answer.part(0, Piece(id="a", tokens=1)) == b""
@@ -56,7 +56,7 @@ def test_streamed_chat() -> None:
         answer.closing(USAGE)  # one choice has no finish reason
     answer.part(1, Piece(id="a", finish="stop"))
     closing = answer.closing(USAGE)
-    (last,) = told(closing)
+    (last,) = parsed(closing)
     assert (last["choices"], last["usage"]["total_tokens"]) == ([], 3)
     assert closing.endswith(b"\n\ndata: [DONE]\n\n")
 
@@ -64,7 +64,7 @@ def test_streamed_chat() -> None:
 def test_token_without_text_has_an_event_if_logprobs_are_requested() -> None:
     answer = ChatAnswer(HEAD, 1, logprobs=True, usage=False)
     entry = logprob("t", -math.inf, logprob("u", -math.inf))
-    (chunk,) = told(answer.part(0, Piece(id="a", logprobs=[entry])))
+    (chunk,) = parsed(answer.part(0, Piece(id="a", logprobs=[entry])))
     assert "usage" not in chunk
     assert chunk["choices"][0]["delta"] == {"content": ""}
     assert chunk["choices"][0]["logprobs"]["content"] == [
@@ -75,7 +75,7 @@ def test_token_without_text_has_an_event_if_logprobs_are_requested() -> None:
             "top_logprobs": [{"token": "u", "logprob": -9999.0, "bytes": [117]}],
         }
     ]
-    (bare,) = told(answer.part(0, Piece(id="a", text="x")))
+    (bare,) = parsed(answer.part(0, Piece(id="a", text="x")))
     assert bare["choices"][0]["logprobs"] is None
     answer.part(0, Piece(id="a", finish="stop"))
     assert answer.closing(USAGE) == b"data: [DONE]\n\n"
@@ -88,7 +88,7 @@ def test_streamed_call_has_its_name_once() -> None:
         ToolCallPiece(index=1, name="f"),
         ToolCallPiece(index=1, arguments="{}"),
     ]
-    deltas = [told(answer.part(0, Piece(id="a", tool_calls=[call])))[0]["choices"][0]["delta"] for call in pieces]
+    deltas = [parsed(answer.part(0, Piece(id="a", tool_calls=[call])))[0]["choices"][0]["delta"] for call in pieces]
     assert [delta["tool_calls"] for delta in deltas] == [
         [{"index": 1, "id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}],
         [{"index": 1, "id": "", "type": "function", "function": {"name": "f", "arguments": ""}}],
@@ -140,7 +140,7 @@ def test_text_offsets_continue_over_pieces() -> None:
     ]
     streamed, whole = (CompletionAnswer(HEAD, 1, logprobs=True, usage=False) for _ in range(2))
     assert streamed.opening() == b""
-    parts = [told(streamed.part(0, piece))[0]["choices"][0] for piece in pieces]
+    parts = [parsed(streamed.part(0, piece))[0]["choices"][0] for piece in pieces]
     assert [part["logprobs"]["text_offset"] for part in parts] == [[0], [2, 3]]
     assert [part["finish_reason"] for part in parts] == [None, "stop"]
     for piece in pieces:
@@ -158,17 +158,17 @@ def test_text_offsets_continue_over_pieces() -> None:
 def test_streamed_completion_skips_empty_pieces() -> None:
     answer = CompletionAnswer(HEAD, 1, logprobs=False, usage=True)
     assert answer.part(0, Piece(id="a", tokens=1)) == b""
-    (chunk,) = told(answer.part(0, Piece(id="a", text="x")))
+    (chunk,) = parsed(answer.part(0, Piece(id="a", text="x")))
     assert (chunk["usage"], chunk["choices"][0]["logprobs"], chunk["object"]) == (None, None, "text_completion")
     with pytest.raises(AppError):
         answer.closing(USAGE)
     answer.part(0, Piece(id="a", finish="stop"))
-    (last,) = told(answer.closing(USAGE))
+    (last,) = parsed(answer.closing(USAGE))
     assert (last["choices"], last["usage"]["prompt_tokens"]) == ([], 1)
 
 
 def test_error_event() -> None:
-    (error,) = told(error_event(ContextTooLong("too long", hint="less", param="messages", n_ctx=4)))
+    (error,) = parsed(error_event(ContextTooLong("too long", hint="less", param="messages", n_ctx=4)))
     assert error == {
         "error": {
             "message": "too long",
@@ -179,7 +179,7 @@ def test_error_event() -> None:
             "n_ctx": 4,
         }
     }
-    assert "hint" not in told(error_event(AppError("x")))[0]["error"]
+    assert "hint" not in parsed(error_event(AppError("x")))[0]["error"]
 
 
 @pytest.mark.parametrize("kind", [ChatAnswer, CompletionAnswer])

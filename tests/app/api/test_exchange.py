@@ -152,7 +152,7 @@ class FakeModels:
         self.settings = Settings(max_body_mib=1)
         self.replies = replies
         self.refusal = refusal
-        self.asked: list[Any] = []
+        self.calls: list[Any] = []
         self.closed: list[Stream] = []
         self.opened = asyncio.Event()
 
@@ -160,7 +160,7 @@ class FakeModels:
         return name if name == "m" else None
 
     async def open(self, name: str | None, requests: list[Generate], *, weight: int, local: bool) -> Stream:
-        self.asked.append((name, local, requests, weight))
+        self.calls.append((name, local, requests, weight))
         if self.refusal is not None:
             raise self.refusal
         self.opened.set()
@@ -209,7 +209,7 @@ ENDS = (Started(id="", prompt_tokens=2), Piece(id="", text="x", finish="stop"), 
 async def test_chat_from_body_to_response(stream: bool) -> None:
     models = FakeModels(*ENDS)
     sent, page = await exchanged(models, messages=HI, stream=stream, model="m")
-    ((name, local, requests, weight),) = models.asked
+    ((name, local, requests, weight),) = models.calls
     assert (name, local, weight, len(requests)) == ("m", False, 1, 1)
     body = sent[1]["body"].removeprefix(b"data: ")
     answer = json.loads(body)
@@ -229,7 +229,7 @@ async def test_weight_counts_prompts_times_choices() -> None:
         *ENDS[:1], Piece(id="", text="x", finish="stop"), Piece(id="", choice=1, finish="stop"), ENDS[2]
     )
     sent, _ = await exchanged(models, CompletionBody, local=True, prompt=["a", "b"], n=2)
-    ((name, local, requests, weight),) = models.asked
+    ((name, local, requests, weight),) = models.calls
     assert (name, local, weight, len(requests)) == (None, True, 4, 2)
     answer = json.loads(sent[1]["body"])
     assert answer["id"].startswith("cmpl-")
@@ -281,6 +281,6 @@ async def test_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None
     made._stream.put(Piece(id="a", finish="stop"))
     made._stream.put(Finished(id="a"))
     _, (_, *parts) = await streaming
-    kept = [part for part in parts if part["body"] == b": keep-alive\n\n"]
-    assert 1 <= len(kept) <= 20
-    assert all(part["more_body"] for part in kept)
+    keep_alives = [part for part in parts if part["body"] == b": keep-alive\n\n"]
+    assert 1 <= len(keep_alives) <= 20
+    assert all(part["more_body"] for part in keep_alives)

@@ -38,7 +38,7 @@ class FakeModels:
         self.settings = Settings(max_body_mib=1, quant="int8")
         self.stopping = False
         self.deaths = {"here": 2}
-        self.asked: list[Any] = []
+        self.calls: list[Any] = []
         self.reply: Any = None
         self.goes_on = asyncio.Event()
 
@@ -47,14 +47,14 @@ class FakeModels:
 
     async def load(self, name: str, **how: Any) -> str:
         how.pop("progress")("reading", 0.5)
-        self.asked.append((name, how))
+        self.calls.append((name, how))
         await self.goes_on.wait()
         if name != "here":
             raise ModelNotFound("no such model")
         return name
 
     async def open(self, name: str | None, requests: list[Any], *, local: bool) -> Stream:
-        self.asked += [(name, local), *requests]
+        self.calls += [(name, local), *requests]
         stream = Stream(INFO, [request.id for request in requests], 1, lambda _: None)
         stream.put(structs.replace(self.reply, id=requests[0].id))
         return stream
@@ -67,7 +67,7 @@ class FakeModels:
         return [LoadedModel(id=name, state="ready", pid=7) for name in ("other", "here")]
 
     async def unload(self, name: str) -> None:
-        self.asked.append(("unload", name))
+        self.calls.append(("unload", name))
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ async def test_admin_models_route(client: httpx.AsyncClient, models: FakeModels)
     assert [entry["loaded"] for entry in entries] == [True, True, False]
     assert [model["id"] for model in (await client.get("/admin/loaded")).json()] == ["other", "here"]
     assert (await client.post("/admin/unload", json={"model": "here"})).json() == {}
-    assert models.asked == [("unload", "here")]
+    assert models.calls == [("unload", "here")]
 
 
 async def test_status_health_and_metrics(client: httpx.AsyncClient, models: FakeModels, stops: list[bool]) -> None:
@@ -148,20 +148,20 @@ async def test_status_health_and_metrics(client: httpx.AsyncClient, models: Fake
 @pytest.mark.parametrize(("flag", "sent"), [(None, True), (True, True), (False, False)])
 async def test_tokenize_route(client: httpx.AsyncClient, models: FakeModels, flag: bool | None, sent: bool) -> None:
     models.reply = frames.Tokens(id="t", tokens=[1, 2], pieces=["a", "b"])
-    said = (await client.post("/tokenize", json={"prompt": "x", "add_special_tokens": flag})).json()
-    assert said == {"count": 2, "max_model_len": 32, "tokens": [1, 2], "token_strs": ["a", "b"]}
-    (name, local), frame = models.asked
+    reply_body = (await client.post("/tokenize", json={"prompt": "x", "add_special_tokens": flag})).json()
+    assert reply_body == {"count": 2, "max_model_len": 32, "tokens": [1, 2], "token_strs": ["a", "b"]}
+    (name, local), frame = models.calls
     assert (name, local) == (None, True)
     assert (frame.prompt, frame.messages, frame.add_special_tokens) == ("x", None, sent)
     await client.post("/tokenize", json={"model": "here", "messages": [{"role": "user", "content": "x"}]})
-    assert models.asked[-1].messages == [{"role": "user", "content": "x"}]
+    assert models.calls[-1].messages == [{"role": "user", "content": "x"}]
 
 
 async def test_detokenize_route(client: httpx.AsyncClient, models: FakeModels) -> None:
     models.reply = frames.Text(id="t", text="ab")
     for tokens in ([], [0, 9]):
         assert (await client.post("/detokenize", json={"tokens": tokens})).json() == {"prompt": "ab"}
-        assert models.asked[-1].tokens == tokens
+        assert models.calls[-1].tokens == tokens
     models.reply = frames.Failed(id="t", fault=frames.Fault(code="invalid_request", message="x", param="tokens"))
     refused = await client.post("/detokenize", json={"tokens": [10, 0]})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tokens")
@@ -170,7 +170,7 @@ async def test_detokenize_route(client: httpx.AsyncClient, models: FakeModels) -
 async def test_load_route_sends_events(client: httpx.AsyncClient, models: FakeModels) -> None:
     models.goes_on.set()
     loading = await client.post("/admin/load", json={"model": "here", "backend": "cpu", "quant": "int4"})
-    assert models.asked == [("here", {"local": True, "backend": "cpu", "quant": "int4"})]
+    assert models.calls == [("here", {"local": True, "backend": "cpu", "quant": "int4"})]
     progress, model = [json.loads(line[6:]) for line in loading.text.splitlines() if line]
     assert progress == {"stage": "reading", "done": 0.5}
     assert (model["id"], model["pid"]) == ("here", 7)

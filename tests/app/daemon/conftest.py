@@ -144,14 +144,14 @@ def environment(folder: Path) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def short_folder() -> Iterator[Callable[[], Path]]:
     """Creates folders with short names: a path below a folder of pytest may be too long for a socket."""
-    made: list[Path] = []
+    folders: list[Path] = []
 
     def make() -> Path:
-        made.append(Path(tempfile.mkdtemp(prefix="lll-")))
-        return made[-1]
+        folders.append(Path(tempfile.mkdtemp(prefix="lll-")))
+        return folders[-1]
 
     yield make
-    for folder in made:
+    for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -45,7 +45,7 @@ class FakeWorker:
         self.reader, self.writer = reader, writer
         self.answers: dict[str, asyncio.Task[None]] = {}
         self.stalled = 0.0  # time since the last step; 0: not stalled
-        self.told = False  # True after the announcement of a long load
+        self.announced_long = False  # True after the announcement of a long load
         self.model = ""
 
     def send(self, frame: frames.Frame) -> None:
@@ -111,10 +111,10 @@ class FakeWorker:
                 for step in range(4):
                     self.send(frames.Loading(stage="reading weights", done=step / 4))
                     await asyncio.sleep(0.1)
-        for says in iter(lambda: _said_in(Path(frame.path) / "wait"), "on"):
-            if says == "telling" or (says == "long" and not self.told):
-                self.told = True
-                self.send(frames.Loading(stage="reading weights", more=60.0 if says == "long" else 0.0))
+        for progress in iter(lambda: _read_text(Path(frame.path) / "wait"), "on"):
+            if progress == "telling" or (progress == "long" and not self.announced_long):
+                self.announced_long = True
+                self.send(frames.Loading(stage="reading weights", more=60.0 if progress == "long" else 0.0))
             await asyncio.sleep(0.02)
         backend = "cpu" if frame.backend == "auto" else frame.backend
         self.send(
@@ -251,7 +251,7 @@ def _block(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _said_in(file: Path) -> str:
+def _read_text(file: Path) -> str:
     with contextlib.suppress(FileNotFoundError):
         return file.read_text()
     return "on"

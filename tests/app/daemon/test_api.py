@@ -27,7 +27,7 @@ def say(words: str) -> list[Any]:
     return [{"role": "user", "content": words}]
 
 
-def asked(answer: str | None) -> dict[str, Any]:
+def frame_of(answer: str | None) -> dict[str, Any]:
     """The frame of a request as the worker received it (script `body`)."""
     return cast(dict[str, Any], json.loads(answer or ""))
 
@@ -94,16 +94,19 @@ def test_schema_reaches_the_worker(client: openai.OpenAI) -> None:
         messages=say("body"),
         response_format={"type": "json_schema", "json_schema": {"name": "sum", "schema": schema}},
     )
-    assert asked(answer.choices[0].message.content)["response_format"] == {"kind": "json_schema", "schema": schema}
+    assert frame_of(answer.choices[0].message.content)["response_format"] == {
+        "kind": "json_schema",
+        "schema": schema,
+    }
 
 
 def test_extra_parameters_reach_the_worker(client: openai.OpenAI) -> None:
     answer = client.chat.completions.create(
         model=MODEL, messages=say("body"), extra_body={"top_k": 5, "min_p": 0.25, "ignore_eos": True, "regex": "a+"}
     )
-    told = asked(answer.choices[0].message.content)
-    assert (told["top_k"], told["min_p"], told["ignore_eos"]) == (5, 0.25, True)
-    assert told["response_format"] == {"kind": "regex", "regex": "a+"}
+    reply = frame_of(answer.choices[0].message.content)
+    assert (reply["top_k"], reply["min_p"], reply["ignore_eos"]) == (5, 0.25, True)
+    assert reply["response_format"] == {"kind": "regex", "regex": "a+"}
 
 
 def test_n_gives_several_choices(client: openai.OpenAI) -> None:
@@ -146,9 +149,13 @@ def test_tool_calls(client: openai.OpenAI) -> None:
     assert calls == [("call_0", "add", '{"a": 1}'), ("call_1", "subtract", '{"a": 1}')]
 
     # the message of an answer is valid in the next request
-    again = [*say("x"), choice.message.model_dump(), {"role": "tool", "content": "2", "tool_call_id": "call_0"}]
-    told = client.chat.completions.create(model=MODEL, messages=cast(Any, [*again, *say("body")]), tools=tools)
-    assert asked(told.choices[0].message.content)["messages"][1]["tool_calls"][0]["function"]["name"] == "add"
+    earlier = [
+        *say("x"),
+        choice.message.model_dump(),
+        {"role": "tool", "content": "2", "tool_call_id": "call_0"},
+    ]
+    reply = client.chat.completions.create(model=MODEL, messages=cast(Any, [*earlier, *say("body")]), tools=tools)
+    assert frame_of(reply.choices[0].message.content)["messages"][1]["tool_calls"][0]["function"]["name"] == "add"
 
 
 def test_streamed_tool_calls(client: openai.OpenAI) -> None:

@@ -152,12 +152,12 @@ async def test_client_starts_and_stops_the_daemon(short_folder: Any, monkeypatch
         monkeypatch.setenv(name, value)
     with pytest.raises(DaemonUnreachable, match="no daemon is running"):
         await Client.connect(Settings(), start=False)
-    told: list[str] = []
+    statuses: list[str] = []
     settings = Settings(port=0, drain=0.1)
-    async with await Client.connect(settings, on_status=told.append) as first:
-        assert told == ["starting the daemon"]
-        async with await Client.connect(settings, on_status=told.append) as second:
-            assert told == ["starting the daemon"]  # the second connection starts nothing
+    async with await Client.connect(settings, on_status=statuses.append) as first:
+        assert statuses == ["starting the daemon"]
+        async with await Client.connect(settings, on_status=statuses.append) as second:
+            assert statuses == ["starting the daemon"]  # the second connection starts nothing
             assert await second.loaded() == []
         await first.shutdown()
     assert not list((folder / "run").iterdir())
@@ -168,17 +168,17 @@ async def test_daemon_of_another_version_is_reported(client: Client, monkeypatch
     with pytest.raises(DaemonUnreachable, match=rf"is localllm {VERSION}, this program is 99.0") as mismatch:
         await Client.connect(Settings())
     assert "localllm stop" in mismatch.value.hint
-    told: list[str] = []
-    async with await Client.connect(Settings(), start=False, on_status=told.append) as other:
+    statuses: list[str] = []
+    async with await Client.connect(Settings(), start=False, on_status=statuses.append) as other:
         await other.loaded()  # stop and ps work with another version
-    assert len(told) == 1
+    assert len(statuses) == 1
 
 
 async def test_settings_that_differ_from_the_daemon_are_reported(client: Client) -> None:
     async def said(**settings: Any) -> list[str]:
-        told: list[str] = []
-        async with await Client.connect(Settings(**settings), on_status=told.append):
-            return told
+        statuses: list[str] = []
+        async with await Client.connect(Settings(**settings), on_status=statuses.append):
+            return statuses
 
     assert await said(port=1, idle_unload=5.0) == [], "other settings do not prevent a load"
     (words,) = await said(context=4096, developer=Developer(reference_ops=("norm",)))
@@ -333,7 +333,7 @@ def status(version: str = VERSION, **settings: Any) -> bytes:
     return json.dumps({"version": version, "pid": 1, "url": "u", "settings": settings}).encode()
 
 
-async def connecting(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | None], *, start: bool, **ours: Any) -> Any:
+async def connecting(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | None], *, start: bool, **local: Any) -> Any:
     """The status messages of a connection, and True if the client was closed. A response of None: no connection."""
     said: list[str] = []
     left = [*answers]
@@ -354,7 +354,7 @@ async def connecting(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | None
 
     monkeypatch.setattr(clients.paths, "socket_file", lambda: Path("/nowhere"))
     try:
-        await Mocked.connect(Settings(**ours), start=start, on_status=said.append)
+        await Mocked.connect(Settings(**local), start=start, on_status=said.append)
     except DaemonUnreachable as error:
         return said, error.message, [one._http.is_closed for one in made]
     await made[0].close()
@@ -393,7 +393,7 @@ async def test_connect_to_a_daemon_of_another_version(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "words"),
+    ("local", "daemon_settings", "words"),
     [
         ({}, {"quant": "int8"}, ""),
         ({"quant": "int8"}, {"quant": "int8"}, ""),
@@ -408,14 +408,14 @@ async def test_connect_to_a_daemon_of_another_version(monkeypatch: pytest.Monkey
     ],
 )
 async def test_connect_reports_only_settings_that_are_set(
-    monkeypatch: pytest.MonkeyPatch, ours: dict[str, Any], theirs: dict[str, Any], words: str
+    monkeypatch: pytest.MonkeyPatch, local: dict[str, Any], daemon_settings: dict[str, Any], words: str
 ) -> None:
     monkeypatch.setattr(clients, "owner_pid", Owners(7))
-    said, _, _ = await connecting(monkeypatch, [status(**theirs)], start=True, **ours)
+    said, _, _ = await connecting(monkeypatch, [status(**daemon_settings)], start=True, **local)
     assert said == (
         [f"the running daemon has other settings ({words}); to apply yours, run localllm stop"] if words else []
     )
-    said, _, _ = await connecting(monkeypatch, [status(**theirs)], start=False, **ours)
+    said, _, _ = await connecting(monkeypatch, [status(**daemon_settings)], start=False, **local)
     assert said == [], "only a client that may start the daemon compares settings"
 
 
@@ -437,9 +437,9 @@ async def test_load_reports_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.chdir(tmp_path)
     loaded = {"id": "m", "state": "ready", "pid": 7}
     client, asked = answering(monkeypatch, [event(stage="reading", done=0.5), event(**loaded)])
-    told: list[tuple[str, float]] = []
-    model = await client.load("./m", backend="cpu", quant="int8", on_progress=lambda *words: told.append(words))
-    assert (model.id, told) == ("m", [("reading", 0.5)])
+    statuses: list[tuple[str, float]] = []
+    model = await client.load("./m", backend="cpu", quant="int8", on_progress=lambda *words: statuses.append(words))
+    assert (model.id, statuses) == ("m", [("reading", 0.5)])
     assert json.loads(asked[0][3]) == {"model": str(tmp_path / "m"), "backend": "cpu", "quant": "int8"}
     assert (await client.load("org/m")).id == "m"
     assert json.loads(asked[1][3])["model"] == "org/m"

@@ -105,7 +105,7 @@ def breaking(
 
 
 @pytest.mark.parametrize(
-    ("kind", "says"),
+    ("kind", "text"),
     [
         ("broken", "an illegal memory access was encountered"),
         ("assertion", ""),
@@ -116,7 +116,7 @@ def breaking(
     ],
 )
 def test_broken_device_ends_its_requests_and_its_worker(
-    breaking: Callable[..., Breaking], place: Place, kind: str, says: str
+    breaking: Callable[..., Breaking], place: Place, kind: str, text: str
 ) -> None:
     if place.backend == "cpu" and kind in ("assertion", "crashed", "killed"):
         pytest.skip("the same as broken, or as what fake workers do")
@@ -126,7 +126,7 @@ def test_broken_device_ends_its_requests_and_its_worker(
     before, pid = run.told("hello"), run.pid
     errors, late = run.break_under_four(kind)
     assert {error["code"] for error in errors} == {"worker_died"}
-    assert all(says in error["message"] for error in errors), errors
+    assert all(text in error["message"] for error in errors), errors
     assert {error.get("status", 500) for error in errors} == {500}
     began = time.monotonic()
     assert run.told("hello") == before
@@ -157,16 +157,16 @@ def test_many_crashes_leave_no_processes_or_files(breaking: Callable[..., Breaki
     began = free()
 
     def crash(run: Breaking) -> list[int]:
-        own = []
+        daemon_process = []
         for kind in ("broken", "killed", "assertion", "crashed"):
             run.told("hello")
             run.break_under_four(kind)
-            own.append(psutil.Process(run.daemon.pid).memory_info().rss)
-        return own
+            daemon_process.append(psutil.Process(run.daemon.pid).memory_info().rss)
+        return daemon_process
 
     runs = [breaking() for _ in range(5)]
     with ThreadPoolExecutor(5) as pool:
-        grown = [own[-1] - own[0] for own in pool.map(crash, runs)]
+        grown = [daemon_process[-1] - daemon_process[0] for daemon_process in pool.map(crash, runs)]
     assert [deaths(run.daemon) for run in runs] == [4] * 5
     wait_until(lambda: free() >= began - 2**22)
     print(f"\nGPU: {began >> 20} MiB free before, {free() >> 20} after; daemons grew by {max(grown) >> 10} KiB at most")
@@ -175,6 +175,6 @@ def test_many_crashes_leave_no_processes_or_files(breaking: Callable[..., Breaki
 
 def free() -> int:
     """Free memory of the GPU in bytes."""
-    found = cuda.probe()
-    assert isinstance(found, DeviceInfo)
-    return found.free
+    free_bytes = cuda.probe()
+    assert isinstance(free_bytes, DeviceInfo)
+    return free_bytes.free

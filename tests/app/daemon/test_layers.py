@@ -82,7 +82,7 @@ def test_error_headers_say_if_the_client_should_retry(kind: type[AppError]) -> N
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"),
+    ("values", "used"),
     [
         ([b"a.B_9-"], True),
         ([b"x" * 128], True),
@@ -94,11 +94,11 @@ def test_error_headers_say_if_the_client_should_retry(kind: type[AppError]) -> N
         ([], False),
     ],
 )
-async def test_valid_request_id_of_the_client_is_used(given: list[bytes], kept: bool) -> None:
+async def test_valid_request_id_of_the_client_is_used(values: list[bytes], used: bool) -> None:
     layer = guards.Traced(Inner())
-    _, headers, _ = await through(layer, request(*((b"x-request-id", value) for value in given)))
-    if kept:
-        assert headers["x-request-id"] == given[0].decode()
+    _, headers, _ = await through(layer, request(*((b"x-request-id", value) for value in values)))
+    if used:
+        assert headers["x-request-id"] == values[0].decode()
     else:
         assert re.fullmatch("req-[0-9a-f]{32}", headers["x-request-id"])
 
@@ -120,7 +120,7 @@ async def test_error_gets_one_response(error: Exception, late: bool) -> None:
 async def test_head_at_the_limit_is_accepted() -> None:
     """The size of a head: path, query, and each header with its four separator bytes."""
 
-    async def taken(size: int) -> bool:
+    async def accepted(size: int) -> bool:
         scope = request((b"a", b"b"), (b"c", b"x" * size), path="/12345", query=b"1234567")
         try:
             await through(guards.Heads(Inner()), scope)
@@ -128,17 +128,17 @@ async def test_head_at_the_limit_is_accepted() -> None:
             return False
         return True
 
-    rest = MAX_HEAD - 6 - 7 - (1 + 1 + 4) - (1 + 4)
-    assert (await taken(rest), await taken(rest + 1)) == (True, False)
+    free = MAX_HEAD - 6 - 7 - (1 + 1 + 4) - (1 + 4)
+    assert (await accepted(free), await accepted(free + 1)) == (True, False)
 
 
 @pytest.mark.parametrize(
-    ("path", "seen"), [("/a/", "/a"), ("//a///b//", "/a/b"), ("/", "/"), ("///", "/"), ("/a", "/a")]
+    ("path", "path_in_scope"), [("/a/", "/a"), ("//a///b//", "/a/b"), ("/", "/"), ("///", "/"), ("/a", "/a")]
 )
-async def test_extra_slashes_are_removed(path: str, seen: str) -> None:
+async def test_extra_slashes_are_removed(path: str, path_in_scope: str) -> None:
     inner = Inner()
     await through(guards.Paths(inner), request(path=path))
-    assert inner.scopes[0]["path"] == seen
+    assert inner.scopes[0]["path"] == path_in_scope
 
 
 @pytest.mark.parametrize("allowed", ["box.lan", "BOX.lan", "[fd00::1]"])

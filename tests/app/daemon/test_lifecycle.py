@@ -155,7 +155,7 @@ def test_server_setup_and_shutdown_order(
     assert (bool(address.key), said.key_file) == ("host" in settings, key_file)
     assert str(said).endswith(f"; clients need the API key in {key_file}" if keyed else said.url)
     config = made["config"]
-    given = {
+    server_options = {
         "http": Connection,
         "ws": "none",
         "lifespan": "off",
@@ -168,7 +168,7 @@ def test_server_setup_and_shutdown_order(
         "timeout_keep_alive": 75,
         "timeout_graceful_shutdown": 2,
     }
-    assert {name: getattr(config, name) for name in given} == given
+    assert {name: getattr(config, name) for name in server_options} == server_options
     assert list((folder / "run").iterdir()) == []
     assert owner_pid() is None
 

@@ -103,23 +103,23 @@ def test_backend_is_probed_in_a_child_process(backend: str, code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [
         ("import time; time.sleep(60)", "no result within 1 s"),
         ("import os; os.abort()", "status -6"),
         ("import os; assert 'LOCALLLM_API_KEY' not in os.environ", ""),
     ],
 )
-def test_probe_that_hangs_or_crashes_is_an_error(monkeypatch: pytest.MonkeyPatch, script: str, told: str) -> None:
+def test_probe_that_hangs_or_crashes_is_an_error(monkeypatch: pytest.MonkeyPatch, script: str, message: str) -> None:
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
     monkeypatch.setattr(models, "CHECK", (sys.executable, "-c", script))
     monkeypatch.setattr(models, "CHECK_SECONDS", 1.0)
-    looked = models.check_backend("hip", catalog.resolve("guide"))
-    if not told:
-        asyncio.run(looked)
+    probe = models.check_backend("hip", catalog.resolve("guide"))
+    if not message:
+        asyncio.run(probe)
         return
-    with pytest.raises(NoBackend, match=f"cannot probe backend hip: .*{told}"):
-        asyncio.run(looked)
+    with pytest.raises(NoBackend, match=f"cannot probe backend hip: .*{message}"):
+        asyncio.run(probe)
 
 
 def test_loaded_model_reports_its_load_options(daemon: Daemon) -> None:
@@ -143,18 +143,20 @@ def test_request_for_another_quant_reloads(daemon: Daemon) -> None:
     unload(daemon, "test/other")
 
 
-@pytest.mark.parametrize(("asked", "how"), [({"backend": "cuda"}, "on cpu"), ({"quant": "int8"}, "with quant none")])
-def test_busy_model_is_not_reloaded(daemon: Daemon, asked: dict[str, str], how: str) -> None:
+@pytest.mark.parametrize(
+    ("requested", "description"), [({"backend": "cuda"}, "on cpu"), ({"quant": "int8"}, "with quant none")]
+)
+def test_busy_model_is_not_reloaded(daemon: Daemon, requested: dict[str, str], description: str) -> None:
     with ThreadPoolExecutor(1) as pool:
         answer, end = until(pool, daemon, model="test/other")
         try:
             wait_until(lambda: daemon.loaded().get("test/other", {}).get("cache_used") == 1)
-            error = load(daemon, "test/other", **asked)[-1]["error"]
+            error = load(daemon, "test/other", **requested)[-1]["error"]
         finally:
             end()
         assert answer.result().status_code == 200, "the running answer was not interrupted"
-    assert error["message"] == f"test/other is busy {how}; unload it first (localllm stop)"
-    assert error["param"] in asked
+    assert error["message"] == f"test/other is busy {description}; unload it first (localllm stop)"
+    assert error["param"] in requested
     unload(daemon, "test/other")
 
 

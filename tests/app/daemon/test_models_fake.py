@@ -25,7 +25,7 @@ INFO = model_info(weight_bytes=100, cache_bytes=20, cache_tokens=7, token_bytes=
 class FakeWorker:
     """A worker without a process. It loads when the event `wait` is set."""
 
-    made: list[FakeWorker]
+    workers: list[FakeWorker]
     wait: asyncio.Event
 
     def __init__(self, load: Load, *, on_over: Callable[[Any], None], step_timeout: float, **_: Any) -> None:
@@ -43,8 +43,8 @@ class FakeWorker:
         self.pid = 7
         self.quiet_for: list[float] = []
         self.process_gone = asyncio.Event()
-        self.said: Stats | None = None
-        FakeWorker.made.append(self)
+        self.statistics: Stats | None = None
+        FakeWorker.workers.append(self)
 
     async def start(self) -> ModelInfo:
         await FakeWorker.wait.wait()
@@ -59,7 +59,7 @@ class FakeWorker:
         return requests
 
     async def stats(self, seconds: float) -> Stats | None:
-        return self.said
+        return self.statistics
 
     async def wait_idle(self, seconds: float) -> None:
         self.quiet_for.append(seconds)
@@ -77,10 +77,10 @@ class FakeWorker:
         self.on_over(self)
 
 
-async def until_made(made: list[FakeWorker], count: int) -> None:
+async def until_created(workers: list[FakeWorker], count: int) -> None:
     """Wait until `count` workers exist, and let all other tasks run until they wait."""
     for _ in range(500):
-        if len(made) >= count:
+        if len(workers) >= count:
             break
         await asyncio.sleep(0.01)
     for _ in range(20):
@@ -88,72 +88,72 @@ async def until_made(made: list[FakeWorker], count: int) -> None:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
+def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
     """The workers in the order of their creation."""
-    FakeWorker.made = []
+    FakeWorker.workers = []
     FakeWorker.wait = asyncio.Event()
     FakeWorker.wait.set()
     monkeypatch.setattr(loaded_models, "WorkerProcess", FakeWorker)
     monkeypatch.setattr(
         loaded_models.catalog, "resolve", lambda name, allow_path: ModelRef(id=name, path=Path("/") / name)
     )
-    return FakeWorker.made
+    return FakeWorker.workers
 
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The backends that were probed."""
-    looked: list[str] = []
+    probed: list[str] = []
 
     async def check(backend: str, ref: ModelRef) -> None:
-        looked.append(backend)
+        probed.append(backend)
 
     monkeypatch.setattr(loaded_models, "check_backend", check)
-    return looked
+    return probed
 
 
-async def test_model_is_loaded_once(made: list[FakeWorker], checked: list[str]) -> None:
+async def test_model_is_loaded_once(workers: list[FakeWorker], checked: list[str]) -> None:
     models = LoadedModels(Settings(step_timeout=3.0))
     first = await models.worker("a")
-    for asked in ({}, {"backend": "auto"}, {"backend": "cpu"}, {"quant": "none"}):
-        assert await models.worker("a", **asked) is first  # type: ignore[arg-type]
+    for requested in ({}, {"backend": "auto"}, {"backend": "cpu"}, {"quant": "none"}):
+        assert await models.worker("a", **requested) is first  # type: ignore[arg-type]
     assert await models.worker("b") is not first
-    assert [worker.step_timeout for worker in made] == [3.0, 3.0]
+    assert [worker.step_timeout for worker in workers] == [3.0, 3.0]
     assert checked == []
     await models.close()
 
 
-@pytest.mark.parametrize(("asked", "looked"), [({"backend": "cuda"}, ["cuda"]), ({"quant": "int8"}, [])])
+@pytest.mark.parametrize(("requested", "probed"), [({"backend": "cuda"}, ["cuda"]), ({"quant": "int8"}, [])])
 async def test_reload_ends_the_previous_worker(
-    made: list[FakeWorker], checked: list[str], asked: Any, looked: list[str]
+    workers: list[FakeWorker], checked: list[str], requested: Any, probed: list[str]
 ) -> None:
     models = LoadedModels(Settings())
     first = await models.worker("a")
     first.unfinished = 1
     with pytest.raises(InvalidRequest, match="busy") as refused:
-        await models.worker("a", **asked)
-    assert refused.value.param == next(iter(asked))
+        await models.worker("a", **requested)
+    assert refused.value.param == next(iter(requested))
     assert first.state == "ready"
     first.unfinished = 0
     checked.clear()
-    second = await models.worker("a", **asked)
+    second = await models.worker("a", **requested)
     assert (first.state, second.state) == ("over", "ready")
-    assert checked == looked, "one probe, before the end of the first worker"
-    assert made[0].quiet_for == [0.0], "the first worker has no requests"
+    assert checked == probed, "one probe, before the end of the first worker"
+    assert workers[0].quiet_for == [0.0], "the first worker has no requests"
     assert await models.worker("a") is second
     assert models.deaths == {}
     await models.close()
 
 
-async def test_worker_has_at_most_max_queue_requests(made: list[FakeWorker]) -> None:
+async def test_worker_has_at_most_max_queue_requests(workers: list[FakeWorker]) -> None:
     models = LoadedModels(Settings(max_queue=3))
     with pytest.raises(InvalidRequest) as refused:
         await models.open("a", [], weight=4)
     assert refused.value.param == "n"
-    assert made == [], "the model is not loaded for a request that no load could help"
+    assert workers == [], "the model is not loaded for a request that no load could help"
     await models.open("a", [], weight=1)
     await models.open("a", [], weight=2)
-    (worker,) = made
+    (worker,) = workers
     assert worker.unfinished == 3
     with pytest.raises(Overloaded):
         await models.open("a", [])
@@ -165,12 +165,12 @@ async def test_worker_has_at_most_max_queue_requests(made: list[FakeWorker]) -> 
     await models.close()
 
 
-async def test_request_loads_its_model(made: list[FakeWorker]) -> None:
+async def test_request_loads_its_model(workers: list[FakeWorker]) -> None:
     models = LoadedModels(Settings())
     requests: Any = [Generate(id="r")]
     assert await models.open("a", requests, weight=1) == requests
     assert await models.open(None, requests, weight=1) == requests, "without a name: the only loaded model"
-    assert [(worker.model, worker.unfinished) for worker in made] == [("a", 2)]
+    assert [(worker.model, worker.unfinished) for worker in workers] == [("a", 2)]
     with pytest.raises(ModelNotFound):
         await models.open("/b", requests)
     await models.open("/b", requests, local=True)
@@ -178,7 +178,7 @@ async def test_request_loads_its_model(made: list[FakeWorker]) -> None:
     await models.close()
 
 
-async def test_request_without_a_name_uses_the_only_model(made: list[FakeWorker]) -> None:
+async def test_request_without_a_name_uses_the_only_model(workers: list[FakeWorker]) -> None:
     models = LoadedModels(Settings())
     with pytest.raises(InvalidRequest, match="none"):
         await models.open(None, [])
@@ -186,7 +186,7 @@ async def test_request_without_a_name_uses_the_only_model(made: list[FakeWorker]
     first = await models.worker("a")
     assert models.find("a") is first
     await models.open(None, [])
-    assert made[0].unfinished == 1
+    assert workers[0].unfinished == 1
     await models.worker("b")
     with pytest.raises(InvalidRequest, match="a, b"):
         await models.open(None, [])
@@ -195,22 +195,22 @@ async def test_request_without_a_name_uses_the_only_model(made: list[FakeWorker]
     assert unknown.value.hint == "loaded: a, b"
     await models.unload("b")
     await models.open(None, [])
-    assert made[0].unfinished == 2
-    assert made[1].quiet_for == [Settings().drain]
-    assert str(made[1].expected_end) == "b was unloaded"
+    assert workers[0].unfinished == 2
+    assert workers[1].quiet_for == [Settings().drain]
+    assert str(workers[1].expected_end) == "b was unloaded"
     await models.close()
-    assert str(made[0].expected_end) == loaded_models.STOPPING
+    assert str(workers[0].expected_end) == loaded_models.STOPPING
 
 
-async def test_second_unload_waits_for_the_first(made: list[FakeWorker]) -> None:
+async def test_second_unload_waits_for_the_first(workers: list[FakeWorker]) -> None:
     models = LoadedModels(Settings(drain=2.0))
     await models.worker("a")
     await asyncio.gather(models.unload("a"), models.unload("a"), models.close())
-    assert made[0].quiet_for == [2.0]
+    assert workers[0].quiet_for == [2.0]
     assert models.find("a") is None
 
 
-async def test_only_a_local_client_may_name_a_path(made: list[FakeWorker]) -> None:
+async def test_only_a_local_client_may_name_a_path(workers: list[FakeWorker]) -> None:
     models = LoadedModels(Settings())
     for name in ("/a", "./a", "~"):
         with pytest.raises(ModelNotFound):
@@ -219,10 +219,10 @@ async def test_only_a_local_client_may_name_a_path(made: list[FakeWorker]) -> No
     await models.close()
 
 
-async def test_description_of_a_loaded_model(made: list[FakeWorker]) -> None:
+async def test_description_of_a_loaded_model(workers: list[FakeWorker]) -> None:
     models = LoadedModels(Settings(idle_unload=100.0))
     await models.worker("a")
-    (worker,) = made
+    (worker,) = workers
     worker.idle = 30.0
     (model,) = await models.loaded()
     assert (model.state, model.memory, model.cache_tokens, model.cache_used, model.token_bytes) == (
@@ -233,7 +233,7 @@ async def test_description_of_a_loaded_model(made: list[FakeWorker]) -> None:
         50,
     )
     assert (model.idle, model.unload_in, model.warnings, model.requests, model.pid) == (30.0, 70.0, ("slow",), 0, 7)
-    worker.said = Stats(id="s", running=1, waiting=0, cache_tokens=7, cache_used=5)
+    worker.statistics = Stats(id="s", running=1, waiting=0, cache_tokens=7, cache_used=5)
     worker.idle, worker.unfinished = 0.0, 2
     (model,) = await models.loaded()
     assert (model.cache_used, model.requests, model.unload_in) == (5, 2, None)
@@ -251,7 +251,7 @@ async def test_description_of_a_loaded_model(made: list[FakeWorker]) -> None:
 
 @pytest.mark.parametrize(("limit", "pause"), [(8.0, 2.0), (900.0, 5.0)])
 async def test_idle_models_are_unloaded(
-    made: list[FakeWorker], monkeypatch: pytest.MonkeyPatch, limit: float, pause: float
+    workers: list[FakeWorker], monkeypatch: pytest.MonkeyPatch, limit: float, pause: float
 ) -> None:
     pauses: asyncio.Queue[float] = asyncio.Queue()
     looks = asyncio.Semaphore(0)
@@ -264,14 +264,14 @@ async def test_idle_models_are_unloaded(
     models = LoadedModels(Settings(idle_unload=limit))
     await models.worker("a")
     await models.worker("b")
-    made[0].idle, made[1].idle = limit, limit + 0.1
+    workers[0].idle, workers[1].idle = limit, limit + 0.1
     async with asyncio.timeout(10):
         assert await pauses.get() == pause
         looks.release()
         assert await pauses.get() == pause, "one task checks all models again and again"
-        await made[1].process_gone.wait()
-    assert (made[0].state, made[1].state) == ("ready", "over")
-    assert made[1].quiet_for == [0.0]
+        await workers[1].process_gone.wait()
+    assert (workers[0].state, workers[1].state) == ("ready", "over")
+    assert workers[1].quiet_for == [0.0]
     assert pauses.empty()
     await models.close()
     assert models._idle_task is not None
@@ -279,7 +279,7 @@ async def test_idle_models_are_unloaded(
     assert models._idle_task.cancelled()
 
 
-async def test_unexpected_end_is_counted_and_delays_the_next_load(made: list[FakeWorker]) -> None:
+async def test_unexpected_end_is_counted_and_delays_the_next_load(workers: list[FakeWorker]) -> None:
     """An end counts only if it was not requested and the worker was ready."""
     models = LoadedModels(Settings())
     for _ in range(2):
@@ -287,30 +287,30 @@ async def test_unexpected_end_is_counted_and_delays_the_next_load(made: list[Fak
         worker.process_gone.set()
         worker.die()
     assert models.deaths == {"a": 2}
-    made[-1].process_gone.clear()
+    workers[-1].process_gone.clear()
     coming = asyncio.create_task(models.worker("a"))
-    await until_made(made, 3)
+    await until_created(workers, 3)
     assert not coming.done()
-    made[1].process_gone.set()
+    workers[1].process_gone.set()
     assert (await coming).state == "ready"
     assert models._ended == []
     await models.unload("a")
     FakeWorker.wait.clear()
     loading = asyncio.create_task(models.worker("a"))
-    await until_made(made, 4)
-    made[3].process_gone.set()
-    made[3].die()
+    await until_created(workers, 4)
+    workers[3].process_gone.set()
+    workers[3].die()
     assert models.deaths == {"a": 2}
     FakeWorker.wait.set()
     loading.cancel()
     await asyncio.gather(loading, return_exceptions=True)
 
 
-async def test_models_load_one_at_a_time(made: list[FakeWorker]) -> None:
+async def test_models_load_one_at_a_time(workers: list[FakeWorker]) -> None:
     FakeWorker.wait.clear()
     models = LoadedModels(Settings())
     first, second = (asyncio.create_task(models.worker(name)) for name in ("a", "b"))
-    await until_made(made, 2)
+    await until_created(workers, 2)
     (loading, waiting) = await models.loaded()
     assert (loading.state, waiting.state, loading.pid) == ("loading", "loading", 7)
     await models.unload("b")
@@ -318,28 +318,28 @@ async def test_models_load_one_at_a_time(made: list[FakeWorker]) -> None:
     assert (await first).state == "ready"
     with pytest.raises(Stopping, match="ended"):
         await second
-    assert made[1].info is None, "the model was unloaded before its load began"
+    assert workers[1].info is None, "the model was unloaded before its load began"
     await models.close()
 
 
-async def test_drain_refuses_new_requests(made: list[FakeWorker]) -> None:
+async def test_drain_refuses_new_requests(workers: list[FakeWorker]) -> None:
     models = LoadedModels(Settings())
     await models.worker("a")
     await models.drain(3.0)
-    assert made[0].quiet_for == [3.0]
+    assert workers[0].quiet_for == [3.0]
     with pytest.raises(Stopping):
         await models.worker("a")
     with pytest.raises(Stopping):
         await models.worker("b")
-    assert len(made) == 1
+    assert len(workers) == 1
     await models.close()
 
 
-async def test_progress_reaches_the_listener(made: list[FakeWorker]) -> None:
+async def test_progress_reaches_the_listener(workers: list[FakeWorker]) -> None:
     def tell(stage: str, done: float) -> None: ...
 
     models = LoadedModels(Settings())
     await models.worker("a")
     await models.worker("a", progress=tell)
-    assert made[0].listeners == [tell]
+    assert workers[0].listeners == [tell]
     await models.close()

@@ -43,11 +43,11 @@ class Bench:
 
 @pytest.fixture
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
-    ours, theirs = socket.socketpair()
+    daemon_end, worker_end = socket.socketpair()
     over: list[WorkerProcess] = []
     worker = WorkerProcess(Load(model="some/model", path="/"), log_dir=tmp_path, on_over=over.append)
-    _, worker._writer = await asyncio.open_connection(sock=ours)
-    reader, far = await asyncio.open_connection(sock=theirs)
+    _, worker._writer = await asyncio.open_connection(sock=daemon_end)
+    reader, far = await asyncio.open_connection(sock=worker_end)
     worker.state = "ready"
     worker.info = model_info()
     yield Bench(worker, reader, over)
@@ -147,25 +147,25 @@ async def test_process_that_cannot_start_is_an_error(tmp_path: Path) -> None:
 async def test_reasons_for_a_hang(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, limit: float, stats: float | None, says: str
 ) -> None:
-    async def told(_: float) -> Stats | None:
+    async def listener_calls(_: float) -> Stats | None:
         one = Stats(id="a", running=1, waiting=0, cache_tokens=1, cache_used=1)
         return None if stats is None else structs.replace(one, step_age=stats)
 
-    monkeypatch.setattr(bench.worker, "stats", told)
+    monkeypatch.setattr(bench.worker, "stats", listener_calls)
     assert await bench.worker._find_hang(limit) == says
 
 
 @pytest.mark.parametrize(
-    ("looks", "held", "over"),
+    ("checks", "unfinished_answers", "over"),
     [("hx" * 4, 1, False), ("xhh", 1, True), ("hhh", 0, False)],
     ids=["by turns", "two", "idle"],
 )
 async def test_worker_is_killed_after_two_failed_checks(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, looks: str, held: int, over: bool
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, checks: str, unfinished_answers: int, over: bool
 ) -> None:
     monkeypatch.setattr(process, "WATCH_SECONDS", 0.001)
-    worker, left = bench.worker, [look == "h" for look in looks]
-    worker.unfinished = held
+    worker, left = bench.worker, [look == "h" for look in checks]
+    worker.unfinished = unfinished_answers
 
     async def look(_: float) -> str:
         if not left:
@@ -201,18 +201,18 @@ async def test_load_without_progress_is_ended(tmp_path: Path, monkeypatch: pytes
     watching.cancel()
 
 
-@pytest.mark.parametrize(("setting", "own", "limit"), [(0.0, 7.0, 7.0), (3.0, 7.0, 3.0), (0.0, 0.0, 0.0)])
+@pytest.mark.parametrize(("setting", "backend_limit", "limit"), [(0.0, 7.0, 7.0), (3.0, 7.0, 3.0), (0.0, 0.0, 0.0)])
 async def test_step_limit_is_the_setting_or_the_backend_s(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, setting: float, own: float, limit: float
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, setting: float, backend_limit: float, limit: float
 ) -> None:
     """The limit is the setting, otherwise the value of the backend. Four checks fit into the limit."""
-    looked: list[float] = []
+    limits: list[float] = []
     paused: list[float] = []
     worker = bench.worker
     worker._step_timeout, worker.unfinished = setting, 1
 
     async def look(limit: float) -> str:
-        looked.append(limit)
+        limits.append(limit)
         worker.state = "over"
         return ""
 
@@ -221,8 +221,8 @@ async def test_step_limit_is_the_setting_or_the_backend_s(
 
     monkeypatch.setattr(worker, "_find_hang", look)
     monkeypatch.setattr(process.asyncio, "sleep", pause)
-    await worker._watch(structs.replace(INFO, step_seconds=own))
-    assert looked == [limit]
+    await worker._watch(structs.replace(INFO, step_seconds=backend_limit))
+    assert limits == [limit]
     assert paused == [min(5.0, limit / 4 or 5.0)]
 
 
@@ -235,10 +235,10 @@ def worker_of(folder: Path, model: str, over: list[WorkerProcess]) -> WorkerProc
 async def test_start_use_and_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     over: list[WorkerProcess] = []
     worker = worker_of(tmp_path, "slow", over)
-    told: list[float] = []
-    worker.listeners.append(lambda _, done: told.append(done))
+    listener_calls: list[float] = []
+    worker.listeners.append(lambda _, done: listener_calls.append(done))
     assert (await worker.start()).model == "test/slow"
-    assert told == [0, 0.25, 0.5, 0.75]
+    assert listener_calls == [0, 0.25, 0.5, 0.75]
     assert (worker.state, worker.info is not None, over) == ("ready", True, [])
     stats = await worker.stats(10)
     assert stats is not None
@@ -363,9 +363,9 @@ async def test_last_frames_of_a_worker(bench: Bench, monkeypatch: pytest.MonkeyP
     loaded.set_result(INFO)
     await worker._read(reader, loaded)
     assert first.prompt_tokens == 3
-    with pytest.raises(AppError, match=words) as told:
+    with pytest.raises(AppError, match=words) as listener_calls:
         await first.take()
-    assert "worker-some--model.log" in told.value.hint or stopped or name == "refused"
+    assert "worker-some--model.log" in listener_calls.value.hint or stopped or name == "refused"
     with pytest.raises(AppError, match="b alone"):
         await second.take()
     assert (reaped, bench.over, worker.unfinished) == (["over"], [worker], 0)
@@ -375,8 +375,8 @@ async def test_last_frames_of_a_worker(bench: Bench, monkeypatch: pytest.MonkeyP
 async def test_frames_of_a_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = bench.worker
     worker.state = "loading"
-    told: list[tuple[str, float]] = []
-    worker.listeners += [lambda *words: told.append(words), lambda *words: told.append(words)]
+    listener_calls: list[tuple[str, float]] = []
+    worker.listeners += [lambda *words: listener_calls.append(words), lambda *words: listener_calls.append(words)]
 
     async def reap() -> None: ...
 
@@ -390,7 +390,7 @@ async def test_frames_of_a_load(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
     reading = asyncio.create_task(worker._read(reader, loaded))
     assert await loaded == INFO
-    assert told == [("reading", 0.5)] * 2
+    assert listener_calls == [("reading", 0.5)] * 2
     assert worker._stage == Loading(stage="reading", done=0.5, more=7.0)
     assert worker._progressed.is_set()
     assert (worker.state, worker.info) == ("ready", INFO)

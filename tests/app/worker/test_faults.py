@@ -22,11 +22,11 @@ from localllm.engine import errors as engine
     ],
 )
 def test_every_engine_error_has_an_app_error(error: Exception, code: str, numbers: dict[str, int]) -> None:
-    found = app_error(error)
-    assert found is not None
-    assert (found.code, found.numbers) == (code, numbers)
-    assert str(error) in found.message
-    assert found.hint == "because" or "because" not in str(vars(error))
+    reported = app_error(error)
+    assert reported is not None
+    assert (reported.code, reported.numbers) == (code, numbers)
+    assert str(error) in reported.message
+    assert reported.hint == "because" or "because" not in str(vars(error))
 
 
 def test_other_exceptions_have_no_app_error() -> None:

@@ -72,7 +72,7 @@ def test_answer_without_a_limit_may_use_the_rest_of_the_context(
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "param"),
+    ("fields", "kind", "param"),
     [
         ({"prompt": [-1]}, InvalidRequest, "prompt"),
         ({"prompt": [5, VOCAB]}, InvalidRequest, "prompt"),
@@ -83,10 +83,10 @@ def test_answer_without_a_limit_may_use_the_rest_of_the_context(
     ],
 )
 def test_refusal_has_the_parameter(
-    model: OpenModel, asked: dict[str, Any], kind: type[InvalidRequest], param: str
+    model: OpenModel, fields: dict[str, Any], kind: type[InvalidRequest], param: str
 ) -> None:
     with pytest.raises(kind) as caught:
-        prepare(Generate(id="a", **asked), model)
+        prepare(Generate(id="a", **fields), model)
     assert (type(caught.value), caught.value.param) == (kind, param)
 
 

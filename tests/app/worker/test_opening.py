@@ -50,15 +50,15 @@ def opened(
     choice = SimpleNamespace(
         backend=SimpleNamespace(name="b", open=open_), info=SimpleNamespace(name="d"), reason="the first that works"
     )
-    asked: list[Any] = []
-    monkeypatch.setattr(opening, "read_model", lambda *given: asked.append(given) or files)  # type: ignore[func-returns-value]
-    monkeypatch.setattr(opening.backends, "choose", lambda *given: asked.append(given) or choice)  # type: ignore[func-returns-value]
-    told: list[Any] = []
+    calls: list[Any] = []
+    monkeypatch.setattr(opening, "read_model", lambda *arguments: calls.append(arguments) or files)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(opening.backends, "choose", lambda *arguments: calls.append(arguments) or choice)  # type: ignore[func-returns-value]
+    stages: list[Any] = []
     load = Load(model="m", path="x", backend="cpu", options=options)
-    model = opening.open_model(load, lambda *stage: told.append(stage))
+    model = opening.open_model(load, lambda *stage: stages.append(stage))
     model.close()
-    assert asked == [(Path("x"), "m"), ("cpu", files)]
-    return model, received[0], told
+    assert calls == [(Path("x"), "m"), ("cpu", files)]
+    return model, received[0], stages
 
 
 def test_options_reach_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_options_reach_the_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_model_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, _, told = opened(tmp_path, monkeypatch)
+    model, _, stages = opened(tmp_path, monkeypatch)
     info = model.info
     assert (info.model, info.backend, info.device) == ("m", "b", "d")
     assert (info.dtype, info.quant, info.reason, info.warnings) == (
@@ -80,9 +80,9 @@ def test_model_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (info.cache_bytes, info.cache_tokens, info.step_seconds) == (23, 39, 29.0)
     assert model.recommended == {"top_k": 20}
     assert model.tokenizer.eos_ids == {2}
-    assert [more for _, _, more in told] == [0, 0, 2.0, 0], "seconds at the lowest rate"
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
-    assert told[-1][1] == 1.0
+    assert [more for _, _, more in stages] == [0, 0, 2.0, 0], "seconds at the lowest rate"
+    assert [done for _, done, _ in stages] == sorted(done for _, done, _ in stages)
+    assert stages[-1][1] == 1.0
 
 
 def test_close_ends_the_child_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,10 +93,10 @@ class Bench:
             found.append(await self.read())
         return found
 
-    async def started(self, **asked: Any) -> str:
+    async def started(self, **fields: Any) -> str:
         """Send a request and wait until the engine has it."""
         name = f"r{len(self.engine.submitted)}"
-        self.send(Generate(**{"id": name, "messages": HI} | asked))
+        self.send(Generate(**{"id": name, "messages": HI} | fields))
         assert (await self.read()) == frames.Started(id=name, prompt_tokens=len(self.engine.submitted[-1].prompt))
         return name
 
@@ -123,11 +123,11 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     monkeypatch.setattr(worker, "open_model", lambda load, progress: model)
     monkeypatch.setattr(worker, "Engine", make_engine)
     monkeypatch.setattr(outbox, "OUTPUT_HIGH", 20_000)
-    ours, theirs = socket.socketpair()
-    for end in (ours, theirs):
+    daemon_end, worker_end = socket.socketpair()
+    for end in (daemon_end, worker_end):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    reader, writer = await asyncio.open_connection(sock=ours)
-    inside = Worker(*await asyncio.open_connection(sock=theirs))
+    reader, writer = await asyncio.open_connection(sock=daemon_end)
+    inside = Worker(*await asyncio.open_connection(sock=worker_end))
     made = Bench(reader, writer, tokenizer, asyncio.create_task(inside.serve()), engines)
     made.send(frames.Load(model="m", path="x"))
     assert isinstance(await made.read(), frames.Loaded)
@@ -266,9 +266,9 @@ async def test_exit_during_a_load_does_not_wait(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(worker, "open_model", load)
     monkeypatch.setattr(worker.os, "_exit", leave)
-    ours, theirs = socket.socketpair()
-    _, writer = await asyncio.open_connection(sock=ours)
-    reader, far = await asyncio.open_connection(sock=theirs)
+    daemon_end, worker_end = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=daemon_end)
+    reader, far = await asyncio.open_connection(sock=worker_end)
     served = asyncio.create_task(Worker(reader, far).serve())
     writer.write(frames.pack(frames.Load(model="m", path="x")))
     await asyncio.to_thread(loading.wait, 20)
@@ -306,9 +306,9 @@ async def test_engine_waits_for_a_daemon_that_does_not_read(bench: Bench) -> Non
     bench.reader._limit = 1024  # type: ignore[attr-defined]
     engine = threading.Thread(target=flood)
     engine.start()
-    seen = -1
-    while seen != steps:
-        seen = steps
+    texts_logged = -1
+    while texts_logged != steps:
+        texts_logged = steps
         await asyncio.sleep(0.3)
     assert outbox.STEPS_AHEAD < steps < total
     pieces = await bench.until_end(name)
@@ -341,9 +341,9 @@ async def test_request_cancelled_during_its_preparation_never_starts(
 ) -> None:
     goes_on, prepare = threading.Event(), worker.prepare
 
-    def slowly(*asked: Any) -> Any:
+    def slowly(*fields: Any) -> Any:
         goes_on.wait(20)
-        return prepare(*asked)
+        return prepare(*fields)
 
     monkeypatch.setattr(worker, "prepare", slowly)
     bench.send(Generate(id="a", prompt="x"))
@@ -417,8 +417,8 @@ async def test_event_loop_responds_while_a_template_hangs(bench: Bench) -> None:
 
 async def test_engine_is_a_fixed_number_of_steps_ahead() -> None:
     """The number also holds after steps whose output is not sent yet."""
-    ours, theirs = socket.socketpair()
-    _, writer = await asyncio.open_connection(sock=ours)
+    daemon_end, worker_end = socket.socketpair()
+    _, writer = await asyncio.open_connection(sock=daemon_end)
     box = outbox.Outbox(writer)
     ahead = 0
 
@@ -439,19 +439,19 @@ async def test_engine_is_a_fixed_number_of_steps_ahead() -> None:
     await asyncio.to_thread(thread.join)
     writer.close()
     await writer.wait_closed()
-    theirs.close()
+    worker_end.close()
 
 
 async def test_flush_waits_for_the_last_byte() -> None:
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    _, writer = await asyncio.open_connection(sock=ours)
+    daemon_end, worker_end = socket.socketpair()
+    daemon_end.setblocking(False)
+    _, writer = await asyncio.open_connection(sock=daemon_end)
     with contextlib.suppress(BlockingIOError):
         while True:
-            ours.send(bytes(4096))
+            daemon_end.send(bytes(4096))
     with contextlib.suppress(BlockingIOError):
         while True:
-            ours.send(b"x")
+            daemon_end.send(b"x")
     box = outbox.Outbox(writer)
     writer.write(b"!")  # not sent, because the socket is full
     flushed = asyncio.create_task(box.flush())
@@ -459,9 +459,9 @@ async def test_flush_waits_for_the_last_byte() -> None:
     assert not flushed.done()
     received = b""
     while not received.endswith(b"!"):
-        received = await asyncio.to_thread(theirs.recv, 2**20)
+        received = await asyncio.to_thread(worker_end.recv, 2**20)
     await flushed
     assert writer.transport.get_write_buffer_size() == 0
     writer.close()
     await writer.wait_closed()
-    theirs.close()
+    worker_end.close()

@@ -65,14 +65,14 @@ def tokenizer(folder: Path) -> ChatTokenizer:
     return ChatTokenizer(folder)
 
 
-def ask(**asked: Any) -> Generate:
-    if "prompt" not in asked:
-        asked.setdefault("messages", HI)
-    return Generate(id=f"r{next(_ids)}", **asked)
+def ask(**fields: Any) -> Generate:
+    if "prompt" not in fields:
+        fields.setdefault("messages", HI)
+    return Generate(id=f"r{next(_ids)}", **fields)
 
 
-def one(worker: WorkerProcess, **asked: Any) -> Result:
-    (result,) = worker.generate(ask(**asked))
+def one(worker: WorkerProcess, **fields: Any) -> Result:
+    (result,) = worker.generate(ask(**fields))
     return result
 
 
@@ -209,9 +209,9 @@ def test_answers_without_a_seed_differ(worker: WorkerProcess) -> None:
 
 
 def test_concurrent_requests_equal_solo_requests(worker: WorkerProcess) -> None:
-    asked = [{"prompt": f"number {index}", "seed": index, "max_tokens": 10 + index % 7} for index in range(20)]
-    together = worker.generate(*(ask(**options) for options in asked))
-    for options, result in zip(asked, together, strict=True):
+    fields = [{"prompt": f"number {index}", "seed": index, "max_tokens": 10 + index % 7} for index in range(20)]
+    together = worker.generate(*(ask(**options) for options in fields))
+    for options, result in zip(fields, together, strict=True):
         assert result.text() == one(worker, **options).text()
 
 
@@ -226,9 +226,9 @@ def test_stop_string_across_tokens(worker: WorkerProcess) -> None:
 
 def test_stop_ids(worker: WorkerProcess) -> None:
     free = [entry.id for entry in one(worker, prompt="x", seed=3, max_tokens=20, logprobs=0).logprobs()]
-    wanted = next(token for token in free[5:])
-    result = one(worker, prompt="x", seed=3, max_tokens=20, stop_ids=[wanted], logprobs=0)
-    assert [entry.id for entry in result.logprobs()] == free[: free.index(wanted)]
+    stop_id = next(token for token in free[5:])
+    result = one(worker, prompt="x", seed=3, max_tokens=20, stop_ids=[stop_id], logprobs=0)
+    assert [entry.id for entry in result.logprobs()] == free[: free.index(stop_id)]
     assert result.finish() == "stop"
 
 
@@ -380,20 +380,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str | None]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusal_names_the_parameter(worker: WorkerProcess, name: str) -> None:
-    asked, code, param = REFUSED[name]
-    result = one(worker, **asked)
+    fields, code, param = REFUSED[name]
+    result = one(worker, **fields)
     assert len(result.frames) == 1
     assert isinstance(result.end, Failed)
     assert (result.end.fault.code, result.end.fault.param) == (code, param)
 
 
 def test_cancel_during_an_answer(worker: WorkerProcess) -> None:
-    asked = ask(prompt="x", ignore_eos=True, n=2)
-    worker.send(asked)
+    fields = ask(prompt="x", ignore_eos=True, n=2)
+    worker.send(fields)
     assert isinstance(worker.read(), Started)
     worker.read()
-    worker.send(frames.Cancel(id=asked.id))
-    (result,) = worker.collect([asked.id])
+    worker.send(frames.Cancel(id=fields.id))
+    (result,) = worker.collect([fields.id])
     assert isinstance(result.end, Finished)
     assert result.end.cancelled
     assert 0 < result.end.completion_tokens < 2 * CONTEXT
@@ -406,20 +406,20 @@ def test_cancel_during_an_answer(worker: WorkerProcess) -> None:
 def test_shutdown_during_an_answer(folder: Path) -> None:
     worker = WorkerProcess()
     worker.load(folder)
-    asked = ask(prompt="x", ignore_eos=True, n=2)
-    worker.send(asked)
+    fields = ask(prompt="x", ignore_eos=True, n=2)
+    worker.send(fields)
     worker.read()
     worker.send(frames.Shutdown())
-    (result,) = worker.collect([asked.id])
+    (result,) = worker.collect([fields.id])
     assert isinstance(result.end, Finished)
     assert result.end.cancelled  # the answer was cut
     assert worker.close()[0] == 0
 
 
 def test_cancel_before_the_answer(worker: WorkerProcess) -> None:
-    asked = ask()
-    worker.send(asked, frames.Cancel(id=asked.id))
-    (result,) = worker.collect([asked.id])
+    fields = ask()
+    worker.send(fields, frames.Cancel(id=fields.id))
+    (result,) = worker.collect([fields.id])
     assert isinstance(result.end, Finished)
     assert result.end.cancelled
     worker.send(frames.Cancel(id="never heard of"))
@@ -430,7 +430,7 @@ def test_random_requests_and_cancels(worker: WorkerProcess) -> None:
     chance = random.Random(7)
     names, over = [], set()
     for index in range(80):
-        asked = ask(
+        fields = ask(
             prompt=[chance.randrange(3, 300) for _ in range(chance.randrange(1, 60))],
             n=chance.randrange(1, 4),
             max_tokens=chance.randrange(1, 40),
@@ -438,8 +438,8 @@ def test_random_requests_and_cancels(worker: WorkerProcess) -> None:
             response_format=ResponseFormat(kind="regex", regex="[a-z]{1,30}") if chance.random() < 0.3 else None,
             ignore_eos=chance.random() < 0.5,
         )
-        names.append(asked.id)
-        worker.send(asked)
+        names.append(fields.id)
+        worker.send(fields)
         if chance.random() < 0.4:
             worker.send(frames.Cancel(id=chance.choice(names)))
         while index % 5 == 4 and len(over) < len(names) - 8:  # at most twelve at a time

@@ -48,26 +48,26 @@ class Result:
 
     def calls(self, choice: int = 0) -> list[tuple[str, str]]:
         """(name, arguments) of each tool call, joined by index."""
-        found: dict[int, tuple[str, str]] = {}
+        joined: dict[int, tuple[str, str]] = {}
         for piece in self.pieces(choice):
             for call in piece.tool_calls:
-                name, arguments = found.get(call.index, ("", ""))
-                found[call.index] = name + call.name, arguments + call.arguments
-        return [found[index] for index in sorted(found)]
+                name, arguments = joined.get(call.index, ("", ""))
+                joined[call.index] = name + call.name, arguments + call.arguments
+        return [joined[index] for index in sorted(joined)]
 
 
 class WorkerProcess:
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
+        daemon_end, worker_end = socket.socketpair()
+        with worker_end:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "localllm.app.worker", "--fd", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, "-m", "localllm.app.worker", "--fd", str(worker_end.fileno())],
+                pass_fds=(worker_end.fileno(),),
                 stderr=subprocess.PIPE,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
-        self.socket = ours
-        ours.settimeout(50)
+        self.socket = daemon_end
+        daemon_end.settimeout(50)
 
     def send(self, *sent: frames.Frame) -> None:
         self.socket.sendall(b"".join(map(frames.pack, sent)))
@@ -99,10 +99,10 @@ class WorkerProcess:
         self.send(frame)
         return self.read()
 
-    def generate(self, *asked: frames.Generate) -> list[Result]:
+    def generate(self, *requests: frames.Generate) -> list[Result]:
         """Send requests together and read until each has ended."""
-        self.send(*asked)
-        return self.collect([frame.id for frame in asked])
+        self.send(*requests)
+        return self.collect([frame.id for frame in requests])
 
     def collect(self, ids: list[str]) -> list[Result]:
         results = {name: Result() for name in ids}
