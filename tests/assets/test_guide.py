@@ -73,7 +73,7 @@ def trained() -> facts.Facts:
     return facts.Facts.load(stale.TRAINED_ON)
 
 
-def test_files_are_there_and_small() -> None:
+def test_the_folder_has_all_files_and_is_small() -> None:
     names = {file.name for file in GUIDE.iterdir()}
     assert names == {
         "README.md",
@@ -89,28 +89,28 @@ def test_files_are_there_and_small() -> None:
     assert sum(file.stat().st_size for file in GUIDE.iterdir()) <= 40 * 10**6
 
 
-def test_configs_agree_with_each_other() -> None:
+def test_the_configurations_agree_with_the_tokenizer() -> None:
     shape = AutoConfig.from_pretrained(GUIDE)
-    words = Tokenizer.from_file(str(GUIDE / "tokenizer.json"))
+    rust = Tokenizer.from_file(str(GUIDE / "tokenizer.json"))
     generation = json.loads((GUIDE / "generation_config.json").read_text("utf-8"))
     assert shape.model_type == "qwen3"
     assert shape.tie_word_embeddings
-    assert shape.vocab_size == words.get_vocab_size()
-    assert shape.eos_token_id == words.token_to_id("<|im_end|>")
-    assert generation["eos_token_id"] == [words.token_to_id("<|im_end|>"), words.token_to_id("<|endoftext|>")]
+    assert shape.vocab_size == rust.get_vocab_size()
+    assert shape.eos_token_id == rust.token_to_id("<|im_end|>")
+    assert generation["eos_token_id"] == [rust.token_to_id("<|im_end|>"), rust.token_to_id("<|endoftext|>")]
 
 
-def test_tokenizer_covers_any_text_and_reads_digits_one_by_one() -> None:
-    words = Tokenizer.from_file(str(GUIDE / "tokenizer.json"))
+def test_the_tokenizer_encodes_any_text_and_each_digit_alone() -> None:
+    rust = Tokenizer.from_file(str(GUIDE / "tokenizer.json"))
     text = "naïve 日本語 🙂 \t\n  tabs\u0000 `localllm run`"
-    assert words.decode(words.encode(text).ids) == text
-    assert words.encode("12345").tokens == list("12345")
-    assert words.decode(words.encode("<tool_call>x</tool_call><|im_end|>").ids) == "<tool_call>x</tool_call>"
+    assert rust.decode(rust.encode(text).ids) == text
+    assert rust.encode("12345").tokens == list("12345")
+    assert rust.decode(rust.encode("<tool_call>x</tool_call><|im_end|>").ids) == "<tool_call>x</tool_call>"
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS])
 @pytest.mark.parametrize("length", range(1, len(DIALOGUE) + 1))
-def test_template_renders_alike_here_in_the_app_and_in_transformers(
+def test_the_template_renders_equally_in_training_app_and_transformers(
     tools: list[dict[str, object]] | None, length: int
 ) -> None:
     hugging_face = AutoTokenizer.from_pretrained(GUIDE)
@@ -123,25 +123,25 @@ def test_template_renders_alike_here_in_the_app_and_in_transformers(
     assert (GUIDE / "chat_template.jinja").read_text("utf-8") == TEMPLATE.read_text("utf-8")
 
 
-def test_template_refuses_unknown_roles() -> None:
+def test_the_template_refuses_unknown_roles() -> None:
     with pytest.raises(jinja2.TemplateError, match="unknown role robot"):
         render([{"role": "robot", "content": "beep"}])
 
 
-def later(known: facts.Facts) -> facts.Facts:
-    """Facts of a program that renamed a flag and a setting, lost a command and an error, and got a slash command."""
-    run, *others = (command for command in known.commands if command.name not in ("chat", "rm"))
+def later(trained: facts.Facts) -> facts.Facts:
+    """Facts of a later program: a flag and a setting renamed, a command and an error removed, a slash command added."""
+    run, *others = (command for command in trained.commands if command.name not in ("chat", "rm"))
     flags = (facts.Flag("--rounds", "Runs."), *(flag for flag in run.flags if flag.name != "--schema"))
     return replace(
-        known,
+        trained,
         commands=(replace(run, flags=flags), *others),
-        settings=tuple(replace(one, name="window") if one.name == "context" else one for one in known.settings),
-        errors=(*known.errors[1:], "no_such_error"),
-        slashes=(*known.slashes, facts.Slash("/fold", "", "Fold.")),
+        settings=tuple(replace(one, name="window") if one.name == "context" else one for one in trained.settings),
+        errors=(*trained.errors[1:], "no_such_error"),
+        slashes=(*trained.slashes, facts.Slash("/fold", "", "Fold.")),
     )
 
 
-def test_each_change_of_the_program_since_the_training_is_listed(trained: facts.Facts) -> None:
+def test_of_weights_lists_each_change_of_the_program(trained: facts.Facts) -> None:
     assert stale.of_weights(trained, trained) == []
     other = later(replace(trained, settings=(replace(trained.settings[0], default="9"), *trained.settings[1:])))
     listed = stale.of_weights(trained, other)
@@ -158,7 +158,7 @@ def test_each_change_of_the_program_since_the_training_is_listed(trained: facts.
     } <= set(listed)
 
 
-def test_names_that_answers_and_questions_use_are_looked_up(trained: facts.Facts) -> None:
+def test_stale_names_in_answers_and_keys_are_listed(trained: facts.Facts) -> None:
     other = later(trained)
     listed = set(stale.of_tables(trained, other))
     assert any(line.endswith("names localllm chat") for line in listed)
@@ -182,7 +182,7 @@ def test_names_that_answers_and_questions_use_are_looked_up(trained: facts.Facts
         ("LOCALLLM_PORT=1", []),
         ("LOCALLLM_FOLD=1", ["LOCALLLM_FOLD"]),
         ("LOCALLLM_DEV_SELF_TEST=off", []),
-        ('graphs = "split"', ["graphs"]),  # a setting that is gone
+        ('graphs = "split"', ["graphs"]),  # a removed setting
         ("max_rows", []),
         ("/new", []),
         ("/fold it", ["/fold"]),
@@ -190,12 +190,14 @@ def test_names_that_answers_and_questions_use_are_looked_up(trained: facts.Facts
         ("/v1/models", []),
     ],
 )
-def test_a_name_counts_where_the_program_has_it(trained: facts.Facts, code: str, missing: list[str]) -> None:
+def test_missing_lists_only_names_that_the_program_does_not_have(
+    trained: facts.Facts, code: str, missing: list[str]
+) -> None:
     settings = tuple(one for one in trained.settings if one.name != "graphs")
     assert stale.Names.of(replace(trained, settings=settings), trained).missing(code) == missing
 
 
-def test_phrases_of_files_and_numbers_of_settings_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_phrases_compares_answers_with_files_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "README.md").write_text("make chat on Linux", "utf-8")
     (tmp_path / "Makefile").write_text("", "utf-8")
     monkeypatch.setattr(config, "DEFAULT_PORT", 4)
@@ -205,7 +207,7 @@ def test_phrases_of_files_and_numbers_of_settings_are_compared(tmp_path: Path, m
     assert "topics: port lacks '4'" in listed
 
 
-def test_a_stale_fact_warns_and_fails_nothing(
+def test_a_stale_fact_only_warns(
     trained: facts.Facts, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(stale, "collect", lambda: later(trained))
@@ -213,13 +215,13 @@ def test_a_stale_fact_warns_and_fails_nothing(
     assert "warning: guide is stale: weights: localllm rm was removed\n" in capsys.readouterr().out
 
 
-def test_facts_of_the_program_survive_their_file(tmp_path: Path) -> None:
+def test_facts_loaded_from_a_file_equal_the_saved_facts(tmp_path: Path) -> None:
     live = facts.collect()
     live.save(tmp_path / "facts.json")
     assert facts.Facts.load(tmp_path / "facts.json") == live
 
 
-def test_known_answers_say_nothing_that_changes_with_the_version() -> None:
+def test_known_answers_name_nothing_that_changes_with_the_version() -> None:
     known = json.loads((GUIDE / "answers.json").read_text("utf-8"))
     assert len(known) == known_answers.COUNT == len({one["prompt"] for one in known})
     assert {one["prompt"] for one in known} <= {question.turns[0] for question in evaluate.load(corpus.HELDOUT)}
@@ -228,52 +230,54 @@ def test_known_answers_say_nothing_that_changes_with_the_version() -> None:
 
 
 def test_corpus_is_the_same_for_the_same_seed(trained: facts.Facts) -> None:
-    def drawn(seed: int, shard: int) -> list[str]:
+    def sample(seed: int, shard: int) -> list[str]:
         return [render(corpus.with_system(c), c.tools or None) for c in corpus.conversations(seed, shard, 200, trained)]
 
-    assert drawn(1, 0) == drawn(1, 0)
-    assert drawn(1, 0) != drawn(1, 1) != drawn(2, 0)
+    assert sample(1, 0) == sample(1, 0)
+    assert sample(1, 0) != sample(1, 1) != sample(2, 0)
 
 
-def test_no_judged_question_is_in_the_corpus(trained: facts.Facts) -> None:
-    judged = {corpus.normalised(question) for question in corpus.questions(corpus.HELDOUT)}
-    asked = {
+def test_the_corpus_contains_no_held_out_question(trained: facts.Facts) -> None:
+    reserved = {corpus.normalised(question) for question in corpus.questions(corpus.HELDOUT)}
+    questions = {
         corpus.normalised(message["content"])
         for conversation in corpus.conversations(7, 0, 5000, trained)
         for message in conversation.messages
         if message["role"] == "user"
     }
-    assert len(asked) > 5000
-    assert not judged & asked
+    assert len(questions) > 5000
+    assert not reserved & questions
 
 
-def test_reserved_questions_would_otherwise_occur(trained: facts.Facts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filter does something: without it some judged questions would come up by chance."""
-    judged = corpus.reserved()
+def test_without_the_filter_the_corpus_would_contain_reserved_questions(
+    trained: facts.Facts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Proves that the filter has an effect."""
+    reserved = corpus.reserved()
     monkeypatch.setattr(corpus, "reserved", lambda: frozenset())
-    asked = {
+    questions = {
         corpus.normalised(message["content"])
         for conversation in corpus.conversations(7, 0, 20_000, trained)
         for message in conversation.messages
         if message["role"] == "user"
     }
-    assert judged & asked
+    assert reserved & questions
 
 
-def test_heldout_is_large_and_apart_from_development() -> None:
+def test_held_out_and_development_questions_are_disjoint() -> None:
     heldout, development = (evaluate.load(file) for file in (corpus.HELDOUT, corpus.DEVELOPMENT))
     assert len(heldout) >= 300
-    asked = [
+    texts = [
         {" | ".join(corpus.normalised(str(turn)) for turn in q.turns) for q in qs} for qs in (heldout, development)
     ]
-    assert not asked[0] & asked[1]
+    assert not texts[0] & texts[1]
     assert all(q.key and not q.right("") for q in heldout if q.key != ["."])
 
 
 @pytest.mark.parametrize(
     ("pattern", "number"), [("a", 1), ("(a|b) [c]", 4), ("(a|(b|c) d)", 3), ("[x|y] z", 3), ("a|b", 2)]
 )
-def test_patterns_count_and_sample(pattern: str, number: int) -> None:
+def test_a_pattern_counts_and_samples_all_its_sentences(pattern: str, number: int) -> None:
     from random import Random
 
     random = Random(1)
@@ -287,7 +291,7 @@ def test_unbalanced_patterns_are_refused(pattern: str) -> None:
         grammar.count(pattern)
 
 
-def test_wording_varies_but_code_stays() -> None:
+def test_disturb_varies_words_but_keeps_code() -> None:
     from random import Random
 
     random, text = Random(3), "how do i use --max-tokens 40 with `localllm run`"
@@ -296,7 +300,7 @@ def test_wording_varies_but_code_stays() -> None:
     assert all("--max-tokens" in one and "40" in one for one in varied)
 
 
-def test_typed_keeps_every_word_when_exact() -> None:
+def test_typed_keeps_the_words_if_exact() -> None:
     from random import Random
 
     random = Random(5)
@@ -305,21 +309,21 @@ def test_typed_keeps_every_word_when_exact() -> None:
         assert "krivofan" in said
 
 
-def test_flag_answers_say_what_help_says(trained: facts.Facts) -> None:
+def test_flag_answers_repeat_the_help_text(trained: facts.Facts) -> None:
     assert reference.flag_answer("--schema", trained).startswith("`--schema` (`localllm run`): ")
     run = next(command for command in trained.commands if command.name == "run")
     assert reference.has_answer(run, "--json") == "Yes, `localllm run` takes `--json`."
     assert reference.has_answer(run, "--nonsense").startswith("No, `localllm run` has no `--nonsense`.")
 
 
-def test_tokenizer_training_makes_digits_and_markers_tokens() -> None:
+def test_tokenizer_training_makes_each_digit_and_marker_a_token() -> None:
     small = tokenizer.train_tokenizer(["the cat and the dog 42"] * 3, 300)
     assert small.encode("<|im_start|>42").tokens == ["<|im_start|>", "4", "2"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
-def test_smoke_training_makes_a_loadable_model(tmp_path: Path) -> None:
+def test_a_smoke_run_trains_a_model_that_loads(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scripts.train_guide.run", "--smoke", "--out", str(tmp_path / "toy")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
     curve = json.loads((tmp_path / "toy" / "training.json").read_text("utf-8"))["curve"]
@@ -328,7 +332,7 @@ def test_smoke_training_makes_a_loadable_model(tmp_path: Path) -> None:
     assert AutoTokenizer.from_pretrained(tmp_path / "toy").eos_token == "<|im_end|>"
 
 
-def test_training_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_resumed_training_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     plan = replace(train.SMOKE, steps=6, tokens_per_batch=64, log_every=2, save_every=2)
     tokens = torch.randint(0, 50, (20, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int16)
     rows = [Bucket(tokens, torch.ones(tokens.shape, dtype=torch.bool))]
@@ -342,7 +346,7 @@ def test_training_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path: Path)
 
 @pytest.mark.parametrize("what", ["data", "plan"])
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, what: str) -> None:
-    """One of older facts that had ended would else be the new model, without a word."""
+    """Otherwise a finished checkpoint of older facts would silently become the new model."""
     plan = replace(train.SMOKE, steps=2, tokens_per_batch=64, log_every=2, save_every=2)
     tokens = torch.randint(0, 50, (20, 16), generator=torch.Generator().manual_seed(1), dtype=torch.int16)
     learned = torch.ones(tokens.shape, dtype=torch.bool)
@@ -362,17 +366,17 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(("every", "least"), [(24, 15), pytest.param(6, 60, marks=pytest.mark.slow)])
-def test_scores_on_a_sample_of_heldout_questions(every: int, least: int) -> None:
+@pytest.mark.parametrize(("every", "min_questions"), [(24, 15), pytest.param(6, 60, marks=pytest.mark.slow)])
+def test_scores_on_a_sample_of_heldout_questions(every: int, min_questions: int) -> None:
     results = evaluate.score(GUIDE, evaluate.load(corpus.HELDOUT, every=every))
     wrong = [(result.question.turns, result.answer) for result in results if not result.right]
-    assert len(results) >= least
+    assert len(results) >= min_questions
     assert len(wrong) <= 0.1 * len(results), wrong
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_what_newcomers_ask_first_is_answered() -> None:
-    """Five were answered wrongly once. The first two are taught as they stand, the others are kept from training."""
+def test_frequent_questions_of_newcomers_are_answered() -> None:
+    """An earlier version of guide answered five of them wrongly. Only the first two are in the training data."""
     first = {
         "How do I install it?": "make chat",
         "How do I install localllm?": "make chat",
