@@ -1,4 +1,4 @@
-"""Tests scripts/bench/cuda_models.py, which measures models on a device, with a tiny model on the CPU."""
+"""The benchmarks of scripts/bench, on the CPU with a very small model."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def test_plenty_of_room(name: str, overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", SMALL)
-def test_little_room_and_cancelling(name: str, seed: int, overlap: bool) -> None:
+def test_small_caches_and_cancelling(name: str, seed: int, overlap: bool) -> None:
     spec = replace(SMALL[name], overlap=overlap, max_rows=20)
     deltas, engine = serve(spec, requests_of(seed, 30), seed, cancel=0.1)
     assert_equal_to_solo(deltas, requests_of(seed, 30), spec)
@@ -128,7 +128,7 @@ def test_equal_prompts_with_states_are_computed_once() -> None:
     assert sum(batch.num_tokens for batch in device.batches) <= 40 + 3 * 4 + 4 * 4
 
 
-def test_who_shares_less_than_a_snapshot_waits_for_none() -> None:
+def test_a_prefix_shorter_than_a_snapshot_interval_does_not_wait() -> None:
     spec = replace(SHAPES["pages and states"], max_tokens=64)
     requests = [Request("long", tuple(range(33)), 5), Request("other", (*range(10), 50), 5)]
     device = TokenDevice(spec)

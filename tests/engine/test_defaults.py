@@ -66,5 +66,5 @@ def test_a_model_is_loaded_as_it_is_and_sized_by_itself() -> None:
     assert (options.packed_dir, options.compiled_dir, options.self_test_dir) == (None, None, None)
 
 
-def test_wants_are_what_arrays_of_them_hold() -> None:
+def test_want_fits_uint8_arrays() -> None:
     assert [Want.NOTHING, Want.TOKEN, Want.HIDDEN] == [0, 1, 2]

@@ -151,7 +151,7 @@ def test_cancelling_while_a_step_runs_frees_its_pages_at_once(spec) -> None:
 
 
 @pytest.mark.parametrize("spec", [SPEC, OVERLAP], ids=["plain", "overlap"])
-def test_closing_ends_what_is_left(spec) -> None:
+def test_closing_ends_all_requests(spec) -> None:
     device = TokenDevice(spec)
     engine, app = start(device)
     for name in ("a", "b"):
@@ -187,7 +187,7 @@ def test_closing_from_the_callback() -> None:
 
 
 @pytest.mark.parametrize("spec", [SPEC, OVERLAP], ids=["plain", "overlap"])
-def test_a_failing_step_closes_the_engine_and_names_who_is_lost(spec) -> None:
+def test_a_failing_step_closes_the_engine_and_reports_the_lost_requests(spec) -> None:
     device = TokenDevice(spec, fail_at=3)
     app = App()
     engine = Engine(device, app.on_deltas, app.on_failure)
@@ -269,7 +269,7 @@ def test_a_failing_grammar_fails_its_request_only(spec, kind: str, error: str, t
     assert engine.stats().cache_used == 0
 
 
-def test_adapters_are_found_by_name() -> None:
+def test_find_adapter_returns_the_adapter_of_a_name() -> None:
     engine = Engine(TokenDevice(WITH_ADAPTERS))
     adapter = Adapter("a", "/a", "1")
     assert engine.find_adapter("a") is None
@@ -277,7 +277,7 @@ def test_adapters_are_found_by_name() -> None:
     assert engine.find_adapter("a") == adapter
 
 
-def test_a_scheduler_that_is_stuck_is_told_and_does_not_spin(monkeypatch) -> None:
+def test_a_stuck_scheduler_is_an_error(monkeypatch) -> None:
     engine = Engine(TokenDevice(SPEC))
     engine.submit(Request("a", (1, 2), 2))
     monkeypatch.setattr(engine._scheduler, "schedule", lambda: None)
@@ -323,7 +323,7 @@ EVERY_KIND = replace(
 @pytest.mark.parametrize("spec", [SPEC, OVERLAP, replace(OVERLAP, groups=(CacheGroup(4, 24),)), EVERY_KIND], ids=str)
 @pytest.mark.parametrize("late", [False, True], ids=["when started", "when answered"])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_step_without_memory_ends_its_own_requests_only(spec, late: bool, seed: int) -> None:
+def test_a_step_out_of_memory_ends_only_its_requests(spec, late: bool, seed: int) -> None:
     """What it left half done in pages that equal prompts would share is never read. A step that was started when the
     one before has no answers goes with it."""
     choose = random.Random(seed)
@@ -354,7 +354,7 @@ def test_a_step_without_memory_ends_its_own_requests_only(spec, late: bool, seed
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["when started", "when answered"])
-def test_a_device_that_stays_without_memory_is_given_up(late: bool) -> None:
+def test_an_engine_fails_if_steps_keep_running_out_of_memory(late: bool) -> None:
     engine, app = start(Short(OVERLAP, short_at=frozenset(range(100)), late=late))
     for number in range(8):
         engine.submit(Request(f"r{number}", (number, 2), 5))
@@ -367,7 +367,7 @@ def test_a_device_that_stays_without_memory_is_given_up(late: bool) -> None:
     engine.close()
 
 
-def test_a_broken_device_is_closed_by_who_closes_the_engine() -> None:
+def test_close_closes_the_runner_after_a_failure() -> None:
     """Closing may hang on it, so nothing waits for that before the failure is told."""
     device = TokenDevice(SPEC, fail_at=0)
     engine, app = start(device)
@@ -381,7 +381,7 @@ def test_a_broken_device_is_closed_by_who_closes_the_engine() -> None:
     engine.close()
 
 
-def test_how_long_a_step_has_run() -> None:
+def test_stats_have_the_age_of_the_current_step() -> None:
     device = Gate(SPEC)
     engine, app = start(device)
     assert engine.stats().step_age == 0.0

@@ -210,7 +210,7 @@ def test_pages_of_any_size(page_size: int, overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_equal_requests_at_once(overlap: bool) -> None:
+def test_equal_requests_in_parallel(overlap: bool) -> None:
     spec = replace(SPEC, overlap=overlap, groups=(CacheGroup(4, 30),))
     one = replace(requests_of(1, 1, plain=True)[0], max_tokens=25)
     deltas, _ = serve(spec, [replace(one, id=f"r{number}") for number in range(12)])
@@ -300,7 +300,7 @@ class Counting(TokenDevice):
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_no_token_is_computed_twice_without_need(overlap: bool) -> None:
+def test_no_token_is_computed_twice_without_preemption(overlap: bool) -> None:
     device = Counting(replace(SPEC, overlap=overlap))
     engine = Engine(device)
     for number in range(6):

@@ -10,7 +10,7 @@ def test_bucket(size: int, found: int | None) -> None:
     assert bucket(size, (1, 2, 4, 8)) == found
 
 
-def test_token_sizes_add_an_eighth_at_most() -> None:
+def test_token_sizes_bound_the_padding() -> None:
     sizes = token_sizes(2048)
     assert [len(token_sizes(most)) for most in (3, 32, 256, 512, 1024, 2048)] == [0, 8, 22, 30, 38, 46]
     assert list(sizes) == sorted(set(sizes))
@@ -18,7 +18,7 @@ def test_token_sizes_add_an_eighth_at_most() -> None:
     assert all(bucket(tokens, sizes) <= tokens * 9 / 8 for tokens in range(129, 2049))
 
 
-def test_decode_sizes_add_few_rows() -> None:
+def test_decode_sizes_bound_the_padding() -> None:
     sizes = decode_sizes(1000)
     assert list(sizes) == sorted(set(sizes))
     for rows in range(1, 1001):
@@ -28,7 +28,7 @@ def test_decode_sizes_add_few_rows() -> None:
 
 
 @pytest.mark.parametrize("most", [1, 3, 4, 5, 12, 13, 256, 257, 511, 512, 513, 1000])
-def test_decode_sizes_end_with_one_that_holds_the_most(most: int) -> None:
+def test_the_last_decode_size_fits_all_rows(most: int) -> None:
     *others, last = decode_sizes(most)
     assert last >= most
     assert all(size < most for size in others)

@@ -253,7 +253,7 @@ def windowed(window: int, num_pages: int = 40, full: int = 40) -> KVCache:
     return KVCache(RunnerSpec(10, 8, 4, 64, (CacheGroup(2, full), CacheGroup(4, num_pages, window))))
 
 
-def test_pages_behind_the_window_are_given_up_and_stay_for_hits() -> None:
+def test_pages_behind_the_window_are_released_and_stay_for_hits() -> None:
     kv = windowed(5)
     tokens = list(range(17))
     lease = computed(kv, tokens[:12])

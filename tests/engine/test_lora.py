@@ -19,7 +19,7 @@ class Loads(list[tuple[int, Adapter]]):
         self.append((slot, adapter))
 
 
-def test_names_are_found_and_a_new_version_replaces_the_old() -> None:
+def test_a_new_version_replaces_an_adapter_of_the_same_name() -> None:
     pool = AdapterPool(2, 2, Loads())
     pool.register(A)
     assert pool.find("a") == A
@@ -36,7 +36,7 @@ def test_slots_count_from_one_and_are_loaded_once() -> None:
     assert loads == [(1, A), (2, B)]
 
 
-def test_one_in_use_is_never_evicted_and_of_the_others_the_least_recently_used() -> None:
+def test_the_least_recently_used_free_adapter_is_evicted() -> None:
     loads = Loads()
     pool = AdapterPool(2, 2, loads)
     for adapter in (A, B, A):
@@ -60,7 +60,7 @@ def test_one_that_is_used_again_is_not_evicted() -> None:
     assert pool.acquire(C) == 2, "A was let go of first, but is in use"
 
 
-def test_no_more_at_once_than_a_step_can_hold() -> None:
+def test_the_number_of_active_adapters_is_limited() -> None:
     pool = AdapterPool(4, 2, Loads())
     assert pool.acquire(A) == 1
     assert pool.acquire(B) == 2
@@ -72,7 +72,7 @@ def test_no_more_at_once_than_a_step_can_hold() -> None:
     assert pool.acquire(A) == 1
 
 
-def test_a_slot_whose_loading_failed_is_free_again() -> None:
+def test_a_slot_is_free_again_if_its_load_fails() -> None:
     loads = Loads()
     pool = AdapterPool(1, 1, loads)
     loads.broken = frozenset("b")

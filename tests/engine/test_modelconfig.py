@@ -168,7 +168,7 @@ def test_every_family_and_every_field_are_here() -> None:
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)
-def test_whole_config(family: str, index: int) -> None:
+def test_full_config(family: str, index: int) -> None:
     values = full(family, index)
     theirs = completed(values)
     assert theirs is not None, "transformers takes every config here"

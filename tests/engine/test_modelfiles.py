@@ -51,7 +51,7 @@ def sound(path: Path, **changes: Any) -> Path:
     return folder(path / "tiny", {**CONFIG, **changes}, model__safetensors=safetensors("a"))
 
 
-def test_reads_what_is_there(tmp_path: Path) -> None:
+def test_a_model_folder_is_read(tmp_path: Path) -> None:
     files = read_model(sound(tmp_path))
     assert files.name == "tiny"
     assert (files.config.num_layers, files.config.head_dim, files.config.num_kv_heads) == (2, 16, 2)
@@ -175,13 +175,13 @@ def test_bad_field_of_a_family_is_refused_by_name(
     assert told in str(refused.value)
 
 
-def test_unknown_architecture_is_for_the_backends_to_judge(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_left_to_the_backends(tmp_path: Path) -> None:
     config = read_model(sound(tmp_path, model_type="gemma3")).config
     assert (config.model_type, config.vocab_size, config.max_positions) == ("gemma3", 100, 512)
     assert read_model(sound(tmp_path, model_type="gemma3", eos_token_id=[3, 7])).eos_ids == (3, 7)
 
 
-def test_unknown_architecture_whose_text_model_is_a_part(tmp_path: Path) -> None:
+def test_an_unknown_architecture_with_a_text_config(tmp_path: Path) -> None:
     whole = {"text_config": {"vocab_size": 77, "max_position_embeddings": 99, "dtype": "bfloat16"}, "vocab_size": None}
     config = read_model(sound(tmp_path, model_type="gemma3", **whole)).config
     assert (config.vocab_size, config.max_positions, config.dtype) == (77, 99, "bfloat16")
@@ -208,7 +208,7 @@ STRANGE: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("changes", STRANGE, ids=str)
-def test_unknown_architecture_is_refused_by_its_name_whatever_else_is_wrong(
+def test_an_unknown_architecture_is_refused_by_name_before_other_errors(
     changes: dict[str, Any], tmp_path: Path
 ) -> None:
     path = sound(tmp_path, model_type="mamba2", **changes)
@@ -344,7 +344,7 @@ class TestShards:
         "name",
         ["../other.safetensors", "/etc/passwd", "sub/x.safetensors", "..", "", "x.bin", "a\\b.safetensors", 5, None],
     )
-    def test_names_that_lead_elsewhere_are_refused(self, name: Any, tmp_path: Path) -> None:
+    def test_shard_names_outside_the_folder_are_refused(self, name: Any, tmp_path: Path) -> None:
         (tmp_path / "other.safetensors").write_bytes(safetensors("a"))
         with pytest.raises(ModelRefused, match="file in the model folder"):
             read_model(self.both(tmp_path, {"a": name}))

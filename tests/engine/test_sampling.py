@@ -124,7 +124,7 @@ def test_top_p_keeps_the_smallest_set_and_ties_of_its_last_value() -> None:
     assert kept(Sampling(temperature=1.0, top_p=0.81), logits) == [0, 1, 2, 3, 4]
 
 
-def test_a_nucleus_that_is_reached_exactly_holds_no_more() -> None:
+def test_a_top_p_that_is_reached_exactly_keeps_no_more_tokens() -> None:
     """Two tokens of probability 1/2 each, the second a little less likely: 1/2 is reached by the first alone."""
     logits = np.array([-1e-30, 0.0], np.float32)
     assert np.exp(log_softmax(logits.astype(np.float64))).tolist() == [0.5, 0.5]
@@ -134,13 +134,13 @@ def test_a_nucleus_that_is_reached_exactly_holds_no_more() -> None:
 
 
 @pytest.mark.parametrize("top_p", [1e-30, 1e-46, 5e-324])
-def test_a_nucleus_of_nearly_nothing_holds_the_likeliest_token(top_p: float) -> None:
+def test_a_tiny_top_p_keeps_the_likeliest_token(top_p: float) -> None:
     sampling = Sampling(temperature=1.0, top_p=top_p)
     assert kept(sampling) == [1, 4]
     assert 0 < rows_of(sampling).top_p[0] < 1
 
 
-def test_top_p_counts_what_top_k_left() -> None:
+def test_top_p_sums_only_tokens_that_top_k_kept() -> None:
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
     assert kept(Sampling(temperature=1.0, top_p=0.55), logits) == [0, 1]
     assert kept(Sampling(temperature=1.0, top_p=0.55, top_k=2), logits) == [0]  # 0.4 of 0.7 suffices
@@ -178,7 +178,7 @@ def test_penalties() -> None:
     assert x.tolist() == pytest.approx([1.0, 1.5, 2 / 2 - 0.5 - 0.25, -1 * 2 - 1.0 - 0.25, 3.0, 0.5, 2.0, 2.5])
 
 
-def test_histories_hold_what_was_said_so_far() -> None:
+def test_histories_count_all_tokens_so_far() -> None:
     batch = batch_of(Sampling(frequency_penalty=1.0), Sampling(), Sampling(presence_penalty=1.0), output=3)
     rows = batch.sampling
     for row in (0, 2):
@@ -197,7 +197,7 @@ def test_a_tiny_temperature_becomes_greedy_and_the_largest_top_k_fits_int32() ->
     assert rows.top_k.tolist() == [2**31 - 1]
 
 
-def test_whoever_shares_the_batch_changes_nothing() -> None:
+def test_other_rows_do_not_change_a_draw() -> None:
     sampling = Sampling(temperature=1.0, seed=9, top_p=0.8)
     others = [Sampling(temperature=2.0, seed=1), Sampling(logit_bias=((0, 50.0),)), Sampling(frequency_penalty=2.0)]
     alone = sample(LOGITS[None], batch_of(sampling)).tokens[0]

@@ -84,7 +84,7 @@ def test_tokens_outside_the_vocabulary_are_refused(token: int) -> None:
         engine.submit(Request("a", (1,), 4, Sampling(logit_bias=((3, 1.0), (token, 1.0)))))
 
 
-def test_adapters_must_be_known_and_runnable() -> None:
+def test_requests_with_unregistered_or_unsupported_adapters_are_refused() -> None:
     engine, _ = engine_of(spec=ADAPTERS)
     with pytest.raises(RequestRefused, match="'a' is not registered in this version"):
         engine.submit(request("x", 3, adapter=Adapter("a", "/a", "2")))
@@ -128,7 +128,7 @@ def test_requests_without_prompt_or_room_are_refused() -> None:
 # who is in a step
 
 
-def test_prompts_are_chunked_to_what_the_running_ones_leave() -> None:
+def test_prompts_are_chunked_to_the_budget_that_running_rows_leave() -> None:
     engine, device = engine_of(request("a", 10), request("b", 50))
     finish_all(engine)
     assert [counts(batch) for batch in device.batches] == [[10, 22], [1, 28], [1, 1], [1, 1], [1]]
@@ -137,7 +137,7 @@ def test_prompts_are_chunked_to_what_the_running_ones_leave() -> None:
     assert device.batches[1].positions.tolist() == [10, *range(22, 50)]
 
 
-def test_first_come_first_served_and_the_head_of_the_line_holds_the_rest() -> None:
+def test_requests_start_in_order_and_the_first_blocks_the_others() -> None:
     small = replace(SPEC, groups=(CacheGroup(4, 12),))
     engine, device = engine_of(request("a", 20, 20), request("big", 30, 8), request("c", 1, 1), spec=small)
     deltas = finish_all(engine)
@@ -182,7 +182,7 @@ def test_more_rows_than_tokens_in_a_step() -> None:
     assert max(batch.num_tokens for batch in device.batches) == 3
 
 
-def test_slots_limit_who_runs() -> None:
+def test_state_slots_limit_the_running_sequences() -> None:
     spec = replace(SPEC, groups=(), num_states=2)
     engine, device = engine_of(*(request(f"r{n}", 5) for n in range(5)), spec=spec)
     out = outputs(finish_all(engine))
@@ -235,7 +235,7 @@ def test_two_that_fill_equal_pages_in_the_same_step_share_them(overlap: bool) ->
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("max_tokens", [512, 60])
-def test_a_prompt_asked_for_many_times_at_once_is_computed_once(max_tokens: int, overlap: bool) -> None:
+def test_equal_prompts_in_parallel_are_computed_once(max_tokens: int, overlap: bool) -> None:
     """The others wait a step for the pages that the first one's row is just computing."""
     spec = replace(SPEC, max_tokens=max_tokens, max_context=600, groups=(CacheGroup(4, 600),), overlap=overlap)
     same = [replace(request("a", 500, 10), id=f"same{n}", sampling=Sampling(1.0, seed=n)) for n in range(4)]
@@ -248,7 +248,7 @@ def test_a_prompt_asked_for_many_times_at_once_is_computed_once(max_tokens: int,
     assert device.batches[first].num_rows == 5  # all the others join in the next one
 
 
-def test_only_what_would_begin_with_the_same_page_waits_for_it() -> None:
+def test_only_sequences_with_the_same_first_page_wait_for_it() -> None:
     spec = replace(ADAPTERS, max_tokens=100)
     prompt = request("a", 20).prompt
     first = Request("first", prompt, 4)
@@ -288,14 +288,14 @@ def test_preemption_takes_the_youngest_and_it_comes_back_first(overlap: bool) ->
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_page_that_the_last_step_filled_is_found_again(overlap: bool) -> None:
+def test_a_page_that_the_last_step_filled_is_a_prefix_hit(overlap: bool) -> None:
     engine, _ = engine_of(request("first", 17), spec=replace(SPEC, overlap=overlap))
     [answer] = outputs(finish_all(engine)).values()
     engine.submit(Request("second", (*request("first", 17).prompt, *answer), 4))
     assert finish_all(engine)[0].cached == 20
 
 
-def test_who_waits_for_memory_does_not_ask_again_before_some_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_waits_without_new_attempts_until_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, _ = engine_of(request("a", 20, 20), request("big", 30, 8), spec=replace(SPEC, groups=(CacheGroup(4, 12),)))
     cache, asked = engine._scheduler._cache, []
     opened = cache.open
@@ -304,7 +304,7 @@ def test_who_waits_for_memory_does_not_ask_again_before_some_is_free(monkeypatch
     assert len(asked) == 3  # a, big in vain, big again when a had ended
 
 
-def test_who_waits_for_memory_holds_no_adapter() -> None:
+def test_a_request_that_waits_for_memory_has_no_adapter_slot() -> None:
     spec = replace(ADAPTERS, groups=(CacheGroup(4, 12),), num_adapters=1, adapters_per_step=1)
     engine, device = engine_of(request("a", 20, 20), request("big", 30, 8, adapter=A), spec=spec)
     for _ in range(3):
@@ -315,7 +315,7 @@ def test_who_waits_for_memory_holds_no_adapter() -> None:
     assert device.loads == [(1, A), (1, B)]
 
 
-def test_everything_is_given_back_in_the_end() -> None:
+def test_all_memory_is_released_at_the_end() -> None:
     engine, _ = engine_of(*(request(f"r{n}", 9) for n in range(9)), spec=replace(SPEC, groups=(CacheGroup(4, 20),)))
     finish_all(engine)
     stats = engine.stats()
@@ -339,7 +339,7 @@ def test_a_stop_id_ends_it_and_is_the_last_token(overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_last_token_by_length_is_known_ahead(overlap: bool) -> None:
+def test_no_step_is_planned_after_the_last_token_by_length(overlap: bool) -> None:
     engine, device = engine_of(request("a", 5, 7), spec=replace(SPEC, overlap=overlap))
     deltas = finish_all(engine)
     assert [delta.finish for delta in deltas] == [None] * 6 + ["length"]
@@ -371,7 +371,7 @@ def test_a_cancelled_request_frees_its_pages_and_ends_once(overlap: bool, after:
     assert outputs(deltas)["b"] == solo(request("b", 9, 20))
 
 
-def test_what_a_cancelled_request_blocked_runs_at_once() -> None:
+def test_a_blocked_request_runs_after_a_cancellation() -> None:
     small = replace(SPEC, groups=(CacheGroup(4, 12),))
     engine, device = engine_of(request("a", 20, 20), request("big", 30, 8), request("c", 1, 1), spec=small)
     engine.step()
@@ -400,7 +400,7 @@ def test_rows_name_the_slot_of_their_adapter() -> None:
 
 
 @pytest.mark.parametrize("overlap", [False, True])
-def test_a_third_adapter_waits_for_a_slot_and_all_come_out_right(overlap: bool) -> None:
+def test_a_third_adapter_waits_for_a_slot_and_all_outputs_are_right(overlap: bool) -> None:
     spec = replace(ADAPTERS, overlap=overlap)
     requests = [request(f"r{n}", 6, 3 + n % 4, adapter=(A, B, C, None)[n % 4]) for n in range(24)]
     engine, device = engine_of(*requests, spec=spec)
@@ -424,7 +424,7 @@ def test_an_adapter_that_does_not_load_fails_its_request_only() -> None:
 # log-probabilities
 
 
-def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
+def test_each_row_gets_the_requested_number_of_logprobs() -> None:
     engine, _ = engine_of(
         request("none", 4),
         request("only", 4, sampling=Sampling(logprobs=0)),
@@ -444,7 +444,7 @@ def test_each_row_gets_as_many_logprobs_as_it_asked_for() -> None:
         assert entry.token == delta.tokens[0]
 
 
-def test_a_backend_that_forgets_logprobs_is_told() -> None:
+def test_missing_logprobs_of_a_backend_are_an_error() -> None:
     class Forgetful(TokenDevice):
         def compute(self, batch: Batch) -> StepResult:
             result = super().compute(batch)
@@ -456,7 +456,7 @@ def test_a_backend_that_forgets_logprobs_is_told() -> None:
         finish_all(engine)
 
 
-def test_a_page_table_is_made_anew_only_when_a_page_changes() -> None:
+def test_a_page_table_is_reused_until_a_page_changes() -> None:
     engine, device = engine_of(request("a", 6, 12), request("b", 9, 12))  # pages of 4
     finish_all(engine)
     tables = [(batch.page_tables[0], batch.context_lens.tolist()) for batch in device.batches if batch.num_rows == 2]

@@ -143,7 +143,7 @@ def test_a_file_may_end_with_its_header(tmp_path: Path) -> None:
     assert read_header(file) == {}
 
 
-def test_what_the_library_writes_is_read(tmp_path: Path) -> None:
+def test_files_of_the_safetensors_library_are_read(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     arrays = {"x": np.arange(6, dtype=np.float32).reshape(2, 3), "empty": np.zeros((0, 4), np.float16)}
     save_file(arrays, file)

@@ -71,7 +71,7 @@ BYTES = st.lists(st.one_of(TEXTS, st.binary(max_size=6), st.sampled_from(LONGER)
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(BYTES, st.integers(1, 5))
-def test_pieces_equal_the_whole_and_count_every_token(text: bytes, at_once: int) -> None:
+def test_chunks_equal_the_full_text_and_count_every_token(text: bytes, at_once: int) -> None:
     pieces = stream(text, at_once=at_once)
     assert joined(pieces) == decode_bytes(text)
     assert sum(piece.tokens for piece in pieces) == len(text)
@@ -79,7 +79,7 @@ def test_pieces_equal_the_whole_and_count_every_token(text: bytes, at_once: int)
 
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(BYTES)
-def test_pieces_equal_the_whole_with_a_real_decoder(text: bytes) -> None:
+def test_chunks_equal_the_full_text_of_a_real_decoder(text: bytes) -> None:
     decode, encode = byte_level()
     tokens = encode(text)
     pieces = stream(tokens, decode)
@@ -113,7 +113,7 @@ def reference(text: str, stops: Sequence[str]) -> str:
     st.lists(st.text("ab😀", min_size=1, max_size=5), max_size=4),
     st.integers(1, 7),
 )
-def test_stop_strings_whatever_the_tokens(text: str, stops: list[str], at_once: int) -> None:
+def test_stop_strings_with_any_tokens(text: str, stops: list[str], at_once: int) -> None:
     tokens = text.encode()
     stream = TextStream(decode_bytes, stops)
     shown, counted = "", 0
@@ -153,7 +153,7 @@ def test_stop_strings(text: str, stops: list[str], shown: str) -> None:
         assert joined(stream(text.encode(), stop=stops, at_once=at_once)) == shown
 
 
-def test_the_piece_that_stops_counts_all_tokens_before() -> None:
+def test_the_chunk_with_the_stop_counts_all_tokens_before() -> None:
     text = TextStream(decode_bytes, ["END"])
     assert [text.push([byte]) for byte in b"aENE"] == [
         TextChunk("a", 1),
@@ -175,7 +175,7 @@ def test_broken_bytes_come_out_at_the_fourth() -> None:
     assert text.finish().text == "\ufffd" * 3
 
 
-def test_a_character_after_broken_bytes_is_whole() -> None:
+def test_a_character_after_broken_bytes_is_complete() -> None:
     for broken in range(60):
         tokens = b"\x80" * broken + "😀".encode()
         assert joined(stream(tokens)) == "\ufffd" * broken + "😀"
@@ -212,7 +212,7 @@ def test_tokens_without_text_are_counted_and_do_not_pile_up() -> None:
     assert text.push([2]) == TextChunk(" two", 1)
 
 
-def test_a_decoder_that_never_agrees_with_its_parts_is_cut_anyhow() -> None:
+def test_the_window_of_an_inconsistent_decoder_is_shortened() -> None:
     def decode(tokens: Sequence[int]) -> str:
         return f"{len(tokens)}" + "\ufffd" * len(tokens)
 

@@ -33,7 +33,7 @@ def test_compiles(target: tuple[str, Any, int]) -> None:
 @pytest.mark.real
 @pytest.mark.skipif(not torch.cuda.is_available() and not INTERPRETED, reason="no GPU")
 @pytest.mark.parametrize("shape", SHAPES)
-def test_everything_is_read(shape: tuple[int, int, int]) -> None:
+def test_every_value_is_read(shape: tuple[int, int, int]) -> None:
     buffer = torch.randn(2**18, device="cpu" if INTERPRETED else "cuda")
     reader = Reader(buffer, shape)
     reader.read()
