@@ -70,7 +70,7 @@ struct CopyPagesArgs {  // the kernel reads all sources before it writes the fir
   int64_t limit;  // number of pages; CUDA kernels skip copies whose source or target is not below it
 };
 
-struct AppendArgs {  // head norms, rotation and store in one pass
+struct AppendArgs {  // normalises heads, rotates and stores in one pass
   void* qkv;  // [tokens, heads + 2 kv_heads, dim]; the kernel normalises and rotates the queries in place
   Type type, cache_type, norm_type;
   const void* query_norm;

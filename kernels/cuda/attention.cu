@@ -94,8 +94,8 @@ __device__ inline void prefetch_chunk(const DecodeArgs& args, const Work& work, 
   const Row visible = row_of<BLOCK>(args, work.row);
   const int last = min(visible.end, args.columns << args.page_shift);
   for (int block = work.block; block < min(work.block + 2, work.end_block); block++) {
-    const int base = visible.low + (block - work.blocks_before) * BLOCK + warp * STEP,
-              position = base + loader.lane % STEP;
+    const int base = visible.low + (block - work.blocks_before) * BLOCK + warp * STEP;
+    const int position = base + loader.lane % STEP;
     if (position < 0 || position >= last) continue;
     const int page = args.page_table[work.row * args.table_row + (position >> args.page_shift)];
     const int slot = (min(max(page, 0), args.pages - 1) << args.page_shift) + position % (1 << args.page_shift);

@@ -130,7 +130,8 @@ struct Consumer {
     return (block + 1) * BLOCK - 1 > tile.before || (args.window > 0 && block * BLOCK <= last - args.window);
   }
 
-  // Zeroes the values behind the context: a weight of 0 times NaN would be NaN. TMA has zeroed whole pages behind it.
+  // Zeroes the values after the end of the context: a weight of 0 times NaN would be NaN. TMA has zeroed whole pages
+  // after it.
   __device__ void clear_values(int valid) {
     wait_barrier(shared.values_full[values.index], values.parity);
     char* tile = reinterpret_cast<char*>(shared.values[values.index]);

@@ -65,8 +65,8 @@ struct Producer {
   int lane, unit, units;  // unit: positions per TMA copy, at most a page or BLOCK; units: copies per BLOCK positions
   Ring<STAGES> keys{}, values{};
 
-  // The group of 8 slots where this lane's copy of a block of positions starts. Positions behind the context get the
-  // index behind the last group; TMA fills them with zeros.
+  // The group of 8 slots where this lane's copy of a block of positions starts. Positions after the end of the context
+  // get the index after the last group; TMA fills them with zeros.
   __device__ int slot_group_of(const Tile& tile, int block) const {
     int position = block * BLOCK + lane * unit, column = position / args.page_size;
     if (lane >= units || position >= tile.context || column >= args.columns) return args.slots / 8;

@@ -16,7 +16,7 @@ constexpr unsigned ALL = 0xffffffff;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 __device__ inline uint4 fetch(const void* from, bool valid) {
-  uint4 data = make_uint4(0, 0, 0, 0);  // memory behind the context may hold NaN
+  uint4 data = make_uint4(0, 0, 0, 0);  // memory after the end of the context may hold NaN
   if (valid)
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(data.x), "=r"(data.y), "=r"(data.z), "=r"(data.w)

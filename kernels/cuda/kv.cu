@@ -28,7 +28,8 @@ __global__ void put(const T* key, const T* value, C* keys, C* values, const int6
   }
 }
 
-// Copies the pages `ids` of every cache to a dense buffer (GATHER), or back. A block copies one page at a time.
+// Copies the pages `ids` of every cache to a dense buffer (GATHER = true), or from the buffer to the pages. A block
+// copies one page at a time.
 template <class T, bool GATHER>
 __global__ void move(T* pages, T* buffer, const int64_t* ids, int64_t caches, int64_t copies, int64_t page_size,
                      int64_t limit) {

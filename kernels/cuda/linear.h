@@ -10,7 +10,7 @@ enum class Weights : int { bf16 = 0, int8 = 1, int4 = 2, int4_wide = 3, fp8 = 4 
 struct ProductArgs {
   void* out;            // [rows, out_features], or [rows, out_features / 2] with a gate
   const void* x;        // [rows, in_features] bf16
-  const void* weight;   // [out_features, row_bytes]; padding behind the last input is zero
+  const void* weight;   // [out_features, row_bytes]; padding after the last input is zero
   const void* records;  // scales and zero points of groups (formats.cuh); null: none
   const float* scale;   // [out_features]; null: none
   const void* bias;     // [out_features]; null: none
@@ -41,7 +41,7 @@ bool one_row(const ProductArgs& args, cudaStream_t stream);
 
 // Rounds x to int8 in groups of inputs (kernels/ops/linear_int8.py).
 struct RoundArgs {
-  int8_t* out;      // [rows, padded], zeros behind the last input
+  int8_t* out;      // [rows, padded], zeros after the last input
   float* scales;    // [rows, subgroups]: the scale of the group of each `subgroup` inputs; subgroup == 0: [rows]
   const void* x;
   Type type;

@@ -18,7 +18,7 @@ static __device__ inline void sync_consumers() { asm volatile("bar.sync 1, %0;" 
 template <class F, int N>
 class OneRow {
  public:
-  char* x;         // [padded] int8, zero-padded behind the last input
+  char* x;          // [padded] int8, zero-padded after the last input
   Rounded* groups;  // [padded / F::GROUP], or [1] without groups
 
   // Starts the loads of the norm's weights, which no kernel writes.

@@ -107,8 +107,8 @@ __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
       for (int tile = first; tile < min(first + TEAMS, tiles); tile++, left--) {
         if (left == F::EARLY) launch_dependents();
         const int64_t output_block = b.output_block_of(tile);
-        const int outputs = min(8, int(a.out_features - output_block * 8)),
-                  bytes = min(SEGMENT, int(a.row_bytes) - segment * SEGMENT);
+        const int outputs = min(8, int(a.out_features - output_block * 8));
+        const int bytes = min(SEGMENT, int(a.row_bytes) - segment * SEGMENT);
         const int record_bytes = min(RECORDS, b.layout.subgroups - segment * RECORDS) * 32;
         uint64_t& full = b.full(tile - first, slot);
         hopper::wait_barrier(b.empty(slot), parity);

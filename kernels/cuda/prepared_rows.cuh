@@ -1,5 +1,5 @@
 // The activations of a product of 1 to 8 rows. Every block prepares all rows in its shared memory: it optionally adds
-// the residual stream and normalises, and stores bf16 or int8. For so few rows this redundant work takes less time than
+// the residual stream and normalises, and stores bf16 or int8. For so few rows, the redundant work takes less time than
 // the launch of a separate kernel.
 #pragma once
 
@@ -65,7 +65,8 @@ static __device__ inline void pack(uint4& vectors, const float (&values)[8]) {
   save<8>(reinterpret_cast<__nv_bfloat16*>(&vectors), values);
 }
 
-// The bits of the largest magnitude, or of a NaN. The bits of positive floats have the order of their values.
+// The bits of the largest magnitude of `values` and `largest`, or the bits of a NaN. The bits of positive floats have
+// the order of their values.
 static __device__ inline uint32_t magnitude(const float (&values)[8], uint32_t largest) {
 #pragma unroll
   for (int i = 0; i < 8; i++) largest = max(largest, __float_as_uint(fabsf(values[i])));
@@ -88,7 +89,7 @@ template <class F>
 struct PreparedRows {
   using X = typename F::X;
   const SmallBatch& a;
-  char* x;           // [rows][own_pitch], zero-padded behind the last input
+  char* x;           // [rows][prepared_pitch], zero-padded after the last input
   float* row_scale;  // [rows]
   float* subgroup_scale;  // [rows][subgroups]
 

@@ -209,7 +209,7 @@ struct Epilogue {
   bool active;           // false: this thread has no output in this tile
   int row, tile_output;  // tile_output: index of the output in the tile
   int64_t output;
-  float scale[2], shift[2];  // loaded early, to hide their latency behind the tile's products
+  float scale[2], shift[2];  // loaded early, so that the products of the tile hide their latency
 };
 
 template <class F, int J, class S>

@@ -49,7 +49,7 @@ static inline void start_tiles(const SmallBatch& a, const TileSizes& sizes, cuda
   start_small_batch<F, 1, F::TRAITS.depth(NT), NT>(a, sizes, stream);
 }
 
-// a.own_pitch is the result of own_pitch(…).
+// a.prepared_pitch is the result of prepared_pitch(…).
 template <class F>
 static inline void start_small_batch(const SmallBatch& a, cudaStream_t stream) {
   const int launch_rows = rows_per_launch(F::TRAITS, shape_of(a), a.prepared_pitch, limits());

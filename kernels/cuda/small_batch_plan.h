@@ -8,7 +8,7 @@
 namespace localllm::cuda {
 
 constexpr int LOG_THREADS = 9, THREADS = 1 << LOG_THREADS, WARPS = THREADS / 32, MAX_SLOTS = 12;
-constexpr int VECTORS_PER_THREAD = 4;     // vectors of 8 activations per thread that OwnRows keeps in registers
+constexpr int VECTORS_PER_THREAD = 4;     // vectors of 8 activations per thread that PreparedRows keeps in registers
 constexpr int PREPARED_LIMIT = 32 << 10;  // bytes: limit of the activations that every block prepares in shared memory
 constexpr int BUDGET = 110 << 10;         // bytes of shared memory per block: a block of the next kernel fits beside it
 constexpr int STATIC = 1 << 10;           // bytes of shared memory for static variables and the driver
@@ -82,10 +82,11 @@ inline TileSizes tile_sizes(const Traits& f, const Shape& a, int pitch, int limi
   return sizes;
 }
 
-// The best tiles that fit in shared memory, else a Cut whose fits() is false. A tile has both halves of gated outputs.
+// The best tiles that fit in shared memory, else TileSizes whose fits() is false. A tile has both halves of gated
+// outputs.
 inline TileSizes tile_sizes(const Traits& f, const Shape& a, int pitch, const Limits& gpu) {
-  const int tile_blocks = outputs_of_tile((a.out_features + 7) / 8, a.gated, gpu.processors),
-            depth = f.depth(a.rows <= 8 ? 1 : 2);
+  const int tile_blocks = outputs_of_tile((a.out_features + 7) / 8, a.gated, gpu.processors);
+  const int depth = f.depth(a.rows <= 8 ? 1 : 2);
   TileSizes sizes{};
   auto try_sizes = [&](int j, int p) { return (sizes = tile_sizes(f, a, pitch, gpu.shared, j, p)).fits(); };
   if (f.many_tiles() && tile_blocks == 4 && try_sizes(4, 1)) return sizes;
@@ -95,7 +96,7 @@ inline TileSizes tile_sizes(const Traits& f, const Shape& a, int pitch, const Li
 }
 
 // Rows per launch: all, or half of them if shared memory is too small for all; each launch reads all weights. 0: half
-// of the rows do not fit either. `pitch` (see own_pitch) applies to both halves.
+// of the rows do not fit either. `pitch` (see prepared_pitch) applies to both halves.
 inline int rows_per_launch(const Traits& f, const Shape& a, int pitch, const Limits& gpu) {
   if (tile_sizes(f, a, pitch, gpu).fits()) return a.rows;
   Shape half = a;

@@ -138,8 +138,8 @@ class Multiplier {
     const int pairs = gated ? 2 : 4, pair_index = lane & (pairs - 1), copy = gated ? lane / 2 : lane / 4;
     float one = __shfl_sync(ALL, sum, pair_index * 8), other = __shfl_sync(ALL, sum, pair_index * 8 + 4);
     if (gated) {
-      const float up = __shfl_sync(ALL, sum, pair_index * 8 + 16),
-                  other_up = __shfl_sync(ALL, sum, pair_index * 8 + 20);
+      const float up = __shfl_sync(ALL, sum, pair_index * 8 + 16);
+      const float other_up = __shfl_sync(ALL, sum, pair_index * 8 + 20);
       one = activated(b_.a.gate, rounded(one)) * rounded(up);
       other = activated(b_.a.gate, rounded(other)) * rounded(other_up);
     }
