@@ -55,7 +55,7 @@ DEVICE = Device(
     fp8_cache=True,
     recorder=CudaRecorder,
     streams=partial(SideStream, torch.cuda),
-    graphs="breakable",  # as fast as split, and models open sooner
+    graphs="breakable",  # as fast as "split", and models open faster
     # An H200 computes this number of multiplications while the host launches the kernels of one layer.
     layer_work=3.5e10,
     attentions=MappingProxyType({"flashinfer": _flashinfer}),

@@ -36,7 +36,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """For input tokens that the previous step draws, so that the host does not have them: the row that draws each."""
+    """The rows of the previous step that draw input tokens of this step. The host does not have these tokens yet."""
 
     ends: Tensor  # [rows] int32, index of each row's last token
     carry: Tensor  # [rows] int32, row of the previous step that draws this row's last token; -1: the host has the token

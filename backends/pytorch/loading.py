@@ -20,7 +20,7 @@ from .quant.choose import ON_LOAD, scheme
 from .quant.floats import STORED
 from .weights import Weights
 
-MIN_PACKED_BYTES = 64 * 2**20  # in the model files; it takes longer to read a smaller packed file than to quantise
+MIN_PACKED_BYTES = 64 * 2**20  # of weights in the model files; a smaller model is quantised faster than a file is read
 EMBEDDING = "model.embed_tokens.weight"
 _SAMPLE = (64, 256)  # shape of the sample weight
 

@@ -98,7 +98,7 @@ class PackedFile:
         start = 8 + len(header)
         size = tensors[SUMS].start - start
         arena = _arena(size)
-        products = self._products(metadata, tensors, arena, start)  # chooses the place of the memory, not yet written
+        products = self._products(metadata, tensors, arena, start)  # before the memory is written: see Placeable
         opened.seek(start + size)
         sums = struct.unpack(f"<{count(size)}I", opened.read())
         data = memoryview(arena)[:size]

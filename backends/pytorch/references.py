@@ -1,4 +1,4 @@
-"""Replaces ops by their references, so that a developer can find a wrong kernel."""
+"""Replaces ops by their references, which helps a developer to find a wrong kernel."""
 
 from __future__ import annotations
 

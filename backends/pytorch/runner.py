@@ -26,7 +26,7 @@ from .sampler import Drawn, sample
 
 
 class Model(Protocol):
-    """A model, as a file in models/ builds it."""
+    """A model that a file in models/ has built."""
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
         """Hidden states [answers, hidden] of the tokens `step.last`. Keys and values of all tokens go to the cache."""

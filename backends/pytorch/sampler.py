@@ -24,7 +24,7 @@ class Drawn:
 
 
 def is_plain(batch: Batch) -> bool:
-    """Whether the draw needs no biases, penalties, masks and log-probabilities in any row of the batch."""
+    """Whether no row of the batch has biases, penalties, a mask or log-probabilities."""
     return not _has_adjustments(batch) and not (batch.sampling.logprobs >= 0).any()
 
 

@@ -1,14 +1,14 @@
 """The self-test of the kernels. Before a model is served, every op of a device computes its small test cases. An op
-that is wrong, fails or returns NaN is replaced by the next lane that is right; the last lane is the reference.
+that is wrong, fails or returns NaN is replaced by the next correct candidate. The last candidate is the reference.
 
-    lanes    CUDA C++   Triton   reference
-    op a        ok
-    op b      wrong       ok                   -> Triton computes b; the runner warns
-    op c      wrong      fails    (not tested)
+    candidates   CUDA C++   Triton   reference
+    op a            ok
+    op b          wrong       ok                   -> Triton computes b; the runner warns
+    op c          wrong      fails    (not tested)
 
-The verdicts are cached in a file, whose name has a hash of all versions that they depend on: later starts test nothing.
-CrashMark records a kernel that crashes the process or hangs longer than TEST_SECONDS. It is replaced after two crashes
-in a row, because somebody may have killed the process during the first test.
+The verdicts are cached in a file, so later starts test nothing. The file's name has a hash of all versions that the
+verdicts depend on. CrashMark names a kernel that crashes the process or hangs longer than TEST_SECONDS. The kernel is
+replaced after two crashes in a row, because a user may have killed the process during the first test.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ Verify = Callable[[str, Ops], str]  # (name of an op, ops) -> the defect of this
 
 
 def choose(candidates: Sequence[Ops], verify: Verify) -> tuple[Ops, tuple[str, ...]]:
-    """The first candidate, with each op that fails replaced by that of the first other candidate whose op passes, and a
-    warning for each replacement. The last candidate is the references, which `verify` must accept."""
+    """The ops of the first candidate, and warnings. An op that fails is replaced by the op of the next candidate that
+    passes, with a warning. The last candidate is the references, which `verify` must accept."""
     first, *others = candidates
     ops = first
     warnings = []

@@ -109,7 +109,7 @@ def capturable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> i
 
 
 def chosen_graphs(options: LoadOptions, device: Device) -> Graphs:
-    """The kind of graphs on this device, where "auto" is resolved."""
+    """The kind of graphs in the options; for "auto" that of the device; "off" if the device cannot capture steps."""
     if device.recorder is None:
         return "off"
     return device.graphs if options.graphs == "auto" else options.graphs

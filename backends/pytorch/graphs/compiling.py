@@ -56,7 +56,7 @@ class Compiler:
                 self.late += 1
                 log.warning("a part of the model was compiled again; TORCH_LOGS=recompiles shows the reason")
             result = self._inductor(traced, examples)
-            compilations += 1  # not before: a failed compilation does not count
+            compilations += 1  # after the compilation, because a failed one does not count
             return result
 
         compiled: Any = torch.compile(graph, backend=backend, fullgraph=True)

@@ -63,7 +63,7 @@ def _specialised(shapes: Any) -> SettingRefused:
 
 
 def cut(graph: Graph, is_cut: Callable[[fx.Node], bool], writes: Callable[[fx.Node], fx.Node]) -> list[Segment]:
-    """The segments in order; between each two segments is the op at a cut. `writes` returns the node of the tensor that
+    """The segments of the graph in order: nodes, the op at a cut, nodes, … `writes` returns the node of the tensor that
     the op at a cut writes to. No segment allocates this tensor: the implementation of the op returns its output."""
     nodes = graph.graph.nodes
     cuts = frozenset(node for node in nodes if is_cut(node))

@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
 
     out_features: int
     in_features: int
-    # (start, stop) -> these outputs. Both are multiples of EIGHT, or the number of outputs. Raises ModelRefused.
+    # (start, stop) -> the outputs start … stop - 1. Each is a multiple of EIGHT or out_features. Raises ModelRefused.
     rows: Callable[[int, int], Weight]
     wide: bool = False  # int4: the product must not round the activations
     order: Tensor | None = None  # [in_features] int64: permutation of the inputs; None: natural order

@@ -50,8 +50,8 @@ def group_size(config: Quantization, in_features: int) -> int:
 def read_order(
     tensors: Tensors, name: str, config: Quantization, in_features: int, dtypes: Sequence[str]
 ) -> Tensor | None:
-    """The permutation of the inputs by the tensor `name`, the group of each input. None if the checkpoint has no such
-    tensor and needs none. Raises ModelRefused as `grouped` does."""
+    """The permutation of the inputs, from the tensor `name`, which has the group of each input. None if the checkpoint
+    has no such tensor, or if its groups are contiguous. Raises ModelRefused as `grouped` does."""
     if not config.act_order and name not in tensors:
         return None
     return grouped(name, tensors.read(name, (in_features,), dtypes), group_size(config, in_features))
