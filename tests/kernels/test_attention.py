@@ -59,7 +59,7 @@ def check(arguments: Mapping[str, Any]) -> None:
     torch.testing.assert_close(paged_attention(**arguments).double(), expected, rtol=0.0, atol=tolerance)
 
 
-def test_the_answer_is_put_where_it_is_wanted() -> None:
+def test_attention_writes_to_out() -> None:
     arguments = step(MIXED, F32)
     for attend in (paged_attention, reference.paged_attention):
         expected, place = attend(**arguments), torch.full_like(arguments["query"], float("nan"))
@@ -69,36 +69,36 @@ def test_the_answer_is_put_where_it_is_wanted() -> None:
 
 @pytest.mark.parametrize("cache", [F32, BF16, F16], ids=str)
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
-def test_queries_and_cache_of_any_types(dtype: torch.dtype, cache: torch.dtype) -> None:
+def test_attention_supports_unequal_dtypes(dtype: torch.dtype, cache: torch.dtype) -> None:
     check(step(MIXED, dtype, cache))
 
 
 @pytest.mark.parametrize("dim", [1, 7, 31, 33, 80, 96, 128, 256])
-def test_heads_of_any_size(dim: int) -> None:
+def test_attention_supports_any_head_dim(dim: int) -> None:
     for dtype in (F32, BF16):
         check(step([(1, 70), (9, 40)], dtype, heads=6, dim=dim))
 
 
 @pytest.mark.parametrize("group", [1, 2, 3, 5, 7, 8, 9, 100])
-def test_any_number_of_heads_share_keys(group: int) -> None:
+def test_attention_supports_any_group_size(group: int) -> None:
     for dtype in (F32, BF16):
         check(step([(1, 260), (3, 90), (100, 100)], dtype, heads=group, kv_heads=1, dim=32, page_size=7))
 
 
 @pytest.mark.parametrize("window", [1, 2, 32, 65, 1025])
-def test_windows(window: int) -> None:
+def test_attention_with_windows(window: int) -> None:
     check(step(MIXED, F32, window=window))
     check(step(MIXED, F32, window=window, soft_cap=3.0, sinks=torch.tensor([0.5, -2.0, 40.0, 1.0])))
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 5, 31, 32, 33, 257])
-def test_any_number_of_tokens(tokens: int) -> None:
+def test_attention_supports_any_number_of_tokens(tokens: int) -> None:
     for dtype in (F32, BF16):
         check(step([(tokens, tokens + 3)], dtype))
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_a_row_is_the_same_bits_alone_in_a_batch_and_on_any_number_of_workers(dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(dtype: torch.dtype) -> None:
     arguments = step(MIXED, dtype)
     rows, query = arguments["rows"], arguments["query"]
     LIBRARY.use_threads(3)
@@ -119,7 +119,7 @@ def test_a_row_is_the_same_bits_alone_in_a_batch_and_on_any_number_of_workers(dt
         assert torch.equal(together[own], alone)
 
 
-def test_queries_among_the_heads_of_one_product() -> None:
+def test_attention_reads_queries_from_a_qkv_projection() -> None:
     arguments = step(MIXED, F32)
     query = arguments["query"]
     product = torch.full((len(query), 9, 64), torch.nan)
@@ -127,7 +127,7 @@ def test_queries_among_the_heads_of_one_product() -> None:
     assert torch.equal(paged_attention(**{**arguments, "query": product[:, 2:6]}), paged_attention(**arguments))
 
 
-def test_a_query_that_is_not_a_number_spoils_its_own_answer_only() -> None:
+def test_a_nan_query_affects_only_its_own_output() -> None:
     arguments = step([(1, 40), (9, 40)], F32)
     arguments["query"][4, 1, 5] = torch.nan
     spoilt = paged_attention(**arguments).isnan()
@@ -135,7 +135,7 @@ def test_a_query_that_is_not_a_number_spoils_its_own_answer_only() -> None:
     assert spoilt.sum() == 64
 
 
-def test_scores_far_apart() -> None:
+def test_attention_with_scores_of_very_different_size() -> None:
     arguments = step([(1, 200), (9, 40)], F32)
     check({**arguments, "query": arguments["query"] * 1e4})
     check({**arguments, "sinks": torch.tensor([1e9, -1e9, 100.0, 0.0])})

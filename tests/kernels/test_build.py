@@ -54,7 +54,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_no_function_is_shared_between_lanes(lane: str) -> None:
+def test_no_function_is_shared_between_variants(lane: str) -> None:
     for source in OBJECTS[lane]:
         names = subprocess.run(["nm", "-C", "--defined-only", source], capture_output=True, text=True, check=True)
         for line in names.stdout.splitlines():
@@ -65,7 +65,7 @@ def test_no_function_is_shared_between_lanes(lane: str) -> None:
 
 
 @pytest.mark.parametrize("lane", LANES)
-def test_instructions_stay_in_their_lane(lane: str) -> None:
+def test_instructions_stay_in_their_variant(lane: str) -> None:
     code = disassembled(OBJECTS[lane])
     if lane in FORBIDDEN:
         strange = re.search(FORBIDDEN[lane], code)
@@ -74,6 +74,6 @@ def test_instructions_stay_in_their_lane(lane: str) -> None:
         assert re.search(TYPICAL[lane], code), "the lane's own instructions are used"
 
 
-def test_everything_else_runs_anywhere() -> None:
+def test_other_code_runs_on_every_cpu() -> None:
     """Binding, team and dispatch are not compiled for any lane."""
     assert not re.search(r"%[yz]mm|%tmm", disassembled(OBJECTS[""]))

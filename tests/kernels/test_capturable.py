@@ -71,6 +71,6 @@ def test_reference_can_be_captured(case: Case) -> None:
     ],
     ids=["number", "number-of-the-cpu", "new-number", "range-of-the-cpu", "sum", "mask", "copy", "branch"],
 )
-def test_what_cannot_be_captured_is_noticed(wrong: Callable[[Tensor], Any]) -> None:
+def test_the_check_notices_code_that_cannot_be_captured(wrong: Callable[[Tensor], Any]) -> None:
     with pytest.raises((AssertionError, RuntimeError)):
         capture(wrong, x=torch.ones(4))

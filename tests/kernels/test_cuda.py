@@ -92,14 +92,14 @@ def test_norms_of_many_rows(ops: Ops, rows: int, dim: int, dtype: torch.dtype) -
     torch.testing.assert_close(found.double(), expected, rtol=2 * tolerance, atol=2 * tolerance)
 
 
-def test_heads_that_lie_apart(ops: Ops) -> None:
+def test_strided_heads(ops: Ops) -> None:
     qkv = torch.randn(7, 12, 64, device="cuda").bfloat16()
     key, weight = qkv[:, 8:10], torch.randn(64, device="cuda").bfloat16()
     expected = Ops().norm.rms(key, weight, 1e-6)
     torch.testing.assert_close(ops.norm.rms(key, weight, 1e-6), expected, rtol=2e-2, atol=2e-2)
 
 
-def test_what_lies_beyond_the_cache_is_left_out(ops: Ops) -> None:
+def test_slots_beyond_the_cache_are_skipped(ops: Ops) -> None:
     pages = torch.zeros(2, 4, 4, 2, 16, device="cuda")
     key = torch.ones(3, 2, 16, device="cuda")
     ops.kv.store(key, key, pages[0], pages[1], torch.tensor([-1, 5, 16], device="cuda"))

@@ -66,7 +66,7 @@ def test_decode_equals_reference(attention: Any, seed: int) -> None:
     assert torch.equal(attention(**moved), found), "the same sums in the same order, and counters back at zero"
 
 
-def test_a_batch_of_one_query_and_of_many(attention: Any) -> None:
+def test_rows_with_one_query_and_with_many(attention: Any) -> None:
     arguments = inputs([(1, 90), (40, 200)])
     expected = reference(**on_device(arguments, wide=True))
     torch.testing.assert_close(attention(**on_device(arguments)).double(), expected, rtol=0.0, atol=2e-2)
@@ -74,14 +74,14 @@ def test_a_batch_of_one_query_and_of_many(attention: Any) -> None:
 
 @pytest.mark.parametrize("lens", [[(1, 90), (1, 7)], [(1, 90), (40, 200)], [(3, 20)]], ids=["decode", "mixed", "few"])
 @pytest.mark.parametrize("dim", [128, 37])
-def test_the_answer_is_put_where_it_is_wanted(attention: Any, lens: list[tuple[int, int]], dim: int) -> None:
+def test_attention_writes_to_out(attention: Any, lens: list[tuple[int, int]], dim: int) -> None:
     arguments = on_device(inputs(lens, dim=dim))
     place = torch.full(arguments["query"].shape, float("nan"), dtype=arguments["query"].dtype, device="cuda")
     assert attention(**arguments, out=place) is place
     assert torch.equal(place, attention(**arguments))
 
 
-def test_a_graph_serves_other_contexts(attention: Any) -> None:
+def test_a_captured_graph_computes_other_contexts(attention: Any) -> None:
     arguments = on_device(inputs([(1, 2000)] * 6))
     rows = arguments["rows"]
     attention(**arguments)

@@ -143,7 +143,7 @@ def test_one_row_has_the_bits_that_it_has_among_two(
             assert torch.equal(small_batch(x[:1], weight, bias, torch.bfloat16, None, gate=gate), both[:1])
 
 
-def test_what_one_row_does_not_fit_has_the_same_answer(linear: Linear) -> None:
+def test_one_row_without_its_kernel_has_the_same_result(linear: Linear) -> None:
     """Rows filled up beyond its room for a norm, records that begin anywhere, weights that may still be written."""
     from localllm.kernels.cuda.linear import small_batch
 
@@ -169,7 +169,7 @@ def test_what_one_row_does_not_fit_has_the_same_answer(linear: Linear) -> None:
     assert torch.equal(own, small_batch(x, weight, None, torch.bfloat16))
 
 
-def test_a_captured_chain_gives_what_single_calls_give(linear: Linear) -> None:
+def test_a_captured_chain_equals_single_calls(linear: Linear) -> None:
     """Kernels that fetch weights before the one ahead has ended still wait for its answer."""
     generator = torch.Generator().manual_seed(3)
     weights: list[Any] = []
@@ -198,7 +198,7 @@ def test_a_captured_chain_gives_what_single_calls_give(linear: Linear) -> None:
 
 @pytest.mark.parametrize("op", ["dense", "int8", "int4", "fp8"])
 @pytest.mark.parametrize(("rows", "in_features"), [(1, 1024), (3, 1024), (8, 1024), (1, 5120), (1, 8192)])
-def test_norm_and_gate_on_the_way(linear: Linear, op: str, rows: int, in_features: int) -> None:
+def test_fused_norm_and_gate(linear: Linear, op: str, rows: int, in_features: int) -> None:
     from localllm.kernels.cuda.linear import small_batch
 
     generator = torch.Generator().manual_seed(4)
@@ -224,7 +224,7 @@ def test_a_nan_stays_in_its_row(linear: Linear) -> None:
         assert not found[[0, 1, 3]].any()
 
 
-def test_refuses_what_does_not_fit(linear: Linear) -> None:
+def test_bad_arguments_are_refused(linear: Linear) -> None:
     weight = linear.pack(torch.randn(64, 128).bfloat16().cuda(), torch.bfloat16)
     x, out = (torch.zeros(17, size, device="cuda", dtype=torch.bfloat16) for size in (128, 64))
     rest = None, None, None, 0, 128, True, None, None, None, 0.0, 0.0, -1

@@ -81,7 +81,7 @@ def test_equals_reference(library: Any, seed: int) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_cases_that_it_serves(library: Any, case: Any, dtype: torch.dtype) -> None:
+def test_supported_cases_equal_the_reference(library: Any, case: Any, dtype: torch.dtype) -> None:
     arguments = on_device(case.make(torch.Generator().manual_seed(0), dtype))
     pages = arguments["key_pages"], arguments["value_pages"]
     if not library.supports(arguments["query"], *pages, arguments["rows"]):
@@ -91,13 +91,13 @@ def test_cases_that_it_serves(library: Any, case: Any, dtype: torch.dtype) -> No
 
 @pytest.mark.parametrize("window", [1, 127, 128, 129, 300])
 @pytest.mark.parametrize("before", [0, 126, 127, 128, 129])
-def test_around_the_edges_of_blocks_and_windows(library: Any, window: int, before: int) -> None:
+def test_lengths_near_the_edges_of_blocks_and_windows(library: Any, window: int, before: int) -> None:
     lens = [(queries, before + queries) for queries in (1, 2, 127, 128, 129, 260)]
     check(library, inputs(lens, heads=4, kv_heads=1, dim=128, window=window))
     check(library, inputs(lens, heads=4, kv_heads=4, dim=128))
 
 
-def test_rows_with_fewer_queries_are_left_alone(library: Any) -> None:
+def test_rows_with_fewer_queries_are_not_written(library: Any) -> None:
     arguments = on_device(inputs([(1, 70), (40, 90), (2, 9), (1, 3), (3, 600)]))
     expected = reference(**arguments)
     found = computed(library, arguments, min_queries=3)
@@ -109,7 +109,7 @@ def test_rows_with_fewer_queries_are_left_alone(library: Any) -> None:
 
 
 @pytest.mark.parametrize("lens", [[(1, 700), (300, 300), (1, 1), (2, 90)], [(40, 90)] * 40], ids=["mixed", "prompts"])
-def test_decode_rows_beside_prompts(library: Any, lens: list[tuple[int, int]]) -> None:
+def test_decode_rows_together_with_prefill_rows(library: Any, lens: list[tuple[int, int]]) -> None:
     from localllm.kernels.cuda.attention import paged_attention
 
     arguments = inputs(lens, dim=128, sinks=True, window=100)
@@ -124,7 +124,7 @@ def test_decode_rows_beside_prompts(library: Any, lens: list[tuple[int, int]]) -
     torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance)
 
 
-def test_a_graph_serves_other_contexts(library: Any) -> None:
+def test_a_captured_graph_computes_other_contexts(library: Any) -> None:
     arguments = on_device(inputs([(40, 2000), (9, 300), (1, 50)]))
     rows = arguments["rows"]
     computed(library, arguments)

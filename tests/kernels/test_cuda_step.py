@@ -134,7 +134,7 @@ def test_nothing_beyond_a_context_is_read(ops: Ops, context: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["small", "qwen3-0.6b"])
-def test_one_recording_serves_any_context(ops: Ops, name: str) -> None:
+def test_a_captured_step_computes_any_context(ops: Ops, name: str) -> None:
     """1,000 replays: as the reference says, and the same bits again. Some are padding, which does no harm."""
     shape, longest = SHAPES[name], 600
     case = stack_case(longest, **shape)
@@ -174,7 +174,7 @@ def test_one_recording_serves_any_context(ops: Ops, name: str) -> None:
             assert not mismatch(first[:2], [one.cpu() for one in expected], TOLERANCE)
 
 
-def test_a_step_with_no_context_ends(ops: Ops) -> None:
+def test_a_step_with_an_empty_context_ends(ops: Ops) -> None:
     """As one of the token alone."""
     case = stack_case(1, **SMALL)
     there = device_arguments(
@@ -187,7 +187,7 @@ def test_a_step_with_no_context_ends(ops: Ops) -> None:
         assert torch.equal(found, other)
 
 
-def test_what_it_does_not_fit_goes_layer_by_layer(ops: Ops) -> None:
+def test_unsupported_steps_run_layer_by_layer(ops: Ops) -> None:
     prompt = inputs([(5, 9)], layers=2, **SMALL)
     many = inputs([(1, 4)] * 2, layers=2, **SMALL)
     window = inputs([(1, 40)], layers=2, window=8, **SMALL)

@@ -150,7 +150,7 @@ def test_two_streams_replay_one_kernel(calls: list[Call]) -> None:
     assert right.tolist() == [True] * 3
 
 
-def test_captured_on_a_stream_that_never_ran_it(calls: list[Call]) -> None:
+def test_capture_on_a_stream_without_an_earlier_step(calls: list[Call]) -> None:
     """Two captures, of which the second is replayed first."""
     expected = [call().clone() for call in calls]
     graphs, results = [], []
@@ -167,7 +167,7 @@ def test_captured_on_a_stream_that_never_ran_it(calls: list[Call]) -> None:
 
 
 @pytest.mark.parametrize("module", ["cuda.attention", "triton.attention"])
-def test_rows_written_just_before(module: str) -> None:
+def test_row_tables_written_by_the_previous_kernel(module: str) -> None:
     """Page table and lengths are written by the kernel before, on the same stream or on one that is waited for."""
     library = pytest.importorskip(f"localllm.kernels.{module}", exc_type=ImportError)
     arguments = on_device(inputs([(1, 900), (1, 300)], heads=8, kv_heads=2, dim=128, page_size=16, seed=3))

@@ -150,7 +150,7 @@ class TestProducts:
         assert self.calls(library, op, torch.ones(0, 256).bfloat16(), weight_of(op)) == []
 
     @pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8"])
-    def test_what_does_not_fit_the_gpu_is_left_to_others(
+    def test_products_that_do_not_fit_use_other_kernels(
         self, library: Library, op: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: list[tuple[Any, ...]] = []
@@ -170,7 +170,7 @@ class TestProducts:
         assert asked == [(0, 5, *shape), (0, 6, *shape)], "each is asked about once, by its shape"
 
     @pytest.mark.parametrize("op", ["int8", "int4", "fp8"])
-    def test_activations_in_vectors(self, library: Library, op: str) -> None:
+    def test_alignment_of_activations(self, library: Library, op: str) -> None:
         wider = torch.ones(4, 264).bfloat16()
         assert self.calls(library, op, wider[:, :256], weight_of(op)) == ["small_batch"]
         assert self.calls(library, op, wider[:, 1:257], weight_of(op)) == []
@@ -198,7 +198,7 @@ class TestLayer:
         module("layer").decoder(**given)
         return library.called()
 
-    def test_norms_on_the_way_where_they_fit(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_norms_are_fused_if_they_fit(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         assert self.decode(library)[:1] == ["small_batch"]
         normed: list[bool] = []
 
@@ -213,7 +213,7 @@ class TestLayer:
         assert False in normed, "the layer is computed part by part"
 
     @pytest.mark.parametrize("shape", [{"rows": 9}, {"hidden": 124}, {"dtype": torch.float32}])
-    def test_other_layers_part_by_part(self, library: Library, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_other_layers_are_composed(self, library: Library, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module("layer"), "_normalised", lambda *_: pytest.fail("fused"))
         self.decode(library, **shape)
 
@@ -251,7 +251,7 @@ class TestAttention:
 
     DECODE, PROMPT = [(1, 5), (1, 9)], [(60, 60)]
 
-    def test_within(self, library: Library) -> None:
+    def test_values_within_the_limit_are_supported(self, library: Library) -> None:
         assert self.calls(library, self.DECODE) == ["decode_attention"]
         assert self.calls(library, self.PROMPT) == ["extend_attention"]
         assert self.calls(library, [*self.DECODE, *self.PROMPT]) == ["extend_attention", "decode_attention"]
@@ -269,15 +269,15 @@ class TestAttention:
         ],
         ids=str,
     )  # fmt: skip
-    def test_beyond(self, library: Library, beyond: dict[str, Any]) -> None:
+    def test_values_beyond_the_limit_use_other_kernels(self, library: Library, beyond: dict[str, Any]) -> None:
         assert self.calls(library, self.DECODE, **beyond) == ["fallback"]
         assert self.calls(library, self.PROMPT, **beyond) == ["fallback"]
 
-    def test_more_heads_of_a_kv_head_than_there_is_room_for(self, library: Library) -> None:
+    def test_groups_larger_than_the_kernel_supports(self, library: Library) -> None:
         assert self.calls(library, self.DECODE, heads=18) == ["fallback"]
         assert self.calls(library, self.PROMPT, heads=258) == ["fallback"]
 
-    def test_more_rows_than_there_are_counters(self, library: Library) -> None:
+    def test_more_rows_than_counters(self, library: Library) -> None:
         assert self.calls(library, [(1, 1)] * 32768) == ["decode_attention"]
         assert self.calls(library, [(1, 1)] * 32769) == ["fallback"]
 
@@ -303,7 +303,7 @@ class TestAppend:
         module("kv").append(qkv, *weights, 1e-6, 0.0, angle, angle, "neox", torch.arange(3), *pages)
         return library.called()
 
-    def test_within(self, library: Library) -> None:
+    def test_values_within_the_limit_are_supported(self, library: Library) -> None:
         for dim in (2, 37, 256, 264, 512, 12288):
             assert self.calls(library, dim) == ["append"]
         for cache, norm in ((torch.bfloat16, torch.float16), (torch.float8_e4m3fn, torch.float32)):
@@ -317,11 +317,11 @@ class TestAppend:
         ],
         ids=str,
     )  # fmt: skip
-    def test_beyond(self, library: Library, beyond: dict[str, Any]) -> None:
+    def test_values_beyond_the_limit_use_other_kernels(self, library: Library, beyond: dict[str, Any]) -> None:
         assert self.calls(library, **beyond) == ["parts"]
 
 
-def test_every_op_of_the_library_has_a_schema_here(library: Library) -> None:
+def test_every_op_of_the_library_has_a_schema(library: Library) -> None:
     """And the lane of its ops can be put together."""
     assert set(module("").CUDA_OPS) <= {
         name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "localllm::" in name

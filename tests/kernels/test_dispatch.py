@@ -44,7 +44,7 @@ def answers(case: Case) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_answers_do_not_depend_on_the_number_of_workers(case: Case) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(case: Case) -> None:
     LIBRARY.use_threads(1)
     alone = answers(case)
     LIBRARY.use_threads(5)
@@ -52,7 +52,7 @@ def test_answers_do_not_depend_on_the_number_of_workers(case: Case) -> None:
         torch.testing.assert_close(one.double(), other.double(), rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
-def test_the_generic_lane_is_always_there_and_the_last_is_taken() -> None:
+def test_the_generic_variant_exists_and_the_last_variant_is_used() -> None:
     assert LANES[0] == "generic"
     assert LIBRARY.use_variant("") == LANES[-1]
     assert [LIBRARY.use_variant(lane) for lane in LANES] == LANES
@@ -68,7 +68,7 @@ def test_a_native_build_has_the_variants_that_the_library_uses(tmp_path: Path) -
     assert set(LANES) <= set(usable.split(";"))
 
 
-def test_an_unknown_lane_is_refused_and_nothing_changes() -> None:
+def test_an_unknown_variant_is_refused_and_nothing_changes() -> None:
     LIBRARY.use_variant("generic")
     with pytest.raises(RuntimeError, match=f'ISA variant "avx1024" is not available: .* have {", ".join(LANES)}'):
         LIBRARY.use_variant("avx1024")
@@ -82,7 +82,7 @@ def python(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_environment_forces_a_lane_and_a_team() -> None:
+def test_the_environment_sets_the_variant_and_the_threads() -> None:
     asked = python("print(ops.use_threads(0))", LOCALLLM_CPU_LANE="generic", LOCALLLM_THREADS="3", OMP_NUM_THREADS="2")
     assert asked.stdout.split() == ["3"], asked.stderr
     refused = python("", LOCALLLM_CPU_LANE="avx1024")
@@ -92,7 +92,7 @@ def test_the_environment_forces_a_lane_and_a_team() -> None:
     assert 'OMP_NUM_THREADS is "many"; a number of threads' in unreadable.stderr
 
 
-def test_a_forked_child_has_its_own_team() -> None:
+def test_a_forked_process_has_its_own_threads() -> None:
     """The parent's threads are not in the child; a child that waited for them would hang."""
     program = """
 import warnings; torch.set_num_threads(1)  # OpenMP does not survive forks
@@ -111,7 +111,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]), norm())
     assert python(program).stdout.split() == ["0", "True"]
 
 
-def test_threads_that_ask_at_once_take_turns() -> None:
+def test_concurrent_calls_run_one_after_another() -> None:
     program = """
 from threading import Thread
 ops.use_threads(2)
@@ -132,7 +132,7 @@ print(len(wrong))
     assert python(program).stdout.split() == ["0"]
 
 
-def test_workers_touch_their_share_first() -> None:
+def test_threads_touch_their_share_first() -> None:
     LIBRARY.use_threads(2)
     memory = torch.ones(5 * 9000, dtype=torch.uint8)
     LIBRARY.first_touch(memory, 9000)

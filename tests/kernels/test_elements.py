@@ -64,14 +64,14 @@ def test_norms_of_any_shape(rows: int, dim: int) -> None:
         near(found, other, 5e-6)
 
 
-def test_norms_read_rows_that_lie_apart() -> None:
+def test_norms_of_strided_rows() -> None:
     whole, weight = numbers(40, 12, 40), numbers(32, seed=1)
     for x in (whole[:, 2:7, :32].contiguous(), whole.view(40, 15, 32)[:, 3:7], whole[:, :, 4:36], whole[:, 0, 1:33]):
         near(FAST.norm.rms(x, weight, 1e-6), REFERENCE.norm.rms(x.double(), weight.double(), 1e-6), 5e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_residual_is_normalised_as_it_is_kept(dtype: torch.dtype) -> None:
+def test_the_rounded_residual_is_normalised(dtype: torch.dtype) -> None:
     x, residual, weight = numbers(5, 96, dtype=dtype), numbers(5, 96, seed=1, dtype=dtype), torch.ones(96, dtype=dtype)
     kept = x + residual
     found, written = FAST.norm.add_rms(x, residual, weight, 1e-6)
@@ -99,7 +99,7 @@ def test_activations_of_any_width(name: str, dim: int) -> None:
         near(getattr(FAST.activation, name)(gate_up), getattr(REFERENCE.activation, name)(gate_up), 2e-6)
 
 
-def test_what_is_no_number_stays_in_its_row() -> None:
+def test_nan_stays_in_its_row() -> None:
     x = numbers(4, 70)
     x[1, 69], x[2, 3] = NAN, INF
     for op in (partial(FAST.norm.rms, weight=torch.ones(70), eps=1e-6), *map(activation, ACTIVATIONS)):
@@ -118,7 +118,7 @@ def activation(name: str) -> Callable[..., torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.float16])
-def test_store_converts_and_reads_rows_that_lie_apart(dtype: torch.dtype, cache: torch.dtype) -> None:
+def test_store_converts_strided_rows(dtype: torch.dtype, cache: torch.dtype) -> None:
     qkv = numbers(5, 8, 19, dtype=dtype)
     pages = torch.full((2, 4, 3, 2, 19), 7.0, dtype=cache)
     slots = torch.tensor([11, 0, 5, 3, 7])
@@ -152,7 +152,7 @@ EDGES = [
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.float16])
-def test_numbers_at_the_edges_of_a_type_are_converted_as_torch_does(dtype: torch.dtype, cache: torch.dtype) -> None:
+def test_extreme_values_are_converted_as_in_torch(dtype: torch.dtype, cache: torch.dtype) -> None:
     """But for bfloat16's subnormal numbers: AVX-512 has none."""
     x = torch.tensor([*EDGES, 1.0]).to(dtype).view(1, 1, -1)  # in whole vectors, and behind them
     pages = torch.zeros(2, 1, 1, *x.shape[1:], dtype=cache)
@@ -177,7 +177,7 @@ ORACLE: dict[tuple[str, str], list[int]] = {}  # its answers, asked once for all
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: "-".join(filters) or "plain")
-def test_draws_equal_the_oracle_s(shape: str, filters: dict[str, Any]) -> None:
+def test_draws_equal_the_oracle(shape: str, filters: dict[str, Any]) -> None:
     """One row is drawn by all workers together, and five by each alone; the same tokens come out."""
     logits = SHAPES[shape](numbers(5, 9_001, seed=3))
     how = draws(5, **filters)
@@ -196,7 +196,7 @@ def only(how: Draws, rows: slice) -> Draws:
     )
 
 
-def test_a_large_team_draws_a_row_together() -> None:
+def test_many_threads_draw_one_row() -> None:
     """What its members know of the row takes more than a line of the cache."""
     assert torch.ops.localllm.use_threads(20) == 20
     logits = numbers(2, 9_001, seed=4)
@@ -206,13 +206,13 @@ def test_a_large_team_draws_a_row_together() -> None:
 
 
 @pytest.mark.parametrize("vocab", [2, 127, 129, 1000])
-def test_draws_over_few_tokens(vocab: int) -> None:
+def test_draws_from_a_small_vocabulary(vocab: int) -> None:
     logits = numbers(4, vocab + 3)[:, :vocab]  # rows lie apart
     how = draws(4, top_k=5, top_p=0.8)
     assert FAST.sampling.draw(logits, how).tolist() == [expected_token(logits, how, row) for row in range(4)]
 
 
-def test_no_number_is_the_likeliest_token_whatever_filters() -> None:
+def test_nan_is_the_likeliest_token_with_any_filter() -> None:
     for rows in (1, 5):
         logits = numbers(rows, 1000)
         logits[:, [999, 400]], logits[:, 2] = NAN, INF
@@ -249,7 +249,7 @@ def test_logprobs_of_a_row_with_nan_are_nan() -> None:
     assert found.top[1].isnan().all()
 
 
-def test_mask_of_rows_that_lie_apart() -> None:
+def test_mask_of_strided_rows() -> None:
     logits, words = numbers(3, 80)[:, :77], torch.tensor([[-1, 0, 5], [0x0F0F, -1, -1]], dtype=torch.int32)
     expected = logits.clone()
     REFERENCE.sampling.mask(expected, torch.tensor([2, 0]), words)
@@ -257,7 +257,7 @@ def test_mask_of_rows_that_lie_apart() -> None:
     assert torch.equal(logits, expected)
 
 
-def test_more_workers_than_work() -> None:
+def test_more_threads_than_rows() -> None:
     """Wide enough that the whole team is asked, with one row or two for seven workers."""
     assert torch.ops.localllm.use_threads(7) == 7
     for rows in (1, 2):
@@ -296,7 +296,7 @@ def test_noise_is_as_accurate_as_float32_is() -> None:
     [({"min_p": 0.3}, 0.3), ({"top_p": 0.75}, 1 / 3), ({"temperature": 0.5, "top_p": 0.75}, 1 / 3)],
     ids=["min_p", "top_p", "top_p-cool"],
 )
-def test_filters_cut_where_they_say(filters: dict[str, Any], share: float) -> None:
+def test_filters_remove_the_expected_tokens(filters: dict[str, Any], share: float) -> None:
     """Of two tokens the unlikelier one would win by its noise, but for the filter."""
     how = draws(300, **filters)
     wins = torch.from_numpy(noise_of_two_tokens(how) @ [-1.0, 1.0] > 1 - np.log(share))
@@ -319,7 +319,7 @@ def test_filters_cut_where_they_say(filters: dict[str, Any], share: float) -> No
     ],
     ids=str,
 )
-def test_filters_that_are_reached_exactly(ops: Ops, filters: dict[str, Any], kept: set[int]) -> None:
+def test_filters_at_their_exact_limit(ops: Ops, filters: dict[str, Any], kept: set[int]) -> None:
     """Two tokens of probability 1/2 each, the first a little less likely."""
     how = draws(64, **filters)._replace(max_k=2)
     found = ops.sampling.draw(torch.tensor([-1e-30, 0.0]).repeat(64, 1), how)
@@ -327,7 +327,7 @@ def test_filters_that_are_reached_exactly(ops: Ops, filters: dict[str, Any], kep
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.1, 1.9])
-def test_the_last_value_that_a_filter_keeps_is_drawn(temperature: float) -> None:
+def test_the_last_value_within_a_filter_can_be_drawn(temperature: float) -> None:
     """With one token left it is that one, however the division by the temperature rounds."""
     logits = numbers(200, 300, seed=8)
     for rows in (slice(None), slice(1)):
@@ -336,7 +336,7 @@ def test_the_last_value_that_a_filter_keeps_is_drawn(temperature: float) -> None
 
 
 @pytest.mark.timeout(60, method="thread")  # a kernel that hangs takes no signal
-def test_a_nucleus_of_nearly_everything() -> None:
+def test_a_nucleus_of_almost_all_tokens() -> None:
     """Its weight is only reached up to rounding: all that there is must do."""
     for seed in range(20):
         logits = torch.full((1, 128 * 70), -40.0)

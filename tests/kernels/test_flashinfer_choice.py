@@ -52,7 +52,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_within(taken: Any, dim: int, dtype: torch.dtype) -> None:
+def test_values_within_the_limit_are_supported(taken: Any, dim: int, dtype: torch.dtype) -> None:
     assert taken(dim, dtype) == "theirs"
 
 
@@ -64,5 +64,5 @@ def test_within(taken: Any, dim: int, dtype: torch.dtype) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_beyond(taken: Any, beyond: dict[str, Any]) -> None:
+def test_values_beyond_the_limit_use_other_kernels(taken: Any, beyond: dict[str, Any]) -> None:
     assert taken(**beyond) == "ours"

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.skipif(not (shutil.which("cmake") and shutil.which("ninja")), reason="cmake and ninja are not installed")
-def test_a_wheel_is_made_without_a_compiler(tmp_path: Path) -> None:
+def test_a_wheel_builds_without_a_compiler(tmp_path: Path) -> None:
     pytest.importorskip("scikit_build_core")
     tools = tmp_path / "tools"  # cmake finds these, and no compiler
     tools.mkdir()
@@ -51,7 +51,7 @@ def localllm(*arguments: str, library: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
 
 
-def test_doctor_tells_that_the_kernels_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_missing_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = json.loads(localllm("doctor", "--json", library=str(tmp_path / "none.so")).stdout)
     (cpu,) = [verdict for verdict in told["backends"] if verdict["backend"] == "cpu"]
     assert cpu["available"]
@@ -65,14 +65,14 @@ def test_doctor_tells_that_the_kernels_are_missing(tmp_path: Path, monkeypatch: 
         find_library()
 
 
-def test_a_library_that_torch_cannot_load_is_as_good_as_none(tmp_path: Path) -> None:
+def test_a_library_that_torch_cannot_load_is_missing(tmp_path: Path) -> None:
     broken = tmp_path / "broken.so"
     broken.write_text("no library")
     ops = json.loads(localllm("doctor", "--ops", "--json", library=str(broken)).stdout)["ops"]
     assert ops["norm.rms"]["cpu"] == "reference"
 
 
-def test_a_library_of_another_version_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_of_another_version_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
     monkeypatch.setattr(cpu, "OPS_WITHOUT_RESULT", [*cpu.OPS_WITHOUT_RESULT, "of_tomorrow"])
     with pytest.raises(LibraryMissing, match="without of_tomorrow: make build"):
@@ -80,12 +80,12 @@ def test_a_library_of_another_version_is_as_good_as_none(monkeypatch: pytest.Mon
 
 
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="there is no Triton for it")
-def test_triton_is_there_for_its_tests() -> None:
+def test_triton_is_installed_for_its_tests() -> None:
     """They are left out where it is not, which must not go unseen."""
     assert find_spec("triton") is not None
 
 
-def test_a_cuda_library_of_another_version_is_as_good_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_library_of_another_version_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU's library stands for one that lacks what the code beside it calls."""
     pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(find_library()))
@@ -93,7 +93,7 @@ def test_a_cuda_library_of_another_version_is_as_good_as_none(monkeypatch: pytes
         import_module("localllm.kernels.cuda")
 
 
-def test_the_schemas_are_there_before_the_cuda_library() -> None:
+def test_the_schemas_are_registered_before_the_cuda_library() -> None:
     """It implements ops that the CPU's library defines; where that is missing, both count as missing."""
     pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
     script = """

@@ -94,7 +94,7 @@ def near(found: list[Tensor], expected: list[Tensor]) -> None:
 
 @PLACES
 @pytest.mark.parametrize("last", [None, (0, 2)])
-def test_each_token_gets_its_adapter(ops: Ops, last: tuple[int, ...] | None) -> None:
+def test_each_token_uses_its_adapter(ops: Ops, last: tuple[int, ...] | None) -> None:
     given = arguments(last=last)
     layer = adapted(packed(ops, given["layer"]))
     plain = adapted(given["layer"])
@@ -107,7 +107,7 @@ def test_each_token_gets_its_adapter(ops: Ops, last: tuple[int, ...] | None) -> 
 
 
 @pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")
-def test_a_step_without_adapters_takes_the_fused_kernel() -> None:
+def test_a_step_without_adapters_uses_the_fused_kernel() -> None:
     given, ops = arguments(), cpu.OPS
     weights = packed(ops, given["layer"])
     plain, layer = ops.layer.prepare(weights), ops.layer.prepare(adapted(weights))
@@ -119,7 +119,7 @@ def test_a_step_without_adapters_takes_the_fused_kernel() -> None:
 
 
 @PLACES
-def test_an_mlp_is_whatever_can_be_called(ops: Ops) -> None:
+def test_an_mlp_can_be_any_callable(ops: Ops) -> None:
     given, other = arguments(), arguments(gate="gelu_and_mul")
     expected = decoded(Ops(), replace(given["layer"], mlp=TwoExperts(given["layer"].mlp, other["layer"].mlp)), given)
     one, two = (packed(ops, each["layer"]) for each in (given, other))
@@ -128,7 +128,7 @@ def test_an_mlp_is_whatever_can_be_called(ops: Ops) -> None:
 
 
 @PLACES
-def test_layers_may_have_unlike_pages_and_rotations(ops: Ops) -> None:
+def test_layers_may_have_different_pages_and_rotations(ops: Ops) -> None:
     """One layer with pages of 4 tokens and one with pages of 8, of which each alone is known to be right."""
     parts = [arguments(page_size=size) for size in (4, 8)]
     steps = [part["step"] for part in parts]

@@ -27,7 +27,7 @@ def made(file: Path) -> Path:
     return file
 
 
-def test_the_nearest_library_of_the_cpu_is_taken(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_cpu_library_is_used(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = made(package / "cpu" / "localllm_cpu.so")
     assert find_library() == installed
     built = made(package.parent / "build" / "kernels" / "localllm_cpu.so")
@@ -39,7 +39,7 @@ def test_the_nearest_library_of_the_cpu_is_taken(package: Path, monkeypatch: pyt
     assert find_library() == named
 
 
-def test_the_nearest_library_of_cuda_is_taken(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_cuda_library_is_used(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = made(package.parent / "build" / "kernels" / "cuda" / "localllm_cuda.so")
     assert find_cuda_library() == built
     named = made(package / "another.so")
@@ -47,24 +47,20 @@ def test_the_nearest_library_of_cuda_is_taken(package: Path, monkeypatch: pytest
     assert find_cuda_library() == named
 
 
-def test_a_name_that_is_no_file_is_refused_though_there_is_another(
-    package: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_without_a_file_is_refused(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made(package / "cpu" / "localllm_cpu.so")
     monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(package / "none.so"))
     with pytest.raises(LibraryMissing, match=r"LOCALLLM_CPU_LIBRARY names .*none\.so, which is not a file"):
         find_library()
 
 
-def test_an_empty_name_is_none(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_variable_is_ignored(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", "")
     with pytest.raises(LibraryMissing, match="were not built"):
         find_library()
 
 
-def test_a_library_of_cuda_that_was_installed_is_found_without_loading_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installed_cuda_library_is_found_without_loading_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "site" / "kernels_of_cuda"
     installed = made(package / "localllm_cuda.so")
     made(package / "__init__.py").write_text("raise ImportError\n")
@@ -74,7 +70,7 @@ def test_a_library_of_cuda_that_was_installed_is_found_without_loading_it(
     assert find_cuda_library() == installed
 
 
-def test_no_library_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cuda_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "find_spec", lambda _: None)
     with pytest.raises(LibraryMissing, match="make build CUDA=1"):
         find_cuda_library()

@@ -81,10 +81,10 @@ def lanes() -> dict[str, Ops]:
 @pytest.mark.parametrize("case", LIMITS if CUDA else LIMITS[:1], ids=str)
 @pytest.mark.parametrize("lane", ["library", "triton", "references"])
 class TestOnGpu:
-    def test_dense(self, lane: str, case: Case) -> None:
+    def test_dense_equals_reference(self, lane: str, case: Case) -> None:
         self.check(lane, case)
 
-    def test_lying_apart(self, lane: str, case: Case) -> None:
+    def test_strided_inputs_of_dense(self, lane: str, case: Case) -> None:
         if case.op not in VIEWS:
             pytest.skip("its arguments are dense")
         dtype = torch.bfloat16 if torch.bfloat16 in case.tolerances else torch.float32

@@ -42,7 +42,7 @@ def product(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) -> Te
 
 @pytest.mark.parametrize("stored", TYPES)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_a_row_has_the_same_bits_in_any_company(stored: torch.dtype, dtype: torch.dtype) -> None:
+def test_a_row_has_the_same_bits_in_any_batch(stored: torch.dtype, dtype: torch.dtype) -> None:
     """Rows alone, in batches of any size, and shared out among any number of workers."""
     x, weight = numbers(257, 1030, dtype=dtype), numbers(97, 1030, seed=1, dtype=stored)
     torch.ops.localllm.use_threads(1)
@@ -55,7 +55,7 @@ def test_a_row_has_the_same_bits_in_any_company(stored: torch.dtype, dtype: torc
 
 @pytest.mark.parametrize("stored", TYPES)
 @pytest.mark.parametrize(("out_features", "in_features"), [(1, 1), (32, 32), (33, 31), (70, 65)])
-def test_packed_weights_lie_as_the_layout_says(stored: torch.dtype, out_features: int, in_features: int) -> None:
+def test_packed_weights_have_the_documented_layout(stored: torch.dtype, out_features: int, in_features: int) -> None:
     weight = numbers(out_features, in_features, dtype=stored)
     packed = cpu.OPS.linear.pack(weight, stored).data.view(stored)
     panels = -(-out_features // PANEL)
@@ -70,7 +70,7 @@ def test_packed_weights_lie_as_the_layout_says(stored: torch.dtype, out_features
 
 
 @pytest.mark.parametrize("stored", TYPES)
-def test_rows_that_lie_apart_are_read_and_written_there(stored: torch.dtype) -> None:
+def test_strided_rows_are_read_and_written_in_place(stored: torch.dtype) -> None:
     whole, weight = numbers(40, 90), numbers(45, 61, seed=1, dtype=stored)
     out = torch.full((40, 60), 7.0)
     packed = cpu.OPS.linear.pack(weight, torch.float32)
@@ -111,13 +111,13 @@ def test_nan_and_infinity_stay_in_their_row(dtype: torch.dtype) -> None:
     assert torch.equal(found[others], expected[others])
 
 
-def test_what_overflows_a_half_becomes_infinite() -> None:
+def test_float16_overflow_becomes_infinite() -> None:
     x, weight = torch.full((3, 8), 100.0), torch.full((33, 8), 100.0)
     assert product(x, weight, torch.float16).isinf().all()
     assert (product(x, weight, torch.bfloat16) == 79872.0).all()
 
 
-def test_large_weights_begin_where_a_huge_page_does() -> None:
+def test_large_weights_are_aligned_to_a_huge_page() -> None:
     packed = cpu.OPS.linear.pack(numbers(1056, 1024, dtype=torch.bfloat16), torch.bfloat16).data
     assert packed.nbytes > 2**21
     assert packed.data_ptr() % 2**21 == 0

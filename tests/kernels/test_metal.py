@@ -170,7 +170,7 @@ def test_the_reference_equals_numpy(name: str, dtype: str) -> None:
     check(CASES[name], asked, store(*asked))
 
 
-def test_what_the_kernel_computes() -> None:
+def test_supported_shapes_of_the_kernel() -> None:
     def fits(dtypes: Any, dims: tuple[int, int], turned: int) -> bool:
         return op.fits(dims, dtypes, op.Rope(turned, False, 1e4))
 
@@ -182,7 +182,7 @@ def test_what_the_kernel_computes() -> None:
     assert not fits([mx.int32] * 3, (128, 128), 128)
 
 
-def test_the_launch_covers_all_heads_and_writes_the_caches_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_launch_covers_all_heads_and_writes_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for Metal: a copy of a strided cache would get the column, and the cache would not."""
     made, launched = list[dict[str, Any]](), list[dict[str, Any]]()
 

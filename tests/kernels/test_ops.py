@@ -90,7 +90,7 @@ def test_op_equals_reference(target: Target, number: int) -> None:
 
 @pytest.mark.parametrize("ops", [Ops(), cpu.OPS], ids=["reference", "cpu"])
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case) for case in CASES])
-def test_answers_are_of_the_type_that_was_asked_for(ops: Ops, number: int) -> None:
+def test_outputs_have_the_requested_dtype(ops: Ops, number: int) -> None:
     """Of the input's, where nothing was asked for."""
     case = CASES[number]
     for dtype in case.tolerances:
@@ -126,7 +126,7 @@ class Namespaces(TorchDispatchMode):
 @pytest.mark.real
 @pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")
 @pytest.mark.parametrize("name", sorted({case.op for case in CASES}))
-def test_kernels_of_the_cpu_compute_every_case_but_those_of_float8(name: str) -> None:
+def test_cpu_kernels_compute_every_case_without_float8(name: str) -> None:
     """A wrapper that sends everything to the reference answers right, and slowly."""
     if dict(cpu.OPS)[name] is dict(Ops())[name]:
         pytest.skip("the CPU has no kernel for it")
@@ -174,7 +174,7 @@ def naive_attention(
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.op == "attention.paged"], ids=str)
-def test_attention_reference_means_what_it_says(case: Case) -> None:
+def test_attention_reference_equals_a_plain_loop(case: Case) -> None:
     arguments = dict(case.make(torch.Generator().manual_seed(1), torch.float32))
     arguments = {name: copy_to(value, "cpu", wide=True) for name, value in arguments.items()}
     torch.testing.assert_close(Ops().attention.paged(**arguments), naive_attention(**arguments), rtol=0.0, atol=1e-12)
@@ -199,7 +199,7 @@ class Unsaturated(TorchDispatchMode):
         return made
 
 
-def test_a_cache_of_float8_holds_the_largest_it_can() -> None:
+def test_a_float8_cache_saturates() -> None:
     key = torch.tensor([-1e4, -449.0, -448.0, 447.0, 470.0, torch.inf, 0.0, 1.0]).view(1, 1, 8)
     pages = torch.zeros(2, 1, 1, 1, 8).to(torch.float8_e4m3fn)
     with Unsaturated():
@@ -221,7 +221,7 @@ def every_op_fast() -> Ops:
 
 
 @pytest.mark.parametrize("name", [name for name, _ in Ops()])
-def test_a_fused_op_goes_with_each_of_its_parts(name: str) -> None:
+def test_a_fused_op_is_replaced_with_each_op_it_contains(name: str) -> None:
     """What holds the op that is replaced is replaced as well, or the old op would still compute."""
     fast, family = every_op_fast(), name.partition(".")[0]
     changed = {one for one, op in fast.with_ops_of(Ops(), [name]) if op is dict(Ops())[one]}

@@ -50,12 +50,12 @@ def batch(
 
 
 @pytest.mark.parametrize("page_size", [8, 16, 32, 64, 128, 256, 384])
-def test_pages_of_whole_tiles_or_of_an_equal_part_of_one(choice: ModuleType, page_size: int) -> None:
+def test_page_sizes_that_divide_a_block_are_supported(choice: ModuleType, page_size: int) -> None:
     assert choice.supports(*batch(page_size=page_size))
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 24, 96, 192, 200])
-def test_other_pages_are_left_to_others(choice: ModuleType, page_size: int) -> None:
+def test_other_page_sizes_are_not_supported(choice: ModuleType, page_size: int) -> None:
     assert not choice.supports(*batch(page_size=page_size))
 
 
@@ -72,7 +72,7 @@ def test_other_pages_are_left_to_others(choice: ModuleType, page_size: int) -> N
     ],
     ids=str,
 )
-def test_left_to_others(choice: ModuleType, options: dict[str, Any]) -> None:
+def test_unsupported_batches(choice: ModuleType, options: dict[str, Any]) -> None:
     assert not choice.supports(*batch(**options))
 
 
@@ -88,11 +88,11 @@ def test_left_to_others(choice: ModuleType, options: dict[str, Any]) -> None:
     ],
     ids=str,
 )
-def test_taken(choice: ModuleType, options: dict[str, Any]) -> None:
+def test_supported_batches(choice: ModuleType, options: dict[str, Any]) -> None:
     assert choice.supports(*batch(**options))
 
 
-def test_queries_beside_keys_and_values_are_taken_and_unaligned_ones_are_not(choice: ModuleType) -> None:
+def test_strided_queries_are_supported_and_unaligned_queries_are_not(choice: ModuleType) -> None:
     query, keys, values, own = batch()
     beside = torch.empty(len(query), 48, 128, dtype=query.dtype)
     assert choice.supports(beside[:, :32], keys, values, own)
@@ -101,7 +101,9 @@ def test_queries_beside_keys_and_values_are_taken_and_unaligned_ones_are_not(cho
     assert not choice.supports(query, keys, values.transpose(1, 2).contiguous().transpose(1, 2), own)
 
 
-def test_neither_without_its_kernel_nor_on_other_devices(choice: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_supported_without_the_kernel_or_on_other_devices(
+    choice: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(choice, "_processors", lambda device: 0)
     assert not choice.supports(*batch())
     monkeypatch.setattr(choice, "_processors", lambda device: 132)

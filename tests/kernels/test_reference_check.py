@@ -39,5 +39,5 @@ def of(*values: float) -> list[torch.Tensor]:
         ([torch.empty(0, 3)], [torch.empty(0, 3)], ""),
     ],
 )
-def test_what_is_wrong_is_said(found: list[torch.Tensor], expected: list[torch.Tensor], says: str) -> None:
+def test_mismatch_describes_the_difference(found: list[torch.Tensor], expected: list[torch.Tensor], says: str) -> None:
     assert mismatch(found, expected, 0.01) == says

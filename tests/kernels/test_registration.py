@@ -78,7 +78,7 @@ def test_schema_fake_and_tracing_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITING)
-def test_takes_tensors_without_data(name: str) -> None:
+def test_ops_accept_tensors_without_data(name: str) -> None:
     """Its fake: opcheck does not miss one, as torch makes up what it can of an op that returns nothing."""
     for call in examples(name):
         getattr(torch.ops.localllm, name).default(

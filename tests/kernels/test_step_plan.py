@@ -42,7 +42,7 @@ SHAPES = [
 ]
 
 
-def test_a_step_fits_or_says_that_it_does_not(tmp_path: Path) -> None:
+def test_a_step_fits_or_the_plan_reports_that_it_does_not(tmp_path: Path) -> None:
     """No more than one stage of the ring: it does not (step_fits in step.cu)."""
     (tmp_path / "cuda_runtime.h").write_text(RUNTIME)
     (tmp_path / "plan.cpp").write_text(PROGRAM)

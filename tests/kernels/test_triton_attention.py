@@ -183,7 +183,7 @@ class TestOnDevice:
         check(inputs([(queries, context), (queries, context + 300)], window=128), TOLERANCES[torch.bfloat16])
 
     @pytest.mark.parametrize("rows", [1, 5, 130])
-    def test_contexts_may_be_bounds(self, rows: int) -> None:
+    def test_contexts_may_be_upper_bounds(self, rows: int) -> None:
         arguments = inputs([(1, 1 + 37 * row % 900) for row in range(rows)])
         told = replace(on_device(arguments)["rows"], contexts=(4096,) * rows)
         check(arguments, TOLERANCES[torch.bfloat16], told)
@@ -197,14 +197,14 @@ class TestOnDevice:
         torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=2e-2)
 
     @pytest.mark.parametrize("queries", [1, 300])
-    def test_queries_lie_among_other_heads(self, queries: int) -> None:
+    def test_queries_are_a_view_of_qkv(self, queries: int) -> None:
         arguments = on_device(inputs([(queries, 400), (1, 30)]))
         among = torch.full((queries + 1, 12, 64), float("nan"), dtype=torch.bfloat16, device=DEVICE)
         among[:, :8] = arguments["query"]
         expected = attention.paged_attention(**arguments)
         assert torch.equal(attention.paged_attention(**{**arguments, "query": among[:, :8]}), expected)
 
-    def test_a_graph_serves_other_contexts(self) -> None:
+    def test_a_captured_graph_computes_other_contexts(self) -> None:
         arguments = on_device(inputs([(1, 2000)] * 6))
         rows = arguments["rows"]
         attention.paged_attention(**arguments)
@@ -223,7 +223,7 @@ class TestOnDevice:
 # The plan
 
 
-def test_plan_of_decode_is_one_launch_whatever_the_contexts() -> None:
+def test_decode_is_one_launch_for_any_contexts() -> None:
     (launch,) = plan((1,) * 40, (9,) * 40, 4, 8, 128, SHORT_QUERIES, 132)
     assert (launch.kernel, launch.queries, launch.count, launch.tiles) == ("decode", 1, 40, None)
 
@@ -248,7 +248,7 @@ def test_plan_splits_prompts_that_do_not_fill_the_device() -> None:
 
 
 @pytest.mark.parametrize("shared", [48 << 10, 64 << 10, 99 << 10, 163 << 10, 227 << 10])
-def test_tiles_fit_the_device_or_there_are_none(shared: int) -> None:
+def test_tiles_fit_the_device_or_tiling_is_none(shared: int) -> None:
     device = attention.Device(132, shared, converts_fp8=True)
     for dim, group, dtype in itertools.product((2, 64, 80, 128, 256, 512), (1, 3, 8, 16, 64, 128), TOLERANCES):
         shapes = {queries: attention.shape(queries * group, queries, dim, dtype, device) for queries in range(1, 129)}
@@ -264,7 +264,7 @@ def test_tiles_fit_the_device_or_there_are_none(shared: int) -> None:
             assert few == SHORT_QUERIES, "as models have them"
 
 
-def test_what_fits_no_tile_is_the_reference_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_computes_shapes_without_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         attention, "device_properties", lambda device: attention.Device(8, 48 << 10, converts_fp8=False)
     )

@@ -31,7 +31,7 @@ def triton_functions() -> dict[str, FunctionType]:
     }
 
 
-def test_without_the_library_triton_computes_what_it_has_kernels_for() -> None:
+def test_triton_is_used_without_the_library() -> None:
     from localllm.kernels.triton.ops import with_triton
 
     has = triton_functions()
@@ -44,7 +44,7 @@ def test_without_the_library_triton_computes_what_it_has_kernels_for() -> None:
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.op.split(".")[0] in ("norm", "activation", "rope")], ids=str
 )
-def test_a_trace_goes_through_the_references(case: Case) -> None:
+def test_traces_use_the_references(case: Case) -> None:
     """graphs=split traces a forward with tensors that have no memory."""
     from localllm.kernels.triton.ops import with_triton
 
@@ -58,7 +58,7 @@ def test_a_trace_goes_through_the_references(case: Case) -> None:
     assert [(one.shape, one.dtype) for one in found] == [(one.shape, one.dtype) for one in expected]
 
 
-def test_its_version_is_known_where_its_package_has_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_is_read_from_a_package_with_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As some builds of torch bring it."""
     import triton
 
@@ -73,9 +73,7 @@ def test_its_version_is_known_where_its_package_has_another_name(monkeypatch: py
     assert (driver, version) == ("580", triton.__version__)
 
 
-def test_a_library_that_is_named_and_not_there_is_told_by_its_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_library_is_reported_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "none.so"))
     monkeypatch.delitem(sys.modules, "localllm.kernels.cuda", raising=False)

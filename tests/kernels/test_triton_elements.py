@@ -83,7 +83,7 @@ def drawn(logits: torch.Tensor, how: Draws) -> list[int]:
 
 @pytest.mark.parametrize("shape", one_of_each(SHAPES, lambda _: "", slow=not CUDA))
 @pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: "-".join(filters) or "plain")
-def test_draws_equal_the_oracle_s(shape: str, filters: dict[str, Any]) -> None:
+def test_draws_equal_the_oracle(shape: str, filters: dict[str, Any]) -> None:
     rows = 5 if CUDA else 2
     logits = SHAPES[shape](numbers(rows, VOCAB, seed=3))
     how = draws(rows, **filters)
@@ -127,7 +127,7 @@ def test_random_settings_equal_the_oracle(seed: int) -> None:
 
 
 @pytest.mark.parametrize("k", one_of_each([33, 1, 2, 7, 100, 598], lambda _: "", slow=not CUDA))
-def test_top_k_keeps_no_more_and_no_less(k: int) -> None:
+def test_top_k_keeps_exactly_k_tokens(k: int) -> None:
     """All tokens are about equally likely, so that one too many or too few would soon be seen."""
     rows, vocab = 8, 599
     logits = torch.stack([torch.randperm(vocab, generator=torch.Generator().manual_seed(row)) for row in range(rows)])
@@ -136,7 +136,7 @@ def test_top_k_keeps_no_more_and_no_less(k: int) -> None:
     assert drawn(logits, how) == [expected_token(logits, how, row) for row in range(rows)]
 
 
-def test_no_number_is_the_likeliest_token_whatever_filters() -> None:
+def test_nan_is_the_likeliest_token_with_any_filter() -> None:
     logits = numbers(2, 1000)
     logits[:, [999, 400]], logits[:, 2] = float("nan"), float("inf")
     for filters in FILTERS:
@@ -177,7 +177,7 @@ def test_logprobs_of_a_row_with_nan_are_nan() -> None:
     assert found.top[1].isnan().all()
 
 
-def test_entries_of_no_row_are_left_out() -> None:
+def test_entries_without_a_row_are_skipped() -> None:
     logits = numbers(2, 300).to(DEVICE)
     before = logits.clone()
     none = torch.tensor([-1, -1], device=DEVICE)
@@ -188,7 +188,7 @@ def test_entries_of_no_row_are_left_out() -> None:
     assert torch.equal(logits, before)
 
 
-def test_append_leaves_out_what_lies_beyond_the_cache() -> None:
+def test_append_skips_slots_beyond_the_cache() -> None:
     qkv, pages = numbers(3, 4, 16).to(DEVICE), torch.zeros(2, 2, 4, 1, 16, device=DEVICE)
     cos = torch.ones(3, 8, device=DEVICE)
     slots = torch.tensor([-1, 5, 8], device=DEVICE)

@@ -142,7 +142,7 @@ def test_small_batch_of_every_shape(
 
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
 @pytest.mark.parametrize("rows", [1, 16])
-def test_small_batch_read_the_weight_as_it_is(op: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batch_reads_the_weight_in_place(op: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not left to the reference, nor is the weight widened."""
     from localllm.kernels.triton import linear
 
@@ -165,7 +165,7 @@ def test_small_batch_read_the_weight_as_it_is(op: str, rows: int, monkeypatch: p
 
 
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
-def test_what_the_kernel_does_not_cover_is_left_to_the_reference(op: str) -> None:
+def test_the_reference_computes_unsupported_products(op: str) -> None:
     """float64; int8 inputs too many for a sum in int32; and nothing to multiply."""
     from localllm.kernels.triton import linear, small_batch
 
@@ -188,7 +188,7 @@ def test_what_the_kernel_does_not_cover_is_left_to_the_reference(op: str) -> Non
         assert getattr(linear, op)(torch.zeros(shape, device=DEVICE), copy_to(weight, DEVICE)).shape == (*shape[:-1], 5)
 
 
-def test_int4_is_packed_as_a_whole_and_in_slices() -> None:
+def test_int4_is_packed_at_once_and_in_slices() -> None:
     from localllm.kernels.triton import linear
 
     weight = weight_of("int4", 100, 160, 64, torch.Generator().manual_seed(4))
@@ -204,7 +204,7 @@ def test_int4_is_packed_as_a_whole_and_in_slices() -> None:
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("rows", [3, 40])
-def test_weights_as_the_library_packs_them(group: int, rows: int) -> None:
+def test_weights_packed_for_the_cuda_library(group: int, rows: int) -> None:
     """Nibbles transposed in each 64 bytes, records in blocks of eight outputs (kernels/cuda/linear.py)."""
     from localllm.kernels.triton import linear
 
@@ -235,7 +235,7 @@ def test_no_share_is_empty() -> None:
 
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_what_is_no_number_breaks_its_row_alone(op: str, broken: float) -> None:
+def test_nan_affects_only_its_row(op: str, broken: float) -> None:
     from localllm.kernels.triton import linear
 
     case = next(case for case in CASES if case.op == f"linear.{op}" and str(case).endswith("33-rows"))
@@ -248,7 +248,7 @@ def test_what_is_no_number_breaks_its_row_alone(op: str, broken: float) -> None:
     assert found[6:].all()
 
 
-def test_rounding_is_exactly_that_of_the_reference() -> None:
+def test_rounding_equals_the_reference_exactly() -> None:
     """Ties too, in whatever a compiler makes of the additions that round."""
     from localllm.kernels.ops.linear_int8 import rounded
     from localllm.kernels.triton.round_rows import as_rounded, round_rows

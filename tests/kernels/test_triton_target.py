@@ -18,11 +18,11 @@ VENDOR = re.compile(r"torch\.(cuda|xpu|hip|npu|version)\b|\.is_(cuda|xpu|hip)\b|
 
 
 @pytest.mark.parametrize("file", sorted(FOLDER.glob("*.py")), ids=lambda file: file.name)
-def test_no_vendor_is_named(file: Path) -> None:
+def test_triton_kernels_name_no_vendor(file: Path) -> None:
     assert VENDOR.findall(file.read_text()) == []
 
 
-def test_each_stream_has_counters_of_its_own() -> None:
+def test_each_stream_has_its_own_counters() -> None:
     counters = target.Counters(torch.device("cpu"), 8)
     one, other = counters.row(7), counters.row(9)
     one.fill_(1)

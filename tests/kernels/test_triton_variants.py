@@ -55,7 +55,7 @@ def variant(kernel: Any, moved: dict[str, Any]) -> Any:
 
 @pytest.mark.skipif(not hasattr(draw._survey, "params"), reason="interpreted")
 @pytest.mark.parametrize(("kernel", "moved"), MOVED, ids=[kernel.__name__ for kernel, _ in MOVED])
-def test_one_kernel_serves_every_place_and_length(kernel: Any, moved: tuple[str, ...]) -> None:
+def test_one_kernel_is_compiled_for_all_addresses_and_lengths(kernel: Any, moved: tuple[str, ...]) -> None:
     whole = torch.zeros(64, dtype=torch.int32)
     number = [name for name in moved if name in NUMBERS and (name != "rows" or kernel in COUNTED)]
     kinds = [

@@ -34,7 +34,7 @@ def near(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("case", FLOATS, ids=str)
-def test_float64_is_computed_as_the_reference_does(case: Case) -> None:
+def test_float64_equals_the_reference(case: Case) -> None:
     arguments, expected = reference_check.reference_run(case, dict(REFERENCE)[case.op], F32)
     wide = {name: reference_check.copy_to(value, "cpu", wide=True) for name, value in arguments.items()}
     for found, other in zip(
@@ -48,7 +48,7 @@ def test_float64_is_computed_as_the_reference_does(case: Case) -> None:
 
 
 @pytest.mark.parametrize("wide", ["x", "weight"])
-def test_norms_of_unlike_types(wide: str) -> None:
+def test_norms_of_different_dtypes(wide: str) -> None:
     given = {"x": numbers(3, 8), "weight": numbers(8, seed=1)}
     given[wide] = given[wide].double()
     near(FAST.norm.rms(**given, eps=1e-6), REFERENCE.norm.rms(**given, eps=1e-6))
@@ -58,7 +58,7 @@ def test_norms_of_unlike_types(wide: str) -> None:
     near(FAST.norm.add_rms(**given, residual=residual.clone(), eps=1e-6), expected)
 
 
-def test_a_shift_of_another_type_than_the_weight_s() -> None:
+def test_a_bias_with_another_dtype_than_the_weight() -> None:
     x, weight, bias = numbers(3, 8), numbers(8, seed=1), numbers(8, seed=2).to(BF16)
     near(FAST.norm.layer(x, weight, bias, 1e-6), REFERENCE.norm.layer(x, weight, bias, 1e-6))
 
@@ -72,7 +72,7 @@ def test_a_shift_of_another_type_than_the_weight_s() -> None:
     ],
     ids=["another type", "strided", "more dimensions"],
 )
-def test_residuals_that_cannot_be_written_over(x: torch.Tensor, residual: torch.Tensor) -> None:
+def test_residuals_that_cannot_be_overwritten(x: torch.Tensor, residual: torch.Tensor) -> None:
     weight = numbers(8, seed=2)
     expected = REFERENCE.norm.add_rms(x, residual, weight, 1e-6)
     near(FAST.norm.add_rms(x, residual.clone(memory_format=torch.preserve_format), weight, 1e-6), expected)
@@ -100,7 +100,7 @@ HEADS = {
 
 
 @pytest.mark.parametrize("kind", HEADS)
-def test_heads_that_lie_apart(kind: str) -> None:
+def test_strided_heads(kind: str) -> None:
     heads, cos, sin = HEADS[kind](), numbers(4, 4, seed=1), numbers(4, 4, seed=2)
     dense = heads.contiguous()
     for name in ("neox", "interleaved"):
@@ -118,7 +118,7 @@ def test_heads_that_lie_apart(kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["neox", "interleaved"])
-def test_rotations_of_unlike_types(name: str) -> None:
+def test_rotations_of_different_dtypes(name: str) -> None:
     query, key, cos, sin = numbers(4, 3, 8), numbers(4, 2, 8, seed=3), numbers(4, 4, seed=1), numbers(4, 4, seed=2)
     fast, reference = getattr(FAST.rope, name), getattr(REFERENCE.rope, name)
     for given in ((query.double(), key), (query, key.double())):
@@ -128,7 +128,7 @@ def test_rotations_of_unlike_types(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["query", "pages"])
-def test_caches_of_unlike_types(kind: str) -> None:
+def test_caches_of_different_dtypes(kind: str) -> None:
     """One side is of float64: the cache's writes and attention."""
     (case,) = (case for case in CASES if str(case) == "kv.append-plain")
     arguments, _ = reference_check.reference_run(case, REFERENCE.kv.append, F32)
@@ -148,7 +148,7 @@ def test_caches_of_unlike_types(kind: str) -> None:
 
 
 @pytest.mark.parametrize("strides", ["every second number", "a part of each head", "every second head"])
-def test_attention_of_queries_that_lie_apart(strides: str) -> None:
+def test_attention_of_strided_queries(strides: str) -> None:
     (case,) = (case for case in CASES if str(case) == "attention.paged-mixed")
     arguments, _ = reference_check.reference_run(case, REFERENCE.attention.paged, F32)
     query = arguments["query"]
@@ -168,7 +168,7 @@ def test_token_ids_of_64_bits() -> None:
 
 
 @pytest.mark.parametrize("dtype", [BF16, F64], ids=str)
-def test_logits_that_are_not_of_float32(dtype: torch.dtype) -> None:
+def test_logits_of_other_dtypes(dtype: torch.dtype) -> None:
     logits = numbers(3, 50).to(dtype)
     tokens, rows, words = torch.tensor([1, 2, 3]), torch.tensor([2, 0]), torch.tensor([[7, 1], [-1, 0]]).int()
     assert torch.equal(FAST.sampling.greedy(logits), logits.argmax(-1))
@@ -185,7 +185,7 @@ def test_logits_that_are_not_of_float32(dtype: torch.dtype) -> None:
     assert torch.equal(FAST.sampling.draw(wide, arguments["draws"]), expected)
 
 
-def test_a_layer_whose_products_no_call_takes_stays_as_it_is() -> None:
+def test_a_layer_without_a_fused_kernel_stays_unchanged() -> None:
     """The call of a whole layer takes packed weights in their order, of one way with int4 or none."""
     from localllm.kernels.cpu.layer import Prepared
 
@@ -229,14 +229,14 @@ def test_products_of_inputs_with_more_dimensions(label: str) -> None:
 
 
 @pytest.mark.parametrize("label", ["linear.dense", "linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"])
-def test_weights_that_are_not_packed_take_the_reference(label: str) -> None:
+def test_the_reference_computes_weights_that_are_not_packed(label: str) -> None:
     (case,) = (case for case in CASES if str(case) == f"{label}-bias")
     arguments, _ = reference_check.reference_run(case, dict(REFERENCE)[case.op], F32)
     plain = reference_check.device_arguments(case, REFERENCE, arguments, "cpu", F32)
     assert torch.equal(dict(FAST)[case.op](**plain), dict(REFERENCE)[case.op](**plain))
 
 
-def test_projections_take_inputs_in_their_order_and_lie_side_by_side() -> None:
+def test_projections_permute_inputs_and_concatenate_outputs() -> None:
     x, weight, shift, order = numbers(3, 8), numbers(5, 8, seed=1), numbers(5, seed=2), torch.randperm(8)
     ordered, plain = Product("dense", weight[:, order], shift, order), Product("dense", weight[:2])
     for ops in (FAST, REFERENCE):

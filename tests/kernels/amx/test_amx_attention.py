@@ -125,7 +125,7 @@ def test_long_rows(tiles: ctypes.CDLL, options: dict) -> None:
     torch.testing.assert_close(found.double(), meaning, rtol=0.0, atol=1e-2 * meaning.abs().max().item())
 
 
-def test_rows_of_few_tokens_are_left_to_vectors(tiles: ctypes.CDLL) -> None:
+def test_short_rows_use_vector_code(tiles: ctypes.CDLL) -> None:
     lens = [(1, 9), (1, 40), (60, 90), (3, 12), (40, 40), (1, 30)]
     arguments = inputs(lens)
     found, meaning = run(tiles, 2, arguments), expected(arguments)
@@ -138,13 +138,13 @@ def test_rows_of_few_tokens_are_left_to_vectors(tiles: ctypes.CDLL) -> None:
             torch.testing.assert_close(found[own].double(), meaning[own], rtol=0.0, atol=2e-2)
 
 
-def test_any_number_of_workers_gives_the_same(tiles: ctypes.CDLL) -> None:
+def test_results_are_the_same_for_any_number_of_threads(tiles: ctypes.CDLL) -> None:
     arguments = inputs([(150, 200), (40, 300)])
     answers = [run(tiles, workers, arguments) for workers in (1, 2, 9)]
     assert all(torch.equal(answers[0], other) for other in answers[1:])
 
 
-def test_a_spoilt_query_stays_alone(tiles: ctypes.CDLL) -> None:
+def test_a_nan_query_affects_only_itself(tiles: ctypes.CDLL) -> None:
     arguments = inputs([(100, 100)])
     arguments["query"][40, 1, 5] = torch.nan
     found = run(tiles, 2, arguments)

@@ -184,7 +184,7 @@ def test_fp8(tiles: ctypes.CDLL, rows: int, outs: int, ins: int, group: int) -> 
 
 
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4", "int4_wide", "fp8", "fp8_blocks"])
-def test_sums_kept_between_chunks_of_inputs(tiles: ctypes.CDLL, form: str) -> None:
+def test_sums_continue_between_chunks_of_inputs(tiles: ctypes.CDLL, form: str) -> None:
     x, outs, ins = random(257, 4511).bfloat16(), 96, 4511
     if form == "bf16":
         weight = random(outs, ins, seed=2).bfloat16()
@@ -216,7 +216,7 @@ def test_output_types(tiles: ctypes.CDLL, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("rows", [24, 600])
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
-def test_any_number_of_workers_gives_the_same(tiles: ctypes.CDLL, rows: int, form: str) -> None:
+def test_results_are_the_same_for_any_number_of_threads(tiles: ctypes.CDLL, rows: int, form: str) -> None:
     x = random(rows, 1100).bfloat16()
     weight = random(500, 1100, seed=2)
     whole = Int8((weight * 40).clamp(-127, 127).to(torch.int8), torch.rand(500))
@@ -232,7 +232,7 @@ def test_any_number_of_workers_gives_the_same(tiles: ctypes.CDLL, rows: int, for
 
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_a_spoilt_row_stays_alone(tiles: ctypes.CDLL, form: str, bad: float) -> None:
+def test_a_nan_row_affects_only_itself(tiles: ctypes.CDLL, form: str, bad: float) -> None:
     x = random(40, 128).bfloat16()
     x[7, 100] = bad
     weight = random(64, 128, seed=2)
@@ -246,7 +246,7 @@ def test_a_spoilt_row_stays_alone(tiles: ctypes.CDLL, form: str, bad: float) -> 
     assert torch.cat([found[:7], found[8:]]).isfinite().all()
 
 
-def test_what_tiles_cannot_multiply_goes_to_vectors(tiles: ctypes.CDLL) -> None:
+def test_products_that_tiles_cannot_compute_use_vector_code(tiles: ctypes.CDLL) -> None:
     packed = raw(interleaved(random(64, 64).bfloat16(), 2, 32))
     assert run(tiles, "bf16", random(40, 64), packed, 64)[1] == 3  # float32 activations keep their precision
     assert run(tiles, "bf16", random(1, 64).bfloat16(), packed, 64)[1] == 3  # one row fills no tile
