@@ -1,4 +1,4 @@
-"""Sources of GPU kernels, compiled as C++ and run: what every way to do so has in common."""
+"""Compiles sources of GPU kernels as C++ and runs them on the CPU."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ template <class V> V* read(const char* name, size_t count) {
 
 
 def compiler() -> str:
-    """A C++ compiler; without one the test is skipped."""
+    """A C++ compiler. Without one the test is skipped."""
     return shutil.which("c++") or pytest.skip("no C++ compiler")
 
 
 def execute(code: str, folder: Path, *flags: str) -> None:
-    """Compile and run C++ behind NUMBERS in `folder`, where it finds and leaves its arrays."""
+    """Compile C++ that follows NUMBERS in `folder`, and run it there. It reads and writes its arrays in the folder."""
     (folder / "kernel.cpp").write_text(NUMBERS + code)
     subprocess.run([compiler(), "-O1", *flags, "-o", "kernel", "kernel.cpp"], cwd=folder, check=True)
     subprocess.run(["./kernel"], cwd=folder, check=True, env={"ASAN_OPTIONS": "detect_leaks=0"})

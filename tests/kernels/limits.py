@@ -1,5 +1,5 @@
-"""Cases on both sides of every limit that a wrapper of a kernel has: what lies beyond goes to the reference, and the
-answer is as right there as within."""
+"""Cases on both sides of every limit of a kernel's wrapper. Beyond the limit the reference computes the result,
+which must be as accurate."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _embeddings() -> Iterator[tuple[str, Make]]:
 
 
 def _products(inputs: Callable[..., Make], groups: tuple[int, ...] = ()) -> Iterator[tuple[str, Make]]:
-    """Rows, inputs in whole vectors or not, as many as a block makes ready itself or more, and groups."""
+    """Products with many values of rows and groups, and with inputs that do or do not fill whole vectors."""
     own = groups[:1]
     for rows in (8, 9, 15, 16, 17):
         yield f"rows-{rows}", inputs(rows, 256, 40, *own)
@@ -182,7 +182,7 @@ _SLOW = ("65537", "151936", "16384", "16416", "16392", "-129")  # to interpret
 
 
 def sample(each: int) -> tuple[Case, ...]:
-    """Of every op the first, the last and some between."""
+    """The first case of each op, the last case, and some cases between."""
     chosen = []
     for op in dict.fromkeys(case.op for case in LIMITS):
         own = [case for case in LIMITS if case.op == op and not case.label.endswith(_SLOW)]

@@ -1,4 +1,4 @@
-"""Draws to compare with, and what the numpy oracle says of them."""
+"""Draws for comparisons, and the tokens that the numpy oracle (engine/sampling.py) draws."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def draws(rows: int, **filters: Any) -> Draws:
 
 
 def expected_token(logits: torch.Tensor, how: Draws, row: int) -> int:
-    """By the oracle, in float64 and with everything sorted."""
+    """The token that the oracle draws, in float64 with sorted logits."""
 
     def column(values: torch.Tensor | None, off: float) -> np.ndarray:
         return np.full(len(logits), off) if values is None else values.double().numpy()

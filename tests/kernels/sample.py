@@ -13,10 +13,8 @@ Case = TypeVar("Case")
 def one_of_each(
     cases: Iterable[Case], kind: Callable[[Case], Hashable], label: Callable[[Case], str] = str, slow: bool = True
 ) -> list[Any]:
-    """The cases as parameters of a test, marked slow but for the first of each kind. slow=False: no marks.
-
-    A case that is a tuple is one argument per item.
-    """
+    """The cases as parameters of a test. Cases after the first of each kind are marked slow; with slow=False no case
+    is. A case that is a tuple has one argument per item."""
     kinds: set[Hashable] = set()
     parameters = []
     for case in cases:

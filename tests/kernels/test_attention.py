@@ -1,4 +1,4 @@
-"""Attention of the CPU's kernels beyond the cases of the ops: every way in which rows are cut up, on every lane."""
+"""Attention of the CPU kernels beyond the cases of the ops: every way to divide the rows, in every ISA variant."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What the compiler made of each lane: nothing shared between lanes, and no instruction outside of its lane.
+"""Object code of the ISA variants: variants share no function, and no instruction is outside of its variant.
 
-The linker keeps one copy of a weak function. Were lanes to share one, it might be the copy for AVX-512, and every
-other machine would stop at an illegal instruction.
+The linker keeps one copy of a weak function. If variants shared a function, the copy might use AVX-512, and every other
+machine would stop at an illegal instruction.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ TYPICAL = {"avx2": r"vfmadd\w+ .*%ymm", "avxvnni": r"\{vex\} vpdpbusd", "avx512"
 
 
 def lanes() -> dict[str, list[Path]]:
-    """The object files of each lane, in the folder where a checkout built the library; those of "" have no lane."""
+    """The object files of each variant in the build folder of a checkout; the key "" has the files without a
+    variant."""
     try:
         folder = find_library().parent
         plan = (folder / "build.ninja").read_text()
@@ -75,5 +76,5 @@ def test_instructions_stay_in_their_variant(lane: str) -> None:
 
 
 def test_other_code_runs_on_every_cpu() -> None:
-    """Binding, team and dispatch are not compiled for any lane."""
+    """Bindings, thread team and dispatch are not compiled for a variant."""
     assert not re.search(r"%[yz]mm|%tmm", disassembled(OBJECTS[""]))

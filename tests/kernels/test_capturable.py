@@ -1,6 +1,8 @@
-"""Every op's reference can be captured in a graph of a GPU: it copies no number of the host, makes no tensor on the CPU
-and asks for no number of the device. Seen without a GPU: tensors of torch's meta device, which holds no numbers, go
-through it."""
+"""A GPU graph can capture the reference of every op: it copies no host values, creates no CPU tensors and reads no
+device values.
+
+The tests need no GPU: they run the ops on torch's meta device, whose tensors have no values.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ COPYING = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tenso
 
 
 class OnDevice(TorchDispatchMode):
-    """Refuses tensors of the CPU."""
+    """Refuses CPU tensors."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -34,7 +36,7 @@ class OnDevice(TorchDispatchMode):
 
 
 class NoCopies(TorchFunctionMode):
-    """Refuses what copies numbers of the host."""
+    """Refuses copies of host values."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -44,7 +46,7 @@ class NoCopies(TorchFunctionMode):
 
 
 def capture(op: Callable[..., Any], **arguments: Any) -> None:
-    """Raises where a graph of a GPU could not hold what op does."""
+    """Raises if a GPU graph cannot capture the op."""
     there = {name: copy_to(value, "meta") for name, value in arguments.items()}
     with NoCopies(), OnDevice():
         op(**there)

@@ -1,4 +1,4 @@
-"""What docs/add-a-kernel.md asks for is there, for every op: fake, wrapper, source, cases, benchmark."""
+"""Every op has the parts that docs/add-a-kernel.md requires: fake, wrapper, source, cases, benchmark."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(bool(device.MISSING), reason=device.MISSING or "
 
 
 def writing() -> set[str]:
-    """The library's ops that answer in tensors they are handed."""
+    """The library's ops that write their results into tensor arguments."""
     names = (name.removeprefix("localllm::") for name in torch._C._dispatch_get_all_op_names())
     known = (getattr(torch.ops.localllm, name, None) for name in names if "::" not in name)
     schemas = (packet.default._schema for packet in known if packet is not None)
@@ -29,7 +29,7 @@ def writing() -> set[str]:
 
 @cache
 def benchmarked() -> set[str]:
-    """The ops that kernels/benchmark has works for, as scripts/bench/kernels.py asks for them."""
+    """The ops that kernels/benchmark measures, as scripts/bench/kernels.py requests them."""
     works = chain(
         linear.works(("bf16", "int8", "int4", "int4_wide", "fp8"), [1], [(64, 64)], torch.float32),
         attention.works(4, 2, 8, torch.float32),

@@ -81,7 +81,7 @@ def test_norms_of_every_width(ops: Ops, dim: int, dtype: torch.dtype) -> None:
     ("rows", "dim"), [(300, 4096), (600, 4096), (3000, 1024), (3000, 1032), (5000, 97), (700, 9000)]
 )
 def test_norms_of_many_rows(ops: Ops, rows: int, dim: int, dtype: torch.dtype) -> None:
-    """Of which each has fewer threads."""
+    """With many rows, each row has fewer threads."""
     x, stream, weight = (torch.randn(*size, device="cuda").to(dtype) for size in ((rows, dim), (rows, dim), (dim,)))
     tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2}[dtype]
     expected, summed = Ops().norm.add_rms(x.double(), stream.double(), weight.double(), 1e-5)
@@ -112,7 +112,7 @@ FEW_TOKENS = 250  # seeds
 
 
 def random_append(seed: int) -> dict[str, object]:
-    """Arguments of kv.append in a random shape, of which half fit into vectors."""
+    """Arguments of kv.append in a random shape. Half of the shapes fit into vectors."""
     rng = random.Random(seed)
     dim = rng.choice([32, 64, 80, 96, 128, 192, 256]) if seed % 2 else rng.randint(1, 300)
     heads, kv_heads, tokens = rng.randint(1, 9), rng.randint(1, 4), rng.randint(1, 40)
@@ -166,7 +166,7 @@ def test_store_into_float8_saturates(ops: Ops) -> None:
 
 
 def refused() -> list[tuple[str, tuple[Any, ...], str]]:
-    """Op, arguments, and what is said of them."""
+    """(op, arguments, text of the error)."""
     f = partial(torch.zeros, device="cuda")
     pages, slots = f(3, 2, 1, 4), f(2, dtype=torch.int32)
     return [

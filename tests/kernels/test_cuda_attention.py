@@ -1,4 +1,4 @@
-"""Decode attention in CUDA C++ against the reference, on a CUDA device: batches of every shape that it takes."""
+"""Decode attention in CUDA C++ against the reference, on a CUDA device: batches of every supported shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products on a CUDA device against the references, in every format, few rows and many."""
+"""Products on a CUDA device against the references, in every format, for small and large batches."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_op_equals_reference(linear: Linear, case: Case, dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("op", FORMATS)
 def test_random_shapes(linear: Linear, op: str) -> None:
-    """60 of each format, few rows and some more, any outputs, inputs in whole vectors."""
+    """60 products of each format with up to 16 rows and a few more, any outputs, and inputs that fill whole vectors."""
     from localllm.kernels.cuda.linear import INT4_WIDE, fits, small_batch
 
     draw, generator = random.Random(op), torch.Generator().manual_seed(1)
@@ -130,7 +130,7 @@ def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None
 def test_one_row_has_the_bits_that_it_has_among_two(
     linear: Linear, op: str, group: int, out_features: int, in_features: int
 ) -> None:
-    """One row has kernels of its own (one_row*.cu): blocks with many tiles, long rows, ragged ends."""
+    """A product of one row has kernels of its own (one_row*.cu): blocks with many tiles, long rows, partial blocks."""
     from localllm.kernels.cuda.linear import small_batch
 
     generator = torch.Generator().manual_seed(6)
@@ -144,7 +144,7 @@ def test_one_row_has_the_bits_that_it_has_among_two(
 
 
 def test_one_row_without_its_kernel_has_the_same_result(linear: Linear) -> None:
-    """Rows filled up beyond its room for a norm, records that begin anywhere, weights that may still be written."""
+    """Rows too long for a fused norm, records at any address, weights that a kernel may still write."""
     from localllm.kernels.cuda.linear import small_batch
 
     generator = torch.Generator().manual_seed(8)
@@ -170,7 +170,7 @@ def test_one_row_without_its_kernel_has_the_same_result(linear: Linear) -> None:
 
 
 def test_a_captured_chain_equals_single_calls(linear: Linear) -> None:
-    """Kernels that fetch weights before the one ahead has ended still wait for its answer."""
+    """Kernels that prefetch weights before the previous kernel has ended still wait for its result."""
     generator = torch.Generator().manual_seed(3)
     weights: list[Any] = []
     for op in FORMATS * 3:

@@ -1,4 +1,4 @@
-"""Prompt attention in CUDA C++ against the reference, on a Hopper GPU: batches of every shape that it takes."""
+"""Prefill attention in CUDA C++ against the reference, on a Hopper GPU: batches of every supported shape."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def drawn(seed: int) -> dict[str, Any]:
 
 
 def computed(library: Any, arguments: dict[str, Any], min_queries: int = 1) -> torch.Tensor:
-    """Contexts on the host are no more than bounds, and memory that is not written is seen."""
+    """The output with upper bounds as contexts on the host. Memory that the kernel does not write is NaN."""
     rows = replace(arguments["rows"], contexts=(9999,) * len(arguments["rows"].contexts))
     out = torch.full_like(arguments["query"], UNTOUCHED)
     others = {name: value for name, value in arguments.items() if name not in ("query", "key_pages", "value_pages")}
@@ -140,7 +140,7 @@ def test_a_captured_graph_computes_other_contexts(library: Any) -> None:
 
 
 def test_a_long_prompt(library: Any) -> None:
-    """More tiles than blocks that stay: they claim several, and leave the counters as they were."""
+    """With more tiles than resident blocks, a block claims several tiles. The counters are zero afterwards."""
     arguments = inputs([(3000, 3000), (700, 2100)], heads=16, kv_heads=4, dim=128)
     check(library, arguments)
     check(library, arguments)

@@ -36,7 +36,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def ops() -> Iterator[Ops]:
-    """With the kernel for layers of any size, also where the loop is faster."""
+    """Ops that use the step kernel for layers of any size, even where the loop over layers is faster."""
     step = pytest.importorskip("localllm.kernels.cuda.step", exc_type=ImportError)
     if not step._hopper(torch.device("cuda")):
         pytest.skip("the kernel is for GPUs of capability 9 alone")
@@ -49,7 +49,7 @@ def ops() -> Iterator[Ops]:
 
 
 def kernel_only(ops: Ops) -> Ops:
-    """Ops with which any layer that is computed on its own is a failure."""
+    """Ops that fail if a layer is computed separately."""
 
     def never(*_: Any) -> Any:
         raise AssertionError("left to the loop")
@@ -63,7 +63,7 @@ def stack_case(context: int, layers: int = 2, **shape: Any) -> Case:
 
 
 def run(ops: Ops, case: Case, arguments: Mapping[str, Any]) -> list[Tensor]:
-    """The kernel's answers; fresh memory is NaN."""
+    """The outputs of the kernel; new memory is NaN."""
     there = device_arguments(case, ops, arguments, "cuda", torch.bfloat16)
     torch.use_deterministic_algorithms(True)
     try:
@@ -73,14 +73,14 @@ def run(ops: Ops, case: Case, arguments: Mapping[str, Any]) -> list[Tensor]:
 
 
 def right(case: Case, arguments: Mapping[str, Any]) -> list[Tensor]:
-    """The reference's, in float64."""
+    """The outputs of the reference in float64."""
     wide = {name: copy_to(value, "cuda", wide=True) for name, value in arguments.items()}
     return [one.cpu() for one in call_op(case, Ops().layer.decoders, wide)]
 
 
 @pytest.mark.parametrize("case", STACKS, ids=map(str, STACKS))
 def test_cases(ops: Ops, case: Case) -> None:
-    """Those that do not fit the kernel too, which go layer by layer."""
+    """All cases. Those that the kernel does not support run layer by layer."""
     arguments, expected = reference_run(case, Ops().layer.decoders, torch.bfloat16)
     there = device_arguments(case, ops, arguments, "cuda", torch.bfloat16)
     assert not mismatch(call_op(case, ops.layer.decoders, there), expected, TOLERANCE)
@@ -135,7 +135,7 @@ def test_nothing_beyond_a_context_is_read(ops: Ops, context: int) -> None:
 
 @pytest.mark.parametrize("name", ["small", "qwen3-0.6b"])
 def test_a_captured_step_computes_any_context(ops: Ops, name: str) -> None:
-    """1,000 replays: as the reference says, and the same bits again. Some are padding, which does no harm."""
+    """1,000 replays equal the reference and have the same bits every time. Replays of padding change nothing."""
     shape, longest = SHAPES[name], 600
     case = stack_case(longest, **shape)
     arguments = dict(case.make(torch.Generator().manual_seed(2), torch.bfloat16))
@@ -175,7 +175,7 @@ def test_a_captured_step_computes_any_context(ops: Ops, name: str) -> None:
 
 
 def test_a_step_with_an_empty_context_ends(ops: Ops) -> None:
-    """As one of the token alone."""
+    """The result is that of a context with only the token."""
     case = stack_case(1, **SMALL)
     there = device_arguments(
         case, ops, case.make(torch.Generator().manual_seed(4), torch.bfloat16), "cuda", torch.bfloat16

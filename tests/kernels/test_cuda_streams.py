@@ -58,7 +58,7 @@ def small_batch() -> Iterator[Call]:
 
 
 def steps() -> Iterator[Call]:
-    """The same layers of a decode step of one row, over caches of their own."""
+    """The same layers of a decode step of one row, with separate caches."""
     step = pytest.importorskip("localllm.kernels.cuda.step", exc_type=ImportError)
     if not step._hopper(torch.device("cuda")):
         pytest.skip("the kernel is for GPUs of capability 9 alone")
@@ -151,7 +151,7 @@ def test_two_streams_replay_one_kernel(calls: list[Call]) -> None:
 
 
 def test_capture_on_a_stream_without_an_earlier_step(calls: list[Call]) -> None:
-    """Two captures, of which the second is replayed first."""
+    """Two captures; the second is replayed first."""
     expected = [call().clone() for call in calls]
     graphs, results = [], []
     stream = torch.cuda.Stream()
@@ -168,7 +168,7 @@ def test_capture_on_a_stream_without_an_earlier_step(calls: list[Call]) -> None:
 
 @pytest.mark.parametrize("module", ["cuda.attention", "triton.attention"])
 def test_row_tables_written_by_the_previous_kernel(module: str) -> None:
-    """Page table and lengths are written by the kernel before, on the same stream or on one that is waited for."""
+    """The previous kernel writes page table and lengths, on the same stream or on a stream that this one waits for."""
     library = pytest.importorskip(f"localllm.kernels.{module}", exc_type=ImportError)
     arguments = on_device(inputs([(1, 900), (1, 300)], heads=8, kv_heads=2, dim=128, page_size=16, seed=3))
     rows = arguments["rows"]

@@ -1,5 +1,5 @@
-"""What the wrappers of CUDA C++ send to their kernels, and what to others, on both sides of each limit: without a GPU,
-and without the library, whose ops are stand-ins that note their calls."""
+"""The choice of kernels by the wrappers of CUDA C++, on both sides of each limit. The tests need no GPU and no
+library: stand-ins of the library's ops record their calls."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels t
 
 
 class OnGpu(Tensor):
-    """A tensor of the CPU that says it is a GPU's."""
+    """A CPU tensor that reports a GPU as its device."""
 
     is_cuda = True
 
@@ -49,7 +49,7 @@ class Library:
     room: int = 0
 
     def called(self) -> list[str]:
-        """Since this was asked last."""
+        """The calls since the last call of this function."""
         calls, self.calls = self.calls, []
         return calls
 
@@ -186,7 +186,7 @@ class TestProducts:
 
 class TestLayer:
     def decode(self, library: Library, rows: int = 2, dtype: torch.dtype = torch.bfloat16, **shape: Any) -> list[str]:
-        """Calls of a layer of which only products are the library's."""
+        """The calls of a layer in which only the products are the library's."""
         linear = module("linear")
         ops = Ops()
         given = dict(
@@ -322,7 +322,7 @@ class TestAppend:
 
 
 def test_every_op_of_the_library_has_a_schema(library: Library) -> None:
-    """And the lane of its ops can be put together."""
+    """The ops of the CUDA devices can be created as well."""
     assert set(module("").CUDA_OPS) <= {
         name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "localllm::" in name
     }

@@ -1,4 +1,5 @@
-"""Lanes and the thread team: choices are obeyed or refused, and answers do not depend on the number of workers."""
+"""ISA variants and the thread team: settings apply or are refused, and results do not depend on the number of
+threads."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def test_the_environment_sets_the_variant_and_the_threads() -> None:
 
 
 def test_a_forked_process_has_its_own_threads() -> None:
-    """The parent's threads are not in the child; a child that waited for them would hang."""
+    """The parent's threads do not exist in the child. A child that waited for them would hang."""
     program = """
 import warnings; torch.set_num_threads(1)  # OpenMP does not survive forks
 warnings.simplefilter("ignore")

@@ -1,5 +1,5 @@
-"""Norms, activations, cache writes and sampling on the CPU, in every lane that works here and with teams of several
-sizes: strides, NaN and infinity, workers without work, and sampling over a large vocabulary."""
+"""Norms, activations, cache writes and sampling on the CPU, in every ISA variant of this machine and with several
+numbers of threads: strides, NaN and infinity, idle threads, and large vocabularies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.fixture(params=[f"{lane}-{workers}" for lane in LANES for workers in (1, 3)], autouse=True)
 def team(request: pytest.FixtureRequest) -> Iterator[int]:
-    """A lane and the number of its workers; outputs are full of NaN before they are written."""
+    """A variant and a number of threads. Outputs are full of NaN before they are written."""
     lane, workers = request.param.split("-")
     before = torch.ops.localllm.threads()
     torch.ops.localllm.use_variant(lane)
@@ -153,7 +153,7 @@ EDGES = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cache", [torch.float32, torch.bfloat16, torch.float16])
 def test_extreme_values_are_converted_as_in_torch(dtype: torch.dtype, cache: torch.dtype) -> None:
-    """But for bfloat16's subnormal numbers: AVX-512 has none."""
+    """Except subnormal bfloat16 numbers, which AVX-512 does not have."""
     x = torch.tensor([*EDGES, 1.0]).to(dtype).view(1, 1, -1)  # in whole vectors, and behind them
     pages = torch.zeros(2, 1, 1, *x.shape[1:], dtype=cache)
     FAST.kv.store(x, -x, *pages, torch.tensor([0]))
@@ -178,7 +178,7 @@ ORACLE: dict[tuple[str, str], list[int]] = {}  # its answers, asked once for all
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("filters", FILTERS, ids=lambda filters: "-".join(filters) or "plain")
 def test_draws_equal_the_oracle(shape: str, filters: dict[str, Any]) -> None:
-    """One row is drawn by all workers together, and five by each alone; the same tokens come out."""
+    """All threads draw one row together; each of five rows is drawn by one thread. The tokens are the same."""
     logits = SHAPES[shape](numbers(5, 9_001, seed=3))
     how = draws(5, **filters)
     key = shape, str(filters)
@@ -197,7 +197,7 @@ def only(how: Draws, rows: slice) -> Draws:
 
 
 def test_many_threads_draw_one_row() -> None:
-    """What its members know of the row takes more than a line of the cache."""
+    """The intermediate results of all threads fill more than a cache line."""
     assert torch.ops.localllm.use_threads(20) == 20
     logits = numbers(2, 9_001, seed=4)
     for filters in ({"top_p": 0.9}, {"top_k": 3000}, {"min_p": 0.02}):
@@ -258,7 +258,7 @@ def test_mask_of_strided_rows() -> None:
 
 
 def test_more_threads_than_rows() -> None:
-    """Wide enough that the whole team is asked, with one row or two for seven workers."""
+    """The rows are long enough for all threads: one or two rows for seven threads."""
     assert torch.ops.localllm.use_threads(7) == 7
     for rows in (1, 2):
         x, weight = numbers(rows, 2 * 8200), numbers(2 * 8200, seed=1)
@@ -282,7 +282,7 @@ def noise_of_two_tokens(how: Draws) -> np.ndarray:
 
 
 def test_noise_is_as_accurate_as_float32_is() -> None:
-    """Between two tokens the draw turns where their logits differ by what the noise does."""
+    """The draw changes between two tokens where the difference of their logits equals that of the noise."""
     how = draws(3000)
     noise = noise_of_two_tokens(how)
     turn, slack = noise[:, 1] - noise[:, 0], 1e-6 * (1 + np.abs(noise).max(axis=1))
@@ -297,7 +297,7 @@ def test_noise_is_as_accurate_as_float32_is() -> None:
     ids=["min_p", "top_p", "top_p-cool"],
 )
 def test_filters_remove_the_expected_tokens(filters: dict[str, Any], share: float) -> None:
-    """Of two tokens the unlikelier one would win by its noise, but for the filter."""
+    """Without the filter the noise would make the less likely of two tokens win."""
     how = draws(300, **filters)
     wins = torch.from_numpy(noise_of_two_tokens(how) @ [-1.0, 1.0] > 1 - np.log(share))
     assert wins.sum() > 10
@@ -320,7 +320,7 @@ def test_filters_remove_the_expected_tokens(filters: dict[str, Any], share: floa
     ids=str,
 )
 def test_filters_at_their_exact_limit(ops: Ops, filters: dict[str, Any], kept: set[int]) -> None:
-    """Two tokens of probability 1/2 each, the first a little less likely."""
+    """Two tokens of probability 1/2 each; the first is slightly less likely."""
     how = draws(64, **filters)._replace(max_k=2)
     found = ops.sampling.draw(torch.tensor([-1e-30, 0.0]).repeat(64, 1), how)
     assert set(found.tolist()) == kept
@@ -328,7 +328,7 @@ def test_filters_at_their_exact_limit(ops: Ops, filters: dict[str, Any], kept: s
 
 @pytest.mark.parametrize("temperature", [0.3, 0.7, 1.1, 1.9])
 def test_the_last_value_within_a_filter_can_be_drawn(temperature: float) -> None:
-    """With one token left it is that one, however the division by the temperature rounds."""
+    """If the filter keeps one token, the draw returns it, however the division by the temperature rounds."""
     logits = numbers(200, 300, seed=8)
     for rows in (slice(None), slice(1)):
         found = FAST.sampling.draw(logits[rows], only(draws(200, temperature=temperature, top_k=1), rows))
@@ -337,7 +337,7 @@ def test_the_last_value_within_a_filter_can_be_drawn(temperature: float) -> None
 
 @pytest.mark.timeout(60, method="thread")  # a kernel that hangs takes no signal
 def test_a_nucleus_of_almost_all_tokens() -> None:
-    """Its weight is only reached up to rounding: all that there is must do."""
+    """Rounding may keep the sum of all tokens below top_p; then all tokens are in the nucleus."""
     for seed in range(20):
         logits = torch.full((1, 128 * 70), -40.0)
         logits[0, ::128] = numbers(70, seed=seed) * 0.3

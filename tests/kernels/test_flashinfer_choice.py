@@ -1,4 +1,4 @@
-"""Which batches FlashInfer's attention takes, and which are left to ours: a stand-in is there for FlashInfer."""
+"""The batches that FlashInfer's attention computes and those of the fallback. A stand-in replaces FlashInfer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NAME = "localllm.kernels.flashinfer.attention"
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Who computes: "ours", or "theirs"."""
+    """The implementation that computes the batch: "ours" (the fallback) or "theirs" (FlashInfer)."""
     stand_in = ModuleType("flashinfer.prefill")
     stand_in.BatchPrefillWithPagedKVCacheWrapper = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))

@@ -1,4 +1,4 @@
-"""Without a compiler the package still installs, says that it has no kernels, and computes with the references."""
+"""Without a compiler the package installs, reports missing kernels, and computes with the references."""
 
 from __future__ import annotations
 
@@ -81,12 +81,12 @@ def test_a_library_of_another_version_is_missing(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif((sys.platform, platform.machine()) != ("linux", "x86_64"), reason="there is no Triton for it")
 def test_triton_is_installed_for_its_tests() -> None:
-    """They are left out where it is not, which must not go unseen."""
+    """Tests of Triton are skipped if it is missing; this test reports that."""
     assert find_spec("triton") is not None
 
 
 def test_a_cuda_library_of_another_version_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU's library stands for one that lacks what the code beside it calls."""
+    """The CPU library takes the place of a CUDA library without the required ops."""
     pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(find_library()))
     with pytest.raises(LibraryMissing, match=r"without .*small_batch.* make build CUDA=1"):
@@ -94,7 +94,7 @@ def test_a_cuda_library_of_another_version_is_missing(monkeypatch: pytest.Monkey
 
 
 def test_the_schemas_are_registered_before_the_cuda_library() -> None:
-    """It implements ops that the CPU's library defines; where that is missing, both count as missing."""
+    """The CUDA library implements ops that the CPU library defines. Without the CPU library both are missing."""
     pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
     script = """
 import sys, torch

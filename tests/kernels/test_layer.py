@@ -1,4 +1,4 @@
-"""Layers of adapted projections, other MLPs and pages of unlike shapes, and when the fused kernels compute them."""
+"""Layers with adapters, other MLPs and pages of different shapes, and the fused kernels that compute them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def arguments(**more: Any) -> dict[str, Any]:
 
 
 def packed(ops: Ops, layer: Any) -> Any:
-    """The layer with the device's weights, not yet prepared."""
+    """The layer with packed weights, not yet prepared."""
     return pack_value(replace(ops, layer=Ops().layer), layer, torch.float32)
 
 
@@ -73,7 +73,7 @@ def adapted(layer: Any) -> Any:
 
 
 def fused(ops: Ops) -> Ops:
-    """Ops of which the parts of a layer may not be called one by one."""
+    """Ops that fail if the ops of a fused layer are called separately."""
 
     def never(*_: Any) -> Any:
         raise AssertionError("composed")
@@ -129,7 +129,7 @@ def test_an_mlp_can_be_any_callable(ops: Ops) -> None:
 
 @PLACES
 def test_layers_may_have_different_pages_and_rotations(ops: Ops) -> None:
-    """One layer with pages of 4 tokens and one with pages of 8, of which each alone is known to be right."""
+    """One layer with pages of 4 tokens and one with pages of 8. Other tests check each of them alone."""
     parts = [arguments(page_size=size) for size in (4, 8)]
     steps = [part["step"] for part in parts]
     cache = Cache(tuple(step.cache.keys[0] for step in steps), tuple(step.cache.values[0] for step in steps))

@@ -1,4 +1,4 @@
-"""Where the kernel libraries are looked for: the environment first, then what a checkout built, then the package."""
+"""The search for the kernel libraries: the environment variable, the build of a checkout, the package."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.kernels.library import LibraryMissing, find_cuda_library, find_lib
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of kernels in a checkout, where nothing is built yet."""
+    """A folder of kernels in a checkout without a build."""
     folder = tmp_path / "checkout" / "kernels"
     folder.mkdir(parents=True)
     monkeypatch.setattr(library, "_HERE", folder)

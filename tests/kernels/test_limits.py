@@ -1,5 +1,5 @@
-"""Both sides of every wrapper's limits against the reference: on the CPU, by Triton's interpreter, and on a GPU by each
-lane of its kernels."""
+"""Both sides of every wrapper's limits against the reference: on the CPU, in Triton's interpreter, and on a GPU with
+each implementation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wrong(case: Case, ops: Ops, device: str, dtype: torch.dtype, *, apart: bool 
 
 
 def lying_apart(x: Tensor) -> Tensor:
-    """The same numbers, with others before, after and between the rows."""
+    """The same values with other values before, after and between the rows."""
     wider = x.new_full((*x.shape[:-1], x.shape[-1] + 3), float("nan"))
     wider[..., 1 : 1 + x.shape[-1]] = x
     return wider[..., 1 : 1 + x.shape[-1]]

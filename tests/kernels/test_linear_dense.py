@@ -1,5 +1,5 @@
-"""Products with float weights in every lane that works here: the same bits in any company, the packed layout, strides,
-odd shapes at the edge of readable memory, NaN and infinity."""
+"""Products with float weights in every ISA variant of this machine: equal bits in any batch, the packed layout,
+strides, odd shapes at the edge of readable memory, NaN and infinity."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def product(x: Tensor, weight: Tensor, dtype: torch.dtype = torch.float32) -> Te
 @pytest.mark.parametrize("stored", TYPES)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_row_has_the_same_bits_in_any_batch(stored: torch.dtype, dtype: torch.dtype) -> None:
-    """Rows alone, in batches of any size, and shared out among any number of workers."""
+    """Rows alone, in batches of any size, and divided among any number of threads."""
     x, weight = numbers(257, 1030, dtype=dtype), numbers(97, 1030, seed=1, dtype=stored)
     torch.ops.localllm.use_threads(1)
     expected = product(x, weight)
@@ -85,7 +85,7 @@ def test_strided_rows_are_read_and_written_in_place(stored: torch.dtype) -> None
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("rows", [1, 2, 7])
 def test_nothing_is_read_after_the_last_input(stored: torch.dtype, dtype: torch.dtype, rows: int) -> None:
-    """x ends where readable memory ends: reading on would kill this process."""
+    """x ends at the end of readable memory. A read beyond it would kill the process."""
     weight = numbers(33, 37, seed=1, dtype=stored)
     given = numbers(rows, 37, dtype=dtype)
     size = given.nbytes

@@ -1,4 +1,5 @@
-"""The Metal kernel of rope and store: its source compiled as C++ and run thread by thread, since CI has no Metal."""
+"""The Metal kernel of rope and store. CI has no Metal: the test compiles the source as C++ and runs it thread by
+thread."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ TOLERANCES = {mx.float32: 2e-5, mx.float16: 4e-3, mx.bfloat16: 3e-2}
 
 
 class Case(NamedTuple):
-    """What is asked of the op: rows that began at different columns."""
+    """Arguments of the op; the rows begin at different columns."""
 
     heads: int
     kv_heads: int
@@ -50,7 +51,7 @@ CASES = {
 
 
 class Given(NamedTuple):
-    """As `reference` takes them."""
+    """The arguments of `reference`."""
 
     q: mx.array
     k: mx.array
@@ -62,7 +63,7 @@ class Given(NamedTuple):
 
 
 def given(case: Case, dtype: Any) -> Given:
-    """What is turned is part of something larger, as projections leave it; every other column holds no number."""
+    """Queries, keys and values are views of a larger projection; all other columns are NaN."""
     rng = np.random.default_rng(case.heads + case.end)
 
     def new(heads: int, dim: int) -> mx.array:
@@ -76,7 +77,7 @@ def given(case: Case, dtype: Any) -> Given:
 
 
 def plain(x: np.ndarray, rope: op.Rope, positions: np.ndarray) -> np.ndarray:
-    """[rows, heads, 1, dim] turned, in numpy."""
+    """Rotated [rows, heads, 1, dim], in numpy."""
     half = rope.dims // 2
     speeds = rope.base ** -(np.arange(half) / half) if rope.freqs is None else 1 / np.array(rope.freqs, np.float64)
     angles = (positions * rope.scale)[:, None, None, None] * speeds
@@ -121,7 +122,7 @@ int main() {
 
 
 def emulated(folder: Path, case: Case, asked: Given) -> op.Stored:
-    """What the source writes; thread by thread, some more than there is work for."""
+    """The arrays that the source writes. It runs thread by thread, with more threads than necessary."""
     kinds = {mx.float32: "float", mx.float16: "_Float16", mx.bfloat16: "bfloat16", mx.int32: "int32_t"}
     inputs = dict(zip(op.INPUTS, asked, strict=True))
     if case.rope.freqs is not None:
@@ -183,7 +184,7 @@ def test_supported_shapes_of_the_kernel() -> None:
 
 
 def test_the_launch_covers_all_heads_and_writes_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a stand-in for Metal: a copy of a strided cache would get the column, and the cache would not."""
+    """A stand-in replaces Metal. The kernel must write a strided cache and not a contiguous copy of it."""
     made, launched = list[dict[str, Any]](), list[dict[str, Any]]()
 
     def metal_kernel(*_: Any, **options: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Every op of every torch device present, and of every lane of the CPU's kernels that works here, over every case,
-against the reference computed in float64.
+"""Every op of every torch device present, and of every ISA variant of this machine, for every case, against the
+reference in float64.
 
-Memory that an op is given for its answer is full of NaN: what it forgets to write is seen.
+New memory for outputs is full of NaN, so an output that is not written fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from localllm.kernels.ops.reference_check import call_op, copy_to
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Ops and what they run on."""
+    """Ops and the device that runs them."""
 
     label: str
     ops: Ops
@@ -42,7 +42,7 @@ TARGETS = [
 
 @pytest.fixture
 def poison() -> Iterator[None]:
-    """torch.empty gives NaN, and the largest integer."""
+    """torch.empty returns NaN and the largest integers."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -65,7 +65,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 @cache
 def asked(number: int, dtype: torch.dtype) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """The case's arguments, and the reference's answer in float64."""
+    """The case's arguments, and the outputs of the reference in float64."""
     return reference_check.reference_run(CASES[number], dict(Ops())[CASES[number].op], dtype)
 
 
@@ -91,7 +91,7 @@ def test_op_equals_reference(target: Target, number: int) -> None:
 @pytest.mark.parametrize("ops", [Ops(), cpu.OPS], ids=["reference", "cpu"])
 @pytest.mark.parametrize("number", range(len(CASES)), ids=[str(case) for case in CASES])
 def test_outputs_have_the_requested_dtype(ops: Ops, number: int) -> None:
-    """Of the input's, where nothing was asked for."""
+    """Without a requested dtype the output has the dtype of the input."""
     case = CASES[number]
     for dtype in case.tolerances:
         arguments, _ = asked(number, dtype)
@@ -112,7 +112,7 @@ def _told(dtype: torch.dtype) -> Callable[[str], str]:
 
 
 class Namespaces(TorchDispatchMode):
-    """Of the ops that torch is called for."""
+    """The namespaces of the torch ops that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class Namespaces(TorchDispatchMode):
 @pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")
 @pytest.mark.parametrize("name", sorted({case.op for case in CASES}))
 def test_cpu_kernels_compute_every_case_without_float8(name: str) -> None:
-    """A wrapper that sends everything to the reference answers right, and slowly."""
+    """A wrapper that always calls the reference would be right, but slow."""
     if dict(cpu.OPS)[name] is dict(Ops())[name]:
         pytest.skip("the CPU has no kernel for it")
     left = []
@@ -153,7 +153,7 @@ def naive_attention(
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The meaning, one query of one head at a time."""
+    """Attention for one query of one head at a time."""
     out, token = torch.empty_like(query), 0
     share = query.shape[1] // key_pages.shape[2]
     size = key_pages.shape[1]
@@ -190,7 +190,7 @@ def test_every_op_has_a_case_and_every_case_an_op() -> None:
 
 
 class Unsaturated(TorchDispatchMode):
-    """Conversions to float8 as in torch versions and on devices that give NaN beyond its range."""
+    """Conversions to float8 that return NaN beyond its range, as in some torch versions and devices."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         made = func(*args, **(kwargs or {}))
@@ -211,7 +211,7 @@ def test_a_float8_cache_saturates() -> None:
 
 
 def every_op_fast() -> Ops:
-    """Ops of which none is a reference."""
+    """Ops without any reference."""
     families = {}
     for family in dataclasses.fields(Ops()):
         held = getattr(Ops(), family.name)
@@ -222,7 +222,7 @@ def every_op_fast() -> Ops:
 
 @pytest.mark.parametrize("name", [name for name, _ in Ops()])
 def test_a_fused_op_is_replaced_with_each_op_it_contains(name: str) -> None:
-    """What holds the op that is replaced is replaced as well, or the old op would still compute."""
+    """Otherwise the fused op would still compute with the old op."""
     fast, family = every_op_fast(), name.partition(".")[0]
     changed = {one for one, op in fast.with_ops_of(Ops(), [name]) if op is dict(Ops())[one]}
     layer = {one for one, _ in Ops() if one.startswith("layer.")}

@@ -1,4 +1,5 @@
-"""Which batches prompt attention of the CUDA library takes, and into how many tiles it cuts them: numbers, no GPU."""
+"""The batches that prefill attention of the CUDA library supports, and their numbers of tiles. The tests need no
+GPU."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ PROMPT = [(600, 600)]
 
 @pytest.fixture
 def choice(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The wrapper without its library, as if a GPU of 132 processors were there."""
+    """The wrapper without its library, on a simulated GPU with 132 multiprocessors."""
     spec = spec_from_file_location("localllm.kernels.cuda.attention_extend", FILE)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""The judge of implementations: shapes, whole numbers, NaN, infinities, and how far an answer may be off."""
+"""The comparison with the reference: shapes, integers, NaN, infinities and tolerances."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every op of the library as torch sees it: schema, fakes and tracing agree; bad arguments are refused.
+"""Every op of the library as torch registers it: schema, fakes and tracing agree, and bad arguments are refused.
 
-The arguments are those that the wrappers pass on when they are given the cases of kernels/ops.
+The arguments are those that the wrappers pass for the cases of kernels/ops.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXAMPLES = 3  # of each op, of different kinds
 
 
 class Recorder(TorchDispatchMode):
-    """Keeps the arguments of the library's ops, as they were before."""
+    """Stores copies of the arguments of the library's ops."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def recorded() -> dict[str, list[tuple[Any, ...]]]:
 
 
 def examples(name: str) -> list[tuple[Any, ...]]:
-    """A few calls, the ones that differ most: which arguments are None, what the plain numbers are."""
+    """Calls that differ in the arguments that are None and in the numbers."""
     kinds = {str([None if isinstance(one, torch.Tensor) else one for one in call]): call for call in recorded()[name]}
     return list(kinds.values())[:EXAMPLES]
 
@@ -79,7 +79,8 @@ def test_schema_fake_and_tracing_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRITING)
 def test_ops_accept_tensors_without_data(name: str) -> None:
-    """Its fake: opcheck does not miss one, as torch makes up what it can of an op that returns nothing."""
+    """The fake exists: opcheck does not notice a missing one, because torch creates a fake for an op without
+    outputs."""
     for call in examples(name):
         getattr(torch.ops.localllm, name).default(
             *tree_map(lambda one: one.to("meta") if isinstance(one, torch.Tensor) else one, call)
@@ -88,7 +89,7 @@ def test_ops_accept_tensors_without_data(name: str) -> None:
 
 @pytest.mark.parametrize("name", WRITING)
 def test_compiles_into_one_graph(name: str) -> None:
-    """aot_eager traces, takes mutation out and puts it back, as inductor does, without its C++ compiler."""
+    """aot_eager traces, removes mutation and restores it, as inductor does, without a C++ compiler."""
     op = getattr(torch.ops.localllm, name).default
     for call in examples(name)[:1]:
         expected, found = copied(call), copied(call)
@@ -109,7 +110,7 @@ TOKENS = torch.zeros(2, dtype=torch.int64)
 
 
 def attention_with(**changed: Any) -> dict[str, Any]:
-    """Two rows, of one token after two and of two tokens, in pages of four positions."""
+    """Two rows in pages of four positions: one token after two, and two tokens."""
     ints = {"row_starts": [0, 1, 3], "context_lens": [3, 2], "page_table": [[1], [2]]}
     given: dict[str, Any] = {
         "out": torch.zeros(3, 4, 8),

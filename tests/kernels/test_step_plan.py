@@ -1,5 +1,5 @@
-"""How CUDA C++ lays out the memory of the kernel that computes all layers of a decode step, over the shared memory of
-GPUs there are and smaller ones: compiled for the host, so that no GPU is needed."""
+"""The memory layout of the kernel that computes all layers of a decode step, for the shared memory of real GPUs and
+of smaller ones. The plan is compiled for the host, so no GPU is needed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHAPES = [
 
 
 def test_a_step_fits_or_the_plan_reports_that_it_does_not(tmp_path: Path) -> None:
-    """No more than one stage of the ring: it does not (step_fits in step.cu)."""
+    """With only one stage of the ring a step does not fit (step_fits in step.cu)."""
     (tmp_path / "cuda_runtime.h").write_text(RUNTIME)
     (tmp_path / "plan.cpp").write_text(PROGRAM)
     flags = ["-std=c++17", f"-I{tmp_path}", f"-I{FOLDER}", "-o", "plan", "plan.cpp"]

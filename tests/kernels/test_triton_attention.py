@@ -1,4 +1,4 @@
-"""Triton's attention against the reference: interpreted, without a GPU, and on a CUDA device where there is one."""
+"""Triton's attention against the reference: in the interpreter, or on a CUDA device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OFTEN = ("mixed", "sinks-soft-cap", "prompt", "window")  # interpreted in make t
 
 
 def on_device(arguments: Mapping[str, Any], wide: bool = False) -> dict[str, Any]:
-    """Tensors on the device; floats in float64 where wide."""
+    """The tensors on the device; floats in float64 if `wide`."""
 
     def moved(value: Any) -> Any:
         if isinstance(value, Rows):
@@ -46,7 +46,7 @@ def on_device(arguments: Mapping[str, Any], wide: bool = False) -> dict[str, Any
 
 
 def check(arguments: Mapping[str, Any], tolerance: float, rows: Rows | None = None) -> None:
-    """`rows`, if given, are what the kernels are told instead."""
+    """`rows`: rows for the kernels, if they differ from those of the reference."""
     expected = reference(**on_device(arguments, wide=True))
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     try:
@@ -59,7 +59,7 @@ def check(arguments: Mapping[str, Any], tolerance: float, rows: Rows | None = No
 
 
 def counters() -> list[torch.Tensor]:
-    """Of the current stream, in each size that a batch may ask for."""
+    """The counters of the current stream, in every size that a batch may need."""
     device = torch.device(DEVICE, 0) if DEVICE == "cuda" else torch.device(DEVICE)
     return [target.counters(device, 1 << bits) for bits in range(12, 17)]
 
@@ -76,7 +76,7 @@ def inputs(
     seed: int = 0,
     **options: float,
 ) -> dict[str, Any]:
-    """All that no row may read is NaN."""
+    """Arguments of attention. Values that no row may read are NaN."""
     generator = torch.Generator().manual_seed(seed)
     needed = [-(-context // page_size) for _, context in lens]
     ids = (torch.randperm(sum(needed), generator=generator) + 1).to(torch.int32)
@@ -101,7 +101,7 @@ def inputs(
 
 
 def drawn(seed: int) -> dict[str, Any]:
-    """A batch of any mixture of lengths, for one of KINDS kernels."""
+    """A batch with random lengths, for one of KINDS kernels."""
     pick = random.Random(seed % KINDS)
     group, kv_heads = pick.choice([1, 2, 3, 4, 5, 8, 16]), pick.choice([1, 2, 3, 8])
     shape = {

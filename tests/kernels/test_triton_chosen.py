@@ -1,4 +1,4 @@
-"""Where the CUDA library was not built, every op that Triton has a kernel for is Triton's."""
+"""Without the CUDA library Triton computes every op that it has a kernel for."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_traces_use_the_references(case: Case) -> None:
 
 
 def test_the_version_is_read_from_a_package_with_another_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As some builds of torch bring it."""
+    """Some builds of torch install Triton under another name."""
     import triton
 
     from localllm.backends.cuda import device

@@ -1,5 +1,5 @@
-"""Every Triton kernel, in the shapes it is launched in, compiled for every target without a device: shared memory
-within what the target has, and no registers spilled."""
+"""Every Triton kernel, in the shapes of its launches, compiled for every target without a device. Its shared memory
+fits the target, and no registers are spilled."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ TARGETS = [
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """A kernel and all that its binary depends on. Pointers are taken to be aligned, and so are `even` numbers."""
+    """A kernel and everything that its binary depends on. Pointers and `even` numbers are aligned."""
 
     label: str
     kernel: Any
@@ -180,7 +180,7 @@ def compile_for(target: Target, build: Build) -> Any:
 
 
 def spilled(target: Target, compiled: Any, folder: Path) -> int:
-    """What the artefact says of registers kept in memory: their number, or the bytes a thread needs for them."""
+    """The number of spilled registers, or of their bytes per thread, as the compiled file reports it."""
     if target.backend == "hip":
         # scalars are kept in a vector register's lanes, which costs no memory
         return int(re.findall(r"\.vgpr_spill_count:\s*(\d+)", compiled.asm["amdgcn"])[0])

@@ -1,4 +1,4 @@
-"""What the Triton products are made of, compiled for every target."""
+"""The kernels of the Triton products, compiled for every target."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ RECORDS: dict[str, tuple[dict[str, str], bool, str]] = {  # types of scale and z
 
 
 def small_batch_builds(target: Target) -> Iterator[Build]:
-    """As blocks_of chooses: the records that models have, and every type of activations; shapes that are even, as those
-    of models are, and others, of weights that are packed."""
+    """Builds with the sizes of blocks_of: the records of real models, every dtype of activations, and packed weights
+    with even and odd shapes."""
     groups = {"by_group": (32, 64, 128, 4096), "int4": (64, 128), "fp8": (64, 128, 4096)}
     for label, per_label in groups.items():
         types, is_int4, records = RECORDS[label]
@@ -68,7 +68,7 @@ def _small_batch(
 
 
 def turned_build() -> Build:
-    """Of the CUDA library's weights, which AMD's GPUs never see."""
+    """A build for weights of the CUDA library, which AMD GPUs do not use."""
     types = {"out": "*bf16", "x": "*bf16", "data": "*u8", "records": "*i32", "bias": "*fp32"}
     constants = {"HAS_BIAS": True, "BLOCK_M": 16, "BLOCK_N": small_batch_transposed.BLOCK_N, "BLOCK_K": 64}
     kernel = small_batch_transposed.small_batch_transposed_kernel

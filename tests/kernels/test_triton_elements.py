@@ -1,5 +1,5 @@
-"""The Triton kernels of sampling, norms, activations, rotation and cache writes: on a CUDA device where there is one,
-else in Triton's interpreter, which computes with numpy what the kernels say, in float32."""
+"""The Triton kernels of sampling, norms, activations, rotation and cache writes: on a CUDA device, or else in
+Triton's interpreter, which computes them in float32 with numpy."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_draws_equal_the_oracle(shape: str, filters: dict[str, Any]) -> None:
 
 
 def random_draws(rng: np.random.Generator, rows: int, vocab: int) -> Draws:
-    """Each row's filters are on or off as it comes."""
+    """Sampling parameters with random filters for each row."""
 
     def column(values: Any, off: float, share_on: float) -> torch.Tensor:
         return torch.from_numpy(np.where(rng.random(rows) < share_on, values, off).astype(np.float32))
@@ -113,7 +113,7 @@ def random_draws(rng: np.random.Generator, rows: int, vocab: int) -> Draws:
 
 @pytest.mark.parametrize("seed", one_of_each(range(60 if CUDA else 4), lambda _: "", slow=not CUDA))
 def test_random_settings_equal_the_oracle(seed: int) -> None:
-    """720 rows on a GPU, of which each has filters of its own."""
+    """720 rows on a GPU, each with its own filters."""
     rng = np.random.default_rng(seed)
     rows, vocab = (12, int(rng.integers(2, 9000))) if CUDA else (4, int(rng.integers(2, 3000)))
     logits = numbers(rows, vocab, seed=seed) * rng.uniform(0.5, 6.0)
@@ -128,7 +128,7 @@ def test_random_settings_equal_the_oracle(seed: int) -> None:
 
 @pytest.mark.parametrize("k", one_of_each([33, 1, 2, 7, 100, 598], lambda _: "", slow=not CUDA))
 def test_top_k_keeps_exactly_k_tokens(k: int) -> None:
-    """All tokens are about equally likely, so that one too many or too few would soon be seen."""
+    """All tokens have similar probabilities, so one token too many or too few is noticed soon."""
     rows, vocab = 8, 599
     logits = torch.stack([torch.randperm(vocab, generator=torch.Generator().manual_seed(row)) for row in range(rows)])
     logits = 5.0 - logits * 1e-3
@@ -202,7 +202,7 @@ def test_append_skips_slots_beyond_the_cache() -> None:
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, torch says
 @pytest.mark.parametrize("rows", [1, 64])
 def test_sampling_is_captured_and_replayed(rows: int) -> None:
-    """Nothing asks the host, and a replay reads what the tensors hold by then."""
+    """No op synchronises with the host, and a replay reads the current values of the tensors."""
     logits = numbers(rows, 5_000).to(DEVICE)
     how = copy_to(draws(rows, top_k=40, top_p=0.9, min_p=0.01), DEVICE)
     tokens = torch.zeros(rows, dtype=torch.int64, device=DEVICE)

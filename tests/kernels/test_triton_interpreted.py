@@ -1,6 +1,7 @@
-"""The Triton kernels' own tests in Triton's interpreter, where there is no GPU.
+"""Runs the tests of the Triton kernels in Triton's interpreter, on machines without a GPU.
 
-Triton asks for the interpreter when it is imported, and then compiles nothing: the tests have a process of their own.
+Triton selects the interpreter when it is imported, and then compiles nothing. So the tests run in a process of their
+own.
 """
 
 from __future__ import annotations

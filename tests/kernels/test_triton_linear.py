@@ -27,7 +27,8 @@ PRODUCTS = ("linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8")
 
 
 def runs() -> Iterator[Any]:
-    """(case, type of activations, whether the weight is packed); in the interpreter all but one of each op are slow."""
+    """(case, dtype of activations, whether the weight is packed). In the interpreter all but one case of each op are
+    slow."""
     often: set[str] = set()
     for case in CASES:
         for dtype in case.tolerances if case.op in PRODUCTS else ():
@@ -46,7 +47,7 @@ DTYPES = [dtype for dtype in TOLERANCES if not INTERPRETED or dtype != torch.bfl
 
 @pytest.fixture(autouse=True)
 def poison() -> Iterator[None]:
-    """torch.empty gives NaN, and the largest integer."""
+    """torch.empty returns NaN and the largest integers."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)
@@ -69,7 +70,7 @@ def test_op_equals_reference(case: Case, dtype: torch.dtype, packed: bool) -> No
 
 
 def weight_of(op: str, out_features: int, in_features: int, group: int, generator: torch.Generator) -> Weight:
-    """Asymmetric where it may be; the values that a format can hold, all of them."""
+    """A random weight with all values of its format, asymmetric if the format allows it."""
     groups = -(-in_features // group)
     scale = torch.rand(out_features, groups, generator=generator) / in_features**0.5 + 1e-4
     data = torch.randint(0, 256, (out_features, in_features), generator=generator).to(torch.uint8)
@@ -86,7 +87,7 @@ def weight_of(op: str, out_features: int, in_features: int, group: int, generato
 
 
 def compared(op: str, weight: Weight, x: Tensor, **options: Any) -> None:
-    """A product of x on the device beside the reference's in float64."""
+    """A product on the device, and the product of the reference in float64."""
     from localllm.kernels.triton import linear
 
     expected = dict(Ops())[f"linear.{op}"](x.double(), copy_to(weight, "cpu", wide=True), **options)
@@ -143,7 +144,7 @@ def test_small_batch_of_every_shape(
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
 @pytest.mark.parametrize("rows", [1, 16])
 def test_small_batch_reads_the_weight_in_place(op: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not left to the reference, nor is the weight widened."""
+    """Neither the reference nor a dequantised copy of the weight is used."""
     from localllm.kernels.triton import linear
 
     def refuse(*_: object, **__: object) -> Tensor:
@@ -166,7 +167,7 @@ def test_small_batch_reads_the_weight_in_place(op: str, rows: int, monkeypatch: 
 
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
 def test_the_reference_computes_unsupported_products(op: str) -> None:
-    """float64; int8 inputs too many for a sum in int32; and nothing to multiply."""
+    """float64, int8 with too many inputs for an int32 sum, and empty inputs."""
     from localllm.kernels.triton import linear, small_batch
 
     generator = torch.Generator().manual_seed(2)
@@ -249,7 +250,7 @@ def test_nan_affects_only_its_row(op: str, broken: float) -> None:
 
 
 def test_rounding_equals_the_reference_exactly() -> None:
-    """Ties too, in whatever a compiler makes of the additions that round."""
+    """Ties round equally, whatever the compiler does with the additions that round."""
     from localllm.kernels.ops.linear_int8 import rounded
     from localllm.kernels.triton.round_rows import as_rounded, round_rows
 

@@ -25,7 +25,7 @@ DTYPES = [torch.float32, torch.float16, *([] if INTERPRETED else [torch.bfloat16
 
 @pytest.fixture(autouse=True)
 def poison() -> Iterator[None]:
-    """torch.empty gives NaN, and the largest integer."""
+    """torch.empty returns NaN and the largest integers."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -1,4 +1,4 @@
-"""The instructions in which Triton kernels dequantise, executed here: for every byte, and every zero point."""
+"""Runs the PTX instructions with which Triton kernels dequantise, for every byte and every zero point."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def register(values: torch.Tensor) -> int:
 
 
 def execute(code: str, given: Mapping[str, int]) -> dict[str, int]:
-    """Registers after the code; every one that is read has been written."""
+    """The registers after the code. Every register must be written before it is read."""
     held = dict(given)
 
     def value(name: str) -> int:

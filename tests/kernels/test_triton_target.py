@@ -1,4 +1,4 @@
-"""Triton's kernels name no vendor, and count on each stream for themselves."""
+"""Triton kernels name no vendor, and each stream has its own counters."""
 
 from __future__ import annotations
 

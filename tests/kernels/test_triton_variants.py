@@ -1,5 +1,5 @@
-"""Triton makes a kernel for each alignment of its arguments, and compiles it when that first comes up: none of ours may
-depend on where the numbers of a step happen to lie, or on how many there are."""
+"""Triton compiles a kernel again for another alignment of its arguments, when that first occurs. The kernels must
+not depend on the addresses or the lengths of a step's arguments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ NUMBERS = ("rows", "count", "chunks", "k", "table_row", "window")
 
 
 def variant(kernel: Any, moved: dict[str, Any]) -> Any:
-    """What of the arguments the compiled kernel depends on; those that are not `moved` lie evenly."""
+    """The properties of the arguments that the compiled kernel depends on. Arguments that are not in `moved` are
+    aligned."""
     bind = create_function_from_signature(kernel.signature, kernel.params, make_backend(GPUTarget("cuda", 90, 32)))
     return bind(**{name: moved.get(name, 16) for name in kernel.arg_names})[1]
 

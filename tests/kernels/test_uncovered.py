@@ -1,4 +1,5 @@
-"""What no kernel of the CPU covers: its wrappers leave float64, odd strides and unlike types to the references."""
+"""Arguments that no CPU kernel supports: the wrappers call the references for float64, unusual strides and different
+dtypes."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def near(found: Any, expected: Any) -> None:
-    """Both of one type, and apart by a rounding of it at most."""
+    """Both tensors have the same dtype and differ by at most one rounding."""
     torch.testing.assert_close(found, expected)
 
 
@@ -129,7 +130,7 @@ def test_rotations_of_different_dtypes(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["query", "pages"])
 def test_caches_of_different_dtypes(kind: str) -> None:
-    """One side is of float64: the cache's writes and attention."""
+    """One side is float64: cache writes and attention."""
     (case,) = (case for case in CASES if str(case) == "kv.append-plain")
     arguments, _ = reference_check.reference_run(case, REFERENCE.kv.append, F32)
     names = ("qkv", "query_norm", "key_norm") if kind == "query" else case.mutates
@@ -186,7 +187,8 @@ def test_logits_of_other_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_a_layer_without_a_fused_kernel_stays_unchanged() -> None:
-    """The call of a whole layer takes packed weights in their order, of one way with int4 or none."""
+    """The op of a whole layer needs packed weights with inputs in natural order, and at most one kind of int4
+    product."""
     from localllm.kernels.cpu.layer import Prepared
 
     (case,) = (case for case in CASES if str(case) == "layer.decoder-decode")

@@ -1,4 +1,4 @@
-"""The tile kernels as a library of their own: emulated where the CPU has no tiles, for real where it has."""
+"""Builds the AMX tile kernels as a library of their own, for the CPU's AMX instructions or for the emulator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KERNELS = ("linear_amx.cpp", "attention_amx.cpp")
 
 
 def cpu_flags() -> set[str]:
-    """What the CPU says it has; nothing where the system does not tell."""
+    """The CPU flags that the system reports; empty if it reports none."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((set(line.split(":")[1].split()) for line in lines if line.startswith("flags")), set())
@@ -32,7 +32,7 @@ def real() -> bool:
 
 
 def build() -> Path:
-    """Compiled once for these sources and flags, however many tests run at a time."""
+    """Compile the library once for these sources and flags. Concurrent tests share the file."""
     has = cpu_flags()
     if real():
         flags = [*AVX512, *AVX2, *TILES]
@@ -62,7 +62,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def tiles() -> ctypes.CDLL:
-    """The library of harness.cpp."""
+    """The library built from harness.cpp."""
     if shutil.which("g++") is None:
         pytest.skip("no C++ compiler")
     library = ctypes.CDLL(str(build()))

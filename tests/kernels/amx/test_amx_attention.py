@@ -1,4 +1,4 @@
-"""Attention by tiles against its meaning in float64: pages in any order, NaN wherever nothing may be read."""
+"""Attention with AMX tiles against float64. Pages are in random order, and memory that must not be read is NaN."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Products by tiles against the meaning of each format, over shapes that fit nothing. The packing is written out here
-from kernels/cpu/layout.h, so that the layout is tested too."""
+"""Products with AMX tiles against float64, for shapes that are not multiples of a tile.
+
+The tests pack weights by the definition in kernels/cpu/layout.h, so they test the layout as well.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def padded(x: Tensor, dim: int, to: int) -> Tensor:
 
 
 def interleaved(data: Tensor, by: int, to: int) -> Tensor:
-    """[outs, ins] -> [panels, ins/by, 32, by], filled up with zeros."""
+    """[out_features, in_features] -> [panels, in_features / by, 32, by], padded with zeros."""
     data = padded(padded(data, 0, 32), 1, to)
     return data.unflatten(0, (-1, 32)).unflatten(2, (-1, by)).permute(0, 2, 1, 3).contiguous()
 
@@ -73,7 +75,7 @@ def run(
     wide: bool = False,
     workers: int = 3,
 ) -> tuple[Tensor, int]:
-    """(out, threads that handed the work to the AVX-512 lane). x and out lie in wider tensors full of NaN."""
+    """(out, threads whose work used AVX-512). x and out lie in wider tensors full of NaN."""
     rows, ins = x.shape
     room = torch.full((rows, ins + 3), torch.nan).to(x.dtype)
     room[:, :ins] = x
@@ -99,8 +101,8 @@ def run(
 
 
 def held(x: Tensor, group: int) -> Tensor:
-    """What int8 keeps of x [rows, ins] in groups of inputs, in float64. Written out with a true division: a tie falls
-    to the other side where torch multiplies by a reciprocal."""
+    """x [rows, in_features] rounded to int8 in groups of inputs, in float64. Uses a true division, because a product
+    with a reciprocal may round a tie to the other side."""
     grouped = padded(x.float(), 1, group).unflatten(1, (-1, group))
     largest = grouped.abs().amax(-1, keepdim=True)
     whole = (grouped * (torch.full_like(largest, 127.0) / largest)).round().nan_to_num()

@@ -1,6 +1,5 @@
-"""A system that refuses the tiles' registers: the library falls back to AVX-512, not to plain torch.
-
-dispatch.cpp itself is compiled against headers that play a CPU with everything."""
+"""If the system refuses the tile registers, the library uses AVX-512 and not the references. dispatch.cpp is
+compiled against headers that report a CPU with all instructions."""
 
 from __future__ import annotations
 
