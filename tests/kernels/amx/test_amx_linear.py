@@ -18,7 +18,7 @@ from localllm.kernels.ops.linear_int8 import Int8
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FORMATS = {"bf16": 1, "int8": 3, "int4": 4, "fp8": 5}
 ROWS = [16, 31, 32, 33, 257]
-SHAPES = [(64, 96), (37, 70), (1, 1), (300, 1100)]  # outs, ins
+SHAPES = [(64, 96), (37, 70), (1, 1), (300, 1100)]  # out_features, in_features
 
 
 def padded(x: Tensor, dim: int, to: int) -> Tensor:
@@ -45,7 +45,7 @@ def pack_int8(weight: Int8) -> Tensor:
 
 
 def pack_int4(weight: Int4) -> Tensor:
-    nibbles = torch.stack((weight.data & 15, weight.data >> 4), -1).flatten(1)[:, : weight.ins]
+    nibbles = torch.stack((weight.data & 15, weight.data >> 4), -1).flatten(1)[:, : weight.in_features]
     scales, zeros = (padded(part, 0, 32).unflatten(0, (-1, 32)) for part in (weight.scale, weight.zero))
     data = interleaved(nibbles, 4, weight.group)  # [panels, k/4, 32, 4]
     joined = (data[:, :, :16] | data[:, :, 16:] << 4).unflatten(1, (-1, weight.group // 4)).flatten(2)
@@ -68,7 +68,7 @@ def run(
     form: str,
     x: Tensor,
     packed: Tensor,
-    outs: int,
+    out_features: int,
     group: int = 0,
     bias: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
@@ -76,14 +76,14 @@ def run(
     workers: int = 3,
 ) -> tuple[Tensor, int]:
     """(out, threads whose work used AVX-512). x and out lie in wider tensors full of NaN."""
-    rows, ins = x.shape
-    room = torch.full((rows, ins + 3), torch.nan).to(x.dtype)
-    room[:, :ins] = x
-    out = torch.full((rows, outs + 5), torch.nan).to(dtype)
+    rows, in_features = x.shape
+    room = torch.full((rows, in_features + 3), torch.nan).to(x.dtype)
+    room[:, :in_features] = x
+    out = torch.full((rows, out_features + 5), torch.nan).to(dtype)
     aligned = torch.empty(packed.numel() + 64, dtype=torch.uint8)
     start = -aligned.data_ptr() % 64
     aligned[start : start + packed.numel()] = packed.flatten()
-    numbers = (rows, outs, ins, group, room.stride(0), out.stride(0))
+    numbers = (rows, out_features, in_features, group, room.stride(0), out.stride(0))
     handed = tiles.run_linear(
         ctypes.c_void_p(out.data_ptr()),
         ctypes.c_void_p(room.data_ptr()),
@@ -96,11 +96,11 @@ def run(
         ctypes.c_bool(wide),
         workers,
     )
-    assert out[:, outs:].isnan().all(), "wrote beyond its columns"
-    return out[:, :outs], handed
+    assert out[:, out_features:].isnan().all(), "wrote beyond its columns"
+    return out[:, :out_features], handed
 
 
-def held(x: Tensor, group: int) -> Tensor:
+def rounded(x: Tensor, group: int) -> Tensor:
     """x [rows, in_features] rounded to int8 in groups of inputs, in float64. Uses a true division, because a product
     with a reciprocal may round a tie to the other side."""
     grouped = padded(x.float(), 1, group).unflatten(1, (-1, group))
@@ -117,94 +117,101 @@ def random(*shape: int, seed: int = 1) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def int4_weight(outs: int, ins: int, group: int) -> Int4:
-    generator = torch.Generator().manual_seed(outs + ins)
-    groups = -(-ins // group)
-    data = torch.randint(0, 256, (outs, -(-ins // 2)), generator=generator).to(torch.uint8)
-    if ins % 2:
+def int4_weight(out_features: int, in_features: int, group: int) -> Int4:
+    generator = torch.Generator().manual_seed(out_features + in_features)
+    groups = -(-in_features // group)
+    data = torch.randint(0, 256, (out_features, -(-in_features // 2)), generator=generator).to(torch.uint8)
+    if in_features % 2:
         data[:, -1] &= 15
-    scale = (torch.rand(outs, groups, generator=generator) / (4.0 * ins**0.5)).half()
-    zero = torch.randint(0, 17, (outs, groups), generator=generator).to(torch.uint8)
-    return Int4(data, scale, zero, group, ins)
+    scale = (torch.rand(out_features, groups, generator=generator) / (4.0 * in_features**0.5)).half()
+    zero = torch.randint(0, 17, (out_features, groups), generator=generator).to(torch.uint8)
+    return Int4(data, scale, zero, group, in_features)
 
 
-def fp8_weight(outs: int, ins: int, group: int) -> Fp8:
-    data = (random(outs, ins, seed=2) * 100.0).clamp(-448.0, 448.0)
+def fp8_weight(out_features: int, in_features: int, group: int) -> Fp8:
+    data = (random(out_features, in_features, seed=2) * 100.0).clamp(-448.0, 448.0)
     data[:, ::7] /= 2.0**14  # subnormal
-    scale = random(outs, -(-ins // group), seed=3).abs() / (100.0 * ins**0.5)
+    scale = random(out_features, -(-in_features // group), seed=3).abs() / (100.0 * in_features**0.5)
     return Fp8(data.to(torch.float8_e4m3fn), scale, group)
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("outs", "ins"), SHAPES)
-def test_bf16(tiles: ctypes.CDLL, rows: int, outs: int, ins: int) -> None:
-    x, weight, bias = random(rows, ins).bfloat16(), random(outs, ins, seed=2).bfloat16(), random(outs, seed=3)
-    found, handed = run(tiles, "bf16", x, raw(interleaved(weight, 2, 32)), outs, bias=bias)
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
+def test_bf16(tiles: ctypes.CDLL, rows: int, out_features: int, in_features: int) -> None:
+    x, weight, bias = (
+        random(rows, in_features).bfloat16(),
+        random(out_features, in_features, seed=2).bfloat16(),
+        random(out_features, seed=3),
+    )
+    found, handed = run(tiles, "bf16", x, raw(interleaved(weight, 2, 32)), out_features, bias=bias)
     assert handed == 0
     near(found, x.double() @ weight.double().T + bias.double(), 2e-6)
 
 
 @pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize(("outs", "ins"), SHAPES)
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
 @pytest.mark.parametrize("x_type", TYPES)
-def test_int8(tiles: ctypes.CDLL, rows: int, outs: int, ins: int, x_type: torch.dtype) -> None:
+def test_int8(tiles: ctypes.CDLL, rows: int, out_features: int, in_features: int, x_type: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(5)
-    data = torch.randint(-128, 128, (outs, ins), generator=generator).to(torch.int8)
-    weight = Int8(data, torch.rand(outs, generator=generator) / (64.0 * ins**0.5))
-    x, bias = random(rows, ins).to(x_type), random(outs, seed=3)
+    data = torch.randint(-128, 128, (out_features, in_features), generator=generator).to(torch.int8)
+    weight = Int8(data, torch.rand(out_features, generator=generator) / (64.0 * in_features**0.5))
+    x, bias = random(rows, in_features).to(x_type), random(out_features, seed=3)
     x[1] = 0.0
-    found, handed = run(tiles, "int8", x, pack_int8(weight), outs, bias=bias)
+    found, handed = run(tiles, "int8", x, pack_int8(weight), out_features, bias=bias)
     assert handed == 0
     dense = Int8(data, weight.scale.double()).dense()
-    near(found, held(x, ins) @ dense.T + bias.double(), 2e-6)
+    near(found, rounded(x, in_features) @ dense.T + bias.double(), 2e-6)
 
 
 @pytest.mark.parametrize("rows", ROWS[1:])
-@pytest.mark.parametrize(("outs", "ins"), SHAPES)
+@pytest.mark.parametrize(("out_features", "in_features"), SHAPES)
 @pytest.mark.parametrize(
     ("group", "wide"), [(32, False), (32, True), (64, False), (96, False), (128, True), (1024, False)]
 )
-def test_int4(tiles: ctypes.CDLL, rows: int, outs: int, ins: int, group: int, wide: bool) -> None:
-    weight = int4_weight(outs, ins, group)
-    x = random(rows, ins).bfloat16()
+def test_int4(tiles: ctypes.CDLL, rows: int, out_features: int, in_features: int, group: int, wide: bool) -> None:
+    weight = int4_weight(out_features, in_features, group)
+    x = random(rows, in_features).bfloat16()
     x[1, :group] = 0.0
-    found, handed = run(tiles, "int4", x, pack_int4(weight), outs, group=group, wide=wide)
+    found, handed = run(tiles, "int4", x, pack_int4(weight), out_features, group=group, wide=wide)
     assert handed == 0
     dense = weight._replace(scale=weight.scale.double()).dense()
-    near(found, (x.double() if wide else held(x, group)) @ dense.T, 3e-6)
+    near(found, (x.double() if wide else rounded(x, group)) @ dense.T, 3e-6)
 
 
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(
-    ("outs", "ins", "group"), [(33, 384, 128), (64, 300, 128), (40, 70, 70), (300, 1100, 1100), (29, 37, 37)]
+    ("out_features", "in_features", "group"),
+    [(33, 384, 128), (64, 300, 128), (40, 70, 70), (300, 1100, 1100), (29, 37, 37)],
 )
-def test_fp8(tiles: ctypes.CDLL, rows: int, outs: int, ins: int, group: int) -> None:
-    weight, x = fp8_weight(outs, ins, group), random(rows, ins).bfloat16()
-    found, handed = run(tiles, "fp8", x, pack_fp8(weight), outs, group=group)
+def test_fp8(tiles: ctypes.CDLL, rows: int, out_features: int, in_features: int, group: int) -> None:
+    weight, x = fp8_weight(out_features, in_features, group), random(rows, in_features).bfloat16()
+    found, handed = run(tiles, "fp8", x, pack_fp8(weight), out_features, group=group)
     assert handed == 0
     near(found, x.double() @ weight._replace(scale=weight.scale.double()).dense().T, 2e-6)
 
 
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4", "int4_wide", "fp8", "fp8_blocks"])
 def test_sums_continue_between_chunks_of_inputs(tiles: ctypes.CDLL, form: str) -> None:
-    x, outs, ins = random(257, 4511).bfloat16(), 96, 4511
+    x, out_features, in_features = random(257, 4511).bfloat16(), 96, 4511
     if form == "bf16":
-        weight = random(outs, ins, seed=2).bfloat16()
-        found, _ = run(tiles, "bf16", x, raw(interleaved(weight, 2, 32)), outs, workers=1)
+        weight = random(out_features, in_features, seed=2).bfloat16()
+        found, _ = run(tiles, "bf16", x, raw(interleaved(weight, 2, 32)), out_features, workers=1)
         expected = x.double() @ weight.double().T
     elif form == "int8":
-        data = torch.randint(-128, 128, (outs, ins), generator=torch.Generator().manual_seed(5)).to(torch.int8)
-        whole = Int8(data, torch.ones(outs))
-        found, _ = run(tiles, "int8", x, pack_int8(whole), outs, workers=1)
-        expected = held(x, ins) @ data.double().T
+        data = torch.randint(-128, 128, (out_features, in_features), generator=torch.Generator().manual_seed(5)).to(
+            torch.int8
+        )
+        whole = Int8(data, torch.ones(out_features))
+        found, _ = run(tiles, "int8", x, pack_int8(whole), out_features, workers=1)
+        expected = rounded(x, in_features) @ data.double().T
     elif form.startswith("int4"):
-        nibbles, wide = int4_weight(outs, ins, 128), form == "int4_wide"
-        found, _ = run(tiles, "int4", x, pack_int4(nibbles), outs, group=128, wide=wide, workers=1)
+        nibbles, wide = int4_weight(out_features, in_features, 128), form == "int4_wide"
+        found, _ = run(tiles, "int4", x, pack_int4(nibbles), out_features, group=128, wide=wide, workers=1)
         dense = nibbles._replace(scale=nibbles.scale.double()).dense()
-        expected = (x.double() if wide else held(x, 128)) @ dense.T
+        expected = (x.double() if wide else rounded(x, 128)) @ dense.T
     else:
-        bytes_ = fp8_weight(outs, ins, 128 if form == "fp8_blocks" else ins)
-        found, _ = run(tiles, "fp8", x, pack_fp8(bytes_), outs, group=bytes_.group, workers=1)
+        bytes_ = fp8_weight(out_features, in_features, 128 if form == "fp8_blocks" else in_features)
+        found, _ = run(tiles, "fp8", x, pack_fp8(bytes_), out_features, group=bytes_.group, workers=1)
         expected = x.double() @ bytes_._replace(scale=bytes_.scale.double()).dense().T
     near(found, expected, 3e-6)
 
