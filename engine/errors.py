@@ -1,4 +1,4 @@
-"""The errors of the engine. Each has the numbers that a user needs to fix the request."""
+"""The errors of the engine. Their messages have the numbers that a user needs to mend the request."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Group:
         self.unread: OrderedDict[Node, None] = OrderedDict()
 
     def span(self, block: int) -> slice:
-        """The place of a block's pages among the pages of a lease."""
+        """The pages of a block, as a slice of the pages of a lease."""
         return slice(block * self.per_block, (block + 1) * self.per_block)
 
     def first_block(self, position: int) -> int:

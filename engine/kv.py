@@ -32,8 +32,8 @@ class Lease:
     """The cache memory of one sequence. `pages` may change between steps, and `changes` with them."""
 
     namespace: Namespace
-    cached: int  # first positions that the cache has already
-    capacity: int  # positions that fit; KVCache.grow raises it
+    cached: int  # positions at the start whose KV was in the cache
+    capacity: int  # positions that fit into the pages; KVCache.grow increases it
     pages: tuple[array[int], ...]  # per group: page of positions i * page_size …; 0 behind the window
     root: Node
     path: list[Node]  # the blocks in the prefix tree, from the first
@@ -41,8 +41,8 @@ class Lease:
     first_blocks: list[int]  # per group: the first block that the window still reads
     changes: int = 0  # number of changes to `pages`
     state: int = -1  # slot of the recurrent state
-    snapshot: int = -1  # of the state at `snapshot_at`, until its block is in the tree
-    snapshot_at: int = 0
+    snapshot: int = -1  # snapshot whose block is not in the tree yet; -1: none
+    snapshot_at: int = 0  # the snapshot has the state after this many positions
 
     @property
     def node(self) -> Node:
@@ -53,8 +53,8 @@ class Lease:
 class KVCache:
     """Cache memory of one runner. Not thread-safe.
 
-    Steps run in the order of their launch. So memory may be handed out again at once when its lease is closed, and
-    positions that a launched step writes may be shared at once.
+    Steps run in the order of their launch. So the memory of a closed lease may be reused at once, and positions that a
+    launched step writes may be shared at once.
     """
 
     def __init__(self, spec: RunnerSpec) -> None:
@@ -93,7 +93,7 @@ class KVCache:
         return self._main_group.num_tokens - self._available(self._main_group) * self._main_group.page_size
 
     def open(self, namespace: Namespace, tokens: list[int]) -> Lease | None:
-        """A lease for `tokens`, with as many of them cached as possible (never the last). None: no state is free."""
+        """A lease for `tokens` with the longest prefix hit, which never has the last token. None: no state is free."""
         if self._states.is_full:
             return None
         root = self._tree.root(namespace)
@@ -189,7 +189,8 @@ class KVCache:
     def share(self, lease: Lease, tokens: list[int], computed: int) -> None:
         """Add the full blocks of tokens[:computed] to the prefix tree, as far as the tokens are known.
 
-        Launched steps write them. Call it after the batch of the step is built: it may replace pages by equal ones.
+        Launched steps write these blocks. Call it after the batch of the step is built: it may replace pages by equal
+        pages of the tree.
         """
         if computed < lease.next_share:
             return
@@ -216,7 +217,7 @@ class KVCache:
         return self._tree.insert(lease.node, key, pages, self._first_readers.copy())
 
     def _adopt(self, lease: Lease, node: Node, block: int) -> None:
-        """Use the equal block of the tree instead of the lease's; fill in the pages that it lacks."""
+        """Use the equal block of the tree instead of the block of the lease. The tree gets the pages that it lacks."""
         self._tree.use(node)
         for group in self._groups:
             index = group.index
@@ -274,7 +275,7 @@ class KVCache:
         return waiting[:end] == tokens[:end]
 
     def close(self, lease: Lease) -> None:
-        """Free everything of the lease; shared blocks stay for others until their room is needed."""
+        """Free the memory of the lease. Its blocks in the tree stay cached until they are evicted."""
         for group in self._windows:
             group.leave(lease.path[lease.first_blocks[group.index] :])
         for group in self._groups:
@@ -287,7 +288,7 @@ class KVCache:
             self._tree.prune(lease.node)
 
     def evict_all(self) -> None:
-        """Evict everything that no lease has."""
+        """Free all cached memory that no lease uses."""
         while self._tree.num_unused:
             self._remove(self._tree.evict())
         for group in self._windows:

@@ -391,7 +391,7 @@ def _tables_by_kind(fields: Fields) -> dict[LayerKind, Fields]:
 
 
 def _rope(fields: Fields, family: _Family, table: Fields, theta: float, head_dim: int, positions: int) -> Rope:
-    """`theta` and `positions`: defaults of rope_theta and original_max_position_embeddings."""
+    """The rope of one table. `theta` and `positions` are defaults: rope_theta, original_max_position_embeddings."""
     kind = table.text(table.either("rope_type", "type"), "default")
     if kind in family.longrope_names:
         kind = "longrope"

@@ -21,14 +21,14 @@ Tokens = TypeVar("Tokens", list[int], Key)
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A block of tokens, with its pages in every cache group and perhaps a snapshot of the state after it."""
+    """A block of tokens, its pages in every cache group, and the snapshot of the state after it, if there is one."""
 
     pages: list[Pages]  # per group; empty where the pages were evicted, which happens in groups with a window
     key: Key
     parent: Node | None
     users: int = 0  # leases whose path has this node
     readers: list[int] = field(default_factory=list)  # per group: leases whose window has not passed this node
-    snapshot: int = -1
+    snapshot: int = -1  # -1: none
     children: dict[Key, Node] = field(default_factory=dict)
     order: list[Key] = field(default_factory=list)  # the children's keys, sorted: neighbours share most tokens
 
@@ -51,13 +51,13 @@ class Match(NamedTuple):
 
 
 class PrefixTree:
-    """Blocks by their tokens, with use counts, and the unused blocks in order of their last use."""
+    """All cached blocks, with the number of leases on each. Blocks without leases are in order of their last use."""
 
     def __init__(self, block: int) -> None:
         """`block`: number of tokens in a node."""
         self.block = block
         self._roots: dict[Hashable, Node] = {}
-        # A path is released from its end, so a child always stands before its parent: the first one is a leaf.
+        # A path is released from its end, so a child comes before its parent, and the first node is a leaf.
         self._unused: OrderedDict[Node, None] = OrderedDict()
 
     def root(self, namespace: Hashable) -> Node:
@@ -92,7 +92,7 @@ class PrefixTree:
         return Match(node.children[key], length) if length else None
 
     def use(self, node: Node) -> None:
-        """Count one more lease on a node (its parents first)."""
+        """Count one more lease on a node. The caller counts the parents first."""
         if not node.users:
             del self._unused[node]
         node.users += 1

@@ -34,7 +34,7 @@ class Row:
     lease: Lease
     start: int
     end: int
-    carry: int  # row of the step before that draws the last of these tokens; -1: all are known
+    carry: int  # row of the step before that draws the last of these tokens; -1: the host has all tokens
     wants_token: bool
     drafts: tuple[int, ...] = ()  # tokens at positions end…, to verify
     masks: tuple[NDArray[np.uint32], ...] = ()  # allowed tokens of each answer; empty: all
@@ -142,10 +142,10 @@ class _Answer(NamedTuple):
 
 
 class _Answers:
-    """Arrays that stay the same while the same sequences draw, with the same numbers of drafts."""
+    """Arrays about the answers of a step. They stay valid while the same sequences draw with equal draft counts."""
 
     def __init__(self, drawing: list[Sequence | None], draft_counts: list[int]) -> None:
-        """Each row's sequence, None if it draws no token, and each row's number of drafts (empty: no drafts)."""
+        """`drawing`: each row's sequence, None if it draws no token. `draft_counts`: of each row; empty: no drafts."""
         drafts = draft_counts or [0] * len(drawing)
         answers: list[_Answer] = []
         for row, sequence in enumerate(drawing):

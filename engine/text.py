@@ -81,7 +81,8 @@ class TextStream:
         text = self._decode(self._window)
         new = text[len(self._emitted) :]
         waiting = _waiting(new)
-        if waiting and self._fresh <= MAX_WINDOW and not text.startswith(self._emitted):
+        is_long = self._fresh > MAX_WINDOW
+        if waiting and not is_long and not text.startswith(self._emitted):
             # The tokenizers library temporarily drops complete characters before an incomplete one.
             waiting = len(new)
         else:
@@ -89,17 +90,20 @@ class TextStream:
         text = self._match_stops(new[: len(new) - waiting])
         self._cap_ends(self._length + waiting)
         self._ends.append(self._length + waiting)
-        if not waiting:
-            if new:
-                self._window = self._window[-self._fresh :]
-                self._emitted = self._decode(self._window)
-                self._fresh = 0
-            elif self._fresh > MAX_WINDOW and not self._has_text(token):  # not usable as context
-                self._window.pop()
-                self._fresh -= 1
-        elif self._fresh > MAX_WINDOW:
+        if new and not waiting:
+            self._begin_window()
+        elif is_long and waiting:
             self._shorten(waiting)
+        elif is_long and not self._has_text(token):  # not usable as context
+            self._window.pop()
+            self._fresh -= 1
         return text
+
+    def _begin_window(self) -> None:
+        """Begin a new window after a clean end. The tokens since the clean end before are its context."""
+        self._window = self._window[-self._fresh :]
+        self._emitted = self._decode(self._window)
+        self._fresh = 0
 
     def _shorten(self, waiting: int) -> None:
         """Drop the oldest tokens of a window without a clean end. `waiting` of its characters are not emitted yet."""
