@@ -43,9 +43,9 @@ def int4(x: Tensor, weight: Int4, bias: Tensor | None = None, dtype: torch.dtype
     linear_int8.rounded; sums within a group are integers."""
     missing = -x.shape[-1] % weight.group
     grouped = F.pad(x.float(), (0, missing)).unflatten(-1, (-1, weight.group))
-    whole, scale = rounded(grouped)
+    integers, scale = rounded(grouped)
     wide = torch.promote_types(x.dtype, torch.float32)
-    activations = (whole.to(wide) * scale.to(wide)).flatten(-2)[..., : x.shape[-1]]
+    activations = (integers.to(wide) * scale.to(wide)).flatten(-2)[..., : x.shape[-1]]
     return _product(activations, weight, bias, dtype or x.dtype)
 
 

@@ -33,15 +33,15 @@ def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
     largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
     # torch computes `127.0 / tensor` as 127 times a rounded reciprocal; a tensor divided by a tensor is exact.
     factor = torch.full_like(largest, 127.0) / largest
-    whole = torch.where(largest == 0, 0.0, (x * factor).round())
-    return whole, largest / 127.0
+    integers = torch.where(largest == 0, 0.0, (x * factor).round())
+    return integers, largest / 127.0
 
 
 def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """W8A8, with the arguments of linear.py. Every row of x is rounded to int8 by `rounded`; sums are integers."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    whole, scale = rounded(x)
-    out = F.linear(whole.to(wide), weight.data.to(wide)) * (scale.to(wide) * weight.scale.to(wide))
+    integers, scale = rounded(x)
+    out = F.linear(integers.to(wide), weight.data.to(wide)) * (scale.to(wide) * weight.scale.to(wide))
     return (out if bias is None else out + bias.to(wide)).to(dtype or x.dtype)
 
 

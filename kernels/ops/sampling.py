@@ -140,8 +140,10 @@ def carry(tokens: Tensor, ends: Tensor, carried: Tensor, drawn: Tensor) -> None:
 
     All int32: tokens [tokens], ends and carried [rows], drawn [rows of the previous step].
     """
-    known = tokens.index_select(0, ends)
-    tokens.index_copy_(0, ends.long(), torch.where(carried >= 0, drawn.index_select(0, carried.clamp(min=0)), known))
+    unchanged = tokens.index_select(0, ends)
+    tokens.index_copy_(
+        0, ends.long(), torch.where(carried >= 0, drawn.index_select(0, carried.clamp(min=0)), unchanged)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +238,7 @@ def _carry(lens: list[int], rows: list[int]) -> Make:
 
 CASES = [
     Case("sampling.carry", "decode", _carry([1, 1, 1, 1], [2, 0, 1, 3]), mutates=("tokens",)),
-    Case("sampling.carry", "some-known", _carry([1, 5, 1], [1, -1, 0]), mutates=("tokens",)),
+    Case("sampling.carry", "some-unchanged", _carry([1, 5, 1], [1, -1, 0]), mutates=("tokens",)),
     Case("sampling.bias", "plain", _bias, _FLOAT32, mutates=("logits",)),
     Case("sampling.penalise", "plain", _penalise, _FLOAT32, mutates=("logits",)),
     Case("sampling.mask", "plain", _mask, _FLOAT32, mutates=("logits",)),
