@@ -16,6 +16,7 @@ from typing import Any
 
 from .errors import ModelRefused
 from .fields import Fields
+from .lora import Adapter
 from .modelfiles import read_json
 from .tensorfiles import StoredTensor, read_header
 
@@ -106,6 +107,36 @@ def read_adapter(path: Path | str) -> AdapterFiles:
         factors = _read_mlx(config, tensors)
         base = config.text("model", "")
     return AdapterFiles(folder, MappingProxyType(factors), base, _content_hash(folder / CONFIG, weights))
+
+
+def read_for_model(adapter: Adapter, shapes: Mapping[str, tuple[int, int]], max_rank: int) -> AdapterFiles:
+    """Read a registered adapter. Raises ModelRefused if its files have changed, or if it does not fit the model.
+
+    `shapes`: (out_features, in_features) of each module of the base model that can have factors. The in_features of an
+    embedding are the size of the vocabulary.
+    """
+    try:
+        files = read_adapter(adapter.path)
+    except ModelRefused as error:
+        raise ModelRefused(f"adapter {adapter.name}: {error}", error.hint) from error
+    if files.version != adapter.version:
+        raise ModelRefused(f"adapter {adapter.name}: its files have changed", "load the adapter again")
+    if files.rank > max_rank:
+        raise ModelRefused(
+            f"adapter {adapter.name}: rank {files.rank}, but the limit is {max_rank}",
+            f"load the model with adapter_rank={files.rank} or more",
+        )
+    for module, factors in files.factors.items():
+        if module not in shapes:
+            raise ModelRefused(f"adapter {adapter.name}: the model has no module {module!r:.200}")
+        expected = shapes[module]
+        actual = factors.out_features, factors.in_features
+        if actual != expected:
+            raise ModelRefused(
+                f"adapter {adapter.name}: {module} is {actual[0]} x {actual[1]}, but in the model {expected[0]} x "
+                f"{expected[1]}; the adapter is for another base model"
+            )
+    return files
 
 
 def _weights(folder: Path) -> Path:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...engine.adapterfiles import AdapterFiles, Factors, read_adapter
+from ...engine.adapterfiles import Factors, read_for_model
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
 from ...engine.modelconfig import ModelConfig
@@ -89,13 +88,8 @@ class AdapterSlots:
         """Read the adapter's files to main memory. Raises ModelRefused if it does not fit the model."""
         if adapter in self._prepared:
             return
-        try:
-            files = read_adapter(Path(adapter.path))
-        except ModelRefused as error:
-            raise ModelRefused(f"adapter {adapter.name}: {error}", error.hint) from error
-        if files.version != adapter.version:
-            raise ModelRefused(f"adapter {adapter.name}: its files have changed", "load the adapter again")
-        self._check(adapter.name, files)
+        shapes = {name: (module.out_features, module.in_features) for name, module in self._modules.items()}
+        files = read_for_model(adapter, shapes, self.rank)
         values = _zeros(1, self._values, self._dtype)[0]
         maps = MappedFiles()
         for name, factors in files.factors.items():
@@ -128,24 +122,6 @@ class AdapterSlots:
         for index, name in enumerate(names):
             self._modules[name] = Module(weights, start, index, in_features)
         return weights
-
-    def _check(self, name: str, files: AdapterFiles) -> None:
-        if files.rank > self.rank:
-            raise ModelRefused(
-                f"adapter {name}: rank {files.rank}, but the limit is {self.rank}",
-                f"load the model with adapter_rank={files.rank} or more",
-            )
-        for module, factors in files.factors.items():
-            place = self._modules.get(module)
-            if place is None:
-                raise ModelRefused(f"adapter {name}: the model has no module {module!r:.200}")
-            actual = factors.out_features, factors.in_features
-            expected = place.out_features, place.in_features
-            if actual != expected:
-                raise ModelRefused(
-                    f"adapter {name}: {module} is {actual[0]} x {actual[1]}, but in the model {expected[0]} x "
-                    f"{expected[1]}; the adapter is for another base model"
-                )
 
 
 def _matrix(maps: MappedFiles, factors: Factors, stored: StoredTensor) -> Tensor:
