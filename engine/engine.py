@@ -81,11 +81,17 @@ class Engine:
 
         Raises ModelRefused if it does not fit the base model, RequestRefused if it cannot be pinned.
         """
-        self._runner.prepare_adapter(adapter)
         with self._state:
-            if self._closed:
-                raise EngineError("the engine is closed")
-            self._adapters.register(adapter, pinned=pinned)
+            self._adapters.begin(adapter)  # until it is registered, so that no unload forgets the prepared adapter
+        try:
+            self._runner.prepare_adapter(adapter)
+            with self._state:
+                if self._closed:
+                    raise EngineError("the engine is closed")
+                self._adapters.register(adapter, pinned=pinned)
+        finally:
+            with self._state:
+                self._adapters.end(adapter)
 
     def unregister_adapter(self, name: str) -> bool:
         """Accept no more requests for an adapter; requests in progress still use it. False: there is no such name."""

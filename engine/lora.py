@@ -33,13 +33,13 @@ class AdapterPool:
         forget: Callable[[Adapter], None] = lambda adapter: None,
     ) -> None:
         """`load(slot, adapter)` loads the weights into the slot. If it raises, the slot stays empty. `forget(adapter)`
-        frees what the runner keeps of an adapter that no request can use any more."""
+        frees the main memory of an adapter that no request can use any more, if it has any."""
         self._max_active = min(max_active, num_slots)
         self._load = load
         self._forget = forget
         self._registered: dict[str, Adapter] = {}
         self._pinned: set[str] = set()
-        self._requests: Counter[Adapter] = Counter()  # requests of each adapter that have not ended
+        self._requests: Counter[Adapter] = Counter()  # requests and registrations of each adapter that have not ended
         self._empty = list(range(num_slots, 0, -1))
         self._slots: dict[Adapter, int] = {}
         self._users: Counter[Adapter] = Counter()  # requests of each adapter that need its slot now
@@ -80,7 +80,7 @@ class AdapterPool:
         return self._registered.get(name)
 
     def begin(self, adapter: Adapter) -> None:
-        """Count a request, which keeps the adapter until `end`."""
+        """Count a request or a registration in progress, which keeps the adapter until `end`."""
         self._requests[adapter] += 1
 
     def end(self, adapter: Adapter) -> None:

@@ -13,13 +13,14 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
+from weakref import WeakValueDictionary
 
 Key = tuple[int, ...]
 Pages = tuple[int, ...]
 Tokens = TypeVar("Tokens", list[int], Key)
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Node:
     """A block of tokens, its pages in every cache group, and the snapshot of the state after it, if there is one."""
 
@@ -56,14 +57,17 @@ class PrefixTree:
     def __init__(self, block: int) -> None:
         """`block`: number of tokens in a node."""
         self.block = block
-        self._roots: dict[Hashable, Node] = {}
+        # A root lives as long as a child or a lease refers to it, so namespaces without cached blocks take no memory.
+        self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()
         # A path is released from its end, so a child comes before its parent, and the first node is a leaf.
         self._unused: OrderedDict[Node, None] = OrderedDict()
 
     def root(self, namespace: Hashable) -> Node:
-        if namespace not in self._roots:
-            self._roots[namespace] = Node(pages=[], key=(), parent=None)
-        return self._roots[namespace]
+        root = self._roots.get(namespace)
+        if root is None:
+            root = Node(pages=[], key=(), parent=None)
+            self._roots[namespace] = root
+        return root
 
     @property
     def num_unused(self) -> int:

@@ -165,9 +165,10 @@ class TorchRunner:
 
     def forget_adapter(self, adapter: Adapter) -> None:
         """See engine.runner.Runner."""
-        assert self._slots is not None
-        self._slots.forget(adapter)
+        if self._slots is not None:
+            self._slots.forget(adapter)
 
     def close(self) -> None:
         """Free the memory. The runner cannot be used afterwards."""
         del self.model, self.split, self.kv, self.inputs, self.recorder
+        self._slots = None

@@ -11,7 +11,7 @@ import pytest
 
 from localllm.engine.batch import Batch
 from localllm.engine.engine import Engine
-from localllm.engine.errors import ContextOverflow, EngineError, OutOfMemory, RunnerFailed
+from localllm.engine.errors import ContextOverflow, EngineError, OutOfMemory, RequestRefused, RunnerFailed
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import CacheGroup, StepResult
@@ -275,6 +275,34 @@ def test_find_adapter_returns_the_adapter_of_a_name() -> None:
     assert engine.find_adapter("a") is None
     engine.register_adapter(adapter)
     assert engine.find_adapter("a") == adapter
+
+
+class UnloadsDuringLoad(TokenDevice):
+    """Another thread unloads the adapter while it is loaded once more."""
+
+    engine: Engine
+
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        super().prepare_adapter(adapter)
+        self.engine.unregister_adapter(adapter.name)
+
+
+def test_an_unload_during_a_load_keeps_the_prepared_adapter() -> None:
+    device = UnloadsDuringLoad(WITH_ADAPTERS)
+    device.engine = Engine(device)
+    adapter = Adapter("a", "/a", "1")
+    for _ in range(2):
+        device.engine.register_adapter(adapter)
+        assert device.engine.adapters == (adapter,)
+        assert device.prepared == {adapter}
+
+
+def test_an_adapter_that_cannot_be_registered_takes_no_memory() -> None:
+    device = TokenDevice(replace(SPEC, num_adapters=1, adapters_per_step=1))
+    engine = Engine(device)
+    with pytest.raises(RequestRefused, match="cannot be pinned"):
+        engine.register_adapter(Adapter("a", "/a", "1"), pinned=True)
+    assert not device.prepared
 
 
 def test_a_stuck_scheduler_is_an_error(monkeypatch) -> None:

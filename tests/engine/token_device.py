@@ -107,7 +107,7 @@ class TokenDevice:
         self.prepared.add(adapter)
 
     def forget_adapter(self, adapter: Adapter) -> None:
-        self.prepared.remove(adapter)
+        self.prepared.discard(adapter)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         from localllm.engine.errors import ModelRefused
