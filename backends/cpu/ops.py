@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...kernels.cpu import attention, kv, layer, linear, sampling
+from ...kernels.cpu import attention, kv, layer, linear, lora, sampling
 from ...kernels.elements import activation, embedding, norm, rope
 from ...kernels.ops import Ops
 from ...kernels.ops.activation import Activation
@@ -10,6 +10,7 @@ from ...kernels.ops.attention import Attention
 from ...kernels.ops.kv import KV
 from ...kernels.ops.layer import Layer
 from ...kernels.ops.linear import Linear
+from ...kernels.ops.lora import Lora
 from ...kernels.ops.norm import Norm
 from ...kernels.ops.rope import Rope
 from ...kernels.ops.sampling import Sampling
@@ -31,6 +32,7 @@ OPS = Ops(
         embedding=embedding.embedding,
         pack_slices=linear.pack_slices,
     ),
+    lora=Lora(add=lora.add, embedding=lora.embedding),
     kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
     attention=Attention(paged=attention.paged_attention),
     # No kernels for biases and penalties: they change only a few tokens of a row.

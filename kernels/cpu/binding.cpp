@@ -7,6 +7,7 @@
 #include "checks.h"
 #include "dispatch.h"
 #include "element_arguments.h"
+#include "lora_arguments.h"
 #include "memory.h"
 #include "team.h"
 
@@ -177,6 +178,58 @@ void embedding(Tensor out, Tensor tokens, Tensor weight, double scale) {
   run(variant().embedding, args, 2 * args.count * args.dim * bytes_of(args.type));
 }
 
+struct LoraCall {
+  LoraArgs args;
+  void (*inner)(const LoraArgs&, const Worker&);
+  void (*expand)(const LoraArgs&, const Worker&);
+};
+
+void lora_on_variant(const LoraCall& call, const Worker& worker) {
+  call.inner(call.args, worker);
+  worker.barrier();
+  call.expand(call.args, worker);
+}
+
+void run_lora(LoraCall& call, int64_t tokens, int64_t factor_bytes) {
+  if (call.args.tiles == 0) return;
+  Run run(call.args.tiles * factor_bytes);
+  call.args.inner = (float*)run.shared(lora_inner(call.args, tokens) * sizeof(float));
+  run.all(lora_on_variant, call);
+}
+
+void lora_add(Tensor out, Tensor x, Tensor a, Tensor b, std::vector<int64_t> widths, Tensor scales, Tensor order,
+              Tensor starts, Tensor tile_slots) {
+  Argument to("lora_add", "out", out), from("lora_add", "x", x);
+  LoraCall call{lora_factors("lora_add", a, b, widths), variant().lora_shrink, variant().lora_expand};
+  LoraArgs& args = call.args;
+  from.shaped({ANY, args.in_features}).dense_rows();
+  to.shaped({from.size(0), b.size(1)}).written_rows();
+  if (from.number() != args.type) refuse("lora_add: x and lora_a are of different types");
+  lora_tiles("lora_add", args, a.size(0), to.size(0), scales, order, starts, tile_slots);
+  args.out = to.data();
+  args.x = from.data();
+  args.out_type = to.number();
+  args.x_stride = from.stride();
+  args.out_stride = to.stride();
+  run_lora(call, to.size(0), (a.size(1) * a.size(2) + b.size(1) * b.size(2)) * bytes_of(args.type));
+}
+
+void lora_embedding(Tensor out, Tensor tokens, Tensor a, Tensor b, std::vector<int64_t> widths, Tensor scales,
+                    Tensor order, Tensor starts, Tensor tile_slots) {
+  Argument to("lora_embedding", "out", out), ids("lora_embedding", "tokens", tokens);
+  LoraCall call{lora_factors("lora_embedding", a, b, widths), variant().lora_look_up, variant().lora_expand};
+  LoraArgs& args = call.args;
+  check_range("lora_embedding", "the number of slices", args.slices, 1, 1);
+  ids.shaped({ANY}).of(ScalarType::Int).below(args.in_features);
+  to.shaped({ids.size(0), b.size(1)}).written_rows();
+  lora_tiles("lora_embedding", args, a.size(0), to.size(0), scales, order, starts, tile_slots);
+  args.out = to.data();
+  args.ids = ids.data<int32_t>();
+  args.out_type = to.number();
+  args.out_stride = to.stride();
+  run_lora(call, to.size(0), b.size(1) * b.size(2) * bytes_of(args.type));
+}
+
 // Checks logits: [rows, vocab] float32, vocab >= 1.
 Argument& check_logits(const char* op, Argument& logits) {
   logits.shaped({ANY, ANY}).of(ScalarType::Float).dense_rows();
@@ -290,6 +343,8 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
   library.impl("pack", TORCH_BOX(&ops::pack));
   library.impl("linear", TORCH_BOX(&ops::linear));
   library.impl("embedding", TORCH_BOX(&ops::embedding));
+  library.impl("lora_add", TORCH_BOX(&ops::lora_add));
+  library.impl("lora_embedding", TORCH_BOX(&ops::lora_embedding));
   library.impl("greedy", TORCH_BOX(&ops::greedy));
   library.impl("draw", TORCH_BOX(&ops::draw));
   library.impl("mask", TORCH_BOX(&ops::mask));

@@ -1,9 +1,12 @@
 // A decoder layer as one op: checks the arguments of all its kernels and places their outputs in shared memory.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+
 #include "checks.h"
 #include "dispatch.h"
 #include "layer.h"
+#include "lora_arguments.h"
 #include "team.h"
 
 namespace localllm {
@@ -137,6 +140,52 @@ ActivationArgs activation(const LayerShape& shape, int64_t gate) {
   return args;
 }
 
+// The LoRA arguments of a step: the factors of the four projections, with the widths of all their slices in one list,
+// and the tiles. Without tiles no token has an adapter.
+struct LayerLora {
+  const std::vector<Tensor>& a;
+  const std::vector<Tensor>& b;
+  const std::vector<int64_t>& widths;
+  const std::optional<Tensor>& scales;
+  const std::optional<Tensor>& order;
+  const std::optional<Tensor>& starts;
+  const std::optional<Tensor>& slots;
+};
+
+// Sets the LoRA arguments of each projection except the pointers to x, out and the inner products.
+void lora_arguments(LayerArgs& args, const LayerLora& lora, const LayerShape& shape) {
+  if (!lora.slots) return;
+  if (!lora.scales || !lora.order || !lora.starts) refuse(OP, ": lora_scales, lora_order or lora_starts is missing");
+  const LinearArgs* products[] = {&args.qkv, &args.out, &args.gate_up, &args.down};
+  LoraArgs* targets[] = {&args.qkv_lora, &args.out_lora, &args.gate_up_lora, &args.down_lora};
+  auto width = lora.widths.begin();
+  for (size_t index = 0; index < 4; index++) {
+    const Tensor& a = item(lora.a, index, "lora_a", 4);
+    const Tensor& b = item(lora.b, index, "lora_b", 4);
+    int64_t slices = a.dim() == 3 && b.dim() == 3 && b.size(2) > 0 ? a.size(1) / b.size(2) : 0;
+    if (slices > lora.widths.end() - width) refuse(OP, ": lora_widths has too few widths");
+    LoraArgs& target = *targets[index];
+    target = lora_factors(OP, a, b, {width, width + slices});
+    width += slices;
+    lora_tiles(OP, target, a.size(0), shape.tokens, *lora.scales, *lora.order, *lora.starts, *lora.slots);
+    const LinearArgs& product = *products[index];
+    if (target.type != shape.type) refuse(OP, ": x and lora_a are of different types");
+    if (a.size(2) != product.in_features || b.size(1) != product.out_features)
+      refuse(OP, ": LoRA factors of ", a.size(2), " inputs and ", b.size(1), " outputs, ", product.in_features,
+             " inputs and ", product.out_features, " outputs expected");
+    target.out_type = shape.type;
+    target.x_stride = product.x_stride;
+    target.out_stride = product.out_stride;
+  }
+}
+
+// The LoRA products of a projection read its inputs and add to its outputs.
+void connect_lora(LoraArgs& lora, const LinearArgs& linear, float* inner) {
+  lora.x = linear.x;
+  lora.out = linear.out;
+  lora.inner = inner;
+}
+
 // Connects the kernels: the output of each is the input of the next. Intermediate tensors and the memory that the
 // kernels share are in the shared memory of `run`.
 void connect(Call& call, Run& run, const LayerShape& shape, void* x, void* stream) {
@@ -148,6 +197,10 @@ void connect(Call& call, Run& run, const LayerShape& shape, void* x, void* strea
   int64_t attended = layout.add(row_bytes * shape.heads * shape.dim);
   int64_t gate_up = layout.add(row_bytes * 2 * shape.inner);
   int64_t activated = layout.add(row_bytes * shape.inner);
+  int64_t lora_elements = 0;
+  for (const LoraArgs* lora : {&args.qkv_lora, &args.out_lora, &args.gate_up_lora, &args.down_lora})
+    lora_elements = std::max(lora_elements, lora_inner(*lora, shape.tokens));
+  int64_t inner_products = layout.add(lora_elements * sizeof(float));
   char* memory = (char*)run.shared(layout.bytes() + layer_shared(*call.variant, args, run.workers()));
   void* kernel_memory = memory + layout.bytes();
 
@@ -173,6 +226,11 @@ void connect(Call& call, Run& run, const LayerShape& shape, void* x, void* strea
   args.after_mlp.x = args.after_mlp.out = x;
   for (LinearArgs* linear : {&args.qkv, &args.out, &args.gate_up, &args.down}) linear->shared = kernel_memory;
   args.attention.shared = kernel_memory;
+  float* products = (float*)(memory + inner_products);
+  connect_lora(args.qkv_lora, args.qkv, products);
+  connect_lora(args.out_lora, args.out, products);
+  connect_lora(args.gate_up_lora, args.gate_up, products);
+  connect_lora(args.down_lora, args.down, products);
 }
 
 void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Tensor> head_norm_weights,
@@ -180,7 +238,9 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
               std::vector<int64_t> groups, bool wide, Tensor cos, Tensor sin, Tensor slots, Tensor key_pages,
               Tensor value_pages, Tensor row_starts, Tensor context_lens, Tensor page_table,
               std::optional<Tensor> sinks, int64_t heads, int64_t inner, int64_t gate, int64_t rotation, int64_t window,
-              double eps, double offset, double scale, double soft_cap) {
+              double eps, double offset, double scale, double soft_cap, std::vector<Tensor> lora_a,
+              std::vector<Tensor> lora_b, std::vector<int64_t> lora_widths, std::optional<Tensor> lora_scales,
+              std::optional<Tensor> lora_order, std::optional<Tensor> lora_starts, std::optional<Tensor> lora_slots) {
   Argument in(OP, "x", x), residual(OP, "stream", stream);
   in.shaped({ANY, ANY}).dense();
   LayerShape shape{};
@@ -218,6 +278,8 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
   attention_rows(OP, args.attention, keys.size(0), row_starts, context_lens, page_table, sinks, scale, window, soft_cap);
   args.gate = activation(shape, gate);
   if (shape.tokens == 0) return;
+  LayerLora lora{lora_a, lora_b, lora_widths, lora_scales, lora_order, lora_starts, lora_slots};
+  lora_arguments(args, lora, shape);
   Run run(INT64_MAX);  // a layer always uses the whole team
   connect(call, run, shape, in.data(), residual.data());
   run.all(layer_on_variant, call);

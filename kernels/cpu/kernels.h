@@ -135,6 +135,26 @@ struct EmbeddingArgs {  // out[t] = weight[tokens[t]] * scale
   float scale;
 };
 
+constexpr int MAX_LORA_SLICES = 3;  // q, k and v
+
+// out[t] += scales[t] * B[slot] (A[slot] x[t]) for each token t of each tile. All tokens of a tile have one slot.
+struct LoraArgs {
+  void* out;
+  const void* x;       // [tokens, in_features]; not read by lora_look_up
+  const int32_t* ids;  // [tokens]: in lora_look_up A[slot][:, ids[t]] is in place of A[slot] x[t]
+  const void* a;       // [slots, slices * rank, in_features]; each slot is dense
+  const void* b;       // [slots, out_features, rank]; each slot is dense
+  Type out_type, type;  // type: of x, a and b
+  const float* scales;  // [tokens]
+  const int32_t* order;       // [tokens]: tile i has the tokens order[starts[i]] … order[starts[i + 1] - 1]
+  const int32_t* starts;      // [tiles + 1]
+  const int32_t* tile_slots;  // [tiles]
+  float* inner;               // [tokens, slices * rank]: scales * A x, in the order of `order`
+  int64_t tiles, in_features, rank, slices;  // tiles 0: no token has an adapter
+  int64_t widths[MAX_LORA_SLICES];           // outputs of each slice
+  int64_t x_stride, out_stride, a_stride, b_stride;
+};
+
 struct GreedyArgs {  // the token with the largest logit; the smallest id if several logits are equal
   int64_t* tokens;
   const float* logits;
@@ -188,6 +208,9 @@ struct Variant {
   size_t (*linear_shared)(const LinearArgs&, int workers);
   void (*pack)(const PackArgs&, const Worker&);
   void (*embedding)(const EmbeddingArgs&, const Worker&);
+  void (*lora_shrink)(const LoraArgs&, const Worker&);   // writes `inner`
+  void (*lora_look_up)(const LoraArgs&, const Worker&);  // writes `inner` for an embedding
+  void (*lora_expand)(const LoraArgs&, const Worker&);   // reads `inner` of all workers
   void (*greedy)(const GreedyArgs&, const Worker&);
   size_t (*greedy_shared)(const GreedyArgs&, int workers);
   void (*draw)(const DrawArgs&, const Worker&);

@@ -14,16 +14,29 @@ size_t layer_shared(const Variant& variant, const LayerArgs& args, int workers) 
   });
 }
 
+namespace {
+
+// A product, and the LoRA products of the same inputs.
+void project(const Variant& variant, const LinearArgs& linear, const LoraArgs& lora, const Worker& worker) {
+  if (lora.tiles) variant.lora_shrink(lora, worker);
+  variant.linear(linear, worker);
+  if (!lora.tiles) return;
+  worker.barrier();
+  variant.lora_expand(lora, worker);
+}
+
+}  // namespace
+
 void layer(const Variant& variant, const LayerArgs& args, const Worker& worker) {
   variant.rms_norm(args.before_attention, worker);
   worker.barrier();
-  variant.linear(args.qkv, worker);
+  project(variant, args.qkv, args.qkv_lora, worker);
   worker.barrier();
   variant.append(args.append, worker);
   worker.barrier();
   variant.attention(args.attention, worker);
   worker.barrier();
-  variant.linear(args.out, worker);
+  project(variant, args.out, args.out_lora, worker);
   worker.barrier();
   if (args.after_attention.weight) {
     variant.rms_norm(args.after_attention, worker);
@@ -31,11 +44,11 @@ void layer(const Variant& variant, const LayerArgs& args, const Worker& worker) 
   }
   variant.rms_norm(args.before_mlp, worker);
   worker.barrier();
-  variant.linear(args.gate_up, worker);
+  project(variant, args.gate_up, args.gate_up_lora, worker);
   worker.barrier();
   variant.gate(args.gate, worker);
   worker.barrier();
-  variant.linear(args.down, worker);
+  project(variant, args.down, args.down_lora, worker);
   if (args.after_mlp.weight) {
     worker.barrier();
     variant.rms_norm(args.after_mlp, worker);

@@ -10,14 +10,18 @@ namespace localllm {
 struct LayerArgs {
   NormArgs before_attention;  // adds x to the residual stream and normalises
   LinearArgs qkv;
+  LoraArgs qkv_lora;  // of qkv; every LoraArgs has tiles 0 in a step without adapters
   AppendArgs append;
   AttentionArgs attention;
   LinearArgs out;
+  LoraArgs out_lora;
   NormArgs after_attention;  // weight null: the layer has no such norm
   NormArgs before_mlp;       // adds the attention output to the residual stream and normalises
   LinearArgs gate_up;
+  LoraArgs gate_up_lora;
   ActivationArgs gate;
   LinearArgs down;
+  LoraArgs down_lora;
   NormArgs after_mlp;  // weight null: the layer has no such norm
 };
 

@@ -12,12 +12,25 @@ from ..ops import Ops
 from ..ops import layer as reference
 from ..ops.layer import DecoderLayer
 from ..ops.mlp import GatedMlp
+from ..ops.projection import Adapted
 from ..ops.step import LayerStep
 from .linear import Packed
+from .lora import is_supported, tile_arguments
 
 _layer = torch.ops.localllm.layer.default
 
 _NONE = torch.empty(0)
+
+
+class LayerLora(NamedTuple):
+    """The LoRA factors of the four projections of a layer."""
+
+    a: list[Tensor]
+    b: list[Tensor]
+    widths: list[int]  # of all slices of all projections
+
+
+_NO_ADAPTERS: tuple[Any, ...] = ([], [], [], None, None, None, None)
 
 
 class Prepared(NamedTuple):
@@ -28,6 +41,7 @@ class Prepared(NamedTuple):
     heads: int
     numbers: tuple[Any, ...]  # the op's arguments after those of the step
     sinks: Tensor | None
+    lora: LayerLora | None  # None: the reference composes steps with adapters
 
 
 def prepare(layer: DecoderLayer) -> Any:
@@ -52,7 +66,26 @@ def prepare(layer: DecoderLayer) -> Any:
     rotation = ROTATIONS[layer.rotation]
     numbers = (down.in_features, gate, rotation, layer.window, layer.eps, layer.offset, layer.scale, layer.soft_cap)
     sinks = None if layer.sinks is None else layer.sinks.float()
-    return Prepared(layer, weights, out.in_features // layer.dim, numbers, sinks)
+    return Prepared(layer, weights, out.in_features // layer.dim, numbers, sinks, _lora(layer, layer.mlp))
+
+
+def _lora(layer: DecoderLayer, mlp: GatedMlp) -> LayerLora | None:
+    """The factors of the layer; None if there are none, or no kernel supports them."""
+    projections = (layer.qkv, layer.out, mlp.gate_up, mlp.down)
+    factors = [projection.lora for projection in projections if isinstance(projection, Adapted)]
+    if len(factors) < len(projections) or not all(map(is_supported, factors)):
+        return None
+    widths = [width for weights in factors for width in weights.widths]
+    return LayerLora([weights.a for weights in factors], [weights.b for weights in factors], widths)
+
+
+def _adapters(layer: Prepared, x: Tensor, step: LayerStep) -> tuple[Any, ...] | None:
+    """The op's arguments for the adapters of the step; None if no kernel supports them."""
+    if step.adapters is None:
+        return _NO_ADAPTERS
+    if layer.lora is None or layer.lora.a[0].dtype != x.dtype:
+        return None
+    return *layer.lora, *tile_arguments(step.adapters)
 
 
 def _present(*norms: Tensor | None) -> list[Tensor]:
@@ -60,17 +93,18 @@ def _present(*norms: Tensor | None) -> list[Tensor]:
 
 
 def decoder(ops: Ops, layer: Any, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """See kernels/ops/layer.py. The reference composes a step with adapters from smaller ops."""
+    """See kernels/ops/layer.py."""
     if not isinstance(layer, Prepared):
         return reference.decoder(ops, layer, x, stream, step)
     plain = layer.layer
-    if step.adapters is not None:
+    adapters = _adapters(layer, x, step)
+    if adapters is None:
         return reference.decoder(ops, plain, x, stream, step)
     rotation = step.rotations[plain.rotation_index]
     pages = step.cache.layers[plain.cache_index]
     rows = step.rows
     places = step.slots, *pages, rows.row_starts, rows.context_lens, rows.page_table
-    _layer(x, stream, *layer.weights, *rotation, *places, layer.sinks, layer.heads, *layer.numbers)
+    _layer(x, stream, *layer.weights, *rotation, *places, layer.sinks, layer.heads, *layer.numbers, *adapters)
     if step.answers is None:
         return x, stream
     tokens = step.answers.tokens  # the op has computed every token

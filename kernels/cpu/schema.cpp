@@ -19,6 +19,10 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "linear(Tensor(a!) out, Tensor x, Tensor packed, Tensor? bias, int format, int in_features, int group, "
            "bool wide) -> ()",
            "embedding(Tensor(a!) out, Tensor tokens, Tensor weight, float scale) -> ()",
+           "lora_add(Tensor(a!) out, Tensor x, Tensor lora_a, Tensor lora_b, int[] widths, Tensor scales, "
+           "Tensor order, Tensor starts, Tensor tile_slots) -> ()",
+           "lora_embedding(Tensor(a!) out, Tensor tokens, Tensor lora_a, Tensor lora_b, int[] widths, Tensor scales, "
+           "Tensor order, Tensor starts, Tensor tile_slots) -> ()",
            "greedy(Tensor(a!) tokens, Tensor logits) -> ()",
            "draw(Tensor(a!) tokens, Tensor logits, Tensor temperature, Tensor seed_low, Tensor seed_high, "
            "Tensor position, Tensor? top_k, Tensor? top_p, Tensor? min_p) -> ()",
@@ -28,7 +32,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "Tensor[] biases, int[] formats, int[] groups, bool wide, Tensor cos, Tensor sin, Tensor slots, "
            "Tensor(c!) key_pages, Tensor(d!) value_pages, Tensor row_starts, Tensor context_lens, Tensor page_table, "
            "Tensor? sinks, int heads, int inner, int gate, int rotation, int window, float eps, float offset, "
-           "float scale, float soft_cap) -> ()",
+           "float scale, float soft_cap, Tensor[] lora_a, Tensor[] lora_b, int[] lora_widths, Tensor? lora_scales, "
+           "Tensor? lora_order, Tensor? lora_starts, Tensor? lora_slots) -> ()",
            "first_touch(Tensor(a!) fresh, int unit) -> ()",
            "variants() -> str",
            "use_variant(str name) -> str",

@@ -27,17 +27,34 @@ static inline F32 high_pairs(F32 a, F32 b) {
 }
 #endif
 
+#if defined(__AVX2__)
+// Transposes a 4 × 4 matrix within each 128 bits of x[0] … x[3].
+static inline void transpose_quads(const F32* x, F32* out) {
+  F32 a = low(x[0], x[1]), b = high(x[0], x[1]), c = low(x[2], x[3]), d = high(x[2], x[3]);
+  out[0] = low_pairs(a, c);
+  out[1] = high_pairs(a, c);
+  out[2] = low_pairs(b, d);
+  out[3] = high_pairs(b, d);
+}
+
+// Four elements of each of the rows 0, 4, 8 … (WIDTH / 4 rows); `stride` is the distance between two rows.
+static inline F32 every_fourth_row(const float* p, int64_t stride) {
+#if defined(__AVX512F__)
+  __m512 quads = _mm512_castps128_ps512(_mm_loadu_ps(p));
+  quads = _mm512_insertf32x4(quads, _mm_loadu_ps(p + 4 * stride), 1);
+  quads = _mm512_insertf32x4(quads, _mm_loadu_ps(p + 8 * stride), 2);
+  return {_mm512_insertf32x4(quads, _mm_loadu_ps(p + 12 * stride), 3)};
+#else
+  return {_mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(p)), _mm_loadu_ps(p + 4 * stride), 1)};
+#endif
+}
+#endif
+
 static inline void transpose(F32 (&x)[WIDTH]) {
 #if defined(__AVX2__)
   F32 y[WIDTH];
 #pragma GCC unroll 4
-  for (int i = 0; i < WIDTH; i += 4) {  // transposes 4 × 4 matrices within each 128 bits
-    F32 a = low(x[i], x[i + 1]), b = high(x[i], x[i + 1]), c = low(x[i + 2], x[i + 3]), d = high(x[i + 2], x[i + 3]);
-    y[i] = low_pairs(a, c);
-    y[i + 1] = high_pairs(a, c);
-    y[i + 2] = low_pairs(b, d);
-    y[i + 3] = high_pairs(b, d);
-  }
+  for (int i = 0; i < WIDTH; i += 4) transpose_quads(x + i, y + i);
 #pragma GCC unroll 4
   for (int i = 0; i < 4; i++) {
 #if defined(__AVX512F__)

@@ -26,6 +26,9 @@ void attention(const AttentionArgs&, const Worker&);
 size_t attention_shared(const AttentionArgs&, int workers);
 void pack(const PackArgs&, const Worker&);
 void embedding(const EmbeddingArgs&, const Worker&);
+void lora_shrink(const LoraArgs&, const Worker&);
+void lora_look_up(const LoraArgs&, const Worker&);
+void lora_expand(const LoraArgs&, const Worker&);
 void greedy(const GreedyArgs&, const Worker&);
 size_t greedy_shared(const GreedyArgs&, int workers);
 void draw(const DrawArgs&, const Worker&);
@@ -64,6 +67,9 @@ const Variant table = {
     .linear_shared = VARIANT::linear_shared,
     .pack = pack,
     .embedding = embedding,
+    .lora_shrink = lora_shrink,
+    .lora_look_up = lora_look_up,
+    .lora_expand = lora_expand,
     .greedy = greedy,
     .greedy_shared = greedy_shared,
     .draw = draw,

@@ -25,14 +25,16 @@ class Relaxed {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Allocates zeros, also during a capture. The memset runs on the legacy stream, which the capture does not record. A
-// stream for it alone would make all later graphs slower: on an H200, each kernel of a graph then starts 0.5 us later.
+// Allocates zeros. A separate stream runs the memset and is synchronised: a stream in capture would only record it.
 int32_t* zeros(size_t bytes) {
   Relaxed relaxed;
   void* memory = nullptr;
   check(cudaMalloc(&memory, bytes));
-  check(cudaMemsetAsync(memory, 0, bytes, cudaStreamLegacy));
-  check(cudaStreamSynchronize(cudaStreamLegacy));
+  cudaStream_t side_stream = nullptr;
+  check(cudaStreamCreateWithFlags(&side_stream, cudaStreamNonBlocking));
+  check(cudaMemsetAsync(memory, 0, bytes, side_stream));
+  check(cudaStreamSynchronize(side_stream));
+  check(cudaStreamDestroy(side_stream));
   return static_cast<int32_t*>(memory);
 }
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from .attention import Rows
 from .case import Case
 from .kv import Rotation
+from .lora import random_adapters, random_weights
 from .mlp import Gate, GatedMlp, Mlp
-from .projection import Product, Projection
+from .projection import Adapted, Product, Projection
 from .step import Answers, Cache, LayerStep
 
 if TYPE_CHECKING:
@@ -131,6 +132,7 @@ def inputs(
     layers: int = 0,  # number of layers of a stack; 0: one layer without a stack
     last: tuple[int, ...] | None = None,  # step.answers has the last tokens of these rows
     bias: bool = False,
+    adapted: bool = False,  # row r has the adapter of slot r % 3; slot 0 is the base model
     head_norms: bool = True,
     after_norms: bool = False,
     offset: float = 0.0,
@@ -146,9 +148,12 @@ def inputs(
         def random(*shape: int, size: float = 1.0, mean: float = 0.0) -> Tensor:
             return (torch.randn(*shape, generator=generator) * size + mean).to(dtype)
 
-        def product(out_features: int, in_features: int) -> Product:
-            shift = random(out_features, size=0.1).float() if bias else None
-            return Product("dense", random(out_features, in_features, size=in_features**-0.5), shift)
+        def projection(in_features: int, *widths: int) -> Projection:
+            shift = random(sum(widths), size=0.1).float() if bias else None
+            base = Product("dense", random(sum(widths), in_features, size=in_features**-0.5), shift)
+            if not adapted:
+                return base
+            return Adapted(base, random_weights((0, 8, 16), in_features, widths, generator, dtype))
 
         def norm(present: bool, width: int) -> Tensor | None:
             return random(width, size=0.1, mean=1.0 - offset) if present else None
@@ -161,9 +166,9 @@ def inputs(
                 norm(after_norms, hidden),
                 norm(head_norms, dim),
                 norm(head_norms, dim),
-                product((heads + 2 * kv_heads) * dim, hidden),
-                product(hidden, heads * dim),
-                GatedMlp(product(2 * inner, hidden), product(hidden, inner), gate),
+                projection(hidden, heads * dim, kv_heads * dim, kv_heads * dim),
+                projection(heads * dim, hidden),
+                GatedMlp(projection(hidden, inner, inner), projection(inner, hidden), gate),
                 "neox",
                 dim,
                 1e-6,
@@ -197,7 +202,9 @@ def inputs(
             answered = Rows(*tensors, (1,) * len(last), tuple(contexts[row] for row in last))
             answers = Answers(starts[1:][which] - 1, answered)
         cache = Cache(pages[0], pages[1])
-        step = LayerStep(rows, torch.tensor(slots), [(angle.cos(), angle.sin())], cache, answers=answers)
+        adapter_rows = [(query_len, row % 3) for row, query_len in enumerate(queries)]
+        adapters = random_adapters(adapter_rows, generator) if adapted else None
+        step = LayerStep(rows, torch.tensor(slots), [(angle.cos(), angle.sin())], cache, adapters, answers)
         model = {"stack": stack} if layers else {"layer": stack[0]}
         return {"ops": Ops(), **model, "x": x, "stream": stream, "step": step}
 
@@ -226,6 +233,10 @@ CASES = [
             ("odd-shape", inputs(_MIXED, heads=3, kv_heads=1, dim=34, hidden=37, inner=45)),
             ("last-tokens", inputs(_MIXED, last=(0, 2, 3))),
             ("no-last-tokens", inputs([(7, 7)], last=())),
+            ("adapters", inputs(_MIXED, adapted=True)),
+            ("adapters-decode", inputs([(1, 9), (1, 1), (1, 16), (1, 7)], adapted=True, after_norms=True)),
+            ("adapters-last-tokens", inputs(_MIXED, adapted=True, last=(0, 2, 3))),
+            ("adapters-odd-shape", inputs(_MIXED, adapted=True, heads=3, kv_heads=1, dim=34, hidden=37, inner=45)),
         ]
     ),
     *(

@@ -101,8 +101,8 @@ class Lora:
     embedding: Callable[[Tensor, Tensor, LoraWeights, Adapters], None] = embedding
 
 
-def _adapters(rows: list[tuple[int, int]], generator: torch.Generator, captured: bool) -> Adapters:
-    """Random scales for rows of (tokens, slot)."""
+def random_adapters(rows: list[tuple[int, int]], generator: torch.Generator, captured: bool = False) -> Adapters:
+    """Random scales for rows of (tokens, slot), for cases and other tests."""
     lens = torch.tensor([tokens for tokens, _ in rows])
     slots = torch.tensor([slot for _, slot in rows], dtype=torch.int32).repeat_interleave(lens)
     scales = torch.rand(len(slots), generator=generator) + 0.5
@@ -114,10 +114,10 @@ def _adapters(rows: list[tuple[int, int]], generator: torch.Generator, captured:
     return Adapters(slots, torch.where(slots > 0, scales, 0.0), used, None if captured else segments, tiles)
 
 
-def _weights(
+def random_weights(
     ranks: tuple[int, ...], in_features: int, widths: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype
 ) -> LoraWeights:
-    """Random factors; ranks [slots] of each slot, zeros behind them."""
+    """Random factors, for cases and other tests; ranks [slots] of each slot, zeros behind them."""
     top = max(ranks)
     a = torch.randn(len(ranks), len(widths), top, in_features, generator=generator) / in_features**0.5
     b = torch.randn(len(ranks), sum(widths), top, generator=generator) / top**0.5
@@ -135,14 +135,14 @@ def _product(
     captured: bool = False,
 ) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        adapters = _adapters(rows, generator, captured)
+        adapters = random_adapters(rows, generator, captured)
         tokens = len(adapters.slots)
         x = torch.randn(tokens, in_features, generator=generator).to(dtype)
         out = torch.randn(tokens, sum(widths), generator=generator).to(dtype)
         return {
             "out": out,
             "x": x,
-            "weights": _weights(ranks, in_features, widths, generator, dtype),
+            "weights": random_weights(ranks, in_features, widths, generator, dtype),
             "adapters": adapters,
         }
 
@@ -151,13 +151,13 @@ def _product(
 
 def _lookup(rows: list[tuple[int, int]]) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        adapters = _adapters(rows, generator, captured=False)
+        adapters = random_adapters(rows, generator)
         tokens = torch.randint(0, 50, (len(adapters.slots),), generator=generator, dtype=torch.int32)
         out = torch.randn(len(tokens), 48, generator=generator).to(dtype)
         return {
             "out": out,
             "tokens": tokens,
-            "weights": _weights((0, 8, 4), 50, (48,), generator, dtype),
+            "weights": random_weights((0, 8, 4), 50, (48,), generator, dtype),
             "adapters": adapters,
         }
 

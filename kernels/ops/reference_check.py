@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .layer import DecoderLayer
 from .mlp import GatedMlp
+from .projection import Adapted
 
 if TYPE_CHECKING:
     from . import Ops
@@ -64,6 +65,8 @@ def pack_value(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
 
 def _pack_layer(ops: Ops, layer: DecoderLayer, dtype: torch.dtype) -> DecoderLayer:
     def packed(projection: Any) -> Any:
+        if isinstance(projection, Adapted):
+            return projection._replace(base=packed(projection.base))
         return projection._replace(weight=ops.linear.pack(projection.weight, dtype))
 
     mlp = layer.mlp
