@@ -31,7 +31,10 @@ DEFAULT_PORT = 11811
 PATH_VARIABLES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})
 KERNEL_VARIABLES = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY".split())
 # Settings that decide how a model is loaded. The daemon reads them once, when it starts.
-LOADING = tuple("backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads".split())
+LOADING = tuple(
+    "backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads adapter_slots "
+    "adapter_rank".split()
+)
 CLIENT_ONLY = frozenset({"model"})  # settings that only the commands read, not the daemon
 
 Count = Annotated[int, Meta(ge=1)]
@@ -106,6 +109,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0: one per physical core.")] = 0
+    adapter_slots: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="Maximum number of LoRA adapters in one step. More adapters may be loaded; 0: no adapters.",
+        ),
+    ] = 8
+    adapter_rank: Annotated[int, Meta(ge=1, le=1024, description="Maximum rank of a LoRA adapter.")] = 16
     host: Annotated[
         str, Meta(description="Address of the daemon; an address other than loopback requires an API key.")
     ] = "127.0.0.1"

@@ -68,6 +68,10 @@ class ModelNotFound(AppError, exit_code=3, status=404, type="not_found_error", c
     pass
 
 
+class AdapterNotFound(AppError, exit_code=3, status=404, type="not_found_error", code="adapter_not_found"):
+    pass
+
+
 class RouteNotFound(AppError, exit_code=3, status=404, type="not_found_error", code="route_not_found"):
     pass
 
@@ -86,6 +90,10 @@ class UnsupportedMedia(AppError, exit_code=2, status=415, type="invalid_request_
 
 class ModelUnusable(AppError, exit_code=5, status=422, type="invalid_request_error", code="model_unusable"):
     """Model files are missing, corrupt or unsafe, or the architecture is unknown."""
+
+
+class AdapterUnusable(AppError, exit_code=5, status=400, type="invalid_request_error", code="adapter_unusable"):
+    """Adapter files are missing, corrupt or unsafe, do not fit the model, or the backend loads no adapters."""
 
 
 class NoBackend(AppError, exit_code=5, status=422, type="invalid_request_error", code="backend_unavailable"):

@@ -94,6 +94,8 @@ class Generate(Frame):
     logprobs: int | None = None
     response_format: ResponseFormat | None = None
     echo: bool = False
+    adapter: str | None = None  # name of an adapter; empty: the base model; None: the default of the model
+    adapter_scale: float = 1.0  # factor of the adapter's delta
 
 
 class Cancel(Frame):
@@ -112,6 +114,22 @@ class Tokenize(Frame):
 class Detokenize(Frame):
     id: str
     tokens: list[int]
+
+
+class LoadAdapter(Frame):
+    """Read an adapter and register it, instead of an adapter of the same name. The reply is AdapterLoaded or Failed."""
+
+    id: str
+    name: str
+    path: str
+    pinned: bool = False  # the adapter keeps its slot on the device
+
+
+class UnloadAdapter(Frame):
+    """Accept no more requests for an adapter; running requests go on. The reply is AdapterUnloaded or Failed."""
+
+    id: str
+    name: str
 
 
 class AskStats(Frame):
@@ -215,6 +233,16 @@ class Text(Frame):
     text: str
 
 
+class AdapterLoaded(Frame):
+    id: str
+    version: str  # hash of the adapter's files
+    rank: int
+
+
+class AdapterUnloaded(Frame):
+    id: str
+
+
 class Stats(Frame):
     id: str
     running: int
@@ -232,8 +260,21 @@ class Stats(Frame):
     step_age: float = 0.0
 
 
-ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | AskStats | Shutdown
-FromWorker = Loading | Loaded | LoadFailed | Started | Piece | Finished | Failed | Tokens | Text | Stats
+ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | LoadAdapter | UnloadAdapter | AskStats | Shutdown
+FromWorker = (
+    Loading
+    | Loaded
+    | LoadFailed
+    | Started
+    | Piece
+    | Finished
+    | Failed
+    | Tokens
+    | Text
+    | AdapterLoaded
+    | AdapterUnloaded
+    | Stats
+)
 
 
 def _encoded(value: Any) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from .drafts import Drafter
@@ -81,14 +81,23 @@ class Engine:
 
         Raises ModelRefused if it does not fit the base model, RequestRefused if it cannot be pinned.
         """
+        with self.prepared_adapter(adapter), self._state:
+            if self._closed:
+                raise EngineError("the engine is closed")
+            self._adapters.register(adapter, pinned=pinned)
+
+    @contextmanager
+    def prepared_adapter(self, adapter: Adapter) -> Iterator[None]:
+        """Read an adapter to main memory while steps go on, and keep it there until the end of the `with` block.
+
+        A `register_adapter` inside the block takes no time. The block keeps the adapter also if its last request ends
+        meanwhile. Raises ModelRefused if it does not fit the base model.
+        """
         with self._state:
-            self._adapters.begin(adapter)  # until it is registered, so that no unload forgets the prepared adapter
+            self._adapters.begin(adapter)
         try:
             self._runner.prepare_adapter(adapter)
-            with self._state:
-                if self._closed:
-                    raise EngineError("the engine is closed")
-                self._adapters.register(adapter, pinned=pinned)
+            yield
         finally:
             with self._state:
                 self._adapters.end(adapter)

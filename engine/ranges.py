@@ -35,6 +35,7 @@ RANGES = {
     "presence_penalty": Range(-2, 2),
     "frequency_penalty": Range(-2, 2),
     "logit_bias": Range(-100, 100),
+    "adapter_scale": Range(-100, 100),
     "logprobs": Range(0, 20, int),
     "max_tokens": Range(1, 2**53 - 1, int),  # 2^53 - 1: the largest integer that every JSON parser keeps
     "seed": Range(0, 2**64 - 1, int),

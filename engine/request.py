@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from math import isfinite
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from .ranges import RANGES, check_range
@@ -83,8 +82,7 @@ class Request:
         if not self.prompt:
             raise ValueError("the prompt is empty: at least one token is needed")
         check_range("max_tokens", self.max_tokens)
-        if not isfinite(self.adapter_scale):
-            raise ValueError(f"adapter_scale must be a finite number, not {self.adapter_scale}")
+        check_range("adapter_scale", self.adapter_scale)
         if self.adapter is None and self.adapter_scale != 1.0:
             raise ValueError("adapter_scale needs an adapter")
 

@@ -43,6 +43,42 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     options: tuple[str, ...] = ()  # load options that differ from the settings, such as "--quant int8"
 
 
+class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter of a model. `id`, `path` and `scale` are the fields of llama.cpp's server."""
+
+    id: int
+    name: str
+    model: str
+    path: str
+    scale: float  # for requests that select no adapter; 0: they use the base model
+    pinned: bool  # the adapter keeps its slot on the device
+
+
+class AdapterScale(WireBody):
+    """An entry of POST /lora-adapters. The default scale of an adapter that is missing in the list becomes 0."""
+
+    id: int
+    scale: float
+
+
+class LoadAdapterBody(WireBody):
+    """POST /v1/load_lora_adapter: the fields of vLLM, and `model` and `pinned`."""
+
+    lora_name: str
+    lora_path: str  # a folder (unix socket only), or the name of a downloaded adapter
+    load_inplace: bool = False  # replace an adapter of the same name
+    model: str | None = None  # optional if exactly one model is loaded
+    pinned: bool = False  # the adapter keeps its slot on the device
+
+
+class UnloadAdapterBody(WireBody):
+    """POST /v1/unload_lora_adapter: the fields of vLLM, and `model`."""
+
+    lora_name: str
+    lora_int_id: int | None = None  # without effect, as in vLLM
+    model: str | None = None  # optional if only one model has an adapter of this name
+
+
 class Status(msgspec.Struct, frozen=True, kw_only=True):
     """GET /admin/status."""
 

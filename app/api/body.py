@@ -28,6 +28,7 @@ class WireBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 Body = TypeVar("Body", bound=WireBody)
+Decoded = TypeVar("Decoded")
 
 _WHERE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 _PART_TYPE = re.compile(r"content\[\d+\]\.type$")
@@ -48,10 +49,20 @@ async def read_json(scope: Scope, receive: Receive, kind: type[Body], limit: int
     return decode(await _read(scope, receive, limit), kind)
 
 
+async def read_list(scope: Scope, receive: Receive, kind: type[Body], limit: int) -> list[Body]:
+    """Read a body that is a JSON list of `kind`. Raises as `read_json`."""
+    return _decode(await _read(scope, receive, limit), list[kind], kind)  # type: ignore[valid-type]
+
+
 def decode(body: bytes, kind: type[Body]) -> Body:
     """Decode a JSON body without coercion. Raises InvalidRequest, which names the wrong field."""
+    return _decode(body, kind, kind)
+
+
+def _decode(body: bytes, target: type[Decoded], kind: type[WireBody]) -> Decoded:
+    """Decode a JSON body as `target`, which is `kind` or a list of it."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=target)
     except msgspec.ValidationError as error:
         raise _explain(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

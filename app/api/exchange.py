@@ -48,7 +48,8 @@ class Exchange:
         choices = len(requests) * requests[0].n
         stream = await self._open(body.model, requests, choices, is_local(scope))
         model = stream.info.model
-        head = Head(request_id, model, _fingerprint(self.version, stream.info))
+        name = f"{model}:{stream.adapter}" if stream.adapter else model
+        head = Head(request_id, name, _fingerprint(self.version, stream.info))
         kind = ChatAnswer if isinstance(body, ChatBody) else CompletionAnswer
         answer = kind(head, choices, logprobs=body.shows_logprobs, usage=body.wants_usage)
         tally = _Tally(requests, stream, self.metrics.watch(model))

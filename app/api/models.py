@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ...engine.quantization import Quant
 from ..config import Settings
-from ..frames import AskStats, Detokenize, Generate, ModelInfo, Stats, Tokenize
-from .admin import LoadedModel
+from ..frames import AskStats, Detokenize, Generate, LoadAdapter, ModelInfo, Stats, Tokenize, UnloadAdapter
+from .admin import AdapterEntry, LoadedModel
 from .stream import Stream
 
-Request = Generate | Tokenize | Detokenize | AskStats
+Request = Generate | Tokenize | Detokenize | LoadAdapter | UnloadAdapter | AskStats
 Progress = Callable[[str, float], None]  # stage and done of a Loading frame
 
 
@@ -46,9 +46,9 @@ class Models(Protocol):
     ) -> Stream:
         """Load the model if necessary and send requests to it. The stream returns the replies.
 
-        `name`: None selects the only loaded model. `weight`: number of answers to the requests. `local`: the client
-        uses the unix socket and may name a folder. Raises an AppError if the model cannot be loaded, or accepts no more
-        requests.
+        `name`: a model, or `model:adapter`; None selects the only loaded model. `weight`: number of answers to the
+        requests. `local`: the client uses the unix socket and may name a folder. Raises an AppError if the model cannot
+        be loaded, or accepts no more requests.
         """
 
     async def load(
@@ -70,6 +70,30 @@ class Models(Protocol):
 
     async def loaded(self) -> list[LoadedModel]:
         """A description of every model."""
+
+    def adapters(self) -> list[AdapterEntry]:
+        """The adapters of all models, in the order of the first load."""
+
+    async def load_adapter(
+        self,
+        name: str,
+        path: str,
+        *,
+        model: str | None = None,
+        local: bool = False,
+        replace: bool = False,
+        pinned: bool = False,
+    ) -> AdapterEntry:
+        """Load an adapter for a model, which is loaded if necessary. `path`: a folder, or a name in the model cache.
+
+        `model`: None selects the only loaded model. Raises an AppError if the adapter cannot be loaded.
+        """
+
+    async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
+        """Unload an adapter. `model`: None selects the only model with this adapter. Raises AdapterNotFound."""
+
+    def set_adapter_scales(self, scales: Mapping[int, float]) -> None:
+        """Set the default scales by adapter id; an adapter that is missing gets 0."""
 
     async def unload(self, name: str) -> None:
         """Unload a model after its running requests. Raises ModelNotFound if it is not loaded."""

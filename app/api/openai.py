@@ -89,10 +89,18 @@ class StreamOptions(WireBody):
     include_obfuscation: bool | None = None
 
 
+class LoraEntry(WireBody):
+    """An adapter of the model, and the factor of its delta."""
+
+    name: Name
+    scale: float = 1.0
+
+
 class SamplingBody(WireBody, kw_only=True):
     """The fields of both chats and completions."""
 
-    model: Name | None = None  # optional while exactly one model is loaded
+    model: Name | None = None  # a model, or model:adapter; optional while exactly one model is loaded
+    lora: list[LoraEntry] | None = None  # at most one adapter; an empty list selects the base model
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -132,6 +140,7 @@ class SamplingBody(WireBody, kw_only=True):
             if value is not None and value not in RANGES[name]:
                 raise InvalidRequest(f"{field} must be {RANGES[name]}, not {getattr(self, field)}", param=field)
         self._check_logit_bias()
+        self._check_lora()
         self._check_stream_options()
 
     def _value(self, field: str) -> Any:
@@ -150,6 +159,18 @@ class SamplingBody(WireBody, kw_only=True):
             if bias not in RANGES["logit_bias"]:
                 raise InvalidRequest(
                     f"logit_bias of token {token} must be {RANGES['logit_bias']}, not {bias}", param="logit_bias"
+                )
+
+    def _check_lora(self) -> None:
+        entries = self.lora or []
+        if len(entries) > 1:
+            names = ", ".join(entry.name for entry in entries)
+            raise UnsupportedParameter(f"lora: a request may select one adapter, not {names}", param="lora")
+        for entry in entries:
+            if entry.scale not in RANGES["adapter_scale"]:
+                raise InvalidRequest(
+                    f"lora[0].scale: adapter_scale must be {RANGES['adapter_scale']}, not {entry.scale}",
+                    param="lora[0].scale",
                 )
 
     def _check_stream_options(self) -> None:
@@ -181,7 +202,15 @@ class SamplingBody(WireBody, kw_only=True):
             "ignore_eos": self.ignore_eos,
             "response_format": self._response_format(),
         }
-        return without_none(arguments)
+        return without_none(arguments) | self._adapter()
+
+    def _adapter(self) -> dict[str, Any]:
+        """The adapter and its scale for a Generate frame; empty if the model id or the default decides."""
+        if self.lora is None:
+            return {}
+        if not self.lora:
+            return {"adapter": ""}
+        return {"adapter": self.lora[0].name, "adapter_scale": self.lora[0].scale}
 
     def _response_format(self) -> ResponseFormat | None:
         formats = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from . import openai, replies
+from . import admin, openai, replies
 
 TEMPLATE = "#/components/schemas/{name}"
 BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, type[msgspec.Struct]]]] = {
@@ -22,10 +22,13 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, type[msgspec.Struct
     ),
     "/v1/tokenize": (openai.TokenizeBody, "Convert a text or a conversation to token ids", {}),
     "/v1/detokenize": (openai.DetokenizeBody, "Convert token ids to text", {}),
+    "/v1/load_lora_adapter": (admin.LoadAdapterBody, "Load an adapter (unix socket or API key)", {}),
+    "/v1/unload_lora_adapter": (admin.UnloadAdapterBody, "Unload an adapter (unix socket or API key)", {}),
 }
 READS = {
     "/v1/models": "List the models",
     "/v1/models/{id}": "One of them",
+    "/lora-adapters": "List the adapters (unix socket or API key)",
     "/health": "State of the daemon (needs no key)",
     "/metrics": "Metrics for Prometheus",
     "/openapi.json": "This description",

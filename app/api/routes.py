@@ -21,7 +21,8 @@ from ..config import loading
 from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import catalog
 from ..version import VERSION
-from .admin import LoadBody, LoadProgress, ModelEntry, Status, UnloadBody
+from .adapters import AdapterRoutes
+from .admin import AdapterEntry, LoadBody, LoadProgress, ModelEntry, Status, UnloadBody
 from .answers import error_event, event
 from .body import is_local, read_json
 from .exchange import SSE_HEADERS, Exchange, unless_gone
@@ -79,6 +80,15 @@ class _Api:
             ("POST", "/admin/unload", self.for_admin(self.unload)),
             ("POST", "/admin/shutdown", self.for_admin(self.shutdown)),
         ]
+        adapters = AdapterRoutes(self.models, self.limit)
+        openai_routes += [
+            ("POST", "/load_lora_adapter", self.for_admin(adapters.load)),
+            ("POST", "/unload_lora_adapter", self.for_admin(adapters.unload)),
+        ]
+        daemon_routes += [
+            ("GET", "/lora-adapters", self.for_admin(adapters.entries)),
+            ("POST", "/lora-adapters", self.for_admin(adapters.set_scales)),
+        ]
         routes = daemon_routes + openai_routes
         routes += [(method, f"/v1{path}", endpoint) for method, path, endpoint in openai_routes]
         return [Route(path, endpoint, methods=[method]) for method, path, endpoint in routes]
@@ -104,12 +114,20 @@ class _Api:
 
     async def cards(self, request: Request) -> Response:
         available = await asyncio.to_thread(catalog.available)
-        return _json({"object": "list", "data": [self._card(model) for model in available]})
+        bases = {model.id: self._card(model) for model in available}
+        adapters = [
+            _adapter_card(entry, bases[entry.model]) for entry in self.models.adapters() if entry.model in bases
+        ]
+        return _json({"object": "list", "data": [*bases.values(), *adapters]})
 
     async def card(self, request: Request) -> Response:
         name = request.path_params["id"]
         if catalog.is_path(name):
             raise ModelNotFound(f"model {name!r} is not on this machine", param="model")
+        for entry in self.models.adapters():
+            if name == f"{entry.model}:{entry.name}":
+                base = await asyncio.to_thread(catalog.resolve, entry.model)
+                return _json(_adapter_card(entry, self._card(base)))
         return _json(self._card(await asyncio.to_thread(catalog.resolve, name)))
 
     def _card(self, model: catalog.ModelRef) -> dict[str, Any]:
@@ -195,6 +213,11 @@ class _Api:
     async def shutdown(self, request: Request) -> Response:
         self.address.stop()
         return _json({}, status=202)
+
+
+def _adapter_card(entry: AdapterEntry, base: dict[str, Any]) -> dict[str, Any]:
+    """The model card of an adapter: the card of its base model with another id, and the base model as `parent`."""
+    return base | {"id": f"{entry.model}:{entry.name}", "parent": entry.model}
 
 
 class _Load:

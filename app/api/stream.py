@@ -7,12 +7,24 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from ..errors import AppError, Overloaded
-from ..frames import Failed, Finished, FromWorker, ModelInfo, Piece, Started, Stats, Text, Tokens
+from ..frames import (
+    AdapterLoaded,
+    AdapterUnloaded,
+    Failed,
+    Finished,
+    FromWorker,
+    ModelInfo,
+    Piece,
+    Started,
+    Stats,
+    Text,
+    Tokens,
+)
 
 # Limit of unread pieces and log-probabilities, so that a slow client cannot use more memory.
 MAX_UNREAD = 32_768
 
-Reply = Piece | Finished | Tokens | Text | Stats
+Reply = Piece | Finished | Tokens | Text | AdapterLoaded | AdapterUnloaded | Stats
 
 
 class Stream:
@@ -25,6 +37,7 @@ class Stream:
         self.info = info
         self.ids = tuple(ids)
         self.weight = weight
+        self.adapter = ""  # name of the adapter of the requests; empty: the base model
         self.running = set(ids)  # ids that still expect replies
         self.prompt_tokens = 0  # sum over all started requests
         self._unstarted = set(ids)
@@ -75,7 +88,7 @@ class Stream:
                 if self._unread > MAX_UNREAD and not self._error:
                     self.fail(Overloaded("the client reads too slowly; the answer was cancelled"))
                     self._on_close(self)
-            case Finished() | Tokens() | Text() | Stats():
+            case Finished() | Tokens() | Text() | AdapterLoaded() | AdapterUnloaded() | Stats():
                 self._unstarted.discard(frame.id)
                 self.running.discard(frame.id)
                 self._replies.append(frame)

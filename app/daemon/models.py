@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,14 @@ import msgspec
 from ...engine.options import LoadOptions
 from ...engine.quantization import Quant
 from .. import paths
-from ..api.admin import LoadedModel
+from ..api.admin import AdapterEntry, LoadedModel
 from ..api.models import Progress, Request
 from ..api.stream import Stream
 from ..config import Settings
-from ..errors import InvalidRequest, ModelNotFound, NoBackend, Overloaded, Stopping
+from ..errors import Forbidden, InvalidRequest, ModelNotFound, NoBackend, Overloaded, Stopping
 from ..frames import Fault, Load, Stats
 from ..store import catalog
+from .adapters import Adapters, split_name
 from .process import COMMAND, WorkerProcess, worker_environment
 
 STOPPING = "the daemon is stopping"
@@ -52,6 +53,7 @@ class LoadedModels:
         self._command = command
         self._log_dir = log_dir or paths.log_dir()
         self._entries: dict[str, _Entry] = {}
+        self._adapters = Adapters()
         # Workers that have ended. Their processes may still exist and use memory; the next load waits for them.
         self._ended: list[WorkerProcess] = []
         self._load_lock = asyncio.Lock()  # one load at a time: two loads would both count on the same free memory
@@ -100,9 +102,11 @@ class LoadedModels:
     ) -> Stream:
         """Load the model if necessary and send requests to it. The stream returns the replies.
 
-        `name`: None selects the only loaded model. `weight`: number of answers to the requests. `local`: see `worker`.
+        `name`: a model, or `model:adapter`; None selects the only loaded model. `weight`: number of answers to the
+        requests. `local`: see `worker`.
         Raises the errors of `worker`; InvalidRequest if `weight` exceeds the setting max_queue; Overloaded if `weight`
-        and the unfinished answers of the worker together exceed max_queue.
+        and the unfinished answers of the worker together exceed max_queue; AdapterNotFound; AdapterUnusable if the
+        files of the adapter are missing after a reload of the model.
         """
         self._refuse_when_stopping()
         limit = self.settings.max_queue
@@ -112,13 +116,19 @@ class LoadedModels:
                 hint="to raise the limit, use the setting max_queue",
                 param="n",
             )
-        worker = await self.worker(name or self._only(), local=local)
+        base, adapter = split_name(name)
+        ref = await self._resolve(base or self._only(), local)
+        self._adapters.check(ref.id, adapter, requests)  # before a load, which may take minutes
+        worker = await self.worker(ref.id, local=local)
+        selected, requests = await self._adapters.prepare(worker, adapter, requests)
         if worker.unfinished + weight > limit:
             raise Overloaded(
                 f"{worker.model} has {worker.unfinished} unfinished answers; {weight} more exceed the limit of {limit}",
                 hint="try again later; to raise the limit, use the setting max_queue",
             )
-        return worker.open(requests, weight)
+        stream = worker.open(requests, weight)
+        stream.adapter = selected
+        return stream
 
     async def load(
         self,
@@ -160,11 +170,54 @@ class LoadedModels:
             if worker.state != "over"
         ]
 
+    def adapters(self) -> list[AdapterEntry]:
+        """The adapters of all models, in the order of the first load."""
+        return self._adapters.entries()
+
+    async def load_adapter(
+        self,
+        name: str,
+        path: str,
+        *,
+        model: str | None = None,
+        local: bool = False,
+        replace: bool = False,
+        pinned: bool = False,
+    ) -> AdapterEntry:
+        """Load an adapter for a model, which is loaded if necessary. `path`: a folder, or a name in the model cache.
+
+        `model`: None selects the only loaded model. Raises the errors of `worker`; Forbidden for a folder if the
+        client is not `local`; AdapterNotFound if the folder does not exist; the errors of `Adapters.load`.
+        """
+        if not local and catalog.is_path(path):
+            raise Forbidden(
+                "lora_path must be the name of a downloaded adapter, not a path",
+                hint="clients on the unix socket may name a folder",
+            )
+        folder = await asyncio.to_thread(catalog.resolve_adapter, path, allow_path=local)
+        worker = await self.worker(model or self._only(), local=local)
+        return await self._adapters.load(worker, name, folder.path, replace=replace, pinned=pinned)
+
+    async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
+        """Unload an adapter; requests that run with it go on.
+
+        `model`: None selects the only model with an adapter of this name. Raises AdapterNotFound, InvalidRequest.
+        """
+        await self._adapters.unload(model or self._adapters.find_model(name), name)
+
+    def set_adapter_scales(self, scales: Mapping[int, float]) -> None:
+        """Set the default scales by adapter id; an adapter that is missing gets 0.
+
+        Raises AdapterNotFound, or InvalidRequest if two adapters of a model would have a scale.
+        """
+        self._adapters.set_scales(scales)
+
     async def unload(self, name: str) -> None:
-        """Stop the worker of a model; its requests have `drain` seconds to finish.
+        """Stop the worker of a model; its requests have `drain` seconds to finish. Its adapters are forgotten.
 
         Raises ModelNotFound if the model is not loaded.
         """
+        self._adapters.forget(name)
         entry = self._entries.get(name)
         if entry is None:
             loaded = ", ".join(self._entries) or "none"
@@ -324,6 +377,8 @@ def load_options(settings: Settings, model: Path, quant: Quant) -> LoadOptions:
         threads=settings.threads or None,
         reference_ops=settings.developer.reference_ops,
         attention=settings.developer.attention,
+        adapter_slots=settings.adapter_slots,
+        adapter_rank=settings.adapter_rank,
         self_test_dir=paths.self_test_dir() if settings.developer.self_test == "on" else None,
     )
 

@@ -1,4 +1,4 @@
-"""The models on this machine: the built-in model, and the complete models in the shared Hugging Face cache.
+"""The models on this machine: the built-in model, and complete models and adapters in the shared Hugging Face cache.
 
     models--org--repo/
         refs/main             a commit
@@ -12,15 +12,16 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import paths
-from ..errors import ModelNotFound
+from ..errors import AdapterNotFound, ModelNotFound
 
 GUIDE = "guide"
 MAIN = "main"
+ADAPTER_CONFIG = "adapter_config.json"
 GUIDE_DESCRIPTION = "tiny built-in model: answers questions about localllm"
 
 SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # at most 96 characters: the limit of Hugging Face
@@ -30,7 +31,7 @@ SHORTEST_COMMIT = 7
 
 @dataclass(frozen=True, slots=True)
 class ModelRef:
-    """A model on disk."""
+    """A model or an adapter on disk."""
 
     id: str  # guide, org/repo, org/repo@revision or the path of a folder
     path: Path  # the folder with config.json
@@ -65,6 +66,40 @@ def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
     if model is None:
         raise ModelNotFound(f"model {name[:200]!r} is not on this machine", hint=_hint(name), param="model")
     return model
+
+
+def adapters() -> list[ModelRef]:
+    """Every complete adapter in the Hugging Face cache. The description is the name of the base model."""
+    refs = []
+    for folder in sorted(paths.hub_cache_dir().glob("models--*"), key=lambda folder: folder.name.lower()):
+        for adapter in _snapshots(folder, is_adapter):
+            base = _read_json(adapter.path / ADAPTER_CONFIG).get("base_model_name_or_path")
+            refs.append(replace(adapter, description=str(base or "")))
+    return refs
+
+
+def resolve_adapter(name: str, *, allow_path: bool = False) -> ModelRef:
+    """The adapter of this name. With `allow_path`, also a folder (with a leading /, ./, ../ or ~).
+
+    Raises AdapterNotFound, with similar names as its hint. The files of a folder are not read here.
+    """
+    if allow_path and is_path(name):
+        folder = Path(name).expanduser().absolute()
+        if not folder.is_dir():
+            hint = f"an adapter is a folder with {ADAPTER_CONFIG}"
+            raise AdapterNotFound(f"adapter folder {folder} does not exist", hint=hint, param="lora_path")
+        return ModelRef(id=str(folder), path=folder)
+    adapter = _cached(name, is_adapter)
+    if adapter is None:
+        similar = difflib.get_close_matches(name, [adapter.id for adapter in adapters()], n=3, cutoff=0.6)
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "write a folder with a leading ./ or /"
+        raise AdapterNotFound(f"adapter {name[:200]!r} is not on this machine", hint=hint, param="lora_path")
+    return adapter
+
+
+def is_adapter(folder: Path) -> bool:
+    """True if the folder has adapter_config.json and safetensors weights. A dangling link is a missing file."""
+    return (folder / ADAPTER_CONFIG).is_file() and any(file.is_file() for file in folder.glob("*.safetensors"))
 
 
 def is_commit(revision: str, commit: str) -> bool:
@@ -103,25 +138,25 @@ def _bundled() -> ModelRef:
     return _describe(GUIDE, paths.guide_dir(), bundled=True, description=GUIDE_DESCRIPTION)
 
 
-def _cached(name: str) -> ModelRef | None:
-    """The model in the Hugging Face cache; None if it is missing, or a short commit matches several."""
+def _cached(name: str, complete: Callable[[Path], bool] = is_complete) -> ModelRef | None:
+    """The model or adapter in the Hugging Face cache; None if it is missing, or a short commit matches several."""
     match = NAME.fullmatch(name)
     if match is None:
         return None
     folder = paths.hub_cache_dir() / f"models--{match['repo'].replace('/', '--')}"
     revision = match["revision"] or MAIN
     commit = refs(folder).get(revision, revision)
-    models = [model for model in _snapshots(folder) if is_commit(commit, model.revision)]
+    models = [model for model in _snapshots(folder, complete) if is_commit(commit, model.revision)]
     return models[0] if len(models) == 1 else None
 
 
-def _snapshots(repo_folder: Path) -> Iterator[ModelRef]:
+def _snapshots(repo_folder: Path, complete: Callable[[Path], bool] = is_complete) -> Iterator[ModelRef]:
     """The complete snapshots of one repo. Ids: `org/repo` for the branch main, `org/repo@revision` for the others."""
     _, _, rest = repo_folder.name.partition("--")
     repo = rest.replace("--", "/", 1)
     names = {commit: name for name, commit in reversed(refs(repo_folder).items())}
     for snapshot in sorted((repo_folder / "snapshots").glob("*")):
-        if is_complete(snapshot):
+        if complete(snapshot):
             label = names.get(snapshot.name, snapshot.name[:12])
             yield _describe(repo if label == MAIN else f"{repo}@{label}", snapshot, revision=snapshot.name)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import gc
 import logging
@@ -27,11 +28,14 @@ from typing import TypeVar
 
 import msgspec
 
+from ...engine.adapterfiles import read_adapter
 from ...engine.engine import Engine
-from ...engine.errors import RunnerFailed
+from ...engine.errors import ModelRefused, RunnerFailed
+from ...engine.lora import Adapter
 from ...engine.request import Delta
 from .. import frames
 from ..chat.sampling import check_token_ids
+from ..errors import AdapterNotFound, AdapterUnusable
 from ..frames import Detokenize, Fault, Tokenize
 from .faults import app_error, internal_error
 from .generation import Generation, prepare
@@ -121,8 +125,24 @@ class Worker:
                 self._end(0)
             case frames.Cancel():
                 self._cancel(frame.id)
+            case frames.Load():
+                raise ValueError("a worker loads one model")
             case _ if model is None or engine is None:
                 raise ValueError(f"{type(frame).__name__} before the model was loaded")
+            case frames.LoadAdapter():
+                self._spawn(self._load_adapter(frame, engine))
+            case frames.UnloadAdapter():
+                self._outbox.send(self._unload_adapter(frame, engine))
+            case _:
+                self._handle_request(frame, model, engine)
+
+    def _handle_request(
+        self,
+        frame: frames.Generate | frames.Tokenize | frames.Detokenize | frames.AskStats,
+        model: OpenModel,
+        engine: Engine,
+    ) -> None:
+        match frame:
             case frames.Generate():
                 if frame.id in self._preparing or frame.id in self._running:
                     raise ValueError("a request id is used twice")
@@ -134,8 +154,6 @@ class Worker:
                 self._spawn(self._reply(frame, _detokenize, model))
             case frames.AskStats():
                 self._outbox.send(frames.Stats(id=frame.id, **dataclasses.asdict(engine.stats())))
-            case frames.Load():
-                raise ValueError("a worker loads one model")
 
     async def _load(self, load: frames.Load) -> None:
         def progress(stage: str, done: float, more: float) -> None:
@@ -170,9 +188,11 @@ class Worker:
             return
         self._running[frame.id] = generation
         try:
+            # The registered adapters change only on this event loop, so all choices use the same version.
+            adapter = find_adapter(frame.adapter, engine)
             for request in generation.requests:
                 self._by_request[request.id] = generation
-                engine.submit(request)
+                engine.submit(dataclasses.replace(request, adapter=adapter, adapter_scale=frame.adapter_scale))
         except Exception as error:
             self._outbox.send(self._fail(generation, error))
             return
@@ -189,6 +209,27 @@ class Worker:
             self._outbox.send(await asyncio.to_thread(convert, frame, model))
         except Exception as error:
             self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
+
+    async def _load_adapter(self, frame: frames.LoadAdapter, engine: Engine) -> None:
+        """Read an adapter in a thread, then register it on the event loop."""
+        with contextlib.ExitStack() as stack:
+            try:
+                files = await asyncio.to_thread(read_adapter, frame.path)
+                adapter = Adapter(frame.name, frame.path, files.version)
+                await asyncio.to_thread(stack.enter_context, engine.prepared_adapter(adapter))
+                engine.register_adapter(adapter, pinned=frame.pinned)
+                self._outbox.send(frames.AdapterLoaded(id=frame.id, version=files.version, rank=files.rank))
+            except ModelRefused as error:
+                refused = AdapterUnusable(str(error), hint=error.hint, param="lora_path")
+                self._outbox.send(frames.Failed(id=frame.id, fault=Fault.of(refused)))
+            except Exception as error:  # damaged adapter files may cause any exception
+                self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
+
+    @staticmethod
+    def _unload_adapter(frame: frames.UnloadAdapter, engine: Engine) -> frames.Frame:
+        if engine.unregister_adapter(frame.name):
+            return frames.AdapterUnloaded(id=frame.id)
+        return frames.Failed(id=frame.id, fault=Fault.of(_unknown_adapter(frame.name, engine)))
 
     def _cancel(self, name: str) -> None:
         if self._preparing.pop(name, None) is not None:
@@ -287,6 +328,21 @@ class Worker:
         if isinstance(error, Exception):  # a bug: a new worker is better than one without this task
             self._fault(error)
             self._end(2)
+
+
+def find_adapter(name: str | None, engine: Engine) -> Adapter | None:
+    """The registered adapter of this name; None for the base model. Raises AdapterNotFound."""
+    if not name:
+        return None
+    adapter = engine.find_adapter(name)
+    if adapter is None:
+        raise _unknown_adapter(name, engine)
+    return adapter
+
+
+def _unknown_adapter(name: str, engine: Engine) -> AdapterNotFound:
+    loaded = ", ".join(adapter.name for adapter in engine.adapters) or "none"
+    return AdapterNotFound(f"adapter {name!r} is not loaded", hint=f"loaded adapters: {loaded}", param="lora")
 
 
 def _tokenize(frame: Tokenize, model: OpenModel) -> frames.Tokens:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -181,22 +182,11 @@ def probe_layers(model: nn.Module, forward: Forward) -> list[RowCache]:
     is not MLX's: its masks may be wrong for several rows.
     """
     caches = [_row_cache(cache) for cache in make_prompt_cache(model)]
-    attention = mx.fast.scaled_dot_product_attention
-    calls = 0
-
-    def counted(*args: Any, **kwargs: Any) -> mx.array:
-        nonlocal calls
-        calls += 1
-        return attention(*args, **kwargs)
-
-    mx.fast.scaled_dot_product_attention = counted
-    try:
+    with observed(mx.fast, "scaled_dot_product_attention") as calls:
         forward(mx.zeros((1, 1), mx.int32), caches)
-    finally:
-        mx.fast.scaled_dot_product_attention = attention
     if any(cache.empty() for cache in caches):
         raise ModelRefused("a layer stores no keys and values, which is not supported here yet")
-    if calls < len(caches):
+    if len(calls) < len(caches):
         raise ModelRefused(
             "mlx-lm computes its attention without MLX's attention function, and may not support several rows",
             "choose a model of another architecture",
@@ -213,3 +203,85 @@ def _row_cache(cache: Any) -> RowCache:
             "choose a model of another architecture",
         )
     return RowCache(getattr(cache, "max_size", 0))
+
+
+@contextmanager
+def observed(owner: Any, name: str) -> Iterator[list[tuple[Any, ...]]]:
+    """The positional arguments of each call of a function or method, while the context is open."""
+    function = getattr(owner, name)
+    calls: list[tuple[Any, ...]] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return function(*args, **kwargs)
+
+    setattr(owner, name, call)
+    try:
+        yield calls
+    finally:
+        setattr(owner, name, function)
+
+
+class Target(NamedTuple):
+    """A module that can have LoRA factors."""
+
+    module: nn.Module
+    method: str  # the method whose output an adapter changes
+    in_features: int
+    out_features: int
+    reads_tokens: bool  # the input is tokens [rows, new], not features [rows, new, in_features]
+
+
+TIED_HEAD = "lm_head"  # the name of an embedding that is also the head, as PEFT names that head
+# Methods of MLX's modules that can have factors, and the dimensions of their input.
+_METHODS = (
+    (nn.Linear, "__call__", 3),
+    (nn.QuantizedLinear, "__call__", 3),
+    (nn.Embedding, "__call__", 2),
+    (nn.QuantizedEmbedding, "__call__", 2),
+    (nn.Embedding, "as_linear", 3),
+    (nn.QuantizedEmbedding, "as_linear", 3),
+)
+
+
+def find_targets(model: nn.Module, forward: Forward) -> dict[str, Target]:
+    """The modules that can have LoRA factors, by their path in the model. A tied head is named TIED_HEAD.
+
+    The model computes one token with lazy arrays. So a module that the model does not call is no target, nor one whose
+    input does not begin with the rows of the call.
+    """
+    names = {id(module): name for name, module in model.named_modules()}
+    caches = [_row_cache(cache) for cache in make_prompt_cache(model)]
+    targets: dict[str, Target] = {}
+    with ExitStack() as contexts:
+        calls = [contexts.enter_context(observed(kind, method)) for kind, method, _ in _METHODS]
+        forward(mx.zeros((1, 1), mx.int32), caches)
+    for (_, method, dimensions), arguments in zip(_METHODS, calls, strict=True):
+        for module, x in arguments:
+            name = TIED_HEAD if method == "as_linear" else names.get(id(module))
+            if name is not None and x.ndim == dimensions and x.shape[:2] == (1, 1):
+                targets[name] = _target(module, method, reads_tokens=dimensions == 2)
+    return targets
+
+
+def _target(module: nn.Module, method: str, *, reads_tokens: bool) -> Target:
+    rows, columns = module.weight.shape
+    if "scales" in module:
+        columns = columns * 32 // module.bits  # quantised: 32 bits a column
+    features = (rows, columns) if reads_tokens else (columns, rows)
+    return Target(module, method, *features, reads_tokens)
+
+
+def add_to_output(target: Target, add: Callable[[mx.array, mx.array], mx.array]) -> None:
+    """Change the module: the output of the target's method becomes add(output, input)."""
+    module = target.module
+    base = type(module)
+    original = getattr(base, target.method)
+    name = f"add_to_{target.method}"
+
+    def call(self: nn.Module, x: mx.array) -> mx.array:
+        output: mx.array = getattr(self, name)(original(self, x), x)
+        return output
+
+    setattr(module, name, add)  # not in the class: Python frees classes late, and `add` has the factors
+    module.__class__ = type(base.__name__, (base,), {target.method: call})

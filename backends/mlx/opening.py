@@ -10,9 +10,11 @@ from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
+from .adapter import find_targets
 from .cache import Caches
 from .families import describes, set_context
 from .loading import Loaded, load
+from .lora import AdapterSlots
 from .machine import memory
 from .plan import Planner
 from .runner import MlxRunner
@@ -48,11 +50,13 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
         if describes(files.config):
             set_context(loaded.model, spec.max_context)
         [pages] = spec.groups
+        targets = find_targets(loaded.model, loaded.forward) if spec.num_adapters else {}
+        adapters = AdapterSlots(targets, options.adapter_rank, loaded.shapes[0].dtype)
         caches = Caches(loaded.shapes, pages.num_pages, pages.page_size)
     room = ROOM * pages.tokens
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
     planner = Planner(pages.page_size, room, min(loaded.bytes // token_bytes, room // 4))
-    return MlxRunner(loaded, spec, planner, caches, stream)
+    return MlxRunner(loaded, adapters, spec, planner, caches, stream)
 
 
 def _memory() -> tuple[int, int]:
@@ -102,6 +106,8 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) ->
         max_rows=options.max_rows,
         max_context=min(context, fitting),
         groups=(CacheGroup(page_size, num_pages),),
+        num_adapters=options.adapter_slots,
+        adapters_per_step=options.adapter_slots,
         overlap=True,
         dtype=str(loaded.shapes[0].dtype).removeprefix("mlx.core."),
         quant=loaded.quant,

@@ -20,6 +20,7 @@ from ...engine.runner import RunnerSpec, StepResult
 from .cache import Caches
 from .failures import engine_errors
 from .loading import Loaded
+from .lora import AdapterSlots
 from .plan import Call, Plan, Planner
 from .sampler import Drawn, sample
 
@@ -131,8 +132,17 @@ class _IdleTimer:
 class MlxRunner:
     """See engine.runner.Runner."""
 
-    def __init__(self, loaded: Loaded, spec: RunnerSpec, planner: Planner, caches: Caches, stream: mx.Stream) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        adapters: AdapterSlots,
+        spec: RunnerSpec,
+        planner: Planner,
+        caches: Caches,
+        stream: mx.Stream,
+    ) -> None:
         self._loaded = loaded
+        self._adapters = adapters
         self._spec = spec
         self._planner = planner
         self._caches = caches
@@ -220,6 +230,7 @@ class MlxRunner:
         group.set_offsets()
         positions = batch.row_starts[call.rows][:, None] + np.arange(call.new, dtype=np.int32)
         inputs = _gathered(tokens, positions.ravel()).reshape(positions.shape)
+        self._adapters.select(batch.adapters[call.rows], batch.adapter_scales[call.rows])
         logits, hidden = self._loaded.forward(inputs, group.layers)
         group.lengths = [length + call.new for length in group.lengths]
         return _Output(call.rows, logits, hidden)
@@ -257,20 +268,25 @@ class MlxRunner:
 
     def prepare_adapter(self, adapter: Adapter) -> None:
         """See engine.runner.Runner."""
-        raise ModelRefused(f"adapter {adapter.name}: this backend loads no adapters")
+        if not self._spec.num_adapters:
+            raise ModelRefused(f"adapter {adapter.name}: the model was loaded without adapter slots")
+        self._adapters.prepare(adapter)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        """Never called: no adapter is ever prepared."""
+        """See engine.runner.Runner."""
+        with self._computing, mx.stream(self._stream), engine_errors():
+            self._adapters.load(slot, adapter)
 
     def forget_adapter(self, adapter: Adapter) -> None:
-        """Never called: no adapter is ever prepared."""
+        """See engine.runner.Runner."""
+        self._adapters.forget(adapter)
 
     def close(self) -> None:
         """Free the memory: the runner computes no more."""
         self._idle_timer.cancel()
         with self._computing:
             self._closed = True
-            del self._loaded, self._planner, self._caches, self._last
+            del self._loaded, self._adapters, self._planner, self._caches, self._last
 
     def _release(self) -> None:
         """Free the groups, and the memory that MLX caches."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,57 +15,134 @@ from ...kernels.ops.step import Adapters, Tiles
 from .device import Device
 
 DECODE_CHUNK = 16  # tokens of a tile; the smallest that tensor cores multiply
-COLUMNS = 5  # adapter slots, scales, order, starts of tiles, slots of tiles
+COLUMNS = 5  # adapter slots, scales, order, slots of tiles, starts of tiles
+
+
+class BatchAdapters(NamedTuple):
+    """The adapters of a batch. None: no row, or no row with an answer, has an adapter."""
+
+    tokens: Adapters | None  # of all tokens
+    answers: Adapters | None  # of the last token of each row with an answer
+
+
+NO_ADAPTERS = BatchAdapters(None, None)
 
 
 class AdapterInputs:
-    """Fills the buffer for each step with adapters. Two host buffers alternate, as in Inputs."""
+    """Fills the buffer for each step with adapters: the columns of the tokens, then the columns of the answers. Two host
+    buffers alternate, as in Inputs."""
 
-    def __init__(self, max_tokens: int, slots: int, device: Device) -> None:
-        words = COLUMNS * max_tokens + 1
+    def __init__(self, max_tokens: int, max_rows: int, slots: int, device: Device) -> None:
+        words = _words(max(max_tokens, max_rows)) + _words(max_rows)
         self._every = tuple(range(1, slots + 1))
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
         self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
 
-    def send(self, batch: Batch) -> Adapters | None:
-        """Start the copy of a step. None: no row has an adapter."""
-        if not batch.adapters.any():
-            return None
-        chunk = _chunk(batch.num_tokens)
-        tiles = self._copy(batch, batch.num_tokens, chunk)
-        adapters = self._views(batch.num_tokens, tiles, chunk)
-        segments = _segments(batch)
-        used = tuple(sorted({slot for _, _, slot in segments} - {0}))
-        return adapters._replace(used=used, segments=segments)
+    def send(self, batch: Batch, answers: NDArray[np.int64], frame: Adapters | None = None) -> BatchAdapters:
+        """Start the copy of a step, into the frame of a captured step if there is one. `answers`: indices of the rows
+        with an answer."""
+        if frame is None and not batch.adapters.any():
+            return NO_ADAPTERS
+        tokens = _Columns(batch, np.arange(batch.num_rows), np.diff(batch.row_starts), frame)
+        columns = [tokens]
+        chosen = tokens
+        answers_all = len(answers) == batch.num_rows == batch.num_tokens
+        if frame is not None or not answers_all:
+            chosen = _Columns(batch, answers, np.ones(len(answers), np.int64))
+            columns.append(chosen)
+        firsts = self._copy(columns)
+        sent = self._views(tokens, 0) if frame is None else frame
+        return BatchAdapters(sent, self._views(chosen, firsts[-1]) if chosen.tiles else None)
 
-    def frame(self, rows: int) -> Adapters:
-        """Views for a captured decode step of `rows` rows; without adapters until `fill`."""
-        self._device[: COLUMNS * rows + 1].zero_()
-        return self._views(rows, rows, DECODE_CHUNK)
+    def frame(self, tokens: int) -> Adapters:
+        """Views for a captured step of at most `tokens` tokens; without adapters until `send` or `fill`."""
+        return self._frame(tokens, _chunk(tokens))
 
-    def fill(self, batch: Batch, rows: int) -> None:
-        """Start the copy of a decode step into the `frame` of `rows` rows. Rows behind the batch have no adapter."""
-        self._copy(batch, rows, DECODE_CHUNK)
+    def decode_frame(self, rows: int) -> BatchAdapters:
+        """As `frame`, for a step of `rows` rows with one token and one answer each."""
+        frame = self._frame(rows, DECODE_CHUNK)
+        return BatchAdapters(frame, frame)
 
-    def _copy(self, batch: Batch, size: int, chunk: int) -> int:
-        """Copy the columns, each padded to `size`. Returns the number of tiles."""
+    def fill(self, batch: Batch, frame: Adapters) -> None:
+        """Start the copy of a decode step into its frame. Rows behind the batch have no adapter."""
+        self._copy([_Columns(batch, np.arange(batch.num_rows), np.ones(batch.num_rows, np.int64), frame)])
+
+    def _frame(self, tokens: int, chunk: int) -> Adapters:
+        self._device[: _words(tokens)].zero_()
+        tiles = min(tokens, len(self._every) + tokens // chunk)  # each adapter has at most one tile that is not full
+        return _views(self._device[: _words(tokens)], tiles, chunk)._replace(used=self._every)
+
+    def _copy(self, columns: list[_Columns]) -> list[int]:
+        """Copy the columns, one behind the other. Returns their first words."""
         host = next(self._hosts)
-        lens = np.diff(batch.row_starts)
-        slots = np.repeat(batch.adapters, lens)
-        scales = np.repeat(np.where(batch.adapters > 0, batch.adapter_scales, np.float32(0)), lens)
-        order, starts, tile_slots = chunked(slots, chunk)
-        words = COLUMNS * size + 1
-        numbers = host.numpy()[:words]
-        for number, column in enumerate((slots, scales.view(np.int32), order, tile_slots)):
-            _put(numbers[number * size : (number + 1) * size], column, 0)
-        _put(numbers[4 * size :], starts, starts[-1])  # tiles behind the last one are empty
-        self._device[:words].copy_(host[:words], non_blocking=True)
-        return len(tile_slots)
+        numbers = host.numpy()
+        firsts = []
+        end = 0
+        for each in columns:
+            firsts.append(end)
+            end += _words(each.size)
+            each.write(numbers[firsts[-1] : end])
+        self._device[:end].copy_(host[:end], non_blocking=True)
+        return firsts
 
-    def _views(self, size: int, tiles: int, chunk: int) -> Adapters:
-        slots, scales, order, tile_slots, starts = self._device[: COLUMNS * size + 1].split([size] * 4 + [size + 1])
-        cut = Tiles(order, starts[: tiles + 1], tile_slots[:tiles], chunk)
-        return Adapters(slots, scales.view(torch.float32), self._every, None, cut)
+    def _views(self, columns: _Columns, first: int) -> Adapters:
+        numbers = self._device[first : first + _words(columns.size)]
+        segments = columns.segments()
+        used = tuple(sorted({slot for _, _, slot in segments} - {0}))
+        return _views(numbers, columns.tiles, columns.chunk)._replace(used=used, segments=segments)
+
+
+class _Columns:
+    """The columns of some rows, in main memory. `lens`: tokens of each row. With a frame they have its size."""
+
+    def __init__(
+        self, batch: Batch, rows: NDArray[np.int64], lens: NDArray[np.integer], frame: Adapters | None = None
+    ) -> None:
+        self._row_slots = batch.adapters[rows]
+        self._lens = lens
+        row_scales = np.where(self._row_slots > 0, batch.adapter_scales[rows], np.float32(0))
+        tokens = int(lens.sum())
+        if frame is None or frame.tiles is None:
+            self.size = tokens
+            self.chunk = _chunk(tokens)
+        else:
+            self.size = len(frame.slots)
+            self.chunk = frame.tiles.chunk
+        self._slots = np.repeat(self._row_slots, lens)
+        self._scales = np.repeat(row_scales, lens)
+        self._order, self._starts, self._tile_slots = chunked(self._slots, self.chunk)
+        self.tiles = len(self._tile_slots)
+
+    def segments(self) -> tuple[tuple[int, int, int], ...]:
+        """(first token, end, slot); neighbouring rows with the same adapter share a segment."""
+        segments: list[tuple[int, int, int]] = []
+        end = 0
+        for slot, tokens in zip(self._row_slots.tolist(), self._lens.tolist(), strict=True):
+            first = end
+            end += tokens
+            if segments and segments[-1][2] == slot:
+                first = segments.pop()[0]
+            segments.append((first, end, slot))
+        return tuple(segments)
+
+    def write(self, numbers: NDArray[np.int32]) -> None:
+        """Write all columns, each padded to `size`."""
+        size = self.size
+        for index, column in enumerate((self._slots, self._scales.view(np.int32), self._order, self._tile_slots)):
+            _put(numbers[index * size : (index + 1) * size], column, 0)
+        _put(numbers[4 * size :], self._starts, self._starts[-1])  # tiles behind the last one are empty
+
+
+def _words(tokens: int) -> int:
+    return COLUMNS * tokens + 1
+
+
+def _views(numbers: torch.Tensor, tiles: int, chunk: int) -> Adapters:
+    """The columns in `numbers` [_words(tokens)] int32."""
+    size = len(numbers) // COLUMNS
+    slots, scales, order, tile_slots, starts = numbers.split([size] * 4 + [size + 1])
+    cut = Tiles(order, starts[: tiles + 1], tile_slots[:tiles], chunk)
+    return Adapters(slots, scales.view(torch.float32), (), None, cut)
 
 
 def _chunk(tokens: int) -> int:
@@ -72,18 +150,6 @@ def _chunk(tokens: int) -> int:
     if tokens < 64:
         return DECODE_CHUNK
     return 32 if tokens < 256 else 64
-
-
-def _segments(batch: Batch) -> tuple[tuple[int, int, int], ...]:
-    """(first token, end, slot); neighbouring rows with the same adapter share a segment."""
-    segments: list[tuple[int, int, int]] = []
-    starts = batch.row_starts.tolist()
-    for row, slot in enumerate(batch.adapters.tolist()):
-        first = starts[row]
-        if segments and segments[-1][2] == slot:
-            first = segments.pop()[0]
-        segments.append((first, starts[row + 1], slot))
-    return tuple(segments)
 
 
 def _put(place: NDArray[np.int32], values: NDArray[np.int32], padding: int) -> None:

@@ -17,7 +17,7 @@ from ...engine.batch import Batch
 from ...engine.runner import RunnerSpec
 from ...kernels.ops.attention import Rows
 from ...kernels.ops.step import Adapters
-from .adapter_inputs import AdapterInputs
+from .adapter_inputs import NO_ADAPTERS, AdapterInputs, BatchAdapters
 from .device import Device
 
 
@@ -30,7 +30,8 @@ class Step:
     slots: Tensor  # [tokens] int64, position in the KV cache of each token's key and value
     last: Tensor  # [answers] int32, index of the last token of each row with an answer
     rows: Rows
-    adapters: Adapters | None = None  # None: no row has an adapter
+    adapters: Adapters | None = None  # of the tokens; None: no row has an adapter
+    answer_adapters: Adapters | None = None  # of the tokens `last`; None: none of these tokens has an adapter
     last_rows: Rows | None = None  # rows of the tokens `last`; None: the last layer computes all tokens
 
 
@@ -97,7 +98,7 @@ class Inputs:
         self._max_rows = max(spec.max_rows, *spec.graph_rows, 1)
         max_tokens = max(spec.max_tokens, *spec.graph_tokens, 1)
         words = 4 * max_tokens + (9 + len(_SETTINGS) + self._pages) * (self._max_rows + 1)
-        self.adapters = AdapterInputs(spec.max_tokens, spec.num_adapters, device)
+        self.adapters = AdapterInputs(max_tokens, self._max_rows, spec.num_adapters, device)
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
         self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
         self._drawn = torch.zeros(self._max_rows, dtype=torch.int32, device=device.type)
@@ -111,7 +112,7 @@ class Inputs:
         carried = bool((batch.carry >= 0).any())
         columns, rows = self._columns(batch, answers, carried)
         width = batch.page_tables[0].shape[1]
-        adapters = self.adapters.send(batch)
+        adapters = self.adapters.send(batch, answers)
         sent = _read(self._copy(columns, width), rows.query_lens, rows.contexts, answers, carried, adapters=adapters)
         self.carry(sent)
         return sent
@@ -140,7 +141,7 @@ class Inputs:
         row_order = order[:rows]
         columns |= {"row_starts": order, "last": row_order, "ends": row_order, "answers": row_order.long()}
         columns["page_table"] = self._tables[:rows]
-        adapters = self.adapters.frame(rows) if adapted else None
+        adapters = self.adapters.decode_frame(rows) if adapted else NO_ADAPTERS
         return _read(columns, (1,) * rows, (self._context,) * rows, np.arange(rows), True, False, adapters)
 
     def fill(self, batch: Batch, rows: int) -> None:
@@ -181,18 +182,22 @@ class Inputs:
         """[rows] int32, the tokens that the last call of `keep` stored. They are valid until the next step."""
         return self._drawn[:rows]
 
-    def token_frame(self, tokens: int) -> Step:
+    def token_frame(self, tokens: int, *, adapted: bool = False) -> Step:
         """Views at fixed addresses for a captured step of at most `tokens` tokens, without the arrays that depend on
-        the rows. `fill_tokens` writes the values of a step to the views; this call writes zeros, which are inert."""
+        the rows. `fill_tokens` writes the values of a step to the views; this call writes zeros, which are inert.
+        `adapted`: rows may have adapters."""
         sizes = self._fixed_sizes(tokens)
         slots, _, token_ids, positions, last = self._device[: sum(sizes)].split(sizes)
         empty = self._device[:0]
         for column in (slots, token_ids, positions, last):
             column.zero_()
-        return Step(token_ids, positions, slots.view(torch.int64), last, Rows(empty, empty, empty.view(0, 0), (), ()))
+        rows = Rows(empty, empty, empty.view(0, 0), (), ())
+        adapters = self.adapters.frame(tokens) if adapted else None
+        return Step(token_ids, positions, slots.view(torch.int64), last, rows, adapters)
 
-    def fill_tokens(self, batch: Batch, tokens: int) -> Sent:
-        """Start the copy of a step into its `token_frame`, padded with inert tokens."""
+    def fill_tokens(self, batch: Batch, frame: Step) -> Sent:
+        """Start the copy of a step into a `token_frame`, padded with inert tokens."""
+        tokens = len(frame.tokens)
         answers = batch.wants.nonzero()[0]
         carried = bool((batch.carry >= 0).any())
         columns, lens = self._columns(batch, answers, carried)
@@ -203,7 +208,8 @@ class Inputs:
         lengths = {"slots": 2 * batch.num_tokens, "answers": 2 * len(answers), "last": len(answers)}
         for name in padded_sizes:
             copied[name] = copied[name][: lengths.get(name, batch.num_tokens)]
-        sent = _read(copied, lens.query_lens, lens.contexts, answers, carried)
+        adapters = NO_ADAPTERS if frame.adapters is None else self.adapters.send(batch, answers, frame.adapters)
+        sent = _read(copied, lens.query_lens, lens.contexts, answers, carried, adapters=adapters)
         self.carry(sent)
         return sent
 
@@ -283,12 +289,12 @@ def _read(
     answers: NDArray[np.int64],
     carried: bool,
     exact: bool = True,
-    adapters: Adapters | None = None,
+    adapters: BatchAdapters = NO_ADAPTERS,
 ) -> Sent:
     """The copied columns as a Sent."""
     rows = Rows(columns["row_starts"], columns["context_lens"], columns["page_table"], query_lens, contexts, exact)
     slots = columns["slots"].view(torch.int64)
-    step = Step(columns["tokens"], columns["positions"], slots, columns["last"], rows, adapters)
+    step = Step(columns["tokens"], columns["positions"], slots, columns["last"], rows, *adapters)
     floats = columns["floats"].view(torch.float32)
     integers = columns["integers"]
     settings = [*floats.view(len(_FLOATS), -1).unbind(), *integers.view(len(_INTEGERS), -1).unbind()]

@@ -155,7 +155,7 @@ class Decoder:
             scaled = step.adapters._replace(scales=step.adapters.scales * self.embedding_scale)
             ops.lora.embedding(x, step.tokens, self.embedding_lora, scaled)
         stream = torch.zeros_like(x)
-        answers = None if step.last_rows is None else Answers(step.last, step.last_rows)
+        answers = None if step.last_rows is None else Answers(step.last, step.last_rows, step.answer_adapters)
         layer_step = LayerStep(step.rows, step.slots, rotations, kv.cache, step.adapters, answers)
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
         is_decode = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # one token and one answer per row

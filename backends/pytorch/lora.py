@@ -64,7 +64,6 @@ class AdapterSlots:
         self._values = values
         self._device = device
         self._dtype = dtype
-        self._streams = device.streams()
         self._modules: dict[str, Module] = {}
         self._prepared: dict[Adapter, Tensor] = {}
         self._allocated = 0  # values of each slot
@@ -100,10 +99,11 @@ class AdapterSlots:
         self._prepared[adapter] = values.pin_memory() if self._device.pinned else values
 
     def load(self, slot: int, adapter: Adapter) -> None:
-        """Copy a prepared adapter into the slot, after all steps that were started before."""
-        with self._streams.fork():
-            self._pool[slot].copy_(self._prepared[adapter], non_blocking=True)
-        self._streams.join()
+        """Copy a prepared adapter into the slot, after all steps that were started before.
+
+        The copy has no stream of its own: see streams.py for the cost of a second stream.
+        """
+        self._pool[slot].copy_(self._prepared[adapter], non_blocking=True)
 
     def forget(self, adapter: Adapter) -> None:
         """Free the main memory of a prepared adapter."""

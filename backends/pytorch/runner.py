@@ -137,14 +137,15 @@ class TorchRunner:
             return self.answer(batch, sent, hidden, self.split.late - late)
 
     def prefill(self, step: Step, ops: Ops) -> Tensor:
-        """Hidden states [answers, hidden] of a step with more than one token in a row."""
-        forward = self.model if self.split is None else self.split
+        """Hidden states [answers, hidden] of a step with more than one token in a row. The compiled segments have no
+        LoRA products: a step with adapters runs the model itself, so that no adapter waits for a compilation."""
+        forward = self.model if self.split is None or step.adapters is not None else self.split
         return forward(step, ops, self.kv)
 
     def answer(self, batch: Batch, sent: Sent, hidden: Tensor, late_compiles: int = 0) -> TorchPending:
         """Draw a token for each answer from `hidden` [answers, hidden], and store the tokens for the next step."""
-        adapters = None if sent.step.adapters is None else sent.step.adapters.select(sent.step.last)
-        drawn = sample(self.model.logits(hidden, self.device.ops, adapters), batch, sent, self.device)
+        logits = self.model.logits(hidden, self.device.ops, sent.step.answer_adapters)
+        drawn = sample(logits, batch, sent, self.device)
         self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
         returned = hidden.to(torch.float32, copy=True) if wants_hidden else None

@@ -25,16 +25,14 @@ class Relaxed {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// Allocates zeros. A separate stream runs the memset and is synchronised: a stream in capture would only record it.
+// Allocates zeros, also during a capture. The memset runs on the legacy stream, which the capture does not record. A
+// stream for it alone would make all later graphs slower: on an H200, each kernel of a graph then starts 0.5 us later.
 int32_t* zeros(size_t bytes) {
   Relaxed relaxed;
   void* memory = nullptr;
   check(cudaMalloc(&memory, bytes));
-  cudaStream_t side_stream = nullptr;
-  check(cudaStreamCreateWithFlags(&side_stream, cudaStreamNonBlocking));
-  check(cudaMemsetAsync(memory, 0, bytes, side_stream));
-  check(cudaStreamSynchronize(side_stream));
-  check(cudaStreamDestroy(side_stream));
+  check(cudaMemsetAsync(memory, 0, bytes, cudaStreamLegacy));
+  check(cudaStreamSynchronize(cudaStreamLegacy));
   return static_cast<int32_t*>(memory);
 }
 

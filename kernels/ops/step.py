@@ -45,10 +45,6 @@ class Adapters(NamedTuple):
     segments: tuple[tuple[int, int, int], ...] | None = None  # (first token, end, slot) in order; None in a capture
     tiles: Tiles | None = None
 
-    def select(self, tokens: Tensor) -> Adapters:
-        """The adapters of a subset of the tokens: tokens [subset] int32."""
-        return Adapters(self.slots.index_select(0, tokens), self.scales.index_select(0, tokens), self.used)
-
 
 class HeadStep(NamedTuple):
     """The arguments of one step that the output head receives."""
@@ -62,6 +58,7 @@ class Answers(NamedTuple):
 
     tokens: Tensor  # [answers] int32
     rows: Rows  # one row per token, with one query
+    adapters: Adapters | None = None  # of these tokens; None: none of them has an adapter
 
 
 class LayerStep(NamedTuple):
@@ -78,6 +75,5 @@ class LayerStep(NamedTuple):
     def answered(self) -> LayerStep:
         """The step reduced to the tokens of `answers`, whose keys and values are in the cache already."""
         assert self.answers is not None
-        tokens = self.answers.tokens
-        adapters = None if self.adapters is None else self.adapters.select(tokens)
-        return self._replace(rows=self.answers.rows, slots=self.slots[:0], adapters=adapters, answers=None)
+        _, rows, adapters = self.answers
+        return self._replace(rows=rows, slots=self.slots[:0], adapters=adapters, answers=None)

@@ -174,6 +174,8 @@ def test_defaults_of_all_settings() -> None:
         "graphs": "auto",
         "developer": config.Developer(compiler="inductor", attention="auto", self_test="on", reference_ops=()),
         "threads": 0,
+        "adapter_slots": 8,
+        "adapter_rank": 16,
         "host": "127.0.0.1",
         "port": 11811,
         "api_key": "",

@@ -13,6 +13,7 @@ from localllm.app.api.body import decode
 from localllm.app.api.openai import ChatBody
 from localllm.app.errors import InvalidRequest
 from localllm.app.tui.parameters import PARAMETERS, check
+from localllm.engine.lora import Adapter
 from localllm.engine.ranges import RANGES
 from localllm.engine.request import Request, Sampling
 
@@ -23,6 +24,8 @@ ALIASES = {"top_k": -1, "seed": -1}
 def engine(name: str, value: Any) -> None:
     if name == "max_tokens":
         Request("r", (1,), value)
+    elif name == "adapter_scale":
+        Request("r", (1,), 1, adapter=Adapter("a", "/a", "v"), adapter_scale=value)
     else:
         Sampling(**{name: ((5, value),) if name == "logit_bias" else value})
 
@@ -31,6 +34,8 @@ def api(name: str, value: Any) -> None:
     body: dict[str, Any] = {name: value}
     if name == "logprobs":
         body = {"logprobs": True, "top_logprobs": value}
+    if name == "adapter_scale":
+        body = {"lora": [{"name": "a", "scale": value}]}
     if name == "logit_bias":
         body = {"logit_bias": {"5": value}}
     decode(json.dumps({"messages": [{"role": "user", "content": "hi"}]} | body).encode(), ChatBody).frames("id")

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from localllm.backends import cpu
 from localllm.engine.adapterfiles import read_adapter
-from localllm.engine.batch import Batch
+from localllm.engine.batch import Batch, Want
 from localllm.engine.errors import ModelRefused
 from localllm.engine.lora import Adapter
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
-from localllm.engine.runner import Runner
+from localllm.engine.request import Sampling
+from localllm.engine.runner import Runner, StepResult
 
 from .batches import Row, make_batch
 from .tiny import TINIES, VOCAB, Tiny
@@ -106,17 +107,29 @@ def log_probabilities(model: Any, tokens: Sequence[int]) -> Tensor:
 
 def run(runner: Runner, rows: Sequence[Row], slots: Sequence[int], scales: Sequence[float] | None = None) -> Tensor:
     """[rows, vocab] log-probabilities behind each row."""
+    return logprobs_of(run_batch(runner, rows, slots, scales))
+
+
+def run_batch(
+    runner: Runner, rows: Sequence[Row], slots: Sequence[int], scales: Sequence[float] | None = None
+) -> StepResult:
+    """A step with the log-probabilities of all tokens."""
     batch = make_batch(rows, VOCAB)
-    sampling = replace(batch.sampling, logprobs=np.full(len(rows), VOCAB, np.int32))
+    sampling = replace(batch.sampling, logprobs=np.full(len(batch.sampling.logprobs), VOCAB, np.int32))
     scales = [1.0] * len(rows) if scales is None else scales
     adapted: Batch = replace(
         batch, sampling=sampling, adapters=np.array(slots, np.int32), adapter_scales=np.array(scales, np.float32)
     )
-    result = runner.run(adapted).result()
+    return runner.run(adapted).result()
+
+
+def logprobs_of(result: StepResult) -> Tensor:
+    """[answers, vocab]."""
     assert result.top_tokens is not None
     assert result.top_logprobs is not None
     order = torch.from_numpy(result.top_tokens.copy()).long()
-    return torch.full((len(rows), VOCAB), torch.nan).scatter_(1, order, torch.from_numpy(result.top_logprobs.copy()))
+    values = torch.from_numpy(result.top_logprobs.copy())
+    return torch.full((len(order), VOCAB), torch.nan).scatter_(1, order, values)
 
 
 def pages(row: int) -> range:
@@ -154,6 +167,23 @@ def test_prefill_beside_decode(loaded: Loaded) -> None:
     slots = [1, 3, 0, 2]
     actual = run(loaded.runner, rows, slots)
     assert_equal(actual, torch.stack([loaded.expected[slot][-1] for slot in slots]))
+
+
+def test_only_rows_with_an_answer_have_logits(loaded: Loaded) -> None:
+    """The output head has the adapters of the answers, with log-probabilities of all tokens and with a penalty."""
+    slots = [3, 1, 3, 0, 2]
+    rows = [Row(loaded.prompts[slot], 0, pages(row)) for row, slot in enumerate(slots)]
+    rows[0].want = Want.NOTHING
+    rows[3].want = Want.NOTHING
+    expected = torch.stack([loaded.expected[slot][-1] for slot in (1, 3, 2)])
+    for row, logprobs in zip((rows[1], rows[2], rows[4]), expected, strict=True):
+        row.sampling = Sampling(presence_penalty=2.0)
+        row.output = [int(logprobs.argmax())]
+    for step in (rows, [replace(row, tokens=row.tokens[-1:], start=LENGTH - 1) for row in rows]):
+        result = run_batch(loaded.runner, step, slots)
+        assert_equal(logprobs_of(result), expected)
+        penalised = expected.scatter_add(1, expected.argmax(1, keepdim=True), torch.full((3, 1), -2.0))
+        assert result.tokens.tolist() == penalised.argmax(1).tolist()
 
 
 def test_scale_zero_is_the_base_model(loaded: Loaded) -> None:

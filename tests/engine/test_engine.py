@@ -11,7 +11,14 @@ import pytest
 
 from localllm.engine.batch import Batch
 from localllm.engine.engine import Engine
-from localllm.engine.errors import ContextOverflow, EngineError, OutOfMemory, RequestRefused, RunnerFailed
+from localllm.engine.errors import (
+    ContextOverflow,
+    EngineError,
+    ModelRefused,
+    OutOfMemory,
+    RequestRefused,
+    RunnerFailed,
+)
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import CacheGroup, StepResult
@@ -303,6 +310,45 @@ def test_an_adapter_that_cannot_be_registered_takes_no_memory() -> None:
     with pytest.raises(RequestRefused, match="cannot be pinned"):
         engine.register_adapter(Adapter("a", "/a", "1"), pinned=True)
     assert not device.prepared
+
+
+def test_prepared_adapter_survives_the_end_of_its_last_request() -> None:
+    """A load of an adapter that is unloaded, but still in use, must not lose its weights before the registration."""
+    device = TokenDevice(WITH_ADAPTERS)
+    engine = Engine(device)
+    adapter = Adapter("a", "/a", "1")
+    engine.register_adapter(adapter)
+    engine.submit(Request("r", (1, 2, 3), 4, adapter=adapter))
+    engine.unregister_adapter("a")
+    with engine.prepared_adapter(adapter):
+        finish_all(engine)
+        assert adapter in device.prepared
+        engine.register_adapter(adapter)
+    assert adapter in device.prepared
+    engine.submit(Request("s", (1, 2, 3), 4, adapter=adapter))
+    finish_all(engine)
+
+
+def test_adapter_that_does_not_fit_leaves_nothing_behind(monkeypatch) -> None:
+    device = TokenDevice(WITH_ADAPTERS)
+    engine = Engine(device)
+
+    def refuse(adapter: Adapter) -> None:
+        raise ModelRefused("it does not fit")
+
+    monkeypatch.setattr(device, "prepare_adapter", refuse)
+    with pytest.raises(ModelRefused, match="does not fit"):
+        engine.register_adapter(Adapter("a", "/a", "1"))
+    assert engine.adapters == ()
+
+
+def test_prepared_adapter_is_freed_unless_it_is_registered() -> None:
+    device = TokenDevice(WITH_ADAPTERS)
+    engine = Engine(device)
+    adapter = Adapter("a", "/a", "1")
+    with engine.prepared_adapter(adapter):
+        assert adapter in device.prepared
+    assert device.prepared == set()
 
 
 def test_a_stuck_scheduler_is_an_error(monkeypatch) -> None:

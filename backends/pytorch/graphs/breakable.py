@@ -103,13 +103,13 @@ class BreakableReplay:
     hidden states of the last replay, which the next replay overwrites."""
 
     @torch.inference_mode()
-    def __init__(self, runner: TorchRunner, tokens: int, outputs: AttentionOutputs) -> None:
-        """Captures the step."""
+    def __init__(self, runner: TorchRunner, tokens: int, outputs: AttentionOutputs, *, adapted: bool = False) -> None:
+        """Captures the step. `adapted`: rows may have adapters."""
         recorder = runner.recorder
         assert recorder is not None
         self._runner = runner
-        self._tokens = tokens
-        step = runner.inputs.token_frame(tokens)
+        step = runner.inputs.token_frame(tokens, adapted=adapted)
+        self._frame = step
         ops = runner.device.ops
         no_attention = Attention(paged=lambda query, *_: outputs.like(query))
         with failures("capturing a step failed"), recorder.session():
@@ -122,6 +122,6 @@ class BreakableReplay:
         runner = self._runner
         with failures("the step failed"):
             runner.kv.copy(batch.page_copies[0], runner.device)
-            sent = runner.inputs.fill_tokens(batch, self._tokens)
+            sent = runner.inputs.fill_tokens(batch, self._frame)
             self._segments.replay(sent.step.rows, batch.num_tokens)
             return runner.answer(batch, sent, self._hidden[: len(sent.answers)])

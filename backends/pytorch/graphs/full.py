@@ -40,7 +40,7 @@ class FullReplay:
     a batch is copied to, and the logits of the last replay, which the next replay overwrites."""
 
     @torch.inference_mode()
-    def __init__(self, runner: TorchRunner, rows: int, adapted: bool = False) -> None:
+    def __init__(self, runner: TorchRunner, rows: int, *, adapted: bool = False) -> None:
         """Captures the step. `adapted`: rows may have adapters."""
         recorder = runner.recorder
         assert recorder is not None
@@ -59,7 +59,7 @@ class FullReplay:
         frame = self._frame
         ops = runner.device.ops
         runner.inputs.carry(frame)
-        logits = runner.model.logits(runner.model(frame.step, ops, runner.kv), ops, frame.step.adapters)
+        logits = runner.model.logits(runner.model(frame.step, ops, runner.kv), ops, frame.step.answer_adapters)
         runner.inputs.keep(frame, draw_plainly(logits, frame.settings, runner.device))
         return logits
 
@@ -70,7 +70,7 @@ class FullReplay:
             runner.kv.copy(batch.page_copies[0], runner.device)
             runner.inputs.fill(batch, len(self._frame.answers))
             if self._frame.step.adapters is not None:
-                runner.inputs.adapters.fill(batch, len(self._frame.answers))
+                runner.inputs.adapters.fill(batch, self._frame.step.adapters)
             self._replay()
             rows = batch.num_rows
             answers = self._answers

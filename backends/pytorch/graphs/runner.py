@@ -13,6 +13,7 @@ from ....engine.errors import OutOfMemory
 from ....engine.graphs import bucket
 from ....engine.lora import Adapter
 from ....engine.runner import Pending, Replay, RunnerSpec
+from ..inputs import Inputs
 from ..runner import TorchRunner
 from .breakable import AttentionOutputs, BreakableReplay
 from .full import FullReplay
@@ -33,7 +34,10 @@ class GraphRunner:
         start = time.perf_counter()
         self._prefills = _captured(spec.graph_tokens, lambda tokens: BreakableReplay(inner, tokens, outputs))
         self._decodes = _captured(spec.graph_rows, lambda rows: FullReplay(inner, rows))
-        self._adapted: dict[int, Replay] = {}  # decode steps with adapters
+        self._adapted_prefills = Captures(
+            inner.inputs, lambda tokens: BreakableReplay(inner, tokens, outputs, adapted=True)
+        )
+        self._adapted_decodes = Captures(inner.inputs, lambda rows: FullReplay(inner, rows, adapted=True))
         self.capture_seconds = time.perf_counter() - start
         sizes = len(spec.graph_tokens) + len(spec.graph_rows)
         missing = sizes - len(self._prefills) - len(self._decodes)
@@ -54,31 +58,27 @@ class GraphRunner:
         return self._spec
 
     def run(self, batch: Batch) -> Pending:
+        replay = self._find_replay(batch)
+        return self._inner.run(batch) if replay is None else replay.run(batch)
+
+    def _find_replay(self, batch: Batch) -> Replay | None:
+        """The captured step for this batch. None: it runs without graphs."""
         spec = self._spec
-        adapted = bool(batch.adapters.any())
+        adapted = batch.adapters.any()
         if batch.num_tokens == batch.num_rows and not (batch.wants == HIDDEN).any():
-            replays = self._adapted if adapted else self._decodes
             rows = bucket(batch.num_rows, spec.graph_rows)
-            if rows is not None and rows in replays:
-                return replays[rows].run(batch)
-        if adapted:
-            return self._inner.run(batch)
+            if rows is not None:
+                return self._adapted_decodes.find(rows) if adapted else self._decodes[rows]
         tokens = bucket(batch.num_tokens, spec.graph_tokens)
-        if tokens is not None:
-            return self._prefills[tokens].run(batch)
-        return self._inner.run(batch)
+        if tokens is None:
+            return None
+        return self._adapted_prefills.find(tokens) if adapted else self._prefills[tokens]
 
     def prepare_adapter(self, adapter: Adapter) -> None:
         self._inner.prepare_adapter(adapter)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        """The first adapter captures the decode steps with adapters."""
         self._inner.load_adapter(slot, adapter)
-        if not self._adapted:
-            with self._inner.inputs.preserved():
-                self._adapted = _captured(
-                    self._spec.graph_rows, lambda rows: FullReplay(self._inner, rows, adapted=True)
-                )
 
     def forget_adapter(self, adapter: Adapter) -> None:
         self._inner.forget_adapter(adapter)
@@ -86,9 +86,30 @@ class GraphRunner:
     def close(self) -> None:
         """Free the captures, which reference the memory of the inner runner, then close that runner."""
         self._decodes.clear()
-        self._adapted.clear()
+        self._adapted_decodes.clear()
+        self._adapted_prefills.clear()
         self._prefills.clear()
         self._inner.close()
+
+
+class Captures:
+    """Steps with adapters. A size is captured at its first step, so the load of an adapter stops no other request."""
+
+    def __init__(self, inputs: Inputs, capture: Callable[[int], Replay]) -> None:
+        self._inputs = inputs
+        self._capture = capture
+        self._replays: dict[int, Replay | None] = {}
+
+    def find(self, size: int) -> Replay | None:
+        """The replay of a size. None: its capture does not fit in memory."""
+        if size not in self._replays:
+            self._replays[size] = None
+            with self._inputs.preserved(), suppress(OutOfMemory):
+                self._replays[size] = self._capture(size)
+        return self._replays[size]
+
+    def clear(self) -> None:
+        self._replays.clear()
 
 
 def _captured(sizes: Sequence[int], capture: Callable[[int], Replay]) -> dict[int, Replay]:

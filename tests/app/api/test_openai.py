@@ -392,6 +392,7 @@ def test_every_field_of_generate_has_a_request_field() -> None:
         presence_penalty=1, frequency_penalty=1, repetition_penalty=2, logit_bias={"1": 1}, ignore_eos=True,
         logprobs=True, response_format={"type": "json_object"}, tools=[TOOL], tool_choice="required",
         parallel_tool_calls=False, chat_template_kwargs={"thinking": True}, continue_final_message=True,
+        lora=[{"name": "a", "scale": 0.5}],
         messages=[{"role": "assistant", "content": "x"}],
     )  # fmt: skip
     plain = Generate(id="id", messages=[])

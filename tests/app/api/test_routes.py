@@ -15,7 +15,7 @@ from msgspec import structs
 
 from localllm.app import frames
 from localllm.app.api import routes
-from localllm.app.api.admin import LoadedModel
+from localllm.app.api.admin import AdapterEntry, LoadedModel
 from localllm.app.api.routes import Address
 from localllm.app.api.stream import Stream
 from localllm.app.config import Settings, loading
@@ -65,6 +65,9 @@ class FakeModels:
 
     async def loaded(self) -> list[LoadedModel]:
         return [LoadedModel(id=name, state="ready", pid=7) for name in ("other", "here")]
+
+    def adapters(self) -> list[AdapterEntry]:
+        return []
 
     async def unload(self, name: str) -> None:
         self.calls.append(("unload", name))

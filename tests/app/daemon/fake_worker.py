@@ -76,6 +76,14 @@ class FakeWorker:
                 self.send(Failed(id=frame.id, fault=fault))
             case frames.Detokenize():
                 self.send(frames.Text(id=frame.id, text=" ".join("x" * token for token in frame.tokens)))
+            case frames.LoadAdapter() if "broken" in frame.path:
+                fault = Fault(code="adapter_unusable", message=f"adapter {frame.name}: no weights", param="lora_path")
+                self.send(Failed(id=frame.id, fault=fault))
+            case frames.LoadAdapter():
+                print(f"loading adapter {frame.name} from {frame.path}", flush=True)
+                self.send(frames.AdapterLoaded(id=frame.id, version="v", rank=4))
+            case frames.UnloadAdapter():
+                self.send(frames.AdapterUnloaded(id=frame.id))
             case frames.AskStats():
                 running = len(self.answers)
                 self.send(

@@ -30,6 +30,8 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_rows": (7, {"max_rows": 7}),
     "graphs": ("split", {"graphs": "split"}),
     "threads": (3, {"threads": 3}),
+    "adapter_slots": (2, {"adapter_slots": 2}),
+    "adapter_rank": (64, {"adapter_rank": 64}),
 }
 DEVELOPER: dict[str, tuple[Any, dict[str, Any]]] = {
     "compiler": ("eager", {"compiler": "eager"}),

@@ -22,6 +22,12 @@ from ..samples import model_info
 INFO = model_info(weight_bytes=100, cache_bytes=20, cache_tokens=7, token_bytes=50, warnings=("slow",))
 
 
+class Opened(list[Any]):
+    """The requests of a stream."""
+
+    adapter = ""
+
+
 class FakeWorker:
     """A worker without a process. It loads when the event `wait` is set."""
 
@@ -56,7 +62,7 @@ class FakeWorker:
 
     def open(self, requests: Any, weight: int) -> Any:
         self.unfinished += weight
-        return requests
+        return Opened(requests)
 
     async def stats(self, seconds: float) -> Stats | None:
         return self.statistics

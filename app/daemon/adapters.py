@@ -1,0 +1,233 @@
+"""The adapters of the models. The daemon keeps the list, so that a model has its adapters again after a reload."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import itertools
+import re
+import uuid
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import structs
+
+from ..api.admin import AdapterEntry
+from ..api.models import Request
+from ..errors import AdapterNotFound, InvalidRequest, Stopping, WorkerDied
+from ..frames import Generate, LoadAdapter, UnloadAdapter
+from ..store import catalog
+from .process import WorkerProcess
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+
+
+@dataclass(slots=True)
+class _Adapter:
+    number: int
+    name: str
+    path: Path
+    pinned: bool
+    scale: float = 0.0  # for requests that select no adapter; 0: they use the base model
+    worker: WorkerProcess | None = None  # the last worker that registered the adapter
+
+
+class Adapters:
+    """The adapters of all models, by the id of their model and by their name.
+
+    A worker registers an adapter when it is loaded. A new worker of the same model registers it again before the first
+    request that selects it.
+    """
+
+    def __init__(self) -> None:
+        self._by_model: dict[str, dict[str, _Adapter]] = {}
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one change of a model at a time
+        self._numbers = itertools.count()
+
+    def entries(self) -> list[AdapterEntry]:
+        """Every adapter, in the order of the first load."""
+        entries = []
+        for model, adapters in self._by_model.items():
+            entries += [_describe(model, adapter) for adapter in adapters.values()]
+        return sorted(entries, key=lambda entry: entry.id)
+
+    def find(self, model: str, name: str, param: str = "lora") -> _Adapter:
+        """The adapter of a model. Raises AdapterNotFound, which names the adapters of the model."""
+        adapters = self._by_model.get(model, {})
+        if name not in adapters:
+            raise _not_found(f"{model} has no adapter {name!r}", name, adapters, param)
+        return adapters[name]
+
+    def find_model(self, name: str) -> str:
+        """The id of the only model with an adapter of this name. Raises AdapterNotFound or InvalidRequest."""
+        models = [model for model, adapters in self._by_model.items() if name in adapters]
+        if not models:
+            names = [entry.name for entry in self.entries()]
+            raise _not_found(f"no model has an adapter {name!r}", name, names, "lora_name")
+        if len(models) > 1:
+            raise InvalidRequest(
+                f"several models have an adapter {name!r}: {', '.join(models)}", hint="name the model", param="model"
+            )
+        return models[0]
+
+    async def load(
+        self, worker: WorkerProcess, name: str, path: Path, *, replace: bool = False, pinned: bool = False
+    ) -> AdapterEntry:
+        """Register the adapter of a folder with a worker. Running requests go on.
+
+        Raises InvalidRequest for a malformed name, or a name in use without `replace`; AdapterUnusable if the folder is
+        not an adapter of this model.
+        """
+        if not NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"the adapter name {name[:200]!r} is malformed",
+                hint="a name has up to 200 letters, digits and . _ / -, and begins with a letter or digit",
+                param="lora_name",
+            )
+        async with self._locks[worker.model]:
+            adapters = self._by_model.get(worker.model, {})
+            previous = adapters.get(name)
+            if previous is not None and not replace:
+                raise InvalidRequest(
+                    f"adapter {name!r} is already loaded",
+                    hint="to replace it, use load_inplace: true (localllm adapters load --replace)",
+                    param="lora_name",
+                )
+            if previous is None:
+                adapter = _Adapter(next(self._numbers), name, path, pinned)
+            else:
+                adapter = _Adapter(previous.number, name, path, pinned, previous.scale)
+            await _register(worker, adapter)
+            self._by_model.setdefault(worker.model, {})[name] = adapter
+            return _describe(worker.model, adapter)
+
+    async def unload(self, model: str, name: str) -> None:
+        """Remove an adapter; requests that run with it go on. Raises AdapterNotFound."""
+        async with self._locks[model]:
+            adapter = self.find(model, name, "lora_name")
+            del self._by_model[model][name]
+            worker = adapter.worker
+            if worker is None or worker.state != "ready":
+                return
+            with suppress(WorkerDied, Stopping):  # a worker that has ended has no adapters
+                async with worker.open([UnloadAdapter(id=uuid.uuid4().hex, name=name)], weight=0) as stream:
+                    await stream.take()
+
+    def forget(self, model: str) -> None:
+        """Remove all adapters of a model, which is unloaded."""
+        self._by_model.pop(model, None)
+
+    def set_scales(self, scales: Mapping[int, float]) -> None:
+        """Set the default scales by adapter id; an adapter that is missing gets 0.
+
+        Raises AdapterNotFound, or InvalidRequest if two adapters of a model would have a scale.
+        """
+        numbers = {entry.id for entry in self.entries()}
+        for number in scales:
+            if number not in numbers:
+                raise AdapterNotFound(f"there is no adapter with id {number}", hint=f"ids: {sorted(numbers)}")
+        for model, adapters in self._by_model.items():
+            chosen = [adapter.name for adapter in adapters.values() if scales.get(adapter.number)]
+            if len(chosen) > 1:
+                raise InvalidRequest(
+                    f"only one adapter of {model} may have a scale that is not 0, not {', '.join(chosen)}",
+                    param="scale",
+                )
+        for adapters in self._by_model.values():
+            for adapter in adapters.values():
+                adapter.scale = scales.get(adapter.number, 0.0)
+
+    def check(self, model: str, name: str, requests: Iterable[Request]) -> str:
+        """The name of the adapter that the client selects; empty if it selects none.
+
+        `name` is the adapter of the model id. Raises AdapterNotFound, or InvalidRequest for two selections.
+        """
+        selected = name
+        for request in requests:
+            if not isinstance(request, Generate) or request.adapter is None:
+                continue
+            if name:
+                raise InvalidRequest(
+                    f"the model id selects the adapter {name!r}, so lora must be missing", param="lora"
+                )
+            selected = request.adapter
+        if selected:
+            self.find(model, selected, "model" if name else "lora")
+        return selected
+
+    async def prepare(
+        self, worker: WorkerProcess, name: str, requests: Sequence[Request]
+    ) -> tuple[str, Sequence[Request]]:
+        """The adapter of the requests, and the requests with their adapter and scale.
+
+        Registers the adapter if the worker is new. Raises the errors of `check` and `load`.
+        """
+        selected = self.check(worker.model, name, requests)
+        defaults: dict[str, object] = {}
+        if name:
+            defaults = {"adapter": name}
+        elif not selected:
+            defaults = self._defaults(worker.model)
+        prepared: list[Request] = []
+        for request in requests:
+            if isinstance(request, Generate) and request.adapter is None:
+                request = structs.replace(request, **defaults)
+                selected = request.adapter or ""
+            prepared.append(request)
+        if selected:
+            await self._ensure(worker, selected)
+        return selected, prepared
+
+    def _defaults(self, model: str) -> dict[str, object]:
+        """The fields of a Generate frame that selects no adapter."""
+        for adapter in self._by_model.get(model, {}).values():
+            if adapter.scale:
+                return {"adapter": adapter.name, "adapter_scale": adapter.scale}
+        return {}
+
+    async def _ensure(self, worker: WorkerProcess, name: str) -> None:
+        """Register an adapter with a worker that does not have it."""
+        if self.find(worker.model, name).worker is worker:
+            return
+        async with self._locks[worker.model]:
+            adapter = self.find(worker.model, name)
+            if adapter.worker is not worker:
+                await _register(worker, adapter)
+
+
+async def _register(worker: WorkerProcess, adapter: _Adapter) -> None:
+    """Load an adapter in a worker. Raises AdapterUnusable."""
+    frame = LoadAdapter(id=uuid.uuid4().hex, name=adapter.name, path=str(adapter.path), pinned=adapter.pinned)
+    async with worker.open([frame]) as stream:
+        await stream.take()
+    adapter.worker = worker
+
+
+def _describe(model: str, adapter: _Adapter) -> AdapterEntry:
+    return AdapterEntry(
+        id=adapter.number,
+        name=adapter.name,
+        model=model,
+        path=str(adapter.path),
+        scale=adapter.scale,
+        pinned=adapter.pinned,
+    )
+
+
+def _not_found(message: str, name: str, names: Iterable[str], param: str) -> AdapterNotFound:
+    """The error with similar names, or all names, as its hint."""
+    names = list(names)
+    similar = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {similar[0]}? " if similar else ""
+    return AdapterNotFound(message, hint=f"{hint}loaded adapters: {', '.join(names) or 'none'}", param=param)
+
+
+def split_name(name: str | None) -> tuple[str | None, str]:
+    """Model and adapter of the id `model:adapter`. The adapter is empty if the id has none."""
+    if name is None or (catalog.is_path(name) and Path(name).exists()):
+        return name, ""
+    model, colon, adapter = name.rpartition(":")
+    return (model, adapter) if colon else (name, "")

@@ -1,0 +1,175 @@
+"""LoRA adapters on MLX: the factors of each module in every slot, and the products of a call."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from ...engine.adapterfiles import Factors, read_for_model
+from ...engine.batch import Ints
+from ...engine.errors import ModelRefused
+from ...engine.lora import Adapter
+from ...engine.tensorfiles import StoredTensor, refusing_unreadable
+from .adapter import TIED_HEAD, Target, add_to_output
+
+NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bfloat16
+
+
+class Pair(NamedTuple):
+    """The factors of one module. `b` contains the scale of the adapter."""
+
+    a: mx.array  # [in_features, rank]
+    b: mx.array  # [rank, out_features]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The adapters of the rows of a call."""
+
+    slots: frozenset[int]
+    positions: mx.array  # [rows] uint32: 0…rows-1
+    indices: mx.array  # [rows] uint32: the slot of each row
+    scales: mx.array | None  # [rows, 1, 1]; None: every scale is 1
+
+
+@dataclass(slots=True)
+class Current:
+    """The call that the model computes."""
+
+    rows: Rows | None = None  # None: no row has an adapter
+
+
+class ModuleSlots:
+    """The factors of one module. They are zero in slot 0, and in a slot whose adapter does not change the module."""
+
+    def __init__(self, target: Target, size: int, dtype: mx.Dtype, current: Current) -> None:
+        self._a = mx.zeros((size, target.in_features, 0), dtype)  # [slots, in_features, rank]
+        self._b = mx.zeros((size, 0, target.out_features), dtype)  # [slots, rank, out_features]
+        self._current = current
+        self._used: set[int] = set()  # slots that are not zero
+
+    def put(self, slot: int, size: int, pair: Pair | None) -> None:
+        """Set the factors of a slot; None: zeros. Afterwards there are at least `size` slots."""
+        if pair is None and slot not in self._used and size <= len(self._a):
+            return
+        rank = max(self._a.shape[2], 0 if pair is None else pair.a.shape[1])
+        a = _padded(self._a, (size, 0, rank))
+        b = _padded(self._b, (size, rank, 0))
+        a[slot] = 0 if pair is None else _padded(pair.a, (0, rank))
+        b[slot] = 0 if pair is None else _padded(pair.b, (rank, 0))
+        mx.eval(a, b)  # if memory runs out, the old arrays stay
+        self._a = a
+        self._b = b
+        if pair is None:
+            self._used.discard(slot)
+        else:
+            self._used.add(slot)
+
+    def add_product(self, output: mx.array, x: mx.array) -> mx.array:
+        """output [rows, tokens, out_features] plus scale * B(A(x)), for x [rows, tokens, in_features]."""
+        rows = self._current.rows
+        if rows is None or rows.slots.isdisjoint(self._used):
+            return output
+        return self._expanded(output, mx.gather_mm(x, self._a, rows.positions, rows.indices), rows)
+
+    def add_embedding(self, output: mx.array, tokens: mx.array) -> mx.array:
+        """output [rows, tokens, out_features] plus scale * B(A[token]), for tokens [rows, tokens]."""
+        rows = self._current.rows
+        if rows is None or rows.slots.isdisjoint(self._used):
+            return output
+        return self._expanded(output, self._a[rows.indices[:, None], tokens], rows)
+
+    def _expanded(self, output: mx.array, inner: mx.array, rows: Rows) -> mx.array:
+        """output plus scale * B(inner), for inner [rows, tokens, rank]."""
+        if rows.scales is not None:
+            inner = inner * rows.scales
+        delta = mx.gather_mm(inner, self._b, rows.positions, rows.indices)
+        return output + delta.astype(output.dtype)
+
+
+def _padded(array: mx.array, shape: tuple[int, ...]) -> mx.array:
+    """The array with zeros behind it, so that no dimension is smaller than in `shape`."""
+    return mx.pad(array, [(0, max(0, size - old)) for old, size in zip(array.shape, shape, strict=True)])
+
+
+class AdapterSlots:
+    """The adapter slots of a model. A slot takes memory from its first adapter on."""
+
+    def __init__(self, targets: Mapping[str, Target], max_rank: int, dtype: mx.Dtype) -> None:
+        """`targets`: the modules that can have factors. `dtype`: of the activations."""
+        on_cpu = mx.default_device().type == mx.DeviceType.cpu
+        self._dtype = mx.float32 if on_cpu else dtype  # gather_mm computes no other dtype on the CPU
+        self._targets = targets
+        self._shapes = {name: (target.out_features, target.in_features) for name, target in targets.items()}
+        self._max_rank = max_rank
+        self._modules: dict[str, ModuleSlots] = {}
+        self._prepared: dict[Adapter, dict[str, Pair]] = {}
+        self._size = 1
+        self._current = Current()
+
+    def select(self, slots: Ints, scales: NDArray[np.float32]) -> None:
+        """Set the adapter slot and the scale of each row of the next call."""
+        if not slots.any():
+            self._current.rows = None
+            return
+        factors = None if (scales == 1).all() else mx.array(scales[:, None, None], self._dtype)
+        positions = mx.array(np.arange(len(slots), dtype=np.uint32))
+        indices = mx.array(slots.astype(np.uint32))
+        self._current.rows = Rows(frozenset(slots.tolist()), positions, indices, factors)
+
+    def prepare(self, adapter: Adapter) -> None:
+        """Read an adapter's files to main memory. Raises ModelRefused if it does not fit the model."""
+        if adapter in self._prepared:
+            return
+        files = read_for_model(adapter, self._shapes, self._max_rank)
+        pairs: dict[str, Pair] = {}
+        for name, factors in files.factors.items():
+            a = _matrix(factors, factors.a)
+            b = _matrix(factors, factors.b) * np.float32(factors.scale)
+            pairs[name] = self._pair(a, b)
+            if factors.transposed and self._is_tied(name):  # mlx-lm also changes the head, PEFT does not
+                pairs[TIED_HEAD] = self._pair(b.T, a.T)
+        self._prepared[adapter] = pairs
+
+    def load(self, slot: int, adapter: Adapter) -> None:
+        """Copy a prepared adapter into the slot. Steps that were started before keep the old factors."""
+        pairs = self._prepared[adapter]
+        size = max(self._size, slot + 1)
+        for name in pairs.keys() - self._modules.keys():
+            target = self._targets[name]
+            module = ModuleSlots(target, size, self._dtype, self._current)
+            self._modules[name] = module
+            add_to_output(target, module.add_embedding if target.reads_tokens else module.add_product)
+        for name, module in self._modules.items():
+            module.put(slot, size, pairs.get(name))
+        self._size = size
+
+    def forget(self, adapter: Adapter) -> None:
+        """Free the main memory of a prepared adapter."""
+        self._prepared.pop(adapter, None)
+
+    def _pair(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> Pair:
+        return Pair(mx.array(a, self._dtype), mx.array(b, self._dtype))
+
+    def _is_tied(self, name: str) -> bool:
+        head = self._targets.get(TIED_HEAD)
+        return head is not None and head.module is self._targets[name].module
+
+
+def _matrix(factors: Factors, stored: StoredTensor) -> NDArray[np.float32]:
+    """A factor, [in_features, rank] or [rank, out_features]. Raises ModelRefused for NaN or infinity."""
+    with refusing_unreadable(stored.file):
+        count = math.prod(stored.shape)
+        values = np.fromfile(stored.file, NUMPY_DTYPES[stored.dtype], count, offset=stored.start)
+    if stored.dtype == "BF16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    matrix: NDArray[np.float32] = values.astype(np.float32).reshape(stored.shape)
+    if not np.isfinite(matrix).all():
+        raise ModelRefused(f"{stored.file.name}: a LoRA factor contains NaN or infinity")
+    return matrix if factors.transposed else matrix.T

@@ -1,0 +1,173 @@
+"""Adapters from HTTP to the engine: a real worker runs the canary model, whose answers are known token by token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tokenizers import Tokenizer, decoders, models
+
+from localllm.app.daemon.process import COMMAND
+
+from ...backends import canary
+from .conftest import Daemon, events
+
+MODEL = "test/canary"
+LETTERS = "abcdefghijklmnopqrstu"  # one for each token
+PROMPT = canary.prompt(key=1, length=40, seed=0)
+LONG = 420  # tokens; the answer still runs while an adapter is loaded
+
+
+def answer(shift: int, count: int = 24) -> str:
+    """The right answer to PROMPT under the adapter with this shift; 0: the base model."""
+    return "".join(LETTERS[token] for token in canary.walk(canary.under(PROMPT, shift), count))
+
+
+class Api:
+    def __init__(self, daemon: Daemon) -> None:
+        self.http = daemon.local()
+        self.http.timeout = httpx.Timeout(50)
+        self.folder = daemon.folder
+
+    def load(self, name: str, shift: int, **more: Any) -> None:
+        """Load an adapter that adds `shift` to the key of the prompt."""
+        folder = canary.save_adapter(self.folder / f"shift-{shift}", shift)
+        body = {"lora_name": name, "lora_path": str(folder), "model": MODEL} | more
+        response = self.http.post("/v1/load_lora_adapter", json=body)
+        assert response.status_code == 200, response.text
+
+    def unload(self, name: str) -> None:
+        response = self.http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+        assert response.status_code == 200, response.text
+
+    def complete(self, adapter: str = "", **more: Any) -> httpx.Response:
+        return self.http.post("/v1/completions", json=_body(adapter) | more)
+
+    def text(self, adapter: str = "", **more: Any) -> str:
+        response = self.complete(adapter, **more)
+        assert response.status_code == 200, response.text
+        return str(response.json()["choices"][0]["text"])
+
+    def running(self) -> int:
+        """The number of answers that run."""
+        (model,) = self.http.get("/admin/loaded").json()
+        return int(model["requests"])
+
+    @contextmanager
+    def stream(self, adapter: str = "") -> Iterator[Callable[[], str]]:
+        """A long answer that has begun; the function returns its text at the end."""
+        body = _body(adapter) | {"stream": True, "max_tokens": LONG}
+        with self.http.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            begun = [next(lines), next(lines), next(lines)]
+
+            def text() -> str:
+                chunks = events("\n".join([*begun, *lines]))
+                assert "error" not in chunks[-1], chunks[-1]
+                return "".join(chunk["choices"][0]["text"] for chunk in chunks)
+
+            yield text
+
+
+def _body(adapter: str) -> dict[str, Any]:
+    model = f"{MODEL}:{adapter}" if adapter else MODEL
+    return {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def api(short_folder: Callable[[], Path]) -> Iterator[Api]:
+    folder = short_folder()
+    write_canary(folder / "hub/models--test--canary")
+    env = {"TEST_WORKER": json.dumps(COMMAND), "OMP_NUM_THREADS": "1"}
+    daemon = Daemon(folder, env=env, backend="cpu", dtype="float32", cache_mib=16, max_rows=8, threads=1)
+    assert daemon.url
+    api = Api(daemon)
+    yield api
+    api.http.close()
+    assert daemon.stop() == 0, daemon.log
+    assert "Traceback" not in daemon.log, daemon.log
+
+
+def write_canary(repo: Path) -> None:
+    """The canary model in a Hugging Face cache, with a tokenizer that has one letter for each token."""
+    snapshot = repo / "snapshots" / "0123456789abcdef"
+    snapshot.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0123456789abcdef")
+    canary.save(snapshot)
+    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(LETTERS)}, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(snapshot / "tokenizer.json"))
+
+
+def test_two_adapters_and_the_base_give_three_answers_beside_each_other(api: Api) -> None:
+    api.load("one", 1)
+    api.load("two", 2)
+    assert len({answer(0), answer(1), answer(2)}) == 3
+    expected = {"": answer(0), "one": answer(1), "two": answer(2)}
+    names = [*expected] * 4
+    with ThreadPoolExecutor(len(names)) as pool:
+        texts = list(pool.map(api.text, names))
+    assert texts == [expected[name] for name in names]
+    assert api.text(lora=[{"name": "two"}]) == answer(2)
+    assert api.text(lora=[{"name": "two", "scale": 0}]) == answer(0)
+    assert api.text(lora=[]) == answer(0)
+
+
+def test_adapter_is_loaded_while_an_answer_runs(api: Api) -> None:
+    with api.stream() as text:
+        api.load("hot", 3)
+        assert api.running() == 1
+        assert api.text("hot") == answer(3)
+        assert text() == answer(0, LONG)
+    api.unload("hot")
+
+
+def test_adapter_is_unloaded_while_an_answer_runs(api: Api) -> None:
+    api.load("cold", 4)
+    with api.stream("cold") as text:
+        api.unload("cold")
+        assert api.running() == 1
+        refused = api.complete("cold")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "adapter_not_found")
+        assert text() == answer(4, LONG)
+
+
+def test_reload_under_the_same_name_uses_no_kv_of_the_version_before(api: Api) -> None:
+    api.load("new", 1)
+    assert api.text("new") == answer(1)
+    with api.stream("new") as text:
+        api.load("new", 2, load_inplace=True)
+        assert api.text("new") == answer(2)
+        assert text() == answer(1, LONG)
+    assert api.text("new") == answer(2)
+    api.unload("new")
+
+
+def test_reload_of_the_model_registers_its_adapters_again(api: Api) -> None:
+    api.load("stays", 2)
+    api.load("lost", 3)
+    (api.folder / "shift-3" / "adapter_model.safetensors").unlink()
+    switched = api.http.post("/admin/load", json={"model": MODEL, "quant": "int8"})  # ends the worker
+    assert "error" not in events(switched.text)[-1], switched.text
+    assert api.text("stays") == answer(2)
+    lost = api.complete("lost")
+    assert (lost.status_code, lost.json()["error"]["code"]) == (400, "adapter_unusable")
+    assert "has no weights" in lost.json()["error"]["message"]
+    assert api.text() == answer(0)
+
+
+def test_adapter_that_does_not_fit_is_refused_with_the_reason(api: Api) -> None:
+    folder = canary.save_adapter(api.folder / "misfit", 1)
+    config = json.loads((folder / "adapter_config.json").read_text()) | {"use_dora": True}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    body = {"lora_name": "misfit", "lora_path": str(folder), "model": MODEL}
+    refused = api.http.post("/v1/load_lora_adapter", json=body)
+    assert refused.status_code == 400
+    assert "DoRA is not supported" in refused.json()["error"]["message"]
