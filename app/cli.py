@@ -44,6 +44,18 @@ class Model(click.ParamType[str]):
         return [CompletionItem(model.id) for model in available() if model.id.startswith(incomplete)]
 
 
+class Adapter(click.ParamType[str]):
+    """The selection of an adapter: NAME or NAME=SCALE."""
+
+    name = "adapter"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from .client import adapter_selection
+
+        adapter_selection(value)
+        return str(value)
+
+
 class BackendName(click.ParamType[str]):
     """The name of a backend, or `auto`."""
 
@@ -92,6 +104,12 @@ def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--seed", type=int, help="Random seed; the same seed gives the same answer."),
         click.option(
             "--stop", multiple=True, metavar="TEXT", help="End the answer before this text. The flag may be repeated."
+        ),
+        click.option(
+            "--adapter",
+            type=Adapter(),
+            metavar="NAME[=SCALE]",
+            help="LoRA adapter of the model, and its scale (default 1). See localllm adapters.",
         ),
     ]
     for flag in reversed(flags):
@@ -234,9 +252,9 @@ def list_(as_json: bool) -> int:
 @cli.command()
 @click.argument("name", metavar="ORG/REPO[@REVISION]")
 def pull(name: str) -> int:
-    """Download a model from Hugging Face.
+    """Download a model or an adapter from Hugging Face.
 
-    The model is stored in the Hugging Face cache, which other programs share. Only safetensors weights are downloaded.
+    The files are stored in the Hugging Face cache, which other programs share. Only safetensors weights are downloaded.
     After an interruption, run the command again to continue.
     The environment variables HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE work as in huggingface_hub.
 
@@ -268,6 +286,104 @@ def rm(name: str, packed: bool, yes: bool) -> int:
     from .commands.models import remove as body
 
     return body(name, packed, yes)
+
+
+@cli.group(cls=Commands, invoke_without_command=True)
+@click.pass_context
+def adapters(ctx: click.Context) -> None:
+    """Manage LoRA adapters: list, load, unload and delete them.
+
+    An adapter changes a model without a second copy of its weights. It is loaded and unloaded while the model answers.
+    Requests select an adapter with the model name MODEL:ADAPTER. The commands chat and run have the flag --adapter.
+
+    \b
+    Examples:
+      localllm adapters load ./pirate --model guide
+      localllm adapters list
+      localllm chat guide --adapter pirate=0.5
+      localllm adapters unload pirate
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@adapters.command("list")
+@json_flag
+def adapters_list(as_json: bool) -> int:
+    """List the loaded and the downloaded adapters.
+
+    \b
+    Examples:
+      localllm adapters list
+      localllm adapters list --json
+    """
+    from .commands.adapters import list_adapters as body
+
+    return body(as_json)
+
+
+@adapters.command("load")
+@click.argument("adapter", metavar="FOLDER|ORG/REPO")
+@click.option("--name", metavar="NAME", help="Name for requests; default: the name of the folder or repo.")
+@click.option(
+    "--model", type=Model(), metavar="MODEL", help="Base model; default: the loaded model, or the setting model."
+)
+@click.option("--replace", is_flag=True, help="Replace a loaded adapter of the same name.")
+@click.option("--pin", is_flag=True, help="Keep the adapter on the device, even if other adapters need its place.")
+@json_flag
+def adapters_load(adapter: str, name: str | None, model: str | None, replace: bool, pin: bool, as_json: bool) -> int:
+    """Load an adapter for a model.
+
+    The files are those of PEFT or mlx-lm (safetensors). A folder begins with /, ./, ../ or ~; another name is an
+    adapter in the Hugging Face cache. The adapter stays loaded until it or its model is unloaded.
+
+    \b
+    Examples:
+      localllm adapters load ./pirate --model guide
+      localllm adapters load org/pirate-lora --name pirate --replace
+    """
+    from .commands.adapters import load as body
+
+    return body(adapter, name, model, replace, pin, as_json)
+
+
+@adapters.command("unload")
+@click.argument("name")
+@click.option("--model", type=Model(), metavar="MODEL", help="Base model; needed if several have such an adapter.")
+@json_flag
+def adapters_unload(name: str, model: str | None, as_json: bool) -> int:
+    """Unload an adapter.
+
+    Answers that use the adapter go on.
+
+    \b
+    Examples:
+      localllm adapters unload pirate
+      localllm adapters unload pirate --model guide
+    """
+    from .commands.adapters import unload as body
+
+    return body(name, model, as_json)
+
+
+@adapters.command("rm")
+@click.argument("name", metavar="ORG/REPO[@REVISION]")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_flag
+def adapters_rm(name: str, yes: bool, as_json: bool) -> int:
+    """Delete a downloaded adapter.
+
+    Deletes only files in the Hugging Face cache. Shows the disk space that the deletion frees, and asks for
+    confirmation.
+
+    \b
+    Examples:
+      localllm adapters rm org/pirate-lora
+      localllm adapters rm org/pirate-lora --yes
+    """
+    from .commands.adapters import remove as body
+
+    return body(name, yes, as_json)
 
 
 @cli.command()

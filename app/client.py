@@ -14,16 +14,17 @@ import msgspec
 
 from ..engine.ranges import RANGES, Range
 from . import paths
-from .api.admin import LoadedModel, LoadProgress, ModelEntry, Status
+from .api.admin import AdapterEntry, LoadedModel, LoadProgress, ModelEntry, Status
 from .config import Settings, loading
 from .daemon.owner import owner_pid
-from .errors import AppError, DaemonUnreachable, PortTaken
+from .errors import AppError, DaemonUnreachable, InvalidRequest, PortTaken
 from .frames import Fault
 from .store.catalog import is_path
 from .version import VERSION
 
 __all__ = [
     "RANGES",
+    "AdapterEntry",
     "ChatEvent",
     "Client",
     "Done",
@@ -167,12 +168,25 @@ class Client:
         raise DaemonUnreachable("the daemon stopped while it loaded the model")
 
     def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncGenerator[ChatEvent]:
-        """Yield the events of one chat answer. `parameters` are OpenAI's. Closing the iterator cancels the request."""
+        """Yield the events of one chat answer. Closing the iterator cancels the request.
+
+        `parameters` are OpenAI's, and `adapter`: the text NAME or NAME=SCALE.
+        """
         return self._answer("/v1/chat/completions", {"model": _name(model), "messages": messages, **parameters})
 
     def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncGenerator[ChatEvent]:
         """Yield the events of one completion of a plain text, like `chat`."""
         return self._answer("/v1/completions", {"model": _name(model), "prompt": prompt, **parameters})
+
+    async def adapters(self) -> list[AdapterEntry]:
+        return msgspec.json.decode(await self._get("/lora-adapters"), type=list[AdapterEntry])
+
+    async def load_adapter(self, name: str, path: str, **options: Any) -> None:
+        """Load an adapter. `options`: the other fields of POST /v1/load_lora_adapter."""
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **options})
+
+    async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name, "model": model})
 
     async def unload(self, model: str) -> None:
         await self._post("/admin/unload", {"model": _name(model)})
@@ -192,6 +206,8 @@ class Client:
         usage = Usage()
         decode = 0.0
         calls = _Calls()
+        if "adapter" in body:
+            body["lora"] = [adapter_selection(body.pop("adapter"))]
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         async with aclosing(self._events(path, body)) as events:
             async for event in events:
@@ -250,6 +266,21 @@ class Client:
                     yield event
         except httpx.HTTPError as error:
             raise _lost(error) from None
+
+
+def adapter_selection(text: str) -> dict[str, Any]:
+    """The entry of `lora` for NAME or NAME=SCALE. Raises InvalidRequest."""
+    name, _, number = text.partition("=")
+    limits = RANGES["adapter_scale"]
+    try:
+        scale = float(number) if "=" in text else 1.0
+    except ValueError:
+        scale = float("nan")
+    if not name or scale not in limits:
+        raise InvalidRequest(
+            f"{text[:200]!r} is not NAME or NAME=SCALE", hint=f"the scale is {limits}", param="adapter"
+        )
+    return {"name": name, "scale": scale}
 
 
 async def _event_data(response: httpx.Response) -> AsyncGenerator[bytes]:

@@ -54,12 +54,13 @@ def _print(models: list[catalog.ModelRef]) -> None:
 
 
 def pull(name: str) -> int:
-    """Download the files of a model that are missing on this machine."""
+    """Download the files of a model or an adapter that are missing on this machine."""
     config.load()
     from ..store import download
 
     model = download.pull(name, say)
-    say(f"{model.id} is ready ({size(model.size)}); try: localllm chat {model.id}")
+    command = "chat" if catalog.is_complete(model.path) else "adapters load"
+    say(f"{model.id} is ready ({size(model.size)}); try: localllm {command} {model.id}")
     return 0
 
 

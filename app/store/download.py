@@ -33,6 +33,7 @@ SMALL = (
     "LICENSE*",
     "NOTICE*",
 )
+ADAPTER = (catalog.ADAPTER_CONFIG, "adapter_model.safetensors", "adapters.safetensors", "*.md", "LICENSE*", "NOTICE*")
 WEIGHTS = "*.safetensors"
 UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickle files: to load one runs its code
 OTHER_REPO = "find a repo of the same model with .safetensors files"
@@ -46,7 +47,9 @@ class RemoteFile:
 
 
 def pull(name: str, notify: Callable[[str], None]) -> catalog.ModelRef:
-    """Download the missing files of `org/repo[@revision]` and return the model. Progress bars go to standard error.
+    """Download the missing files of `org/repo[@revision]` and return the model or the adapter.
+
+    Progress bars go to standard error.
 
     Raises InvalidRequest, ModelNotFound, ModelUnusable (no safetensors weights), DownloadFailed or StorageFailed.
     """
@@ -69,7 +72,8 @@ def pull(name: str, notify: Callable[[str], None]) -> catalog.ModelRef:
             hf_hub_download(target.repo, file.name, revision=info.sha, cache_dir=cache, tqdm_class=bar)
         if not catalog.is_commit(revision, info.sha):
             _name_commit(target.folder / "refs" / revision, info.sha)
-    return catalog.resolve(f"{target.repo}@{info.sha}")
+    resolve = catalog.resolve_adapter if _is_adapter(files) else catalog.resolve
+    return resolve(f"{target.repo}@{info.sha}")
 
 
 def _progress_bar(title: str) -> type[tqdm]:
@@ -90,6 +94,8 @@ def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
     weights = _matching(files, WEIGHTS)
     if not weights:
         raise ModelUnusable(f"{repo} {_problem(names)}", hint=OTHER_REPO)
+    if _is_adapter(files):
+        return _matching(files, *ADAPTER)
     if "config.json" not in names:
         raise ModelUnusable(f"{repo} has no config.json: it is not a complete model", hint="pull its base model")
     if not names & {SINGLE, INDEX}:
@@ -98,6 +104,12 @@ def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
     # Some repos also have a copy of the weights under another name; config.json describes `model*.safetensors`.
     weights = [file for file in weights if file.name.startswith("model")] or weights
     return _matching(files, *SMALL) + weights
+
+
+def _is_adapter(files: list[RemoteFile]) -> bool:
+    """True for the files of an adapter without its base model."""
+    names = {file.name for file in files}
+    return catalog.ADAPTER_CONFIG in names and not names & {"config.json", SINGLE, INDEX}
 
 
 def _matching(files: list[RemoteFile], *patterns: str) -> list[RemoteFile]:

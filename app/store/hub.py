@@ -140,6 +140,19 @@ def _plan_revision_removal(target: HubName) -> Removal:
     return Removal(f"{target.repo}@{target.revision}", frees, execute)
 
 
+def plan_adapter_removal(name: str) -> Removal:
+    """Plan to delete a downloaded adapter. Raises AdapterNotFound, or InvalidRequest for files of the user."""
+    if catalog.is_path(name):
+        raise InvalidRequest(
+            f"{name} is not in the model cache: localllm deletes only files that it downloaded",
+            hint="delete the folder yourself",
+        )
+    adapter = catalog.resolve_adapter(name)
+    if catalog.is_complete(adapter.path):
+        raise InvalidRequest(f"{adapter.id} is also a model", hint=f"delete both with localllm rm {adapter.id}")
+    return plan_removal(name)
+
+
 def plan_packed_removal(name: str) -> Removal:
     """Plan to delete the cached quantised weights of a model. Raises ModelNotFound if there are none."""
     model = catalog.resolve(name, allow_path=True)

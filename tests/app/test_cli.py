@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -30,6 +31,7 @@ COMMANDS = [
     "list",
     "pull",
     "rm",
+    "adapters",
     "doctor",
     "bench",
     "selftest",
@@ -38,9 +40,22 @@ COMMANDS = [
 ]
 
 
+def leaves(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that is no group, with its words on the command line."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from leaves(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+LEAVES = dict(leaves(cli))
+
+
 def every_option() -> list[tuple[str, click.Option]]:
     options = []
-    for name, command in cli.commands.items():
+    for path, command in LEAVES.items():
+        name = " ".join(path)
         context = click.Context(command, info_name=name)
         options += [(name, option) for option in command.get_params(context) if isinstance(option, click.Option)]
     return options
@@ -50,9 +65,9 @@ def test_commands_are_complete_and_in_order() -> None:
     assert list(cli.commands) == COMMANDS
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *map(" ".join, LEAVES)])
 def test_help_fits_100_columns_and_has_examples(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--help"]) == 0
+    assert main([*name.split(), "--help"]) == 0
     text = capsys.readouterr().out
     assert f"localllm {name}" in text.partition("Examples:")[2], "an example of the command itself"
     assert max(map(len, text.splitlines())) <= 100
@@ -60,12 +75,15 @@ def test_help_fits_100_columns_and_has_examples(name: str, capsys: pytest.Captur
 
 def test_examples_are_accepted() -> None:
     """Every example in a help text parses: its command and flags exist."""
-    lines = [line for command in cli.commands.values() for line in (command.help or "").splitlines()]
+    commands = [*cli.commands.values(), *LEAVES.values()]
+    lines = [line for command in commands for line in (command.help or "").splitlines()]
     examples = [line.rpartition("localllm ")[2] for line in lines if re.match(r"  .*\blocalllm \w", line)]
     assert len(examples) > 20
     for example in examples:
         name, *rest = re.split(r"\s+(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", re.split(r" >+ | \| ", example)[0])
         command = cli.commands[name]
+        if isinstance(command, click.Group):
+            command = command.commands[rest.pop(0)]
         valid_flags = {flag for option in command.get_params(click.Context(command)) for flag in option.opts}
         for word in rest:
             assert not word.startswith("--") or word in valid_flags, f"{word} in {example!r}"
@@ -106,6 +124,10 @@ def test_serve_has_a_flag_for_every_setting_of_the_daemon() -> None:
         (["run", "guide", "hi", "--schema", __file__], "is not JSON"),
         (["run", "guide", "hi", "--schema", __file__, "--regex", "a"], "only one of"),
         (["completion", "tcsh"], "'tcsh' is not one of"),
+        (["adapters", "laod"], "'load'"),
+        (["adapters", "rm", "./pirate"], "deletes only files that it downloaded"),
+        (["run", "guide", "hi", "--adapter", "a=b"], "'a=b' is not NAME or NAME=SCALE"),
+        (["run", "guide", "hi", "--adapter", "a=1e9"], "'a=1e9' is not NAME or NAME=SCALE"),
     ],
 )
 def test_wrong_usage_is_one_line_a_hint_and_exit_code_2(
@@ -129,21 +151,19 @@ def test_error_is_json_with_json_flag(capsys: pytest.CaptureFixture[str]) -> Non
     assert error["hint"]
 
 
-@pytest.mark.parametrize("command", [*cli.commands])
+@pytest.mark.parametrize("command", LEAVES)
 def test_every_command_rejects_a_malformed_settings_file(
-    command: str, own_folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: tuple[str, ...], own_folders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = paths.config_file()
     file.parent.mkdir(parents=True)
     file.write_text("prot = 1\n")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
-    names = [
-        param.name for param in cli.commands[command].params if isinstance(param, click.Argument) and param.required
-    ]
-    arguments = {"model": "guide", "name": "org/none", "shell": "bash"}
-    code = main([command, *(arguments[str(name)] for name in names)])
+    names = [param.name for param in LEAVES[command].params if isinstance(param, click.Argument) and param.required]
+    arguments = {"model": "guide", "name": "org/none", "shell": "bash", "adapter": "org/none"}
+    code = main([*command, *(arguments[str(name)] for name in names)])
     out, err = capsys.readouterr()
-    if command == "completion":  # an error would disturb the start of a shell
+    if command == ("completion",):  # an error would disturb the start of a shell
         assert (code, err) == (0, "")
         return
     assert (code, out) == (ConfigError("").exit_code, "")

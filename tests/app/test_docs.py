@@ -32,6 +32,8 @@ def test_commands_and_flags_exist(page: Path) -> None:
     used += re.findall(r"`localllm ([a-z]+)([^`\n]*)`", text)
     for name, rest in used:
         command = cli.commands[name]
+        if isinstance(command, click.Group) and rest.split():
+            command = command.commands[rest.split()[0]]
         valid_flags = {flag for param in command.get_params(click.Context(command)) for flag in param.opts}
         for flag in re.findall(r"--[a-z-]+", rest.partition("#")[0]):
             assert flag in valid_flags, f"localllm {command.name} {flag}"
@@ -67,7 +69,13 @@ def test_readme_uses_the_default_port() -> None:
 def test_readme_lists_the_commands_with_json() -> None:
     sentence = next(line for line in README.splitlines() if "take `--json`" in line)
     named = set(re.findall(r"`([a-z]+)`", sentence.partition("examples.")[2]))
-    assert named == {name for name, command in cli.commands.items() if any(p.name == "as_json" for p in command.params)}
+    assert named == {name for name, command in cli.commands.items() if _has_json(command)}
+
+
+def _has_json(command: click.Command) -> bool:
+    if isinstance(command, click.Group):
+        return all(map(_has_json, command.commands.values()))
+    return any(param.name == "as_json" for param in command.params)
 
 
 def test_every_dependency_is_pinned_to_one_version() -> None:

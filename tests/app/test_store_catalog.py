@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from localllm.app import paths
-from localllm.app.errors import ModelNotFound
+from localllm.app.errors import AdapterNotFound, ModelNotFound
 from localllm.app.store import catalog
 
 
@@ -229,3 +229,33 @@ def test_tilde_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         ("", False),
     ):
         assert catalog.is_path(name) is good
+
+
+ADAPTER = {"adapter_config.json": json.dumps({"base_model_name_or_path": "org/base"}), "adapter_model.safetensors": "w"}
+
+
+def test_adapters_are_listed_apart_from_models() -> None:
+    make("org/base", WHOLE)
+    folder = make("org/pirate", ADAPTER)
+    make("org/empty", {"adapter_config.json": "{}"})
+    assert names() == ["org/base"]
+    (adapter,) = catalog.adapters()
+    assert (adapter.id, adapter.path, adapter.description) == ("org/pirate", folder, "org/base")
+    assert catalog.resolve_adapter("org/pirate") == catalog.resolve_adapter("org/pirate@main")
+    with pytest.raises(ModelNotFound):
+        catalog.resolve("org/pirate")
+
+
+def test_unknown_adapter_has_a_hint(tmp_path: Path) -> None:
+    make("org/pirate", ADAPTER)
+    hints = {"org/pirat": "did you mean org/pirate?", "pirate-lora-folder": "write a folder with a leading ./ or /"}
+    for name, hint in hints.items():
+        with pytest.raises(AdapterNotFound) as refused:
+            catalog.resolve_adapter(name, allow_path=True)
+        assert refused.value.hint == hint
+    for name in (str(tmp_path), "../pirate"):
+        with pytest.raises(AdapterNotFound):
+            catalog.resolve_adapter(name)
+    assert catalog.resolve_adapter(str(tmp_path), allow_path=True).path == tmp_path
+    with pytest.raises(AdapterNotFound, match="does not exist"):
+        catalog.resolve_adapter(str(tmp_path / "none"), allow_path=True)

@@ -50,6 +50,12 @@ def hub() -> Iterator[Hub]:
     fresh = commit_of("fresh")
     repos = {
         "org/whole": WHOLE,
+        "org/adapter": {
+            "adapter_config.json": b"{}",
+            "adapter_model.safetensors": b"w",
+            "tokenizer.json": b"{}",
+            "README.md": b"card",
+        },
         "org/pickle": {"config.json": CONFIG, "pytorch_model.bin": b"x"},
         "org/gated": WHOLE,
         "org/tags": WHOLE,
@@ -78,6 +84,23 @@ def localllm(hub: Hub, *args: str, **env: str) -> subprocess.CompletedProcess[st
         text=True,
         timeout=50,
     )
+
+
+def test_pull_downloads_an_adapter_that_adapters_rm_deletes(hub: Hub) -> None:
+    done = localllm(hub, "pull", "org/adapter")
+    assert done.returncode == 0, done.stderr
+    assert "try: localllm adapters load org/adapter" in done.stderr
+    adapter = catalog.resolve_adapter("org/adapter")
+    assert {file.name for file in adapter.path.iterdir()} == {
+        "README.md",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    refused = localllm(hub, "adapters", "rm", "org/adapter")
+    assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
+    removed = localllm(hub, "adapters", "rm", "org/adapter", "--yes", "--json")
+    assert json.loads(removed.stdout)["deleted"] == "org/adapter"
+    assert catalog.adapters() == []
 
 
 def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None:
@@ -360,6 +383,11 @@ def test_rm_deletes_an_incomplete_download(own_folders: Path) -> None:
             ["config.json", "a.safetensors", INDEX, "LICENSE", "b/LICENSE", "b/model.safetensors"],
             ["LICENSE", "config.json", INDEX, "a.safetensors"],
         ),
+        (
+            ["adapter_config.json", "adapter_model.safetensors", "other.safetensors", "tokenizer.json"],
+            ["adapter_config.json", "adapter_model.safetensors"],
+        ),
+        (["adapter_config.json", "config.json", SINGLE], ["adapter_config.json", "config.json", SINGLE]),
     ],
 )
 def test_choose_selects_the_files_to_download(names: list[str], chosen: list[str]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from localllm.app import paths
-from localllm.app.errors import InvalidRequest, ModelNotFound
+from localllm.app.errors import AdapterNotFound, InvalidRequest, ModelNotFound
 from localllm.app.store import hub
 
-from .test_store_catalog import CONFIG, WHOLE, make
+from .test_store_catalog import ADAPTER, CONFIG, WHOLE, make
 
 SIZE = len(CONFIG) + 10
 
@@ -91,3 +91,21 @@ def test_ambiguous_commit_prefix_deletes_nothing() -> None:
     with pytest.raises(ModelNotFound, match="no revision"):
         hub.plan_removal("org/m@aaaaaaa")
     assert hub.plan_removal(f"org/m@{'a' * 20}b").name == f"org/m@{'a' * 20}b"
+
+
+def test_removal_of_an_adapter_deletes_only_files_of_the_cache(tmp_path: Path) -> None:
+    folder = make("org/pirate", ADAPTER)
+    for name, reason in ((str(tmp_path), "deletes only files that it downloaded"), ("./pirate", "model cache")):
+        with pytest.raises(InvalidRequest, match=reason):
+            hub.plan_adapter_removal(name)
+    with pytest.raises(AdapterNotFound):
+        hub.plan_adapter_removal("org/other")
+    make("org/both", WHOLE | ADAPTER)
+    with pytest.raises(InvalidRequest, match="is also a model"):
+        hub.plan_adapter_removal("org/both")
+    make("org/model", WHOLE)
+    with pytest.raises(AdapterNotFound):
+        hub.plan_adapter_removal("org/model")
+    hub.plan_adapter_removal("org/pirate").execute()
+    assert not folder.exists()
+    assert tmp_path.exists()

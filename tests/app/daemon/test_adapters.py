@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import Daemon, wait_until
+from .conftest import Daemon, environment, wait_until
 
 MODEL = "test/echo"
 HI = [{"role": "user", "content": "body"}]
@@ -210,3 +212,41 @@ def test_model_of_an_adapter_must_be_clear(api: Api, tmp_path: Path) -> None:
     assert api.unload("pirate", model="test/other").status_code == 200
     assert api.unload("pirate").status_code == 200
     assert api.http.post("/admin/unload", json={"model": "test/other"}).status_code == 200
+
+
+def cli(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "localllm.app.cli", *args]
+    return subprocess.run(command, env=daemon.env, input="", capture_output=True, text=True, timeout=50)
+
+
+def test_commands_load_list_use_and_unload(api: Api, tmp_path: Path) -> None:
+    daemon = api.daemon
+    folder = tmp_path / "pirate"
+    folder.mkdir()
+    loaded = cli(daemon, "adapters", "load", str(folder), "--model", MODEL, "--pin", "--json")
+    assert loaded.returncode == 0, loaded.stderr
+    entry = json.loads(loaded.stdout)
+    assert (entry["name"], entry["model"], entry["path"], entry["pinned"]) == ("pirate", MODEL, str(folder), True)
+    again = cli(daemon, "adapters", "load", str(folder), "--model", MODEL)
+    assert (again.returncode, "--replace" in again.stderr) == (2, True)
+    listed = cli(daemon, "adapters", "list", "--json")
+    assert json.loads(listed.stdout) == {"loaded": [entry], "files": []}
+    assert f"{MODEL}:pirate" in cli(daemon, "adapters", "list").stdout
+    answer = cli(daemon, "run", MODEL, "body", "--adapter", "pirate=0.5")
+    frame = json.loads(answer.stdout)
+    assert (frame["adapter"], frame["adapter_scale"]) == ("pirate", 0.5)
+    unknown = cli(daemon, "run", MODEL, "body", "--adapter", "pirat")
+    assert (unknown.returncode, "did you mean pirate?" in unknown.stderr) == (3, True)
+    assert cli(daemon, "adapters", "unload", "pirate").returncode == 0
+    assert cli(daemon, "adapters", "unload", "pirate").returncode == 3
+    assert api.names() == []
+
+
+def test_commands_without_a_daemon(short_folder: Callable[[], Path]) -> None:
+    folder = short_folder()
+    env = environment(folder)
+    command = [sys.executable, "-m", "localllm.app.cli", "adapters"]
+    listed = subprocess.run([*command, "list", "--json"], env=env, capture_output=True, text=True)
+    assert (listed.returncode, json.loads(listed.stdout)) == (0, {"loaded": [], "files": []})
+    unloaded = subprocess.run([*command, "unload", "pirate"], env=env, capture_output=True, text=True)
+    assert unloaded.returncode == 8

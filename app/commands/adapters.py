@@ -1,0 +1,125 @@
+"""`localllm adapters`: list, load, unload and delete LoRA adapters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from .. import config
+from ..client import AdapterEntry, Client
+from ..errors import AdapterNotFound, DaemonUnreachable, InvalidRequest
+from ..sizes import size
+from ..store import catalog
+from .console import say, table
+
+
+def list_adapters(as_json: bool) -> int:
+    """Print the adapters that are loaded, and the adapters in the model cache."""
+    settings = config.load()
+    loaded = asyncio.run(_loaded(settings))
+    downloaded = catalog.adapters()
+    if as_json:
+        files = [_for_json(adapter) for adapter in downloaded]
+        click.echo(json.dumps({"loaded": [msgspec.to_builtins(entry) for entry in loaded], "files": files}, indent=2))
+        return 0
+    if loaded:
+        rows = [(f"{entry.model}:{entry.name}", f"{entry.scale:g}", entry.path) for entry in loaded]
+        table(("ADAPTER", "DEFAULT SCALE", "FOLDER"), rows)
+    else:
+        say("no adapter is loaded; localllm adapters load FOLDER loads one")
+    if downloaded:
+        table(("FILES", "SIZE", "BASE MODEL"), [(ref.id, size(ref.size), ref.description) for ref in downloaded])
+    return 0
+
+
+async def _loaded(settings: config.Settings) -> list[AdapterEntry]:
+    try:
+        async with await Client.connect(settings, start=False) as client:
+            return await client.adapters()
+    except DaemonUnreachable:
+        return []
+
+
+def _for_json(adapter: catalog.ModelRef) -> dict[str, object]:
+    return {"id": adapter.id, "size": adapter.size, "base": adapter.description, "path": str(adapter.path)}
+
+
+def load(adapter: str, name: str | None, model: str | None, replace: bool, pinned: bool, as_json: bool) -> int:
+    """Load an adapter for a model. The daemon and the model are started if necessary."""
+    settings = config.load()
+    source = catalog.resolve_adapter(adapter, allow_path=True)
+    path = str(source.path) if catalog.is_path(adapter) else source.id
+    name = name or Path(source.id.partition("@")[0]).name
+    entry = asyncio.run(_load(settings, name, path, model, load_inplace=replace, pinned=pinned))
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(entry)))
+    else:
+        say(f"loaded {entry.model}:{entry.name}; try: localllm chat {entry.model} --adapter {entry.name}")
+    return 0
+
+
+async def _load(settings: config.Settings, name: str, path: str, model: str | None, **options: Any) -> AdapterEntry:
+    async with await Client.connect(settings, on_status=say) as client:
+        model = model or await _only_model(client) or settings.model
+        info = await client.load(model)
+        await client.load_adapter(name, path, model=info.id, **options)
+        return _find(await client.adapters(), info.id, name)
+
+
+async def _only_model(client: Client) -> str:
+    """The id of the loaded model; empty if no model is loaded. Raises InvalidRequest if several models are loaded."""
+    models = [model.id for model in await client.loaded()]
+    if len(models) > 1:
+        raise InvalidRequest(f"several models are loaded: {', '.join(models)}", hint="select one with --model")
+    return models[0] if models else ""
+
+
+def _find(entries: list[AdapterEntry], model: str, name: str) -> AdapterEntry:
+    for entry in entries:
+        if (entry.model, entry.name) == (model, name):
+            return entry
+    raise AdapterNotFound(f"adapter {name!r} of {model} was unloaded meanwhile")
+
+
+def unload(name: str, model: str | None, as_json: bool) -> int:
+    """Unload an adapter. Answers that use it go on."""
+    asyncio.run(_unload(config.load(), name, model))
+    if as_json:
+        click.echo(json.dumps({"unloaded": name}))
+    else:
+        say(f"unloaded {name}")
+    return 0
+
+
+async def _unload(settings: config.Settings, name: str, model: str | None) -> None:
+    async with await Client.connect(settings, start=False) as client:
+        await client.unload_adapter(name, model=model)
+
+
+def remove(name: str, yes: bool, as_json: bool) -> int:
+    """Delete the files of a downloaded adapter. Asks for confirmation."""
+    config.load()
+    from ..store import hub
+
+    plan = hub.plan_adapter_removal(name)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidRequest(
+                "localllm adapters rm needs a terminal to ask for confirmation",
+                hint="add --yes to delete without confirmation",
+            )
+        if not click.confirm(f"Delete {plan.name} and free {size(plan.frees)}?", err=True):
+            say("deleted nothing")
+            return 1
+    plan.execute()
+    if as_json:
+        click.echo(json.dumps({"deleted": plan.name, "freed": plan.frees}))
+    else:
+        say(f"deleted {plan.name}; freed {size(plan.frees)}")
+    return 0
