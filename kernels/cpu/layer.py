@@ -83,9 +83,10 @@ def _adapters(layer: Prepared, x: Tensor, step: LayerStep) -> tuple[Any, ...] | 
     """The op's arguments for the adapters of the step; None if no kernel supports them."""
     if step.adapters is None:
         return _NO_ADAPTERS
-    if layer.lora is None or layer.lora.a[0].dtype != x.dtype:
+    tiles = tile_arguments(step.adapters)
+    if tiles is None or layer.lora is None or layer.lora.a[0].dtype != x.dtype:
         return None
-    return *layer.lora, *tile_arguments(step.adapters)
+    return *layer.lora, *tiles
 
 
 def _present(*norms: Tensor | None) -> list[Tensor]:

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from ..elements.arguments import FLOATS
 from ..ops import lora as reference
-from ..ops.lora import LoraWeights, chunked
+from ..ops.lora import LoraWeights
 from ..ops.step import Adapters
 
 _add = torch.ops.localllm.lora_add.default
 _embedding = torch.ops.localllm.lora_embedding.default
 
 MAX_SLICES = 3  # MAX_LORA_SLICES in kernels.h
-CHUNK = 64  # tokens of a tile; the kernels support any number
 
 
 class TileArguments(NamedTuple):
@@ -28,12 +27,11 @@ class TileArguments(NamedTuple):
     slots: Tensor
 
 
-def tile_arguments(adapters: Adapters) -> TileArguments:
-    """The tiles of the adapters. Adapters of selected tokens have no tiles, so the function computes them."""
-    if adapters.tiles is not None:
-        order, starts, slots, _ = adapters.tiles
-        return TileArguments(adapters.scales, order, starts, slots)
-    order, starts, slots = map(torch.from_numpy, chunked(adapters.slots.numpy(), CHUNK))
+def tile_arguments(adapters: Adapters) -> TileArguments | None:
+    """None: the adapters have no tiles, so the reference computes the step."""
+    if adapters.tiles is None:
+        return None
+    order, starts, slots, _ = adapters.tiles
     return TileArguments(adapters.scales, order, starts, slots)
 
 
@@ -43,15 +41,18 @@ def is_supported(weights: LoraWeights) -> bool:
 
 
 def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> None:
+    tiles = tile_arguments(adapters)
     has_dense_rows = x.stride(1) == out.stride(1) == 1
-    if not has_dense_rows or not is_supported(weights) or x.dtype != weights.a.dtype or out.dtype not in FLOATS:
+    has_types = x.dtype == weights.a.dtype and out.dtype in FLOATS
+    if tiles is None or not has_dense_rows or not has_types or not is_supported(weights):
         reference.add(out, x, weights, adapters)
         return
-    _add(out, x, weights.a, weights.b, weights.widths, *tile_arguments(adapters))
+    _add(out, x, weights.a, weights.b, weights.widths, *tiles)
 
 
 def embedding(out: Tensor, tokens: Tensor, weights: LoraWeights, adapters: Adapters) -> None:
-    if out.stride(1) != 1 or not is_supported(weights) or out.dtype not in FLOATS:
+    tiles = tile_arguments(adapters)
+    if tiles is None or out.stride(1) != 1 or out.dtype not in FLOATS or not is_supported(weights):
         reference.embedding(out, tokens, weights, adapters)
         return
-    _embedding(out, tokens, weights.a, weights.b, weights.widths, *tile_arguments(adapters))
+    _embedding(out, tokens, weights.a, weights.b, weights.widths, *tiles)

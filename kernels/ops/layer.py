@@ -12,7 +12,7 @@ from torch import Tensor
 from .attention import Rows
 from .case import Case
 from .kv import Rotation
-from .lora import random_adapters, random_weights
+from .lora import random_adapters, random_weights, select_adapters
 from .mlp import Gate, GatedMlp, Mlp
 from .projection import Adapted, Product, Projection
 from .step import Answers, Cache, LayerStep
@@ -195,15 +195,17 @@ def inputs(
         x = random(tokens, hidden)
         stream = random(tokens, hidden)
         rows = Rows(starts, torch.tensor(contexts).int(), table, tuple(queries), tuple(contexts))
+        cache = Cache(pages[0], pages[1])
+        adapter_rows = [(query_len, row % 3) for row, query_len in enumerate(queries)]
+        adapters = random_adapters(adapter_rows, generator) if adapted else None
         answers = None
         if last is not None:
             which = torch.tensor(last, dtype=torch.int32)
             tensors = torch.arange(len(last) + 1).int(), rows.context_lens[which], table[which]
             answered = Rows(*tensors, (1,) * len(last), tuple(contexts[row] for row in last))
-            answers = Answers(starts[1:][which] - 1, answered)
-        cache = Cache(pages[0], pages[1])
-        adapter_rows = [(query_len, row % 3) for row, query_len in enumerate(queries)]
-        adapters = random_adapters(adapter_rows, generator) if adapted else None
+            tokens_answered = starts[1:][which] - 1
+            answer_adapters = None if adapters is None else select_adapters(adapters, tokens_answered)
+            answers = Answers(tokens_answered, answered, answer_adapters)
         step = LayerStep(rows, torch.tensor(slots), [(angle.cos(), angle.sin())], cache, adapters, answers)
         model = {"stack": stack} if layers else {"layer": stack[0]}
         return {"ops": Ops(), **model, "x": x, "stream": stream, "step": step}

@@ -109,9 +109,19 @@ def random_adapters(rows: list[tuple[int, int]], generator: torch.Generator, cap
     ends = lens.cumsum(0).tolist()
     segments = tuple((end - tokens, end, slot) for end, (tokens, slot) in zip(ends, rows, strict=True))
     used = tuple(sorted({slot for _, slot in rows} - {0}))
+    scales = torch.where(slots > 0, scales, 0.0)
+    return Adapters(slots, scales, used, None if captured else segments, _tiles(slots))
+
+
+def select_adapters(adapters: Adapters, tokens: Tensor) -> Adapters:
+    """The adapters of these tokens, for cases and other tests."""
+    slots = adapters.slots[tokens]
+    return Adapters(slots, adapters.scales[tokens], adapters.used, None, _tiles(slots))
+
+
+def _tiles(slots: Tensor) -> Tiles:
     order, starts, tile_slots = map(torch.from_numpy, chunked(slots.numpy(), 16))
-    tiles = Tiles(order, starts, tile_slots, 16)
-    return Adapters(slots, torch.where(slots > 0, scales, 0.0), used, None if captured else segments, tiles)
+    return Tiles(order, starts, tile_slots, 16)
 
 
 def random_weights(
