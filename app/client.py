@@ -35,6 +35,7 @@ __all__ = [
     "TextPiece",
     "ToolCall",
     "Usage",
+    "adapter_selection",
 ]
 
 CONNECT_SECONDS = 5.0

@@ -1,4 +1,4 @@
-"""Sampling parameters: names, ranges, descriptions, and the parser of typed values."""
+"""Parameters of answers: names, ranges, descriptions, and the parser of typed values."""
 
 from __future__ import annotations
 
@@ -7,27 +7,34 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from ..client import RANGES, Range
+from ..client import RANGES, Range, adapter_selection
 from ..errors import InvalidRequest
 
+ADAPTER = "adapter"
 UNSET = {"", "none", "default", "unset"}  # typed texts that remove a value
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One sampling parameter: a number in `limits`, or a list of texts if `limits` is None."""
+    """One parameter: a number in `limits`; without limits a list of texts, or the selection of an adapter."""
 
     name: str
     sentence: str
     limits: Range | None
 
     @property
-    def kind(self) -> type[int] | type[float] | type[list[str]]:
-        return list if self.limits is None else self.limits.kind
+    def kind(self) -> type[int] | type[float] | type[str] | type[list[str]]:
+        if self.limits is not None:
+            return self.limits.kind
+        return str if self.name == ADAPTER else list
 
     @property
     def range(self) -> str:
-        return 'a text, or a JSON list such as ["END", "\\n\\n"]' if self.limits is None else str(self.limits)
+        if self.limits is not None:
+            return str(self.limits)
+        if self.name == ADAPTER:
+            return f"NAME or NAME=SCALE; SCALE is {RANGES['adapter_scale']}"
+        return 'a text, or a JSON list such as ["END", "\\n\\n"]'
 
 
 _SENTENCES = {
@@ -41,6 +48,7 @@ _SENTENCES = {
     "presence_penalty": "Above 0: tokens that the answer already contains become less likely.",
     "frequency_penalty": "Above 0: a token becomes less likely each time that the answer uses it.",
     "repetition_penalty": "Above 1: tokens that the prompt or the answer already contains become less likely.",
+    ADAPTER: "LoRA adapter of the model, and its scale (default 1).",
 }
 PARAMETERS = {name: Parameter(name, sentence, RANGES.get(name)) for name, sentence in _SENTENCES.items()}
 
@@ -61,7 +69,7 @@ def parse(name: str, text: str) -> Any:
     if text.lower() in UNSET:
         return None
     try:
-        value = _stop_texts(text) if target.limits is None else target.limits.kind(text)
+        value = _typed_value(target, text)
     except ValueError:
         raise _refusal(target, text) from None
     checked = check(target.name, value)
@@ -71,6 +79,8 @@ def parse(name: str, text: str) -> Any:
 def check(name: str, value: Any) -> Any:
     """Validate a value and convert it to the parameter's type. Raises InvalidRequest."""
     target = parameter(name)
+    if target.name == ADAPTER:
+        return _check_adapter(target, value)
     if target.limits is None:
         return _check_texts(target, value)
     is_valid = _is_number(value) and value in target.limits
@@ -90,6 +100,11 @@ def format_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def _typed_value(target: Parameter, text: str) -> Any:
+    """Raises ValueError."""
+    return _stop_texts(text) if target.kind is list else target.kind(text)
+
+
 def _stop_texts(text: str) -> Any:
     """The texts of a JSON list, or the text itself. Raises ValueError for malformed JSON."""
     return json.loads(text) if text.startswith("[") else [text]
@@ -103,6 +118,14 @@ def _check_texts(target: Parameter, value: Any) -> list[str]:
         if not isinstance(text, str) or not text:
             raise _refusal(target, value)
     return list(texts)
+
+
+def _check_adapter(target: Parameter, value: Any) -> str:
+    try:
+        adapter_selection(value)
+    except (InvalidRequest, AttributeError):  # a wrong scale, or no text
+        raise _refusal(target, value) from None
+    return str(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -22,6 +22,9 @@ from localllm.app.tui.parameters import PARAMETERS, check, format_value, parse
         ("stop", '["a", "b"]', ["a", "b"]),
         ("presence_penalty", "-2", -2.0),
         ("repetition_penalty", "1.1", 1.1),
+        ("adapter", "pirate", "pirate"),
+        ("adapter", "pirate=0.5", "pirate=0.5"),
+        ("adapter", "none", None),
         ("temperature", "", None),
         ("seed", "none", None),
     ],
@@ -49,6 +52,9 @@ def test_parse_converts_typed_text(name: str, text: str, value: object) -> None:
         ("stop", "[broken"),
         ("frequency_penalty", "2.5"),
         ("repetition_penalty", "0"),
+        ("adapter", "pirate=much"),
+        ("adapter", "pirate=101"),
+        ("adapter", "=1"),
     ],
 )
 def test_parse_rejects_values_out_of_range(name: str, text: str) -> None:
