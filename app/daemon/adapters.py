@@ -61,6 +61,10 @@ class Adapters:
             raise _not_found(f"{model} has no adapter {name!r}", name, adapters, param)
         return adapters[name]
 
+    def has(self, name: str) -> bool:
+        """True if a model has an adapter of this name."""
+        return any(name in adapters for adapters in self._by_model.values())
+
     def find_model(self, name: str) -> str:
         """The id of the only model with an adapter of this name. Raises AdapterNotFound or InvalidRequest."""
         models = [model for model, adapters in self._by_model.items() if name in adapters]

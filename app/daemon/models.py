@@ -102,8 +102,8 @@ class LoadedModels:
     ) -> Stream:
         """Load the model if necessary and send requests to it. The stream returns the replies.
 
-        `name`: a model, or `model:adapter`; None selects the only loaded model. `weight`: number of answers to the
-        requests. `local`: see `worker`.
+        `name`: a model, `model:adapter`, or an adapter that only one model has; None selects the only loaded model.
+        `weight`: number of answers to the requests. `local`: see `worker`.
         Raises the errors of `worker`; InvalidRequest if `weight` exceeds the setting max_queue; Overloaded if `weight`
         and the unfinished answers of the worker together exceed max_queue; AdapterNotFound; AdapterUnusable if the
         files of the adapter are missing after a reload of the model.
@@ -116,8 +116,7 @@ class LoadedModels:
                 hint="to raise the limit, use the setting max_queue",
                 param="n",
             )
-        base, adapter = split_name(name)
-        ref = await self._resolve(base or self._only(), local)
+        ref, adapter = await self._select(name, local)
         self._adapters.check(ref.id, adapter, requests)  # before a load, which may take minutes
         worker = await self.worker(ref.id, local=local)
         selected, requests = await self._adapters.prepare(worker, adapter, requests)
@@ -139,8 +138,10 @@ class LoadedModels:
         quant: Quant | None = None,
         progress: Progress | None = None,
     ) -> str:
-        """Load a model; returns its id. Raises the errors of `worker`."""
-        return (await self.worker(name, local=local, backend=backend, quant=quant, progress=progress)).model
+        """Load a model or `model:adapter`; returns the model id. Raises the errors of `worker`, AdapterNotFound."""
+        ref, adapter = await self._select(name, local)
+        self._adapters.check(ref.id, adapter, ())
+        return (await self.worker(ref.id, local=local, backend=backend, quant=quant, progress=progress)).model
 
     def _only(self) -> str:
         """The id of the only loaded model. Raises InvalidRequest unless exactly one model is loaded."""
@@ -245,6 +246,18 @@ class LoadedModels:
             raise ModelNotFound("model must be an id, not a path", param="model")
         entry = self._entries.get(name)
         return entry.ref if entry else await asyncio.to_thread(catalog.resolve, name, allow_path=local)
+
+    async def _select(self, name: str | None, local: bool) -> tuple[catalog.ModelRef, str]:
+        """The model and the adapter of a name; the adapter is empty if the name has none."""
+        base, adapter = split_name(name)
+        base = base or self._only()
+        try:
+            return await self._resolve(base, local), adapter
+        except ModelNotFound:
+            if adapter or not self._adapters.has(base):
+                raise
+        # Clients of vLLM use the name of an adapter as the name of a model.
+        return await self._resolve(self._adapters.find_model(base), local), base
 
     def _start(self, ref: catalog.ModelRef, backend: str | None, quant: Quant | None) -> _Entry:
         settings = self.settings

@@ -85,6 +85,7 @@ def test_request_selects_an_adapter(api: Api, tmp_path: Path) -> None:
     assert api.selected(f"{MODEL}:pirate") == (f"{MODEL}:pirate", "pirate", 1.0)
     assert api.selected(lora=[{"name": "pirate", "scale": 0.5}]) == (f"{MODEL}:pirate", "pirate", 0.5)
     assert api.selected(lora=[]) == (MODEL, "", 1.0)
+    assert api.selected("pirate") == (f"{MODEL}:pirate", "pirate", 1.0)  # as vLLM
     tokens = api.http.post("/v1/tokenize", json={"model": f"{MODEL}:pirate", "prompt": "a bc"})
     assert tokens.json()["tokens"] == [1, 2]
     completion = api.http.post("/v1/completions", json={"model": f"{MODEL}:pirate", "prompt": ["echo a", "echo b"]})
@@ -204,9 +205,21 @@ def test_adapters_return_after_a_crash_but_not_after_unload(api: Api, tmp_path: 
     assert error(api.chat(f"{MODEL}:pirate")) == (404, "adapter_not_found", "model")
 
 
+def test_adapters_return_after_an_idle_unload(start_daemon: Callable[..., Daemon], tmp_path: Path) -> None:
+    daemon = start_daemon(idle_unload=0.2)
+    api = Api(daemon)
+    assert api.load("pirate", tmp_path).status_code == 200
+    wait_until(lambda: not daemon.loaded())
+    assert api.names() == ["pirate"]
+    assert api.selected(f"{MODEL}:pirate") == (f"{MODEL}:pirate", "pirate", 1.0)
+    assert api.worker_log().count("loading adapter pirate") == 2
+    api.http.close()
+
+
 def test_model_of_an_adapter_must_be_clear(api: Api, tmp_path: Path) -> None:
     api.load("pirate", tmp_path)
     api.load("pirate", tmp_path, model="test/other")
+    assert error(api.chat("pirate")) == (400, "invalid_request", "model")
     assert error(api.unload("pirate")) == (400, "invalid_request", "model")
     assert error(api.load("poet", tmp_path, model=None)) == (400, "invalid_request", "model")
     assert api.unload("pirate", model="test/other").status_code == 200
@@ -235,6 +248,7 @@ def test_commands_load_list_use_and_unload(api: Api, tmp_path: Path) -> None:
     answer = cli(daemon, "run", MODEL, "body", "--adapter", "pirate=0.5")
     frame = json.loads(answer.stdout)
     assert (frame["adapter"], frame["adapter_scale"]) == ("pirate", 0.5)
+    assert json.loads(cli(daemon, "run", f"{MODEL}:pirate", "body").stdout)["adapter"] == "pirate"
     unknown = cli(daemon, "run", MODEL, "body", "--adapter", "pirat")
     assert (unknown.returncode, "did you mean pirate?" in unknown.stderr) == (3, True)
     assert cli(daemon, "adapters", "unload", "pirate").returncode == 0
