@@ -29,8 +29,10 @@ NO_ADAPTERS = BatchAdapters(None, None)
 
 
 class AdapterInputs:
-    """Fills the buffer for each step with adapters: the columns of the tokens, then the columns of the answers. Two host
-    buffers alternate, as in Inputs."""
+    """Fills the buffer for each step with adapters: the columns of the tokens, then the columns of the answers.
+
+    Two host buffers alternate, as in Inputs.
+    """
 
     def __init__(self, max_tokens: int, max_rows: int, slots: int, device: Device) -> None:
         words = _words(max(max_tokens, max_rows)) + _words(max_rows)

@@ -159,9 +159,9 @@ def _product(
     return make
 
 
-def _lookup(rows: list[tuple[int, int]]) -> Make:
+def _lookup(rows: list[tuple[int, int]], captured: bool = False) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        adapters = random_adapters(rows, generator)
+        adapters = random_adapters(rows, generator, captured)
         tokens = torch.randint(0, 50, (len(adapters.slots),), generator=generator, dtype=torch.int32)
         out = torch.randn(len(tokens), 48, generator=generator).to(dtype)
         return {
@@ -196,4 +196,5 @@ CASES = [
         ]
     ),
     Case("lora.embedding", "mixed", _lookup(_MIXED), mutates=("out",)),
+    Case("lora.embedding", "decode-captured", _lookup(_DECODE, captured=True), mutates=("out",)),
 ]

@@ -1,7 +1,8 @@
 """LoRA products over tiles of tokens with the same adapter: chunked segments, as in S-LoRA (Sheng et al., 2023).
 
 Two launches for a projection, whatever the number of adapters. `shrink` computes x Aᵀ of every slice, with the inputs
-divided into shares (split-K). `expand` adds up the shares and adds their product with B to the output.
+divided into shares (split-K). `expand` adds up the shares and adds their product with B to the output. The embedding
+has `lookup` in place of `shrink`: it reads a column of A for each token.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops.lora import LoraWeights
-from ..ops.lora import add as reference
-from ..ops.step import Adapters
+from ..ops.lora import add as reference_add
+from ..ops.lora import embedding as reference_embedding
+from ..ops.step import Adapters, Tiles
 from .target import device_properties
 
 BLOCK_K = 128
@@ -53,6 +55,27 @@ def shrink(
         tl.store(to, sums, mask=live[:, None] & inside[None, :])
 
 
+@triton.jit
+def lookup(
+    inner, ids, a, order, starts, slots, vocab, a_stride, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Grid: tiles. inner [tokens, WIDTH] float32, in the order of `order`; ids [tokens] int32, columns of A."""
+    tile = tl.program_id(0)
+    first = tl.load(starts + tile)
+    end = tl.load(starts + tile + 1)
+    if first < end:
+        slot = tl.load(slots + tile).to(tl.int64)
+        place = first + tl.arange(0, CHUNK)
+        live = place < end
+        token = tl.load(order + place, mask=live, other=0)
+        column = tl.load(ids + token, mask=live, other=0).to(tl.int64)
+        rank = tl.arange(0, PADDED)
+        valid = live[:, None] & (rank < WIDTH)[None, :]
+        values = tl.load(a + slot * a_stride + rank[None, :].to(tl.int64) * vocab + column[:, None], mask=valid)
+        to = inner + place.to(tl.int64)[:, None] * WIDTH + rank[None, :]
+        tl.store(to, values.to(tl.float32), mask=valid)
+
+
 @triton.jit(do_not_specialize=["tokens"])
 def expand(
     out, inner, b, scales, order, starts, slots, tokens, out_stride, b_stride, width0, width1, width2,
@@ -81,10 +104,10 @@ def expand(
         rank = tl.arange(0, PADDED)
         real = rank < RANK
         from_inner = inner + place.to(tl.int64)[:, None] * WIDTH + slice_index * RANK + rank[None, :]
-        wanted = live[:, None] & real[None, :]
+        valid = live[:, None] & real[None, :]
         sums = tl.zeros((CHUNK, PADDED), tl.float32)
         for part in tl.static_range(SHARES):
-            sums += tl.load(from_inner + part * tokens.to(tl.int64) * WIDTH, mask=wanted, other=0.0)
+            sums += tl.load(from_inner + part * tokens.to(tl.int64) * WIDTH, mask=valid, other=0.0)
         sums *= tl.load(scales + token, mask=live, other=0.0)[:, None]
         column = block * BLOCK_N + tl.arange(0, BLOCK_N)
         inside = column < width
@@ -101,8 +124,8 @@ def expand(
 def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> None:
     """See kernels/ops/lora.py. The reference computes steps without tiles, and projections of unusual widths."""
     tiles = adapters.tiles
-    if tiles is None or not _covered(out, x, weights):
-        reference(out, x, weights, adapters)
+    if tiles is None or x.stride(1) != 1 or x.dtype != weights.a.dtype or not _covered(out, weights):
+        reference_add(out, x, weights, adapters)
         return
     tokens = len(x)
     in_features = x.shape[1]
@@ -119,22 +142,45 @@ def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> Non
         CHUNK=tiles.chunk,
         BLOCK_K=BLOCK_K,
     )
+    _expand(out, inner, weights, adapters.scales, tiles)
+
+
+def embedding(out: Tensor, tokens: Tensor, weights: LoraWeights, adapters: Adapters) -> None:
+    """See kernels/ops/lora.py. The reference computes steps without tiles."""
+    tiles = adapters.tiles
+    if tiles is None or not _covered(out, weights):
+        reference_embedding(out, tokens, weights, adapters)
+        return
+    width = weights.rank
+    inner = torch.empty(1, len(tokens), width, dtype=torch.float32, device=out.device)
+    lookup[(len(tiles.slots),)](
+        *(inner, tokens, weights.a, *tiles[:3], weights.a.shape[2], weights.a.stride(0)),
+        WIDTH=width,
+        PADDED=triton.next_power_of_2(width),
+        CHUNK=tiles.chunk,
+    )
+    _expand(out, inner, weights, adapters.scales, tiles)
+
+
+def _expand(out: Tensor, inner: Tensor, weights: LoraWeights, scales: Tensor, tiles: Tiles) -> None:
+    """Add the product of `inner` [shares, tokens, slices * rank] with B to `out`."""
+    shares, tokens, width = inner.shape
     widths = (*weights.widths, 0, 0)[:3]
-    expand[count, sum(triton.cdiv(size, BLOCK_N) for size in widths)](
-        *(out, inner, weights.b, adapters.scales, *tiles[:3], tokens, out.stride(0), weights.b.stride(0), *widths),
+    is_wide = weights.b.dtype == torch.float32
+    expand[len(tiles.slots), sum(triton.cdiv(size, BLOCK_N) for size in widths)](
+        *(out, inner, weights.b, scales, *tiles[:3], tokens, out.stride(0), weights.b.stride(0), *widths),
         RANK=weights.rank,
         PADDED=_padded(weights.rank),
         WIDTH=width,
         SHARES=shares,
         CHUNK=tiles.chunk,
         BLOCK_N=BLOCK_N,
-        PRECISION="tf32" if device_properties(x.device).compiler == "cuda" and x.dtype != torch.float32 else "ieee",
+        PRECISION="tf32" if device_properties(out.device).compiler == "cuda" and not is_wide else "ieee",
     )
 
 
-def _covered(out: Tensor, x: Tensor, weights: LoraWeights) -> bool:
-    dense = x.stride(1) == 1 and out.stride(1) == 1
-    return dense and len(weights.widths) <= 3 and weights.a.shape[1] <= MAX_WIDTH and x.dtype == weights.a.dtype
+def _covered(out: Tensor, weights: LoraWeights) -> bool:
+    return out.stride(1) == 1 and len(weights.widths) <= 3 and weights.a.shape[1] <= MAX_WIDTH
 
 
 def _padded(size: int) -> int:

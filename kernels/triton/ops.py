@@ -7,6 +7,7 @@ from dataclasses import replace
 from ..ops import Ops
 from ..ops.activation import Activation
 from ..ops.attention import Attention
+from ..ops.lora import Lora
 from ..ops.norm import Norm
 from ..ops.rope import Rope
 from ..ops.sampling import Sampling
@@ -32,7 +33,7 @@ def with_triton(ops: Ops) -> Ops:
             fp8=linear.fp8,
             pack_slices=linear.pack_slices,
         ),
-        lora=replace(ops.lora, add=lora.add),
+        lora=Lora(lora.add, lora.embedding),
         kv=replace(ops.kv, append=kv.append),
         attention=Attention(paged=attention.paged_attention),
         sampling=Sampling(

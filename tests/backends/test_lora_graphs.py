@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from peft import LoraConfig
 
 from localllm.backends.cpu.device import DEVICE
@@ -22,7 +21,7 @@ from localllm.kernels.ops.layer import Layer
 
 from .batches import Row
 from .tape import Tape
-from .test_lora import OPTIONS, adapter_of, put, run, save_adapter
+from .test_lora import OPTIONS, adapter_of, assert_equal, put, run, save_adapter
 from .tiny import TINIES, VOCAB
 
 # PEFT reads properties that transformers deprecates.
@@ -60,7 +59,7 @@ def test_steps_captured_with_one_adapter_are_replayed_with_five(
         if graphs != "full" or rows is decode:
             monkeypatch.setattr(actual._inner, "run", lambda batch: pytest.fail("not replayed"))
         for slots in ([0, 0, 1, 0, 1, 1], [5, 4, 3, 2, 1, 0], [0] * 6):
-            torch.testing.assert_close(*(run(runner, rows, slots) for runner in (actual, expected)))
+            assert_equal(*(run(runner, rows, slots) for runner in (actual, expected)))
         monkeypatch.setattr(actual._inner, "run", partial(TorchRunner.run, actual._inner))
     assert list(actual._adapted_decodes._replays) == [8]
     assert list(actual._adapted_prefills._replays) == ([] if graphs == "full" else [48, 12])

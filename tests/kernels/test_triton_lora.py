@@ -32,13 +32,14 @@ def poison() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", [case for case in CASES if case.op == "lora.add"], ids=str)
-def test_add_equals_reference(case: Case, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("case", [case for case in CASES if case.op.startswith("lora.")], ids=str)
+def test_product_equals_reference(case: Case, dtype: torch.dtype) -> None:
     from localllm.kernels.triton import lora
 
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
     wide = {name: copy_to(value, "cpu", wide=True) for name, value in arguments.items()}
     expected = call_op(case, dict(Ops())[case.op], wide)[0]
-    actual = call_op(case, lora.add, {name: copy_to(value, DEVICE) for name, value in arguments.items()})[0]
+    implementation = getattr(lora, case.op.removeprefix("lora."))
+    actual = call_op(case, implementation, {name: copy_to(value, DEVICE) for name, value in arguments.items()})[0]
     limit = case.tolerances[dtype] * expected.abs().max().item()
     torch.testing.assert_close(actual.cpu().double(), expected.double(), rtol=0.0, atol=limit)
