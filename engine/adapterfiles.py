@@ -124,7 +124,7 @@ def read_for_model(adapter: Adapter, shapes: Mapping[str, tuple[int, int]], max_
     if files.rank > max_rank:
         raise ModelRefused(
             f"adapter {adapter.name}: rank {files.rank}, but the limit is {max_rank}",
-            f"load the model with adapter_rank={files.rank} or more",
+            f"raise the setting adapter_rank to {files.rank} or more",
         )
     for module, factors in files.factors.items():
         if module not in shapes:

@@ -269,7 +269,9 @@ class MlxRunner:
     def prepare_adapter(self, adapter: Adapter) -> None:
         """See engine.runner.Runner."""
         if not self._spec.num_adapters:
-            raise ModelRefused(f"adapter {adapter.name}: the model was loaded without adapter slots")
+            raise ModelRefused(
+                f"adapter {adapter.name}: the model was loaded without adapter slots", "raise the setting adapter_slots"
+            )
         self._adapters.prepare(adapter)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:

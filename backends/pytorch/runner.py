@@ -154,7 +154,9 @@ class TorchRunner:
     def prepare_adapter(self, adapter: Adapter) -> None:
         """See engine.runner.Runner."""
         if self._slots is None or not self._slots.count:
-            raise ModelRefused(f"adapter {adapter.name}: the model was loaded without adapter slots")
+            raise ModelRefused(
+                f"adapter {adapter.name}: the model was loaded without adapter slots", "raise the setting adapter_slots"
+            )
         with torch.inference_mode():
             self._slots.prepare(adapter)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,15 @@ PROMPT = canary.prompt(key=1, length=40, seed=0)
 LONG = 420  # tokens; the answer still runs while an adapter is loaded
 
 
+@cache
 def answer(shift: int, count: int = 24) -> str:
     """The right answer to PROMPT under the adapter with this shift; 0: the base model."""
     return "".join(LETTERS[token] for token in canary.walk(canary.under(PROMPT, shift), count))
 
 
 class Api:
+    """Requests to the daemon over its unix socket."""
+
     def __init__(self, daemon: Daemon) -> None:
         self.http = daemon.local()
         self.http.timeout = httpx.Timeout(50)
@@ -85,7 +90,9 @@ def api(short_folder: Callable[[], Path]) -> Iterator[Api]:
     folder = short_folder()
     write_canary(folder / "hub/models--test--canary")
     env = {"TEST_WORKER": json.dumps(COMMAND), "OMP_NUM_THREADS": "1"}
-    daemon = Daemon(folder, env=env, backend="cpu", dtype="float32", cache_mib=16, max_rows=8, threads=1)
+    daemon = Daemon(
+        folder, env=env, backend="cpu", dtype="float32", cache_mib=16, max_rows=8, threads=1, adapter_slots=4
+    )
     assert daemon.url
     api = Api(daemon)
     yield api
@@ -171,3 +178,40 @@ def test_adapter_that_does_not_fit_is_refused_with_the_reason(api: Api) -> None:
     refused = api.http.post("/v1/load_lora_adapter", json=body)
     assert refused.status_code == 400
     assert "DoRA is not supported" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("operations", [8, pytest.param(125, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+def test_random_loads_and_answers_of_eight_clients(api: Api, operations: int) -> None:
+    """More adapters than slots: each client loads, replaces, unloads and uses two adapters of its own."""
+    for shift in range(1, canary.KEYS):
+        canary.save_adapter(api.folder / f"shift-{shift}", shift)
+
+    def client(number: int) -> int:
+        chance = random.Random(number)
+        shifts: dict[str, int] = {}  # of the loaded adapters
+        for _ in range(operations):
+            name = f"client-{number}-{chance.randrange(2)}"
+            match chance.choice(["load", "unload", "answer", "answer", "off", "base"]):
+                case "load":
+                    shift = chance.randrange(1, canary.KEYS)
+                    body = {"lora_name": name, "lora_path": str(api.folder / f"shift-{shift}"), "model": MODEL}
+                    loaded = api.http.post("/v1/load_lora_adapter", json=body | {"load_inplace": True})
+                    assert loaded.status_code == 200, loaded.text
+                    shifts[name] = shift
+                case "unload":
+                    unloaded = api.http.post("/v1/unload_lora_adapter", json={"lora_name": name})
+                    assert unloaded.status_code == (200 if shifts.pop(name, None) else 404)
+                case "answer" if name not in shifts:
+                    assert api.complete(name).status_code == 404
+                case "answer":
+                    assert api.text(name) == answer(shifts[name])
+                case "off" if name in shifts:
+                    assert api.text(lora=[{"name": name, "scale": 0}]) == answer(0)
+                case _:
+                    assert api.text() == answer(0)
+        for name in shifts:
+            api.unload(name)
+        return operations
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(client, range(8))) == 8 * operations
