@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from peft import LoraConfig
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from localllm.backends.cpu.device import DEVICE
+from localllm.backends import cpu
+from localllm.backends.cpu.device import DEVICE, MISSING
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
@@ -65,3 +70,44 @@ def test_steps_captured_with_one_adapter_are_replayed_with_five(
     assert list(actual._adapted_prefills._replays) == ([] if graphs == "full" else [48, 12])
     for runner in (actual, expected):
         runner.close()
+
+
+class Count(TorchDispatchMode):
+    """Counts the ops of torch and of the kernels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.ops[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(bool(MISSING), reason=MISSING or "")
+def test_the_number_of_adapters_changes_no_launch_count(tmp_path: Path) -> None:
+    """A step of eight rows has as many ops with one adapter as with eight: prefill, mixed and decode."""
+    (tiny,) = (tiny for tiny in TINIES if tiny.label == "llama")
+    tiny.save(tmp_path / "model")
+    config = LoraConfig(r=4, target_modules=["q_proj", "o_proj", "up_proj", "down_proj", "embed_tokens", "lm_head"])
+    save_adapter(tiny.save(tmp_path / "copy"), config, tmp_path / "adapter", 1)
+    runner = cpu.open(read_model(tmp_path / "model"), replace(OPTIONS, adapter_slots=8))
+    for slot in range(1, 9):
+        put(runner, slot, adapter_of(tmp_path / "adapter"))
+    prefill = [Row(range(5, 11), 0, range(1 + 2 * row, 3 + 2 * row)) for row in range(8)]
+    decode = [replace(row, tokens=[7], start=6) for row in prefill]
+    mixed = [*decode[:4], *prefill[4:]]
+    mixed[5].want = Want.NOTHING
+    for rows in (prefill, mixed, decode):
+        counts = []
+        for slots in ([1] * 8, list(range(1, 9)), [0] * 8):
+            run(runner, rows, slots)  # the first step may prepare memory
+            with Count() as count:
+                run(runner, rows, slots)
+            counts.append(count.ops)
+        one, eight, base = counts
+        assert one == eight
+        assert one.total() > base.total()
+    runner.close()

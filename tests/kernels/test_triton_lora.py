@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.lora import random_adapters, random_weights
 from localllm.kernels.ops.reference_check import call_op, copy_to
 
 pytest.importorskip("triton")
@@ -43,3 +45,36 @@ def test_product_equals_reference(case: Case, dtype: torch.dtype) -> None:
     actual = call_op(case, implementation, {name: copy_to(value, DEVICE) for name, value in arguments.items()})[0]
     limit = case.tolerances[dtype] * expected.abs().max().item()
     torch.testing.assert_close(actual.cpu().double(), expected.double(), rtol=0.0, atol=limit)
+
+
+class Launches:
+    """A kernel that counts its launches."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.count = 0
+
+    def __getitem__(self, grid: Any) -> Any:
+        self.count += 1
+        return self.kernel[grid]
+
+
+@pytest.mark.parametrize("op", ["add", "embedding"])
+def test_each_product_has_two_launches(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For one adapter and for eight, in decode and in prefill."""
+    from localllm.kernels.triton import lora
+
+    kernels = [Launches(getattr(lora, name)) for name in ("shrink", "lookup", "expand")]
+    for kernel, name in zip(kernels, ("shrink", "lookup", "expand"), strict=True):
+        monkeypatch.setattr(lora, name, kernel)
+    generator = torch.Generator().manual_seed(1)
+    weights = random_weights((0, *[8] * 8), 50, (48,), generator, torch.float32)
+    for tokens in (1, 20):
+        for slots in ([1] * 8, range(1, 9)):
+            adapters = random_adapters([(tokens, slot) for slot in slots], generator)
+            inputs = torch.randn(8 * tokens, 50) if op == "add" else torch.arange(8 * tokens, dtype=torch.int32) % 50
+            arguments = (torch.zeros(8 * tokens, 48), inputs, weights, adapters)
+            for kernel in kernels:
+                kernel.count = 0
+            getattr(lora, op)(*(copy_to(argument, DEVICE) for argument in arguments))
+            assert [kernel.count for kernel in kernels] == ([1, 0, 1] if op == "add" else [0, 1, 1])
