@@ -17,9 +17,9 @@ PAGE = 16
 
 
 def works(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Iterator[Work]:
-    """Decode of 1 row and of 16 rows, a prefill, and the last chunk of a long prefill."""
+    """A `Work` for decode of 1 row and of 16 rows, for a prefill, and for the last chunk of a long prefill."""
     for rows, queries, context in ((1, 1, 1024), (1, 1, 8192), (16, 1, 1024), (1, 512, 512), (1, 128, 4096)):
-        scores = queries * (context - queries) + queries * (queries + 1) / 2  # per head
+        scores = queries * (context - queries) + queries * (queries + 1) / 2  # number of scores of a head
         yield Work(
             op="attention.paged",
             label=f"{rows} rows of {queries} after {context - queries}, {heads}/{kv_heads} heads of {dim}",

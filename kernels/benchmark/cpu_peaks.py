@@ -11,7 +11,7 @@ import torch
 
 from ..library import find_library
 
-# Values of the enum Bound in bound.h. READ counts bytes, all others operations.
+# Values of the enum Bound in bound.h. READ counts bytes; the other values count operations.
 READ, F32, BF16, INT8, TILE_BF16, TILE_INT8 = range(6)
 KINDS: Mapping[str, int] = {
     "read": READ,
@@ -23,7 +23,7 @@ KINDS: Mapping[str, int] = {
 }
 
 _L3 = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
-MIN_SECONDS = 0.02  # of a measurement
+MIN_SECONDS = 0.02  # shortest time of a measurement
 
 
 def beyond_caches() -> int:
@@ -50,7 +50,7 @@ class CpuPeaks:
         return len(self._buffer)
 
     def read(self) -> float:
-        """Bytes per second when all threads read the buffer. The best of three runs; the first wakes the threads."""
+        """Bytes per second when all threads read the buffer: the best of three runs; the first wakes the threads."""
         return max(done / seconds for done, seconds in (self._run(READ, 1) for _ in range(3)))
 
     def measure(self, name: str) -> float:

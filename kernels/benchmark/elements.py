@@ -90,11 +90,12 @@ def _table(model: Model) -> Tensor:
 
 
 def works(model: Model) -> Iterator[Work]:
-    """One token and a prefill of 512 tokens; copies of 1 page and of 32 pages."""
+    """A `Work` for each op and size: 1 token and a prefill of 512 tokens; for copies, 1 page and 32 pages."""
     queries = model.heads * model.dim
     keys = model.kv_heads * model.dim
-    angles = model.dim  # cos and sin of each pair of dimensions
-    cases: list[tuple[str, int, Callable[[int], Arguments]]] = [  # name, values read per token or page, arguments
+    angles = model.dim  # number of values of cos and sin for a token
+    # (op, number of values that it reads per token or page, function that makes its arguments)
+    cases: list[tuple[str, int, Callable[[int], Arguments]]] = [
         ("norm.rms", model.hidden, model.norm),
         ("norm.layer", model.hidden, model.layer_norm),
         ("linear.embedding", model.hidden, model.embedding),

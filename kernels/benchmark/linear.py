@@ -17,7 +17,8 @@ from .work import MAX_SETS, Work
 
 GROUP = 64
 REPEATED = 1 << 23
-# Format: op, bytes per weight, kinds of cpu_peaks for float32 activations, kinds for bfloat16 activations.
+# For each format: op, bytes per weight, kinds of instructions (cpu_peaks.KINDS) for float32 activations, and kinds of
+# instructions for bfloat16 activations.
 _OPS: Mapping[str, tuple[str, float, Sequence[str], Sequence[str]]] = {
     "bf16": ("dense", 2.0, ("f32",), ("f32", "bf16", "tile_bf16")),
     "int8": ("int8", 1.0, ("int8", "tile_int8"), ("int8", "tile_int8")),
@@ -30,7 +31,10 @@ _OPS: Mapping[str, tuple[str, float, Sequence[str], Sequence[str]]] = {
 def works(
     formats: Sequence[str], rows: Sequence[int], shapes: Sequence[tuple[int, int]], dtype: torch.dtype
 ) -> Iterator[Work]:
-    """Works for all formats, rows and `shapes` (in_features, out_features). `dtype`: dtype of activations."""
+    """A `Work` for each combination of format, number of rows and shape (in_features, out_features).
+
+    `dtype`: dtype of the activations.
+    """
     for fmt in formats:
         op, width, with_f32, with_bf16 = _OPS[fmt]
         for in_features, out_features in shapes:
@@ -60,14 +64,14 @@ def _product(x: Tensor, weight: Any) -> Tensor:
 
 @lru_cache(maxsize=1)
 def _plain(out_features: int, in_features: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    """An endless cycle of several weights, so that none stays in the caches."""
+    """An endless cycle of several copies of a weight, so that no copy stays in the caches."""
     weight = _normal(out_features, in_features).to(dtype)
     sets = min(MAX_SETS, max(1, round(beyond_caches() / weight.nbytes)))
     return cycle([weight.clone() for _ in range(sets)])
 
 
 def _weight(fmt: str, in_features: int, out_features: int) -> Any:
-    """A random weight: speed depends on the data."""
+    """A random weight, because the speed depends on the data."""
     if fmt == "bf16":
         return _normal(out_features, in_features).bfloat16()
     if fmt == "int8":
@@ -105,7 +109,7 @@ def _normals() -> Tensor:
 
 
 def _repeated(numbers: Tensor, out_features: int, in_features: int) -> Tensor:
-    """[out_features, in_features] the numbers repeated. Their period is too long for branch and value prediction."""
+    """`numbers` repeated to [out_features, in_features]. Their period is too long for the CPU's branch prediction."""
     return numbers.repeat(-(-out_features * in_features // len(numbers)))[: out_features * in_features].view(
         out_features, in_features
     )

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# (values per load of a program, loads, warps). The fastest shape depends on the GPU, so all are measured.
+# (values per load, loads of a program, warps of a program). The fastest shape depends on the GPU, so all are measured.
 SHAPES = ((2048, 8, 4), (4096, 8, 8), (8192, 4, 8), (8192, 16, 16))
 
 

@@ -16,7 +16,7 @@ Arguments = Mapping[str, Any]
 
 
 def works(vocab: int) -> Iterator[Work]:
-    """Sampling ops for 1 row and for 16 rows."""
+    """A `Work` for each sampling op with 1 row and with 16 rows."""
     cases: list[tuple[str, str, Callable[[int, int], Arguments]]] = [
         ("sampling.greedy", "", _greedy),
         ("sampling.draw", ", temperature", lambda rows, vocab: _draw(rows, vocab, 0, 1.0)),

@@ -14,17 +14,17 @@ import torch
 from ..ops import Ops
 from .cpu_peaks import beyond_caches
 
-MAX_SETS = 256  # of arguments; the calls cycle through the sets so that no set stays in the caches
-ROUNDS = 4  # measurements of op and reference, alternating
-MIN_SECONDS = 0.04  # of a measurement
+MAX_SETS = 256  # most sets of arguments; calls cycle through the sets, so that no set stays in the caches
+ROUNDS = 4  # measurements of the op and of its reference, alternately
+MIN_SECONDS = 0.04  # shortest time of a measurement
 MIN_RUNS = 2
 PAUSE = 0.02  # seconds before a measurement: idle threads of the function measured before may spin until then
-MIN_BOUND = 3e-6  # seconds; a lower bound is less than the overhead of a call
+MIN_BOUND = 3e-6  # seconds; if the bound is shorter, the overhead of a call dominates
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A case of an op: its arguments, and the minimum of bytes and operations.
+    """A benchmark case of an op: its arguments, and the minimum numbers of bytes and operations.
 
     `make` returns a new set of arguments. `packs` names the arguments that linear.pack converts before the measurement.
     `reference` computes the same with plain torch from the unconverted arguments.
@@ -36,7 +36,7 @@ class Work:
     bytes: float
     reference: Callable[..., Any]
     operations: float = 0.0  # a multiply-add counts as two
-    kinds: Sequence[str] = ("f32",)  # instructions that can compute it (cpu_peaks.KINDS); the fastest sets the bound
+    kinds: Sequence[str] = ("f32",)  # instructions for the op (cpu_peaks.KINDS); the fastest kind sets the bound
     packs: Sequence[str] = ()
     dtype: torch.dtype = torch.float32  # dtype of activations, an argument of linear.pack
 
@@ -52,12 +52,12 @@ class Timed:
 
     @property
     def share(self) -> float | None:
-        """The share of the bound, bound_seconds / seconds; None if the bound is below MIN_BOUND."""
+        """The share of the peak rate: bound_seconds / seconds. None if the bound is below MIN_BOUND."""
         return self.bound_seconds / self.seconds if self.bound_seconds >= MIN_BOUND else None
 
 
 def timed(work: Work, ops: Ops, peaks: Mapping[str, float], read: Callable[[], float]) -> Timed:
-    """Measure the op and its reference alternately; returns medians. `peaks`: operations per second by kind.
+    """Measure the op and its reference alternately; return medians. `peaks`: operations per second of each kind.
 
     `read` measures bytes per second. It runs before each measurement, because a shared machine is not constant.
     """

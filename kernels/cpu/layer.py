@@ -1,4 +1,4 @@
-"""A decoder layer in one call of layer.cpp, if all its weights are packed; kernels/ops/layer.py defines it."""
+"""Computes a decoder layer in one call of layer.cpp, if all its weights are packed; kernels/ops/layer.py defines it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LayerLora(NamedTuple):
 
     a: list[Tensor]
     b: list[Tensor]
-    widths: list[int]  # of all slices of all projections
+    widths: list[int]  # number of outputs of each slice of each projection
 
 
 _NO_ADAPTERS: tuple[Any, ...] = ([], [], [], None, None, None, None)
@@ -41,11 +41,11 @@ class Prepared(NamedTuple):
     heads: int
     numbers: tuple[Any, ...]  # the op's arguments after those of the step
     sinks: Tensor | None
-    lora: LayerLora | None  # None: the reference composes steps with adapters
+    lora: LayerLora | None  # None: the reference computes steps with adapters
 
 
 def prepare(layer: DecoderLayer) -> Any:
-    """Prepared if one op can compute the whole layer; else the layer itself, which the reference composes."""
+    """The layer as `Prepared` if one op can compute all of it. Otherwise the layer unchanged, for the reference."""
     products = layer.products
     packed = [product.weight for product in products if isinstance(product.weight, Packed)]
     int4_ops = {product.op for product in products if product.op.startswith("int4")}
@@ -61,7 +61,7 @@ def prepare(layer: DecoderLayer) -> Any:
         int4_ops == {"int4_wide"},
     )
     _, out, _, down = packed
-    assert isinstance(layer.mlp, GatedMlp)  # else `products` is empty
+    assert isinstance(layer.mlp, GatedMlp)  # for another MLP `products` is empty, so `packed` too
     gate = GATES[layer.mlp.gate]
     rotation = ROTATIONS[layer.rotation]
     numbers = (down.in_features, gate, rotation, layer.window, layer.eps, layer.offset, layer.scale, layer.soft_cap)
@@ -70,7 +70,7 @@ def prepare(layer: DecoderLayer) -> Any:
 
 
 def _lora(layer: DecoderLayer, mlp: GatedMlp) -> LayerLora | None:
-    """The factors of the layer; None if there are none, or no kernel supports them."""
+    """The LoRA factors of the layer; None if it has none, or if no kernel supports them."""
     projections = (layer.qkv, layer.out, mlp.gate_up, mlp.down)
     factors = [projection.lora for projection in projections if isinstance(projection, Adapted)]
     if len(factors) < len(projections) or not all(map(is_supported, factors)):
@@ -108,5 +108,5 @@ def decoder(ops: Ops, layer: Any, x: Tensor, stream: Tensor, step: LayerStep) ->
     _layer(x, stream, *layer.weights, *rotation, *places, layer.sinks, layer.heads, *layer.numbers, *adapters)
     if step.answers is None:
         return x, stream
-    tokens = step.answers.tokens  # the op has computed every token
+    tokens = step.answers.tokens  # select these tokens, because the op has computed all tokens
     return x.index_select(0, tokens), stream.index_select(0, tokens)

@@ -34,7 +34,7 @@ class Packed(NamedTuple):
     format: int
     out_features: int
     in_features: int
-    group: int  # inputs that share a scale; in_features if an output has one scale or none
+    group: int  # number of inputs that share a scale; in_features if an output has one scale or none
 
     def place(self) -> None:
         """Call before the first write to `data`: each thread touches the share that it will read in products, so the
@@ -55,8 +55,8 @@ class _Layout(NamedTuple):
 
 
 def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
-    """The weight as Packed, in its own dtype; activations may have any float dtype. The reference packs formats that no
-    kernel supports."""
+    """The weight as `Packed`; it keeps its dtype, and activations may have any float dtype. The reference packs formats
+    that no kernel supports."""
     slices = iter(slices)
     first = next(slices)
     layout = _layout(first)

@@ -28,7 +28,7 @@ class TileArguments(NamedTuple):
 
 
 def tile_arguments(adapters: Adapters) -> TileArguments | None:
-    """None: the adapters have no tiles, so the reference computes the step."""
+    """The tiles of the adapters; None if they have no tiles, so that the reference computes the step."""
     if adapters.tiles is None:
         return None
     order, starts, slots, _ = adapters.tiles

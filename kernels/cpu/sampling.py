@@ -52,5 +52,5 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int) -> Logprobs:
 def _likeliest(row: Tensor, k: int) -> Tensor:
     """The k likeliest tokens of logits [vocab]; among equal logits the smallest id first, unlike topk."""
     least = row.topk(k).values[-1]
-    ids = (~(row < least)).nonzero().squeeze(1)  # in ascending order; NaN counts as the largest, as in topk
+    ids = (~(row < least)).nonzero().squeeze(1)  # in ascending order; NaN counts as the largest logit, as in topk
     return ids[row[ids].argsort(descending=True, stable=True)[:k]]

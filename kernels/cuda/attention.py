@@ -22,10 +22,10 @@ _decode = torch.ops.localllm.decode_attention.default
 
 CONVERTING = (8, 9)  # the lowest compute capability with float8_e4m3fn conversion in hardware
 DIMS = (64, 128)
-FP8_DIM = 128  # the only dim for an fp8 cache; dim 64 is not tested on a GPU
+FP8_DIM = 128  # the only head dim for an fp8 cache; head dim 64 is not tested on a GPU
 TYPES = (torch.bfloat16, torch.float16)
-MAX_GROUP = 8  # most query heads that share a kv head; as in attention.h
-MAX_PAIRS = 1 << 16  # most pairs of a row and a kv head
+MAX_GROUP = 8  # largest number of query heads that share a kv head; as in attention.h
+MAX_PAIRS = 1 << 16  # largest number of pairs of a row and a kv head
 
 
 def paged_attention(
@@ -39,7 +39,8 @@ def paged_attention(
     sinks: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """See kernels/ops/attention.py. Kernels for 16-bit heads of dim 64 or 128. Two streams may call it concurrently."""
+    """See kernels/ops/attention.py. The kernels support 16-bit heads of dim 64 or 128. Concurrent calls on two streams
+    are safe."""
     options = scale, window, soft_cap, sinks
     decodes = 1 in rows.query_lens and _supports_decode(query, key_pages, value_pages, rows)
     prefills = supports_prefill(query, key_pages, value_pages, rows)
@@ -57,7 +58,7 @@ def paged_attention(
 
 
 def _supports_decode(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
-    """True if the decode kernel supports these tensors. It computes the rows with one query."""
+    """True if the decode kernel, which computes the rows with one query, supports these tensors."""
     heads, dim = query.shape[1:]
     if query.dtype not in TYPES or dim not in DIMS or not _supports_cache(key_pages, query.dtype, dim):
         return False

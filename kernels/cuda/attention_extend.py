@@ -27,7 +27,7 @@ def supports(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) 
     if max(rows.query_lens) <= SHORT_QUERIES or _extend is None or query.dtype not in TYPES or dim not in DIMS:
         return False
     size, kv_heads = key_pages.shape[1:3]
-    whole_pages = 128 % size == 0 or size % 128 == 0  # a block has 128 positions
+    whole_pages = 128 % size == 0 or size % 128 == 0  # a block of 128 positions is whole pages or part of one page
     shapes = key_pages.dtype == query.dtype and heads <= TILE_ROWS * kv_heads and size >= 8 and whole_pages
     if not shapes or not loads_aligned(query, key_pages, value_pages):
         return False
@@ -36,7 +36,7 @@ def supports(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) 
 
 
 def loads_aligned(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
-    """True if the kernels of this folder can read these tensors, 16 bytes at a time.
+    """True if the kernels of this folder can read these tensors with loads of 16 bytes.
 
     Heads and pages must be dense and begin at multiples of 8 elements and 16 bytes. Both caches must have the same
     strides.
@@ -72,7 +72,8 @@ def extend(
 
 
 def tiles_of(rows: Rows, group: int, min_queries: int) -> int:
-    """The number of tiles. A tile has TILE_ROWS // group queries of a row; `group`: query heads per kv head."""
+    """The number of tiles of all rows with at least `min_queries` queries. A tile has TILE_ROWS // group queries of a
+    row; `group`: query heads per kv head."""
     key = "extend", group, min_queries
     tiles: int | None = rows.plans.get(key)
     if tiles is None:

@@ -18,7 +18,7 @@ _store = torch.ops.localllm.store.default
 _append = torch.ops.localllm.append.default
 _copy_cache_pages = torch.ops.localllm.copy_cache_pages.default
 CACHE_DTYPES = FLOATS | {torch.float8_e4m3fn}
-MAX_DIM = 12288  # limit of dim in append.cu, which keeps a head in shared memory
+MAX_DIM = 12288  # largest head dim of append.cu, which keeps a head in shared memory
 
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:

@@ -19,8 +19,8 @@ from .linear import can_fuse_norm, small_batch
 
 
 def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """See kernels/ops/layer.py. The reference computes steps with many tokens, adapters or selected outputs, and layers
-    with weights of other formats."""
+    """See kernels/ops/layer.py. The reference computes steps with many tokens, with adapters or with `answers`, and
+    layers whose norms or gate the kernel cannot fuse."""
     mlp = layer.mlp
     products = _fused_products(layer, x)
     if products is None or step.answers is not None or step.adapters is not None:
@@ -58,7 +58,7 @@ def _fused_products(layer: DecoderLayer, x: Tensor) -> tuple[Product, Product] |
 
 
 def _fused(projection: Projection, rows: int, gated: bool = False) -> Product | None:
-    """The product of the projection; None if the kernel cannot fuse its norm (and its gate)."""
+    """The product of the projection; None if the kernel cannot fuse the norm before it (and the gate after it)."""
     product = projection.product
     if product is None or product.order is not None or product.op == "int4_wide":
         return None

@@ -22,7 +22,7 @@ from ..ops.linear import Fp8, Int4, Int8, Weight
 TRITON = find_spec("triton") is not None
 _REFERENCES = reference.Linear()
 
-SMALL_BATCH = 16  # most rows that small_batch supports
+SMALL_BATCH = 16  # largest number of rows that small_batch supports
 BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # values of Weights in linear.h
 _small_batch_op = torch.ops.localllm.small_batch.default
 _small_batch_fits = torch.ops.localllm.small_batch_fits.default
@@ -77,7 +77,7 @@ def by_output(records: Tensor | None, out_features: int) -> Tensor:
 
 
 def by_block(values: Tensor) -> Tensor:
-    """[out_features, subs] of 4 bytes -> [ceil(out_features / 8), subs, 8] int32, padded with zeros."""
+    """`values` [out_features, subs] of 4 bytes each -> [ceil(out_features / 8), subs, 8] int32, padded with zeros."""
     values = torch.nn.functional.pad(values.contiguous().view(torch.int32), (0, 0, 0, -len(values) % 8))
     blocks: Tensor = values.unflatten(0, (-1, 8))
     return blocks.transpose(1, 2).contiguous()
@@ -90,7 +90,7 @@ def transpose_words(nibbles: Tensor) -> Tensor:
 
 
 def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
-    """A Packed weight; the plain weight if activations are not bfloat16 or no kernel supports the shape."""
+    """The weight as `Packed`, or not packed if activations are not bfloat16 or if no kernel supports the weight."""
     slices = iter(slices)
     first = next(slices)
     if dtype != torch.bfloat16 or not _supported(first):
@@ -106,7 +106,7 @@ def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype)
                 target[start // outputs : -(-stop // outputs)] = source
         start = stop
     assert merged is not None
-    if merged.data.is_cuda:  # later kernels prefetch weights while the packing may still run
+    if merged.data.is_cuda:  # wait, because later kernels prefetch weights before earlier kernels end
         torch.cuda.current_stream(merged.data.device).synchronize()
     return merged
 
@@ -202,7 +202,7 @@ def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype |
 
 
 def _plain_product(op: str, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
-    """The product with the weight before packing: by Triton, or by the reference if Triton is not installed."""
+    """The product with the weight as it was before packing. Triton computes it if installed, else the reference."""
     implementations = _triton() if TRITON else _REFERENCES
     plain = weight.plain() if isinstance(weight, Packed) else weight
     out: Tensor = getattr(implementations, op)(x, plain, bias, dtype)
@@ -216,7 +216,7 @@ def _triton() -> Any:
 
 
 def _int4_product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The product of Triton with a packed int4 weight."""
+    """The product with a packed int4 weight, computed by Triton."""
     triton = _triton()
     out_features = weight.out_features
     in_features = weight.in_features
@@ -297,8 +297,9 @@ def small_batch(
     """The product of x [1…16 rows, in_features] bf16. `format`: INT4_WIDE for an INT4 weight and activations that are
     not rounded; by default the format of the weight.
 
-    With `norm` (weight, eps, offset) the product is of norm(x + stream); returns (product, x + stream). With `gate` (a
-    value of Activation in kernels.h) the first half of the outputs are gates of the second half.
+    With `norm` (weight, eps, offset) the kernel multiplies norm(x + stream), and the function returns
+    (product, x + stream). With `gate` (a value of Activation in kernels.h) the first half of the outputs are gates of
+    the second half, so the product has half as many outputs.
     """
     x = x if x.stride(0) % 8 == 0 else x.contiguous()
     width = weight.out_features // 2 if gate >= 0 else weight.out_features

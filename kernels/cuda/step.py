@@ -55,8 +55,8 @@ class Stack:
         return iter(self.layers)
 
     def shared_on(self, device: torch.device) -> Tensor:
-        """[shared_bytes] uint8 of the current stream. In a capture on a stream without an earlier step, the graph
-        contains the allocation and the memset."""
+        """StepArgs::shared of the current stream, [shared_bytes] uint8. If a graph captures the first step of a stream,
+        the graph contains the allocation and the memset."""
         stream = torch.cuda.current_stream(device).cuda_stream
         memory = self.shared.get(stream)
         if memory is None:
@@ -79,7 +79,8 @@ def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
     shared_bytes = _shared_bytes(table, *shape[:5])
     if not shared_bytes:
         return Stack(layers)
-    torch.cuda.current_stream(table.device).synchronize()  # steps read the table before they wait for earlier kernels
+    # Wait for the copy of the table: a step reads the table before it waits for earlier kernels.
+    torch.cuda.current_stream(table.device).synchronize()
     return Stack(layers, shape, table, shared_bytes)
 
 
@@ -109,7 +110,7 @@ def _fits(shape: Shape, x: Tensor, step: LayerStep, keys: Tensor) -> bool:
     pages = keys.is_contiguous() and keys.shape[3:] == (shape.kv_heads, shape.dim)
     page_size = keys.shape[2]
     power_of_two = page_size & (page_size - 1) == 0
-    rotation = [2 * cos.shape[1] for cos, _ in step.rotations] == [shape.dim]  # one, of all dimensions of a head
+    rotation = [2 * cos.shape[1] for cos, _ in step.rotations] == [shape.dim]  # one rotation, of all dimensions
     return one_token and dtypes and pages and power_of_two and rotation
 
 
@@ -137,7 +138,7 @@ def _supported(shape: Shape) -> bool:
 
 
 def _plain_layer(layer: DecoderLayer) -> bool:
-    """True if the layer has none of the options that the kernel lacks, and norms that the kernel can read."""
+    """True if the kernel supports the options of the layer and can read its norms."""
     without_options = not layer.window and not layer.soft_cap and layer.sinks is layer.after_attention is None
     norms = layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm
     readable = all(_aligned_bf16(norm) for norm in norms if norm is not None)
@@ -165,7 +166,7 @@ def _bytes(layer: DecoderLayer) -> int:
 
 
 def _addresses(layer: DecoderLayer) -> list[int]:
-    """The fields of StepLayer in step.h."""
+    """The addresses of a layer's tensors, in the order of the fields of StepLayer in step.h."""
     weights = [product.weight.data for product in layer.products]
     biases = [product.bias for product in layer.products]
     norms = layer.before_attention, layer.before_mlp, layer.query_norm, layer.key_norm

@@ -23,7 +23,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """The sum is written over residual."""
+    """Overwrites `residual` with the sum x + residual."""
     writable = residual.dtype == x.dtype and residual.is_contiguous()
     if not writable or x.dim() != 2 or not _supported(x, weight):
         return reference.add_rms_norm(x, residual, weight, eps, offset)

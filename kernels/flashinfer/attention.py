@@ -1,8 +1,8 @@
 """Attention over the paged cache by FlashInfer. kernels/ops/attention.py has the reference.
 
 FlashInfer plans a step on the host from exact lengths, once for all layers with the same options and rows. So a graph
-cannot capture a whole step. The kernels of localllm compute what FlashInfer does not support: sinks, other head dims,
-float32 and an fp8 cache.
+cannot capture a whole step. The kernels of localllm compute what FlashInfer does not support: sinks, head dims that are
+not in DIMS, float32 and an fp8 cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..ops.attention import Attention, Rows
 WORKSPACE = 128 << 20  # bytes, the size that FlashInfer recommends
 DIMS = (64, 128, 256)
 TYPES = (torch.bfloat16, torch.float16)
-IN_FLIGHT = 3  # planners of a ring: as many plans may be in flight to the device at the same time
+IN_FLIGHT = 3  # planners of a ring, so at most this number of copies to the device are pending
 
 
 def attention(fallback: Attention) -> Attention:
@@ -72,7 +72,7 @@ class Ring:
         self._planners = [(make(), torch.cuda.Event()) for _ in range(IN_FLIGHT)]
 
     def plan(self, *arguments: Any, **options: Any) -> Any:
-        """Plans with the next planner and returns it."""
+        """Plan a step with the next planner, and return the planner."""
         planner, done = self._planners[0]
         self._planners = [*self._planners[1:], self._planners[0]]
         done.synchronize()

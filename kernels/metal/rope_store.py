@@ -26,14 +26,14 @@ class Rope:
     """The arguments of mx.fast.rope."""
 
     dims: int  # number of rotated dims: the first ones of a head
-    traditional: bool  # pairs are neighbours, not halves
+    traditional: bool  # pairs are (2i, 2i + 1), not (i, i + dims / 2)
     base: float | None
     scale: float = 1.0  # factor of the positions
     freqs: mx.array | None = None  # [dims / 2] float32, in place of a base
 
 
 class Stored(NamedTuple):
-    """The outputs of `reference`."""
+    """The rotated queries, and the caches with the new keys and values."""
 
     queries: mx.array
     keys: mx.array
@@ -53,9 +53,14 @@ def reference(
     end: mx.array,
     rope: Rope,
 ) -> Stored:
-    """q, k, v [rows, heads or kv heads, new, dim] and caches [rows, kv heads, columns, dim] -> rotated q, and the
-    caches with rotated k and v in the last `new` columns before `end`, [1] int32; `padding`, [rows] int32: columns
-    before a row's position 0. The kernel of this file computes one new column."""
+    """Rotates q and k. Returns the rotated q, and the caches with the rotated k and v in columns end - new … end - 1.
+
+    q [rows, heads, new, dim], k and v [rows, kv heads, new, dim].
+    keys and values (the caches) [rows, kv heads, columns, dim].
+    padding [rows] int32: the number of columns before position 0 of a row.
+    end [1] int32: the column after the new ones.
+    The kernel of this file supports one new column only.
+    """
     start = end - k.shape[2]
     query, key = (
         mx.fast.rope(
@@ -116,8 +121,8 @@ INPUTS = ("q", "k", "v", "keys", "values", "padding", "ends")
 
 
 def angle(rope: Rope) -> str:
-    """An expression for the angle of a pair of dims, for the token in `column` of `row`. It is the expression of MLX's
-    kernel, which rotates the keys of a prefill."""
+    """The source of the angle by which the kernel rotates a pair of dims of the token in `column` of `row`. It is the
+    same expression as in MLX's kernel, which rotates the keys of a prefill."""
     if rope.freqs is not None:
         inverse = "1.0f / freqs[pair]"
     else:
@@ -127,7 +132,7 @@ def angle(rope: Rope) -> str:
 
 
 def source(rope: Rope) -> str:
-    """The lines of the kernel that do not depend on the device."""
+    """The source lines of the kernel that do not depend on the device."""
     return SOURCE.replace("ANGLE", angle(rope))
 
 
@@ -139,7 +144,7 @@ def kernel(lines: str, inputs: tuple[str, ...]) -> Any:
 
 
 def fits(dims: tuple[int, int], dtypes: tuple[mx.Dtype, ...], rope: Rope) -> bool:
-    """Whether the kernel supports these dims of keys and values, and dtypes of all inputs."""
+    """True if the kernel supports these head dims (of keys, of values) and these dtypes of its inputs."""
     return (
         len(set(dtypes)) == 1
         and dtypes[0] in FLOATS
