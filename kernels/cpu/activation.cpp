@@ -4,7 +4,7 @@
 namespace localllm::VARIANT {
 namespace {
 
-constexpr int64_t CHUNK = 256;  // elements
+constexpr int64_t CHUNK = 256;  // elements per chunk
 
 F32 silu(F32 x) { return x / (set1(1.0f) + exp(zero() - x)); }
 

@@ -20,7 +20,7 @@ struct alignas(64) TileConfig {  // the operand of ldtilecfg
 };
 
 constexpr int TILE_ROWS = 16;
-constexpr int TILE_BYTES = 64;  // per row
+constexpr int TILE_BYTES = 64;  // bytes of a tile row
 
 }  // namespace localllm::VARIANT
 
@@ -65,8 +65,8 @@ static inline void tile_multiply() {
 
 namespace localllm::VARIANT {
 
-// Configures the tiles of the calling thread; call tile_release() afterwards. One product covers `depth` bytes of the
-// inner dimension: a row of A, and depth / 4 rows of B.
+// Configures the tiles of the calling thread; call tile_release() afterwards. One tile product covers `depth` bytes of
+// the inner dimension: `depth` bytes of each row of A, and depth / 4 rows of B.
 static inline void configure_tiles(int64_t depth) {
   TileConfig config;
   memset(&config, 0, sizeof config);

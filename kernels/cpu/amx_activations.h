@@ -9,13 +9,14 @@ typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
 typedef float Reals __attribute__((vector_size(WIDTH * 4)));
 typedef int8_t Bytes __attribute__((vector_size(WIDTH)));
 
-static inline void store_int8(int8_t* to, F32 x) {  // x: integers; the result for NaN is undefined
+static inline void store_int8(int8_t* to, F32 x) {  // x has integer values; the result for NaN is undefined
   Bytes bytes = __builtin_convertvector(__builtin_convertvector((Reals)x.v, Ints), Bytes);
   memcpy(to, &bytes, sizeof bytes);
 }
 
-// Quantises `count` inputs, one group of a row, to int8 (as `rounded` of kernels/ops/linear_int8.py) and writes them to
-// the steps from `first` on. Returns the scale, or NaN if the group has a NaN or an infinity.
+// Quantises one group of a row, `count` inputs, to int8 (as `rounded` of kernels/ops/linear_int8.py). Writes them to
+// the tile layout, from its step `first` on (amx_plan.h). Returns the scale, or NaN if the group has a NaN or an
+// infinity.
 template <class T>
 static inline float quantise_group(const T* x, int64_t count, int64_t row, int64_t first, const Plan& plan,
                                    int8_t* activations) {

@@ -16,9 +16,9 @@
 namespace localllm::VARIANT {
 namespace {
 
-constexpr int64_t STRIP = 32;     // queries
+constexpr int64_t STRIP = 32;     // queries per strip
 constexpr int64_t QUERIES = 128;  // approximate number of queries per block
-constexpr int64_t KEYS = 128;     // keys at a time
+constexpr int64_t KEYS = 128;     // keys that are processed at a time
 constexpr int64_t KEY_STEPS = KEYS / 32;
 
 typedef int32_t Ints __attribute__((vector_size(WIDTH * 4)));
@@ -33,7 +33,7 @@ struct QueryBlock {
   int64_t first_key, last_key;  // the tokens attend to the keys [first_key, last_key)
 };
 
-// Transposes a 16 × 16 matrix of 4-byte words. Strides in words.
+// Transposes a 16 × 16 matrix of 4-byte words. The strides count words.
 static inline void transpose_words(const uint32_t* from, int64_t from_stride, uint32_t* to, int64_t to_stride) {
   for (int i = 0; i < 16; i += WIDTH)
     for (int j = 0; j < 16; j += WIDTH) {
@@ -105,7 +105,7 @@ class BlockAttention {
   bf16* staging;
   float *scores, *sums, *peak, *total;
   int32_t* positions;
-  alignas(64) float factors[STRIP];  // factors for the earlier sums of a strip
+  alignas(64) float factors[STRIP];  // factors that scale the earlier sums of a strip
 
   static uint8_t* allocate(uint8_t*& memory, int64_t bytes) {
     uint8_t* start = memory;
@@ -113,7 +113,7 @@ class BlockAttention {
     return start;
   }
 
-  // Copies dim elements to row `index` of `staging`, padded with zeros. null: only zeros.
+  // Copies dim elements to row `index` of `staging` and pads the row with zeros. If `from` is null, the row is zero.
   void copy_row(int64_t index, const bf16* from) {
     if (from) memcpy(staging + index * width, from, args.dim * 2);
     int64_t length = from ? args.dim : 0;
@@ -160,7 +160,7 @@ class BlockAttention {
     copy_rows(args.value_pages, first, size);
     for (int64_t step = 0; step < blocks; step++)
       for (int64_t tile = 0; tile < width / 16; tile++) {
-        alignas(64) uint32_t pairs[16][16];  // word: the values of two keys for one dimension
+        alignas(64) uint32_t pairs[16][16];  // [pair of keys][dim]: a word has one dimension of the values of two keys
         for (int64_t i = 0; i < 16; i++) {
           Halves16 even, odd;
           memcpy(&even, staging + (step * 32 + 2 * i) * width + tile * 16, 32);

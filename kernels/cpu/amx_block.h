@@ -7,7 +7,7 @@ namespace localllm::VARIANT {
 
 constexpr int64_t SUMS = 2 * TILE_ROWS * PANEL;  // sums per block, 4 bytes each: float or int32
 
-// Clear, load or store the tiles of sums: four tiles, or two for 16 rows.
+// These functions clear, load or store the tiles of sums: four tiles for 32 rows, two for 16 rows.
 template <int tiles>
 static inline void clear_sums() {
   tile_zero<0>();
@@ -36,7 +36,7 @@ static inline void store_sums(float* sums) {
   }
 }
 
-// Prefetches memory into L2, some cache lines in every step.
+// Prefetches memory into L2, `lines` cache lines in every step.
 struct LinePrefetch {
   const uint8_t* address;
   int64_t lines;  // cache lines per step
@@ -46,9 +46,9 @@ struct LinePrefetch {
   }
 };
 
-// Sums += a [steps][tiles][16][depth] × b [steps][depth / 4][32][4 bytes]. It loads each tile of the next step right
-// after the last product of this step that reads it. This hides the latency of loads, above all if two threads share a
-// core.
+// Sums += a [steps][tiles][16][depth] × b [steps][depth / 4][32][4 bytes]. Loads each tile of the next step right after
+// the last product of this step that reads the same tile register. This hides the latency of loads, above all if two
+// threads share a core.
 template <Product product, int tiles>
 static inline void multiply(const uint8_t* a, const uint8_t* b, int64_t depth, int64_t steps,
                             LinePrefetch& prefetch) {

@@ -14,20 +14,20 @@
 #include "amx.h"
 
 namespace localllm::VARIANT {
-namespace {  // gives member functions that are not inlined internal linkage
+namespace {  // so that member functions that are not inlined have internal linkage
 
-constexpr int64_t BLOCK = 2 * TILE_ROWS;  // rows
+constexpr int64_t BLOCK = 2 * TILE_ROWS;  // rows per block
 constexpr int64_t COUNTER_BYTES = 64;  // one cache line per counter
 
 struct Plan {
   Product product;
-  int64_t depth;        // bytes
-  int64_t step;         // inputs
-  int64_t steps;        // for all inputs, including padding
-  int64_t group_steps;  // steps per quantisation group, whose sums are scaled in float; else all steps
+  int64_t depth;        // bytes of a tile row
+  int64_t step;         // inputs per step
+  int64_t steps;        // number of steps for all inputs, including padding
+  int64_t group_steps;  // steps between two scalings of the sums: a quantisation group; without groups, all steps
   int64_t groups;
   int64_t rows, blocks;
-  int64_t chunk;  // steps
+  int64_t chunk;  // steps per chunk
 
   int64_t tiles(int64_t block) const { return rows - block * BLOCK > TILE_ROWS ? 2 : 1; }
   int64_t step_bytes(int64_t block) const { return tiles(block) * TILE_ROWS * depth; }

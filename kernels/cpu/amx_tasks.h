@@ -9,22 +9,23 @@ namespace localllm::VARIANT {
 namespace {
 
 constexpr int64_t ACTIVATIONS = 1 << 20;  // maximum bytes of activations per group and chunk: half of an L2 cache
-constexpr int64_t STEPS = 16;             // maximum per chunk: 32 KiB of weights, which stay in L1 for all row blocks
-constexpr int64_t BLOCKS = 8;             // maximum per group
-constexpr int64_t PANELS = 12;            // maximum per task: memory has the sums of all its blocks and panels
-constexpr int64_t TASKS_PER_WORKER = 6;   // minimum, if the product is large enough
+constexpr int64_t STEPS = 16;             // maximum steps per chunk: 32 KiB of weights stay in L1 for all row blocks
+constexpr int64_t BLOCKS = 8;             // maximum row blocks per group
+constexpr int64_t PANELS = 12;            // maximum panels per task: a worker stores the sums of all its blocks
+constexpr int64_t TASKS_PER_WORKER = 6;   // minimum tasks per worker, if the product is large enough
 
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t ceil_div(int64_t count, int64_t divisor) { return (count + divisor - 1) / divisor; }
-static inline int64_t even_size(int64_t count, int64_t max_size) {  // of groups of about equal size, at most `max_size`
+// Items per group, if `count` items are divided evenly into groups of at most `max_size` items.
+static inline int64_t even_size(int64_t count, int64_t max_size) {
   return ceil_div(count, ceil_div(count, max_size));
 }
 
 struct Division {
   int64_t blocks;      // row blocks per group
   int64_t groups;
-  int64_t panels;      // of the weight
-  int64_t max_panels;  // per task
+  int64_t panels;      // number of panels of the weight
+  int64_t max_panels;  // maximum panels per task
 };
 
 static inline Division division_of(const Plan& plan, int64_t panels, int workers) {
@@ -43,7 +44,8 @@ static inline Plan plan_of(const LinearArgs& args, Division* division, int worke
   Plan plan = steps_of(args);
   *division = division_of(plan, round_up(args.out_features, PANEL) / PANEL, workers);
   plan.chunk = even_size(plan.steps, min_of(STEPS, ACTIVATIONS / (division->blocks * BLOCK * plan.depth)));
-  if (plan.groups > 1) plan.chunk = min_of(round_up(plan.chunk, plan.group_steps), plan.steps);  // complete groups
+  // A chunk has complete quantisation groups.
+  if (plan.groups > 1) plan.chunk = min_of(round_up(plan.chunk, plan.group_steps), plan.steps);
   if (plan.chunk < plan.steps) division->max_panels = PANELS;  // every task reads all activations, so use large tasks
   return plan;
 }
@@ -52,9 +54,9 @@ struct Task {
   int64_t group, begin, end;  // panels [begin, end); empty: no tasks are left
 };
 
-// Assigns tasks to this worker: first those of its own group, then the rest of other groups. The first tasks of a group
-// have more panels than the last. At most as many groups as workers are active, so that all workers use the same panels
-// at about the same time and memory is read once.
+// Assigns tasks to this worker: first the tasks of its own group, then the remaining tasks of other groups. The first
+// tasks of a group have more panels than the last. At most as many groups as workers are active, so that all workers
+// use the same panels at about the same time and memory is read once.
 class Tasks {
  public:
   Tasks(uint8_t* counters, const Division& division, const Worker& worker)

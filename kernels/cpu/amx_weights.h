@@ -5,7 +5,7 @@
 #include "amx_plan.h"
 
 namespace localllm::VARIANT {
-namespace {  // gives member functions that are not inlined internal linkage
+namespace {  // so that member functions that are not inlined have internal linkage
 
 typedef uint32_t Words __attribute__((vector_size(64)));
 typedef int32_t SignedWords __attribute__((vector_size(64)));
@@ -71,7 +71,7 @@ struct Int4Weights : Weights {
     memcpy(&bytes, zeros, sizeof bytes);
     return __builtin_convertvector(bytes, SignedWords);
   }
-  // Expands 4 inputs of 32 outputs. Returns the end of the written bytes.
+  // Expands the weights of 4 inputs and 32 outputs. Returns the end of the written bytes.
   static uint8_t* expand(const uint8_t* nibbles, const SignedWords* zero, uint8_t* to) {
     Words both;
     memcpy(&both, nibbles, 64);
@@ -93,7 +93,7 @@ struct Int4Weights : Weights {
   }
 };
 
-struct Fp8Weights : Weights {  // e4m3 values are exact in bf16; scales() corrects the exponent bias (linear_fp8.cpp)
+struct Fp8Weights : Weights {  // e4m3 values are exact in bf16; scales() corrects their exponent bias (linear_fp8.cpp)
   static constexpr Product product = Product::bf16;
   static constexpr bool expanded = true;
 

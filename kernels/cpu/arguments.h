@@ -61,7 +61,9 @@ class Argument {
   Argument(const Op& op, const char* name, const Tensor& tensor);
 
   // Each check throws if it fails and returns *this, so that checks can be chained.
-  // The shape. Every length of a tensor of two or more dimensions must fit in 32 bits, because some kernels use int32.
+
+  // Checks the shape. Every length of a tensor of two or more dimensions must fit in 32 bits, because some kernels use
+  // int32.
   Argument& shaped(std::initializer_list<int64_t> lengths);
   Argument& of(ScalarType type);
   Argument& dense();         // contiguous

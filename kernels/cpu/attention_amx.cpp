@@ -71,7 +71,7 @@ void attention(const AttentionArgs& args, const Worker& worker) {
   if (worker.index == 0) *(int64_t*)args.shared = 0;
   worker.barrier();
   long_rows(args, worker);
-  for (int64_t row = 0; row < args.rows;) {  // one call for adjacent rows without tiles
+  for (int64_t row = 0; row < args.rows;) {  // one AVX-512 call for all adjacent rows that do not use tiles
     int64_t end = row;
     while (end < args.rows && !uses_tiles(args, end)) end++;
     if (end > row) {

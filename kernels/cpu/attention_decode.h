@@ -16,11 +16,11 @@ constexpr int TILE_KEYS = 32;
 // below work on a local copy of it, which the compiler keeps in registers; they are not inlined for the same reason.
 struct TilePrefetch {
   const char* pages;
-  const int64_t* offsets;  // [keys], in bytes
+  const int64_t* offsets;  // [keys]: byte offset of each key in the pages
   int64_t keys;            // number of keys that are not yet prefetched
   int64_t width;           // bytes of a key
   int64_t offset = 0;      // bytes of the current key that are already prefetched
-  int pending = 0;         // bytes requested since the last cache line
+  int pending = 0;         // bytes passed to fetch() that do not fill a cache line yet
 
   template <int BYTES>
   void fetch() {
@@ -42,7 +42,8 @@ struct TilePrefetch {
   }
 };
 
-// scores[q][key] = query q · key for Q queries, `stride` floats apart. Reads keys up to a multiple of 8 / Q.
+// scores[q][key] = query q · key, for Q queries and `count` keys. Consecutive queries are `stride` floats apart. Also
+// computes the scores of padding keys: it rounds `count` up to a multiple of 8 / Q.
 template <class E, class C, int Q>
 [[gnu::noinline]] static void score(const float* query, int64_t stride, const C* const* keys, TilePrefetch& next,
                                     int64_t count, int64_t dim, float (*scores)[TILE_KEYS]) {
@@ -123,7 +124,7 @@ template <class E, class C, int Q, int B, class Count>
 }
 
 // Softmax of one tile, in place: replaces the scores [0, count) by weights of type E, relative to the largest score so
-// far, and the rest up to TILE_KEYS by 0. `factor` receives the factor for the earlier sums.
+// far, and the rest of the TILE_KEYS scores by 0. `factor` receives the factor for the earlier sums.
 template <class E>
 static inline void softmax_tile(const Scores& to_score, int64_t count, float* scores, float* peak, float* total,
                                 float* factor) {
@@ -189,7 +190,8 @@ static inline void decode(const AttentionArgs& args, const Row& row, int64_t chu
     int64_t width = (end - begin) * args.dim * (int64_t)sizeof(C);
     TilePrefetch next_keys = {(const char*)args.key_pages, byte_offsets, more ? TILE_KEYS : 0, width};
     TilePrefetch next_values = {(const char*)args.value_pages, byte_offsets, more ? TILE_KEYS : 0, width};
-    TilePrefetch no_prefetch = {nullptr, byte_offsets, 0, 0};  // only the first queries of a tile prefetch the next one
+    // Only the first query group of a kv head prefetches the next tile.
+    TilePrefetch no_prefetch = {nullptr, byte_offsets, 0, 0};
     for (int64_t kv_head = begin; kv_head < end; kv_head++) {
       Tile<C> key(args.key_pages, offsets, kv_head * args.dim), value(args.value_pages, offsets, kv_head * args.dim);
       alignas(64) float scores[MAX_DECODE_GROUP][TILE_KEYS] = {};

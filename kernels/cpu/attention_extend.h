@@ -16,7 +16,7 @@
 
 namespace localllm::VARIANT {
 
-constexpr int64_t KEYS = 64;  // per block
+constexpr int64_t KEYS = 64;  // keys per block
 constexpr int PANEL_LANES = BLOCK;
 
 // Number of rows whose sums, two vectors each, fit in the registers.
@@ -121,7 +121,7 @@ struct Workspace {
     out.values = out.keys + KEYS * lanes;
     out.scores = out.values + KEYS * lanes;
     out.sums = out.scores + rows * KEYS;
-    out.totals = out.sums + rows * padded;  // a vector of partial sums per row
+    out.totals = out.sums + rows * padded;  // a vector of WIDTH partial sums per row
     out.peaks = out.totals + rows * WIDTH;
     out.factors = out.peaks + rows;
     return out;
@@ -172,7 +172,7 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t chu
   memset(space.sums, 0, rows * space.dim * sizeof(float));
 
   Scores to_score = {args.scale, args.soft_cap};
-  int64_t position = row.context - row.tokens + first;  // of the block's first token
+  int64_t position = row.context - row.tokens + first;  // position of the block's first token
   int64_t reach = args.window > 0 ? args.window : row.context;
   Keys keys = keys_of(row, chunk);
   keys.begin = max_of(keys.begin, position + 1 - reach);
@@ -199,7 +199,8 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t chu
       });
     }
     for (int64_t i = first_row(0); i < end_row(count); i++) {
-      int64_t visible = position + i / group + 1 - key_begin;  // number of keys up to the token's own position
+      // Number of keys of the block up to the token's own position.
+      int64_t visible = position + i / group + 1 - key_begin;
       softmax_row<E>(to_score, max_of(0, visible - reach), min_of(count, visible), width, space.scores + i * KEYS,
                      space.peaks + i, space.totals + i * WIDTH, space.factors + i);
     }

@@ -14,14 +14,15 @@ constexpr int64_t QUERIES = 96;             // approximate number of queries per
 constexpr int64_t MAX_DECODE_GROUP = 8;     // decode() supports up to 8 query heads per kv head
 constexpr int64_t MIN_DECODE_CHUNK = 128;   // smallest number of keys of a chunk in rows of one token
 constexpr int64_t MAX_DECODE_CHUNKS = 32;
-constexpr int64_t MIN_PREFILL_CHUNK = 1024;  // the same for longer rows, whose chunks have more results to merge
+// Smallest number of keys of a chunk in longer rows, whose chunks have more results to merge.
+constexpr int64_t MIN_PREFILL_CHUNK = 1024;
 constexpr int64_t MAX_PREFILL_CHUNKS = 8;
 
 static inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
 
 struct Row {
-  int64_t index, token, tokens;  // token: index of its first token in the batch
+  int64_t index, token, tokens;  // index of the row; index of its first token in the batch; number of its tokens
   int64_t first, context;        // its tokens attend to the keys [first, context)
   int64_t blocks, block_tokens;
   int64_t chunks, chunk_keys;
@@ -63,8 +64,8 @@ static inline Keys keys_of(const Row& row, int64_t chunk) {
   return {begin, end < row.context ? end : row.context};
 }
 
-// Writes to offsets[0, count) the element offsets, in the pages, of the first kv head of the positions
-// [position, position + count) of a row. offsets[count, size) repeat the last one.
+// offsets[i] = offset in the pages, in elements, of the first kv head of position `position` + i of a row, for i in [0,
+// count). The elements offsets[count, size) repeat the last offset.
 static inline void locate(const AttentionArgs& args, const Row& row, int64_t position, int64_t count, int64_t size,
                           int64_t* offsets) {
   const int32_t* pages = args.page_table + row.index * args.pages_per_row;

@@ -21,7 +21,8 @@ static inline void write_output(const AttentionArgs& args, const Row& row, int64
   narrow(args.type, sums, 1.0f / total, args.out, offset, args.dim);
 }
 
-// Writes the output of a query or its partial result. sums [dim] are in natural order; `partials` are those of the row.
+// Writes the output of a query or its partial result. `sums` [dim] is in natural order; `partials` has the partial
+// results of the row.
 static inline void end_query(const AttentionArgs& args, const Row& row, int64_t chunk, int64_t token, int64_t head,
                              float peak, float total, const float* sums, float* partials) {
   if (row.chunks == 1) return write_output(args, row, token, head, sums, total);
@@ -57,7 +58,7 @@ static inline void load_query(const AttentionArgs& args, const Row& row, int64_t
                               float* query) {
   int64_t offset = (row.token + token) * args.query_stride + head * args.dim;
   memset(query, 0, lanes * sizeof(float));
-  if constexpr (sizeof(E) == 2) {  // no conversion
+  if constexpr (sizeof(E) == 2) {  // the query already has type E
     memcpy(query, (const E*)args.query + offset, args.dim * sizeof(E));
   } else {
     widen(args.type, args.query, offset, query, args.dim);

@@ -18,7 +18,7 @@ constexpr bool same<A, A> = true;
 template <class E>
 constexpr int STEP = 4 / sizeof(E);  // elements per lane
 
-constexpr int BLOCK = 2 * WIDTH;  // dimensions
+constexpr int BLOCK = 2 * WIDTH;  // dimensions per block
 
 template <class E>
 constexpr int BLOCK_VECTORS = 2 / STEP<E>;  // vectors per block of a query or key
@@ -88,7 +88,8 @@ static inline F32 load_lanes(const C* p, int64_t left) {
   }
 }
 
-// Loads a block of the values of STEP keys into two vectors. Each lane has the values of one dimension for these keys.
+// Loads a block of dimensions of the V vectors of STEP keys into x. Each lane of x has one dimension of the V vectors
+// of these keys.
 template <class E, class C, class Count>
 static inline void load_values(const C* const* keys, int64_t offset, Count n, F32 (&x)[2]) {
 #if defined(__AVX512BF16__)
@@ -105,7 +106,7 @@ static inline void load_values(const C* const* keys, int64_t offset, Count n, F3
   if constexpr (!same<E, bf16>) load_block<E>(keys[0] + offset, n, x);
 }
 
-// The dimension at index i of a block in block order, as load_values() writes it.
+// The dimension that load_values() stores at index i of a block (block order).
 template <class E, class C>
 constexpr int dimension_at(int i) {
   if (same<E, bf16>) return i % WIDTH / 4 * 8 + i / WIDTH * 4 + i % 4;

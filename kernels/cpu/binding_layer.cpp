@@ -57,7 +57,7 @@ LinearArgs product(const std::vector<Tensor>& weights, const std::vector<Tensor>
 
 // The sizes of a layer and its step.
 struct LayerShape {
-  Type type;  // of x and of all intermediate tensors
+  Type type;  // element type of x and of all intermediate tensors
   int64_t tokens, hidden, heads, kv_heads, dim, inner;
 
   int64_t qkv_width() const { return (heads + 2 * kv_heads) * dim; }
@@ -190,7 +190,7 @@ void connect_lora(LoraArgs& lora, const LinearArgs& linear, float* inner) {
 // kernels share are in the shared memory of `run`.
 void connect(Call& call, Run& run, const LayerShape& shape, void* x, void* stream) {
   LayerArgs& args = call.args;
-  int64_t row_bytes = shape.tokens * shape.element_bytes();  // of one column
+  int64_t row_bytes = shape.tokens * shape.element_bytes();  // bytes of one column of a tensor, for all tokens
   Layout layout;
   int64_t normed = layout.add(row_bytes * shape.hidden);
   int64_t qkv = layout.add(row_bytes * shape.qkv_width());

@@ -23,7 +23,7 @@ typedef uint64_t Line __attribute__((vector_size(64)));
 double read(const BoundArgs& args, const Worker& worker) {
   constexpr int STREAMS = 4, LINES = 2, DISTANCE = 1024;
   Share share = share_of(args.bytes / (long)(STREAMS * LINES * sizeof(Line)), worker);
-  long lines = (share.end - share.begin) * LINES;  // per stream
+  long lines = (share.end - share.begin) * LINES;  // cache lines per stream
   const Line* data = (const Line*)args.data + share.begin * LINES * STREAMS;
   Line sums[STREAMS][LINES] = {};
   for (int64_t repeat = 0; repeat < args.repeats; repeat++)

@@ -1,5 +1,5 @@
-// Upper bounds of the hardware: loops of only reads or only one kind of instruction. Benchmarks compare kernels with
-// their rates.
+// Upper bounds of the hardware: loops that only read memory or only repeat one kind of instruction. Benchmarks compare
+// kernels with their rates.
 #pragma once
 
 #include <stdint.h>
@@ -10,7 +10,7 @@ namespace localllm {
 
 enum class Bound : int {
   read = 0,       // reads a buffer once per repeat; counts bytes
-  f32 = 1,        // multiply-adds in registers; this and all below count operations, two per multiply-add
+  f32 = 1,        // multiply-adds in registers; this kind and all below count operations, two per multiply-add
   bf16 = 2,       // dot products of two bf16 values (AVX512-BF16)
   int8 = 3,       // dot products of four int8 values (VNNI; with AVX2, three instructions)
   tile_bf16 = 4,  // AMX tile products

@@ -46,7 +46,7 @@ double cpu_quota() {
   const std::string root = "/sys/fs/cgroup";
   std::ifstream groups("/proc/self/cgroup");
   for (std::string line; std::getline(groups, line);) {
-    if (line.rfind("0::", 0) != 0) continue;  // version 2: "0::/path"
+    if (line.rfind("0::", 0) != 0) continue;  // the line of control groups version 2: "0::/path"
     std::string path = line.substr(3);
     for (;;) {
       std::string limit = first_line(root + path + "/cpu.max");  // "200000 100000" or "max 100000"

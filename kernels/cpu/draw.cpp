@@ -12,7 +12,7 @@ namespace {
 
 constexpr float LOWEST = -3.402823466e38f;
 constexpr unsigned ALL = (1u << WIDTH) - 1;  // bits of a full vector
-constexpr int64_t NUCLEUS_BLOCKS = 64;  // the first cutoff for top_p is the 64th largest block maximum; most nuclei fit
+constexpr int64_t NUCLEUS_BLOCKS = 64;  // first cutoff for top_p: the 64th largest block maximum; most nuclei are above
 
 struct Row {
   const float* logits;
@@ -39,7 +39,7 @@ Row row_of(const DrawArgs& args, int64_t row) {
 struct RowMemory {
   float* block_max;   // [blocks] largest logit of each block
   float* block_sums;  // [blocks] sum of exp((logit - largest) / temperature), only for top_p
-  float* values;      // [vocab] logit / temperature of the candidates; a worker writes from its first block on
+  float* values;      // [vocab] logit / temperature of candidates; each worker writes from its first block on
   float* weights;     // [vocab] weights of the values
   int64_t* counts;    // [workers] number of candidates of each worker
   struct Filter {
@@ -101,7 +101,7 @@ float first_cutoff(const Row& row, const RowMemory& memory, int64_t n) {
   return count < n ? LOWEST : threshold_of(memory.values, memory.weights, count, (double)n);
 }
 
-// Writes the values of this worker's candidates and their number.
+// Writes the values and the number of this worker's candidates.
 void collect_candidates(const Row& row, const RowWorkers& workers, const RowMemory& memory) {
   float cutoff = memory.filter->cutoff;
   F32 cutoffs = set1(cutoff), temperature = set1(row.temperature);
@@ -195,8 +195,8 @@ double total_weight(const Row& row, const RowMemory& memory, float top) {
   return total;
 }
 
-// The smallest value (logit / temperature) that passes the filters; block_max is then valid. -infinity if all tokens
-// pass: there are no filters, or the row has a NaN or an infinity, which wins in spite of filters.
+// The smallest value (logit / temperature) that passes the filters. After the call, block_max is valid. -infinity if
+// all tokens pass: there are no filters, or the row has a NaN or an infinity, which wins in spite of filters.
 float min_passing_value(const Row& row, const RowWorkers& workers, const RowMemory& memory) {
   bool nucleus = row.top_p < 1;
   bool needs_sums = nucleus && !row.top_k;
@@ -225,7 +225,8 @@ float min_passing_value(const Row& row, const RowWorkers& workers, const RowMemo
 // `block_max` is given, it skips the blocks whose logits are all too small.
 Candidate best_noisy(const Row& row, const RowWorkers& workers, float min_value, const float* block_max) {
   float cutoff = min_value * row.temperature;
-  cutoff -= fabsf(cutoff) * 1e-6f;  // a margin for rounding: smaller logits / temperature are below `min_value`
+  // A margin for rounding: if a logit is below the cutoff, logit / temperature is below `min_value`.
+  cutoff -= fabsf(cutoff) * 1e-6f;
   F32 temperature = set1(row.temperature), lowest = set1(min_value), smallest_logit = set1(cutoff);
   Candidate best = {LOWEST, 0};
   Share blocks = blocks_of(row.vocab, workers);

@@ -20,7 +20,8 @@ constexpr int EXPANDED_TILE_ROWS = 6;
 #else
 constexpr int EXPANDED_TILE_ROWS = 3;
 #endif
-constexpr int EXPANDED_PRIVATE_ROWS = 2;  // up to 2 rows, every worker converts its own copy and needs no barrier
+// With up to 2 rows, every worker converts a copy of its own and needs no barrier.
+constexpr int EXPANDED_PRIVATE_ROWS = 2;
 
 static inline int64_t expanded_bytes(const LinearArgs& args, int64_t rows) {
   return rows * padded_in_features(args.format, args.in_features, args.group) * 4;

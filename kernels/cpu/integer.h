@@ -5,7 +5,8 @@
 
 namespace localllm::VARIANT {
 
-// The value added to stored int8 activations of int8 weights, because the byte dot product needs one unsigned operand.
+// The value that is added to int8 activations when they are stored, because the byte dot product needs one unsigned
+// operand. 0 if dot_signed does not need it.
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 constexpr int SHIFT = 128;
 #else

@@ -21,10 +21,10 @@ struct NormArgs {
   void* residual;  // [rows, dim] dense, input and output; null: no residual
   const void* weight;
   const void* bias;  // [dim], layer norm only; null: no bias
-  Type type;         // of out, x, residual
+  Type type;         // type of out, x and residual
   Type weight_type;
   int64_t rows, heads, dim;      // x is [rows, heads, dim]; heads = 1 for x of [rows, dim]
-  int64_t x_stride, out_stride;  // from row to row; the heads of a row are dense
+  int64_t x_stride, out_stride;  // elements from row to row; the heads of a row are dense
   float eps, offset;
 };
 
@@ -141,7 +141,7 @@ constexpr int MAX_LORA_SLICES = 3;  // q, k and v
 struct LoraArgs {
   void* out;
   const void* x;       // [tokens, in_features]; not read by lora_look_up
-  const int32_t* ids;  // [tokens]: in lora_look_up A[slot][:, ids[t]] is in place of A[slot] x[t]
+  const int32_t* ids;  // [tokens]: lora_look_up uses column A[slot][:, ids[t]] in place of A[slot] x[t]
   const void* a;       // [slots, slices * rank, in_features]; each slot is dense
   const void* b;       // [slots, out_features, rank]; each slot is dense
   Type out_type, type;  // type: of x, a and b
@@ -185,7 +185,7 @@ struct MaskArgs {  // sets the logit of every token whose bit is 0 to -inf
 
 struct LogprobArgs {  // the logprob of one token per row
   float* out;
-  float* normaliser;  // [rows] logarithm of the sum of exp(logit); gives the logprobs of further tokens
+  float* normaliser;  // [rows] logarithm of the sum of exp(logit); logit - normaliser is the logprob of any token
   const float* logits;
   const int64_t* tokens;
   int64_t rows, vocab, stride;

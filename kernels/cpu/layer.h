@@ -10,7 +10,7 @@ namespace localllm {
 struct LayerArgs {
   NormArgs before_attention;  // adds x to the residual stream and normalises
   LinearArgs qkv;
-  LoraArgs qkv_lora;  // of qkv; every LoraArgs has tiles 0 in a step without adapters
+  LoraArgs qkv_lora;  // LoRA of the qkv product; every LoraArgs has tiles 0 in a step without adapters
   AppendArgs append;
   AttentionArgs attention;
   LinearArgs out;

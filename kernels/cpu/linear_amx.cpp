@@ -95,8 +95,7 @@ class Job {
         for (int64_t block = top; block < bottom; block++) {
           const uint8_t* a = (const uint8_t*)args.shared + plan.offset(block, first);
           float* block_sums = sums + ((block - top) * division.max_panels + panel - task.begin) * SUMS;
-          // With fewer than 4 blocks the product reads panels at the speed of memory, and the hardware prefetch
-          // suffices.
+          // With fewer than 4 blocks, memory bandwidth limits the product, and the hardware prefetch suffices.
           LinePrefetch prefetch{next + (block - top) * block_bytes,
                                 bottom - top < 4 ? 0 : ceil_div(block_bytes, steps * 64)};
           if (plan.tiles(block) == 2)

@@ -114,7 +114,8 @@ template <class P>
 static inline void multiply(const typename P::X* x, const typename P::Weight* panel, int64_t depth, const Tiles& tiles,
                             int64_t begin, int64_t end, float* sums) {
   constexpr int64_t block = BLOCK / P::INPUTS, step_bytes = P::INPUTS * PANEL * sizeof(*panel);
-  int out_vectors = out_vectors_of(tiles.size);  // a tile with one row more may need several passes for these vectors
+  // A tile with one row more may need several passes to compute these vectors.
+  int out_vectors = out_vectors_of(tiles.size);
   int64_t passes = (end - begin) * (VECTORS / out_vectors);
   for (int64_t step = 0; step == 0 || step < depth; step += block) {
     int64_t steps = depth - step < block ? depth - step : block;

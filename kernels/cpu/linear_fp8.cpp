@@ -32,7 +32,7 @@ Pair load_pair(const uint8_t* from) {
   return {{_mm256_cvtph_ps(halves(_mm_slli_epi16(both, 8)))}, {_mm256_cvtph_ps(halves(both))}};
 }
 #else
-F32 from_byte(I32 byte) {  // 2^112 corrects the exponent bias of a float, except for BIAS_FACTOR
+F32 from_byte(I32 byte) {  // 2^112 corrects the exponent bias from f16 to float; BIAS_FACTOR is applied later
   return as_float((byte & broadcast(0x7f)) << 20 | (byte & broadcast(0x80)) << 24) * set1(0x1p112f);
 }
 Pair load_pair(const uint8_t* from) {

@@ -9,8 +9,10 @@ namespace {
 
 constexpr int64_t CHUNK = 512;               // rows at a time; limits the memory for activations
 constexpr int64_t BLOCK = 512;               // inputs at a time, at least one group; stays in the L1 cache
-constexpr int64_t MAX_PRIVATE_ROWS = 2;      // up to 2 rows, every worker quantises its own copy and needs no barrier
-constexpr int64_t MAX_REPEATED_UNPACKS = 4;  // up to 4 tiles, every tile unpacks the weights again, which is faster
+// With up to 2 rows, every worker quantises a copy of its own and needs no barrier.
+constexpr int64_t MAX_PRIVATE_ROWS = 2;
+// With up to 4 tiles, each tile unpacks the weights again, which is faster than to store them.
+constexpr int64_t MAX_REPEATED_UNPACKS = 4;
 #if defined(__AVX512F__)
 constexpr int MAX_TILE_ROWS = 12;  // limited by the number of registers
 #elif defined(__AVXVNNI__)

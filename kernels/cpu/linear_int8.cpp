@@ -10,7 +10,8 @@ namespace {
 constexpr int64_t CHUNK = 512;           // rows at a time; limits the memory for activations
 constexpr int64_t BLOCK = 512;           // inputs at a time; 16 KB of a panel stay in the L1 cache for all tiles
 constexpr int64_t STEP = PANEL * 4;      // bytes of four inputs of a panel
-constexpr int64_t MAX_PRIVATE_ROWS = 2;  // up to 2 rows, every worker quantises its own copy and needs no barrier
+// With up to 2 rows, every worker quantises a copy of its own and needs no barrier.
+constexpr int64_t MAX_PRIVATE_ROWS = 2;
 #if defined(__AVX512F__)
 constexpr int MAX_TILE_ROWS = 12;  // limited by the number of registers
 #elif defined(__AVXVNNI__)
@@ -20,7 +21,7 @@ constexpr int MAX_TILE_ROWS = 4;
 #endif
 
 struct Activations {
-  uint8_t* quantised;  // per tile: [steps][rows of the tile], 4 bytes each (quantised.h), plus SHIFT
+  uint8_t* quantised;  // per tile: [steps][rows of the tile], 4 bytes each (quantised.h), with SHIFT added to each byte
   float* largest;      // [rows] largest magnitude of each row; its quantised value is 127
 };
 

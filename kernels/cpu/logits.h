@@ -49,7 +49,8 @@ struct Candidate {
 
 static inline bool larger(float a, float b) { return a != a ? b == b : a > b; }
 
-// Replaces `best` if the value is larger. Call it in ascending order of tokens: the lowest of equal tokens wins.
+// Replaces `best` if the value is larger. Call it in ascending order of tokens: of tokens with equal values, the first
+// one wins.
 static inline void update_best(Candidate& best, float value, int64_t token) {
   if (larger(value, best.value)) best = {value, token};
 }

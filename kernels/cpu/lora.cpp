@@ -16,7 +16,7 @@ namespace {
 constexpr int ROWS = WIDTH == 16 ? 4 : 2;  // rows of A that one pass over the inputs multiplies
 constexpr int MAX_TOKENS = 4;              // tokens of one pass
 constexpr int64_t CHUNK = 2 * WIDTH;       // inputs that one step of a pass multiplies
-constexpr int QUAD = 4;                    // 4-byte lanes of 16 bytes
+constexpr int QUAD = 4;                    // 4-byte lanes in 16 bytes
 
 // Two vectors of the CHUNK elements at p. Their order is the same for all rows of a type.
 static inline void load_chunk(const float* p, F32 (&to)[2]) {
@@ -29,7 +29,7 @@ static inline void load_chunk(const T* p, F32 (&to)[2]) {
   to[1] = every_other(p, 1);
 }
 
-// As above for the first `count` elements; the others are zero.
+// Two vectors of the first `count` of the CHUNK elements at p; the others are zero.
 template <class T>
 static inline void load_chunk(const T* p, int64_t count, F32 (&to)[2]) {
   T values[CHUNK];
@@ -181,7 +181,7 @@ template <class T>
 static inline void expand_block(const LoraArgs& args, int64_t tile, int slice, int64_t first, int count, T* block) {
   int64_t width = args.slices * args.rank, end = args.starts[tile + 1];
   const T* b = (const T*)args.b + args.tile_slots[tile] * args.b_stride + first * args.rank;
-  if (count < WIDTH) {  // the kernel reads WIDTH outputs
+  if (count < WIDTH) {  // transpose_factors reads the rows of WIDTH outputs
     T* padded = block + round_up(args.rank, 2) * WIDTH;
     memset(padded, 0, args.rank * WIDTH * sizeof(T));
     memcpy(padded, b, args.rank * count * sizeof(T));
@@ -209,7 +209,7 @@ static inline bool has_products(const LoraArgs& args, int64_t tile, int slice) {
 template <class T>
 static inline void expand(const LoraArgs& args, const Worker& worker) {
   T* block = (T*)worker.scratch((2 * args.rank + 1) * WIDTH * sizeof(T));
-  int64_t first = 0;  // output of the slice
+  int64_t first = 0;  // first output of the slice
   for (int slice = 0; slice < args.slices; first += args.widths[slice++]) {
     Share share = share_of((args.widths[slice] + WIDTH - 1) / WIDTH, worker);
     for (int64_t tile = 0; tile < args.tiles; tile++) {

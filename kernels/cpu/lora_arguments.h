@@ -16,7 +16,7 @@ LoraArgs lora_factors(const Op& op, const Tensor& a, const Tensor& b, const std:
 void lora_tiles(const Op& op, LoraArgs& args, int64_t slots, int64_t tokens, const Tensor& scales, const Tensor& order,
                 const Tensor& starts, const Tensor& tile_slots);
 
-// Elements of `inner` for a number of tokens.
+// The number of elements of `inner` for `tokens` tokens.
 int64_t lora_inner(const LoraArgs& args, int64_t tokens);
 
 }  // namespace localllm

@@ -8,7 +8,8 @@
 
 namespace localllm {
 
-// Advises the system to back [start, start + bytes) with huge pages. Call it before the first access to the memory.
+// Advises the operating system to back [start, start + bytes) with huge pages. Call it before the first access to the
+// memory.
 void advise_huge(void* start, size_t bytes);
 
 // Fresh memory, divided into units of equal size such as the panels of a weight. Each worker touches the units of its

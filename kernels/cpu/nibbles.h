@@ -23,7 +23,7 @@ struct Nibbles {
     }
   }
 
-  // Uses sum of weight * x = scale * (sum of nibble * x - zero point * sum of x).
+  // Uses the identity: sum of (weight * x) = scale * (sum of (nibble * x) - zero point * sum of x).
   template <int R>
   static void product(const uint8_t* block, int64_t inputs, const float* x, float* sums) {
     static_assert(WIDTH % R == 0);

@@ -45,7 +45,8 @@ static inline void with_type(Type type, F f) {  // calls f with a value of that 
 }
 
 template <class T>
-static inline F32 load_some(const T* p, int64_t n) {  // up to WIDTH of n elements; the rest is zero
+// Loads the first min(n, WIDTH) elements; the rest of the vector is zero.
+static inline F32 load_some(const T* p, int64_t n) {
   return n >= WIDTH ? load(p) : load(p, n > 0 ? (int)n : 0);
 }
 

@@ -6,7 +6,7 @@
 
 namespace localllm::VARIANT {
 
-struct Full {};  // in place of an element count: a full vector of WIDTH elements
+struct Full {};  // passed in place of an element count: a full vector of WIDTH elements
 
 template <class T>
 static inline F32 load(const T* p, Full) { return load(p); }

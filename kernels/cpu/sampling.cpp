@@ -31,7 +31,7 @@ void write_logprob(const LogprobArgs& args, int64_t row, const BlockStats* stats
     if (stats[block].sum != 0) total += stats[block].sum * ::exp((double)stats[block].largest - peak);
   }
   args.normaliser[row] = (float)(peak + ::log(total));
-  // The same formula as the caller's for further tokens, so that a token always gets the same logprob.
+  // The caller computes the logprobs of other tokens by the same formula, so a token always gets the same logprob.
   args.out[row] = args.logits[row * args.stride + args.tokens[row]] - args.normaliser[row];
 }
 

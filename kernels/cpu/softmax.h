@@ -15,7 +15,7 @@ static inline F32 exp2(F32 x) {
   F32 clamped = max(set1(-127.0f), x);
   F32 integer = round(clamped);
   F32 rest = clamped - integer;
-  F32 p = set1(1.3264726899e-3f);  // minimax polynomial of the relative error over [-1/2, 1/2]
+  F32 p = set1(1.3264726899e-3f);  // minimax polynomial for the relative error over [-1/2, 1/2]
   p = fma(p, rest, set1(9.6715126606e-3f));
   p = fma(p, rest, set1(5.5507337442e-2f));
   p = fma(p, rest, set1(2.4022242085e-1f));

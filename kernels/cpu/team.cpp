@@ -43,7 +43,7 @@ inline void wait_until(Ready ready) {
 
 using Work = void (*)(const void*, const Worker&);
 
-// State of one worker. Other workers access the first cache line, only the worker itself the rest.
+// State of one worker. Other workers access only the first cache line; the rest is for the worker itself.
 struct alignas(64) WorkerState {
   std::atomic<uint32_t> finished_run{0};                      // number of the last run that the worker finished
   std::atomic<uint32_t> barrier_signals[BARRIER_ROUNDS] = {};  // per round: number of the last barrier signalled to it

@@ -1,4 +1,5 @@
-// The thread team that runs the kernels. A process has one team; it starts at the first use and stays.
+// The thread team that runs the kernels. A process has one team; the team starts at the first use and lives as long as
+// the process.
 //
 // Worker 0 is the calling thread. The team owns the other threads and pins each to a physical core. After a run these
 // threads spin for a short time, because the next kernel usually follows at once, and then sleep. A forked child

@@ -34,7 +34,7 @@ static inline float threshold_of(float* values, float* weights, int64_t count, d
       odd[bin_of(values[i + 1])] += weights[i + 1];
     }
     if (i < count) even[bin_of(values[i])] += weights[i];
-    int chosen = 0;  // bin 0 has the largest value
+    int chosen = 0;  // index of the bin that contains the result; bin 0 has the largest value
     double above = before;
     for (int bin = 0; bin < BINS && (bin == 0 || above < target); bin++) {
       if (even[bin] + odd[bin] == 0) continue;

@@ -37,7 +37,7 @@ static inline void transpose_quads(const F32* x, F32* out) {
   out[3] = high_pairs(b, d);
 }
 
-// Four elements of each of the rows 0, 4, 8 … (WIDTH / 4 rows); `stride` is the distance between two rows.
+// A vector with four elements of each of the rows 0, 4, 8, … (WIDTH / 4 rows). `stride`: elements from row to row.
 static inline F32 every_fourth_row(const float* p, int64_t stride) {
 #if defined(__AVX512F__)
   __m512 quads = _mm512_castps128_ps512(_mm_loadu_ps(p));

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int WARPS = 4;
 constexpr int V = 4;        // dims per vector; a lane holds two vectors
-constexpr int BATCH_ITERATIONS = 2;  // ITERATIONS per warp in large batches, so that all warps are resident
+constexpr int BATCH_ITERATIONS = 2;  // value of ITERATIONS in large batches, so that all warps are resident
 constexpr int RESIDENT_WARPS = 48;   // resident warps per multiprocessor
 
 // One head of qkv: its token, its index, and its slot in the cache.
@@ -19,7 +19,7 @@ struct Head {
   int head;
   bool query, value;
   int64_t slot;  // cache slot of a key or value; 0 for queries
-  bool stored;   // true: `slot` is in the cache
+  bool stored;   // true: the head is a key or value whose `slot` is in the cache
 
   __device__ Head(const AppendArgs& args, unsigned index) {
     unsigned all_heads = unsigned(args.heads + 2 * args.kv_heads);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(WARPS * 32) append_vectors(const __grid_consta
   const bool inside = lane % LANES * 2 * V < dim;
   const LaneOffsets lane_offsets(args, lane % LANES);
   float weights[2 * V];
-  const void* loaded_norm = nullptr;  // the norm that `weights` is from; no kernel writes it
+  const void* loaded_norm = nullptr;  // the norm in `weights`; no kernel writes it, so it is loaded before the wait
   auto load_norm = [&](int head) {
     const void* norm = head < heads ? args.query_norm : head < keys ? args.key_norm : nullptr;
     if (norm && norm != loaded_norm && inside) {

@@ -2,7 +2,7 @@
 // registers of mma.sync, without shared memory and without barriers in the loop. kernels/triton/attention_decode.py
 // describes how the contexts of all rows are divided into chunks and how the partial results of a row are merged. A
 // thread block computes one chunk of one kv head, STEP positions per warp at a time; its warps combine their results at
-// the end of each row. In this file, "blocks" of a row are WARPS * STEP positions.
+// the end of each row. In this file, a "block" of a row is WARPS * STEP positions.
 #include <algorithm>
 #include <type_traits>
 
@@ -26,10 +26,10 @@ constexpr int ARCH = __CUDA_ARCH__;
 constexpr int ARCH = 0;
 #endif
 constexpr int MIN_BLOCKS = 2;  // minimum of blocks per chunk; with fewer, the merge costs more than it saves
-constexpr int PRELOADED = 16;  // partial results that a merge has in flight
+constexpr int PRELOADED = 16;  // partial results whose loads a merge starts before it uses them
 
 struct Row {
-  int low, end, blocks;  // visible positions low … end - 1, and the number of blocks of them
+  int low, end, blocks;  // visible positions low … end - 1, and the number of blocks that they fill
 };
 
 template <int BLOCK>
@@ -39,8 +39,8 @@ __device__ inline Row row_of(const DecodeArgs& args, int row) {
   return {low, end, queries == 1 ? (end - low + BLOCK - 1) / BLOCK : 0};
 }
 
-// Counts one arrival and returns the count before it. The atomic add is acquire-release: it
-// comes after the block's writes before the previous __syncthreads, and before its reads after the next __syncthreads.
+// Counts one arrival and returns the count before it. The atomic add has acquire and release semantics: if block B
+// arrives after block A, then after its next __syncthreads B sees all that A wrote before its __syncthreads.
 __device__ inline int arrive(int32_t* counter) {
   int before;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
@@ -71,7 +71,7 @@ __device__ inline RowLocation find_row(const DecodeArgs& args, int block, int la
 
 // The blocks of positions that one chunk computes.
 struct Work {
-  int block, end_block, chunk_blocks;  // first block, end, and the number of blocks per chunk
+  int block, end_block, chunk_blocks;  // first block and end of the chunk; number of blocks per chunk
   int row, blocks_before;              // the row of the first block, and the number of blocks of all rows before it
 };
 
@@ -124,7 +124,8 @@ template <class T, int D>
 __device__ void merge(const DecodeArgs& args, int start, int kv_head, int group_head, int first_chunk, int chunk_count,
                       int lane) {
   float peak = -INFINITY, total = 0.f, sums[D / 32] = {};
-  auto index_of = [&](int chunk) {  // index 1: the row begins in the chunk (chunk 0 only); 0: it began earlier
+  // Index of a partial result of the row. A chunk has two: 1 for the row that begins in the chunk, else 0.
+  auto index_of = [&](int chunk) {
     return ((int64_t(first_chunk + chunk) * args.kv_heads + kv_head) * 2 + (chunk == 0)) * args.group + group_head;
   };
   auto load_partial = [&](int chunk, bool valid, float (&to)[D / 32]) {
@@ -190,7 +191,7 @@ __device__ __forceinline__ void write_partial(Partials<D, WARPS>& partials, cons
 // The blocks of one row and one kv head in one chunk.
 struct RowChunk {
   int row, start, kv_head, chunk;  // start: index of the row's query
-  int first_chunk, chunk_count;    // chunks with blocks of the row
+  int first_chunk, chunk_count;    // the chunks that have blocks of the row
 };
 
 // Combines the partial results of the warps. Writes the outputs if the row is in this chunk only, else the partial
@@ -245,7 +246,8 @@ __global__ void __launch_bounds__((WARPS == BATCH_WARPS ? 1 : resident_blocks(D,
   const int kv_head = blockIdx.x % args.kv_heads, chunk = blockIdx.x / args.kv_heads;
   const int64_t head_offset = kv_head * args.head;
   Warp<T, D, C> state;
-  // An earlier kernel may still write rows and page tables: until the wait they are only hints.
+  // An earlier kernel may still write rows and page tables. Before wait_for_previous their values only serve as
+  // prefetch hints.
   if constexpr (ARCH >= 900) prefetch_chunk<BLOCK>(args, find_work<BLOCK>(args, chunk, lane), state, head_offset, warp);
   wait_for_previous();
   launch_dependents();

@@ -26,7 +26,7 @@ struct DecodeArgs {
   int32_t* arrivals;  // [rows, kv_heads]: partial results that are complete; zero between calls
   int64_t query_token, query_head, slot, head, table_row;
   int rows, chunks, kv_heads, group, window, page_shift;
-  int columns, pages;  // of the page table, and of the cache
+  int columns, pages;  // columns of the page table; pages of the cache
   float scale, cap;
 };
 

@@ -31,8 +31,8 @@ __device__ inline uint32_t pair<__half>(float low, float high) {
   return *reinterpret_cast<uint32_t*>(&both);
 }
 
-// A store that nothing reads. The compiler keeps it in order with wgmma and barriers, so `x` is computed before the
-// wgmma and barriers that follow.
+// Stores a value that nothing reads. The compiler keeps it in order with wgmma and barriers, so `x` is computed before
+// the wgmma and barriers that follow.
 __device__ inline void store_unread(float& shared, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address(&shared)), "f"(x) : "memory");
 }
@@ -130,8 +130,8 @@ struct Consumer {
     return (block + 1) * BLOCK - 1 > tile.before || (args.window > 0 && block * BLOCK <= last - args.window);
   }
 
-  // Zeroes the values after the end of the context: a weight of 0 times NaN would be NaN. TMA has zeroed whole pages
-  // after it.
+  // Zeroes the values after the end of the context: a weight of 0 times NaN would be NaN. TMA has already zeroed the
+  // whole pages after the end of the context.
   __device__ void clear_values(int valid) {
     wait_barrier(shared.values_full[values.index], values.parity);
     char* tile = reinterpret_cast<char*>(shared.values[values.index]);

@@ -19,7 +19,7 @@ struct Maps {
 struct Tile {
   int token;    // token index of the first query
   int count;    // number of queries; 0: no tile is left
-  int before;   // positions before the first query
+  int before;   // number of positions of the row before the first query
   int context;  // context length of the row
   int kv_head, row;
   int low, high;  // first and last block of visible positions
@@ -38,8 +38,8 @@ struct Shared {
   float scratch[CONSUMER_THREADS];  // see store_unread in attention_extend_consumer.cuh
 };
 
-// One lane writes a tile to shared memory, a warp reads it. Atomics, because racecheck does not know the order that
-// transaction barriers give.
+// One lane writes a tile to shared memory, a warp reads it. Both use atomics, because racecheck does not know the order
+// that transaction barriers give.
 __device__ inline void write_tile(int (&numbers)[TILE_NUMBERS], const Tile& tile) {
   const int from[] = {tile.token, tile.count, tile.before, tile.context, tile.kv_head, tile.row, tile.low, tile.high};
 #pragma unroll

@@ -116,7 +116,7 @@ struct Warp {
   __device__ void load_query(const T* from, bool valid) {
     for (int j = 0; j < D / 32; j++) query[j] = multiplied(fetch(from + j * 32 + t * 8, valid));
   }
-  // Converts 8 elements of a query to H.
+  // Converts 8 elements of a query to H, the type of the operands of mma.sync.
   static __device__ uint4 multiplied(uint4 query) {
     if constexpr (sizeof(C) == sizeof(T)) {
       return query;

@@ -113,7 +113,7 @@ void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optio
   product(args, queue);
 }
 
-// Has no tensor arguments, so that it needs no weight on the device.
+// The op has no tensor arguments, so that callers need no weight on the device.
 bool fits_op(int64_t device, int64_t rows, int64_t out_features, int64_t in_features, int64_t row_bytes, int64_t format,
              int64_t group, bool gated, bool normed) {
   const Op op("small_batch_fits");

@@ -35,14 +35,15 @@ bool product_fits(const ProductArgs& args, bool normed);
 int64_t product_shared(const ProductArgs& args);
 void product(const ProductArgs& args, cudaStream_t stream);
 
-// The Hopper kernel for one row with int8 or int4 weights (one_row.cu); false if it does not support `args`.
+// The Hopper kernel for one row with int8 or int4 weights (one_row.cu). Both functions return false if the kernel does
+// not support `args`.
 bool takes_one_row(const ProductArgs& args);
 bool one_row(const ProductArgs& args, cudaStream_t stream);
 
 // Rounds x to int8 in groups of inputs (kernels/ops/linear_int8.py).
 struct RoundArgs {
   int8_t* out;      // [rows, padded], zeros after the last input
-  float* scales;    // [rows, subgroups]: the scale of the group of each `subgroup` inputs; subgroup == 0: [rows]
+  float* scales;    // [rows, subgroups]: per `subgroup` inputs, the scale of their group; subgroup == 0: [rows]
   const void* x;
   Type type;
   int64_t rows, in_features, padded, x_stride, group, subgroup;

@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(MAX_THREADS)
   }
 
   float mean = 0.0f;
-  if (centred) {  // two passes: the difference of two large sums would cancel
+  if (centred) {  // two passes, because one pass would subtract two large sums and lose precision
     mean = sum_of_block(sum) / dim;
     squares = 0.0f;
     for (int iteration = 0, first; (first = element(iteration)) < dim; iteration++) {

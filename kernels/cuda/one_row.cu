@@ -30,7 +30,7 @@ constexpr bool COMPILED = false;  // not built for Hopper: the kernel is empty
 // multiplies).
 class Epilogue {
  public:
-  __device__ Epilogue(const Block& b, int first) {  // reads only scales, which no kernel writes
+  __device__ Epilogue(const Block& b, int first) {  // needs no wait_for_previous: no kernel writes the scales
     if (!has_output(b, first)) return;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -127,7 +127,8 @@ __device__ inline void multiply(const Block& b, HalfBytes<PER_CHUNK>) {
 
 template <int N>
 __device__ inline void multiply(const Block& b, Bytes) {
-  constexpr int SLICE = 512, X = N < 2 ? 1 : N / 2, ROWS = X == 1 ? 4 : 2;  // X, ROWS: per warp and stage
+  // X: 16-byte loads per lane and output; ROWS: outputs per warp and stage.
+  constexpr int SLICE = 512, X = N < 2 ? 1 : N / 2, ROWS = X == 1 ? 4 : 2;
   const Layout& layout = b.layout;
   const int tiles = b.tiles(), bytes = int(b.a.row_bytes);
   OneRow<Bytes, N> activations(b.a, b.memory + layout.x, reinterpret_cast<Rounded*>(b.memory + layout.groups),
@@ -146,7 +147,7 @@ __device__ inline void multiply(const Block& b, Bytes) {
   for (int i = 0; i < X; i++) {
     offsets[i] = (share + i * shares) * SLICE + lane * 16;
     if (offsets[i] < bytes) load_vector(hopper::address(activations.x) + offsets[i], x[i]);
-    else offsets[i] = 0;  // a valid address; its activations are zeros
+    else offsets[i] = 0;  // a valid address; x[i] is zero
   }
   const uint32_t ring = hopper::address(b.memory + layout.ring);
   RingPosition position{0, layout.stages};

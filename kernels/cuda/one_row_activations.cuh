@@ -21,7 +21,7 @@ class OneRow {
   char* x;          // [padded] int8, zero-padded after the last input
   Rounded* groups;  // [padded / F::GROUP], or [1] without groups
 
-  // Starts the loads of the norm's weights, which no kernel writes.
+  // Starts the loads of the norm's weights. It may run before wait_for_previous, because no kernel writes them.
   __device__ OneRow(const ProductArgs& a, char* x, Rounded* groups, int padded)
       : x(x), groups(groups), a_(a), padded_(padded) {
     if constexpr (NORMED)

@@ -41,8 +41,8 @@ static __device__ inline int dot_unsigned(uint32_t weights, uint32_t x, int sum)
 // A lane's addresses in shared memory.
 struct Chunk {
   uint32_t weights, x;
-  uint32_t records, groups;  // addresses of the first group; strides: 32 and 8 bytes
-  int last;                 // index of the last group that exists; the last chunk may have fewer
+  uint32_t records, groups;  // addresses for the first group; the next groups follow at 32 and 8 bytes
+  int last;                 // index of the last group that exists; the last chunk may have fewer groups
 };
 
 // int8, [out_features, in_features]; one scale for all activations of the row.
@@ -65,7 +65,8 @@ struct HalfBytes {
   static constexpr int CHUNK = 128, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK, EARLY = 4;
   static constexpr bool COMPLETE_OUTPUTS = false;
 
-  // Stores 8 activations. The activations of 16 bytes of weights are contiguous; in each 8, even inputs come first.
+  // Stores 8 activations. The activations that a lane multiplies with 16 bytes of weights are contiguous. In each group
+  // of 8 activations, those of even inputs come first.
   static __device__ void put(char* x, int k, uint2 bytes) {
     int offset = (k & ~127) | (k % 32 / 8) * 32 | (k % 128 / 32) * 8;
     *reinterpret_cast<uint2*>(x + offset) = {__byte_perm(bytes.x, bytes.y, 0x6420),

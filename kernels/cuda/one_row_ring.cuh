@@ -64,8 +64,8 @@ struct Block {
   }
 };
 
-// The producer warp of int8 weights. Complete outputs are contiguous, so one bulk copy fills a stage; large copies
-// reach the highest bandwidth.
+// The loop of the producer warp for int8 weights. The weights of an output are contiguous, so one bulk copy fills a
+// stage. Large copies reach the highest bandwidth.
 __device__ inline void fetch(const Block& b, Bytes) {
   const uint64_t policy = hopper::evict_first();
   const int tiles = b.tiles(), rows = b.layout.rows, row = int(b.a.row_bytes);
@@ -92,8 +92,8 @@ __device__ inline void fetch(const Block& b, Bytes) {
   launch_dependents();
 }
 
-// The producer warp of int4 weights. A stage is a segment of 8 outputs and its records. The stages of the teams' tiles
-// alternate.
+// The loop of the producer warp for int4 weights. A stage is a segment of 8 outputs and its records. The stages of the
+// teams' tiles alternate.
 template <int PER_CHUNK>
 __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
   using F = HalfBytes<PER_CHUNK>;

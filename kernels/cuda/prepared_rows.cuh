@@ -24,7 +24,7 @@ struct SmallBatch {
   bool resident;  // true: no earlier kernel in the stream writes the weights, so they may be prefetched
   int gated;      // > 0: out [rows, gated] is gate(output i) * output (gated + i); 0: no gate
   Activation gate;
-  int slots, slot_bytes;  // stages of the ring of a thread, and the bytes of a stage of all threads
+  int slots, slot_bytes;  // stages of the ring; bytes of a stage, for all threads together
   int sum_buffers;        // buffers for the partial sums of a tile: 1, or 2 to overlap tiles
   // Bytes of a row of prepared activations in shared memory. 0: activations are not prepared, they come through the
   // ring with the weights.

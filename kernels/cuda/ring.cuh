@@ -23,12 +23,13 @@ __device__ inline void release_stage(uint64_t& empty) { arrive(empty); }
 #else
 constexpr int ARRIVALS = 1;
 
-// The producer warp announces the number of bytes that its copies write to a stage. All threads call it.
+// Announces the number of bytes that the copies of the producer warp write to a stage. All threads of the producer warp
+// call it.
 __device__ inline void expect_bytes(uint64_t& full, int bytes) {
   if (threadIdx.x % 32 == 0) arrive_expecting(full, bytes);
   __syncwarp();
 }
-// One thread starts a bulk copy into the announced stage. `bytes` is a multiple of 16.
+// Starts a bulk copy into the announced stage. One thread calls it. `bytes` is a multiple of 16.
 __device__ inline void copy(char* to, const void* from, int bytes, uint64_t& full, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
@@ -36,9 +37,10 @@ __device__ inline void copy(char* to, const void* from, int bytes, uint64_t& ful
       "l"(from), "r"(bytes), "r"(address(&full)), "l"(policy)
       : "memory");
 }
-// The producer warp has started all copies of a stage. The transaction barrier completes when the bytes arrive.
+// The producer warp calls it after it has started all copies of a stage. There is nothing to do: the transaction
+// barrier completes when the bytes arrive.
 __device__ inline void commit_stage(uint64_t&) {}
-// A consumer warp has read a stage; the producer may overwrite it.
+// A consumer warp calls it when it has read a stage. The producer may then overwrite the stage.
 __device__ inline void release_stage(uint64_t& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(empty);

@@ -22,7 +22,8 @@ __global__ void round_rows(int8_t* out, float* scales, const T* x, int in_featur
   wait_for_previous();
   const T* row = x + blockIdx.x * x_stride;
   int8_t* to = out + int64_t(blockIdx.x) * padded;
-  // `step` threads, the block or a warp, round the inputs from `from` on; `first` is this thread's index in them.
+  // A group of inputs starts at `from`. `step` threads round it: the whole block if there is one group, else a warp.
+  // `first` is the index of this thread among these threads.
   bool one_group = group >= in_features;
   int first = one_group ? threadIdx.x : threadIdx.x % 32, step = one_group ? blockDim.x : 32, warps = blockDim.x / 32;
   for (int from = one_group ? 0 : int(threadIdx.x / 32) * group; from < in_features;

@@ -214,7 +214,7 @@ struct Epilogue {
 
 template <class F, int J, class S>
 static __device__ inline Epilogue epilogue_of(const SmallBatch& a, const S& s, int tile, int iteration) {
-  int e = (s.tid + iteration * 32) % THREADS;  // a different warp starts in each tile
+  int e = (s.tid + iteration * 32) % THREADS;  // index of this thread's output; each tile begins with a different warp
   int row = a.gated ? e / (J * 4) : e / (J * 8), tile_output = a.gated ? e % (J * 4) : e % (J * 8);
   Epilogue epilogue{row < a.rows, row, tile_output, int64_t(tile) * (a.gated ? J * 4 : J * 8) + tile_output,
                     {1.0f, 1.0f}, {}};

@@ -82,8 +82,8 @@ inline TileSizes tile_sizes(const Traits& f, const Shape& a, int pitch, int limi
   return sizes;
 }
 
-// The best tiles that fit in shared memory, else TileSizes whose fits() is false. A tile has both halves of gated
-// outputs.
+// The best tiles that fit in shared memory, else TileSizes whose fits() is false. With gates, a tile has the gates and
+// the values that they multiply.
 inline TileSizes tile_sizes(const Traits& f, const Shape& a, int pitch, const Limits& gpu) {
   const int tile_blocks = outputs_of_tile((a.out_features + 7) / 8, a.gated, gpu.processors);
   const int depth = f.depth(a.rows <= 8 ? 1 : 2);

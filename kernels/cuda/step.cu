@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(CONSUMER_THREADS + PRODUCER_THREADS, 1)
     b.pointer<uint4>(b.plan.layers)[i] = reinterpret_cast<const uint4*>(b.a.layers)[i];
   __syncthreads();
   if (threadIdx.x < CONSUMER_THREADS) {
-    hopper::increase_registers<224>();  // attention needs them
+    hopper::increase_registers<224>();  // attention needs this number of registers
     compute<D>(b);
   } else {
     hopper::decrease_registers<56>();

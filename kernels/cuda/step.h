@@ -21,7 +21,7 @@ struct StepLayer {
   uint64_t head_norms[2];  // norms of query heads and of key heads [dim]
 };
 
-// Tensors that are declared void are bf16.
+// A tensor whose pointer has type void* is bf16.
 struct StepArgs {
   const StepLayer* layers;      // [layer_count]
   void *x_out, *stream_out;     // [hidden]
@@ -32,7 +32,7 @@ struct StepArgs {
   const int32_t* page_table;    // [pages]
   void *keys, *values;          // [layers, slots, kv_heads, dim]; strides below, in elements
   void* shared;                 // step_shared(…) bytes: zeros before the first call, unchanged between calls
-  int64_t limit, layer_stride, slot_stride, head_stride;  // the token is not stored if its slot >= limit
+  int64_t limit, layer_stride, slot_stride, head_stride;  // a token with slot >= limit is not stored
   int layer_count, hidden, inner, heads, kv_heads, dim, page_shift;
   Activation gate;
   float eps, offset, scale;

@@ -1,6 +1,6 @@
-// Attention of a step for the unit of a block (step_unit.cuh). Cached keys and values are prefetched before the queries
-// of the layer are available. The newest key and value come from the qkv product through shared memory, not from the
-// cache.
+// Attention of a decode step: each block computes its unit of attention (step_unit.cuh). Cached keys and values are
+// prefetched before the queries of the layer are available. The newest key and value come from the qkv product through
+// shared memory, not from the cache.
 #pragma once
 
 #include "step_product.cuh"
@@ -14,7 +14,7 @@ class Attention {
  public:
   static constexpr int PAIRS = D / 2, LANE_DIMS = D / 32;  // LANE_DIMS: dims per lane
 
-  // The consumer warps see the unit after the next sync_consumers().
+  // Writes the unit of this block to shared memory. The consumer warps may read it after the next sync_consumers().
   __device__ explicit Attention(const Block& b) : b_(b) {
     if (threadIdx.x == 0) block_unit() = Unit(b);
   }
@@ -31,7 +31,8 @@ class Attention {
   static __device__ int lane() { return threadIdx.x % 32; }
   static __device__ int warp() { return threadIdx.x / 32; }
   __device__ Unit& block_unit() const { return *b_.pointer<Unit>(b_.plan.unit); }
-  // Shared memory: 8 query heads, the newest key (8), the newest value (9); then the partial results of the warps.
+  // A vector in shared memory. Index 0 to 7: query heads; 8: the newest key; 9: the newest value. The partial results
+  // of the warps follow the vectors.
   __device__ __nv_bfloat16* vector(int index) const { return b_.pointer<__nv_bfloat16>(b_.plan.x[1]) + index * D; }
   __device__ float* partial(int warp, int head) const {  // D sums, peak, total
     return b_.pointer<float>(b_.plan.x[1] + 10 * D * 2) + (warp * b_.plan.group + head) * (D + 2);
@@ -240,7 +241,7 @@ class Attention {
     const int chunk = lane() % width, concurrent = 32 / width;
     const bool valid = chunk < u.chunks;
     const uint64_t* from = chunk_words(u, valid ? chunk : 0);
-    // Only one warp polls, a word of each chunk: more polling would delay the writes that it waits for.
+    // Only one warp polls, and only one word of each chunk: more polling would delay the writes that it waits for.
     if (warp() == 0) poll(from + b_.plan.group * D, epoch);
     sync_consumers();
     for (int first = pairs * u.chunk / u.chunks + warp() * concurrent; first < stop; first += CONSUMERS * concurrent) {

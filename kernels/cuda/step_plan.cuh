@@ -22,7 +22,8 @@ constexpr int MIN_CHUNK = 128;                  // minimum of positions per chun
 
 enum Phase { QKV, OUT, GATE_UP, DOWN };
 
-// The words of one exchange between blocks (step_words.cuh): one word per pair of activations, in `copies` copies.
+// The words of one exchange between blocks (step_words.cuh): one word per pair of activations. The words are stored
+// `copies` times.
 struct Exchange {
   int64_t offset;  // offset in StepArgs::shared, in 64-bit words
   int pairs, copies;
@@ -62,7 +63,7 @@ struct Plan {
     const int qkv = (a.heads + 2 * a.kv_heads) * a.dim, attended = a.heads * a.dim;
     place_exchanges(qkv, attended);
     max_chunks = std::min(MAX_STEP_CHUNKS, std::max(1, blocks / a.kv_heads));
-    // 8 query heads, a key and a value; then the partial results of the warps.
+    // Bytes of 8 query heads, a key and a value, and of the partial results of the warps.
     const int attention = 10 * a.dim * 2 + CONSUMERS * group * (a.dim + 2) * 4;
     layers = MAX_STAGES * 16 + 16;
     unit = layers + a.layer_count * int(sizeof(StepLayer));
@@ -77,8 +78,8 @@ struct Plan {
     prefetched = cache + bytes + MAX_STAGES * STAGE <= limit ? CACHED : 0;
     ring = cache + (prefetched ? bytes : 0);
     for (stages = MAX_STAGES; ring + stages * STAGE > limit && stages > 0;) stages /= 2;
-    // At full memory bandwidth the latency of words grows, and small layers are bound by it: limit the stages in
-    // flight.
+    // At full memory bandwidth, the exchange of words between blocks takes longer. This latency bounds small layers, so
+    // limit their stages in flight.
     int tiles = 0;
     for (Product& product : products) {
       product.concurrent = std::max(1, std::min(CONSUMERS, stages / product.stages));
@@ -89,7 +90,7 @@ struct Plan {
   }
   void place_exchanges(int qkv, int attended) {
     const StepArgs& a = args;
-    int64_t next_word = MAX_BLOCKS / 2;  // the words before it: each block's last epoch, uint32
+    int64_t next_word = MAX_BLOCKS / 2;  // the words before this index store the last epoch of each block, as uint32
     auto next = [&](int width, int copies) {
       Exchange exchange{next_word, width / 2, copies};
       next_word += int64_t(copies) * exchange.pairs;

@@ -50,12 +50,12 @@ class Order {
 };
 
 struct Ring {
-  int index = 0;  // number of stages before this one
+  int index = 0;  // number of stages before the current stage
   __device__ int slot(const Block& b) const { return index & (b.plan.stages - 1); }
   __device__ int parity(const Block& b) const { return index & b.plan.stages ? 1 : 0; }
 };
 
-// The producer warp of weights.
+// The loop of the producer warp of weights.
 __device__ inline void fetch_weights(const Block& b) {
   const uint64_t policy = hopper::evict_first();
   const int lane = threadIdx.x % 32;

@@ -1,5 +1,6 @@
-// The activations of a product. Every block reads them from the words of the other blocks into its shared memory.
-// Before qkv and gate_up it also adds them to its copy of the residual stream and normalises.
+// The activations of a product. Every block reads them from the words in global memory that all blocks published
+// (step_words.cuh), and stores them in its shared memory. Before qkv and gate_up it also adds them to its copy of the
+// residual stream and normalises.
 #pragma once
 
 #include "step_product.cuh"
@@ -28,7 +29,7 @@ __device__ inline uint2 pack_quad(const float (&values)[4]) {
   return {pair<__nv_bfloat16>(values[0], values[1]), pair<__nv_bfloat16>(values[2], values[3])};
 }
 
-// Calls call(quad) for this thread's groups of 4 of [width] activations.
+// Divides `width` activations into groups of 4. Calls call(quad) with the index of each group of this thread.
 template <class Call>
 __device__ inline void for_thread_quads(int width, Call&& call) {
 #pragma unroll 1
@@ -106,7 +107,7 @@ __device__ inline void normalise(const Block& b) {
   });
 }
 
-// The first layer: activations and residual stream are the inputs of the step.
+// For the first layer: loads the inputs of the step as its activations and residual stream.
 __device__ inline void load_inputs(const Block& b) {
   for_thread_quads(b.a.hidden, [&](int quad) {
     b.pointer<uint2>(b.plan.stream)[quad] = static_cast<const uint2*>(b.a.stream)[quad];

@@ -40,7 +40,7 @@ struct Unit {
   }
 };
 
-// The producer warps of the cache: one for keys, one for values.
+// The loop of a producer warp of the cache: one warp fetches keys, another warp values.
 template <int D>
 __device__ inline void fetch_cache(const Block& b, bool values) {
   wait_for_previous();

@@ -10,7 +10,8 @@ namespace localllm::cuda {
 namespace {
 
 #ifndef STEP_MAX_READS
-#define STEP_MAX_READS (1u << 23)  // limit of reads per word, some seconds; then the kernel traps instead of a hang
+// Limit of reads of a word, some seconds; the kernel then traps, so that it does not hang.
+#define STEP_MAX_READS (1u << 23)
 #endif
 
 struct Words {  // two adjacent words
