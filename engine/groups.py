@@ -27,7 +27,8 @@ class Group:
         self.per_block = block // group.page_size
         self.pool = PagePool(group.num_pages)
         self.copies = PendingCopies()
-        # With a window: nodes whose pages no lease reads, least recently used first. Their pages can be evicted alone.
+        # Only for a group with a window: nodes whose pages no lease reads any more, least recently used first. Their
+        # pages can be evicted while the nodes stay in the tree.
         self.unread: OrderedDict[Node, None] = OrderedDict()
 
     def span(self, block: int) -> slice:
@@ -35,18 +36,18 @@ class Group:
         return slice(block * self.per_block, (block + 1) * self.per_block)
 
     def first_block(self, position: int) -> int:
-        """The first block that `position` or a later position reads."""
+        """The index of the first block that `position` and later positions still read."""
         if not self.window:
             return 0
         return max(position - self.window + 1, 0) // self.block
 
     def has_window(self, path: list[Node], count: int) -> bool:
-        """The pages that the next position after `count` blocks of `path` reads are present."""
+        """Whether all pages are present that the next position after `count` blocks of `path` reads."""
         first = self.first_block(count * self.block)
         return all(node.pages[self.index] for node in path[first:count])
 
     def pages_of(self, path: list[Node], first: int) -> array[int]:
-        """The pages of a lease on `path`; 0 before block `first`."""
+        """The pages of a lease that begins with the blocks of `path`. Pages before block `first` are 0."""
         pages = array("i", [0] * (first * self.per_block))
         for node in path[first:]:
             pages.extend(node.pages[self.index])
@@ -59,20 +60,20 @@ class Group:
             self.unread.pop(node, None)
 
     def leave(self, nodes: list[Node]) -> None:
-        """Count one lease less whose window reads these nodes."""
+        """Count one fewer lease whose window reads these nodes."""
         for node in nodes:
             node.readers[self.index] -= 1
             if not node.readers[self.index]:
                 self.unread[node] = None
 
     def release(self, pages: Iterable[int]) -> None:
-        """Free pages, and cancel the copies to them."""
+        """Free these pages, and cancel pending copies to them."""
         for page in pages:
             self.copies.cancel(page)
             self.pool.release(page)
 
     def remove(self, node: Node) -> None:
-        """Free the pages of a node."""
+        """Free the pages that the node has in this group."""
         self.unread.pop(node, None)
         self.release(node.pages[self.index])
         node.pages[self.index] = ()

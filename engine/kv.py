@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from .runner import RunnerSpec
 
 BLOCK_WITHOUT_PAGES = 16
-Copies = list[list[tuple[int, int]]]  # per group: pages (source, target)
+Copies = list[list[tuple[int, int]]]  # for each cache group: copies (source page, target page)
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The cache memory of one sequence. `pages` may change between steps, and `changes` with them."""
+    """The cache memory of one sequence. `pages` may change between steps; each change increases `changes`."""
 
     namespace: Namespace
     cached: int  # positions at the start whose KV was in the cache
     capacity: int  # positions that fit into the pages; KVCache.grow increases it
-    pages: tuple[array[int], ...]  # per group: page of positions i * page_size …; 0 behind the window
+    pages: tuple[array[int], ...]  # for each cache group: the pages in order of position; 0: before the window
     root: Node
-    path: list[Node]  # the blocks in the prefix tree, from the first
+    path: list[Node]  # the sequence's blocks in the prefix tree, the first block first
     next_share: int  # KVCache.share adds a block to the tree once this many positions are computed
-    first_blocks: list[int]  # per group: the first block that the window still reads
+    first_blocks: list[int]  # for each cache group: index of the first block that the window still reads
     changes: int = 0  # number of changes to `pages`
     state: int = -1  # slot of the recurrent state
-    snapshot: int = -1  # snapshot whose block is not in the tree yet; -1: none
-    snapshot_at: int = 0  # the snapshot has the state after this many positions
+    snapshot: int = -1  # id of a snapshot whose block is not in the tree yet; -1: none
+    snapshot_at: int = 0  # number of positions after which the snapshot was taken
 
     @property
     def node(self) -> Node:
-        """The last block in the prefix tree; the root while there is none."""
+        """The sequence's last block in the prefix tree; the root if it has no block there."""
         return self.path[-1] if self.path else self.root
 
 
@@ -68,7 +68,7 @@ class KVCache:
         self._windows = [group for group in self._groups if group.window]
         self._first_readers = [int(group.window > 0) for group in self._groups]
         self._tree = PrefixTree(self._block)
-        # The size of this group is the size of the cache.
+        # total_tokens and used_tokens describe this group: the first without a window, if there is one.
         self._main_group = min(self._groups, key=lambda group: group.window > 0, default=None)
         for group in self._windows:
             self._check_window(group)
@@ -80,20 +80,22 @@ class KVCache:
 
     @property
     def total_tokens(self) -> int:
-        """Positions that fit into the first group without a window, or into all states."""
+        """The number of positions that fit into the main group's pages: the first group without a window, if there is
+        one. For a runner that has only states: the positions of one sequence, times the number of states."""
         if self._main_group is None:
             return self._states.num_states * self._max_context
         return self._main_group.num_tokens
 
     @property
     def used_tokens(self) -> int:
-        """The part of `total_tokens` that leases have. Memory that is only cached for prefix hits does not count."""
+        """The part of `total_tokens` that leases use. Memory that is only cached for prefix hits does not count."""
         if self._main_group is None:
             return self._states.num_used * self._max_context
         return self._main_group.num_tokens - self._available(self._main_group) * self._main_group.page_size
 
     def open(self, namespace: Namespace, tokens: list[int]) -> Lease | None:
-        """A lease for `tokens` with the longest prefix hit, which never has the last token. None: no state is free."""
+        """A lease for `tokens` with the longest prefix hit. The hit never includes the last token, because its logits
+        must be computed. None: no state is free."""
         if self._states.is_full:
             return None
         root = self._tree.root(namespace)
@@ -110,7 +112,7 @@ class KVCache:
         return lease
 
     def _lease(self, namespace: Namespace, root: Node, path: list[Node]) -> Lease:
-        """A lease that has the pages of `path`."""
+        """A lease that begins with the cached blocks of `path`."""
         cached = len(path) * self._block
         first_blocks = [group.first_block(cached) for group in self._groups]
         pages = [group.pages_of(path, first) for group, first in zip(self._groups, first_blocks, strict=True)]
@@ -120,24 +122,24 @@ class KVCache:
         return Lease(namespace, cached, capacity, tuple(pages), root, path, cached + self._block, first_blocks)
 
     def _hit_length(self, path: list[Node]) -> int:
-        """Blocks of the longest hit on this path."""
+        """The number of blocks in the longest prefix hit on this path."""
         for count in range(len(path), 0, -1):
             if self._is_hit(path, count):
                 return count
         return 0
 
     def _is_hit(self, path: list[Node], count: int) -> bool:
-        """A sequence may continue after `count` blocks of `path`."""
+        """Whether a sequence can continue after `count` blocks of `path`."""
         if self._states.num_states and path[count - 1].snapshot < 0:
             return False
         return all(group.has_window(path, count) for group in self._windows)
 
     def _copy_begun_block(self, lease: Lease, tokens: tuple[int, ...]) -> None:
-        """Copy on write: copy a block that begins with `tokens` and continues with other tokens, if there is one."""
+        """Copy on write: if the tree has a block that begins with some of these tokens, copy its pages to the lease."""
         match = self._tree.closest(lease.node, tokens)
         if match is None or not all(match.node.pages):
             return
-        sources = list(match.node.pages)  # growing may evict the node; its pages stay as they are until the step
+        sources = list(match.node.pages)  # `grow` may evict the node, but its pages are unchanged until the step
         if not self.grow(lease, lease.cached + match.length):
             return
         for group in self._groups:
@@ -148,7 +150,8 @@ class KVCache:
         lease.cached += match.length
 
     def grow(self, lease: Lease, length: int) -> bool:
-        """Make room for `length` positions, or for those of the next step in groups with a window; all or nothing."""
+        """Allocate pages for `length` positions; in groups with a window, only those that the next step needs. Returns
+        False, without any change, if the pages do not suffice."""
         if not self._groups:
             return length <= lease.capacity
         missing = [self._missing(group, lease, length) for group in self._groups]
@@ -162,13 +165,13 @@ class KVCache:
         return True
 
     def _missing(self, group: Group, lease: Lease, length: int) -> int:
-        """Pages that the lease lacks for `length` positions; not positive if it has enough."""
+        """How many more pages the lease needs for `length` positions; 0 or negative if it has enough."""
         if group.window:
             length = min(length, lease.next_share + self._max_tokens)
         return -(-length // group.page_size) - len(lease.pages[group.index])
 
     def _available(self, group: Group) -> int:
-        """Pages that are free or can be evicted."""
+        """The number of pages that are free or can be evicted."""
         unused = len(group.unread) if group.window else self._tree.num_unused
         return len(group.pool) + unused * group.per_block
 
@@ -181,16 +184,17 @@ class KVCache:
         return group.pool.allocate()
 
     def _remove(self, node: Node) -> None:
-        """Free everything of a node that left the tree."""
+        """Free the pages and the snapshot of a node that was removed from the tree."""
         for group in self._groups:
             group.remove(node)
         self._states.remove(node)
 
     def share(self, lease: Lease, tokens: list[int], computed: int) -> None:
-        """Add the full blocks of tokens[:computed] to the prefix tree, as far as the tokens are known.
+        """Add the full blocks of tokens[:computed] to the prefix tree. A block with a token that is not known yet
+        follows later.
 
-        Launched steps write these blocks. Call it after the batch of the step is built: it may replace pages by equal
-        pages of the tree.
+        The KV of these blocks may be written by steps that are launched and still run. Call this after the batch of the
+        step is built, because it may replace pages of the lease by equal pages of the tree.
         """
         if computed < lease.next_share:
             return
@@ -217,7 +221,8 @@ class KVCache:
         return self._tree.insert(lease.node, key, pages, self._first_readers.copy())
 
     def _adopt(self, lease: Lease, node: Node, block: int) -> None:
-        """Use the equal block of the tree instead of the block of the lease. The tree gets the pages that it lacks."""
+        """Replace a block of the lease by the equal block `node` of the tree. If the node lacks pages, it gets those of
+        the lease."""
         self._tree.use(node)
         for group in self._groups:
             index = group.index
@@ -233,7 +238,7 @@ class KVCache:
         lease.changes += 1
 
     def _move_window(self, lease: Lease, group: Group, first: int) -> None:
-        """Stop reading the blocks before block `first`."""
+        """Record that the window of the lease has passed all blocks before block `first`."""
         passed = range(lease.first_blocks[group.index], first)
         group.leave(lease.path[passed.start : first])
         for block in passed:
@@ -242,7 +247,7 @@ class KVCache:
         lease.first_blocks[group.index] = max(first, passed.start)
 
     def _save_state(self, lease: Lease, computed: int) -> None:
-        """Save the state before the next step, if it is the state after a full block."""
+        """Save a snapshot of the state before the next step, if the computed positions end with a full block."""
         if computed % self._block:
             return
         self._states.drop(lease.snapshot)
@@ -253,10 +258,11 @@ class KVCache:
         lease.snapshot_at = computed
 
     def step_end(self, start: int, end: int, last: bool) -> int:
-        """The end of a step over positions start…end-1: the last border in it, where a snapshot is taken.
+        """Where a row over positions start…end-1 should end: at its last block border, so that a snapshot can be taken
+        there. `end` if there is no border, or if there are no snapshots.
 
-        `last`: a row to `end` would draw. Then a border at `end` itself does not count, as a hit never has the last
-        token of an equal prompt.
+        `last`: a row up to `end` would draw a token. Then a border at `end` does not count: a prefix hit of an equal
+        prompt would not include the last token.
         """
         border = (end - last) // self._block * self._block
         return border if border > start and self.snapshot_interval else end
@@ -264,7 +270,9 @@ class KVCache:
     def will_find_more(
         self, namespace: Namespace, waiting: list[int], lease: Lease, tokens: list[int], computed: int
     ) -> bool:
-        """Once `lease` shares tokens[:computed], open(namespace, waiting) finds a block more than it would now."""
+        """Whether a prefix hit of the waiting tokens gets longer once `lease` has shared tokens[:computed].
+
+        `waiting`: the tokens of a sequence without a lease. `tokens`: the tokens of the sequence with `lease`."""
         end = lease.next_share
         if self._states.num_states:
             if not self.snapshot_interval or computed % self._block:
@@ -297,12 +305,14 @@ class KVCache:
         self._states.evict_all()
 
     def take_copies(self) -> tuple[Copies, list[tuple[int, int]]]:
-        """Copies (source, target) to do before the next step: pages per group, and states. All targets differ."""
+        """(page copies of each cache group, state copies) that must be made before the next step, as (source, target).
+        All targets differ. Afterwards no copy is pending."""
         return [group.copies.drain() for group in self._groups], self._states.copies.drain()
 
 
 def _block_size(spec: RunnerSpec) -> int:
-    """Tokens of a block: a multiple of every page size, and of the snapshot interval of a runner with states."""
+    """The number of tokens in a block: a multiple of all page sizes and, if the runner has states, of the snapshot
+    interval."""
     sizes = [group.page_size for group in spec.groups]
     if spec.num_states and spec.snapshot_interval:
         sizes.append(spec.snapshot_interval)

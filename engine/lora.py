@@ -15,14 +15,14 @@ class Adapter:
 
     name: str
     path: str
-    version: str  # content hash
+    version: str  # SHA-256 of the adapter's content
 
 
 class AdapterPool:
     """The registered adapters, and the adapter in each slot 1…num_slots of the runner.
 
-    At most `max_active` adapters are in use at a time, so that no step needs more. An adapter in use keeps its slot;
-    otherwise the least recently used slot is reassigned. A pinned adapter keeps its slot as well.
+    At most `max_active` adapters are in use at a time, so that no step needs more. An adapter that is in use or pinned
+    keeps its slot. Of the other slots, the least recently used one gets the next adapter.
     """
 
     def __init__(
@@ -39,15 +39,16 @@ class AdapterPool:
         self._forget = forget
         self._registered: dict[str, Adapter] = {}
         self._pinned: set[str] = set()
-        self._requests: Counter[Adapter] = Counter()  # requests and registrations of each adapter that have not ended
+        self._requests: Counter[Adapter] = Counter()  # number of unfinished requests and registrations of each adapter
         self._empty = list(range(num_slots, 0, -1))
         self._slots: dict[Adapter, int] = {}
-        self._users: Counter[Adapter] = Counter()  # requests of each adapter that need its slot now
-        self._unused: OrderedDict[Adapter, None] = OrderedDict()  # in a slot, least recently used first
+        self._users: Counter[Adapter] = Counter()  # for each adapter: number of requests that need its slot now
+        # Adapters that have a slot and no user, least recently used first.
+        self._unused: OrderedDict[Adapter, None] = OrderedDict()
 
     @property
     def registered(self) -> tuple[Adapter, ...]:
-        """In the order of their registration."""
+        """The registered adapters, in the order of their registration."""
         return tuple(self._registered.values())
 
     def register(self, adapter: Adapter, *, pinned: bool = False) -> None:
@@ -69,7 +70,8 @@ class AdapterPool:
             self._drop_if_unused(previous)
 
     def unregister(self, name: str) -> Adapter | None:
-        """Accept no more requests for this adapter. Requests in progress still use it. None: there is no such name."""
+        """Accept no more requests for this adapter. Requests in progress still use it. Returns None if no adapter has
+        this name."""
         adapter = self._registered.pop(name, None)
         self._pinned.discard(name)
         if adapter is not None:
@@ -80,7 +82,7 @@ class AdapterPool:
         return self._registered.get(name)
 
     def begin(self, adapter: Adapter) -> None:
-        """Count a request or a registration in progress, which keeps the adapter until `end`."""
+        """Count one more request or registration in progress. It keeps the adapter in memory until `end` is called."""
         self._requests[adapter] += 1
 
     def end(self, adapter: Adapter) -> None:
@@ -88,7 +90,8 @@ class AdapterPool:
         self._drop_if_unused(adapter)
 
     def acquire(self, adapter: Adapter) -> int | None:
-        """The slot with the adapter; release it later. None: too many adapters are in use. Raises as `load` does."""
+        """The slot of the adapter, which is loaded if necessary. Call `release` later. None: too many adapters are in
+        use. Raises the errors of `load`."""
         if not self._users[adapter]:
             if len(self._busy() | {adapter}) > self._max_active:
                 return None
@@ -107,7 +110,7 @@ class AdapterPool:
         return {adapter for adapter, count in self._users.items() if count}
 
     def _fill_slot(self, adapter: Adapter) -> bool:
-        """Load the adapter. False: all slots are in use or pinned."""
+        """Load the adapter into a free slot. Returns False if all slots are in use or pinned."""
         if not self._empty:
             evicted = self._find_evictable()
             if evicted is None:
@@ -126,7 +129,7 @@ class AdapterPool:
         return None
 
     def _drop_if_unused(self, adapter: Adapter) -> None:
-        """Free slot and weights of an adapter that is not registered, once its last request has ended."""
+        """Free the slot and the weights of an adapter that is not registered and has no more requests."""
         if self._requests[adapter] or self._registered.get(adapter.name) == adapter:
             return
         del self._requests[adapter]

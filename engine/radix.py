@@ -27,28 +27,29 @@ class Node:
     pages: list[Pages]  # per group; empty where the pages were evicted, which happens in groups with a window
     key: Key
     parent: Node | None
-    users: int = 0  # leases whose path has this node
-    readers: list[int] = field(default_factory=list)  # per group: leases whose window has not passed this node
-    snapshot: int = -1  # -1: none
+    users: int = 0  # number of leases whose path contains this node
+    # For each cache group: the number of leases whose window still includes this node.
+    readers: list[int] = field(default_factory=list)
+    snapshot: int = -1  # id of the snapshot; -1: no snapshot
     children: dict[Key, Node] = field(default_factory=dict)
     order: list[Key] = field(default_factory=list)  # the children's keys, sorted: neighbours share most tokens
 
     @property
     def is_empty(self) -> bool:
-        """Nothing in the cache belongs to this node."""
+        """Whether the node has no pages and no snapshot."""
         return self.snapshot < 0 and not any(self.pages)
 
     @property
     def is_prunable(self) -> bool:
-        """No lease, no child and no cached memory needs this node."""
+        """Whether the node has no lease, no child, no pages and no snapshot."""
         return not self.users and not self.children and self.is_empty
 
 
 class Match(NamedTuple):
-    """A block that begins like other tokens."""
+    """A cached block whose first tokens equal those of a search."""
 
     node: Node
-    length: int  # equal tokens
+    length: int  # number of equal tokens
 
 
 class PrefixTree:
@@ -71,11 +72,11 @@ class PrefixTree:
 
     @property
     def num_unused(self) -> int:
-        """Nodes without users."""
+        """Number of nodes without users."""
         return len(self._unused)
 
     def match(self, node: Node, tokens: Sequence[int], start: int, end: int) -> list[Node]:
-        """The longest path below `node` whose blocks are tokens[start:end], full blocks only."""
+        """The longest path of nodes below `node` whose tokens equal the tokens from `start` on, up to `end` at most."""
         path: list[Node] = []
         for first in range(start, end - self.block + 1, self.block):
             child = node.children.get(tuple(tokens[first : first + self.block]))
@@ -117,7 +118,7 @@ class PrefixTree:
             node = node.parent
 
     def evict(self) -> Node:
-        """Remove the leaf that was unused for the longest time. Raises KeyError if all nodes have users."""
+        """Remove the leaf whose last use is longest ago. Raises KeyError if all nodes have users."""
         node, _ = self._unused.popitem(last=False)
         self._unlink(node)
         return node

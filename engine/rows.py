@@ -19,43 +19,47 @@ if TYPE_CHECKING:
     from .request import Sampling, Sequence
 
 NO_INTS: Ints = np.zeros(0, np.int32)
-NO_DRAFTS: list[int] = []  # no row of the step has drafts
+NO_DRAFTS: list[int] = []  # the draft counts of a step in which no row has drafts
 NO_COPIES: Ints = np.zeros((0, 2), np.int32)
 NO_MASKS: NDArray[np.uint32] = np.zeros((0, 0), np.uint32)
-MIN_TOP_P = float(np.finfo(np.float32).tiny)  # float32 rounds smaller values to 0, a nucleus without tokens
-MIN_TEMPERATURE = 1e-5  # float32 logits divided by less overflow; the draw is greedy long before
+MIN_TOP_P = float(np.finfo(np.float32).tiny)  # float32 rounds smaller values to 0, which would keep no token
+# Temperatures below this count as 0, which means greedy. They would make the draw greedy anyway, and a much smaller
+# divisor would overflow the float32 logits.
+MIN_TEMPERATURE = 1e-5
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """The step computes positions start…end-1 of a sequence, and the positions of its drafts."""
+    """One sequence's part of a step: positions start…end-1, and after them the positions of the drafts."""
 
     sequence: Sequence
     lease: Lease
     start: int
     end: int
-    carry: int  # row of the step before that draws the last of these tokens; -1: the host has all tokens
+    carry: int  # row of the previous step that draws this row's last token; -1: the host has all tokens
     wants_token: bool
-    drafts: tuple[int, ...] = ()  # tokens at positions end…, to verify
+    drafts: tuple[int, ...] = ()  # the proposed tokens at positions end…, which the step verifies
     masks: tuple[NDArray[np.uint32], ...] = ()  # allowed tokens of each answer; empty: all
 
 
 class BatchBuilder:
-    """Builds batches. An array that would equal its predecessor is the same array, so nobody may write to it."""
+    """Builds batches. An array that equals the array of the previous batch is reused, so nobody may write to an
+    array."""
 
     def __init__(self) -> None:
-        self._drawing: list[Sequence | None] = []  # the sequence of each row that wants a token
-        self._draft_counts = NO_DRAFTS  # of each row
+        self._drawing: list[Sequence | None] = []  # the sequence of each row; None: the row draws no token
+        self._draft_counts = NO_DRAFTS  # number of drafts of each row
         self._answers = _Answers([], [])
-        self._leases: list[Lease] = []  # of each row
-        self._changes: list[int] = []  # number of changes to the pages of each lease
-        self._tables: tuple[Ints, ...] = ()  # pages of these leases, per group
-        self._states = NO_INTS  # of these leases
-        self._adapters = NO_INTS  # of the same rows
+        self._leases: list[Lease] = []  # the lease of each row
+        self._changes: list[int] = []  # Lease.changes of each lease when its page table was built
+        self._tables: tuple[Ints, ...] = ()  # for each cache group: the page table of these leases
+        self._states = NO_INTS  # the state slot of each lease
+        self._adapters = NO_INTS  # the adapter slot of each row
         self._scales: NDArray[np.float32] = np.zeros(0, np.float32)
 
     def build(self, rows: list[Row], page_copies: Copies, state_copies: list[tuple[int, int]]) -> Batch:
-        """`page_copies` per group and `state_copies`: (source, target), before the step."""
+        """The batch of a step. `page_copies` (one list for each cache group) and `state_copies` list the copies that
+        must be made before the step, as (source, target)."""
         starts = np.array([row.start for row in rows], np.int32)
         ends = np.array([row.end for row in rows], np.int32)
         draft_counts = NO_DRAFTS
@@ -120,7 +124,8 @@ class BatchBuilder:
 
 
 def _page_table(leases: list[Lease], group: int, stale: Iterable[int], before: Ints | None) -> Ints:
-    """[rows, pages] a new table. The rows that are not in `stale` equal those of the table `before`."""
+    """A new page table [rows, pages] of one cache group. Rows that are not in `stale` are copied from the table
+    `before`."""
     width = max([len(lease.pages[group]) for lease in leases])
     table = np.zeros((len(leases), width), np.int32)
     if before is not None:
@@ -138,14 +143,16 @@ class _Answer(NamedTuple):
 
     row: int
     sequence: Sequence
-    offset: int  # drafts of the row before the answer
+    offset: int  # number of the row's drafts before the answer
 
 
 class _Answers:
-    """Arrays about the answers of a step. They stay valid while the same sequences draw with equal draft counts."""
+    """Arrays with one element for each answer of a step. They stay valid while the same sequences draw tokens, with the
+    same draft counts."""
 
     def __init__(self, drawing: list[Sequence | None], draft_counts: list[int]) -> None:
-        """`drawing`: each row's sequence, None if it draws no token. `draft_counts`: of each row; empty: no drafts."""
+        """`drawing`: the sequence of each row; None: the row draws no token. `draft_counts`: the number of drafts of
+        each row; empty: no row has drafts."""
         drafts = draft_counts or [0] * len(drawing)
         answers: list[_Answer] = []
         for row, sequence in enumerate(drawing):
@@ -164,7 +171,7 @@ class _Answers:
         self.wants[self._rows] = Want.TOKEN
 
     def sampling(self, ends: Ints, rows: list[Row]) -> AnswerSampling:
-        """`ends` [rows] position of the first token that each row draws."""
+        """The sampling parameters of all answers. `ends` [rows]: position of the first token that each row draws."""
         draw = ends if self._one_each else ends[self._rows] + self._offsets
         if not self._histories:
             return replace(self._parameters, draw=draw)
@@ -185,17 +192,17 @@ class _Answers:
 
 
 def _column(records: List[Any], name: str, dtype: DTypeLike) -> NDArray[Any]:
-    """[records] one attribute of every record."""
+    """The attribute `name` of every record, as an array [records]."""
     return np.fromiter(map(attrgetter(name), records), dtype, len(records))
 
 
 def _pairs(pairs: list[tuple[int, int]]) -> Ints:
-    """[pairs, 2]"""
+    """The pairs as an array [pairs, 2]."""
     return np.array(pairs, np.int32) if pairs else NO_COPIES
 
 
 def _tokens(rows: list[Row]) -> list[int]:
-    """The tokens of all rows, 0 for a carried one."""
+    """The tokens of all rows, drafts included. A carried token is 0."""
     tokens: list[int] = []
     for row in rows:
         if row.carry < 0 and row.end - row.start == 1:  # faster than a slice
@@ -210,7 +217,7 @@ def _tokens(rows: list[Row]) -> list[int]:
 
 
 def _masks(rows: list[Row]) -> tuple[Ints, NDArray[np.uint32]]:
-    """([masked answers], [masked answers, words]) of the rows that have masks."""
+    """(indices [masked answers], masks [masked answers, words]) of the answers that have a mask."""
     masked: list[int] = []
     masks: list[NDArray[np.uint32]] = []
     answers = 0
@@ -224,7 +231,7 @@ def _masks(rows: list[Row]) -> tuple[Ints, NDArray[np.uint32]]:
 
 
 def _parameters(settings: list[Sampling]) -> AnswerSampling:
-    """The parameters that do not change from step to step, one setting per answer."""
+    """The sampling parameters that do not change from step to step. `settings` has the Sampling of each answer."""
     temperature = _column(settings, "temperature", np.float64)
     temperature[temperature < MIN_TEMPERATURE] = 0.0
     top_p = _column(settings, "top_p", np.float64)

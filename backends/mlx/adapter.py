@@ -17,12 +17,12 @@ from ...engine.modelconfig import ModelConfig
 
 
 class _Window:
-    """Mixed into a cache of mlx-lm that stores every position: a layer with a window reads only the last columns."""
+    """Mixin for mlx-lm's caches that store every position: a layer with a window reads only the last columns."""
 
     keys: mx.array  # [rows, kv heads, columns, dim]
     values: mx.array
     window = 0  # positions that a token sees, including its position; 0: all
-    padded = False  # rows have columns before their first position
+    padded = False  # whether rows have padding columns before their first position
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, ...]:
         """New keys and values [rows, kv heads, new, dim] -> the keys and values that the new tokens see."""
@@ -33,7 +33,8 @@ class _Window:
         return tuple(x[..., -columns:, :] for x in visible)
 
     def make_mask(self: Any, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """The mask of the next N tokens over the columns that update_and_fetch returns. mlx-lm names the arguments."""
+        """The mask of the next N tokens over the columns that update_and_fetch returns. mlx-lm passes these argument
+        names."""
         end: int = self.size()
         before = min(end, self.window - 1) if self.window else end
         window = min(self.window or end + N, window_size or end + N)
@@ -60,28 +61,28 @@ class BatchCache(_Window, BatchKVCache):  # type: ignore[misc]
 
     @classmethod
     def of(cls, rows: list[RowCache]) -> BatchCache:
-        """Copies of sequences. All of them or none are empty."""
+        """A cache with copies of these sequences. Either all of them are empty, or none."""
         cache: BatchCache = cls([0] * len(rows)) if rows[0].empty() else cls.merge(rows)
         cache.window = rows[0].window
         cache.padded = len({row.offset for row in rows}) > 1
         return cache
 
     def row(self, index: int) -> RowCache:
-        """A copy of one sequence."""
+        """A copy of the cache of one sequence."""
         cache: RowCache = RowCache.from_state(self.extract(index).state)
         cache.window = self.window
         return cache
 
 
 def mix(part: nn.Module, kind: type, **values: Any) -> None:
-    """Replace methods of a module by those of `kind`. `values` become attributes of the module's class."""
+    """Replace methods of a module by the methods of `kind`. `values` become attributes of the module's class."""
     base = type(part)
     attributes = {name: staticmethod(value) if callable(value) else value for name, value in values.items()}
     part.__class__ = type(base.__name__, (kind, base), attributes)
 
 
 class Gated:
-    """Mixed into an MLP: the activation of ModelConfig for the gate."""
+    """Mixin for an MLP of mlx-lm: applies the activation that ModelConfig names to the gate."""
 
     activation: Callable[[mx.array, mx.array], mx.array]
 
@@ -97,10 +98,11 @@ class Gated:
 
 
 class Layers:
-    """Mixed into a model's layers: one mask for each kind of layer. mlx-lm has one kind or a fixed pattern."""
+    """Mixin for mlx-lm's stack of layers: makes one mask for each kind of layer. mlx-lm's own code supports one kind,
+    or a fixed pattern of kinds."""
 
     embedding_scale: float
-    first_of_kind: list[int]  # for each layer, the first layer of its kind
+    first_of_kind: list[int]  # for each layer, the index of the first layer of its kind
 
     def __call__(self: Any, inputs: mx.array, cache: Sequence[Any], *_: Any) -> mx.array:
         """Tokens [rows, new] -> normalised hidden states [rows, new, hidden]."""
@@ -115,7 +117,8 @@ class Layers:
 
 
 class Head:
-    """Mixed into a model with its head: soft cap, caches and tied weights of ModelConfig."""
+    """Mixin for an mlx-lm model with an output head: applies the soft cap, the caches and the tied weights that
+    ModelConfig describes."""
 
     config: ModelConfig
 
@@ -129,8 +132,8 @@ class Head:
         return [RotatingKVCache(window) if kind == "sliding" else KVCache() for kind in self.config.layer_kinds]
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
-        """The weights to load. A tied head is the embedding, even if the files have a head. Another head must be in the
-        files. Stored frequencies of rope are not loaded."""
+        """The weights to load. A tied head uses the embedding, even if the files have a head. An untied head must be in
+        the files. Stored rope frequencies are not loaded."""
         weights = {name: weight for name, weight in weights.items() if ".rotary_emb." not in name}
         if self.config.tie_embeddings:
             weights = {name: weight for name, weight in weights.items() if not name.startswith("lm_head.")}
@@ -141,13 +144,14 @@ class Head:
 
 
 class _Tap:
-    """The hidden states of the last call."""
+    """Stores the hidden states of the last call of the model."""
 
     hidden: mx.array | None = None
 
 
 class _LastToken:
-    """Mixed into a model's layers: only the last token of each row goes through the head."""
+    """Mixin for mlx-lm's stack of layers: passes only the last token of each row to the head, and stores its hidden
+    state."""
 
     tap: _Tap
 
@@ -171,15 +175,15 @@ class Forward:
         hidden states are [rows, 0] if the model has no `model` attribute."""
         logits = self._model(tokens, cache=caches)[:, -1]
         hidden = self._tap.hidden
-        self._tap.hidden = None  # it would keep the arrays of a step that failed
+        self._tap.hidden = None  # a stored array would keep all arrays of a failed step in memory
         return logits, logits[:, :0] if hidden is None else hidden[:, -1]
 
 
 def probe_layers(model: nn.Module, forward: Forward) -> list[RowCache]:
-    """The cache of each layer after one token. Its arrays are lazy and never computed, but have shapes.
+    """The cache of each layer after one token. Its arrays are lazy: they have shapes, but are never computed.
 
-    Raises ModelRefused for a model whose layers store other state than keys and values, and for a model whose attention
-    is not MLX's: its masks may be wrong for several rows.
+    Raises ModelRefused for a model whose layers store anything except keys and values. Also for a model that does not
+    use MLX's attention function, because its masks may be wrong for several rows.
     """
     caches = [_row_cache(cache) for cache in make_prompt_cache(model)]
     with observed(mx.fast, "scaled_dot_product_attention") as calls:
@@ -195,7 +199,7 @@ def probe_layers(model: nn.Module, forward: Forward) -> list[RowCache]:
 
 
 def _row_cache(cache: Any) -> RowCache:
-    """An empty cache in place of mlx-lm's `cache`."""
+    """An empty RowCache that replaces mlx-lm's `cache`."""
     if type(cache) not in (KVCache, RotatingKVCache) or getattr(cache, "keep", False):
         raise ModelRefused(
             f"its layers store a {type(cache).__name__}, not plain keys and values: recurrent and compressed caches "
@@ -207,7 +211,7 @@ def _row_cache(cache: Any) -> RowCache:
 
 @contextmanager
 def observed(owner: Any, name: str) -> Iterator[list[tuple[Any, ...]]]:
-    """The positional arguments of each call of a function or method, while the context is open."""
+    """A context that records the positional arguments of each call of the function or method."""
     function = getattr(owner, name)
     calls: list[tuple[Any, ...]] = []
 
@@ -232,8 +236,8 @@ class Target(NamedTuple):
     reads_tokens: bool  # the input is tokens [rows, new], not features [rows, new, in_features]
 
 
-TIED_HEAD = "lm_head"  # the name of an embedding that is also the head, as PEFT names that head
-# Methods of MLX's modules that can have factors, and the dimensions of their input.
+TIED_HEAD = "lm_head"  # PEFT's name for a head that shares the embedding's weight
+# MLX's module classes that can have LoRA factors: (class, method, number of dimensions of its input).
 _METHODS = (
     (nn.Linear, "__call__", 3),
     (nn.QuantizedLinear, "__call__", 3),
@@ -247,8 +251,8 @@ _METHODS = (
 def find_targets(model: nn.Module, forward: Forward) -> dict[str, Target]:
     """The modules that can have LoRA factors, by their path in the model. A tied head is named TIED_HEAD.
 
-    The model computes one token with lazy arrays. So a module that the model does not call is no target, nor one whose
-    input does not begin with the rows of the call.
+    To find them, the model computes one token with lazy arrays. A module is a target only if the model calls it, with
+    an input that begins with the dimensions [rows, tokens].
     """
     names = {id(module): name for name, module in model.named_modules()}
     caches = [_row_cache(cache) for cache in make_prompt_cache(model)]
@@ -267,7 +271,7 @@ def find_targets(model: nn.Module, forward: Forward) -> dict[str, Target]:
 def _target(module: nn.Module, method: str, *, reads_tokens: bool) -> Target:
     rows, columns = module.weight.shape
     if "scales" in module:
-        columns = columns * 32 // module.bits  # quantised: 32 bits a column
+        columns = columns * 32 // module.bits  # quantised: each column is a word of 32 bits
     features = (rows, columns) if reads_tokens else (columns, rows)
     return Target(module, method, *features, reads_tokens)
 
@@ -283,5 +287,5 @@ def add_to_output(target: Target, add: Callable[[mx.array, mx.array], mx.array])
         output: mx.array = getattr(self, name)(original(self, x), x)
         return output
 
-    setattr(module, name, add)  # not in the class: Python frees classes late, and `add` has the factors
+    setattr(module, name, add)  # in the module: Python frees classes late, and `add` keeps the factors
     module.__class__ = type(base.__name__, (base,), {target.method: call})

@@ -1,4 +1,4 @@
-"""KV memory of a runner: the groups whose rows compute, and the pool of pages that sequences share."""
+"""The KV memory of a runner: groups, whose rows are being computed, and the pool of pages that sequences share."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class LayerShape:
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Caches of rows that one call computes, one for each layer: RowCache for one row, BatchCache for several."""
+    """The caches, one for each layer, of the rows that one call of the model computes: RowCache for one row, BatchCache
+    for several rows."""
 
     layers: Sequence[RowCache | BatchCache]
-    lengths: list[int]  # positions of each row
+    lengths: list[int]  # number of positions of each row
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -41,14 +42,16 @@ class Group:
         return [x for layer in self.layers for x in (layer.keys, layer.values)]
 
     def set_offsets(self) -> None:
-        """Before a call: give batch caches a new array of offsets. mlx-lm's lazy sum of all steps would grow."""
+        """Give the batch caches a new array of offsets. Call it before each call of the model: mlx-lm adds to the
+        offsets lazily, and the expression would grow with every step."""
         if len(self.lengths) > 1:
             offset = mx.array(self.lengths)
             for layer in self.layers:
                 layer.offset = offset
 
     def row(self, index: int, length: int) -> list[RowCache]:
-        """The caches of a row, cut to its first positions. They are copies unless the group has one row."""
+        """The caches of a row, cut to its first `length` positions. They are copies, unless the group has only this
+        row."""
         caches = [layer.row(index) for layer in self.layers]
         for cache in caches:
             cache.trim(cache.offset - length)
@@ -64,15 +67,15 @@ class Pool:
         self._page_size = page_size
         self.keys = [mx.zeros((1, shape.kv_heads, columns, shape.key_dim), shape.dtype) for shape in shapes]
         self.values = [mx.zeros((1, shape.kv_heads, columns, shape.value_dim), shape.dtype) for shape in shapes]
-        self.changed = False  # written since `settle`
+        self.changed = False  # whether there were writes since the last `settle`
 
     def columns(self, pages: Sequence[int], start: int, end: int) -> Ints:
-        """Columns of positions start…end-1 of a sequence."""
+        """The columns of positions start…end-1 of the sequence with these pages."""
         positions = np.arange(start, end)
         return np.asarray(pages)[positions // self._page_size] * self._page_size + positions % self._page_size
 
     def write(self, group: Group, spans: Sequence[Span]) -> None:
-        """Write positions of rows of a group. The writes are lazy."""
+        """Copy the keys and values of these spans from the group to their pages, lazily."""
         end = group.layers[0].size()
         rows = np.concatenate([np.full(span.length - span.start, span.row) for span in spans])
         columns = np.concatenate([np.arange(end - span.length + span.start, end) for span in spans])
@@ -84,7 +87,7 @@ class Pool:
         self.changed = True
 
     def read(self, pages: Sequence[int], length: int, row: Sequence[RowCache]) -> None:
-        """Give an empty row positions 0…length-1, and columns for more."""
+        """Fill an empty row with positions 0…length-1 from the pages. The row also gets columns for later positions."""
         columns = -(-(length + 1) // STEP) * STEP
         index = _index(np.pad(self.columns(pages, 0, length), (0, columns - length)))
         for cache, keys, values in zip(row, self.keys, self.values, strict=True):
@@ -104,7 +107,7 @@ class Pool:
         self.changed = True
 
     def settle(self) -> None:
-        """Compute the writes: a lazy write would keep the arrays of groups in memory."""
+        """Compute the lazy writes, which would keep the arrays of their groups in memory."""
         if self.changed:
             mx.eval(self.keys, self.values)
             self.changed = False
@@ -116,7 +119,7 @@ def _index(columns: Ints) -> mx.array:
 
 
 class Caches:
-    """Groups by number, and the pool. It executes the cache moves of a plan."""
+    """The groups by their numbers, and the pool. Executes the instructions of a plan that move KV."""
 
     def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int) -> None:
         self._windows = [shape.window for shape in shapes]
@@ -143,5 +146,5 @@ class Caches:
         return row
 
     def keep(self, groups: Collection[int]) -> None:
-        """Drop all other groups."""
+        """Drop all groups except these."""
         self.groups = {number: group for number, group in self.groups.items() if number in groups}

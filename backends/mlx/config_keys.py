@@ -1,8 +1,8 @@
 """Checks config.json of architectures that ModelConfig does not describe.
 
-mlx-lm's classes read config.json as transformers 4 spells it, with other defaults, and ignore unknown keys. So
-`arguments` adds the defaults of transformers' config class and the old spelling. `verify` refuses by name a key that
-mlx-lm's class ignores, if its value is not the default.
+mlx-lm's classes read the keys of transformers 4, have defaults that differ from those of transformers, and ignore
+unknown keys. So `arguments` adds the defaults of transformers' config class and the keys of transformers 4. `verify`
+refuses a model if mlx-lm's class ignores a key whose value is not the default; the error names the key.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from ...engine.modelconfig import Rope, parse_config
 from .ropes import frequencies
 
 ROPE_CLASSES: Mapping[type, str] = {Llama3RoPE: "llama3", YarnRoPE: "yarn", SuScaledRoPE: "longrope"}
-PLAIN_ROPES = ("", "default", "mrope")  # mrope rotates text as default does
+PLAIN_ROPES = ("", "default", "mrope")  # for text, mrope equals default
 SIMPLE = (bool, int, float, str, list)  # types of the values that mlx-lm's classes read
-# Keys that inference does not read, or whose difference would show in the weights, which are loaded strictly.
+# Keys that `verify` does not compare: inference does not read them, or a wrong value fails when the weights are loaded.
 HARMLESS = frozenset(
     "architectures dtype torch_dtype transformers_version initializer_range use_cache pretraining_tp text_config "
     "vision_config audio_config max_position_embeddings model_max_length max_window_layers router_aux_loss_coef "
@@ -50,7 +50,7 @@ class ConfigKeys:
         self._text = self._complete.get("text_config") or self._complete
 
     def arguments(self) -> dict[str, Any]:
-        """Keys to replace in config.json for mlx-lm's class."""
+        """The keys to add to config.json, or to replace in it, for mlx-lm's class."""
         more = _additions(self._values, self._complete)
         text = self._values.get("text_config")
         if isinstance(text, dict):
@@ -58,7 +58,8 @@ class ConfigKeys:
         return more
 
     def verify(self, model: nn.Module, context: int) -> None:
-        """Compare a loaded model with config.json, and set exact frequencies. Raises ModelRefused naming the key."""
+        """Compare a loaded model with config.json, and set exact rope frequencies. Raises ModelRefused with the name of
+        a key that differs."""
         text_model = getattr(model, "language_model", None)
         for part, table in ((model, self._values), (text_model, self._values.get("text_config"))):
             arguments = getattr(part, "args", None)
@@ -80,8 +81,8 @@ class ConfigKeys:
             raise _ignored(self._text, "layer_types", kinds, "another order of layers")
 
     def _verify_ropes(self, model: nn.Module, context: int) -> None:
-        """A plain rope must have a base of config.json. A rope with frequencies gets those of ModelConfig, which knows
-        truncate, attention_factor and the short factors."""
+        """Refuse a plain rope whose base is not in config.json. A scaled rope gets the frequencies that our own code
+        computes: unlike mlx-lm, it supports truncate, attention_factor and the short factors."""
         scaled = {_kind(table): table for table in self._rope_tables()}
         for kind in PLAIN_ROPES:
             scaled.pop(kind, None)
@@ -110,7 +111,8 @@ class ConfigKeys:
 
 
 def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json as transformers 5 reads it, with all defaults. Unchanged if transformers has no such architecture."""
+    """config.json as transformers 5 reads it, with all defaults. If transformers does not know the architecture, only
+    rope_parameters is added."""
     config_class = _config_class(values)
     if config_class is None:
         scaling = values.get("rope_scaling") or {}
@@ -123,7 +125,7 @@ def _complete(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _additions(values: Mapping[str, Any], complete: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that are missing in one table of config.json."""
+    """The keys that one table of config.json lacks, with their values. `complete` is the table with all defaults."""
     ropes = _rope_arguments(complete.get("rope_parameters") or {})
     candidates = dict(complete)
     for alias, name in _aliases(complete).items():
@@ -132,24 +134,25 @@ def _additions(values: Mapping[str, Any], complete: Mapping[str, Any]) -> dict[s
     more = {key: x for key, x in candidates.items() if isinstance(x, SIMPLE)} | ropes
     missing = {key: x for key, x in more.items() if values.get(key) is None}
     if "rope_theta" in ropes:
-        missing["rope_theta"] = ropes["rope_theta"]  # transformers prefers rope_parameters to the key outside
+        missing["rope_theta"] = ropes["rope_theta"]  # as in transformers, the value in rope_parameters wins
     return missing
 
 
 def _pattern(kinds: list[str]) -> int | None:
-    """The distance of layers with full attention. `verify` refuses layers without such a pattern."""
+    """Every n-th layer has full attention: returns n. None if all layers are of one kind. `verify` refuses layers that
+    do not follow the pattern."""
     both = {"full_attention", "sliding_attention"} <= set(kinds)
     return kinds.index("full_attention") + 1 if both else None
 
 
 def _aliases(values: Mapping[str, Any]) -> Mapping[str, str]:
-    """Other names of keys -> their names in transformers."""
+    """Alternative name of a key -> its name in transformers."""
     config_class = _config_class(values)
     return {} if config_class is None else config_class.attribute_map
 
 
 def _config_class(values: Mapping[str, Any]) -> Any:
-    """transformers' config class; None if it has no such architecture."""
+    """transformers' config class for this model_type; None if there is none."""
     model_type = str(values.get("model_type"))
     if model_type not in CONFIG_MAPPING:
         return None
@@ -157,7 +160,8 @@ def _config_class(values: Mapping[str, Any]) -> Any:
 
 
 def _rope_arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Rope parameters as transformers 4 spells them. They may differ by layer type."""
+    """The keys of transformers 4 for the rope `parameters` of transformers 5, which may have one table for each layer
+    type."""
     full = parameters.get("full_attention", parameters)
     local = parameters.get("sliding_attention", {})
     more = {key: full[key] for key in ("rope_theta", "partial_rotary_factor") if full.get(key) is not None}
@@ -194,8 +198,8 @@ def _verify_keys(values: Mapping[str, Any], fields: set[str]) -> None:
 
 
 def _equivalent(value: Any, default: Any) -> bool:
-    """Zero, false and empty are one value. So are the approximations of gelu: transformers names five, and mlx-lm's
-    classes do not follow the names."""
+    """Whether two values of a key mean the same. Zero, false and empty count as equal. So do the approximations of
+    gelu: transformers has five names for them, and mlx-lm's classes ignore the name."""
     gelu = str(value).startswith("gelu") and str(default).startswith("gelu")
     return value == default or gelu or not (value or default)
 
@@ -206,13 +210,14 @@ def _set_frequencies(part: nn.Module, scaling: Mapping[str, Any], text: Mapping[
     part._freqs = mx.array(1.0 / frequencies(rope, context))
     if isinstance(part, YarnRoPE):
         part.mscale = rope.attention_factor
-    elif isinstance(part, SuScaledRoPE):  # Phi-3.5-MoE names its factors in config.json
+    elif isinstance(part, SuScaledRoPE):  # Phi-3.5-MoE has its factors in config.json
         length = "long" if context > rope.original_positions else "short"
         part._scale = scaling.get(f"{length}_mscale") or rope.attention_factor
 
 
 def _rope(scaling: Mapping[str, Any], dims: int, text: Mapping[str, Any]) -> Rope:
-    """The rope of ModelConfig, read from the config of a llama whose heads rotate this number of dimensions."""
+    """The Rope record for these parameters. `parse_config` reads it from an invented Llama config, whose heads have
+    `dims` dimensions."""
     values = dict.fromkeys(("hidden_size", "head_dim"), dims) | dict.fromkeys(
         ("num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size"), 1
     )

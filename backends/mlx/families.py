@@ -1,6 +1,6 @@
 """Builds mlx-lm's models of the families that ModelConfig describes.
 
-mlx-lm's classes read config.json as transformers 4 spells it, and ignore rare windows, biases and activations. So
+mlx-lm's classes read the keys of transformers 4, and ignore some values: rare windows, biases and activations. So
 `build` changes a model before its weights are loaded.
 """
 
@@ -22,12 +22,12 @@ from .ropes import Frequencies, rotation
 
 
 def describes(config: ModelConfig) -> bool:
-    """Whether ModelConfig describes the whole model."""
+    """Whether ModelConfig has all values of this architecture."""
     return config.model_type in FAMILIES
 
 
 def arguments(config: ModelConfig) -> dict[str, Any]:
-    """Keys of config.json for mlx-lm's classes: values of ModelConfig, and neutral values of keys that `build` sets."""
+    """Keys of config.json for mlx-lm's classes: values of ModelConfig, and neutral values for what `build` replaces."""
     return {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,
@@ -57,7 +57,7 @@ def arguments(config: ModelConfig) -> dict[str, Any]:
 def load_arguments(target: ModelConfig, context: int) -> dict[str, Any]:
     """Arguments for mlx-lm's load_model. Empty for an architecture that ModelConfig does not describe."""
 
-    def classes(config: dict[str, Any]) -> tuple[Any, Any]:  # load_model passes `config` by its name
+    def classes(config: dict[str, Any]) -> tuple[Any, Any]:  # load_model passes the argument as config=
         model_class, arguments_class = _get_classes(config)
         return lambda model_args: build(model_class(model_args), target, context), arguments_class
 
@@ -65,7 +65,8 @@ def load_arguments(target: ModelConfig, context: int) -> dict[str, Any]:
 
 
 def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
-    """Change a model before its weights are loaded. Raises ModelRefused if mlx-lm's class stores a value elsewhere."""
+    """Change a model before its weights are loaded. Raises ModelRefused if mlx-lm's class lacks an attribute that this
+    function replaces."""
     for index, kind in enumerate(config.layer_kinds):
         layer = model.layers[index]
         attention = layer.self_attn
@@ -87,14 +88,16 @@ def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
 
 
 def _replace(part: nn.Module, name: str, value: Any, config: ModelConfig) -> None:
-    """Set an attribute of a module. Refuse a module without it: that release of mlx-lm reads another attribute."""
+    """Set an attribute of a module. Raises ModelRefused if the module has no such attribute: this release of mlx-lm
+    would ignore the value."""
     if not hasattr(part, name):
         raise _differs(config, f"{name} of {type(part).__name__}", "absent", "present")
     setattr(part, name, value)
 
 
 def _projections(config: ModelConfig) -> dict[str, tuple[int, int, bool]]:
-    """Input features, output features and bias of each projection, by its name in mlx-lm. phi3 merges some of them."""
+    """Name of a projection in mlx-lm -> (input features, output features, whether it has a bias). qkv_proj and
+    gate_up_proj are phi3's merged projections."""
     hidden = config.hidden_size
     inner = config.intermediate_size
     queries = config.num_heads * config.head_dim
@@ -121,7 +124,8 @@ _ACTIVATIONS: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = {"silu": 
 
 
 def set_context(model: nn.Module, context: int) -> None:
-    """Set the LongRoPE factors of a loaded model for `context`, which depends on the size of the cache."""
+    """Set the LongRoPE factors of a loaded model for `context`. This limit depends on the size of the cache, which is
+    not known before the model is loaded."""
     for layer in model.layers:
         rope = layer.self_attn.rope
         if isinstance(rope, Frequencies):

@@ -21,7 +21,7 @@ from .config_keys import ConfigKeys
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 BITS = {"int8": 8, "int4": 4}
-GROUP = 64  # weights that share a scale, as in the checkpoints of mlx-community
+GROUP = 64  # number of weights that share a scale, as in the checkpoints of mlx-community
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Loaded:
     forward: Forward
     shapes: list[LayerShape]  # one for each layer with a cache
     quant: str  # format of quantised weights, for display
-    bytes: int  # of all weights
-    token_bytes: int  # of the weights that one token reads; 0: depends on the token
+    bytes: int  # bytes of all weights
+    token_bytes: int  # bytes of the weights that one token reads; 0: depends on the token
 
 
 def load(files: ModelFiles, options: LoadOptions) -> Loaded:
@@ -67,7 +67,7 @@ def load(files: ModelFiles, options: LoadOptions) -> Loaded:
 
 
 def _load(files: ModelFiles, context: int) -> tuple[nn.Module, dict[str, Any]]:
-    """A verified model with lazy weights, and its config.json after mlx-lm's changes."""
+    """(a verified model whose weights are still lazy, its config.json as mlx-lm changed it)."""
     values = load_config(files.path)
     if values.get("model_file") is not None:
         raise ModelRefused(
@@ -89,14 +89,15 @@ def _weights(model: nn.Module) -> list[tuple[str, mx.array]]:
 
 
 def _token_bytes(model: nn.Module, sizes: Mapping[str, int]) -> int:
-    if any(weight.ndim > 2 for _, weight in _weights(model)):  # a token selects its experts
+    if any(weight.ndim > 2 for _, weight in _weights(model)):  # experts: a token reads only some of them
         return 0
-    tied = not hasattr(model, "lm_head")  # a tied head reads the whole embedding
+    tied = not hasattr(model, "lm_head")  # a tied head reads the whole embedding table
     return sum(size for path, size in sizes.items() if tied or "embed_tokens" not in path)
 
 
 def _format(config: Mapping[str, Any]) -> str:
-    """The format of a quantised checkpoint, for display. mlx-lm has converted other tables to `quantization`."""
+    """The format of a quantised checkpoint, for display. `config` is mlx-lm's: it has converted the tables of other
+    libraries to `quantization`."""
     table = config.get("quantization")
     if not table:
         return ""
@@ -106,7 +107,7 @@ def _format(config: Mapping[str, Any]) -> str:
 
 def _quantise(model: nn.Module, files: ModelFiles, options: LoadOptions, stored_format: str) -> None:
     if options.quant not in BITS:
-        raise SettingRefused(f"quant {options.quant} is not for mlx", f"choose one of {', '.join(BITS)}")
+        raise SettingRefused(f"quant {options.quant} is not supported by mlx", f"choose one of {', '.join(BITS)}")
     if stored_format:
         raise SettingRefused(f"{files.name} is quantised already ({stored_format})", "leave quant at none")
     nn.quantize(model, GROUP, BITS[options.quant], class_predicate=_fits_quantisation)

@@ -1,4 +1,4 @@
-"""LoRA adapters on MLX: the factors of each module in every slot, and the products of a call."""
+"""LoRA adapters on MLX: stores the factors of each module in adapter slots, and adds their products to the outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bfloa
 
 
 class Pair(NamedTuple):
-    """The factors of one module. `b` contains the scale of the adapter."""
+    """The LoRA factors of one module. `b` is already multiplied by the scale in the adapter's files."""
 
     a: mx.array  # [in_features, rank]
     b: mx.array  # [rank, out_features]
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The adapters of the rows of a call."""
+    """The adapter slot and the scale of each row in one call of the model."""
 
     slots: frozenset[int]
     positions: mx.array  # [rows] uint32: 0…rows-1
@@ -40,7 +40,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Current:
-    """The call that the model computes."""
+    """The rows of the call that the model computes now; all modules share this record."""
 
     rows: Rows | None = None  # None: no row has an adapter
 
@@ -52,10 +52,10 @@ class ModuleSlots:
         self._a = mx.zeros((size, target.in_features, 0), dtype)  # [slots, in_features, rank]
         self._b = mx.zeros((size, 0, target.out_features), dtype)  # [slots, rank, out_features]
         self._current = current
-        self._used: set[int] = set()  # slots that are not zero
+        self._used: set[int] = set()  # the slots whose factors are not zero
 
     def put(self, slot: int, size: int, pair: Pair | None) -> None:
-        """Set the factors of a slot; None: zeros. Afterwards there are at least `size` slots."""
+        """Set the factors of a slot; None sets them to zero. Enlarges the arrays to at least `size` slots."""
         if pair is None and slot not in self._used and size <= len(self._a):
             return
         rank = max(self._a.shape[2], 0 if pair is None else pair.a.shape[1])
@@ -63,7 +63,7 @@ class ModuleSlots:
         b = _padded(self._b, (size, rank, 0))
         a[slot] = 0 if pair is None else _padded(pair.a, (0, rank))
         b[slot] = 0 if pair is None else _padded(pair.b, (rank, 0))
-        mx.eval(a, b)  # if memory runs out, the old arrays stay
+        mx.eval(a, b)  # computed first: if memory runs out, the old arrays stay
         self._a = a
         self._b = b
         if pair is None:
@@ -72,21 +72,21 @@ class ModuleSlots:
             self._used.add(slot)
 
     def add_product(self, output: mx.array, x: mx.array) -> mx.array:
-        """output [rows, tokens, out_features] plus scale * B(A(x)), for x [rows, tokens, in_features]."""
+        """`output` [rows, tokens, out_features] plus scale * B(A(x)), for `x` [rows, tokens, in_features]."""
         rows = self._current.rows
         if rows is None or rows.slots.isdisjoint(self._used):
             return output
         return self._expanded(output, mx.gather_mm(x, self._a, rows.positions, rows.indices), rows)
 
     def add_embedding(self, output: mx.array, tokens: mx.array) -> mx.array:
-        """output [rows, tokens, out_features] plus scale * B(A[token]), for tokens [rows, tokens]."""
+        """`output` [rows, tokens, out_features] plus scale * B(A[token]), for `tokens` [rows, tokens]."""
         rows = self._current.rows
         if rows is None or rows.slots.isdisjoint(self._used):
             return output
         return self._expanded(output, self._a[rows.indices[:, None], tokens], rows)
 
     def _expanded(self, output: mx.array, inner: mx.array, rows: Rows) -> mx.array:
-        """output plus scale * B(inner), for inner [rows, tokens, rank]."""
+        """`output` plus scale * B(inner), for `inner` [rows, tokens, rank]."""
         if rows.scales is not None:
             inner = inner * rows.scales
         delta = mx.gather_mm(inner, self._b, rows.positions, rows.indices)
@@ -94,17 +94,17 @@ class ModuleSlots:
 
 
 def _padded(array: mx.array, shape: tuple[int, ...]) -> mx.array:
-    """The array with zeros behind it, so that no dimension is smaller than in `shape`."""
+    """The array, padded with zeros at the end of each dimension that is smaller than in `shape`."""
     return mx.pad(array, [(0, max(0, size - old)) for old, size in zip(array.shape, shape, strict=True)])
 
 
 class AdapterSlots:
-    """The adapter slots of a model. A slot takes memory from its first adapter on."""
+    """The adapter slots of a model. A slot takes no memory until its first adapter is loaded."""
 
     def __init__(self, targets: Mapping[str, Target], max_rank: int, dtype: mx.Dtype) -> None:
-        """`targets`: the modules that can have factors. `dtype`: of the activations."""
+        """`targets`: the modules that can have factors. `dtype`: the dtype of the activations."""
         on_cpu = mx.default_device().type == mx.DeviceType.cpu
-        self._dtype = mx.float32 if on_cpu else dtype  # gather_mm computes no other dtype on the CPU
+        self._dtype = mx.float32 if on_cpu else dtype  # on the CPU gather_mm supports only float32
         self._targets = targets
         self._shapes = {name: (target.out_features, target.in_features) for name, target in targets.items()}
         self._max_rank = max_rank
@@ -114,7 +114,7 @@ class AdapterSlots:
         self._current = Current()
 
     def select(self, slots: Ints, scales: NDArray[np.float32]) -> None:
-        """Set the adapter slot and the scale of each row of the next call."""
+        """Set the adapter slot and the scale of each row for the next call of the model."""
         if not slots.any():
             self._current.rows = None
             return
@@ -124,7 +124,7 @@ class AdapterSlots:
         self._current.rows = Rows(frozenset(slots.tolist()), positions, indices, factors)
 
     def prepare(self, adapter: Adapter) -> None:
-        """Read an adapter's files to main memory. Raises ModelRefused if it does not fit the model."""
+        """Read an adapter's files to main memory. Raises ModelRefused if the adapter does not fit the model."""
         if adapter in self._prepared:
             return
         files = read_for_model(adapter, self._shapes, self._max_rank)
@@ -133,7 +133,7 @@ class AdapterSlots:
             a = _matrix(factors, factors.a)
             b = _matrix(factors, factors.b) * np.float32(factors.scale)
             pairs[name] = self._pair(a, b)
-            if factors.transposed and self._is_tied(name):  # mlx-lm also changes the head, PEFT does not
+            if factors.transposed and self._is_tied(name):  # unlike PEFT, mlx-lm also changes the head
                 pairs[TIED_HEAD] = self._pair(b.T, a.T)
         self._prepared[adapter] = pairs
 

@@ -8,18 +8,18 @@ import time
 
 import psutil
 
-BYTES = 2**29  # far more than any cache
+BYTES = 2**29  # size of the array, far larger than the caches of any processor
 REPEATS = 5
 
 
 def memory() -> tuple[int, int]:
-    """(total, free) bytes of main memory, which Apple's GPUs share."""
+    """(total, free) bytes of main memory, which Apple's GPUs also use."""
     main = psutil.virtual_memory()
     return main.total, main.available
 
 
 def apple_chip() -> str:
-    """The name of the chip, as "Apple M4 Pro"."""
+    """The name of the chip, e.g. "Apple M4 Pro"."""
     command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
@@ -34,7 +34,7 @@ def read_bandwidth() -> float:
     data = mx.random.normal((BYTES // 4,))
     mx.eval(data)
     seconds = []
-    for _ in range(REPEATS + 1):  # the first one compiles
+    for _ in range(REPEATS + 1):  # the first sum also compiles its kernel
         start = time.perf_counter()
         mx.eval(mx.sum(data))
         seconds.append(time.perf_counter() - start)

@@ -20,10 +20,10 @@ from .plan import Planner
 from .runner import MlxRunner
 
 PAGE_SIZE = 16  # tokens per page of the KV cache
-CACHE_SHARE = 0.6  # of the memory left after loading
+CACHE_SHARE = 0.6  # maximum share of the cache in the memory left after loading
 STEP_TOKENS = 2048
-ROW_TOKENS = 4096  # the cache for each row, unless a setting says otherwise
-ROOM = 1  # columns of groups for each column of the pool
+ROW_TOKENS = 4096  # cache tokens for each row, unless a setting gives the size of the cache
+ROOM = 1  # number of columns in the groups for each column of the pool
 MEMORY_CACHE = 2**30  # bytes of freed memory that MLX keeps for the next arrays
 # MLX on CUDA caches graphs and attention plans. Without this variable it raises an error after many different shapes.
 CACHE_CHECK = "MLX_ENABLE_CACHE_CACHE_CHECK_CHECK"
@@ -73,7 +73,7 @@ def _refuse_settings(options: LoadOptions) -> None:
         if getattr(options, name) not in values:
             raise SettingRefused(f"{name} {getattr(options, name)} is not supported by mlx", "leave it at auto")
     if options.reference_ops:
-        raise SettingRefused("reference_ops is not supported by mlx", "leave it out")
+        raise SettingRefused("reference_ops is not supported by mlx", "leave reference_ops empty")
 
 
 def _limit_memory(total: int) -> None:
@@ -84,7 +84,8 @@ def _limit_memory(total: int) -> None:
 
 
 def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) -> RunnerSpec:
-    """Half of the cache memory is for pages, the other half for groups, where each row has all of its positions."""
+    """The spec of the runner. Half of the cache memory is for pages, the other half for groups, whose rows have all
+    their positions."""
     config = files.config
     context = config.max_positions if options.context is None else options.context
     if not 1 <= context <= config.max_positions:
@@ -118,7 +119,8 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) ->
 
 
 def _cache_room(options: LoadOptions, free: int, context: int, page_bytes: int, page_size: int) -> int:
-    """Bytes for the cache. Without a setting the cache is no larger than the rows need: other programs need memory."""
+    """Bytes for the cache. Without a setting the cache is no larger than the rows need, because other programs need
+    memory too."""
     if options.cache_bytes is not None:
         return options.cache_bytes
     if options.cache_share is not None:

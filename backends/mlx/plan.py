@@ -18,52 +18,55 @@ from typing import NamedTuple
 from ...engine.batch import Batch
 from ...engine.errors import OutOfMemory
 
-PATIENCE = 8  # steps that a group without a row in the batch stays: a row with a grammar computes every second step
-STEP = 256  # columns that caches of mlx-lm grow by
+# A group that no row of the batch uses stays for this number of steps: a row with a grammar computes every second step.
+PATIENCE = 8
+STEP = 256  # mlx-lm's caches grow by this number of columns
 
 
 class Span(NamedTuple):
-    """Positions start…length-1 of a row of a group."""
+    """Positions start…length-1 of one row in a group."""
 
     row: int
     length: int
     start: int
-    pages: list[int]  # of positions 0…length-1
+    pages: list[int]  # the pages of positions 0…length-1
 
 
 class Write(NamedTuple):
-    """Write positions of a group's rows to their pages."""
+    """An instruction: copy the KV of these spans from the group to the pages of the pool."""
 
     group: int
     spans: list[Span]
 
 
 class Source(NamedTuple):
-    """The origin of a new row's positions 0…length-1: a row of another group, or pages."""
+    """Where the KV of a new row comes from (positions 0…length-1): a row of another group, or pages of the pool."""
 
     length: int
-    group: int  # 0: pages
+    group: int  # number of the other group; 0: pages of the pool
     row: int
     pages: list[int]
 
 
 class Make(NamedTuple):
-    """Make a group with a row from each source."""
+    """An instruction: make a new group with one row for each source, and copy the KV of the source to it."""
 
     group: int
     sources: list[Source]
 
 
 class Call(NamedTuple):
-    """Compute `new` tokens of each row of a group."""
+    """An instruction: call the model once, for `new` tokens of each row in a group."""
 
     group: int
-    rows: list[int]  # of the batch, in the order of the group's rows
+    rows: list[int]  # row indices in the batch, in the order of the group's rows
     new: int
 
 
 class Temporary(NamedTuple):
-    """A row without room for a group that stays. Its group is dropped before the next row is computed."""
+    """A row that is computed in a temporary group, because the groups that stay leave no room for it.
+
+    The temporary group is dropped before the next row is computed."""
 
     make: Make
     call: Call
@@ -72,10 +75,11 @@ class Temporary(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """A step, in the order of these fields. Groups that `Planner.groups` does not name are dropped."""
+    """The instructions of a step, which run in the order of these fields. Groups that are not in `Planner.groups` are
+    dropped."""
 
     writes: list[Write] = field(default_factory=list)
-    copies: list[list[int]] = field(default_factory=list)  # pages: source and target
+    copies: list[list[int]] = field(default_factory=list)  # [source page, target page] each
     temporary: list[Temporary] = field(default_factory=list)
     makes: list[Make] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -86,7 +90,7 @@ class Plan:
 
     @property
     def sources(self) -> set[int]:
-        """Groups whose rows others take."""
+        """The groups that `makes` copies rows from."""
         return {source.group for make in self.makes for source in make.sources}
 
 
@@ -96,21 +100,21 @@ class Resident:
 
     pages: list[int]
     length: int
-    synced: int  # the first positions, which the pool has
-    group: int = 0  # 0: none yet, its KV is in its pages
+    synced: int  # the pool has the KV of positions 0…synced-1
+    group: int = 0  # 0: no group yet, the KV is in the pages
     row: int = 0
-    step: int = 0  # the last step that computed it
+    step: int = 0  # the last step that computed this sequence
 
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """A row of a batch: positions start…end-1 of a sequence are to be computed."""
+    """A row of a batch: the step computes positions start…end-1 of a sequence."""
 
     index: int
     start: int
     end: int
-    pages: list[int]  # of positions 0…end-1
-    resident: Resident  # with positions 0…start-1
+    pages: list[int]  # the pages of positions 0…end-1
+    resident: Resident  # has the KV of positions 0…start-1
 
     @property
     def new(self) -> int:
@@ -121,30 +125,30 @@ class Planner:
     """Tracks the resident sequences, and plans the changes for each batch."""
 
     def __init__(self, page_size: int, room: int, group_columns: int) -> None:
-        """`room`: columns (positions) of all groups together. `group_columns`: padded columns that cost as much to read
-        as one more call of the model."""
+        """`room`: maximum number of columns (positions) in all groups together. `group_columns`: the number of padding
+        columns whose read costs as much time as one more call of the model."""
         self.room = room
         self._page_size = page_size
         self._group_columns = group_columns
         self._groups: dict[int, list[Resident]] = {}
-        self._owners: dict[int, Resident] = {}  # by page
-        self._lost: set[int] = set()  # pages whose newest positions were in a failed step
-        self._current: list[Resident] = []  # rows of the last step
+        self._owners: dict[int, Resident] = {}  # page -> its owner
+        self._lost: set[int] = set()  # pages whose newest positions were lost with a failed step
+        self._current: list[Resident] = []  # the residents that the last step computed
         self._step = 0
         self._numbers = count(1)
 
     @property
     def groups(self) -> Collection[int]:
-        """Groups that stay after the step."""
+        """The numbers of the groups that stay after the step."""
         return self._groups.keys()
 
     @property
     def columns(self) -> int:
-        """Columns of all groups."""
+        """The number of columns in all groups together."""
         return sum(_columns(members) for members in self._groups.values())
 
     def plan(self, batch: Batch) -> Plan:
-        """The step for a batch. Raises OutOfMemory if a row needs pages that a failed step lost."""
+        """The plan of the step for a batch. Raises OutOfMemory if a row needs pages that a failed step lost."""
         self._current = []
         self._step += 1
         copies = batch.page_copies[0]
@@ -167,7 +171,8 @@ class Planner:
         return plan
 
     def _rows(self, batch: Batch) -> list[Row]:
-        """Rows of the batch, without inert ones, which are on page 0. No row has a group yet."""
+        """The rows of the batch, without padding rows (those on page 0). Each row has a new resident, which is in no
+        group yet."""
         starts = batch.positions[batch.row_starts[:-1]].tolist()
         ends = batch.context_lens.tolist()
         rows: list[Row] = []
@@ -181,8 +186,8 @@ class Planner:
         return -(-length // self._page_size)
 
     def _match(self, rows: list[Row]) -> None:
-        """Find the resident that a row continues, which has exactly its pages and positions, or takes over: an idle one
-        that begins with them and is alone in its group."""
+        """Find the resident of each row: the one that has exactly the row's pages and positions. If there is none, the
+        row takes over an idle resident that begins with them and is alone in its group."""
         by_end: dict[tuple[int, int], list[Resident]] = {}
         for resident in chain.from_iterable(self._groups.values()):
             by_end.setdefault((resident.pages[-1], resident.length), []).append(resident)
@@ -195,7 +200,7 @@ class Planner:
                 row.resident = _take(idle, row)
 
     def _write_for_readers(self, rows: list[Row], targets: Set[int], plan: Plan) -> None:
-        """Write the pages that this step reads from the pool and that a resident owns."""
+        """Plan writes to the pages that this step reads from the pool, if residents own newer positions of them."""
         pages: set[int] = set()
         for row in rows:
             if not row.resident.group:
@@ -203,11 +208,11 @@ class Planner:
         pages -= targets
         pages.update(source for source, _ in plan.copies)
         if not self._lost.isdisjoint(pages):
-            raise OutOfMemory("a step without memory lost pages that this step reads")
+            raise OutOfMemory("an earlier step ran out of memory and lost pages that this step reads")
         self._flush(dict.fromkeys(self._owners[page] for page in sorted(pages & self._owners.keys())), plan)
 
     def _trim(self, row: Row, plan: Plan) -> None:
-        """Cut the resident of a row to the row's first positions. Its other positions are written first."""
+        """Cut the row's resident to positions 0…row.start-1. Its later positions are written to the pool first."""
         resident = row.resident
         if resident.length > row.start:
             self._flush([resident], plan)
@@ -218,11 +223,11 @@ class Planner:
             self._gather([resident], plan)
 
     def _new_pages(self, row: Row) -> list[int]:
-        """Pages whose earlier content the step overwrites."""
+        """The pages of the row whose earlier content the step overwrites."""
         return row.pages[len(row.resident.pages) if row.resident.group else row.start // self._page_size :]
 
     def _flush(self, residents: Iterable[Resident], plan: Plan) -> None:
-        """Write the positions that only the groups of these residents have."""
+        """Plan writes to the pool: all positions of these residents that the pool does not have yet."""
         spans: dict[int, list[Span]] = {}
         for resident in residents:
             if resident.synced < resident.length:
@@ -238,8 +243,10 @@ class Planner:
                 del self._owners[page]
 
     def _leave(self, present: Set[Resident], overwritten: Set[int], plan: Plan) -> None:
-        """Remove residents without a row. They leave a group at once if others continue in it. A group without any row
-        stays for some steps, unless the step overwrites one of its pages."""
+        """Remove the residents that have no row in the batch.
+
+        They leave at once a group in which other residents have rows. A group in which no resident has a row stays for
+        PATIENCE steps, unless the step overwrites one of its pages."""
         for group, members in list(self._groups.items()):
             absent = [resident for resident in members if resident not in present]
             if len(absent) < len(members):
@@ -253,7 +260,8 @@ class Planner:
         self._flush(self._groups.pop(group), plan)
 
     def _fit(self, rows: list[Row], present: Set[Resident], plan: Plan) -> list[Row]:
-        """Rows in a group or with room for one. Idle groups leave to make room. Other rows get temporary groups."""
+        """The rows that have a group or fit into a new one. Idle groups are dropped to make room. Rows that still do
+        not fit get temporary groups."""
         idle: list[int] = []
         used = 0
         for group, members in self._groups.items():
@@ -298,7 +306,8 @@ class Planner:
             del self._groups[group]
 
     def _kind(self, row: Row) -> tuple[str | int, ...]:
-        """Rows of one kind share a call. Rows that decode every second step do not join those that always do."""
+        """A key: rows with equal keys share a call. Rows that decode every second step have another key than rows that
+        decode every step."""
         resident = row.resident
         if not resident.group:
             return ("read", row.index) if row.start else ("begin", row.new)
@@ -307,7 +316,7 @@ class Planner:
         return ("prefill", resident.group, row.new)
 
     def _runs(self, rows: list[Row]) -> list[list[Row]]:
-        """Rows that decode, split where padding would cost more than another call."""
+        """The decoding `rows`, split into runs of similar length where padding would cost more than another call."""
         runs: list[list[Row]] = []
         padded = 0
         for row in sorted(rows, key=lambda row: row.end):
@@ -320,7 +329,7 @@ class Planner:
         return [sorted(run, key=lambda row: row.index) for run in runs]
 
     def _gather(self, members: list[Resident], plan: Plan) -> None:
-        """Make a group that stays from residents of other groups and from pages."""
+        """Plan a new group, which stays after the step, from residents of other groups and from pages of the pool."""
         make = self._make(members)
         plan.makes.append(make)
         self._groups[make.group] = members
@@ -333,7 +342,7 @@ class Planner:
         return make
 
     def _advance(self, row: Row) -> None:
-        """The step computes the row: its resident has the new positions and owns their pages."""
+        """Record that the step computes the row: its resident gets the new positions and owns their pages."""
         resident = row.resident
         resident.pages = row.pages
         resident.length = row.end
@@ -350,7 +359,8 @@ class Planner:
         return plan
 
     def fail(self) -> None:
-        """The last planned step was not computed: the positions that only the groups of its rows had are lost."""
+        """Record that the last planned step was not computed. The positions that only the groups of its rows had are
+        lost."""
         for resident in self._current:
             self._groups.pop(resident.group, None)
             dirty = resident.pages[resident.synced // self._page_size :]
@@ -359,7 +369,7 @@ class Planner:
         self._current = []
 
     def fail_all(self) -> None:
-        """The positions that only groups had are lost."""
+        """Record that all groups are lost, with the positions that the pool does not have."""
         self._lost.update(self._owners)
         self._owners.clear()
         self._groups.clear()
@@ -367,20 +377,20 @@ class Planner:
 
 
 def _take(residents: list[Resident], row: Row) -> Resident:
-    """Remove the first resident that has the row's first positions from the list, and return it. Without one, the row's
-    resident stays."""
+    """The first resident in the list that begins with the row's positions 0…start-1; it is removed from the list. If
+    there is none, the resident that the row has now."""
     head = row.resident.pages
     for resident in residents:
         if resident.length < row.start:
             continue
-        if resident.pages == head or resident.pages[: len(head)] == head:  # the first comparison copies nothing
+        if resident.pages == head or resident.pages[: len(head)] == head:  # `==` without a slice copies nothing
             residents.remove(resident)
             return resident
     return row.resident
 
 
 def _columns(members: list[Resident]) -> int:
-    """Columns of a group, with padding."""
+    """The number of columns of a group, padding included."""
     return len(members) * _in_steps(max(resident.length for resident in members) + 1)
 
 

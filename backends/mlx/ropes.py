@@ -1,4 +1,4 @@
-"""Rotary embeddings of ModelConfig as modules of MLX. mlx-lm's modules ignore attention_factor and truncate."""
+"""MLX modules for the rotary embeddings in ModelConfig. mlx-lm's modules ignore attention_factor and truncate."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Frequencies(nn.Module):
         self.set_context(context)
 
     def set_context(self, context: int) -> None:
-        """Choose the factors of LongRoPE for this context."""
-        self._freqs = mx.array(1.0 / frequencies(self._rope, context))  # mx.fast.rope takes positions per radian
+        """Choose LongRoPE's long or short factors for this maximum context."""
+        self._freqs = mx.array(1.0 / frequencies(self._rope, context))  # mx.fast.rope expects positions per radian
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
         """[rows, heads, tokens, dim] -> the same shape, rotated."""
@@ -34,14 +34,14 @@ class Frequencies(nn.Module):
 
 
 def rotation(rope: Rope, context: int) -> nn.Module:
-    """The module that rotates queries and keys of a layer."""
+    """The module that rotates the queries and keys of a layer."""
     if rope.kind in ("default", "linear"):
         return nn.RoPE(rope.rotary_dim, traditional=False, base=rope.theta, scale=1.0 / rope.factor)
     return Frequencies(rope, context)
 
 
 def frequencies(rope: Rope, context: int) -> NDArray[np.float32]:
-    """[rotary_dim / 2] radians per position."""
+    """The frequencies [rotary_dim / 2], in radians per position."""
     exponents = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
     radians: NDArray[np.float32] = rope_frequencies(
         rope, context, np.power(np.float32(rope.theta), exponents), lambda numbers: np.array(numbers, np.float32)

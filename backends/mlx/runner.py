@@ -28,16 +28,16 @@ IDLE = 5.0  # seconds
 
 
 class _Last(NamedTuple):
-    """Tokens of the last step, still lazy."""
+    """The tokens that the last step drew, as lazy arrays."""
 
     tokens: mx.array  # [answers]
-    starts: Ints  # [rows + 1], the first answer of each row
+    starts: Ints  # [rows + 1], index of each row's first answer
 
 
 class _Output(NamedTuple):
-    """The last token of each row of a call."""
+    """The outputs of one call of the model, for the last token of each row."""
 
-    rows: list[int]  # of the batch
+    rows: list[int]  # row indices in the batch
     logits: mx.array  # [rows, vocab]
     hidden: mx.array  # [rows, hidden]
 
@@ -45,7 +45,7 @@ class _Output(NamedTuple):
 class MlxPending:
     """A step that was started."""
 
-    lost = False  # with the step before, whose tokens it reads
+    lost = False  # whether the step was lost because the previous step, whose tokens it reads, failed
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class MlxPending:
         drawn: Drawn | None,
         hidden: mx.array | None,
         on_end: Callable[[], None],
-        on_out_of_memory: Callable[[], None],  # raises RunnerFailed where no other step may follow
+        on_out_of_memory: Callable[[], None],  # raises RunnerFailed if no step may follow
     ) -> None:
         self._row_starts = batch.answer_starts
         self._drawn = drawn
@@ -66,7 +66,7 @@ class MlxPending:
         """See engine.runner.Pending."""
         try:
             if self.lost:
-                raise OutOfMemory("the step before ran out of memory")
+                raise OutOfMemory("the previous step ran out of memory")
             with engine_errors():
                 return self._result()
         except OutOfMemory:
@@ -87,13 +87,13 @@ class MlxPending:
 
 
 def _values(array: mx.array) -> NDArray[Any]:
-    """float32 or any integers -> float32 or int32."""
+    """The array in numpy: float32 stays float32, integers become int32."""
     return np.array(array).astype(np.float32 if array.dtype == mx.float32 else np.int32)
 
 
 class _IdleTimer:
-    """Calls a method on another thread when no step started or ended for some seconds. The timer does not
-    keep the object of the method in memory."""
+    """Calls a method on another thread if `restart` was not called for some seconds. The timer has only a weak
+    reference to the object of the method."""
 
     def __init__(self, seconds: float, method: Callable[[], None]) -> None:
         self._seconds = seconds
@@ -103,7 +103,7 @@ class _IdleTimer:
         self._last = 0.0
 
     def restart(self) -> None:
-        self._last = time.monotonic()  # a new timer for each step would cost more
+        self._last = time.monotonic()  # cheaper than a new timer for each step
         with self._lock:
             if self._timer is None:
                 self._wait(self._seconds)
@@ -149,8 +149,8 @@ class MlxRunner:
         self._stream = stream
         self._computing = threading.Lock()  # only one thread may use the stream at a time
         self._last: _Last | None = None
-        self._last_pending: Callable[[], MlxPending | None] = lambda: None  # weak: nobody may want the result
-        self._wrote_pages = (False, False)  # the last step, and the step before it
+        self._last_pending: Callable[[], MlxPending | None] = lambda: None  # a weak reference
+        self._wrote_pages = (False, False)  # whether the last step, and the step before it, wrote pages of the pool
         self._idle_timer = _IdleTimer(IDLE, self._release)
         self._closed = False
 
@@ -166,7 +166,7 @@ class MlxRunner:
                 with engine_errors():
                     return self._start(batch)
             except OutOfMemory as error:
-                shortage = OutOfMemory(str(error))  # without the traceback, which holds arrays of the step
+                shortage = OutOfMemory(str(error))  # `error` has a traceback, which keeps the step's arrays
             self._planner.fail()
             self._reset()
         raise shortage
@@ -190,7 +190,7 @@ class MlxRunner:
         return self._answer(batch, plan, outputs)
 
     def _answer(self, batch: Batch, plan: Plan, outputs: list[_Output]) -> MlxPending:
-        """Draw tokens, and start the computation."""
+        """Sample tokens from the outputs, and start the computation of the step."""
         answer_rows: list[int] = np.flatnonzero(batch.wants != Want.NOTHING).tolist()
         answering = [output for output in outputs if not set(answer_rows).isdisjoint(output.rows)]
         silent = [self._caches.groups[call.group] for call in plan.calls if set(answer_rows).isdisjoint(call.rows)]
@@ -210,8 +210,8 @@ class MlxRunner:
         return pending
 
     def _write(self, plan: Plan) -> None:
-        """Write pages before the step reads them, and free the groups that left. The step before must end first: MLX
-        copies the whole pool if a step still reads it during a write."""
+        """Write pages before the step reads them, and free the groups that the plan drops. Before a write the previous
+        step must end: MLX copies the whole pool if a step still reads it."""
         if plan.writes_pages:
             mx.synchronize(self._stream)
         self._caches.write(plan.writes, plan.copies)
@@ -236,7 +236,7 @@ class MlxRunner:
         return _Output(call.rows, logits, hidden)
 
     def _tokens(self, batch: Batch) -> mx.array:
-        """[tokens] of the batch, with the tokens that the last step drew."""
+        """The input tokens [tokens] of the batch, including the carried tokens, which the last step drew."""
         rows = np.flatnonzero(batch.carry >= 0)
         if not len(rows):
             return mx.array(batch.tokens)
@@ -249,8 +249,10 @@ class MlxRunner:
         return tokens
 
     def _lose_steps(self) -> None:
-        """Two started steps failed. Positions that only their groups have are lost, and the engine ends the requests of
-        both. Other requests may read the pages that these steps should have written; then no step may follow."""
+        """Record that the last two steps failed: the positions that only their groups had are lost, and the engine ends
+        the requests of both steps.
+
+        If one of the steps wrote pages, other requests may read them. Then no step may follow: raises RunnerFailed."""
         if any(self._wrote_pages):
             raise RunnerFailed("memory ran out while pages were written")
         with self._computing, mx.stream(self._stream):
@@ -261,7 +263,7 @@ class MlxRunner:
             self._reset()
 
     def _reset(self) -> None:
-        """After a failed step: free its groups."""
+        """Free the groups of a failed step."""
         self._caches.keep(self._planner.groups)
         self._last = None
         mx.clear_cache()
@@ -284,7 +286,7 @@ class MlxRunner:
         self._adapters.forget(adapter)
 
     def close(self) -> None:
-        """Free the memory: the runner computes no more."""
+        """Free the memory. The runner cannot be used afterwards."""
         self._idle_timer.cancel()
         with self._computing:
             self._closed = True
@@ -296,7 +298,7 @@ class MlxRunner:
             if self._closed:
                 return
             pending = self._last_pending()
-            if pending is not None and pending.unread:  # a long step is in flight
+            if pending is not None and pending.unread:  # a long step is still running
                 self._idle_timer.restart()
                 return
             try:
@@ -304,20 +306,20 @@ class MlxRunner:
                 self._caches.keep(())
                 self._caches.pool.settle()
             except (RuntimeError, MemoryError):
-                pass  # the writes stay lazy, and the next step computes them
+                pass  # not enough memory: the writes stay lazy, and the next step computes them
         mx.clear_cache()
 
 
 def _ordered(arrays: list[mx.array], outputs: list[_Output], answer_rows: Sequence[int]) -> mx.array:
-    """[answers, …] in the batch's order, from an array [rows, …] for each output."""
+    """The values [answers, …] in the batch's order. `arrays` has one array [rows, …] for each output."""
     positions = {row: position for position, row in enumerate(chain.from_iterable(x.rows for x in outputs))}
     if not positions.keys() >= set(answer_rows):
-        raise RunnerFailed("a row without pages wants an answer")
+        raise RunnerFailed("a row without pages wants an answer: this is a bug in the engine")
     joined = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
     return _gathered(joined, np.array([positions[row] for row in answer_rows]))
 
 
 def _gathered(array: mx.array, indices: NDArray[Any]) -> mx.array:
-    """array[indices]. No operation is added if the indices are all of the array in order."""
+    """array[indices]. If the indices select the whole array in order, the result is the array itself."""
     in_order = len(indices) == len(array) and bool((indices == np.arange(len(indices))).all())
     return array if in_order else array[mx.array(indices)]

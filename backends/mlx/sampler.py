@@ -16,7 +16,7 @@ EXCLUDED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One token for each answer, and log-probabilities if an answer lists some."""
+    """One token for each answer, and log-probabilities if an answer asks for them."""
 
     tokens: mx.array  # [answers] uint32
     chosen: mx.array | None = None  # [answers] float32
@@ -25,7 +25,7 @@ class Drawn:
 
     @property
     def logprobs(self) -> tuple[mx.array | None, ...]:
-        """In the order of StepResult."""
+        """The three arrays of log-probabilities, in the order of the fields of StepResult."""
         return self.chosen, self.top_tokens, self.top
 
     @property
@@ -34,7 +34,7 @@ class Drawn:
 
 
 def sample(logits: mx.array, batch: Batch) -> Drawn:
-    """logits [answers, vocab], of any float dtype."""
+    """Draw one token for each answer of the batch. `logits`: [answers, vocab], of any float dtype."""
     sampling = batch.sampling
     greedy = not (sampling.temperature > 0).any()
     num_listed = int(sampling.logprobs.max(initial=-1))
@@ -52,7 +52,7 @@ def sample(logits: mx.array, batch: Batch) -> Drawn:
 
 
 def _adjusted(logits: mx.array, batch: Batch) -> mx.array:
-    """A copy with bias, penalties and allowed tokens."""
+    """A copy of the logits after logit_bias, penalties and the masks of allowed tokens."""
     sampling = batch.sampling
     x = mx.array(logits)
     if len(sampling.bias_answers):
@@ -91,18 +91,19 @@ def _draw(x: mx.array, sampling: AnswerSampling) -> mx.array:
     if (top_k > 0).any() or (top_p < 1).any():
         x = _filtered(x, top_k, top_p)
     if (min_p > 0).any():
-        threshold = mx.max(x, axis=-1) + mx.log(mx.array(min_p))  # -inf without min_p
+        threshold = mx.max(x, axis=-1) + mx.log(mx.array(min_p))  # -inf for a row without min_p
         x = mx.where(x < threshold[:, None], EXCLUDED, x)
     noise = mx.where(mx.array(random)[:, None], gumbel(sampling.seed, sampling.draw, x.shape[1]), 0.0)
     return mx.argmax(x + noise, axis=-1)
 
 
 def _filtered(x: mx.array, top_k: NDArray[np.int32], top_p: NDArray[np.float32]) -> mx.array:
-    """Logits with the tokens outside top_k excluded, then those outside top_p. Ties with the last value stay."""
+    """The logits after top_k and then top_p: the tokens outside are excluded. A token whose logit equals that of the
+    last token inside stays."""
     vocab = x.shape[1]
     limited = top_k > 0
     nucleus = top_p < 1
-    # A row with top_p but no top_k may need every value in order, other rows at most their top_k values.
+    # A row with top_p and without top_k may need all logits in order; any other row needs at most top_k logits.
     count = vocab if (nucleus & ~limited).any() else min(vocab, int(top_k.max()))
     largest = mx.sort(x if count == vocab else mx.topk(x, count, axis=-1), axis=-1)[:, ::-1]  # descending
     if limited.any():
@@ -135,7 +136,8 @@ def _mix(h: mx.array) -> mx.array:
 
 
 def _likeliest(logprobs: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """(ids, values) [answers, count], among equal values the smallest id first. A sort does not define that order."""
+    """(ids, values), each [answers, count], the largest value first. Among equal values the smallest id comes first;
+    MLX's sort does not define their order."""
     ids: list[mx.array] = []
     values: list[mx.array] = []
     tokens = mx.arange(logprobs.shape[1])

@@ -1,4 +1,4 @@
-"""The adapters of a batch on their way to the device: one buffer at fixed addresses, for plain and captured steps."""
+"""Copies the adapters of a batch to the device: to one buffer at fixed addresses, which captured steps can read."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ...kernels.ops.lora import chunked
 from ...kernels.ops.step import Adapters, Tiles
 from .device import Device
 
-DECODE_CHUNK = 16  # tokens of a tile; the smallest that tensor cores multiply
-COLUMNS = 5  # adapter slots, scales, order, slots of tiles, starts of tiles
+DECODE_CHUNK = 16  # tokens per tile: the smallest number that tensor cores multiply
+COLUMNS = 5  # number of columns: adapter slots, scales, order, slots of tiles, starts of tiles
 
 
 class BatchAdapters(NamedTuple):
-    """The adapters of a batch. None: no row, or no row with an answer, has an adapter."""
+    """The adapters of a batch, on the device."""
 
-    tokens: Adapters | None  # of all tokens
-    answers: Adapters | None  # of the last token of each row with an answer
+    tokens: Adapters | None  # the adapters of all tokens; None: no row has an adapter
+    answers: Adapters | None  # the adapters of the answers; None: no row with an answer has an adapter
 
 
 NO_ADAPTERS = BatchAdapters(None, None)
@@ -41,8 +41,8 @@ class AdapterInputs:
         self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
 
     def send(self, batch: Batch, answers: NDArray[np.int64], frame: Adapters | None = None) -> BatchAdapters:
-        """Start the copy of a step, into the frame of a captured step if there is one. `answers`: indices of the rows
-        with an answer."""
+        """Start the copy of a batch's adapters, to `frame` if the step is captured. `answers`: indices of the rows with
+        an answer."""
         if frame is None and not batch.adapters.any():
             return NO_ADAPTERS
         tokens = _Columns(batch, np.arange(batch.num_rows), np.diff(batch.row_starts), frame)
@@ -57,25 +57,26 @@ class AdapterInputs:
         return BatchAdapters(sent, self._views(chosen, firsts[-1]) if chosen.tiles else None)
 
     def frame(self, tokens: int) -> Adapters:
-        """Views for a captured step of at most `tokens` tokens; without adapters until `send` or `fill`."""
+        """Views for a captured step of at most `tokens` tokens. No token has an adapter until `send` or `fill`."""
         return self._frame(tokens, _chunk(tokens))
 
     def decode_frame(self, rows: int) -> BatchAdapters:
-        """As `frame`, for a step of `rows` rows with one token and one answer each."""
+        """Like `frame`, for a step of `rows` rows with one token and one answer each."""
         frame = self._frame(rows, DECODE_CHUNK)
         return BatchAdapters(frame, frame)
 
     def fill(self, batch: Batch, frame: Adapters) -> None:
-        """Start the copy of a decode step into its frame. Rows behind the batch have no adapter."""
+        """Start the copy of a decode step's adapters to its frame. The padding rows after those of the batch get no
+        adapter."""
         self._copy([_Columns(batch, np.arange(batch.num_rows), np.ones(batch.num_rows, np.int64), frame)])
 
     def _frame(self, tokens: int, chunk: int) -> Adapters:
         self._device[: _words(tokens)].zero_()
-        tiles = min(tokens, len(self._every) + tokens // chunk)  # each adapter has at most one tile that is not full
+        tiles = min(tokens, len(self._every) + tokens // chunk)  # an adapter has at most one tile that is not full
         return _views(self._device[: _words(tokens)], tiles, chunk)._replace(used=self._every)
 
     def _copy(self, columns: list[_Columns]) -> list[int]:
-        """Copy the columns, one behind the other. Returns their first words."""
+        """Copy the columns to the device, one after the other. Returns the offset of each in words of 4 bytes."""
         host = next(self._hosts)
         numbers = host.numpy()
         firsts = []
@@ -95,7 +96,8 @@ class AdapterInputs:
 
 
 class _Columns:
-    """The columns of some rows, in main memory. `lens`: tokens of each row. With a frame they have its size."""
+    """The columns of some rows of a batch, in main memory. `lens`: number of tokens of each row. If there is a
+    `frame`, the columns are padded to its size."""
 
     def __init__(
         self, batch: Batch, rows: NDArray[np.int64], lens: NDArray[np.integer], frame: Adapters | None = None
@@ -116,7 +118,8 @@ class _Columns:
         self.tiles = len(self._tile_slots)
 
     def segments(self) -> tuple[tuple[int, int, int], ...]:
-        """(first token, end, slot); neighbouring rows with the same adapter share a segment."""
+        """Segments (first token, end, slot) of tokens with one adapter. Neighbouring rows with the same adapter share a
+        segment."""
         segments: list[tuple[int, int, int]] = []
         end = 0
         for slot, tokens in zip(self._row_slots.tolist(), self._lens.tolist(), strict=True):
@@ -128,11 +131,11 @@ class _Columns:
         return tuple(segments)
 
     def write(self, numbers: NDArray[np.int32]) -> None:
-        """Write all columns, each padded to `size`."""
+        """Write all columns to `numbers`, each padded to `size`."""
         size = self.size
         for index, column in enumerate((self._slots, self._scales.view(np.int32), self._order, self._tile_slots)):
             _put(numbers[index * size : (index + 1) * size], column, 0)
-        _put(numbers[4 * size :], self._starts, self._starts[-1])  # tiles behind the last one are empty
+        _put(numbers[4 * size :], self._starts, self._starts[-1])  # padding: empty tiles
 
 
 def _words(tokens: int) -> int:
@@ -140,7 +143,7 @@ def _words(tokens: int) -> int:
 
 
 def _views(numbers: torch.Tensor, tiles: int, chunk: int) -> Adapters:
-    """The columns in `numbers` [_words(tokens)] int32."""
+    """The columns as views of `numbers` [_words(tokens)] int32."""
     size = len(numbers) // COLUMNS
     slots, scales, order, tile_slots, starts = numbers.split([size] * 4 + [size + 1])
     cut = Tiles(order, starts[: tiles + 1], tile_slots[:tiles], chunk)
@@ -148,7 +151,7 @@ def _views(numbers: torch.Tensor, tiles: int, chunk: int) -> Adapters:
 
 
 def _chunk(tokens: int) -> int:
-    """Tokens of a tile: long prompts read the factors less often with larger tiles."""
+    """Number of tokens per tile. With larger tiles, a long prompt reads the factors less often."""
     if tokens < 64:
         return DECODE_CHUNK
     return 32 if tokens < 256 else 64

@@ -54,7 +54,7 @@ class Sent:
     settings: dict[str, Tensor]  # [answers] each: the columns of AnswerSampling that have one value per answer
 
     def last_only(self) -> Step:
-        """The same step, but the last layer computes only the last tokens of the rows with an answer."""
+        """This step, changed so that the last layer computes only the last token of each row with an answer."""
         rows = self.step.rows
         count = len(self.answers)
         lens = rows.context_lens
@@ -72,7 +72,7 @@ class Sent:
         return replace(self, answers=self.answers[:rows], answer_rows=self.answer_rows[:rows], settings=settings)
 
     def with_answers(self, answers: NDArray[np.int64], rows: Tensor) -> Sent:
-        """The same step with answers for some rows only. Their indices are `answers` in main memory and `rows` on the
+        """This batch with answers for some rows only. Their indices are `answers` in main memory and `rows` on the
         device."""
         settings = {name: column[rows] for name, column in self.settings.items()}
         return replace(self, answers=answers, answer_rows=rows, settings=settings)
@@ -173,13 +173,14 @@ class Inputs:
 
     @contextmanager
     def preserved(self) -> Iterator[None]:
-        """Keep the tokens of the step in flight, while steps run that belong to no batch."""
+        """A context for steps that belong to no batch, e.g. during a capture. Afterwards the tokens that the last batch
+        drew are restored."""
         drawn = self._drawn.clone()
         yield
         self._drawn.copy_(drawn)
 
     def drawn(self, rows: int) -> Tensor:
-        """[rows] int32, the tokens that the last call of `keep` stored. They are valid until the next step."""
+        """The tokens [rows] int32 that the last call of `keep` stored. They are valid until the next step."""
         return self._drawn[:rows]
 
     def token_frame(self, tokens: int, *, adapted: bool = False) -> Step:
@@ -268,7 +269,7 @@ class _Lens:
     contexts: tuple[int, ...]
 
 
-_FIXED = ("slots", "answers", "tokens", "positions", "last")  # columns at fixed addresses in a captured prefill
+_FIXED = ("slots", "answers", "tokens", "positions", "last")  # columns that a captured prefill reads
 
 # Columns of a captured decode step with one word per row, and their inert values. The slots come before these columns,
 # the settings after them.
@@ -291,7 +292,7 @@ def _read(
     exact: bool = True,
     adapters: BatchAdapters = NO_ADAPTERS,
 ) -> Sent:
-    """The copied columns as a Sent."""
+    """The copied columns, as views in a `Sent` record."""
     rows = Rows(columns["row_starts"], columns["context_lens"], columns["page_table"], query_lens, contexts, exact)
     slots = columns["slots"].view(torch.int64)
     step = Step(columns["tokens"], columns["positions"], slots, columns["last"], rows, *adapters)

@@ -19,16 +19,16 @@ from ...kernels.ops.projection import Adapted, Projection
 from .device import Device
 from .mapped import MappedFiles
 
-ALIGNED = 64  # values; each projection begins at a multiple
+ALIGNED = 64  # each projection begins at a multiple of this number of values
 
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The place of one module of the model in the values of a slot."""
+    """The place of one module's factors in the values of a slot. The module is one slice of a merged projection."""
 
     weights: LoraWeights
-    start: int  # of the factors A of all slices of the projection, which the factors B follow
-    index: int  # of the slice
+    start: int  # index of the projection's first value: first the factors A of all slices, then their factors B
+    index: int  # index of the module's slice in the projection
     in_features: int
 
     @property
@@ -36,13 +36,13 @@ class Module:
         return self.weights.widths[self.index]
 
     def a(self, values: Tensor) -> Tensor:
-        """[rank, in_features] of a slot with these values."""
+        """The module's factor A [rank, in_features], as a view of the values of a slot."""
         rank = self.weights.rank
         first = self.start + self.index * rank * self.in_features
         return values[first : first + rank * self.in_features].view(rank, self.in_features)
 
     def b(self, values: Tensor) -> Tensor:
-        """[out_features, rank] of a slot with these values."""
+        """The module's factor B [out_features, rank], as a view of the values of a slot."""
         rank = self.weights.rank
         slices = len(self.weights.widths)
         outputs = sum(self.weights.widths[: self.index])
@@ -51,14 +51,14 @@ class Module:
 
 
 class AdapterSlots:
-    """Slots 1…count for adapters of at most `rank`. Slot 0, the base model, stays zero.
+    """Slots 1…count for adapters of rank `rank` or less. Slot 0 is the base model: its factors stay zero.
 
-    The factors of a slot lie side by side, so an adapter is loaded with one copy. A prepared adapter has the same
-    layout in main memory.
+    All factors of a slot are contiguous in memory, so one copy loads an adapter. A prepared adapter has the same layout
+    in main memory.
     """
 
     def __init__(self, count: int, rank: int, values: int, device: Device, dtype: torch.dtype) -> None:
-        """`values`: the numbers of one slot, as `slot_values` counts them."""
+        """`values`: the size of one slot in numbers (see `slot_values`)."""
         self.count = count
         self.rank = rank
         self._values = values
@@ -66,7 +66,7 @@ class AdapterSlots:
         self._dtype = dtype
         self._modules: dict[str, Module] = {}
         self._prepared: dict[Adapter, Tensor] = {}
-        self._allocated = 0  # values of each slot
+        self._allocated = 0  # number of values in each slot that belong to a module
         self._pool = _zeros(count + 1 if count else 0, values, dtype).to(device.type)
 
     @property
@@ -74,17 +74,18 @@ class AdapterSlots:
         return self._pool.nbytes
 
     def adapt(self, names: Sequence[str], widths: Sequence[int], in_features: int, base: Projection) -> Projection:
-        """The projection of these modules, with room for their factors. Without slots the projection itself."""
+        """`base`, the projection that merges these modules, with buffers for their LoRA factors. `base` unchanged if
+        there are no adapter slots."""
         if not self.count:
             return base
         return Adapted(base, self._allocate(names, widths, in_features))
 
     def embedding(self, name: str, vocab: int, width: int) -> LoraWeights | None:
-        """Room for the factors of the embedding. None: there are no slots."""
+        """Buffers for the LoRA factors of the embedding. None: there are no adapter slots."""
         return self._allocate([name], [width], vocab) if self.count else None
 
     def prepare(self, adapter: Adapter) -> None:
-        """Read the adapter's files to main memory. Raises ModelRefused if it does not fit the model."""
+        """Read the adapter's files to main memory. Raises ModelRefused if the adapter does not fit the model."""
         if adapter in self._prepared:
             return
         shapes = {name: (module.out_features, module.in_features) for name, module in self._modules.items()}
@@ -99,9 +100,9 @@ class AdapterSlots:
         self._prepared[adapter] = values.pin_memory() if self._device.pinned else values
 
     def load(self, slot: int, adapter: Adapter) -> None:
-        """Copy a prepared adapter into the slot, after all steps that were started before.
+        """Copy a prepared adapter into the slot. The copy takes effect after all steps that were started before.
 
-        The copy has no stream of its own: see streams.py for the cost of a second stream.
+        It runs on the stream of the steps: see streams.py for the cost of a second stream.
         """
         self._pool[slot].copy_(self._prepared[adapter], non_blocking=True)
 
@@ -133,7 +134,7 @@ def _matrix(maps: MappedFiles, factors: Factors, stored: StoredTensor) -> Tensor
 
 
 def _zeros(rows: int, values: int, dtype: torch.dtype) -> Tensor:
-    """[rows, values] zeros, which take no memory until they are written: slots that nobody uses cost nothing."""
+    """Zeros [rows, values] in main memory. A page takes no memory until it is written, so unused slots cost nothing."""
     if not rows:
         return torch.zeros(0, values, dtype=dtype)
     plain = torch.from_numpy(np.zeros(rows * values * dtype.itemsize, np.uint8))
@@ -141,7 +142,8 @@ def _zeros(rows: int, values: int, dtype: torch.dtype) -> Tensor:
 
 
 def slot_values(config: ModelConfig, rank: int) -> int:
-    """The numbers of one slot: factors of rank `rank` for every linear layer, the embedding and the output head."""
+    """How many numbers one slot has: factors of rank `rank` for all linear layers, the embedding and the output
+    head."""
     hidden = config.hidden_size
     heads = config.num_heads * config.head_dim
     kv_heads = config.num_kv_heads * config.head_dim
@@ -154,5 +156,5 @@ def slot_values(config: ModelConfig, rank: int) -> int:
 
 
 def pool_bytes(config: ModelConfig, count: int, rank: int, itemsize: int) -> int:
-    """Bytes of `count` slots, and of slot 0."""
+    """Bytes of `count` slots and of slot 0 together; 0 if `count` is 0."""
     return (count + 1) * slot_values(config, rank) * itemsize if count else 0

@@ -80,7 +80,8 @@ class PackedFile:
         self._kinds: dict[str, type[Any]] = {one.__name__: one for one in (Int8, Int4, Fp8, kind)}
 
     def read(self) -> Mapping[str, Product] | None:
-        """Products by name, without their biases. None if the file is missing, corrupt or has another fingerprint."""
+        """The packed products by name, without their biases. None if the file is missing, corrupt or has another
+        fingerprint."""
         try:
             tensors = read_header(self._file)
             with self._file.open("rb") as opened:
@@ -89,7 +90,7 @@ class PackedFile:
             return None
 
     def _read(self, opened: BinaryIO, tensors: Mapping[str, StoredTensor]) -> Mapping[str, Product] | None:
-        """Products of the file `opened`, whose header lists `tensors`."""
+        """The packed products in the file `opened`; `tensors` is its parsed header. None as in `read`."""
         prefix = opened.read(8)
         header = opened.read(*struct.unpack("<Q", prefix))
         metadata = json.loads(header).get("__metadata__", {})
@@ -111,7 +112,8 @@ class PackedFile:
     def _products(
         self, metadata: Mapping[str, str], tensors: Mapping[str, StoredTensor], arena: mmap.mmap, start: int
     ) -> dict[str, Product]:
-        """Products as views of the arena, which is filled later. Its first byte is byte `start` of the file."""
+        """The packed products as views of the arena, which is filled later. Byte 0 of the arena is byte `start` of the
+        file."""
         views = {}
         for name, stored in tensors.items():
             if stored.num_bytes and not name.startswith("~"):
@@ -154,7 +156,7 @@ class PackedFile:
             log.warning("cannot cache the packed weights in %s: %s", self._file.parent, error.strerror or error)
 
     def _blocks(self, products: Mapping[str, Product]) -> Iterator[Any]:
-        """The contents of the file, in order."""
+        """The blocks of bytes that make up the file, in order."""
         weights = {name: _described(product) for name, product in products.items()}
         metadata = {"fingerprint": self._fingerprint, "weights": json.dumps(weights)}
         header: dict[str, object] = {"__metadata__": metadata}
@@ -176,7 +178,7 @@ class PackedFile:
 
 
 def _described(product: Product) -> dict[str, object]:
-    """The product as JSON. Tensors are null: they are in the file as "product name:field index"."""
+    """The product as JSON. Its tensors are null there: the file has them under the name "product name:field index"."""
     fields = [None if isinstance(value, Tensor) else value for value in product.weight]
     return {"op": product.op, "kind": type(product.weight).__name__, "fields": fields}
 
