@@ -6,7 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from localllm.app.client import ChatEvent, Done, LoadedModel, ModelEntry, ReasoningPiece, TextPiece, ToolCall, Usage
+from localllm.app.client import (
+    AdapterEntry,
+    ChatEvent,
+    Done,
+    LoadedModel,
+    ModelEntry,
+    ReasoningPiece,
+    TextPiece,
+    ToolCall,
+    Usage,
+)
 from localllm.app.errors import AppError, ModelNotFound
 
 GUIDE = ModelEntry(id="guide", bundled=True, size=24_800_000, context=2048, description="tiny built-in model")
@@ -103,6 +113,15 @@ class FakeClient:
 
     def complete(self, model: str, prompt: str, **parameters: Any) -> AsyncIterator[ChatEvent]:
         return self.chat(model, [{"role": "user", "content": prompt}], **parameters)
+
+    async def adapters(self) -> list[AdapterEntry]:
+        return []
+
+    async def load_adapter(self, name: str, path: str, **options: Any) -> None:
+        raise AssertionError("the UI loads no adapters")
+
+    async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
+        raise AssertionError("the UI unloads no adapters")
 
     async def unload(self, model: str) -> None:
         self.in_memory = [loaded for loaded in self.in_memory if loaded.id != model]

@@ -35,6 +35,14 @@ def test_fake_client_has_the_methods_of_the_client() -> None:
             assert [parameter for parameter in fake.parameters if parameter != "self"] == names, name
 
 
+async def test_adapter_changes_between_two_questions(chat: OpenChat) -> None:
+    async with chat(FakeClient()) as c:
+        for adapter in ("pirate", "poet=0.5", "none"):
+            await c.send(f"/set adapter {adapter}")
+            await c.send("Hi")
+        assert [request.get("adapter") for request in c.client.requests] == ["pirate", "poet=0.5", None]
+
+
 async def test_question_and_answer(chat: OpenChat) -> None:
     async with chat(FakeClient(["Hel", "lo **you**."])) as c:
         assert "tiny built-in model" in c.shown()
