@@ -69,9 +69,9 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
 class Done(msgspec.Struct, frozen=True, kw_only=True):
     """The last event of an answer."""
 
-    finish: str  # stop, length, tool_calls
+    finish: str  # stop, length or tool_calls
     usage: Usage
-    ttft: float  # seconds from the request to the first token; the daemon measures the time after it
+    ttft: float  # seconds from the request to the first token: `seconds` minus the decode time of the daemon
     seconds: float  # seconds from the request to the end
 
     @property
@@ -105,7 +105,7 @@ class Client:
     ) -> Client:
         """Connect to the daemon. With `start`, start a daemon if none runs. Raises DaemonUnreachable.
 
-        If the daemon has another version: with `start`, an error; otherwise, `on_status` gets a message.
+        If the version of the daemon differs, the call fails if `start` is set; otherwise `on_status` gets a message.
         """
         say = on_status or (lambda _: None)
         if owner_pid() is None:
@@ -171,7 +171,7 @@ class Client:
     def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncGenerator[ChatEvent]:
         """Yield the events of one chat answer. Closing the iterator cancels the request.
 
-        `parameters` are OpenAI's, and `adapter`: the text NAME or NAME=SCALE.
+        `parameters`: fields of OpenAI's API, and `adapter` as the text NAME or NAME=SCALE.
         """
         return self._answer("/v1/chat/completions", {"model": _name(model), "messages": messages, **parameters})
 
@@ -295,7 +295,7 @@ async def _event_data(response: httpx.Response) -> AsyncGenerator[bytes]:
 
 
 def _other_settings(settings: Settings, daemon: dict[str, Any]) -> str:
-    """The load settings of this program that the daemon does not have, as text; empty if there are none."""
+    """The load settings for which the daemon has another value than this program sets, as text; empty if none."""
     defaults = loading(Settings())
     differences = []
     for name, value in loading(settings).items():

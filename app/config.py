@@ -27,7 +27,7 @@ PREFIX = "LOCALLLM_"
 DEVELOPER_PREFIX = "LOCALLLM_DEV_"
 DEFAULT_PORT = 11811
 
-# Variables with this prefix that are not settings: app/paths.py reads the first two, the kernels read the others.
+# Variables that start with LOCALLLM_ but are not settings: app/paths.py reads the first two, the kernels the others.
 PATH_VARIABLES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})
 KERNEL_VARIABLES = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY".split())
 # Settings that decide how a model is loaded. The daemon reads them once, when it starts.
@@ -167,7 +167,7 @@ class Setting:
 
     name: str
     default: object
-    choices: tuple[str, ...]  # empty: any value of the default's type
+    choices: tuple[str, ...]  # allowed values; empty: any value of the default's type
     sentence: str
     prefix: str = PREFIX
 

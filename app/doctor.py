@@ -40,8 +40,8 @@ class BackendStatus:
     backend: str
     available: bool
     says: str  # the name of the device, or the reason why the backend is unavailable
-    memory: int = 0  # bytes in total
-    free: int = 0  # bytes
+    memory: int = 0  # total memory of the device in bytes
+    free: int = 0  # free memory of the device in bytes
     features: tuple[tuple[str, str], ...] = ()
 
 

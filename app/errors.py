@@ -9,7 +9,7 @@ class AppError(Exception):
     """An error with a message and, if possible, a hint: how the user can solve the problem.
 
     `exit_code` is the exit code of the command line. `status`, `type` and `code` are for HTTP (OpenAI's error body).
-    `param` is the name of the wrong parameter. `numbers` are more fields of the error body.
+    `param` is the name of the invalid parameter. `numbers` are additional fields of the error body.
     """
 
     exit_code: ClassVar[int] = 1

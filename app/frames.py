@@ -86,7 +86,7 @@ class Generate(Frame):
     repetition_penalty: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[int, float] = {}  # by token id
+    logit_bias: dict[int, float] = {}  # token id → bias
     seed: int | None = None  # None: random; choice i uses seed + i
     stop: list[str] = []
     stop_ids: list[int] = []
@@ -95,7 +95,7 @@ class Generate(Frame):
     response_format: ResponseFormat | None = None
     echo: bool = False
     adapter: str | None = None  # name of an adapter; empty: the base model; None: the default of the model
-    adapter_scale: float = 1.0  # factor of the adapter's delta
+    adapter_scale: float = 1.0  # factor of the adapter's change of the weights
 
 
 class Cancel(Frame):
@@ -117,7 +117,7 @@ class Detokenize(Frame):
 
 
 class LoadAdapter(Frame):
-    """Read an adapter and register it, instead of an adapter of the same name. The reply is AdapterLoaded or Failed."""
+    """Read and register an adapter. It replaces an adapter of the same name. The reply is AdapterLoaded or Failed."""
 
     id: str
     name: str
@@ -126,7 +126,7 @@ class LoadAdapter(Frame):
 
 
 class UnloadAdapter(Frame):
-    """Accept no more requests for an adapter; running requests go on. The reply is AdapterUnloaded or Failed."""
+    """Unregister an adapter for new requests; running requests go on. The reply is AdapterUnloaded or Failed."""
 
     id: str
     name: str
@@ -144,8 +144,8 @@ class Shutdown(Frame):
 
 
 class Loading(Frame):
-    stage: str  # shown to the user
-    done: float = 0.0  # fraction of the load, 0 to 1
+    stage: str  # name of the stage, shown to the user
+    done: float = 0.0  # completed fraction of the load, 0 to 1
     more: float = 0.0  # seconds that this stage may take in addition to the limit of every stage
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def size(count: float) -> str:
-    """Bytes as text in powers of 1024, for example 28.9 MiB."""
+    """A number of bytes as text with a unit (B, KiB, MiB, …), for example 28.9 MiB."""
     if count < 1024:
         return f"{count:.0f} B"
     for unit in ("KiB", "MiB", "GiB"):

@@ -1,3 +1,3 @@
-"""Which localllm this is; pyproject.toml reads it here, so that a copy that is not installed knows it too."""
+"""The version of localllm. pyproject.toml reads it from this file, so a copy that is not installed also has it."""
 
 VERSION = "0.1.0"

@@ -22,7 +22,7 @@ class AdapterRoutes:
         self.limit = limit
 
     async def load(self, request: Request) -> Response:
-        """POST /v1/load_lora_adapter, as vLLM: a text, because clients of vLLM compare it."""
+        """POST /v1/load_lora_adapter, as in vLLM. The reply is plain text: clients of vLLM compare it."""
         body = await read_json(request.scope, request.receive, LoadAdapterBody, self.limit)
         await self.models.load_adapter(
             body.lora_name,
@@ -35,17 +35,17 @@ class AdapterRoutes:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload(self, request: Request) -> Response:
-        """POST /v1/unload_lora_adapter, as vLLM."""
+        """POST /v1/unload_lora_adapter, as in vLLM."""
         body = await read_json(request.scope, request.receive, UnloadAdapterBody, self.limit)
         await self.models.unload_adapter(body.lora_name, model=body.model)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     async def entries(self, request: Request) -> Response:
-        """GET /lora-adapters, as llama.cpp's server."""
+        """GET /lora-adapters, as in llama.cpp's server."""
         return self._entries()
 
     async def set_scales(self, request: Request) -> Response:
-        """POST /lora-adapters, as llama.cpp's server: a list of ids and default scales."""
+        """POST /lora-adapters, as in llama.cpp's server. The body is a list of adapter ids and default scales."""
         entries = await read_list(request.scope, request.receive, AdapterScale, self.limit)
         scales: dict[int, float] = {}
         for entry in entries:

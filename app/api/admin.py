@@ -32,7 +32,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str = ""
     quant: str = ""  # format of quantised weights; empty: not quantised
     context: int = 0
-    memory: int = 0  # bytes: weights and KV cache
+    memory: int = 0  # bytes of weights and KV cache
     token_bytes: int = 0  # bytes of weights read to decode one token; 0: unknown
     cache_tokens: int = 0  # capacity of the KV cache
     cache_used: int = 0  # tokens in the KV cache
@@ -50,12 +50,12 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: str
     path: str
-    scale: float  # for requests that select no adapter; 0: they use the base model
+    scale: float  # for requests that select no adapter; 0: these requests do not use it
     pinned: bool  # the adapter keeps its slot on the device
 
 
 class AdapterScale(WireBody):
-    """An entry of POST /lora-adapters. The default scale of an adapter that is missing in the list becomes 0."""
+    """An entry of POST /lora-adapters. The default scale of an adapter that is not in the list becomes 0."""
 
     id: int
     scale: float
@@ -99,7 +99,7 @@ class LoadBody(WireBody):
 
 class LoadProgress(msgspec.Struct, frozen=True):
     stage: str
-    done: float  # fraction of the load, 0 to 1
+    done: float  # completed fraction of the load, 0 to 1
 
 
 class UnloadBody(WireBody):

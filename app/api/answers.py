@@ -34,7 +34,7 @@ from .replies import (
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-LOWEST_LOGPROB = -9999.0  # JSON has no -inf
+LOWEST_LOGPROB = -9999.0  # replaces -inf, which JSON cannot express
 
 # Characters at which some clients split lines, although JSON strings may contain them. They are escaped.
 _BREAKS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
@@ -217,7 +217,7 @@ class CompletionAnswer:
 
 
 def _no_usage(announced: bool) -> UnsetType | None:
-    """The field `usage` of all events but the last: null if the last event will have the usage, otherwise absent."""
+    """The field `usage` of every event except the last: null if the last event will report the usage, else absent."""
     return None if announced else UNSET
 
 

@@ -1,4 +1,4 @@
-"""Reads and decodes the JSON body of a request, with limits. Errors name the wrong field."""
+"""Reads and decodes the JSON body of a request, with limits. Errors name the invalid field."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ def is_local(scope: Scope) -> bool:
 
 
 async def read_json(scope: Scope, receive: Receive, kind: type[Body], limit: int) -> Body:
-    """Read the body and decode it as `kind`. Raises an AppError that names the wrong field, or ClientGone."""
+    """Read the body and decode it as `kind`. Raises an AppError that names the invalid field, or ClientGone."""
     return decode(await _read(scope, receive, limit), kind)
 
 
 async def read_list(scope: Scope, receive: Receive, kind: type[Body], limit: int) -> list[Body]:
-    """Read a body that is a JSON list of `kind`. Raises as `read_json`."""
+    """Read a body that is a JSON list of `kind`. Raises the errors of `read_json`."""
     return _decode(await _read(scope, receive, limit), list[kind], kind)  # type: ignore[valid-type]
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
-    """Decode a JSON body without coercion. Raises InvalidRequest, which names the wrong field."""
+    """Decode a JSON body without coercion. Raises InvalidRequest, which names the invalid field."""
     return _decode(body, kind, kind)
 
 
 def _decode(body: bytes, target: type[Decoded], kind: type[WireBody]) -> Decoded:
-    """Decode a JSON body as `target`, which is `kind` or a list of it."""
+    """Decode a JSON body as `target`, which is `kind` or `list[kind]`."""
     try:
         return msgspec.json.decode(body, type=target)
     except msgspec.ValidationError as error:
@@ -148,7 +148,7 @@ async def _discard(receive: Receive, size: int) -> None:
 
 
 def _explain(text: str, kind: type[WireBody]) -> InvalidRequest:
-    """The error for a message of msgspec, with the JSON path of the wrong field."""
+    """Convert an error message of msgspec to an error with the JSON path of the invalid field."""
     where = _WHERE.search(text)
     path = where[1] if where else ""
     sentence = text[: where.start()] if where else text
@@ -166,7 +166,7 @@ def _explain(text: str, kind: type[WireBody]) -> InvalidRequest:
 
 
 def _unknown_field(path: str, name: str, kind: type[WireBody]) -> UnsupportedParameter:
-    """The error for a field that the object at `path` does not have; suggests a similar field of the body."""
+    """The error for an unknown field of the object at `path` (empty: the body). Hint: a similar field of the body."""
     if path:
         return UnsupportedParameter(f"unknown parameter '{path}.{name}'", param=f"{path}.{name}")
     similar = difflib.get_close_matches(name, kind.__struct_fields__, n=1)

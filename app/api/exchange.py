@@ -72,7 +72,8 @@ class Exchange:
     async def _open(self, name: str | None, requests: list[Generate], choices: int, local: bool) -> Stream:
         """Send the requests to the model.
 
-        A refusal counts in the metrics if the model is loaded; the name of any other model must not become a label.
+        The metrics count a refused request only if its model is loaded: any other name comes from the client and must
+        not become a label.
         """
         try:
             return await self.models.open(name, requests, weight=choices, local=local)
@@ -92,7 +93,7 @@ class _Tally:
         self._first_choice = {request.id: index * request.n for index, request in enumerate(requests)}
 
     async def take(self) -> list[tuple[int, Piece]]:
-        """New pieces as (number of the choice, piece); empty after the last piece. Raises the error of the stream."""
+        """New pieces as (index of the choice, piece); empty after the last piece. Raises the error of the stream."""
         while replies := await self._stream.take():
             pieces = [reply for reply in replies if isinstance(reply, Piece)]
             self._watch.pieces(pieces)
@@ -104,7 +105,7 @@ class _Tally:
         return []
 
     def _add(self, end: Finished) -> None:
-        if end.cancelled:  # the engine closes; a request that this process cancels has no reader
+        if end.cancelled:  # the engine is closing: the daemon reads no replies of requests that it cancels itself
             raise Stopping("the engine cancelled the request")
         self._watch.tokens(end.prompt_tokens, end.completion_tokens)
         prompt = self.usage.prompt_tokens + end.prompt_tokens
@@ -162,7 +163,7 @@ async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Await `work`. If the client disconnects first, cancel `work` and raise ClientGone.
 
-    The body of the request must be read before the call.
+    Read the body of the request before the call: this function receives and drops all further messages of the client.
     """
 
     async def wait_for_disconnect() -> None:

@@ -31,7 +31,7 @@ class _Message(WireBody, kw_only=True, tag_field="role"):
     name: str | None = None
 
     def plain(self, where: str) -> dict[str, Any]:
-        """The message in the form for a frame. `where`: the path of the message, for errors."""
+        """The message as a dict for a frame. `where`: the JSON path of the message, for errors."""
         return without_none({"role": self.__struct_config__.tag, "content": _text(self.content), "name": self.name})
 
 
@@ -99,7 +99,7 @@ class FunctionSpec(WireBody):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # calls follow the schema; calls that tool_choice forces always do
+    strict: bool | None = None  # true: arguments must match the schema; those of a forced call always must
 
 
 class Tool(WireBody):
@@ -117,7 +117,7 @@ class NamedTool(WireBody):
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages in the form for a frame: `content` is a text, and fields without a value are omitted.
+    """Messages as dicts for a frame: `content` is a text, and fields without a value are omitted.
 
     Text parts are joined with newlines. Raises InvalidRequest for a message with neither content nor tool calls.
     """
@@ -125,7 +125,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def plain_tool(tool: Tool) -> dict[str, Any]:
-    """A tool in the form for a frame: fields without a value are omitted."""
+    """A tool as a dict for a frame: fields without a value are omitted."""
     return {"type": "function", "function": without_none(msgspec.to_builtins(tool.function))}
 
 

@@ -65,7 +65,7 @@ class Metrics:
         )
 
     def render(self, stats: Mapping[str, Stats], deaths: Mapping[str, int]) -> bytes:
-        """The text of /metrics: counters of the daemon, statistics of each worker, and unexpected ends of workers."""
+        """The text of /metrics: counters of the daemon, statistics of the workers, count of unexpected worker exits."""
         workers = CollectorRegistry()
         workers.register(_Snapshot(stats, deaths))
         return generate_latest(self._registry) + generate_latest(workers)
@@ -127,7 +127,7 @@ class _Snapshot:
         yield deaths
 
     def _add(self, family: GaugeMetricFamily | CounterMetricFamily, name: str) -> Metric:
-        """Add the value of this statistic for every model."""
+        """Add to `family` the statistic `name` of every model."""
         for model, stats in self._stats.items():
             family.add_metric([model], getattr(stats, name))
         return family

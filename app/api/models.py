@@ -12,7 +12,7 @@ from .admin import AdapterEntry, LoadedModel
 from .stream import Stream
 
 Request = Generate | Tokenize | Detokenize | LoadAdapter | UnloadAdapter | AskStats
-Progress = Callable[[str, float], None]  # stage and done of a Loading frame
+Progress = Callable[[str, float], None]  # called with the fields `stage` and `done` of each Loading frame
 
 
 class Model(Protocol):
@@ -24,7 +24,7 @@ class Model(Protocol):
 
     @property
     def info(self) -> ModelInfo | None:
-        """The description from the worker; None while the model loads."""
+        """The description of the model from its worker; None while the model loads."""
 
 
 class Models(Protocol):
@@ -72,7 +72,7 @@ class Models(Protocol):
         """A description of every model."""
 
     def adapters(self) -> list[AdapterEntry]:
-        """The adapters of all models, in the order of the first load."""
+        """The adapters of all models, in the order in which they were first loaded."""
 
     async def load_adapter(
         self,
@@ -93,7 +93,7 @@ class Models(Protocol):
         """Unload an adapter. `model`: None selects the only model with this adapter. Raises AdapterNotFound."""
 
     def set_adapter_scales(self, scales: Mapping[int, float]) -> None:
-        """Set the default scales by adapter id; an adapter that is missing gets 0."""
+        """Set the default scales by adapter id; an adapter that is not in `scales` gets 0."""
 
     async def unload(self, name: str) -> None:
-        """Unload a model after its running requests. Raises ModelNotFound if it is not loaded."""
+        """Unload a model when its running requests have ended. Raises ModelNotFound if it is not loaded."""

@@ -1,7 +1,7 @@
 """The request bodies of OpenAI's API, and their conversion to frames for a worker.
 
-Every field has its effect, or is refused by name; a comment marks the few fields without effect. The fields are those
-of OpenAI, and common ones of vLLM and llama.cpp (top_k, min_p, repetition_penalty, guided_json, …).
+A field has an effect or is refused by name. A comment marks the few fields that are accepted without effect. The fields
+are those of OpenAI, and common ones of vLLM and llama.cpp (top_k, min_p, repetition_penalty, guided_json, …).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Name = Annotated[str, Meta(min_length=1, max_length=512)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 
-# Fields with a range, and the name of the range. SamplingBody checks them, because the errors of a msgspec type do not
-# have the value.
+# Fields with a range, and the name of the range. SamplingBody checks them, because an error of msgspec does not
+# show the invalid value.
 RANGED = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -47,7 +47,7 @@ RANGED = {
 
 
 def ranged(name: str, low: int | None = None) -> Meta:
-    """The range of a parameter, for the JSON schema. `low`: the lowest value if the API accepts more than the range."""
+    """The range of a parameter, for the JSON schema. `low`: the lowest accepted value, if it is below the range."""
     limits = RANGES[name]
     lower = "exclusiveMinimum" if limits.excludes_low else "minimum"
     return Meta(extra_json_schema={lower: limits.low if low is None else low, "maximum": limits.high})
@@ -55,7 +55,7 @@ def ranged(name: str, low: int | None = None) -> Meta:
 
 Temperature = Annotated[float, ranged("temperature")]
 TopP = Annotated[float, ranged("top_p")]
-TopK = Annotated[int, ranged("top_k", low=-1)]  # 0 and -1: off
+TopK = Annotated[int, ranged("top_k", low=-1)]  # 0 and -1: no limit
 MinP = Annotated[float, ranged("min_p")]
 Count = Annotated[int, ranged("max_tokens")]
 Seed = Annotated[int, ranged("seed", low=-(2**63))]  # OpenAI's seeds are signed; a negative one is taken modulo 2^63
@@ -77,7 +77,7 @@ class SchemaSpec(WireBody):
     schema: dict[str, Any]
     name: str = ""
     description: str | None = None
-    strict: bool | None = None  # the schema is always enforced
+    strict: bool | None = None  # without effect: the schema is always enforced
 
 
 class JsonSchemaFormat(WireBody, tag_field="type", tag="json_schema"):
@@ -90,14 +90,14 @@ class StreamOptions(WireBody):
 
 
 class LoraEntry(WireBody):
-    """An adapter of the model, and the factor of its delta."""
+    """An adapter of the model; `scale` multiplies its change of the weights."""
 
     name: Name
     scale: float = 1.0
 
 
 class SamplingBody(WireBody, kw_only=True):
-    """The fields of both chats and completions."""
+    """The fields that chats and completions have in common."""
 
     model: Name | None = None  # a model, or model:adapter; optional while exactly one model is loaded
     lora: list[LoraEntry] | None = None  # at most one adapter; an empty list selects the base model
@@ -144,7 +144,9 @@ class SamplingBody(WireBody, kw_only=True):
         self._check_stream_options()
 
     def _value(self, field: str) -> Any:
-        """The value of a field. A value that OpenAI or vLLM accept as another form of one in range becomes that one."""
+        """The value of a field. Values outside the range that OpenAI or vLLM accept are converted: -1 of `top_k` to 0,
+        a negative `seed` to its value modulo 2^63.
+        """
         value = getattr(self, field, None)
         if field == "top_k" and value == -1:
             return 0
@@ -205,7 +207,7 @@ class SamplingBody(WireBody, kw_only=True):
         return without_none(arguments) | self._adapter()
 
     def _adapter(self) -> dict[str, Any]:
-        """The adapter and its scale for a Generate frame; empty if the model id or the default decides."""
+        """The adapter fields of a Generate frame; empty if the model id or the default scales select the adapter."""
         if self.lora is None:
             return {}
         if not self.lora:
@@ -414,7 +416,7 @@ class CompletionBody(SamplingBody, kw_only=True):
 
 
 def _constraint(name: str, value: object) -> ResponseFormat:
-    """The constraint that the field `name` with this value asks for. Raises InvalidRequest for a schema too deep."""
+    """The constraint of the field `name` with this value. Raises InvalidRequest if a schema is nested too deep."""
     match value:
         case JsonObjectFormat():
             return ResponseFormat(kind="json_object")

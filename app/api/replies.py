@@ -22,7 +22,7 @@ class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: CachedTokens = CachedTokens()
-    # Not in OpenAI's API: the time from the first piece to the last one, even if the client reads later.
+    # Not in OpenAI's API: seconds from the first piece of the worker to the last one, even if the client reads later.
     decode_seconds: float = 0.0
 
 

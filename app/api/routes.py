@@ -94,7 +94,7 @@ class _Api:
         return [Route(path, endpoint, methods=[method]) for method, path, endpoint in routes]
 
     def for_admin(self, endpoint: Endpoint) -> Endpoint:
-        """The endpoint behind `check_admin`."""
+        """An endpoint that calls `check_admin` before `endpoint`."""
 
         async def guarded(request: Request) -> Response:
             check_admin(request.scope, self.address)

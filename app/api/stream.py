@@ -21,7 +21,7 @@ from ..frames import (
     Tokens,
 )
 
-# Limit of unread pieces and log-probabilities, so that a slow client cannot use more memory.
+# Maximum number of unread pieces and log-probabilities: it limits the memory that a slow client uses.
 MAX_UNREAD = 32_768
 
 Reply = Piece | Finished | Tokens | Text | AdapterLoaded | AdapterUnloaded | Stats
@@ -74,7 +74,7 @@ class Stream:
         return replies
 
     def put(self, frame: FromWorker) -> None:
-        """Add a frame from the worker for one of the ids."""
+        """Add a frame that the worker sent for one of the request ids."""
         match frame:
             case Started():
                 self._unstarted.discard(frame.id)

@@ -1,6 +1,6 @@
 """Runs work on untrusted input in a child process with limits on time and memory.
 
-The parent uses `BoundedChild`; the child calls `serve`. A message is 4 bytes of big-endian length and its bytes. The
+The parent uses `BoundedChild`; the child calls `serve`. A message is its length (4 bytes, big-endian) and its body. The
 top bit of the length marks the last answer of a child.
 """
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 LAST = 1 << 31  # bit of the length that marks the last answer
-# A thread pool reserves address space for every core; on a large machine, this would exceed the memory limit.
+# Each thread pool gets one thread: with a thread per core, its address space may exceed the memory limit.
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 START_LIMIT = 60.0  # seconds of elapsed time for the start of a child and its first message
 
@@ -30,8 +30,8 @@ class BoundedChild:
     """One child process that runs `module`. The first call, and the first call after a ChildLost, starts it.
 
     `cpu`: limit of the processor time of a call, in seconds. `wall`: limit of the elapsed time of a call, in seconds.
-    `memory`: limit of the address space, in bytes. `hello` makes the first message to a new process; the limits of time
-    do not apply to it. Thread-safe; calls run one after the other.
+    `memory`: limit of the address space, in bytes. `hello` makes the first message to a new process; the time limits do
+    not apply to this message. Thread-safe; calls run one after the other.
     """
 
     def __init__(self, module: str, *, cpu: float, wall: float, memory: int, hello: Callable[[], bytes]) -> None:
@@ -139,7 +139,7 @@ class Exhausted(Exception):
 
 
 def serve(greet: Callable[[bytes], None], handle: Callable[[bytes], bytes]) -> None:
-    """The main loop of the child: apply the limits on the command line, then answer requests until the input ends.
+    """The main loop of the child: apply the limits from the command line, then answer requests until the input ends.
 
     `greet` gets the first message. `handle` gets every other message and returns the answer, or raises Exhausted.
     """

@@ -15,7 +15,7 @@ _MAX_CONTINUATION = 3
 
 
 def _alphabet() -> dict[str, int]:
-    """Letter → byte, as in GPT-2: a printable byte has its own letter, the others have the letters from U+0100 on."""
+    """Letter → byte, as in GPT-2: a printable byte is its own letter, other bytes are the letters from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = sorted(set(range(256)).difference(printable))
     letters = map(chr, [*printable, *range(0x100, 0x100 + len(others))])
@@ -40,7 +40,7 @@ def from_letters(letters: str) -> bytes | None:
 
 
 def is_misread(text: str) -> bool:
-    """True if a ByteLevel decoder would decode the text as bytes that no UTF-8 text has."""
+    """True if a ByteLevel decoder would decode the text to bytes that occur in no UTF-8 text."""
     data = from_letters(text)
     return data is not None and not _in_utf8(data)
 
@@ -63,7 +63,7 @@ def fallback_byte(token: str) -> bytes:
 
 
 def mark_broken(tokens: list[str]) -> list[str]:
-    """Replace ByteFallback tokens that belong to no UTF-8 character by U+FFFD; keep all others."""
+    """Replace ByteFallback tokens that belong to no UTF-8 character by U+FFFD; keep all other tokens."""
     if _FALLBACK.keys().isdisjoint(tokens):
         return tokens
     marked: list[str] = []
@@ -73,7 +73,7 @@ def mark_broken(tokens: list[str]) -> list[str]:
 
 
 def _runs(tokens: list[str]) -> list[list[str]]:
-    """The runs of byte tokens and the runs of other tokens, in order."""
+    """The tokens, split into runs that have either only ByteFallback tokens or none."""
     return [list(run) for _, run in groupby(tokens, key=_FALLBACK.__contains__)]
 
 

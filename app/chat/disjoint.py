@@ -18,12 +18,14 @@ class _Constraints:
 
     types: frozenset[str] = _TYPES
     texts: Texts = frozenset()
-    properties: dict[str, Texts] = field(default_factory=dict)  # the required properties
+    properties: dict[str, Texts] = field(default_factory=dict)  # constant texts of each required property
 
 
 def are_disjoint(one: object, other: object) -> bool:
-    """True if no value can match both schemas: they have no type in common, or no constant text, or a property that
-    both require has no constant text in common. False if none of these proves it. Does not follow references.
+    """True if it is certain that no value can match both schemas. One of these facts must prove it:
+
+    the schemas have no type in common; both allow only constant texts, none in common; both allow only objects, and one
+    property that both require has no constant text in common. References are not followed.
     """
     first = _constraints(one)
     second = _constraints(other)
@@ -47,21 +49,21 @@ def _constraints(schema: object) -> _Constraints:
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
-    """The types that the schema allows, integer as number; all types if it names none."""
+    """The types that the schema allows (integer becomes number); all types if the keyword `type` is missing."""
     value = schema.get("type", [*_TYPES])
     names = _strings([value] if isinstance(value, str) else value)
     return frozenset(name.replace("integer", "number") for name in names)
 
 
 def _texts(schema: object) -> Texts:
-    """The texts of const or enum; empty if there is neither, or if one value is not a string."""
+    """The texts of const or enum; empty if the schema has neither, or if one of their values is not a string."""
     if not isinstance(schema, dict):
         return frozenset()
     return _strings([schema["const"]] if "const" in schema else schema.get("enum"))
 
 
 def _required_properties(schema: dict[str, Any]) -> dict[str, Texts]:
-    """The texts of each property that is in `required` and in `properties`."""
+    """The constant texts of each property that is in `required` and in `properties`."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}
@@ -69,7 +71,7 @@ def _required_properties(schema: dict[str, Any]) -> dict[str, Texts]:
 
 
 def _strings(values: object) -> frozenset[str]:
-    """The strings of a list; empty for a list with another value, and for a value that is not a list."""
+    """The strings of a list; empty if `values` is not a list, or if one item is not a string."""
     if isinstance(values, list) and all(isinstance(value, str) for value in values):
         return frozenset(values)
     return frozenset()

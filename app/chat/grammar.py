@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 MAX_SOURCE = 256 * 1024  # characters of a schema (as JSON), a regex or all choices
-MAX_DEPTH = 64  # nested objects and arrays in a schema
+MAX_DEPTH = 64  # maximum nesting of objects and arrays in a schema
 MAX_NODES = 20_000  # values in a schema
 MAX_CHOICES = 4096
 MAX_COMPARED = 4096  # tokens whose bytes in the tokenizer and in the library are compared
@@ -57,7 +57,7 @@ class TokenGrammar:
         self._vocab_size = vocab_size
 
     def copy(self) -> TokenGrammar:
-        """Another matcher in the same state."""
+        """An independent grammar in the same state."""
         return TokenGrammar(self._matcher.deep_copy(), self._vocab_size)
 
     def allowed(self) -> NDArray[np.uint32]:
@@ -98,7 +98,7 @@ class GrammarCompiler:
             raise _unreadable(tokenizer, str(error)) from None
         self._compare_bytes(tokenizer)
         self._call_markers = [_marker(tokenizer, marker) for marker in (CALL, END_CALL)]
-        # Special tokens that text may contain, such as <think>; a rule for characters does not match them.
+        # Special tokens that text may contain, such as <think>. They need their own rule: TEXT matches only characters.
         others = tokenizer.added_ids - tokenizer.eos_ids - {tokenizer.id_of(CALL)}
         self._other_special_ids = sorted(filter(self._tokens.is_special_token, others))
         self._trials = BoundedChild(
@@ -110,9 +110,9 @@ class GrammarCompiler:
         )
 
     def _compare_bytes(self, tokenizer: ChatTokenizer) -> None:
-        """Raises UnsupportedParameter if a token has other bytes in the library than in the tokenizer.
+        """Raises UnsupportedParameter if a token has different bytes in the library and in the tokenizer.
 
-        A grammar could then allow forbidden text.
+        With different bytes, a grammar could allow forbidden text. Only a sample of the tokens is compared.
         """
         sample = set(range(0, tokenizer.vocab_size, 1 + tokenizer.vocab_size // MAX_COMPARED))
         for token in sorted(sample - tokenizer.added_ids):
@@ -147,17 +147,17 @@ class GrammarCompiler:
         return self._compile(grammar, where)
 
     def compile_tool_calls(self, tools: Sequence[dict[str, Any]], *, parallel: bool) -> TokenGrammar:
-        """A call of one of the tools, in the format of Hermes, with arguments that match the schema of the tool.
+        """The grammar of a call of one of the tools, in the format of Hermes. The arguments match the tool's schema.
 
-        `parallel`: one or more calls. Raises InvalidRequest.
+        `parallel`: the grammar allows several calls. Raises InvalidRequest.
         """
         more = '("\\n" call)*' if parallel else ""
         lark = [f"start: call {more}", f"call: {self._call_markers[0]} rest_of_call", *self._rest_of_call(tools)]
         return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
 
     def compile_text_with_calls(self, tools: Sequence[dict[str, Any]]) -> TokenGrammar:
-        """Free text with any number of tool calls. The arguments of a strict tool match its schema; the arguments of
-        another tool are any object. Raises InvalidRequest."""
+        """The grammar of free text with any number of tool calls. The arguments of a strict tool match its schema;
+        those of a tool that is not strict are any object. Raises InvalidRequest."""
         text, separator = self._text_rules()
         rules = [
             "start: (begin rest_of_call)* text",
@@ -169,22 +169,22 @@ class GrammarCompiler:
         return self._compile(LLMatcher.grammar_from_lark("\n".join(rules)), "tools")
 
     def _text_rules(self) -> tuple[list[str], str]:
-        """The rules of text without a call, and the part of a rule that matches text before an opening marker."""
+        """The rules of text without a call, and an expression for text up to the last special token before a call."""
         if not self._other_special_ids:
             return ["text: TEXT?"], ""
         other_ids = ",".join(map(str, self._other_special_ids))
         return ["text: TEXT? (other TEXT?)*", f"other: <[{other_ids}]>"], "(text other)?"
 
     def _opening_rules(self, separator: str) -> list[str]:
-        """The rules of text that ends with the opening marker of a call."""
+        """The rules of text that is followed by the opening marker of a call."""
         opening = self._call_markers[0]
-        if opening == CALL:  # one token; TEXT excludes its spelling
+        if opening == CALL:  # the marker is one token; TEXT excludes its spelling
             return ["begin: text opening", f"opening: {opening}"]
-        # One lexeme of the text and the marker: with two lexemes, the lexer would continue TEXT across the marker.
+        # Text and marker are one lexeme: with two lexemes, the lexer would continue TEXT across the marker.
         return [f"begin: {separator} opening", f"opening[lazy]: /(?s:.*){CALL}/"]
 
     def _rest_of_call(self, tools: Sequence[dict[str, Any]], *, only_strict: bool = False) -> list[str]:
-        """Rules of a call after its opening marker. `only_strict`: tools that are not strict accept any object."""
+        """The rules of a call after its opening marker. `only_strict`: a tool that is not strict accepts any object."""
         rules = []
         for index, tool in enumerate(tools):
             function = tool["function"]

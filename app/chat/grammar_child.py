@@ -23,7 +23,7 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 def find_problem(tokens: LLTokenizer, grammar: str) -> str:
-    """Generates STEPS random tokens. Returns the problem of the grammar, or an empty text."""
+    """Generates STEPS random tokens that the grammar allows. Returns the problem of the grammar, or an empty text."""
     matcher, problem = make_matcher(tokens, grammar)
     if problem:
         return problem

@@ -67,7 +67,7 @@ class OutputParser:
 
     @property
     def ended(self) -> bool:
-        """True after the only call of `one_call`; the parser drops the text that follows."""
+        """True if `one_call` is set and the first call is complete; the parser drops the text that follows."""
         return self._state == "end"
 
     def take(self) -> Output:
@@ -93,7 +93,7 @@ class OutputParser:
         self._pending = ""
 
     def _advance(self) -> bool:
-        """One transition of the state machine; False when it needs more text."""
+        """Make one transition of the state machine. False if it first needs more text."""
         if self._skip_space:
             self._pending = self._pending.lstrip()
             self._skip_space = not self._pending
@@ -145,7 +145,7 @@ class OutputParser:
         return False
 
     def _take_before(self, marker: str) -> tuple[str, bool]:
-        """Remove the text before a marker, and the marker, from the pending text. The start of a marker stays.
+        """Remove the text before a marker, and the marker, from the pending text. An incomplete marker stays pending.
 
         Returns the text, and True if the marker is complete.
         """
@@ -158,7 +158,10 @@ class OutputParser:
         return text[:start], False
 
     def _end_call(self, end: int) -> None:
-        """Parse the pending text up to `end` as a call. Text that is no call stays text up to its end marker."""
+        """Parse the pending text up to `end` as a call.
+
+        If it is not a call, it becomes text of the answer, up to and including the first end marker.
+        """
         call = self._call(self._pending[:end])
         if call is None and END_CALL in self._pending:
             end = self._pending.index(END_CALL)
@@ -203,7 +206,7 @@ def _call_end(text: str, start: int) -> int:
 
 
 def _marker_start(text: str, marker: str) -> int:
-    """Index where `text` ends with an incomplete `marker`; len(text) if it does not."""
+    """Index of an incomplete `marker` at the end of `text`; len(text) if there is none."""
     for start in range(max(0, len(text) - len(marker) + 1), len(text)):
         if marker.startswith(text[start:]):
             return start

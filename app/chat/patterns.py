@@ -57,7 +57,7 @@ class _Translation:
         self._pattern = pattern
         self._position = 0  # index of the next character
         self._flags = ""
-        self._outer_flags: list[str] = []  # for each open group, the flags outside of it
+        self._outer_flags: list[str] = []  # the flags outside of each open group, outermost group first
         output = []
         while self._position < len(pattern):
             output.append(self._next())
@@ -77,11 +77,11 @@ class _Translation:
         return self._pattern[self._position - 1]
 
     def _follows(self, *texts: str) -> bool:
-        """True if one of the texts is next."""
+        """True if the rest of the pattern starts with one of the texts."""
         return self._pattern.startswith(texts, self._position)
 
     def _skip(self, text: str) -> bool:
-        """Skip the text if it is next. True if the text was skipped."""
+        """Skip `text` if the rest of the pattern starts with it. True if it was skipped."""
         follows = self._follows(text)
         if follows:
             self._position += len(text)
@@ -164,7 +164,7 @@ class _Translation:
         return _class(self._cases([(code, code)])) if "i" in self._flags else _literal(code)
 
     def _cases(self, ranges: Ranges) -> Ranges:
-        """The ranges and, with the flag i, the other case of their letters."""
+        """The ranges; with the flag i, also the other case of their letters."""
         result = list(ranges)
         if "i" in self._flags:
             for first, last in ranges:
@@ -172,7 +172,7 @@ class _Translation:
         return result
 
     def _other_case(self, first: int, last: int) -> Ranges:
-        """The other case of each ASCII letter of a range, or of a single other character."""
+        """The other case of each ASCII letter in a range; of a single non-ASCII character, its other case."""
         others: Ranges = []
         for low, high, shift in _LETTERS:
             if first <= high and last >= low:
@@ -260,7 +260,7 @@ class _Translation:
         return self._escaped()
 
 
-# The first character of an item → the method that translates it. Any other character is an item itself.
+# The first character of an item → the method that translates it. Any other character stands for itself.
 _ITEMS: dict[str, Callable[[_Translation], str]] = {
     ")": _Translation._close_group,
     "*": _Translation._refuse_repeat,

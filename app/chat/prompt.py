@@ -16,7 +16,8 @@ from .tokenizer import ChatTokenizer
 _CUT = "\U000fff02"
 _RESERVED = ("messages", "tools", "add_generation_prompt")  # variables of the template that no client may set
 
-# Assumed maximum of characters per token. If a text has more than twice as many, its beginning is tokenized first.
+# Assumed maximum number of characters per token. If a text has more than twice as many characters per token of the
+# context, only its beginning is tokenized at first.
 CHARACTERS = 8
 
 
@@ -110,12 +111,12 @@ class PromptMaker:
         return variables
 
     def _refuse_early(self, text: str, context: int | None, where: str) -> None:
-        """Raises ContextTooLong if the beginning alone has too many tokens: to tokenize 10 MB takes seconds."""
+        """Raises ContextTooLong if the beginning of a long text has too many tokens: 10 MB would take seconds."""
         if context is None or len(text) <= 2 * CHARACTERS * context:
             return
         beginning = text[: CHARACTERS * context]
         tokens = len(self.tokenizer.encode(beginning, add_special_tokens=False))
-        if tokens > 1.25 * context:  # not less: the cut may split a word into more tokens
+        if tokens > 1.25 * context:  # with a margin: the cut may split a word into more tokens
             estimate = round(tokens * len(text) / len(beginning))
             raise too_long(context, estimate, where, estimated=True)
 

@@ -14,7 +14,7 @@ NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetiti
 
 
 def sampling_of(frame: Generate, recommended: Mapping[str, float], *, seed: int, vocab_size: int) -> Sampling:
-    """The sampling parameters of one choice. The low 64 bits of `seed` count.
+    """The sampling parameters of one choice. Only the low 64 bits of `seed` are used.
 
     `recommended`: defaults of the model by field name (ModelFiles.generation). Raises InvalidRequest, which names the
     parameter, for a value out of range or a token id that is not in the vocabulary.

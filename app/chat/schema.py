@@ -25,7 +25,7 @@ MAX_REWRITTEN = 20_000
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 APPLICATORS = ("const", "enum", "allOf", "anyOf", "oneOf", "$ref")
 
-# Keywords of any draft that a grammar cannot express → values that constrain nothing. Only these values are accepted.
+# Keyword (of any draft) that a grammar cannot express → its values that constrain nothing. Other values are refused.
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "$dynamicRef": (),
     "$recursiveRef": (),
@@ -51,14 +51,14 @@ _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # charact
 
 @dataclass
 class SelfContained:
-    """A schema that may become a part of another schema. Its references are `#/$defs/<name>`."""
+    """A schema and the definitions that it references as `#/$defs/<name>`. Another schema can include both."""
 
     root: dict[str, Any] | bool
     definitions: dict[str, dict[str, Any] | bool]
 
 
 def rewrite(schema: dict[str, Any]) -> SelfContained:
-    """A schema with the same meaning for llguidance. Raises SchemaProblem."""
+    """Rewrite a schema so that llguidance enforces the same meaning. Raises SchemaProblem."""
     return _Rewriter(schema).result
 
 
@@ -67,7 +67,7 @@ class _Keyword:
     """A keyword of a schema."""
 
     name: str
-    place: Place  # of its value
+    place: Place  # of the value of the keyword
     schema: Place
     types: frozenset[str]  # the types that the schema allows
 
@@ -81,7 +81,7 @@ class _Rewriter:
         self._pending: list[tuple[str, Place]] = []
         self._nodes = 0
         self._multiples: list[Multiple] = []
-        self._merges = False  # True if llguidance merges two schemas
+        self._merges = False  # True if llguidance merges schemas: it then multiplies their multipleOf values
         self.result = SelfContained(self._schema(self._references.root), {})
         while self._pending:
             name, place = self._pending.pop()
@@ -103,8 +103,8 @@ class _Rewriter:
         return self._object(place)
 
     def _object(self, place: Place) -> dict[str, Any]:
-        # Keywords that are no applicators stay together: llguidance evaluates each group of keywords between two
-        # applicators alone, and additionalProperties must be in the same group as patternProperties.
+        # Keywords that are not applicators stay together: llguidance evaluates each group of keywords between two
+        # applicators separately, and additionalProperties must be in the same group as patternProperties.
         before: dict[str, Any] = {}
         simple: dict[str, Any] = {}
         after: dict[str, Any] = {}
@@ -153,7 +153,10 @@ class _Rewriter:
         return {keyword.name: self._schemas(keyword.place.array())}
 
     def _one_of(self, keyword: _Keyword) -> dict[str, Any]:
-        """anyOf if no value can match two options. llguidance does not follow references to find this out itself."""
+        """Replace oneOf by anyOf if no value can match two options.
+
+        llguidance does the same, but does not follow references.
+        """
         options = keyword.place.array()
         targets = [self._references.follow(option) for option in options]
         is_disjoint = all(are_disjoint(one, other) for one, other in combinations(targets, 2))
@@ -161,7 +164,7 @@ class _Rewriter:
         return {name: self._schemas(options)}
 
     def _unsupported(self, keyword: _Keyword) -> dict[str, Any]:
-        """No keywords for a value that constrains nothing. Raises SchemaProblem for any other value."""
+        """Remove a keyword whose value constrains nothing. Raises SchemaProblem for any other value."""
         without_condition = keyword.name in ("then", "else") and not keyword.schema.has("if")
         if not without_condition and keyword.place.value not in UNSUPPORTED[keyword.name]:
             keyword.schema.refuse(f'the keyword "{keyword.name}" is not supported')
@@ -197,7 +200,7 @@ class _Rewriter:
         return {keyword.name: _translate(keyword.place.text(), keyword.place)}
 
     def _format(self, keyword: _Keyword) -> dict[str, Any]:
-        """The keyword for a format that llguidance has. For other formats, `_add_patterns` adds patterns."""
+        """Keep the keyword for a format that llguidance supports. For other formats, `_add_patterns` adds patterns."""
         value = keyword.place.value
         if "string" not in keyword.types:
             return {}
@@ -226,7 +229,7 @@ class _Rewriter:
         return self._one_schema(keyword)
 
     def _additional_items(self, keyword: _Keyword) -> dict[str, Any]:
-        """Older drafts: beside an array in `items`, the schema of the other items. Otherwise the keyword is ignored."""
+        """The schema of the items after those of the array `items` (older drafts). Ignored without such an array."""
         if not isinstance(keyword.schema.value.get("items"), list):
             return {}
         return {"items": self._schema(keyword.place)}

@@ -19,7 +19,7 @@ _SAFE_FLOAT = 2**53  # double precision is exact for integers up to this one
 _SAFE_INT = 2**63
 _MAX_INT = _SAFE_INT - 1
 _MAX_COEFFICIENT = 2**32
-_SMALLEST = 1e-30  # the number next to 0; for a smaller one, llguidance would make a deep regex of its digits
+_SMALLEST = 1e-30  # bound next to 0: llguidance would make a deep regex of the digits of a smaller number
 
 Number = int | float
 
@@ -32,8 +32,8 @@ class Side:
     exclusive: str  # keyword of the exclusive bound
     outwards: int  # direction out of the range: -1 or 1
     tighter: Callable[..., Any]  # selects the tighter of two bounds
-    round: Callable[[Any], int]  # the outermost integer that an inclusive bound allows
-    round_exclusive: Callable[[Any], int]  # the outermost integer that an exclusive bound allows
+    round: Callable[[Any], int]  # computes the outermost integer that an inclusive bound allows
+    round_exclusive: Callable[[Any], int]  # computes the outermost integer that an exclusive bound allows
 
 
 _LOWER = Side("minimum", "exclusiveMinimum", -1, max, math.ceil, lambda bound: math.floor(bound) + 1)
@@ -67,8 +67,8 @@ def exact(place: Place, *, limit: int = _SAFE_INT) -> Number:
 def bound(schema: Place, side: Side, *, fractions: bool) -> dict[str, Number]:
     """The bound of one side of a schema, from its inclusive and its exclusive keyword.
 
-    `fractions`: the schema also allows numbers that are not integers. An exclusive bound becomes inclusive, except a
-    negative minimum or positive maximum of such a schema: llguidance accepts 0 as a number greater than 0.
+    `fractions`: the schema also allows numbers that are not integers; then a negative minimum and a positive maximum
+    stay exclusive. Any other exclusive bound becomes inclusive: llguidance accepts 0 as a number greater than 0.
     Raises SchemaProblem.
     """
     bounds: dict[str, Number] = {}
@@ -97,7 +97,7 @@ def _inclusive(place: Place, side: Side, fractions: bool) -> Number:
 
 
 def _neighbour(value: float, direction: int) -> float:
-    """The next number of double precision, up (1) or down (-1), that llguidance parses without a change."""
+    """The nearest double above (`direction` 1) or below (-1) the value that llguidance parses without a change."""
     if not value:
         return direction * _SMALLEST
     neighbour = math.nextafter(value, direction * math.inf)
@@ -107,7 +107,7 @@ def _neighbour(value: float, direction: int) -> float:
 
 
 def _parsed(value: float) -> float:
-    """The number as llguidance parses it: it rounds twice, so the result may differ from the text."""
+    """The number that llguidance parses from the text of `value`: llguidance rounds twice, so the result may differ."""
     _, digits, exponent = Decimal(repr(value)).as_tuple()
     assert isinstance(exponent, int)
     coefficient = float(int("".join(map(str, digits))))
@@ -140,7 +140,7 @@ def multiple(place: Place) -> Multiple:
 
 
 def check_products(multiples: list[Multiple]) -> None:
-    """Raises SchemaProblem if the product of two multipleOf exceeds 32 bits, which llguidance does not support."""
+    """Raises SchemaProblem if the product of two `multipleOf` values exceeds 32 bits, the limit of llguidance."""
     digits = max((step.digits for step in multiples), default=0)
     coefficients = [step.coefficient * 10 ** (digits - step.digits) for step in multiples]
     for coefficient, step in zip(coefficients, multiples, strict=True):
@@ -151,7 +151,7 @@ def check_products(multiples: list[Multiple]) -> None:
 
 
 def narrow_to_multiples(keywords: dict[str, Any], place: Place, *, fractions: bool) -> dict[str, Any]:
-    """Replace the bounds of a schema with `multipleOf` by the first and the last multiple between the bounds.
+    """If a schema has `multipleOf`, replace its bounds by the first and the last multiple between the bounds.
 
     `keywords`: the keywords of the schema at `place`, without applicators. `fractions`: the schema also allows numbers
     that are not integers. llguidance may generate all digits of a bound, so a bound must not have more digits than the

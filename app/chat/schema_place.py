@@ -26,7 +26,7 @@ class Place(msgspec.Struct, frozen=True):
     pointer: str
 
     def has(self, name: str) -> bool:
-        """True if the value is an object with this name, or an array with this index."""
+        """True if the value is an object with a member of this name, or an array that has this index."""
         if isinstance(self.value, list):
             return _INDEX.fullmatch(name) is not None and int(name) < len(self.value)
         return isinstance(self.value, dict) and name in self.value
@@ -57,7 +57,7 @@ class Place(msgspec.Struct, frozen=True):
         return self.value
 
     def names(self) -> list[str]:
-        """The texts of an array of texts."""
+        """The strings of an array of strings."""
         value = self.value
         self.require(
             isinstance(value, list) and all(isinstance(name, str) for name in value), "must be an array of names"

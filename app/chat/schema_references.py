@@ -1,4 +1,4 @@
-"""The targets of the references in a JSON schema."""
+"""Finds the targets of the references in a JSON schema."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class References:
         return target
 
     def follow(self, place: Place) -> object:
-        """The schema at the end of a chain of references; a value that matches the place also matches this schema."""
+        """The schema at the end of a chain of references; a value that matches `place` also matches it."""
         for _ in range(_MAX_CHAIN):
             if not isinstance(place.value, dict) or not isinstance(place.value.get("$ref"), str):
                 break
@@ -77,7 +77,7 @@ class References:
         return place.value
 
     def _add(self, place: Place) -> None:
-        """Register the identifiers of a schema and of its subschemas. If two are equal, the first applies."""
+        """Register the identifiers of a schema and its subschemas. Of two equal identifiers, the first one is used."""
         if not isinstance(place.value, dict):
             return
         place = self._identified(place)
@@ -90,7 +90,7 @@ class References:
             self._add(subschema)
 
     def _identified(self, place: Place) -> Place:
-        """The schema with the base URI of its `$id`."""
+        """Register the `$id` of a schema. Returns the schema with the base URI of this `$id`."""
         name = place.value.get(self._id_keyword)
         if not isinstance(name, str) or self.ignores_siblings(place):
             return place
@@ -108,7 +108,7 @@ def _join(base: str, reference: str) -> str:
 
 
 def _subschemas(place: Place) -> Iterator[Place]:
-    """The direct subschemas."""
+    """The direct subschemas of a schema."""
     for keyword, container in _CONTAINERS:
         if isinstance(place.value.get(keyword), container):
             yield from place.child(keyword).children()

@@ -59,18 +59,18 @@ class SpecialTokens:
         """The ids of a text in which special tokens are marked as plain text."""
         guarded, originals = self._guarded
         segments = [segment.translate(_REMOVE_MARKS) for segment in _PROTECTED.split(text)]
-        segments[::2] = map(self._with_names, segments[::2])  # the others are protected
+        segments[::2] = map(self._with_names, segments[::2])  # segments at odd indices are protected
         encoding = guarded.encode_batch_fast(["".join(segments)], add_special_tokens=add_special_tokens)[0]
         ids: list[int] = []
         for token, is_added in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
             if is_added or token not in self._control_ids:
                 ids.append(originals.get(token, token))
-            else:  # a Unigram vocabulary contains the texts of its special tokens
+            else:  # a Unigram model encodes the text of a special token as that token
                 ids += self._letters(token)
         return ids
 
     def _letters(self, token: int) -> list[int]:
-        """The ids of the letters of a special token."""
+        """The ids of the text of a special token, encoded letter by letter."""
         guarded, _ = self._guarded
         letters = self._rust.id_to_token(token) or ""
         return [unit.id for letter in letters for unit in guarded.model.tokenize(letter)]
@@ -79,8 +79,8 @@ class SpecialTokens:
     def _guarded(self) -> tuple[RustTokenizer, dict[int | None, int]]:
         """A second tokenizer that encodes special tokens as text, and a map of ids.
 
-        It has one more token per special token, with a unique name. The map contains the id of each such name and the
-        id of its special token.
+        The second tokenizer has an additional token with a unique name for each special token. The map is: id of the
+        additional token → id of the special token.
         """
         rust = load(self._tokenizer_json)
         rust.encode_special_tokens = True

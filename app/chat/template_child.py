@@ -93,7 +93,7 @@ def render(job: Job) -> Rendered:
                 return Rendered(problem=f"it wrote more than {job.max_chars} characters")
             chunks.append(chunk)
         text = "".join(chunks)
-        text.encode()  # lone surrogates cannot be tokenized
+        text.encode()  # raises for lone surrogates, which cannot be tokenized
         return Rendered(text=text)
     except (MemoryError, RecursionError):
         raise

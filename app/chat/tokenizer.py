@@ -88,9 +88,9 @@ class ChatTokenizer:
     def decode(self, ids: Sequence[int], *, hidden: frozenset[int] = frozenset()) -> str:
         """The text of the ids, without `hidden` ids. Spaces are not cleaned up.
 
-        Differs from `tokenizers` where that library loses text. If one byte of a run of byte tokens is invalid, its
-        ByteFallback writes U+FFFD for each byte of the run; here the valid characters stay, as in sentencepiece. Its
-        ByteLevel decodes an added token such as `ü` as a byte; here it is text.
+        Differs from `tokenizers` where that library loses text. If one byte of a run of byte tokens is invalid, the
+        library writes U+FFFD for each byte of the run (ByteFallback); here the valid characters stay, as in
+        sentencepiece. The library decodes an added token such as `ü` as a byte (ByteLevel); here the token is text.
         """
         ids = [token for token in ids if token not in hidden]
         if "ByteFallback" in self.decoders:
@@ -112,7 +112,7 @@ class ChatTokenizer:
         return added.encode()
 
     def _texts(self, ids: Iterable[int]) -> list[str]:
-        """The tokens as the decoder expects them, without unknown ids."""
+        """The texts of the tokens as the decoder expects them; unknown ids are left out."""
         texts = (self._respelled.get(token) or self._rust.id_to_token(token) for token in ids)
         return [text for text in texts if text is not None]
 
@@ -129,8 +129,8 @@ class ChatTokenizer:
     def to_json(self) -> str:
         """The text of tokenizer.json, without truncation or padding, changed for the grammar compiler.
 
-        The compiler reads an added token as ByteLevel bytes and could generate it. Such a token is removed if the
-        vocabulary also has it, and becomes a special token otherwise.
+        The compiler would read the added tokens in `_respelled` as other bytes and could generate them. Such a token is
+        removed if the vocabulary also has its text, and becomes a special token otherwise.
         """
         text = self._rust.to_str()
         if not self._respelled and "Metaspace" not in self.decoders:

@@ -19,7 +19,7 @@ class _NamedTemplate(msgspec.Struct, frozen=True):
 
 
 def read_text(path: Path) -> str:
-    """Raises ModelRefused."""
+    """The text of the file. Raises ModelRefused if the file is missing, too large or not UTF-8 text."""
     try:
         size = path.stat().st_size
         if size > MAX_JSON:

@@ -37,8 +37,8 @@ class Result:
     rounds: int
     prompt_tokens: int
     ttft_ms: float  # time to first token of a short prompt
-    prefill: float  # rate with a long prompt
-    decode: float  # rate of one answer
+    prefill: float  # prefill rate with a long prompt
+    decode: float  # decode rate of one answer
     throughput: dict[int, float]  # number of parallel answers -> decode rate of all answers together
     memory_gbps: float | None = None  # read bandwidth of the device memory; None: unknown
     memory_share: float | None = None  # fraction of memory_gbps that decode uses; > 1: the CPU cache holds the weights

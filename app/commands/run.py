@@ -93,7 +93,7 @@ def _prompt(prompt: str | None) -> str:
         say("standard input is ignored: another program has already read part of that file")
     elif not sys.stdin.isatty():
         piped = text_of(sys.stdin.buffer.read(), "standard input").strip("\n")
-    if prompt and piped:  # in a shell loop over a pipe, standard input is the lines that the loop has not read
+    if prompt and piped:  # in a shell loop over a pipe, standard input is the rest of the loop's lines
         say(f"the prompt includes standard input ({len(piped)} characters); add < /dev/null to exclude it")
     text = "\n\n".join(filter(None, (prompt, piped)))
     if not text.strip():

@@ -49,7 +49,7 @@ async def loaded_client(
 
 
 def _earlier_options(info: LoadedModel, backend: str | None, quant: str | None) -> str:
-    """The options of an earlier call that this call does not set; empty if there are none."""
+    """The load options of the model that an earlier call set and this call does not; empty if there are none."""
     overridden = []
     if backend not in (None, "auto"):
         overridden.append("--backend")

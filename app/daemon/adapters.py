@@ -31,7 +31,7 @@ class _Adapter:
     name: str
     path: Path
     pinned: bool
-    scale: float = 0.0  # for requests that select no adapter; 0: they use the base model
+    scale: float = 0.0  # for requests that select no adapter; 0: these requests do not use it
     worker: WorkerProcess | None = None  # the last worker that registered the adapter
 
 
@@ -44,11 +44,11 @@ class Adapters:
 
     def __init__(self) -> None:
         self._by_model: dict[str, dict[str, _Adapter]] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one change of a model at a time
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by model: one change at a time
         self._numbers = itertools.count()
 
     def entries(self) -> list[AdapterEntry]:
-        """Every adapter, in the order of the first load."""
+        """Every adapter, in the order in which they were first loaded."""
         entries = []
         for model, adapters in self._by_model.items():
             entries += [_describe(model, adapter) for adapter in adapters.values()]
@@ -80,7 +80,7 @@ class Adapters:
     async def load(
         self, worker: WorkerProcess, name: str, path: Path, *, replace: bool = False, pinned: bool = False
     ) -> AdapterEntry:
-        """Register the adapter of a folder with a worker. Running requests go on.
+        """Register the adapter in the folder `path` with a worker. Running requests go on.
 
         Raises InvalidRequest for a malformed name, or a name in use without `replace`; AdapterUnusable if the folder is
         not an adapter of this model.
@@ -121,11 +121,11 @@ class Adapters:
                     await stream.take()
 
     def forget(self, model: str) -> None:
-        """Remove all adapters of a model, which is unloaded."""
+        """Remove all adapters of a model that is unloaded."""
         self._by_model.pop(model, None)
 
     def set_scales(self, scales: Mapping[int, float]) -> None:
-        """Set the default scales by adapter id; an adapter that is missing gets 0.
+        """Set the default scales by adapter id; an adapter that is not in `scales` gets 0.
 
         Raises AdapterNotFound, or InvalidRequest if two adapters of a model would have a scale.
         """
@@ -147,7 +147,8 @@ class Adapters:
     def check(self, model: str, name: str, requests: Iterable[Request]) -> str:
         """The name of the adapter that the client selects; empty if it selects none.
 
-        `name` is the adapter of the model id. Raises AdapterNotFound, or InvalidRequest for two selections.
+        `name`: the adapter in the model id; empty: none. Raises AdapterNotFound, or InvalidRequest if both the model id
+        and a request select an adapter.
         """
         selected = name
         for request in requests:
@@ -167,7 +168,7 @@ class Adapters:
     ) -> tuple[str, Sequence[Request]]:
         """The adapter of the requests, and the requests with their adapter and scale.
 
-        Registers the adapter if the worker is new. Raises the errors of `check` and `load`.
+        Registers the adapter if the worker does not have it. Raises the errors of `check` and `load`.
         """
         selected = self.check(worker.model, name, requests)
         defaults: dict[str, object] = {}
@@ -186,7 +187,7 @@ class Adapters:
         return selected, prepared
 
     def _defaults(self, model: str) -> dict[str, object]:
-        """The fields of a Generate frame that selects no adapter."""
+        """The adapter fields for a Generate frame that selects no adapter; empty: it uses the base model."""
         for adapter in self._by_model.get(model, {}).values():
             if adapter.scale:
                 return {"adapter": adapter.name, "adapter_scale": adapter.scale}
@@ -222,7 +223,7 @@ def _describe(model: str, adapter: _Adapter) -> AdapterEntry:
 
 
 def _not_found(message: str, name: str, names: Iterable[str], param: str) -> AdapterNotFound:
-    """The error with similar names, or all names, as its hint."""
+    """The error for an unknown adapter. Its hint has all names, after a similar name if there is one."""
     names = list(names)
     similar = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {similar[0]}? " if similar else ""

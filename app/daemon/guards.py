@@ -99,7 +99,7 @@ class Errors:
 class Heads:
     """Refuses a request line and headers larger than MAX_HEAD.
 
-    The connection also checks this limit, but only before a head is complete: it misses a head that arrives at once.
+    The connection also checks this limit, but only while headers are incomplete: it misses headers that arrive at once.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -126,7 +126,7 @@ class Paths:
 
 class Hosts:
     """Refuses a Host header unless it is a loopback name or address, the local address of the connection, or an allowed
-    name. A web page whose name resolves to this machine (DNS rebinding) sends another name."""
+    name. A web page whose name resolves to this machine (DNS rebinding) sends its own name and is refused."""
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
         self.app = app

@@ -67,9 +67,9 @@ def bind_unix() -> socket.socket:
 
 
 def tcp_key(settings: Settings, address: str) -> str:
-    """The API key that TCP clients must send: the key of the settings, otherwise a generated key.
+    """The API key that TCP clients must send: the key in the settings.
 
-    Without a key in the settings, a loopback address needs no key (empty).
+    Without a key in the settings: empty (no key) for a loopback address, a generated key for any other address.
 
     Raises StorageFailed if the key file cannot be created or is not private.
     """

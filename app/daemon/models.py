@@ -28,7 +28,7 @@ from .process import COMMAND, WorkerProcess, worker_environment
 STOPPING = "the daemon is stopping"
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
 CHECK_SECONDS = 60.0  # limit for the probe of a backend: a call into a broken driver may never return
-STATS_SECONDS = 1.0  # limit for the statistics of a worker; later statistics are ignored
+STATS_SECONDS = 1.0  # maximum wait for the statistics of a worker; later statistics are ignored
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ class LoadedModels:
         ]
 
     def adapters(self) -> list[AdapterEntry]:
-        """The adapters of all models, in the order of the first load."""
+        """The adapters of all models, in the order in which they were first loaded."""
         return self._adapters.entries()
 
     async def load_adapter(
@@ -207,7 +207,7 @@ class LoadedModels:
         await self._adapters.unload(model or self._adapters.find_model(name), name)
 
     def set_adapter_scales(self, scales: Mapping[int, float]) -> None:
-        """Set the default scales by adapter id; an adapter that is missing gets 0.
+        """Set the default scales by adapter id; an adapter that is not in `scales` gets 0.
 
         Raises AdapterNotFound, or InvalidRequest if two adapters of a model would have a scale.
         """
@@ -269,7 +269,7 @@ class LoadedModels:
             step_timeout=settings.step_timeout,
         )
         loading: asyncio.Task[object] = asyncio.create_task(self._load(worker))
-        # Read the exception: if no caller waits for the load any more, asyncio would log it as forgotten.
+        # Read the exception: otherwise asyncio logs it as never retrieved if no caller waits for the load any more.
         loading.add_done_callback(lambda task: task.exception())
         entry = self._entries[ref.id] = _Entry(ref, worker, loading)
         if self._idle_task is None and settings.idle_unload:
@@ -368,7 +368,7 @@ async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
 
 
 def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, quant: Quant | None) -> Load:
-    """The frame that loads a model. `backend` and `quant` of a request precede the settings."""
+    """The frame that loads a model. `backend` and `quant` of a request override the settings."""
     options = load_options(settings, ref.path, quant or settings.quant)
     return Load(model=ref.id, path=str(ref.path), backend=backend or settings.backend, options=options)
 

@@ -1,4 +1,4 @@
-"""Ensures that a user has one daemon: the daemon locks its pid file. The pid file has its pid, another file its port.
+"""Ensures that a user has one daemon: the daemon locks its pid file, which has its pid. The port file has its port.
 
 Only the lock shows that a daemon runs, because the files may outlive it. The kernel releases the lock when the process
 ends, even if it crashes.

@@ -39,7 +39,7 @@ STOP_SECONDS = 5.0  # time from the frame Shutdown to SIGKILL
 GONE_SECONDS = 10.0  # maximum wait for the end of the process after SIGKILL: a driver may delay it
 WATCH_SECONDS = 5.0  # time between two checks of a worker that has requests
 LOAD_SECONDS = 300.0  # limit of one stage of a load, including compilation; `Loading.more` extends the limit
-ANSWER_SECONDS = 30.0  # limit for the statistics of a worker; a slow step does not delay them
+ANSWER_SECONDS = 30.0  # maximum wait for the statistics of a worker; a slow step does not delay them
 
 log = logging.getLogger(__name__)
 
@@ -255,7 +255,7 @@ class WorkerProcess:
             previous_problem = problem
 
     async def _find_hang(self, limit: float) -> str:
-        """The reason why the worker counts as hung; empty if the worker works."""
+        """The reason why the worker counts as hung; empty if it does not hang."""
         stats = await self.stats(ANSWER_SECONDS)
         if stats is None:
             return f"it did not respond for {ANSWER_SECONDS:.0f} s"
@@ -284,7 +284,7 @@ class WorkerProcess:
             pass
         except (msgspec.DecodeError, ValueError) as problem:
             log.error("worker of %s broke the protocol: %s", self.model, problem)
-        # End the requests before the process, which may take seconds to exit.
+        # End the requests now: the process may take seconds to exit.
         error = error or self.end_error
         self._end(error)
         if not loaded.done():
@@ -336,7 +336,7 @@ class WorkerProcess:
     @staticmethod
     def _kill_group(pid: int) -> None:
         """Kill the process group of a worker: the worker and its child processes."""
-        # The error if the group has no process any more; macOS raises PermissionError for a zombie.
+        # ProcessLookupError: the group has no process any more. On macOS, a zombie causes PermissionError.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
 

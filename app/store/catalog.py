@@ -36,9 +36,9 @@ class ModelRef:
     id: str  # guide, org/repo, org/repo@revision or the path of a folder
     path: Path  # the folder with config.json
     bundled: bool = False
-    revision: str = ""  # commit, in the Hugging Face cache
+    revision: str = ""  # commit of the snapshot; empty: not in the Hugging Face cache
     size: int = 0  # bytes on disk
-    packed: int = 0  # bytes of cached quantised weights; not in size
+    packed: int = 0  # bytes of cached quantised weights, which `size` does not include
     context: int = 0  # maximum context of the model in tokens; 0: unknown
     description: str = ""
 

@@ -22,7 +22,7 @@ from . import catalog, hub
 if TYPE_CHECKING:
     from huggingface_hub.utils import tqdm
 
-# Every file that loading a model reads, and its licence. A `*` matches within one folder.
+# Files to download with the weights: those that a load reads, and the licence. A `*` matches within one folder.
 SMALL = (
     "*.json",
     "*.jinja",
@@ -35,7 +35,7 @@ SMALL = (
 )
 ADAPTER = (catalog.ADAPTER_CONFIG, "adapter_model.safetensors", "adapters.safetensors", "*.md", "LICENSE*", "NOTICE*")
 WEIGHTS = "*.safetensors"
-UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickle files: to load one runs its code
+UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickle files: loading such a file runs the code in it
 OTHER_REPO = "find a repo of the same model with .safetensors files"
 HEADROOM = 64 * 2**20  # bytes to leave free on the disk
 
@@ -77,7 +77,7 @@ def pull(name: str, notify: Callable[[str], None]) -> catalog.ModelRef:
 
 
 def _progress_bar(title: str) -> type[tqdm]:
-    """The progress bar of huggingface_hub, with `title` instead of the end of a path."""
+    """The progress bar of huggingface_hub, labelled with `title` instead of the end of a path."""
     from huggingface_hub.utils import tqdm
 
     class Titled(tqdm):

@@ -98,7 +98,7 @@ class Removal:
     """A planned deletion; `execute()` deletes the files."""
 
     name: str
-    frees: int  # bytes of disk space
+    frees: int  # bytes of disk space that the deletion frees
     execute: Callable[[], None]
 
 

@@ -123,7 +123,7 @@ def _name_hints(prefix: str) -> list[tuple[str, str]]:
 
 
 def _parameter_hints(text: str, argument: str) -> list[tuple[str, str]]:
-    """The range of a complete parameter name, or the names that contain `argument`."""
+    """The range of the parameter if its name is complete, otherwise the parameter names that contain `argument`."""
     name, space, _ = argument.partition(" ")
     if space and name in PARAMETERS:
         return [(text, PARAMETERS[name].range)]

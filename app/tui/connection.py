@@ -17,8 +17,8 @@ Connect = Callable[..., Awaitable[Client]]
 class Connection:
     """A connection that opens when it is needed. `state` is a short text for the status line.
 
-    `on_change` is called after every change of `state` and of the lists. `backend` and `quant` apply to the models that
-    this connection loads; the daemon uses its settings for other models.
+    `on_change` is called after a change of `state`, `entries` or `loaded`. `backend` and `quant` apply to the models
+    that this connection loads; the daemon uses its settings for other models.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Connection:
         self.on_change()
 
     def lost(self, error: AppError) -> None:
-        """Note the loss that an error reports. The next call reconnects to the daemon, or loads the model again."""
+        """Update `state` and `loaded` after an error. After a lost connection, the next call connects again."""
         if isinstance(error, DaemonUnreachable):
             self._client = None
         if isinstance(error, DaemonUnreachable | WorkerDied):

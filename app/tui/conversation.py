@@ -1,4 +1,4 @@
-"""A conversation: a tree of messages, one path of it visible. Independent of widgets and files.
+"""A conversation: a tree of messages; the UI shows one branch, the current one. Independent of widgets and files.
 
 0 user ─┬─ 1 assistant ── 2 user ── 3 assistant
         └─ 4 assistant  (regenerated: an alternative of 1)
@@ -46,7 +46,7 @@ class Message:
 
 @dataclass
 class Conversation:
-    """A tree of messages, in order of creation. `leaf` is the end of the visible path (None: no messages)."""
+    """A tree of messages, in order of creation. `leaf` is the end of the current branch (None: no messages)."""
 
     model: str
     system: str = ""
@@ -57,7 +57,7 @@ class Conversation:
     leaf: int | None = None
 
     def add(self, role: Role, content: str = "", *, parent: int | None) -> Message:
-        """Add a message below `parent` and end the visible path there. The first user message sets the title."""
+        """Add a message below `parent` as the end of the current branch. The first user message sets the title."""
         model = self.model if role == "assistant" else ""
         message = Message(len(self.messages), parent, role, content, model=model)
         self.messages.append(message)
@@ -67,7 +67,7 @@ class Conversation:
         return message
 
     def path(self, leaf: int | None = None) -> list[Message]:
-        """The messages from the first one to `leaf` (default: the end of the visible path)."""
+        """The messages from the first one to `leaf` (default: the end of the current branch)."""
         index = self.leaf if leaf is None else leaf
         path = []
         while index is not None:
@@ -85,7 +85,7 @@ class Conversation:
         return indices.index(message.index) + 1, len(indices)
 
     def show(self, message: Message) -> None:
-        """Make the path through `message` to its newest descendant visible."""
+        """Make the branch through `message` and its newest descendants the current branch."""
         newest_child = {other.parent: other.index for other in self.messages}
         leaf = message.index
         while leaf in newest_child:
@@ -95,7 +95,7 @@ class Conversation:
     def request(self, answer: Message) -> list[dict[str, Any]]:
         """The messages of a request for `answer`. A question with an empty answer is omitted.
 
-        With it, two user messages would follow each other, and many chat templates reject that.
+        Without the empty answer, two user messages would follow each other, which many chat templates reject.
         """
         path = self.path(answer.parent)
         messages = []

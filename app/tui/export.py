@@ -14,7 +14,7 @@ from .conversation import Conversation
 
 
 def markdown(conversation: Conversation) -> str:
-    """The visible path as Markdown, with a heading for each message."""
+    """The current branch as Markdown, with a heading for each message."""
     paragraphs = [f"# {conversation.title or 'Conversation'}"]
     if conversation.system.strip():
         paragraphs += ["**System prompt**", conversation.system.strip()]

@@ -10,7 +10,7 @@ import re
 
 # C0 without tab and newline, DEL, C1: every control sequence starts with one of them (ESC is in C0).
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# Other line breaks: str.splitlines splits at them and Markdown does not, so line counts would differ.
+# Line breaks that `clean` replaces by a newline: Markdown does not split lines at U+2028, but str.splitlines does.
 _LINE_BREAKS = re.compile("\r\n|[\u2028\u2029]")
 _SURROGATES = re.compile("[\ud800-\udfff]")  # these characters have no UTF-8 encoding
 # Characters that reorder text (embeddings, overrides, isolates), and invisible tag characters.

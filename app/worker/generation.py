@@ -36,7 +36,7 @@ class Generation:
     def take(self, delta: Delta) -> Piece | None:
         """The new output of one choice; None if it has none yet.
 
-        Raises InvalidRequest if the request failed, and OutOfMemory if its step had too little memory.
+        Raises InvalidRequest if the request failed, and OutOfMemory if the device ran out of memory in its step.
         """
         if delta.finish == "failed":
             raise InvalidRequest(f"the answer was stopped: {delta.error}")
@@ -59,7 +59,7 @@ class Generation:
 
 
 def prepare(frame: Generate, model: OpenModel) -> Generation:
-    """Do all work before the engine: render, tokenize, check, and compile the grammar. Blocks; raises AppError."""
+    """Prepare a request for the engine: render, tokenize, check, compile the grammar. Blocks; raises AppError."""
     if frame.response_format is not None and frame.tools:
         raise UnsupportedParameter("response_format cannot be combined with tools", param="response_format")
     prompt = _prompt(frame, model)

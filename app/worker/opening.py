@@ -19,7 +19,7 @@ from ..frames import Load, ModelInfo
 # Bytes of weights per second that the slowest supported machine reads and, if necessary, quantises.
 MIN_LOAD_RATE = 20e6
 
-Progress = Callable[[str, float, float], None]  # stage, done and more of a Loading frame
+Progress = Callable[[str, float, float], None]  # called with the fields `stage`, `done` and `more` of a Loading frame
 
 
 @dataclass(slots=True)

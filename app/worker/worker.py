@@ -275,7 +275,7 @@ class Worker:
         if generation.live:
             return []
         del self._running[generation.frame.id]
-        # Cancelled by the engine, which closes: a request that the daemon cancels is not in `_by_request`.
+        # "cancelled": the engine is closing. Requests that the daemon cancels are no longer in `_by_request`.
         return [generation.finished(cancelled=delta.finish == "cancelled")]
 
     def _on_failure(self, error: RunnerFailed) -> None:

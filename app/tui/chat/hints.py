@@ -8,7 +8,7 @@ from textual.widgets.option_list import Option
 
 from ..text import one_line
 
-MAX_WIDTH = 28  # characters in the column of completions
+MAX_WIDTH = 28  # maximum width of the column of completions in characters
 
 
 class Hints(OptionList, can_focus=False):

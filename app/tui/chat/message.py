@@ -13,7 +13,7 @@ from ..text import fold, one_line, visible
 from .answer import Channel
 from .streaming import StreamingMarkdown
 
-MAX_CHARACTERS = 60_000  # limit of a question on the screen; copy and export use the complete text
+MAX_CHARACTERS = 60_000  # characters of a question that the screen shows; copy and export use all of it
 _ENDS = {"stopped": "stopped", "length": "stopped at the length limit", "tool_calls": "called a tool"}
 _ENDS_WITHOUT_TEXT = _ENDS | {
     "": "…",

@@ -1,4 +1,4 @@
-"""The messages of the visible path."""
+"""Shows the messages of the current branch of a conversation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from textual.widgets import Static
 from ..conversation import Conversation, Message
 from .message import MessageView
 
-WINDOW = 16  # messages that are mounted first; the user asks for earlier ones, so a long conversation opens fast
+WINDOW = 16  # number of messages shown at first (earlier ones on demand), so that a long conversation opens fast
 
 
 class Earlier(Static, can_focus=True):
@@ -39,7 +39,7 @@ class Messages(VerticalScroll, can_focus=False):
         self.query_one("#welcome", Static).update(text)
 
     async def show(self, conversation: Conversation, *, more: bool = False) -> None:
-        """Show the visible path of a conversation. `more` adds earlier messages. Reuses existing views."""
+        """Show the current branch of a conversation. `more` adds earlier messages. Existing views are reused."""
         if conversation.id != self._conversation_id:
             self._conversation_id = conversation.id
             self._window = WINDOW

@@ -90,7 +90,7 @@ class ChatScreen(Screen[None]):
         return self._answer_worker is not None and self._answer_worker.is_running
 
     def ask(self, text: str) -> bool:
-        """Send a question at the end of the visible path, or as an alternative of the edited question.
+        """Send a question at the end of the current branch, or as an alternative of the edited question.
 
         Returns False, and sends nothing, while an answer is running.
         """

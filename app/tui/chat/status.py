@@ -9,7 +9,7 @@ from textual.widgets import Static
 from ...client import LoadedModel
 from ..conversation import Message
 
-Segment = tuple[int, str]  # rank, text
+Segment = tuple[int, str]  # rank, text; the highest rank is dropped first
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from textual.widgets import Markdown
 FRAME = 0.05  # minimum seconds between updates of the screen
 SEGMENT_LINES = 16
 
-Block = Literal["", "list", "code"]  # the block that a cut splits
+Block = Literal["", "list", "code"]  # type of the block that a cut splits; empty: none
 
 _FENCE = re.compile(r"( *)(`{3,}|~{3,})\s*([^`]*)$")
 _ITEM = re.compile(r"([-*+]|\d{1,9}[.)])\s+\S")
@@ -125,7 +125,7 @@ def _closes(fence: _Fence, line: str) -> bool:
 class Segment:
     document: Markdown
     start: int  # offset of the segment in the source of the answer
-    block: Block  # the block that the cut before the segment splits
+    block: Block  # type of the block that the cut before the segment splits
 
 
 class StreamingMarkdown(Vertical):

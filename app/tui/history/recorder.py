@@ -26,7 +26,7 @@ class Recorder:
         self._final_counts: dict[str, int] = {}  # conversation id -> number of messages that are written and final
 
     async def save(self, conversation: Conversation) -> None:
-        """Write the messages that are not in the file, and those of an unfinished answer again."""
+        """Write the messages that are not in the file, and again an answer that was unfinished at the last call."""
         if not conversation.messages:
             return
         done = self._final_counts.get(conversation.id, 0)

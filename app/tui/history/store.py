@@ -64,7 +64,7 @@ class Store:
         self._database: sqlite3.Connection | None = None
 
     def save(self, head: Conversation, messages: list[Message]) -> None:
-        """Write the fields of the conversation, and those of its messages that are new or changed."""
+        """Write the fields of a conversation except its messages, and `messages`: those that are new or changed."""
         now = self._now()
         with self._transaction() as database:
             database.execute(
