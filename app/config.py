@@ -54,6 +54,13 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         str,
         Meta(description="Attention implementation: auto, ours (built in) or flashinfer (NVIDIA GPUs only)."),
     ] = "auto"
+    lora_backend: Annotated[
+        Literal["auto", "torch_native", "triton", "csgmv"],
+        Meta(
+            description="LoRA products: auto, torch_native (the reference), triton (tiles of one request each) or "
+            "csgmv (tiles that join the requests of an adapter)."
+        ),
+    ] = "auto"
     self_test: Annotated[
         Literal["on", "off"],
         Meta(

@@ -13,6 +13,9 @@ CacheDtype = Literal["auto", "fp8"]
 # auto: the device's default.
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
 Compiler = Literal["inductor", "eager"]
+# LoRA products. torch_native: the reference; triton: kernels over tiles of one request each; csgmv: the same kernels,
+# with tiles that join requests of one adapter; auto: the device's default.
+LoraBackend = Literal["auto", "torch_native", "triton", "csgmv"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,5 +39,6 @@ class LoadOptions:
     reference_ops: tuple[str, ...] = ()  # ops, families of ops, or "all": computed by their references
     adapter_slots: int = 8  # adapters that one step can use
     adapter_rank: int = 16  # limit of an adapter's rank
+    lora_backend: LoraBackend = "auto"
     attention: str = "auto"  # "ours" (built in), or an implementation that the device lists
     self_test_dir: Path | None = None  # results of the kernels' self-test; None: no self-test

@@ -390,6 +390,7 @@ def load_options(settings: Settings, model: Path, quant: Quant) -> LoadOptions:
         threads=settings.threads or None,
         reference_ops=settings.developer.reference_ops,
         attention=settings.developer.attention,
+        lora_backend=settings.developer.lora_backend,
         adapter_slots=settings.adapter_slots,
         adapter_rank=settings.adapter_rank,
         self_test_dir=paths.self_test_dir() if settings.developer.self_test == "on" else None,

@@ -59,6 +59,7 @@ DEVICE = Device(
     # An H200 computes this number of multiplications while the host launches the kernels of one layer.
     layer_work=3.5e10,
     attentions=MappingProxyType({"flashinfer": _flashinfer}),
+    lora_backends=("torch_native", "triton", "csgmv"),
     step_seconds=120.0,  # a step takes at most a second, except a first step, which may compile kernels
 )
 

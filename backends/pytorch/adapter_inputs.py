@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from ...engine.batch import Batch
-from ...kernels.ops.lora import chunked
+from ...kernels.ops.lora import chunked, chunked_rows
 from ...kernels.ops.step import Adapters, Tiles
 from .device import Device
 
@@ -37,6 +37,8 @@ class AdapterInputs:
     def __init__(self, max_tokens: int, max_rows: int, slots: int, device: Device) -> None:
         words = _words(max(max_tokens, max_rows)) + _words(max_rows)
         self._every = tuple(range(1, slots + 1))
+        self._joins_requests = device.joins_requests
+        self._max_rows = max_rows
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
         self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
 
@@ -45,12 +47,12 @@ class AdapterInputs:
         an answer."""
         if frame is None and not batch.adapters.any():
             return NO_ADAPTERS
-        tokens = _Columns(batch, np.arange(batch.num_rows), np.diff(batch.row_starts), frame)
+        tokens = self._columns(batch, np.arange(batch.num_rows), np.diff(batch.row_starts), frame)
         columns = [tokens]
         chosen = tokens
         answers_all = len(answers) == batch.num_rows == batch.num_tokens
         if frame is not None or not answers_all:
-            chosen = _Columns(batch, answers, np.ones(len(answers), np.int64))
+            chosen = self._columns(batch, answers, np.ones(len(answers), np.int64))
             columns.append(chosen)
         firsts = self._copy(columns)
         sent = self._views(tokens, 0) if frame is None else frame
@@ -68,12 +70,18 @@ class AdapterInputs:
     def fill(self, batch: Batch, frame: Adapters) -> None:
         """Start the copy of a decode step's adapters to its frame. The padding rows after those of the batch get no
         adapter."""
-        self._copy([_Columns(batch, np.arange(batch.num_rows), np.ones(batch.num_rows, np.int64), frame)])
+        self._copy([self._columns(batch, np.arange(batch.num_rows), np.ones(batch.num_rows, np.int64), frame)])
 
     def _frame(self, tokens: int, chunk: int) -> Adapters:
         self._device[: _words(tokens)].zero_()
-        tiles = min(tokens, len(self._every) + tokens // chunk)  # an adapter has at most one tile that is not full
+        incomplete = len(self._every) if self._joins_requests else self._max_rows  # tiles that may not be full
+        tiles = min(tokens, incomplete + tokens // chunk)
         return _views(self._device[: _words(tokens)], tiles, chunk)._replace(used=self._every)
+
+    def _columns(
+        self, batch: Batch, rows: NDArray[np.int64], lens: NDArray[np.integer], frame: Adapters | None = None
+    ) -> _Columns:
+        return _Columns(batch, rows, lens, frame, self._joins_requests)
 
     def _copy(self, columns: list[_Columns]) -> list[int]:
         """Copy the columns to the device, one after the other. Returns the offset of each in words of 4 bytes."""
@@ -100,7 +108,12 @@ class _Columns:
     `frame`, the columns are padded to its size."""
 
     def __init__(
-        self, batch: Batch, rows: NDArray[np.int64], lens: NDArray[np.integer], frame: Adapters | None = None
+        self,
+        batch: Batch,
+        rows: NDArray[np.int64],
+        lens: NDArray[np.integer],
+        frame: Adapters | None,
+        joins_requests: bool,
     ) -> None:
         self._row_slots = batch.adapters[rows]
         self._lens = lens
@@ -114,7 +127,10 @@ class _Columns:
             self.chunk = frame.tiles.chunk
         self._slots = np.repeat(self._row_slots, lens)
         self._scales = np.repeat(row_scales, lens)
-        self._order, self._starts, self._tile_slots = chunked(self._slots, self.chunk)
+        if joins_requests:
+            self._order, self._starts, self._tile_slots = chunked(self._slots, self.chunk)
+        else:
+            self._order, self._starts, self._tile_slots = chunked_rows(self._row_slots, lens, self.chunk)
         self.tiles = len(self._tile_slots)
 
     def segments(self) -> tuple[tuple[int, int, int], ...]:

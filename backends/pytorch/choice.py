@@ -1,4 +1,4 @@
-"""Chooses the attention implementation: built-in, or third-party if the load options name one."""
+"""Chooses the attention and the LoRA products that the load options name."""
 
 from __future__ import annotations
 
@@ -22,3 +22,20 @@ def with_attention(device: Device, options: LoadOptions) -> Device:
             "set graphs to breakable or off, or attention to auto",
         )
     return replace(device, ops=device.attentions[name](device.ops), captures_attention=False)
+
+
+def with_lora_backend(device: Device, options: LoadOptions) -> Device:
+    """`device` with the LoRA products named by `options`. Raises SettingRefused if the device does not support them.
+
+    "auto" joins the requests of an adapter for every shape: tiles that join requests are never more than tiles of one
+    request each, so the kernels read the factors less often or as often.
+    """
+    name = options.lora_backend
+    if name == "auto":
+        return device
+    if name not in device.lora_backends:
+        supported = ", ".join(("auto", *device.lora_backends))
+        raise SettingRefused(f"lora_backend {name} is not supported on {device.name}", f"set it to one of {supported}")
+    if name == "torch_native":
+        return replace(device, ops=device.ops.with_references(["lora"]))
+    return replace(device, joins_requests=name == "csgmv")

@@ -11,7 +11,7 @@ from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
-from .choice import with_attention
+from .choice import with_attention, with_lora_backend
 from .device import Device
 from .failures import load_failures
 from .graphs.compiling import Compiler
@@ -41,7 +41,7 @@ def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: i
 
 def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
     config = files.config
-    device = with_attention(device, options)
+    device = with_lora_backend(with_attention(device, options), options)
     device = replace(device, ops=with_references(device.ops, options.reference_ops))
     dtype = DTYPES.get(options.dtype, device.dtype)
     loader = Loader(files, options, device, dtype)

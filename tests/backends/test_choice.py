@@ -12,7 +12,7 @@ import pytest
 
 from localllm.backends import cpu
 from localllm.backends.cpu.device import DEVICE as CPU
-from localllm.backends.pytorch.choice import with_attention
+from localllm.backends.pytorch.choice import with_attention, with_lora_backend
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
@@ -21,6 +21,7 @@ from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Attention
+from localllm.kernels.ops.lora import Lora
 
 from . import canary
 from .conformance import BUDGET, Conversation
@@ -73,6 +74,20 @@ def test_third_party_attention_gives_known_tokens(tmp_path: Path, graphs: Any) -
     assert talk.finish() == {name: canary.walk(prompt, 12) for name, prompt in prompts.items()}
     assert len(CALLS) >= 12
     assert any(len(contexts) == 3 for contexts in CALLS), "decode steps too"
+
+
+def test_lora_backends() -> None:
+    device = replace(CPU, lora_backends=("torch_native", "triton", "csgmv"))
+    assert with_lora_backend(device, LoadOptions()) is device
+    assert with_lora_backend(device, LoadOptions(lora_backend="csgmv")).joins_requests
+    assert not with_lora_backend(device, LoadOptions(lora_backend="triton")).joins_requests
+    assert with_lora_backend(device, LoadOptions(lora_backend="torch_native")).ops.lora == Lora()
+
+
+def test_device_without_the_lora_backend_refuses_by_name(tmp_path: Path) -> None:
+    with pytest.raises(SettingRefused, match="lora_backend csgmv is not supported on cpu") as refused:
+        cpu.open(read_model(canary.save(tmp_path)), LoadOptions(lora_backend="csgmv"))
+    assert refused.value.hint == "set it to one of auto, torch_native"
 
 
 def test_cuda_offers_flashinfer_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:

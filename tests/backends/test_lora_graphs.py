@@ -21,7 +21,7 @@ from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.batch import Want
 from localllm.engine.modelfiles import read_model
-from localllm.engine.options import Graphs
+from localllm.engine.options import Graphs, LoraBackend
 from localllm.kernels.ops.layer import Layer
 
 from .batches import Row
@@ -32,18 +32,22 @@ from .tiny import TINIES, VOCAB
 # PEFT reads properties that transformers deprecates.
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
-TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()))  # whole layers cannot be cut
+# Whole layers cannot be cut. The C++ kernels and the reference compute any tiles.
+TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()), lora_backends=("triton",))
 
 
-@pytest.mark.parametrize("graphs", ["full", "breakable", "split"])
+@pytest.mark.parametrize(
+    ("graphs", "lora_backend"),
+    [("full", "auto"), ("breakable", "auto"), ("split", "auto"), ("full", "triton"), ("breakable", "triton")],
+)
 def test_steps_captured_with_one_adapter_are_replayed_with_five(
-    tmp_path: Path, graphs: Graphs, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, graphs: Graphs, lora_backend: LoraBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefill, mixed and decode steps equal steps without graphs. Steps without adapters replay captures without
     them."""
     (tiny,) = (tiny for tiny in TINIES if tiny.label == "llama")
     tiny.save(tmp_path / "model")
-    options = replace(OPTIONS, graphs=graphs, compiler="eager", adapter_slots=5, max_step_tokens=64)
+    options = replace(OPTIONS, lora_backend=lora_backend, compiler="eager", adapter_slots=5, max_step_tokens=64)
     actual, expected = (
         open_runner(read_model(tmp_path / "model"), replace(options, graphs=each), TAPED, 2**30)
         for each in (graphs, "off")

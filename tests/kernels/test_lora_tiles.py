@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from localllm.kernels.ops.lora import chunked
+from localllm.kernels.ops.lora import chunked, chunked_rows
 
 
 def test_tiles_of_the_worked_example() -> None:
@@ -43,3 +43,22 @@ def test_tiles_equal_a_plain_loop(seed: int) -> None:
     assert not slots[order[starts[-1] :]].any(), "tokens without an adapter are last"
     assert len(tiles) <= num_slots + len(slots) // chunk, "the number of tiles of a captured step"
     assert {array.dtype for array in (order, starts, tile_slots)} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_tiles_of_one_row_each_are_never_fewer(seed: int) -> None:
+    """They cover the same tokens; no tile has tokens of two rows."""
+    rng = np.random.default_rng(seed)
+    lens = rng.integers(1, int(rng.choice([2, 5, 70])), rng.integers(1, 20))
+    slots = rng.integers(0, 4, len(lens)).astype(np.int32)
+    row_of = np.repeat(np.arange(len(lens)), lens)
+    order, starts, tile_slots = chunked_rows(slots, lens, 16)
+    tokens = []
+    for slot, first, end in zip(tile_slots, starts[:-1], starts[1:], strict=True):
+        (row,) = set(row_of[order[first:end]])
+        assert slots[row] == slot
+        assert 1 <= end - first <= 16
+        tokens += order[first:end].tolist()
+    assert sorted(tokens) == np.repeat(slots, lens).nonzero()[0].tolist()
+    joined = chunked(np.repeat(slots, lens), 16)[2]
+    assert len(joined) <= len(tile_slots) <= len(lens) + len(order) // 16
