@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
@@ -26,6 +27,7 @@ from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
 
 from localllm.backends import mlx
 from localllm.backends.mlx.adapter import Forward, find_targets
+from localllm.engine.engine import Engine
 from localllm.engine.errors import ModelRefused, OutOfMemory
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
@@ -36,6 +38,8 @@ from . import canary
 from .batches import Row, make_batch
 from .conformance import Planned
 from .mlx_models import EXPERTS, SMALL, no_memory, plain_model, quantised
+from .test_adapter_swaps import OPTIONS as SWAP_OPTIONS
+from .test_adapter_swaps import Answers, Swaps, started
 from .test_lora import adapter_configs, adapter_of, assert_equal, log_probabilities, pages, put, run, save_adapter
 from .tiny import TINIES, VOCAB, Tiny
 
@@ -201,6 +205,47 @@ def test_four_adapters_of_the_canary_in_bfloat16(canary_folder: Path) -> None:
     batch = replace(make_batch(rows, canary.VOCAB), adapters=np.arange(canary.KEYS, dtype=np.int32))
     expected = [canary.walk(canary.under(text, shift), 1)[0] for shift in range(canary.KEYS)]
     assert runner.run(batch).result().tokens.tolist() == expected
+    runner.close()
+
+
+@pytest.mark.parametrize("operations", [60, pytest.param(600, marks=pytest.mark.slow)])
+def test_adapters_change_while_requests_run(tmp_path: Path, operations: int) -> None:
+    runner = mlx.open(read_model(canary.save(tmp_path)), SWAP_OPTIONS)
+    answers = Answers()
+    engine = Engine(runner, answers.add)
+    swaps = Swaps(engine, answers, tmp_path, seed=operations)
+    with started(engine):
+        swaps.run(operations)
+        swaps.unload_all()
+        answers.wait(0)
+        assert answers.tokens == swaps.expected
+        assert set(answers.finishes.values()) == {"length"}
+        assert not runner._adapters._prepared  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_adapter_files_of_each_dtype(canary_folder: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    """The canary's factors are exact in each dtype."""
+    canary.save_adapter(tmp_path, 2)
+    file = tmp_path / "adapter_model.safetensors"
+    save_file({name: tensor.to(dtype) for name, tensor in load_file(file).items()}, file)
+    runner = mlx.open(read_model(canary_folder), OPTIONS)
+    put(runner, 1, adapter_of(tmp_path))
+    text = canary.prompt(3, 24, seed=2)
+    batch = replace(make_batch([Row(text, 0, pages(0))], canary.VOCAB), adapters=np.array([1], np.int32))
+    assert runner.run(batch).result().tokens.tolist() == canary.walk(canary.under(text, 2), 1)
+    runner.close()
+
+
+def test_adapter_with_nan_is_refused(canary_folder: Path, tmp_path: Path) -> None:
+    canary.save_adapter(tmp_path, 2)
+    file = tmp_path / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values()))[0, 0] = torch.nan
+    save_file(tensors, file)
+    runner = mlx.open(read_model(canary_folder), OPTIONS)
+    with pytest.raises(ModelRefused, match="NaN or infinity"):
+        runner.prepare_adapter(adapter_of(tmp_path))
     runner.close()
 
 
