@@ -23,6 +23,7 @@ from mlx_lm.utils import _get_classes, load_model, save_model
 
 from localllm.backends import mlx
 from localllm.engine.engine import Engine
+from localllm.engine.lora import Adapter
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request
@@ -65,11 +66,13 @@ def prompts(rows: int) -> list[list[int]]:
     return [[5 + row] * (20 + row) for row in range(rows)]
 
 
-def of_runner(runner: Runner, texts: list[list[int]]) -> int:
+def of_runner(runner: Runner, texts: list[list[int]], adapter: Adapter | None = None) -> int:
     """Operations of the last decode step of all rows, by the runner."""
     engine = Engine(runner)
+    if adapter is not None:
+        engine.register_adapter(adapter)
     for number, text in enumerate(texts):
-        engine.submit(Request(str(number), tuple(text), STEPS))
+        engine.submit(Request(str(number), tuple(text), STEPS, adapter=adapter))
     with counted() as counts:
         for _ in range(STEPS - 2):
             engine.step()

@@ -32,7 +32,7 @@ from localllm.engine.errors import ModelRefused, OutOfMemory
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import Runner
-from scripts.bench.mlx_operations import of_runner, prompts
+from scripts.bench.mlx_operations import of_mlx_lm, of_runner, prompts
 
 from . import canary
 from .batches import Row, make_batch
@@ -254,6 +254,18 @@ def test_step_of_the_base_model_has_no_operations_of_adapters(canary_folder: Pat
     before = [of_runner(Planned(runner, overlap=True), prompts(rows)) for rows in (1, 3)]
     put(runner, 2, adapter_of(canary_folder / "adapter-2"))
     assert [of_runner(Planned(runner, overlap=True), prompts(rows)) for rows in (1, 3)] == before
+    runner.close()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_step_with_an_adapter_has_fewer_operations_than_mlx_lm(tmp_path: Path, rows: int) -> None:
+    """mlx-lm multiplies by the adapter's scale in each step; localllm does so when it reads the files."""
+    tiny_of("qwen3").save(tmp_path / "model")
+    model = plain_model(tmp_path / "model")
+    save_mlx_adapter(tmp_path / "adapter", model, 4, TARGETS)
+    runner = mlx.open(read_model(tmp_path / "model"), OPTIONS)
+    count = of_runner(Planned(runner, overlap=True), prompts(rows), adapter_of(tmp_path / "adapter"))
+    assert count < of_mlx_lm(model, prompts(rows))
     runner.close()
 
 
