@@ -9,7 +9,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,7 +25,7 @@ PEFT_WEIGHTS = "adapter_model.safetensors"
 MLX_WEIGHTS = "adapters.safetensors"
 MAX_RANK = 1024
 PREFIX = "base_model.model."  # of every tensor of PEFT
-EMBEDDING = "embed_tokens"
+HEAD = "lm_head"
 FLOATS = ("F32", "F16", "BF16")
 
 # Ends of tensor names, for the factors A and B.
@@ -109,11 +109,14 @@ def read_adapter(path: Path | str) -> AdapterFiles:
     return AdapterFiles(folder, MappingProxyType(factors), base, _content_hash(folder / CONFIG, weights))
 
 
-def read_for_model(adapter: Adapter, shapes: Mapping[str, tuple[int, int]], max_rank: int) -> AdapterFiles:
+def read_for_model(
+    adapter: Adapter, shapes: Mapping[str, tuple[int, int]], max_rank: int, tied_embedding: str = ""
+) -> AdapterFiles:
     """Read a registered adapter. Raises ModelRefused if its files have changed, or if it does not fit the model.
 
     `shapes`: (out_features, in_features) of each module of the base model that can have factors. The in_features of an
-    embedding are the size of the vocabulary.
+    embedding are the size of the vocabulary. `tied_embedding`: the embedding that is the output head as well. Its
+    factors in an adapter of mlx-lm also change the head, as mlx-lm computes it. In an adapter of PEFT they do not.
     """
     try:
         files = read_adapter(adapter.path)
@@ -136,7 +139,11 @@ def read_for_model(adapter: Adapter, shapes: Mapping[str, tuple[int, int]], max_
                 f"adapter {adapter.name}: {module} is {actual[0]} x {actual[1]}, but in the model {expected[0]} x "
                 f"{expected[1]}; the adapter is for another base model"
             )
-    return files
+    embedding = files.factors.get(tied_embedding)
+    if embedding is None or not embedding.transposed:
+        return files
+    head = Factors(embedding.b, embedding.a, transposed=False, scale=embedding.scale)
+    return replace(files, factors=MappingProxyType({**files.factors, HEAD: head}))
 
 
 def _weights(folder: Path) -> Path:

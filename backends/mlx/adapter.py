@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from mlx_lm.models.base import create_attention_mask as attention_mask_of_model
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_attention_mask, make_prompt_cache
 
+from ...engine.adapterfiles import HEAD
 from ...engine.errors import ModelRefused
 from ...engine.modelconfig import ModelConfig
 
@@ -236,7 +237,6 @@ class Target(NamedTuple):
     reads_tokens: bool  # the input is tokens [rows, new], not features [rows, new, in_features]
 
 
-TIED_HEAD = "lm_head"  # PEFT's name for a head that shares the embedding's weight
 # MLX's module classes that can have LoRA factors: (class, method, number of dimensions of its input).
 _METHODS = (
     (nn.Linear, "__call__", 3),
@@ -249,7 +249,7 @@ _METHODS = (
 
 
 def find_targets(model: nn.Module, forward: Forward) -> dict[str, Target]:
-    """The modules that can have LoRA factors, by their path in the model. A tied head is named TIED_HEAD.
+    """The modules that can have LoRA factors, by their path in the model. A tied head is named HEAD.
 
     To find them, the model computes one token with lazy arrays. A module is a target only if the model calls it, with
     an input that begins with the dimensions [rows, tokens].
@@ -262,10 +262,17 @@ def find_targets(model: nn.Module, forward: Forward) -> dict[str, Target]:
         forward(mx.zeros((1, 1), mx.int32), caches)
     for (_, method, dimensions), arguments in zip(_METHODS, calls, strict=True):
         for module, x in arguments:
-            name = TIED_HEAD if method == "as_linear" else names.get(id(module))
+            name = HEAD if method == "as_linear" else names.get(id(module))
             if name is not None and x.ndim == dimensions and x.shape[:2] == (1, 1):
                 targets[name] = _target(module, method, reads_tokens=dimensions == 2)
     return targets
+
+
+def tied_embedding(targets: Mapping[str, Target]) -> str:
+    """The name of the embedding that is the head as well; empty without one."""
+    head = targets.get(HEAD)
+    names = [name for name, target in targets.items() if head is not None and target.module is head.module]
+    return next((name for name in names if name != HEAD), "")
 
 
 def _target(module: nn.Module, method: str, *, reads_tokens: bool) -> Target:

@@ -16,7 +16,7 @@ from ...engine.batch import Ints
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
 from ...engine.tensorfiles import StoredTensor, refusing_unreadable
-from .adapter import TIED_HEAD, Target, add_to_output
+from .adapter import Target, add_to_output, tied_embedding
 
 NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bfloat16
 
@@ -108,6 +108,7 @@ class AdapterSlots:
         self._targets = targets
         self._shapes = {name: (target.out_features, target.in_features) for name, target in targets.items()}
         self._max_rank = max_rank
+        self._tied_embedding = tied_embedding(targets)
         self._modules: dict[str, ModuleSlots] = {}
         self._prepared: dict[Adapter, dict[str, Pair]] = {}
         self._size = 1
@@ -127,14 +128,12 @@ class AdapterSlots:
         """Read an adapter's files to main memory. Raises ModelRefused if the adapter does not fit the model."""
         if adapter in self._prepared:
             return
-        files = read_for_model(adapter, self._shapes, self._max_rank)
+        files = read_for_model(adapter, self._shapes, self._max_rank, self._tied_embedding)
         pairs: dict[str, Pair] = {}
         for name, factors in files.factors.items():
             a = _matrix(factors, factors.a)
             b = _matrix(factors, factors.b) * np.float32(factors.scale)
-            pairs[name] = self._pair(a, b)
-            if factors.transposed and self._is_tied(name):  # unlike PEFT, mlx-lm also changes the head
-                pairs[TIED_HEAD] = self._pair(b.T, a.T)
+            pairs[name] = Pair(mx.array(a, self._dtype), mx.array(b, self._dtype))
         self._prepared[adapter] = pairs
 
     def load(self, slot: int, adapter: Adapter) -> None:
@@ -153,13 +152,6 @@ class AdapterSlots:
     def forget(self, adapter: Adapter) -> None:
         """Free the main memory of a prepared adapter."""
         self._prepared.pop(adapter, None)
-
-    def _pair(self, a: NDArray[np.float32], b: NDArray[np.float32]) -> Pair:
-        return Pair(mx.array(a, self._dtype), mx.array(b, self._dtype))
-
-    def _is_tied(self, name: str) -> bool:
-        head = self._targets.get(TIED_HEAD)
-        return head is not None and head.module is self._targets[name].module
 
 
 def _matrix(factors: Factors, stored: StoredTensor) -> NDArray[np.float32]:

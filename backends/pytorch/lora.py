@@ -61,6 +61,7 @@ class AdapterSlots:
         """`values`: the size of one slot in numbers (see `slot_values`)."""
         self.count = count
         self.rank = rank
+        self.tied_embedding = ""  # the embedding that is the output head as well
         self._values = values
         self._device = device
         self._dtype = dtype
@@ -89,7 +90,7 @@ class AdapterSlots:
         if adapter in self._prepared:
             return
         shapes = {name: (module.out_features, module.in_features) for name, module in self._modules.items()}
-        files = read_for_model(adapter, shapes, self.rank)
+        files = read_for_model(adapter, shapes, self.rank, self.tied_embedding)
         values = _zeros(1, self._values, self._dtype)[0]
         maps = MappedFiles()
         for name, factors in files.factors.items():

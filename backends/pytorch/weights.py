@@ -174,6 +174,7 @@ class Weights:
                 )
             self._tensors.mark_unread(f"{embedding}.weight")
         base = self._linear([embedding], [out_features], in_features, bias=False)
+        self.slots.tied_embedding = embedding
         return self.slots.adapt([head], [out_features], in_features, base)
 
     def prepare(self, layer: DecoderLayer) -> Any:

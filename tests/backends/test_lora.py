@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
 from torch import Tensor
 
 from localllm.backends import cpu
@@ -260,4 +261,24 @@ def test_refused_adapters(llama: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="without adapter slots"):
         none.prepare_adapter(adapter_of(folder))
     none.close()
+    runner.close()
+
+
+def test_adapter_of_mlx_lm_changes_a_tied_head(tmp_path: Path) -> None:
+    """In mlx-lm the factors of the embedding change the matrix that is the head as well."""
+    tiny = next(tiny for tiny in TINIES if tiny.label == "llama-tied")
+    base = tiny.save(tmp_path / "model")
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text(json.dumps({"lora_parameters": {"rank": 4, "scale": 2.0}}))
+    generator = torch.Generator().manual_seed(3)
+    weight: Tensor = base.get_input_embeddings().weight.data
+    a = torch.randn(len(weight), 4, generator=generator) * 0.3
+    b = torch.randn(4, weight.shape[1], generator=generator) * 0.3
+    save_file({"model.embed_tokens.lora_a": a, "model.embed_tokens.lora_b": b}, folder / "adapters.safetensors")
+    weight += 2.0 * a @ b
+    runner = cpu.open(read_model(tmp_path / "model"), OPTIONS)
+    put(runner, 1, adapter_of(folder))
+    prompt = list(range(5, 25))
+    assert_equal(run(runner, [Row(prompt, 0, pages(0))], [1]), log_probabilities(base, prompt)[-1:])
     runner.close()
