@@ -8,7 +8,7 @@ constexpr int64_t CHUNK = 256;  // elements per chunk
 
 F32 silu(F32 x) { return x / (set1(1.0f) + exp(zero() - x)); }
 
-F32 gelu_tanh(F32 x) {  // x * (1 + tanh(u)) / 2 is x / (1 + e^-2u)
+F32 gelu_tanh(F32 x) {  // x * (1 + tanh(u)) / 2 = x / (1 + e^-2u)
   F32 u = x * fma(x * x, set1(0.0356774081f), set1(0.7978845608f));
   return x / (set1(1.0f) + exp(u * set1(-2.0f)));
 }

@@ -37,7 +37,8 @@ static inline void block_product(const Plan& plan, const uint8_t* a, const uint8
     multiply<product, tiles>(a, b, plan.depth, steps, prefetch);
     return store_sums<tiles>(sums);
   }
-  // Iteration i multiplies group i with tiles and scales the sums of group i - 1 with vectors, so that both overlap.
+  // Iteration i uses tile instructions to multiply group i, and vector instructions to scale the sums of group i - 1,
+  // so that both overlap.
   int64_t group = first / plan.group_steps, groups = steps / plan.group_steps;
   for (int64_t i = 0; i <= groups; i++) {
     if (i < groups) {

@@ -143,7 +143,8 @@ static inline void softmax_tile(const Scores& to_score, int64_t count, float* sc
   *peak = highest;
 }
 
-// Scratch memory of decode() in floats. Per query: the query, its weighted sum of values, its largest score and total.
+// Scratch memory of decode() in floats. Per query: the query, its weighted sum of values, its largest score, and the
+// sum of its softmax weights.
 template <class E>
 static inline int64_t decode_floats(const AttentionArgs& args) {
   int64_t dim = round_up(args.dim, BLOCK);

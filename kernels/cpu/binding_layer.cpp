@@ -55,7 +55,7 @@ LinearArgs product(const std::vector<Tensor>& weights, const std::vector<Tensor>
   return args;
 }
 
-// The sizes of a layer and its step.
+// The sizes of a layer and of the step that it computes.
 struct LayerShape {
   Type type;  // element type of x and of all intermediate tensors
   int64_t tokens, hidden, heads, kv_heads, dim, inner;

@@ -19,9 +19,9 @@ struct Row {
   int64_t vocab;
   float temperature;
   uint32_t key;
-  int64_t top_k;  // 0: off
-  float top_p;    // 1: off
-  float min_p;    // 0: off
+  int64_t top_k;  // 0: no filter
+  float top_p;    // 1: no filter
+  float min_p;    // 0: no filter
 };
 
 Row row_of(const DrawArgs& args, int64_t row) {

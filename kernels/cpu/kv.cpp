@@ -6,7 +6,7 @@ namespace {
 
 template <class T, class C>
 void store_rows(const StoreArgs& args, const Worker& worker) {
-  Share share = share_of(2 * args.tokens, worker);  // keys, then values
+  Share share = share_of(2 * args.tokens, worker);  // items: keys of all tokens, then their values
   for (long item = share.begin; item < share.end; item++) {
     bool is_key = item < args.tokens;
     int64_t token = is_key ? item : item - args.tokens;

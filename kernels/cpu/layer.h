@@ -15,14 +15,14 @@ struct LayerArgs {
   AttentionArgs attention;
   LinearArgs out;
   LoraArgs out_lora;
-  NormArgs after_attention;  // weight null: the layer has no such norm
+  NormArgs after_attention;  // its weight is null if the layer has no such norm
   NormArgs before_mlp;       // adds the attention output to the residual stream and normalises
   LinearArgs gate_up;
   LoraArgs gate_up_lora;
   ActivationArgs gate;
   LinearArgs down;
   LoraArgs down_lora;
-  NormArgs after_mlp;  // weight null: the layer has no such norm
+  NormArgs after_mlp;  // its weight is null if the layer has no such norm
 };
 
 // Size of the shared memory in bytes: the maximum over the kernels of the layer.

@@ -1,4 +1,4 @@
-// Calls the product of a weight format.
+// Calls the product of the weight format that the arguments name.
 
 #include "linear.h"
 

@@ -11,7 +11,7 @@ void linear(const LinearArgs& args, const Worker& worker);
 size_t linear_shared(const LinearArgs& args, int workers);
 void pack(const PackArgs& args, const Worker& worker);
 
-void linear_dense(const LinearArgs& args, const Worker& worker);  // f32, bf16, f16
+void linear_dense(const LinearArgs& args, const Worker& worker);  // weights in f32, bf16 or f16
 size_t linear_dense_shared(const LinearArgs& args, int workers);
 void pack_dense(const PackArgs& args, const Worker& worker);
 

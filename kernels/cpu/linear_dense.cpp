@@ -11,7 +11,7 @@
 namespace localllm::VARIANT {
 namespace {
 
-constexpr int64_t CHUNK_ROWS = 240;                 // maximum rows of a chunk; their sums with a panel need 30 KiB
+constexpr int64_t CHUNK_ROWS = 240;                 // maximum rows of a chunk; its sums for one panel need 30 KiB
 constexpr int64_t CHUNK_BYTES = 8 << 20;            // maximum size of a rearranged chunk, which stays in the L3 cache
 constexpr int64_t BLOCK = WIDTH == 16 ? 512 : 256;  // inputs per block of a panel
 constexpr int64_t LEAD = 1536;                      // prefetch distance in bytes, for a single tile

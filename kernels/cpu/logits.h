@@ -124,7 +124,8 @@ static inline Candidate largest_logit(const float* logits, int64_t vocab, const 
     int64_t token = block * BLOCK;
     float peak = block_max(logits, token, block_end(block, vocab));
     if (!larger(peak, best.value)) continue;
-    while (peak == peak ? logits[token] != peak : logits[token] == logits[token]) token++;  // NaN != NaN
+    // Finds the first logit that equals the peak; if the peak is NaN, the first NaN.
+    while (peak == peak ? logits[token] != peak : logits[token] == logits[token]) token++;
     best = {peak, token};
   }
   return best;

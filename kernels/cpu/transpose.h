@@ -6,7 +6,8 @@
 namespace localllm::VARIANT {
 
 #if defined(__AVX512F__)
-static inline F32 low(F32 a, F32 b) { return {_mm512_unpacklo_ps(a.v, b.v)}; }  // within each 128 bits
+// These functions interleave the low or high elements (or pairs of elements) of a and b within each 128 bits.
+static inline F32 low(F32 a, F32 b) { return {_mm512_unpacklo_ps(a.v, b.v)}; }
 static inline F32 high(F32 a, F32 b) { return {_mm512_unpackhi_ps(a.v, b.v)}; }
 static inline F32 low_pairs(F32 a, F32 b) {
   return {_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a.v), _mm512_castps_pd(b.v)))};

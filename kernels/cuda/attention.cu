@@ -221,7 +221,7 @@ __device__ __forceinline__ void combine_warps(const DecodeArgs& args, const RowC
   }
 }
 
-// The last thread block of a row merges the partial results of all its chunks.
+// The thread block that finishes a row last merges the partial results of all chunks of the row.
 template <class T, int D, int WARPS>
 __device__ __forceinline__ void merge_last(const DecodeArgs& args, const RowChunk& row_chunk,
                                            Partials<D, WARPS>& partials, int warp, int lane) {

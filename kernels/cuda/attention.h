@@ -23,7 +23,7 @@ struct DecodeArgs {
   // 0: the row began in an earlier chunk.
   float* partial;  // [chunks, kv_heads, 2, group, dim]
   float* stats;    // [chunks, kv_heads, 2, group, 2]
-  int32_t* arrivals;  // [rows, kv_heads]: partial results that are complete; zero between calls
+  int32_t* arrivals;  // [rows, kv_heads]: number of complete partial results; zero between calls
   int64_t query_token, query_head, slot, head, table_row;
   int rows, chunks, kv_heads, group, window, page_shift;
   int columns, pages;  // columns of the page table; pages of the cache

@@ -18,7 +18,7 @@ struct ExtendArgs {
   const float* sinks;         // [heads], or null
   const int32_t *row_starts, *context_lens, *page_table;
   int64_t query_token, query_head, slot, head, table_row;
-  int32_t* claims;  // [2]: claimed tiles, finished thread blocks; zero between calls
+  int32_t* claims;  // [2]: number of claimed tiles, number of finished thread blocks; zero between calls
   int64_t tiles;    // lower bound of the number of tiles of all rows; sets the grid size
   int tokens, slots, rows, columns, kv_heads, group, window, page_size;
   int min_queries;  // rows with fewer queries are not computed

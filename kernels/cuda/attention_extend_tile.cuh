@@ -28,7 +28,7 @@ constexpr int TILE_NUMBERS = sizeof(Tile) / sizeof(int);
 
 template <class T, int DIM>
 struct Shared {
-  static constexpr int BYTES = TILE_ROWS * DIM * 2;  // bytes of a buffer
+  static constexpr int BYTES = TILE_ROWS * DIM * 2;  // bytes of one buffer of queries, keys or values
   T query[2][TILE_ROWS * DIM];    // [dim / 64][row][64]
   T keys[STAGES][BLOCK * DIM];    // [position / 8][dim / 64][8][64]
   T values[STAGES][BLOCK * DIM];  // layout as `keys`

@@ -30,7 +30,7 @@ void set_shape(StepArgs& args, const Tensor& layers, int64_t hidden, int64_t inn
 }
 
 int64_t shared_bytes_op(Tensor layers, int64_t hidden, int64_t inner, int64_t heads, int64_t kv_heads, int64_t dim) {
-  Queue queue(layers);  // makes the device current
+  Queue queue(layers);  // makes the device of `layers` current
   StepArgs args{};
   set_shape(args, layers, hidden, inner, heads, kv_heads, dim);
   return step_fits(args) ? step_shared(args) : 0;

@@ -9,7 +9,7 @@
 namespace localllm::cuda {
 
 constexpr int MAX_PAIRS = 1 << 16;  // limit of rows * kv_heads in a decode step; each pair has a counter
-constexpr int CLAIMS = 2;            // counters of prefill attention: claimed tiles, finished blocks
+constexpr int CLAIMS = 2;            // counters of prefill attention: claimed tiles, finished thread blocks
 
 struct Counters {
   int32_t* arrivals;  // [MAX_PAIRS]

@@ -21,7 +21,7 @@ __global__ void look_up(EmbeddingArgs args) {
     if (token >= 0 && token < args.vocab) load<N>(static_cast<const W*>(args.weight) + token * args.dim + offset, row);
 #pragma unroll
     for (int j = 0; j < N; j++) {
-      T rounded;  // rounded to the output type before the scale
+      T rounded;  // the value is rounded to the output type before it is scaled
       from_float(row[j], &rounded);
       row[j] = to_float(rounded) * args.scale;
     }

@@ -168,7 +168,7 @@ struct Nibbles {
             x[k][0][h][1] = __byte_perm(vector[0], vector[2], 0x7632);
             x[k][1][h][0] = __byte_perm(vector[1], vector[3], 0x5410);
             x[k][1][h][1] = __byte_perm(vector[1], vector[3], 0x7632);
-          } else {  // even inputs, then odd inputs
+          } else {  // register pair: even inputs, odd inputs
             x[k][0][h][0] = __byte_perm(vector[0], vector[1], 0x6420);
             x[k][0][h][1] = __byte_perm(vector[0], vector[1], 0x7531);
           }

@@ -10,7 +10,7 @@ namespace localllm::cuda {
 
 // Copies page sources[i] to page targets[i] in each cache. All sources are read before a target is written.
 struct CopyCachePagesArgs {
-  void* pages;  // [caches, limit] of page_bytes each
+  void* pages;  // [caches, limit] pages of page_bytes bytes each
   const int64_t *sources, *targets;
   int64_t caches, copies, page_bytes;
   void* shared;   // scratch memory, bytes() bytes

@@ -38,7 +38,7 @@ static __device__ inline int dot_unsigned(uint32_t weights, uint32_t x, int sum)
   return sum;
 }
 
-// A lane's addresses in shared memory.
+// The addresses in shared memory that a lane reads for one chunk.
 struct Chunk {
   uint32_t weights, x;
   uint32_t records, groups;  // addresses for the first group; the next groups follow at 32 and 8 bytes

@@ -1,4 +1,4 @@
-// Rotary embedding, in place.
+// Rotary position embedding, in place.
 #include "vec.cuh"
 
 namespace localllm::cuda {

@@ -23,7 +23,7 @@ namespace localllm::cuda {
 
 template <int BYTES>
 static __device__ inline void copy_async(uint32_t to, const void* from, bool exists) {
-  int size = exists ? BYTES : 0;  // cp.async fills the rest with zeros
+  int size = exists ? BYTES : 0;  // cp.async fills the bytes after `size` with zeros
   if (BYTES == 16)
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
   else
@@ -237,7 +237,7 @@ template <class F, int J, int NT, class S>
 static __device__ inline void finish(const SmallBatch& a, const S& s, const PreparedRows<F>& rows,
                                      typename F::Sum* partial, const typename F::Sum (&sums)[J][4],
                                      const Epilogue& epilogue, bool single_buffer) {
-  if (single_buffer) __syncthreads();  // the sums of the previous tile have been read
+  if (single_buffer) __syncthreads();  // waits until the sums of the previous tile have been read
 #pragma unroll
   for (int j = 0; j < J; j++)
 #pragma unroll

@@ -91,7 +91,7 @@ class Multiplier {
 
  private:
   static constexpr int READ_AHEAD = 4, CHAINS = 4;  // chunks read ahead; independent accumulators
-  struct Chunk {                                    // 64 inputs
+  struct Chunk {                                    // the operands of a lane for 64 inputs
     uint4 w[2], x;
 
     // Lanes with g < 2 hold activations (has_x), the others do not read any.

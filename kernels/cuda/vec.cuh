@@ -18,7 +18,8 @@ static __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162flo
 static __device__ inline void from_float(float x, float* out) { *out = x; }
 static __device__ inline void from_float(float x, __half* out) { *out = __float2half_rn(x); }
 static __device__ inline void from_float(float x, __nv_bfloat16* out) { *out = __float2bfloat16_rn(x); }
-static __device__ inline void from_float(float x, __nv_fp8_e4m3* out) {  // saturates
+// Values out of range become ±448.
+static __device__ inline void from_float(float x, __nv_fp8_e4m3* out) {
   out->__x = __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
 }
 
