@@ -37,7 +37,7 @@ READS = {
 
 def describe(version: str) -> dict[str, Any]:
     """The OpenAPI document."""
-    types: list[type[msgspec.Struct]] = [replies.ErrorBody]
+    types: list[type[msgspec.Struct]] = [replies.ErrorBody, admin.AdapterScale]
     for body, _, responses in BODIES.values():
         types += [body, *responses.values()]
     _, components = msgspec.json.schema_components(types, ref_template=TEMPLATE)
@@ -53,6 +53,10 @@ def describe(version: str) -> dict[str, Any]:
         {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
     ]
     paths["/health"]["get"]["security"] = []
+    scales = {"type": "array", "items": _ref(admin.AdapterScale)}
+    paths["/lora-adapters"]["post"] = _operation("Set the default scales of the adapters", {"application/json": {}}) | {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": scales}}}
+    }
     return {
         "openapi": "3.1.0",
         "info": {"title": "localllm", "version": version},

@@ -224,6 +224,7 @@ class LoadedModels:
             loaded = ", ".join(self._entries) or "none"
             raise ModelNotFound(f"model {name!r} is not loaded", hint=f"loaded: {loaded}", param="model")
         await asyncio.shield(self._unload_task(entry, self.settings.drain))
+        self._adapters.forget(name)  # an adapter whose load ended meanwhile
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests from now on; returns when no request is running, or after `seconds`."""
