@@ -22,9 +22,9 @@ CASES: tuple[Case, ...] = tuple(
     case for family in (norm, activation, rope, linear, lora, kv, attention, sampling, layer) for case in family.CASES
 )
 
-# The ops that are replaced together with a family or an op. A fused op contains smaller ops, so it is replaced with any
-# of them. Packed weights and prepared layers are private to a set of ops, so the ops that write them are replaced with
-# the ops that read them. An op without an entry of its own has the entry of its family.
+# The ops that are replaced together with a family or an op. A fused op contains smaller ops, so it is replaced when one
+# of them is replaced. Packed weights and prepared layers are private to a set of ops, so the ops that write them and
+# the ops that read them are replaced together. An op without an entry of its own has the entry of its family.
 TOGETHER: Mapping[str, tuple[str, ...]] = {
     "norm": ("kv.append", "layer"),
     "activation": ("layer",),
@@ -71,16 +71,16 @@ class Ops:
         return f"{implementation.__module__.split('.kernels.')[-1]}.{implementation.__name__}"
 
     def with_references(self, names: Iterable[str]) -> Ops:
-        """These ops, with the named ones ("family.name", "family" or "all") reset to their references.
+        """These ops, but the ops in `names` ("family.name", "family" or "all") are references.
 
-        Raises KeyError with a name that does not exist.
+        Raises KeyError if a name does not exist.
         """
         return self.with_ops_of(Ops(), names)
 
     def with_ops_of(self, other: Ops, names: Iterable[str]) -> Ops:
-        """These ops, with the named ones ("family.name", "family" or "all") from `other`.
+        """These ops, but the ops in `names` ("family.name", "family" or "all") are those of `other`.
 
-        The ops of TOGETHER are replaced as well. Raises KeyError with a name that does not exist.
+        The ops that TOGETHER lists for a name are replaced too. Raises KeyError if a name does not exist.
         """
         changed = self
         for name in names:

@@ -39,7 +39,7 @@ class Rows:
     page_table: Tensor  # [rows, pages] int32
     query_lens: tuple[int, ...]
     contexts: tuple[int, ...]
-    exact: bool = True  # contexts equals context_lens; False: upper bounds
+    exact: bool = True  # `contexts` equals `context_lens`; False: `contexts` are upper bounds
 
     @cached_property
     def plans(self) -> dict[Any, Any]:
@@ -80,7 +80,7 @@ class Rows:
         position = self.context_lens[rows, None] - length + index  # [rows, length]
         readable = position.clamp(min=0).long()
         slots = self.page_table[rows].gather(1, readable // page_size) * page_size + readable % page_size
-        if count == queries == 1 and self.exact:  # one query sees all these positions
+        if count == queries == 1 and self.exact:  # no mask, because the only query sees all these positions
             return RowGroup(count, tokens, slots.flatten(), None)
         query = torch.arange(length - queries, length, device=device).unsqueeze(1)
         visible = index <= query  # [queries, length]
@@ -104,15 +104,15 @@ def paged_attention(
     """Causal attention of every query over the context of its row -> [tokens, heads, dim].
 
     query [tokens, heads, dim]; pages [pages, page_size, kv heads, dim], heads a multiple of kv heads (grouped queries:
-    Ainslie et al., 2023). With a window each query sees that many positions, itself the last (0: all). With a soft cap
-    the scaled scores become cap * tanh(score / cap). Sinks [heads] float32 are scores that are added to the denominator
-    of each softmax only (Xiao et al., 2023; learned, as in gpt-oss). Slots beyond the context of a row do not affect
-    the output, even if they contain NaN. The output is written to `out`, dense, if it is not None.
+    Ainslie et al., 2023). With a window, each query sees the last `window` positions up to its own (0: all positions).
+    With a soft cap, the scaled scores become cap * tanh(score / cap). Sinks [heads] float32 are scores that are added
+    to the denominator of each softmax only (Xiao et al., 2023; learned, as in gpt-oss). Slots beyond the context of a
+    row do not affect the output, even if they contain NaN. If `out` (dense) is not None, it receives the output.
     """
     out = query.new_empty(query.shape) if out is None else out
     query = _aligned(query)
     for group in rows.groups(key_pages.shape[1], window):
-        # [rows, heads, queries or length, dim]
+        # queries [rows, heads, queries, dim], keys and values [rows, kv heads, length, dim]
         queries = query[group.tokens].view(group.rows, -1, *query.shape[1:]).transpose(1, 2)
         keys, values = (
             pages.flatten(0, 1).index_select(0, group.slots).view(group.rows, -1, *pages.shape[2:]).transpose(1, 2)

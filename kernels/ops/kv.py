@@ -13,15 +13,15 @@ from .case import Case, Make
 from .norm import Norm
 from .rope import Rope
 
-Rotation = Literal["neox", "interleaved"]  # a field of Rope
+Rotation = Literal["neox", "interleaved"]  # names of the fields of Rope
 
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
     """Write token t's key and value to slot `slots[t]` = page * page_size + offset, in place.
 
     key and value [tokens, kv heads, dim]; pages [pages, page_size, kv heads, dim], contiguous; slots [tokens].
-    If slots repeat (padding in page 0), any of the written values may stay. Pages may have another float dtype; values
-    are clamped to the range of float8_e4m3fn.
+    If tokens have the same slot (padding in page 0), any one of their values may remain. Pages may have another float
+    dtype; values are clamped to the range of float8_e4m3fn.
     """
     _put(key, key_pages, slots)
     _put(value, value_pages, slots)
@@ -47,7 +47,7 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
 
 
 def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[..., Tensor]:
-    """An `append` composed of these ops, for a device without a fused one."""
+    """An `append` composed of these ops, for a device without a fused `append`."""
 
     def append(
         qkv: Tensor,

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Norm, attention, norm, MLP; some models normalise the output of attention and MLP as well. Norms are [hidden]."""
+    """The weights and options of a decoder layer: norm, attention, norm, MLP. Some models also normalise the outputs of
+    attention and of the MLP. Norm weights are [hidden]."""
 
     before_attention: Tensor
     before_mlp: Tensor
-    after_attention: Tensor | None  # None together with after_mlp
+    after_attention: Tensor | None  # None if and only if after_mlp is None
     after_mlp: Tensor | None
-    query_norm: Tensor | None  # [dim]; None together with key_norm
+    query_norm: Tensor | None  # [dim]; None if and only if key_norm is None
     key_norm: Tensor | None
     qkv: Projection
     out: Projection
@@ -49,7 +50,8 @@ class DecoderLayer:
     def products(self) -> tuple[Product, ...]:
         """The products qkv, out, gate_up and down, for kernels that compute a whole layer.
 
-        Empty if one of these projections is not a single product of its inputs in natural order, or for another MLP.
+        Empty if one of these projections is not a single product with its inputs in natural order, or if the MLP is not
+        a GatedMlp.
         """
         if not isinstance(self.mlp, GatedMlp):
             return ()

@@ -1,8 +1,8 @@
 """Matrix products with weights of every format, and the token embedding.
 
-Every product is (x, weight, bias=None, dtype=None) -> Tensor: x [..., in_features], weight [out_features, in_features]
-packed by `pack_slices` of the same device, bias [out_features] of any float dtype. The output [..., out_features] has
-`dtype`, by default x's dtype. The output head (lm_head) passes float32.
+Every product has the signature (x, weight, bias=None, dtype=None) -> Tensor: x [..., in_features], weight
+[out_features, in_features] packed by `pack_slices` of the same device, bias [out_features] of any float dtype. The
+output [..., out_features] has `dtype`, by default x's dtype. The output head (lm_head) passes float32.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dt
 def embedding(tokens: Tensor, weight: Tensor, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
     """Rows of weight [vocab, dim] for tokens [tokens], times scale -> [tokens, dim] in `dtype`.
 
-    `dtype` is the weight's by default. The scale is rounded to `dtype` first, as a model that computes in it does.
+    `dtype` is the weight's by default. The scale is rounded to `dtype` first, as in a model that computes in `dtype`.
     """
     rows = F.embedding(tokens, weight).to(dtype or weight.dtype)
     return rows if scale == 1.0 else rows * rounded(scale, rows.dtype)
 
 
 def rounded(x: float, dtype: torch.dtype) -> float:
-    """The value of this float dtype that is nearest to x, without a tensor: a GPU graph cannot capture a copy
-    from a CPU tensor. The result must be a normal number."""
+    """The value of this float dtype that is nearest to x; it must not be subnormal. The function uses no tensor,
+    because a GPU graph cannot capture a copy from a CPU tensor."""
     digits = 1 - round(math.log2(torch.finfo(dtype).eps))
     mantissa, exponent = math.frexp(x)
     return math.ldexp(round(math.ldexp(mantissa, digits)), exponent - digits)
@@ -56,7 +56,7 @@ def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype)
     """The weight of `out_features` outputs, packed for products of the same device with activations of `dtype`.
 
     The weight arrives as at least one slice of its outputs, so the full unpacked weight is never in memory. A slice
-    may become invalid when the caller of `slices` reads the next one. The reference converts plain weights to `dtype`.
+    may become invalid when the next one is read from `slices`. The reference converts plain weights to `dtype`.
     """
     packed: Any = None
     start = 0

@@ -18,7 +18,7 @@ class Fp8(NamedTuple):
 
     data: Tensor  # [out_features, in_features] float8_e4m3fn, no NaN
     scale: Tensor  # [out_features, groups] float32
-    group: int  # inputs, a multiple of 32 or all of them; the last group may be shorter
+    group: int  # inputs per scale: a multiple of 32, or all inputs; the last group may be shorter
 
     def dense(self) -> Tensor:
         """The weight [out_features, in_features] in the scales' dtype."""
@@ -26,7 +26,7 @@ class Fp8(NamedTuple):
 
 
 def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """W8A16, with the arguments of linear.py: activations are not rounded; sums are at least float32."""
+    """The W8A16 product; linear.py has its arguments. Activations are not rounded; sums are float32 or wider."""
     wide = torch.promote_types(x.dtype, torch.float32)
     out = F.linear(x.to(wide), weight.dense().to(wide), None if bias is None else bias.to(wide))
     return out.to(dtype or x.dtype)
@@ -35,7 +35,7 @@ def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype |
 def _inputs(rows: int, in_features: int, out_features: int, group: int, bias: bool = False, **more: Any) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         data = (torch.randn(out_features, in_features, generator=generator) * 100.0).clamp(-448.0, 448.0)
-        data[:, ::7] /= 2.0**14  # subnormal
+        data[:, ::7] /= 2.0**14  # becomes subnormal
         scale = torch.rand(out_features, -(-in_features // group), generator=generator) / (100.0 * in_features**0.5)
         shift = torch.randn(out_features, generator=generator) if bias else None
         x = torch.randn(rows, in_features, generator=generator).to(dtype)

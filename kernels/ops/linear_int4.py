@@ -22,7 +22,7 @@ class Int4(NamedTuple):
     data: Tensor
     scale: Tensor  # [out_features, groups] float16
     zero: Tensor  # [out_features, groups] uint8, 0…16
-    group: int  # inputs, a multiple of 32
+    group: int  # inputs per scale and zero point, a multiple of 32
     in_features: int
 
     def dense(self) -> Tensor:
@@ -39,8 +39,8 @@ def spread(per_group: Tensor, group: int, in_features: int) -> Tensor:
 
 
 def int4(x: Tensor, weight: Int4, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """W4A8, with the arguments of linear.py. Each group of inputs of each row of x is rounded to int8 by
-    linear_int8.rounded; sums within a group are integers."""
+    """The W4A8 product; linear.py has its arguments. linear_int8.rounded rounds each group of inputs of each row of x
+    to int8; sums within a group are integers."""
     missing = -x.shape[-1] % weight.group
     grouped = F.pad(x.float(), (0, missing)).unflatten(-1, (-1, weight.group))
     integers, scale = rounded(grouped)
@@ -50,7 +50,7 @@ def int4(x: Tensor, weight: Int4, bias: Tensor | None = None, dtype: torch.dtype
 
 
 def int4_wide(x: Tensor, weight: Int4, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """W4A16, with the arguments of linear.py: activations are not rounded."""
+    """The W4A16 product; linear.py has its arguments. Activations are not rounded."""
     return _product(x.to(torch.promote_types(x.dtype, torch.float32)), weight, bias, dtype or x.dtype)
 
 

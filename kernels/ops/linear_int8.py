@@ -24,21 +24,21 @@ class Int8(NamedTuple):
 
 
 def rounded(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(integers -127…127, scale) of the last dimension, both float32; scale is the largest magnitude / 127.
+    """Rounds each vector of the last dimension of x to (integers -127…127, one scale), both float32.
 
-    The integers are x * (127 / largest), rounded to nearest, ties to even. Zeros stay zeros; with a NaN or an infinity
-    in the last dimension, integers * scale is NaN.
+    The scale is the vector's largest magnitude / 127. The integers are x * (127 / largest magnitude), rounded to
+    nearest, ties to even. Zeros stay zeros. If the vector has a NaN or an infinity, integers * scale is NaN.
     """
     x = x.float()
     largest = x.abs().amax(-1, keepdim=True) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
-    # torch computes `127.0 / tensor` as 127 times a rounded reciprocal; a tensor divided by a tensor is exact.
+    # torch computes `127.0 / tensor` as 127 times a rounded reciprocal; it divides a tensor by a tensor correctly.
     factor = torch.full_like(largest, 127.0) / largest
     integers = torch.where(largest == 0, 0.0, (x * factor).round())
     return integers, largest / 127.0
 
 
 def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """W8A8, with the arguments of linear.py. Every row of x is rounded to int8 by `rounded`; sums are integers."""
+    """The W8A8 product; linear.py has its arguments. `rounded` rounds every row of x to int8; sums are integers."""
     wide = torch.promote_types(x.dtype, torch.float32)
     integers, scale = rounded(x)
     out = F.linear(integers.to(wide), weight.data.to(wide)) * (scale.to(wide) * weight.scale.to(wide))

@@ -23,7 +23,7 @@ Ints = NDArray[np.int32]
 
 
 class LoraWeights(NamedTuple):
-    """The LoRA factors of one projection, for all adapter slots. Unused ranks and modules are zero.
+    """The LoRA factors of one projection, for all adapter slots. The factors of unused ranks and modules are zero.
 
     A projection that computes several modules (q, k and v) has a slice for each: slice s has the ranks
     s * rank … (s + 1) * rank - 1 of `a` and its own outputs of `b`.
@@ -35,14 +35,15 @@ class LoraWeights(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """The maximum rank."""
+        """The maximum rank of an adapter."""
         return self.b.shape[2]
 
 
 def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> None:
     """out[t] += scale[t] * B[slot[t]] (A[slot[t]] x[t]) for each token t, in place.
 
-    out [tokens, out_features], x [tokens, in_features], of any float dtype. The result of A and all sums are float32.
+    out [tokens, out_features], x [tokens, in_features], of any float dtype. The products with A and all sums are
+    float32 or wider.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     if adapters.segments is None:
@@ -56,7 +57,8 @@ def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> Non
 
 
 def _add_slot(out: Tensor, x: Tensor, mask: Tensor, weights: LoraWeights, slot: int, scales: Tensor) -> None:
-    """Compute all tokens with one adapter, and add the result where the mask is set: a graph can capture this."""
+    """Compute all tokens with the adapter of `slot`, and add the results where `mask` is set. A graph can capture this,
+    because no shape depends on the mask."""
     inner = x @ weights.a[slot].to(x.dtype).T
     _expand(out, inner * torch.where(mask, scales, 0.0)[:, None], weights, slot)
 
@@ -82,12 +84,12 @@ def embedding(out: Tensor, tokens: Tensor, weights: LoraWeights, adapters: Adapt
 
 
 def chunked(slots: NDArray[np.int32], chunk: int) -> tuple[Ints, Ints, Ints]:
-    """(order [tokens], starts [tiles + 1], slots [tiles]) of Tiles, for the adapter slot of each token."""
+    """The fields order [tokens], starts [tiles + 1] and slots [tiles] of `Tiles`, from the adapter slots [tokens]."""
     order = np.argsort(np.where(slots > 0, slots, np.iinfo(np.int32).max), kind="stable").astype(np.int32)
     used, counts = np.unique(slots[slots > 0], return_counts=True)
     tiles = -(-counts // chunk)
     tile_slots = np.repeat(used, tiles).astype(np.int32)
-    first = np.repeat(counts.cumsum() - counts, tiles)  # of each tile's slot
+    first = np.repeat(counts.cumsum() - counts, tiles)  # start of each tile's slot in `order`
     index = np.arange(len(tile_slots)) - np.repeat(tiles.cumsum() - tiles, tiles)
     starts = np.append(first + index * chunk, counts.sum()).astype(np.int32)
     return order, starts, tile_slots
@@ -109,7 +111,7 @@ class Lora:
 
 
 def random_adapters(rows: list[tuple[int, int]], generator: torch.Generator, captured: bool = False) -> Adapters:
-    """Random scales for rows of (tokens, slot), for cases and other tests."""
+    """Adapters with random scales for rows of (number of tokens, adapter slot), for cases and other tests."""
     lens = torch.tensor([tokens for tokens, _ in rows])
     slots = torch.tensor([slot for _, slot in rows], dtype=torch.int32).repeat_interleave(lens)
     scales = torch.rand(len(slots), generator=generator) + 0.5
@@ -134,7 +136,7 @@ def _tiles(slots: Tensor) -> Tiles:
 def random_weights(
     ranks: tuple[int, ...], in_features: int, widths: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype
 ) -> LoraWeights:
-    """Random factors, for cases and other tests; ranks [slots] of each slot, zeros behind them."""
+    """Random LoRA factors, for cases and other tests. ranks [slots]: in each slot, the factors above its rank are 0."""
     top = max(ranks)
     a = torch.randn(len(ranks), len(widths), top, in_features, generator=generator) / in_features**0.5
     b = torch.randn(len(ranks), sum(widths), top, generator=generator) / top**0.5

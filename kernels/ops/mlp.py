@@ -12,7 +12,7 @@ from .step import LayerStep
 if TYPE_CHECKING:
     from . import Ops
 
-Gate = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]  # the fields of Activation
+Gate = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]  # names of the fields of Activation
 
 
 class Mlp(Protocol):

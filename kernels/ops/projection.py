@@ -25,8 +25,8 @@ class Projection(Protocol):
     def __call__(
         self, x: Tensor, ops: Ops, step: LayerStep | HeadStep | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """x [tokens, in_features] -> [tokens, out_features] in `dtype`, by default x's. `step` has the adapters of the
-        tokens; None: no adapter applies."""
+        """x [tokens, in_features] -> [tokens, out_features] in `dtype`, by default x's dtype. `step` has the adapters
+        of the tokens; if it is None, no adapter applies."""
         ...
 
 
@@ -34,7 +34,7 @@ class Product(NamedTuple):
     """One product. It computes one projection, or several of the same input with their weights concatenated by output
     (q, k and v, for example)."""
 
-    op: str  # a field of linear.Linear
+    op: str  # name of a field of linear.Linear
     weight: Any  # packed by the device's linear.pack
     bias: Tensor | None = None
     order: Tensor | None = None  # [in_features] int64: permutation of the inputs; None: natural order

@@ -95,8 +95,8 @@ def reference_run(case: Case, reference: Any, dtype: torch.dtype) -> tuple[dict[
 
 
 def mismatch(outputs: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> str:
-    """The difference between the outputs of an op and the expected ones, as the end of a sentence; empty if there is
-    none.
+    """The end of an error message that says how an op's outputs differ from the expected outputs, such as
+    "returns NaN"; empty if they are equal within the tolerance.
 
     `tolerance`: the largest difference allowed, as a fraction of the largest magnitude expected.
     """
@@ -117,7 +117,7 @@ def _difference(output: Tensor, target: Tensor, tolerance: float) -> str:
         return "returns NaN"
     finite = target[target.isfinite()]
     scale = finite.abs().max().item() if len(finite) else 1.0
-    error = (value - target).abs()[value != target]  # equal infinities have no difference
+    error = (value - target).abs()[value != target]  # the difference of equal infinities would be NaN
     if (error <= tolerance * max(scale, 1e-6)).all():
         return ""
     return f"is off by {error.max().item():.2g} of {scale:.2g}"

@@ -35,7 +35,9 @@ def by_section(cos: Tensor, sin: Tensor, sizes: Sequence[int]) -> tuple[Tensor, 
     half.
     """
     if len(sizes) != len(cos) or sum(sizes) != cos.shape[-1]:
-        raise ValueError(f"rope: sections {list(sizes)} do not fill {len(cos)} rows of {cos.shape[-1]} frequencies")
+        raise ValueError(
+            f"rope: the sections {list(sizes)} must be {len(cos)} numbers with the sum {cos.shape[-1]} (rotary dim / 2)"
+        )
 
     def pick(table: Tensor) -> Tensor:
         return torch.cat([row[..., part] for row, part in zip(table, parts, strict=True)], dim=-1)

@@ -25,15 +25,15 @@ class Draws(NamedTuple):
     top_k: Tensor | None  # int32, 0 is off
     top_p: Tensor | None  # float32, 1 is off
     min_p: Tensor | None  # float32, 0 is off
-    max_k: int  # sorted logits that top_k and top_p need: the largest top_k, or vocab if a row has no top_k
+    max_k: int  # logits to sort for top_k and top_p: the largest top_k, or vocab if a row has no top_k
 
 
 class Logprobs(NamedTuple):
     """Natural logarithms of the probabilities, from the raw logits."""
 
-    chosen: Tensor  # [rows] float32
+    chosen: Tensor  # [rows] float32, of the drawn tokens
     top_tokens: Tensor  # [rows, k] int64, likeliest first, the smallest id first among equals
-    top: Tensor  # [rows, k] float32
+    top: Tensor  # [rows, k] float32, of `top_tokens`
 
 
 def bias(logits: Tensor, rows: Tensor, tokens: Tensor, values: Tensor) -> None:
@@ -51,10 +51,10 @@ def penalise(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Repetition (Keskar et al., CTRL, 2019), then frequency and presence penalties, in place.
+    """Apply the repetition penalty (Keskar et al., CTRL, 2019), then the frequency and presence penalties, in place.
 
     rows and tokens [pairs] are distinct pairs; in_prompt and in_output [pairs] count the token in the row's prompt and
-    output. The penalties are [rows of logits].
+    output. repetition, presence and frequency [rows of logits].
     """
     x = logits[rows, tokens]
     penalty = repetition[rows]
@@ -66,7 +66,7 @@ def penalise(
 def mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
     """Set the logits of all tokens whose bit is 0 to -inf, in place.
 
-    rows [masked rows]; words [masked rows, ceil(vocab / 32)] int32, the lowest bit first.
+    rows [masked rows]; words [masked rows, ceil(vocab / 32)] int32: a token has bit token % 32 of word token // 32.
     """
     bits = words.unsqueeze(-1) >> torch.arange(32, device=words.device, dtype=words.dtype) & 1
     forbidden = bits.flatten(1)[:, : logits.shape[1]] == 0
@@ -74,14 +74,16 @@ def mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
 
 
 def greedy(logits: Tensor) -> Tensor:
-    """[rows] int64: the likeliest token, the smallest id among equals."""
+    """The token with the largest logit of each row, [rows] int64; among equal logits the smallest id."""
     return logits.argmax(-1)
 
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
-    """[rows] int64: applies temperature, top_k, top_p and min_p, then takes the largest of logit + Gumbel noise.
+    """Draw a token for each row, [rows] int64: apply temperature, top_k, top_p and min_p in this order, then take the
+    token with the largest logit + Gumbel noise.
 
-    The filters never remove the largest logit, so a greedy row only leaves out the noise. Logits are not changed.
+    The filters never remove the largest logit, so in a greedy row it suffices to leave out the noise. Logits are not
+    changed.
     """
     is_greedy = draws.temperature == 0
     x = logits / torch.where(is_greedy, 1.0, draws.temperature).unsqueeze(-1)

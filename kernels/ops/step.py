@@ -27,29 +27,30 @@ class Cache:
 
 
 class Tiles(NamedTuple):
-    """The tokens of a step with an adapter, sorted by adapter slot and cut into tiles of at most `chunk` tokens of one
-    slot (chunked segments, as in S-LoRA and SGLang's csgmv). An unused tile is empty."""
+    """The tokens that have an adapter, sorted by adapter slot and cut into tiles of at most `chunk` tokens of one slot
+    (chunked segments, as in S-LoRA and SGLang's csgmv). An unused tile is empty."""
 
-    order: Tensor  # [tokens] int32: the tokens, sorted; those without an adapter last
+    order: Tensor  # [tokens] int32: indices of tokens, sorted by adapter slot; tokens without an adapter come last
     starts: Tensor  # [tiles + 1] int32: tile i has the tokens order[starts[i]] … order[starts[i + 1] - 1]
-    slots: Tensor  # [tiles] int32
+    slots: Tensor  # [tiles] int32, adapter slot of each tile
     chunk: int
 
 
 class Adapters(NamedTuple):
     """The adapters of a step; at least one row has an adapter."""
 
-    slots: Tensor  # [tokens] int32, adapter slot of each token; 0: none
+    slots: Tensor  # [tokens] int32, adapter slot of each token; 0: no adapter
     scales: Tensor  # [tokens] float32, factor of the adapter's LoRA product; 0 where the slot is 0
     used: tuple[int, ...]  # slots that `slots` may contain, without 0: the slots of the step, or of a capture all slots
-    segments: tuple[tuple[int, int, int], ...] | None = None  # (first token, end, slot) in order; None in a capture
+    # (first token, end, slot) of each run of tokens with the same adapter slot; None in a capture
+    segments: tuple[tuple[int, int, int], ...] | None = None
     tiles: Tiles | None = None
 
 
 class HeadStep(NamedTuple):
     """The arguments of one step that the output head receives."""
 
-    adapters: Adapters | None  # of the answers
+    adapters: Adapters | None  # adapters of the tokens that the head computes
 
 
 class Answers(NamedTuple):
@@ -58,7 +59,7 @@ class Answers(NamedTuple):
 
     tokens: Tensor  # [answers] int32
     rows: Rows  # one row per token, with one query
-    adapters: Adapters | None = None  # of these tokens; None: none of them has an adapter
+    adapters: Adapters | None = None  # adapters of these tokens; None: no token has an adapter
 
 
 class LayerStep(NamedTuple):
@@ -70,7 +71,7 @@ class LayerStep(NamedTuple):
     rotations: Sequence[tuple[Tensor, Tensor]]  # cos and sin [tokens, rotary_dim / 2] of each kind of rotation
     cache: Cache
     adapters: Adapters | None = None  # None: no row has an adapter, so fused kernels may compute the step
-    answers: Answers | None = None  # None: all tokens; only the last layer receives Answers
+    answers: Answers | None = None  # None: outputs of all tokens; only the last layer receives Answers
 
     def answered(self) -> LayerStep:
         """The step reduced to the tokens of `answers`, whose keys and values are in the cache already."""

@@ -1,7 +1,7 @@
 """Attention over the paged cache in Triton; kernels/ops/attention.py defines it.
 
 attention_decode.py splits contexts over programs. It computes rows with few queries, and long rows whose tiles are too
-few for the device. attention_extend.py computes all other rows.
+few for the device. attention_extend.py computes all other rows. A line of a tile is one query of one head.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .target import Device, counters, device_properties
 
 MAX_DIM = 512
 MAX_ACCUMULATORS = 128  # registers of a thread that can hold results
-LARGE_SHARED = 163 << 10  # bytes of shared memory from which larger tiles fit
+LARGE_SHARED = 163 << 10  # bytes; with this much shared memory larger tiles fit
 PREFETCH_SHARED = 200 << 10  # bytes of shared memory above which Triton prefetches one more block of keys and values
 
 Fp8 = Literal["", "native", "bits"]  # conversion of a float8 cache; empty: the cache has the queries' dtype
@@ -34,8 +34,8 @@ Fp8 = Literal["", "native", "bits"]  # conversion of a float8 cache; empty: the 
 class Blocks:
     """The block sizes of a program, and its launch options."""
 
-    m: int  # lines of a tile, padded
-    n: int  # positions of the cache
+    m: int  # lines (query and head) of a tile, padded
+    n: int  # positions of the cache in a block
     d: int  # head dimension, padded
     warps: int
     stages: int
@@ -51,7 +51,7 @@ class Blocks:
 
 
 class Call(NamedTuple):
-    """The arguments of one attention, converted for both kernels."""
+    """The arguments of one call of paged_attention, converted for both kernels."""
 
     out: Tensor
     query: Tensor
@@ -178,8 +178,8 @@ def _decode(call: Call, launch: Launch, tiles: Tensor | None, blocks: Blocks) ->
 
 
 def merging(lines: int, queries: int, block_d: int) -> dict[str, int]:
-    """The constants PARTS and STEP of `decode`: it merges PARTS partial results of STEP lines at a time. It
-    merges fewer results at a time for tiles with many lines."""
+    """The constants PARTS and STEP of `decode`, which merges STEP lines (query and head) of PARTS partial results at a
+    time. PARTS is smaller for tiles with many queries."""
     parts = 16 if queries <= SHORT_QUERIES else 4
     return {"PARTS": parts, "STEP": max(1, min(triton.next_power_of_2(lines), 8192 // parts // block_d))}
 
@@ -192,9 +192,10 @@ def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
 
 @cache
 def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[int, int] | None:
-    """(lines of a tile of a long row, queries up to which a short row is one tile), limited by the shared memory.
+    """(number of lines in a tile of a long row, largest number of queries of a row that is one tile).
 
-    None if the shared memory is too small for a tile of one query.
+    A line is one query of one head. The shared memory limits both numbers; None if it is too small for a tile of one
+    query.
     """
 
     def fits(queries: int) -> bool:
@@ -210,19 +211,20 @@ def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[in
 
 
 def max_lines(dim: int, dtype: torch.dtype, device: Device) -> int:
-    """Largest number of lines in a tile of a long row."""
+    """The largest number of lines (query and head) in a tile of a long row."""
     return 32 if dtype == torch.float32 else _large_tile(dim, device)  # float32 does not use tensor cores
 
 
 def _large_tile(dim: int, device: Device) -> int:
-    """Lines of a tile that eight warps compute; a large head needs much shared memory for each line."""
+    """The number of lines (query and head) of a tile for eight warps. It is smaller for a large head dim, because each
+    line needs more shared memory."""
     if dim > 256:
         return 32
     return 128 if device.shared >= LARGE_SHARED and dim <= 128 else 64
 
 
 def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device) -> Blocks:
-    """The block sizes for tiles of `lines` lines with up to `queries` queries."""
+    """The block sizes for tiles of `lines` lines (query and head), with up to `queries` queries."""
     m = max(16, triton.next_power_of_2(lines))
     d = max(16, triton.next_power_of_2(dim))
     large = device.shared >= LARGE_SHARED
@@ -240,8 +242,8 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
 
 
 def _listed(launch: Launch, device: torch.device) -> Tensor | None:
-    """[tiles, 2] int32, row and first query of each tile, copied to the device asynchronously. None if every row is a
-    tile."""
+    """The row and the first query of each tile, [tiles, 2] int32, copied to the device asynchronously. None if every
+    row is a tile."""
     if launch.tiles is None:
         return None
     tiles = torch.tensor(launch.tiles, dtype=torch.int32)

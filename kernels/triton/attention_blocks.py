@@ -16,7 +16,7 @@ def floats(loaded, LIKE: tl.constexpr, FP8: tl.constexpr):
     """Values of the cache converted to LIKE, the queries' dtype.
 
     FP8 "bits" is for devices that do not convert float8_e4m3fn: the values are read as uint8. Their bits, shifted to
-    the positions of a float16, are the value / 256, exactly, for subnormal values as well.
+    the positions of a float16, are exactly the value / 256, also for subnormal values.
     """
     if FP8 == "bits":
         wide = loaded.to(tl.uint16)
@@ -32,7 +32,7 @@ def attend_blocks(
     PAGE_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Online softmax (Milakov & Gimelshein, 2018) over the positions [begin, end) of the cache, with base 2.
+    """Online softmax (Milakov & Gimelshein, 2018), in base 2, over the positions [begin, end) of the cache.
 
     Without MASKED, every query sees all these positions, and their number is a multiple of BLOCK_N.
     """
@@ -47,7 +47,7 @@ def attend_blocks(
         slot = place % PAGE_SIZE
         key_pointers = keys + (page * key_page + slot * key_slot)[:, None] + column[None, :]
         value_pointers = values + (page * value_page + slot * value_slot)[:, None] + column[None, :]
-        if MASKED:  # values beyond the context may be NaN, and NaN * 0 is NaN
+        if MASKED:  # zeros replace values beyond the context, which may be NaN: NaN * 0 is NaN
             read = inside[:, None] & (column < DIM)[None, :]
             key = tl.load(key_pointers, mask=read, other=0.0)
             value = tl.load(value_pointers, mask=read, other=0.0)
@@ -83,10 +83,11 @@ def merge_lines(
     GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     PARTS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Merge `count` partial results of a tile, PARTS at a time, and write the output of the lines `line` [lines].
+    """Merge `count` partial results of a tile, PARTS at a time, and write the outputs of some lines of the tile.
 
-    partial [places, TILE, DIM] and stats [places, 2, TILE] (peak, total) have result 0 of the tile at the place
-    2 * base + 1, and result i > 0 at the place 2 * (base + i * apart).
+    A line is one query of one head; `line` [lines] has the indices of the lines. In partial [places, TILE, DIM] and in
+    stats [places, 2, TILE] (peak and total of each softmax), result 0 of the tile has index 2 * base + 1, and
+    result i > 0 has index 2 * (base + i * apart).
     """
     column = tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + line % GROUP

@@ -28,7 +28,8 @@ def _measure_tile(
 ):  # fmt: skip
     """(row, first token, queries, low, end, blocks) of a tile, or of a vector of tiles.
 
-    The queries see the positions [low, end), which are `blocks` blocks; 0 blocks if the tile has more than QUERIES.
+    The queries see the positions [low, end), which are `blocks` blocks. If the row has more than QUERIES queries and is
+    not listed, `blocks` is 0.
     """
     row = tile
     if LISTED:
@@ -85,10 +86,10 @@ def decode(
     LISTED: tiles [count, 2] int32 have the row and the first query of each tile, which has up to QUERIES queries.
     Otherwise every row is a tile, and rows with more than QUERIES queries are skipped. ALONE: there is one tile.
 
-    partial [chunks, kv heads, 2, QUERIES * GROUP, DIM] and stats [chunks, kv heads, 2, 2, QUERIES * GROUP] (peak,
-    total) have two partial results of a chunk: index 0 is of a tile that begins in an earlier chunk, index 1 of a tile
-    that begins in this chunk. counters [count, kv heads] are zero before and after the launch. The merge reads PARTS
-    partial results of STEP lines at a time.
+    partial [chunks, kv heads, 2, QUERIES * GROUP, DIM] and stats [chunks, kv heads, 2, 2, QUERIES * GROUP] (peak and
+    total of each softmax) have two partial results of a chunk: one of a tile that began in an earlier chunk (index 0),
+    and one of a tile that begins in this chunk (index 1). counters [count, kv heads] are zero before and after the
+    launch. The merge reads STEP lines (query and head) of PARTS partial results at a time.
     """
     TILE: tl.constexpr = QUERIES * GROUP
     kv_head = tl.program_id(0)

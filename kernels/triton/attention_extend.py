@@ -46,7 +46,7 @@ def extend(
     low = 0
     if WINDOW:
         low = tl.maximum(before - window + 1, 0) // BLOCK_N * BLOCK_N
-    else:  # positions that all queries of the tile see are not masked
+    else:  # all queries of the tile see the positions before `low`, so these need no mask
         low = (before + 1) // BLOCK_N * BLOCK_N
         acc, peak, total = attend_blocks(
             acc, peak, total, q, keys, values, table, 0, low, position, scale, soft_cap, window,

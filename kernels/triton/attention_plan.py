@@ -10,7 +10,7 @@ from typing import Literal
 # has at least LONG positions. Otherwise the merge takes longer than the split saves.
 IDLE = 4
 LONG = 1024
-SHORT_QUERIES = 4  # most queries of a row that is one tile, if the shared memory is large enough
+SHORT_QUERIES = 4  # largest number of queries of a row that is one tile, if the shared memory is large enough
 
 Kernel = Literal["decode", "extend"]
 
@@ -20,7 +20,7 @@ class Launch:
     """One launch of a kernel. A tile is a few queries of a row times the query heads that share a kv head."""
 
     kernel: Kernel
-    queries: int  # most queries of a tile
+    queries: int  # largest number of queries of a tile
     count: int  # number of tiles
     tiles: tuple[tuple[int, int], ...] | None  # (row, first query); None: each row of up to `queries` queries is a tile
 
@@ -36,8 +36,8 @@ def plan(
 ) -> list[Launch]:
     """The launches that cover all rows.
 
-    `group` query heads share each of the `kv_heads`. A row of up to `short_queries` queries is one tile; tiles of
-    longer rows have `lines` lines. `contexts` may be upper bounds.
+    `group` query heads share each of the `kv_heads`. A row of up to `short_queries` queries is one tile. Tiles of
+    longer rows have `lines` lines; a line is one query of one head. `contexts` may be upper bounds.
     """
     launches: list[Launch] = []
     short = [queries for queries in query_lens if queries <= short_queries]
