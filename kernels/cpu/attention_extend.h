@@ -199,7 +199,7 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t chu
       });
     }
     for (int64_t i = first_row(0); i < end_row(count); i++) {
-      // Number of keys of the block up to the token's own position.
+      // Number of keys from the first key of the block to the token's own position.
       int64_t visible = position + i / group + 1 - key_begin;
       softmax_row<E>(to_score, max_of(0, visible - reach), min_of(count, visible), width, space.scores + i * KEYS,
                      space.peaks + i, space.totals + i * WIDTH, space.factors + i);
