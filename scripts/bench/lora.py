@@ -1,9 +1,12 @@
-"""Decode steps with adapters: time that 1, 8, 32 or 64 different adapters add to a step of the base model.
+"""Steps with adapters: time that 1, 8, 32 or 64 different adapters add to a decode step of the base model.
 
 `python scripts/bench/lora.py --shape llama-8b --rows 64 --adapters 1,8,32,64`. Base model and adapters have random
 weights; every linear layer has LoRA factors. All step kinds take turns in one run. The bound of an adapter step is the
 base step, plus the bytes of its adapters divided by the read bandwidth, which is measured in the same run.
 `--backend cpu --shape tiny --adapters 1,4 --rows 4` shows that everything runs.
+
+`--prompt 32 --lora-backends csgmv,triton --adapters 8` compares LoRA backends in prefill: each row has a prompt of 32
+tokens, and few adapters have most of the rows. The first backend of the list is the base of the ratios.
 """
 
 from __future__ import annotations
@@ -19,17 +22,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rows import Row, row, save
 from safetensors.torch import save_file
 from shapes import SHAPES, Shape
-from stepping import Stepped
+from stepping import Stepped, Watched
 from weights import stand_in
 
 from localllm import backends
 from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.batch import Batch
+from localllm.engine.engine import Engine
 from localllm.engine.lora import Adapter
 from localllm.engine.options import LoadOptions
+from localllm.engine.request import Request, Sampling
 from localllm.engine.runner import DeviceInfo, Runner, page_bytes
 
 
@@ -128,6 +134,68 @@ def measure(shape: Shape, options: argparse.Namespace, folder: Path, read: float
     return rows
 
 
+def measure_prefill(shape: Shape, options: argparse.Namespace, folder: Path) -> list[Row]:
+    """A row for each LoRA backend. All backends have a runner of their own and take turns."""
+    backend = backends.load(options.backend)
+    tokens = options.rows * options.prompt
+    page = page_bytes(16, shape.kv_heads, shape.head_dim, shape.layers, 2)
+    load = LoadOptions(
+        context=options.prompt + 16,
+        max_rows=options.rows,
+        max_step_tokens=tokens,
+        page_size=16,
+        cache_bytes=page * (options.rows + 2) * (options.prompt // 16 + 2) * 2,
+        adapter_slots=max(options.adapters),
+        adapter_rank=options.rank,
+    )
+    files = stand_in(shape, folder)
+    adapter = write_adapter(shape, options.rank, folder)
+    runners = {}
+    for name in options.lora_backends:
+        runners[name] = backend.open(files, replace(load, lora_backend=name))
+        runners[name].prepare_adapter(adapter)
+        for slot in range(1, max(options.adapters) + 1):
+            runners[name].load_adapter(slot, adapter)
+    first = next(iter(runners.values()))
+    batch = replace(prefill_batch(first, options), adapters=skewed(options.rows, max(options.adapters)))
+    times: dict[str, list[float]] = {name: [] for name in runners}
+    for number in range(options.rounds):
+        order = list(runners)
+        for name in order[:: 1 if number % 2 == 0 else -1]:
+            times[name].append(step_seconds(runners[name], batch, options.steps))
+    device = backend.probe()
+    device_name = device.name if isinstance(device, DeviceInfo) else ""
+    label = f"{shape.name}, LoRA rank {options.rank}, prefill of {options.rows} x {options.prompt} tokens"
+    label = f"{label}, {max(options.adapters)} adapters"
+    base = statistics.median(times[options.lora_backends[0]])
+    rows = []
+    for name in runners:
+        seconds = statistics.median(times[name])
+        rows.append(row(f"{label}, {name}", 1e3 * seconds, "ms", ratio=base / seconds, device=device_name))
+    return rows
+
+
+def prefill_batch(runner: Runner, options: argparse.Namespace) -> Batch:
+    """One step with the prompts of all rows."""
+    watched = Watched(runner, overlap=False)
+    engine = Engine(watched)
+    generator = np.random.default_rng(0)
+    for number in range(options.rows):
+        prompt = tuple(generator.integers(0, runner.spec.vocab_size, options.prompt).tolist())
+        engine.submit(Request(str(number), prompt, 1, Sampling()))
+    engine.step()
+    assert watched.batch is not None
+    assert watched.batch.num_rows == options.rows, "the prompts do not fit in one step"
+    return watched.batch
+
+
+def skewed(rows: int, adapters: int) -> NDArray[np.int32]:
+    """The adapter slot of each row: adapter k has a share of the rows in proportion to 1 / k."""
+    shares = 1 / np.arange(1, adapters + 1)
+    slots = np.random.default_rng(0).choice(adapters, rows, p=shares / shares.sum())
+    return (slots + 1).astype(np.int32)
+
+
 def interleaved(runner: Runner, batches: dict[int, Batch], options: argparse.Namespace) -> dict[int, list[float]]:
     times: dict[int, list[float]] = {count: [] for count in batches}
     for number in range(options.rounds):
@@ -145,6 +213,8 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--adapters", type=numbers, default=[1, 8, 32, 64], help="different adapters in one step")
+    parser.add_argument("--prompt", type=int, default=0, help="prefill: tokens of each prompt; 0: decode steps")
+    parser.add_argument("--lora-backends", type=lambda text: text.split(","), default=["csgmv", "triton"])
     parser.add_argument("--steps", type=int, default=24, help="steps of one turn")
     parser.add_argument("--rounds", type=int, default=6, help="turns of each kind of step")
     parser.add_argument("--save", default="lora", help="name of the result file; empty: none")
@@ -155,7 +225,11 @@ def main() -> None:
 
         read = peaks().read
     with tempfile.TemporaryDirectory() as folder:
-        save(options.save, measure(SHAPES[options.shape], options, Path(folder), read))
+        shape = SHAPES[options.shape]
+        if options.prompt:
+            save(options.save, measure_prefill(shape, options, Path(folder)))
+        else:
+            save(options.save, measure(shape, options, Path(folder), read))
 
 
 if __name__ == "__main__":
