@@ -1,5 +1,7 @@
 """A seeded draw among the tokens that pass the filters, without sorting and without synchronising with the host.
 
+The key of a logit is an integer; keys have the order of the logits (noise.key_of).
+
 The first kernel, `_survey`, reads every logit once. It writes the largest logit of each block, so that later passes
 skip blocks without large logits, and the token with the largest logit + noise, which wins if no filter is on.
 
@@ -43,18 +45,18 @@ _UNALIGNED = [
 class _Survey(NamedTuple):
     """Intermediate results that the first kernel writes and the second kernel reads."""
 
-    keys: Tensor  # [rows, chunks] int32, key of the largest logit
-    ids: Tensor  # [rows, chunks] int32, token of the largest logit
-    noisy: Tensor  # [rows, chunks] float32, the largest of logit / temperature + noise
+    keys: Tensor  # [rows, chunks] int32, key (noise.key_of) of the chunk's largest logit
+    ids: Tensor  # [rows, chunks] int32, token with the chunk's largest logit
+    noisy: Tensor  # [rows, chunks] float32, the chunk's largest logit / temperature + noise
     noisy_ids: Tensor  # [rows, chunks] int32, token of `noisy`
-    maxima: Tensor  # [rows, blocks] float32, largest logits; NaN counts as infinity
+    maxima: Tensor  # [rows, blocks] float32, largest logit of each block; NaN counts as infinity
     sums: Tensor  # [rows, blocks] float32, sum of exp((logit - largest of the block) / temperature)
     listed: Tensor  # [rows, blocks] int32, scratch memory of the second kernel
 
 
 def draw(logits: Tensor, draws: Draws) -> Tensor:
-    """Computes in float32. The token may differ from the reference's token if two scores, or a sum and top_p, are equal
-    but for rounding."""
+    """Computes in float32. Because of rounding, the token may differ from the reference's token if two scores, or a sum
+    of probabilities and top_p, are almost equal."""
     if logits.dtype != torch.float32:
         return reference.draw(logits, draws)
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
@@ -64,7 +66,7 @@ def draw(logits: Tensor, draws: Draws) -> Tensor:
         return tokens
     chunks = triton.cdiv(vocab, CHUNK * BLOCK)
     survey = _allocate(logits, rows, chunks)
-    unread = draws.temperature  # takes the place of filters that are off
+    unread = draws.temperature  # argument in place of a filter that is off; the kernels do not read it
     filters = tuple(unread if values is None else values for values in (draws.top_k, draws.top_p, draws.min_p))
     seeds = draws.seed_low, draws.seed_high, draws.position
     top_k = draws.top_k is not None
@@ -126,14 +128,14 @@ def _survey(
         limit = vocab
         if TOP_K:
             limit = tl.load(top_k + row)
-        if (limit <= 0) | (limit >= vocab):  # with top_k the second kernel draws among the tokens that remain
+        if (limit <= 0) | (limit >= vocab):  # the row has no top_k; with top_k only the second kernel draws
             noise_key = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
             largest = tl.where(largest > float("-inf"), largest, 0.0)
             # The token with the smallest score wins. A lower bound of a score needs no logarithm, and in most cases the
             # bounds show that only one token can win.
             bound = min_exponential(noise_key, tokens) * tl.exp2((largest - x) * (cool * LOG2_E))
             token = tl.min(tl.where(bound == tl.min(bound), tokens, LAST))
-            token = tl.where(token == LAST, chunk * CHUNK * BLOCK, token)  # all bounds are NaN
+            token = tl.where(token == LAST, chunk * CHUNK * BLOCK, token)  # LAST: all bounds are NaN
             rival = tl.min(tl.where(tokens != token, bound, float("inf")))
             min_score = exponential(noise_key, token) * tl.exp((largest - tl.load(logits + token)) * cool)
             if (rival < float("inf")) & (rival <= min_score * ROUNDED):
@@ -148,7 +150,7 @@ def _survey(
 def _first_largest(
     logits, vocab, first, blocks, block_largest, largest, CHUNK: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """(largest key, smallest token with this key) of a chunk that begins at block `first`.
+    """(largest logit key, smallest token with this key) of a chunk that begins at block `first`.
 
     `largest`, the largest logit, is infinity if a logit is NaN. The key of NaN is larger than the key of infinity. So
     if `largest` is infinity, the function reads all blocks of the chunk again; otherwise it reads one block.
@@ -183,7 +185,7 @@ def _choose(
     heat = tl.load(temperature + row)
     logits += row.to(tl.int64) * stride
     largest = tl.load(logits + token)
-    # otherwise the token with the largest logit wins, whatever the noise
+    # If the row is greedy, or its largest logit is infinite or NaN, the token with the largest logit wins.
     if (heat != 0) & (tl.abs(largest) < float("inf")):
         blocks = chunks * CHUNK
         cool = 1.0 / heat
@@ -200,7 +202,7 @@ def _choose(
             min_share = tl.load(min_p + row)
         noise_key = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
         total = tl.full((), 0.0, tl.float32)
-        min_key = tl.full((), LOWEST, tl.int32)  # smallest key of the tokens that may still win
+        min_key = tl.full((), LOWEST, tl.int32)  # tokens with a smaller logit key cannot win any more
         if (limit > 0) & (limit < vocab):
             min_key = _kth_key(logits, vocab, maxima, listed, blocks, limit, largest_key, BLOCK, GROUP, BLOCKS)
             count = _list(maxima, listed, blocks, min_key, BLOCKS)
@@ -221,7 +223,8 @@ def _choose(
         key = key_of(tl.load(logits + token))
         done = (key >= min_key) & (share >= 1)
         while not done:
-            candidate = key >= min_key  # the token passes top_k and min_p; top_p needs the sum of the tokens above it
+            # The token passes top_k and min_p. For top_p the kernel sums the probabilities of the tokens above it.
+            candidate = key >= min_key
             min_key = tl.where(candidate, key + 1, min_key)
             count = _list(maxima, listed, blocks, min_key, BLOCKS)
             above = _weight(logits, vocab, cool, largest, listed, count, min_key, BLOCK, GROUP)
@@ -235,7 +238,7 @@ def _choose(
 
 @triton.jit
 def _list(maxima, listed, blocks, min_key, BLOCKS: tl.constexpr):
-    """Write to `listed` the blocks that have a token with a key of `min_key` or more; return their number."""
+    """Write to `listed` the blocks that have a token with a logit key of at least `min_key`; return their number."""
     block = tl.arange(0, BLOCKS)
     chosen = (key_of(tl.load(maxima + block, mask=block < blocks, other=float("-inf"))) >= min_key) & (block < blocks)
     place = tl.cumsum(chosen.to(tl.int32), 0) - 1
@@ -247,7 +250,7 @@ def _list(maxima, listed, blocks, min_key, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _weight(logits, vocab, cool, largest, listed, count, min_key, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The sum of exp((logit - largest) * cool) over the tokens of the listed blocks with a key of `min_key` or more."""
+    """The sum of exp((logit - largest) * cool) over all tokens in the listed blocks with a logit key >= `min_key`."""
     weight = tl.zeros((GROUP, BLOCK), tl.float32)
     for start in range(0, count, GROUP):
         _, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
@@ -257,13 +260,13 @@ def _weight(logits, vocab, cool, largest, listed, count, min_key, BLOCK: tl.cons
 
 @triton.jit
 def _winner(logits, vocab, cool, largest, noise_key, listed, count, min_key, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The token with the largest logit + noise among those of the listed blocks with a key of `min_key` or more."""
+    """The token with the largest logit + noise of all tokens in the listed blocks with a logit key >= `min_key`."""
     best = tl.full((GROUP, BLOCK), float("inf"), tl.float32)
     best_token = tl.full((GROUP, BLOCK), LAST, tl.int32)
     for start in range(0, count, GROUP):
         tokens, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
         score = exponential(noise_key, tokens) * tl.exp((largest - x) * cool)
-        better = here & (key_of(x) >= min_key) & (score < best)  # among equal scores the first, smallest token wins
+        better = here & (key_of(x) >= min_key) & (score < best)  # of equal scores the smallest token id wins
         best = tl.where(better, score, best)
         best_token = tl.where(better, tokens, best_token)
     smallest = tl.min(tl.min(best, 1), 0)
@@ -272,7 +275,8 @@ def _winner(logits, vocab, cool, largest, noise_key, listed, count, min_key, BLO
 
 @triton.jit
 def _group(logits, vocab, listed, count, start, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """(tokens, logits, mask of the tokens that exist), all [GROUP, BLOCK], of the listed blocks from `start` on."""
+    """(tokens, logits, mask of the tokens that exist), each [GROUP, BLOCK], of GROUP listed blocks from index `start`
+    on."""
     place = start + tl.arange(0, GROUP)
     block = tl.load(listed + place, mask=place < count, other=0)
     tokens = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -282,7 +286,7 @@ def _group(logits, vocab, listed, count, start, BLOCK: tl.constexpr, GROUP: tl.c
 
 @triton.jit
 def _count(logits, vocab, listed, count, min_key, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """The number of tokens of the listed blocks with a key of `min_key` or more."""
+    """The number of tokens in the listed blocks with a logit key of at least `min_key`."""
     counts = tl.zeros((GROUP, BLOCK), tl.int32)
     for start in range(0, count, GROUP):
         _, x, here = _group(logits, vocab, listed, count, start, BLOCK, GROUP)
@@ -295,13 +299,14 @@ def _kth_key(
     logits, vocab, maxima, listed, blocks, k, largest_key,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """A threshold for keys: only the k largest tokens, and tokens equal to the k-th, have this key or a larger one.
+    """A threshold of logit keys. The tokens with at least this key are those with the k largest logits, and tokens with
+    a logit equal to the k-th largest.
 
     k is 1 to vocab - 1.
     """
     block = tl.arange(0, BLOCKS)
     keys = key_of(tl.load(maxima + block, mask=block < blocks, other=float("-inf")))
-    # At least k tokens have a key of `low` or more; fewer than k have a key of `high` or more.
+    # At least k tokens have a logit key >= `low`; fewer than k tokens have a logit key >= `high`.
     low = tl.full((), LOWEST, tl.int64)
     high = largest_key.to(tl.int64) + 1
     if k <= blocks:

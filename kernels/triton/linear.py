@@ -37,7 +37,7 @@ class Packed(NamedTuple):
 
 
 def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
-    """Packed for int4 weights; other weights stay plain."""
+    """The weight as `Packed` if it is int4; weights of other formats stay plain."""
     slices = iter(slices)
     first = next(slices)
     if not isinstance(first, Int4):
@@ -83,7 +83,7 @@ def _large_product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: tor
 
 
 def _sums(x: Tensor, weights: Tensor) -> Tensor:
-    """x times the transposed weights in float32; logits rounded to 16 bits would often be equal."""
+    """x @ weightsᵀ in float32, because many logits would be equal after rounding to 16 bits."""
     if x.dtype != torch.float32 and device_properties(x.device).mixed_products:
         return torch.mm(x, weights.t(), out_dtype=torch.float32)
     return torch.mm(x.float(), weights.t().float())

@@ -1,6 +1,6 @@
 """LoRA products over tiles of tokens with the same adapter: chunked segments, as in S-LoRA (Sheng et al., 2023).
 
-Two launches for a projection, whatever the number of adapters. `shrink` computes x Aᵀ of every slice, with the inputs
+A projection needs two launches, whatever the number of adapters. `shrink` computes x Aᵀ of every slice, with the inputs
 divided into shares (split-K). `expand` adds up the shares and adds their product with B to the output. The embedding
 has `lookup` in place of `shrink`: it reads a column of A for each token.
 """
@@ -21,7 +21,7 @@ from .target import device_properties
 BLOCK_K = 128
 BLOCK_N = 64
 MAX_SHARES = 16
-MAX_WIDTH = 256  # of the results of A of one tile: slices * rank
+MAX_WIDTH = 256  # largest slices * rank: the number of results of A for a token
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -29,7 +29,8 @@ def shrink(
     inner, x, a, order, starts, slots, in_features, tokens, x_stride, a_stride, share,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid: tiles, shares of `share` inputs. inner [shares, tokens, WIDTH] float32, in the order of `order`."""
+    """Grid: tiles, shares of `share` inputs. Writes inner [shares, tokens, WIDTH] float32, where the tokens have the
+    order of `order`."""
     tile = tl.program_id(0)
     part = tl.program_id(1)
     first = tl.load(starts + tile)
@@ -82,8 +83,8 @@ def expand(
     RANK: tl.constexpr, PADDED: tl.constexpr, WIDTH: tl.constexpr, SHARES: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Grid: tiles, blocks of outputs. Up to three slices of width0, width1 and width2 outputs; a block has outputs of
-    one slice."""
+    """Grid: tiles, blocks of outputs. The projection has up to three slices, with width0, width1 and width2 outputs; a
+    block has outputs of one slice."""
     tile = tl.program_id(0)
     block = tl.program_id(1)
     first = tl.load(starts + tile)
@@ -122,7 +123,8 @@ def expand(
 
 
 def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> None:
-    """See kernels/ops/lora.py. The reference computes steps without tiles, and projections of unusual widths."""
+    """See kernels/ops/lora.py. The reference computes steps without tiles, and projections that the kernels do not
+    support."""
     tiles = adapters.tiles
     if tiles is None or x.stride(1) != 1 or x.dtype != weights.a.dtype or not _covered(out, weights):
         reference_add(out, x, weights, adapters)
@@ -184,12 +186,12 @@ def _covered(out: Tensor, weights: LoraWeights) -> bool:
 
 
 def _padded(size: int) -> int:
-    """The next power of two that tl.dot can multiply."""
+    """The smallest power of two that is at least `size` and that tl.dot supports."""
     power: int = triton.next_power_of_2(size)
     return max(16, power)
 
 
 def _shares(tiles: int, in_features: int, device: torch.device) -> int:
-    """Shares of the inputs: enough programs for all processors, and at least BLOCK_K inputs for each."""
+    """The number of shares of the inputs: enough programs for all processors, and at least BLOCK_K inputs a share."""
     idle: int = triton.next_power_of_2(device_properties(device).processors // max(1, tiles))
     return max(1, min(MAX_SHARES, idle, in_features // BLOCK_K))

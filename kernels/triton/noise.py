@@ -6,12 +6,12 @@ import triton
 import triton.language as tl
 
 GOLDEN = tl.constexpr(0x9E3779B9)
-LAST = tl.constexpr(0x7FFFFFFF)  # the largest key, and larger than every token id
+LAST = tl.constexpr(0x7FFFFFFF)  # the largest logit key, and larger than every token id
 
 
 @triton.jit
 def key_of(x):
-    """int32 keys in the order of float32 x; NaN has the largest key, and both zeros have the same key."""
+    """int32 keys with the same order as the float32 values x; NaN has the largest key, and both zeros have one key."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return tl.where(x == x, bits ^ ((bits >> 31) & LAST), LAST)
 

@@ -1,7 +1,7 @@
 """Rounds activations to int8, and scales integer products back; kernels/ops/linear_int8.py defines both.
 
-Rounding adds and subtracts a large constant. Its kernels are compiled with enable_fp_fusion=False, so the compiler does
-not fuse a multiplication into the addition.
+The kernels that round add and subtract a large constant. They are compiled with enable_fp_fusion=False, so the compiler
+does not fuse a multiplication into the addition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _integers(values, largest):
     """values * (127 / largest) rounded to integers, in float32; zeros stay zeros."""
     limit = tl.where(largest == 0.0, 1.0, largest)
     factor = tl.div_rn(tl.full(limit.shape, 127.0, tl.float32), limit)
-    integers = (values * factor + 12582912.0) - 12582912.0  # 1.5 * 2^23 rounds to an integer, ties to even
+    integers = (values * factor + 12582912.0) - 12582912.0  # adding 1.5 * 2^23 rounds to an integer, ties to even
     return tl.where(largest == 0.0, 0.0, integers)
 
 

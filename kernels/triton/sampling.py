@@ -1,6 +1,6 @@
 """Sampling on GPUs, without sorting the vocabulary and without synchronising with the host.
 
-kernels/ops/sampling.py defines the ops; draw.py has the draw. Entries with a row below 0 are skipped.
+kernels/ops/sampling.py defines the ops; draw.py has the draw. The kernels skip entries with a negative row index.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .noise import LAST, key_of
 
 __all__ = ["bias", "carry", "draw", "greedy", "logprobs", "mask", "penalise"]
 
-BLOCK = 128  # tokens; logprobs stores the largest key of each block
-CHUNK = 16  # blocks of a program of logprobs
-SPAN = 4096  # tokens of a program of mask and greedy
-ENTRIES = 256  # rows or entries of a program of carry, bias and penalise
+BLOCK = 128  # tokens of a block; logprobs stores the key (noise.key_of) of each block's largest logit
+CHUNK = 16  # blocks that a program of logprobs reads
+SPAN = 4096  # tokens that a program of mask or greedy computes
+ENTRIES = 256  # rows (carry) or entries (bias, penalise) that a program computes
 
 # These arguments have any address and any length. If Triton specialised on their alignment or on the length, it would
 # compile another kernel at run time, which takes a second or more.
@@ -151,7 +151,7 @@ def _penalise(
 
 @triton.jit(do_not_specialize_on_alignment=_LISTS)
 def _mask(logits, stride, vocab, rows, words, words_per_row, SPAN: tl.constexpr):
-    """Program (chunk, entry) masks SPAN tokens of the row of an entry."""
+    """Program (chunk, entry) masks SPAN tokens of the row `rows[entry]`."""
     entry = tl.program_id(1)
     row = tl.load(rows + entry).to(tl.int64)
     token = tl.program_id(0) * SPAN + tl.arange(0, SPAN)
@@ -163,7 +163,7 @@ def _mask(logits, stride, vocab, rows, words, words_per_row, SPAN: tl.constexpr)
 
 @triton.jit(do_not_specialize_on_alignment=_CHUNK_RESULTS)
 def _largest(logits, stride, vocab, keys, ids, SPAN: tl.constexpr):
-    """Program (chunk, row): the key of the chunk's largest logit, and the smallest token with this key."""
+    """Program (chunk, row): the largest logit key (noise.key_of) of the chunk, and the smallest token with this key."""
     chunk = tl.program_id(0)
     row = tl.program_id(1)
     tokens = chunk * SPAN + tl.arange(0, SPAN)
@@ -176,7 +176,7 @@ def _largest(logits, stride, vocab, keys, ids, SPAN: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=_CHUNK_RESULTS)
 def _larger(out, keys, ids, chunks, CHUNKS: tl.constexpr):
-    """Program `row`: the smallest token with the row's largest key."""
+    """Program `row`: from the results of the chunks, the smallest token with the row's largest logit key."""
     row = tl.program_id(0)
     here = tl.arange(0, CHUNKS) < chunks
     offset = row * chunks + tl.arange(0, CHUNKS)
@@ -187,7 +187,7 @@ def _larger(out, keys, ids, chunks, CHUNKS: tl.constexpr):
 
 @triton.jit
 def _add_up(logits, stride, vocab, keys, sums, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """Program (chunk, row): the largest key and the log-sum-exp of the logits of each block."""
+    """Program (chunk, row): the largest logit key (noise.key_of) and the log-sum-exp of the logits of each block."""
     chunk = tl.program_id(0)
     row = tl.program_id(1)
     blocks = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -207,8 +207,8 @@ def _likeliest(
 ):  # fmt: skip
     """Program `row`: the log-probabilities of the row's token and of its k likeliest tokens.
 
-    It finds the likeliest tokens one by one. `left` has the largest key of each block among the tokens that are not
-    listed yet; the next token is in the first block with the largest of these keys.
+    It finds the likeliest tokens one by one. `left` has, for each block, the largest logit key of the tokens that are
+    not listed yet. The next token is in the first block with the largest of these keys.
     """
     row = tl.program_id(0)
     logits += row.to(tl.int64) * stride

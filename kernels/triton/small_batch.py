@@ -81,7 +81,7 @@ def _scaled(
     sums, x_scale, row, live, factor, bias, output,
     FORMAT: tl.constexpr, ONE: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """The sums in float32, times the scales that the products lack, plus the bias."""
+    """The sums in float32, times the scales that are not applied yet, plus the bias."""
     result = sums.to(tl.float32)
     if FORMAT == "int8":
         result *= tl.load(x_scale + row, mask=live, other=0.0)[:, None] * factor[None, :]
@@ -184,7 +184,7 @@ def blocks_of(format: Format, sub: int, in_features: int, wide: bool, amd: bool 
     if format == "int8":
         return Blocks(n=64, k=256, unroll=1, warps=4, stages=3)
     k = block_inputs(sub, in_features, 128)
-    unroll = 1 if in_features % 128 else 128 // k  # without unrolling if loads are masked, because masks need registers
+    unroll = 1 if in_features % 128 else 128 // k  # 1 if loads are masked, because masks need registers
     return Blocks(n=128 if format == "int4" else 64, k=k, unroll=unroll, warps=4, stages=3)
 
 
@@ -201,7 +201,7 @@ def small_batch(
 ) -> Tensor:
     """x [1…16 rows, in_features] times the weight -> [rows, out_features] in `dtype`.
 
-    For an int8 weight x is int8, and x_scale [rows] float32 has its scales.
+    For an int8 weight x is int8, and x_scale [rows] float32 has the scales of x.
     """
     rows, in_features = x.shape
     format, data, scale, zero, out_features, _, sub, records = weight
@@ -218,7 +218,7 @@ def small_batch(
     shares = triton.cdiv(in_features, share)
     kind = torch.int32 if format == "int8" else torch.float32
     partial = x.new_empty(shares, rows, out_features, dtype=kind) if shares > 1 else out
-    # The kernel does not read arguments that are None here: the scales take their place.
+    # The kernel does not read the arguments that are None here; it receives `scale` in their place.
     x_scale, zero, shift = (scale if tensor is None else tensor for tensor in (x_scale, zero, bias))
     small_batch_kernel[(shares, blocks)](
         out, x, x_scale, data, scale, zero, shift, partial, counters(x.device, COUNTERS),

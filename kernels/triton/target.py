@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-STREAMS = 32  # most streams of a device that run kernels with counters
+STREAMS = 32  # largest number of streams of a device that run kernels with counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class Device:
 
     processors: int
     shared: int  # bytes of shared memory that a program may use
-    converts_fp8: bool  # has instructions that convert float8
-    narrow: bool = False  # AMD with wavefronts of 32 lanes: operands of the matrix units are in registers
+    converts_fp8: bool  # the GPU has instructions that convert float8
+    narrow: bool = False  # AMD GPU with wavefronts of 32 lanes: matrix operands fill registers, so blocks are small
     compiler: str = ""  # Triton's backend: cuda, hip or xpu; empty: the interpreter
 
     @property
@@ -65,7 +65,7 @@ class Counters:
         if stream not in self._of:
             if len(self._of) == STREAMS:
                 raise RuntimeError(
-                    f"Triton kernels support at most {STREAMS} streams of one device; this is another one"
+                    f"Triton kernels support at most {STREAMS} streams of one device; this call needs one more"
                 )
             self._of[stream] = self._rows[len(self._of)]
         return self._of[stream]

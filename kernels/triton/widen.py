@@ -31,11 +31,11 @@ class Quantised(NamedTuple):
 
     format: Format
     data: Tensor  # [out_features, bytes], int8 for int8, else uint8
-    scale: Tensor  # the scales, or the records if they are not plain
+    scale: Tensor  # scales; if `records` is not "plain", the packed records
     zero: Tensor | None  # zero points of plain int4 records
     out_features: int
     in_features: int
-    sub: int  # a multiple of 32, or all inputs
+    sub: int  # inputs of a record: a multiple of 32, or all inputs
     records: Records = "plain"
 
     @property
@@ -44,9 +44,9 @@ class Quantised(NamedTuple):
         return -(-self.in_features // self.sub)
 
 
-# nibble - zero point for the 8 nibbles of 4 bytes ($4), exactly, as 16-bit floats in $0 to $3. A nibble in the lowest
-# mantissa bits of C (128 in bfloat16, 1024 in float16) is the float C + nibble; $5 and $6 are -C - zero point.
-# {one}: 1.0 twice; {top}: the upper byte of C, four times.
+# Computes nibble - zero point, exactly, for the 8 nibbles of the 4 bytes in $4, and writes 16-bit floats to $0 … $3. A
+# nibble in the lowest mantissa bits of C (128 in bfloat16, 1024 in float16) is the float C + nibble; $5 and $6 have
+# -C - zero point. {one}: 1.0 twice; {top}: the upper byte of C, four times.
 _NIBBLES = """{{
 .reg .b32 low, high, one;
 mov.b32 one, {one};
@@ -64,8 +64,8 @@ fma.rn.{kind} $3, $3, one, $6;
 }}"""
 NIBBLES_BF16 = tl.constexpr(_NIBBLES.format(one="0x3F803F80", top="0x43434343", kind="bf16x2"))
 NIBBLES_FP16 = tl.constexpr(_NIBBLES.format(one="0x3C003C00", top="0x64646464", kind="f16x2"))
-# The 4 e4m3 values in $2 as 16-bit floats in $0 and $1: their bits move to the positions of sign, exponent and
-# mantissa, then the product with 2^120 (bfloat16) or 2^8 (float16) corrects the exponent bias.
+# Converts the 4 e4m3 values in $2 to 16-bit floats in $0 and $1. It shifts their bits to the positions of sign,
+# exponent and mantissa, then multiplies by 2^120 (bfloat16) or 2^8 (float16), which corrects the exponent bias.
 _E4M3 = """{{
 .reg .b32 a, b, c, d, factor, sign;
 mov.b32 factor, {factor};
@@ -87,7 +87,8 @@ E4M3_FP16 = tl.constexpr(_E4M3.format(factor="0x5C005C00", shift=1, mask="0x3F80
 
 @triton.jit
 def nibbles(pair, zeros, dtype: tl.constexpr, PTX: tl.constexpr):
-    """(low nibbles, high nibbles) of pair [BLOCK_N, bytes], minus the zero points zeros [BLOCK_N], in dtype."""
+    """(low nibbles, high nibbles) of the bytes `pair` [BLOCK_N, bytes], minus the zero points `zeros` [BLOCK_N], as
+    `dtype`."""
     if PTX and dtype == tl.bfloat16:
         pair, less = tl.broadcast(pair, (-128.0 - zeros).to(dtype)[:, None])
         low, high = tl.inline_asm_elementwise(
@@ -107,14 +108,14 @@ def nibbles(pair, zeros, dtype: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
-    """e4m3 values, read as int8 or uint8, converted to dtype. Their bits, shifted, are a float32 2^120 times
-    smaller."""
+    """Converts e4m3 values, read as int8 or uint8 in `byte`, to `dtype`. The shifted bits of a value are the float32
+    value / 2^120."""
     if PTX and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(E4M3_BF16, "=&r,=&r,r", [byte], tl.bfloat16, is_pure=True, pack=4)
     elif PTX and dtype == tl.float16:
         return tl.inline_asm_elementwise(E4M3_FP16, "=&r,=&r,r", [byte], tl.float16, is_pure=True, pack=4)
     else:
-        bits = (byte.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000  # the sign, and bits 20 to 26
+        bits = (byte.to(tl.int8, bitcast=True).to(tl.int32) << 20) & -0x78100000  # keeps the sign, and bits 20 to 26
         return (bits.to(tl.float32, bitcast=True) * 1.329227995784916e36).to(dtype)  # 2^120
 
 
@@ -163,8 +164,8 @@ def _widen(
     out, data, scale, zero, start, stop, out_features, in_features, subs, sub, pitch,
     NIBBLES: tl.constexpr, RECORDS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of inputs, block of outputs): writes [BLOCK_N, BLOCK_K] weights to out [stop - start, in_features]
-    from output `start` on. A block of BLOCK_K inputs lies in one record of `sub` inputs."""
+    """Program (block of inputs, block of outputs): dequantises [BLOCK_N, BLOCK_K] weights of the outputs `start` to
+    stop - 1 into out [stop - start, in_features]. A block of BLOCK_K inputs lies in one record of `sub` inputs."""
     within = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     outputs = tl.minimum(start + within, out_features - 1)
     first = tl.program_id(0) * BLOCK_K
@@ -185,8 +186,8 @@ def _widen(
 
 
 def widened(weight: Quantised, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-    """Yields (first output, weights [outputs, in_features] in dtype) for one chunk of outputs after another. Each chunk
-    overwrites the memory of the previous one."""
+    """Yields (first output, weights [outputs, in_features] in `dtype`) for each chunk of outputs in turn. Each chunk
+    overwrites the memory of the previous chunk."""
     out_features = weight.out_features
     in_features = weight.in_features
     largest = max(BLOCK, MAX_CHUNK // in_features // BLOCK * BLOCK)
@@ -206,5 +207,6 @@ def widened(weight: Quantised, dtype: torch.dtype) -> Iterator[tuple[int, Tensor
 
 
 def block_inputs(sub: int, in_features: int, limit: int) -> int:
-    """The number of inputs of a block, at most `limit`, a power of two. A block lies in one record of `sub` inputs."""
+    """The largest number of inputs of a block that is at most `limit` (a power of two), such that every block lies in
+    one record of `sub` inputs."""
     return limit if sub >= in_features else math.gcd(sub, limit)
