@@ -17,7 +17,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     bundled: bool = False
     loaded: bool = False
     size: int = 0  # bytes on disk
-    context: int = 0  # in tokens; 0: unknown
+    context: int = 0  # maximum context in tokens; 0: unknown
     description: str = ""
 
 

@@ -187,7 +187,7 @@ class SamplingBody(WireBody, kw_only=True):
             )
 
     def sampling(self) -> dict[str, Any]:
-        """Keyword arguments for a Generate frame; an omitted field keeps the default of the frame."""
+        """Keyword arguments for a Generate frame, without the fields that the client omits: the frame has defaults."""
         arguments = {
             "temperature": self.temperature,
             "top_p": self.top_p,

@@ -78,7 +78,7 @@ class Choice:
         return self._piece(output, piece.tokens, None)
 
     def _tokens_with_text(self, delta: Delta) -> tuple[int, ...]:
-        """The tokens without the final stop token."""
+        """The tokens of a delta, without a stop token at the end of the answer."""
         if delta.finish == "stop" and self._stop_ids.issuperset(delta.tokens[-1:]):
             return delta.tokens[:-1]
         return delta.tokens

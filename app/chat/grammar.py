@@ -1,7 +1,7 @@
 """Structured output: compiles a response format to a grammar that computes the allowed tokens, with `llguidance`.
 
-A grammar that exceeds a limit below raises InvalidRequest. Some inputs run for minutes within the limits of the
-library, so a child process (grammar_child) tries each grammar first. Nothing is cached on disk, and no schema is
+A grammar that exceeds a limit below raises InvalidRequest. Some grammars take minutes although no limit of the library
+is exceeded, so a child process (grammar_child) tries each grammar first. Nothing is cached on disk, and no schema is
 fetched.
 """
 
@@ -50,7 +50,7 @@ _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
 class TokenGrammar:
-    """The engine.grammar.Grammar of one request. Methods raise ValueError when they reach a limit of the library."""
+    """Implements engine.grammar.Grammar for one request. Methods raise ValueError at a limit of the library."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
         self._matcher = matcher

@@ -15,7 +15,7 @@ STEPS = 16  # tokens of one trial; the first masks are the slowest, because they
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The first message to the child."""
+    """The first message to the child: the vocabulary of the model."""
 
     tokenizer_json: str
     vocab_size: int

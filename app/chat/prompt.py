@@ -28,7 +28,7 @@ class Prompt:
     ids: tuple[int, ...]
     reasoning: bool = False  # the answer may start with <think>…</think>
     inside_reasoning: bool = False  # the prompt ends with an open <think>
-    tools: bool = False  # <tool_call>…</tool_call> in the answer is a call
+    tools: bool = False  # <tool_call>…</tool_call> in the answer is a tool call
     continues_text: bool = False  # the answer continues the text of the prompt and may start with a space
 
 

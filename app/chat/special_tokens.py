@@ -34,7 +34,7 @@ class SpecialTokens:
     """The special tokens of one tokenizer."""
 
     def __init__(self, tokenizer_json: str, rust: RustTokenizer, unknown: str) -> None:
-        """`unknown`: the text of the token for unknown text; empty if there is none."""
+        """`unknown`: the unknown token (usually <unk>); empty if there is none."""
         added = rust.get_added_tokens_decoder()
         self.ids = frozenset(token for token, entry in added.items() if entry.special)
         self._tokenizer_json = tokenizer_json

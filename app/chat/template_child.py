@@ -83,7 +83,7 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 def render(job: Job) -> Rendered:
-    """Raises MemoryError and RecursionError; any other failure becomes the `problem` of the result."""
+    """Render a template. Raises MemoryError or RecursionError; any other failure is the `problem` of the result."""
     chunks = []
     size = 0
     try:

@@ -1,7 +1,7 @@
 """The entry point of the background daemon, started by `background.start`. Reads the settings as JSON from stdin.
 
-The daemon writes the result of its start to --ready-fd: READY or a Fault. If the file ends without a result, the
-daemon has crashed.
+The daemon writes the result of its start to --ready-fd: READY or a Fault. If this pipe closes without a result,
+the daemon has crashed.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Adapters:
 
     async def unload(self, model: str, name: str) -> None:
         """Remove an adapter; requests that run with it go on. Raises AdapterNotFound."""
-        self.find(model, name, "lora_name")  # so that an unknown model gets no lock
+        self.find(model, name, "lora_name")  # raises for an unknown model, which must get no lock
         async with self._locks[model]:
             adapter = self.find(model, name, "lora_name")
             del self._by_model[model][name]

@@ -15,7 +15,7 @@ from .. import paths
 from ..config import Settings
 from ..errors import ConfigError, PortTaken, StorageFailed
 
-UNREAD_SECONDS = 120  # the kernel closes a TCP connection if the client acknowledges no data for this time
+UNREAD_SECONDS = 120  # maximum time without an acknowledgement of sent data; then the kernel closes the TCP connection
 MAX_SOCKET_PATH = 103  # bytes; the limit of macOS, which is lower than the limit of Linux
 
 

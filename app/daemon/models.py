@@ -224,7 +224,7 @@ class LoadedModels:
             loaded = ", ".join(self._entries) or "none"
             raise ModelNotFound(f"model {name!r} is not loaded", hint=f"loaded: {loaded}", param="model")
         await asyncio.shield(self._unload_task(entry, self.settings.drain))
-        self._adapters.forget(name)  # an adapter whose load ended meanwhile
+        self._adapters.forget(name)  # again: a load of an adapter may have ended during the unload
 
     async def drain(self, seconds: float) -> None:
         """Refuse new requests from now on; returns when no request is running, or after `seconds`."""
@@ -302,7 +302,7 @@ class LoadedModels:
         await worker.stop(Stopping(STOPPING if self.stopping else f"{worker.model} was unloaded"))
 
     def _on_over(self, worker: WorkerProcess) -> None:
-        # The entry still has this worker: a worker ends once, and no other worker replaces it before.
+        # The entry still has this worker: a worker ends only once, and is not replaced before its end.
         del self._entries[worker.model]
         self._ended.append(worker)
         if worker.expected_end is None and worker.info is not None:

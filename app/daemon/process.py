@@ -67,7 +67,7 @@ class WorkerProcess:
         self.listeners: list[Progress] = []
         self.expected_end: AppError | None = None  # the error for open requests, set when the daemon ends the worker
         self.unfinished = 0  # number of unfinished answers
-        self._streams: dict[str, Stream] = {}  # by frame id
+        self._streams: dict[str, Stream] = {}  # frame id → stream of its replies
         self._idle_event = asyncio.Event()
         self._idle_event.set()
         self._idle_since = time.monotonic()

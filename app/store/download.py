@@ -107,7 +107,7 @@ def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
 
 
 def _is_adapter(files: list[RemoteFile]) -> bool:
-    """True for the files of an adapter without its base model."""
+    """True if the repo has the files of an adapter, but no model."""
     names = {file.name for file in files}
     return catalog.ADAPTER_CONFIG in names and not names & {"config.json", SINGLE, INDEX}
 
@@ -142,7 +142,7 @@ def _check_space(needed: int) -> None:
 
 
 def _name_commit(ref: Path, commit: str) -> None:
-    """Point a branch or tag to a commit, atomically."""
+    """Make the file `ref` of a branch or tag name a commit. The change is atomic."""
     ref.parent.mkdir(parents=True, exist_ok=True)
     temporary = ref.with_name(f".{ref.name}.new")
     temporary.write_text(commit, "ascii")

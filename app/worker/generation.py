@@ -22,7 +22,7 @@ class Generation:
     frame: Generate
     prompt: Prompt
     requests: list[Request]
-    choices: dict[str, Choice]  # by id of the engine's request
+    choices: dict[str, Choice]  # id of the engine's request → choice
 
     @property
     def live(self) -> list[str]:

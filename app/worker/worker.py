@@ -57,8 +57,8 @@ class Worker:
         self._outbox = Outbox(writer)
         self._loop = asyncio.get_running_loop()
         self._preparing: dict[str, frames.Generate] = {}
-        self._running: dict[str, Generation] = {}  # by frame id
-        self._by_request: dict[str, Generation] = {}  # by engine request id
+        self._running: dict[str, Generation] = {}  # frame id → generation
+        self._by_request: dict[str, Generation] = {}  # id of the engine's request → generation
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit_code: asyncio.Future[int] = self._loop.create_future()
         self._loading = False

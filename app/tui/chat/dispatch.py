@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 async def execute(screen: ChatScreen, call: Call, message: Message | None = None) -> None:
-    """Run a command. `message` is the message of a pressed key; None: the command was typed. Raises AppError."""
+    """Run a command. `message`: the message on which a key was pressed; None: typed command. Raises AppError."""
     if call.name == "copy":
         _copy(screen, call.argument, message)
     else:

@@ -73,7 +73,7 @@ class Prompt(TextArea):
         event.prevent_default()
 
     def _key_messages(self) -> dict[str, Message]:
-        """The message of each key that moves to the completions or to the messages."""
+        """Key → the event that it posts: keys for the completions if they are visible, otherwise Up in an empty box."""
         if self.has_hints:
             return {"up": self.HintMoved(-1), "down": self.HintMoved(1), "tab": self.HintAccepted()}
         return {} if self.text else {"up": self.Left()}

@@ -83,7 +83,7 @@ class ChatScreen(Screen[None]):
         self._update_figures()
         self.use_model(self.conversation.model)
 
-    # questions and answers
+    # Section: questions and answers
 
     @property
     def is_answering(self) -> bool:
@@ -162,7 +162,7 @@ class ChatScreen(Screen[None]):
         return show
 
     async def _refresh_figures(self) -> None:
-        """Update the figures of the status line. An error only changes the state: the answer is complete."""
+        """Update the figures of the status line. An error only changes the shown state: the answer is complete."""
         try:
             await self.connection.refresh()
         except AppError as error:
@@ -180,7 +180,7 @@ class ChatScreen(Screen[None]):
             self.say("An answer is running. Esc stops it.")
         return self.is_answering
 
-    # the conversation
+    # Section: the conversation
 
     async def save(self) -> None:
         """Save the conversation to the history. Of several failures in a row, only the first is reported."""
@@ -253,7 +253,7 @@ class ChatScreen(Screen[None]):
             await self.save()
         self._update_figures()
 
-    # keys and events
+    # Section: keys and events
 
     @on(Prompt.Submitted)
     def _submitted(self, event: Prompt.Submitted) -> None:
@@ -365,7 +365,7 @@ class ChatScreen(Screen[None]):
     async def action_show_earlier(self) -> None:
         await self.query_one(Messages).show(self.conversation, more=True)
 
-    # notices and figures
+    # Section: notices and figures
 
     def copy(self, text: str, what: str) -> None:
         self.app.copy_to_clipboard(visible(text))
