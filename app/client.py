@@ -105,7 +105,7 @@ class Client:
     ) -> Client:
         """Connect to the daemon. With `start`, start a daemon if none runs. Raises DaemonUnreachable.
 
-        If the version of the daemon differs, the call fails if `start` is set; otherwise `on_status` gets a message.
+        If the daemon has another version, the call fails with `start`; without `start`, `on_status` gets a message.
         """
         say = on_status or (lambda _: None)
         if owner_pid() is None:

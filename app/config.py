@@ -248,7 +248,7 @@ def explain(
 def _read(
     group: type[Group], sources: Iterable[tuple[str, str, object]], described: Mapping[str, Setting]
 ) -> tuple[Group, dict[str, str]]:
-    """The settings of a group from (source, setting, value), and the source of each value. A later value wins."""
+    """The settings object from triples (source, setting, value), and the source of each value. A later value wins."""
     values: dict[str, object] = {}
     origin: dict[str, str] = {}
     for source, name, value in sources:

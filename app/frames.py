@@ -42,7 +42,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return kind(self.message, hint=self.hint, param=self.param, **self.numbers)
 
 
-# daemon → worker
+# Frames from the daemon to a worker.
 
 
 class Load(Frame):
@@ -140,7 +140,7 @@ class Shutdown(Frame):
     """Stop at once, without finishing requests, and exit with status 0."""
 
 
-# worker → daemon
+# Frames from a worker to the daemon.
 
 
 class Loading(Frame):

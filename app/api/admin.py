@@ -50,7 +50,7 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     model: str
     path: str
-    scale: float  # for requests that select no adapter; 0: these requests do not use it
+    scale: float  # default for requests that select no adapter; 0: they do not use this adapter
     pinned: bool  # the adapter keeps its slot on the device
 
 

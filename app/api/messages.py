@@ -99,7 +99,7 @@ class FunctionSpec(WireBody):
     name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None  # true: arguments must match the schema; those of a forced call always must
+    strict: bool | None = None  # arguments follow the schema; a call that tool_choice forces always follows it
 
 
 class Tool(WireBody):

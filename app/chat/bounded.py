@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 LAST = 1 << 31  # bit of the length that marks the last answer
-# Each thread pool gets one thread: with a thread per core, its address space may exceed the memory limit.
+# Each thread pool gets one thread: with a thread per core, the address space may exceed the memory limit.
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 START_LIMIT = 60.0  # seconds of elapsed time for the start of a child and its first message
 
@@ -43,7 +43,7 @@ class BoundedChild:
         self._lock = threading.Lock()
 
     def call(self, request: bytes) -> bytes:
-        """The answer of the child. Raises ChildLost."""
+        """Send a request to the child and return its answer. Raises ChildLost."""
         with self._lock:
             try:
                 if self._child is None:

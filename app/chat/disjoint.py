@@ -22,10 +22,13 @@ class _Constraints:
 
 
 def are_disjoint(one: object, other: object) -> bool:
-    """True if it is certain that no value can match both schemas. One of these facts must prove it:
+    """True if it is certain that no value can match both schemas. One of three facts must prove it:
 
-    the schemas have no type in common; both allow only constant texts, none in common; both allow only objects, and one
-    property that both require has no constant text in common. References are not followed.
+    - The schemas have no type in common.
+    - Both allow only constant texts, and none of them in common.
+    - Both allow only objects, and a property that both require has only constant texts, and none of them in common.
+
+    References are not followed.
     """
     first = _constraints(one)
     second = _constraints(other)

@@ -27,7 +27,7 @@ _IPV4 = rf"(?:{_BYTE}\.){{3}}{_BYTE}"
 
 _H16 = "[0-9A-Fa-f]{1,4}"
 _LS32 = f"(?:{_H16}:{_H16}|{_IPV4})"
-_IPV6 = "|".join(  # RFC 3986, section 3.2.2: one line per number of groups after the ::
+_IPV6 = "|".join(  # RFC 3986, section 3.2.2: each line allows one number of groups after the ::
     [
         f"(?:{_H16}:){{6}}{_LS32}",
         f"::(?:{_H16}:){{5}}{_LS32}",

@@ -16,7 +16,7 @@ from .tokenizer import ChatTokenizer
 _CUT = "\U000fff02"
 _RESERVED = ("messages", "tools", "add_generation_prompt")  # variables of the template that no client may set
 
-# Assumed maximum number of characters per token. If a text has more than twice as many characters per token of the
+# Assumed maximum number of characters per token. If a text has more than twice the characters that would then fill the
 # context, only its beginning is tokenized at first.
 CHARACTERS = 8
 
@@ -111,7 +111,10 @@ class PromptMaker:
         return variables
 
     def _refuse_early(self, text: str, context: int | None, where: str) -> None:
-        """Raises ContextTooLong if the beginning of a long text has too many tokens: 10 MB would take seconds."""
+        """Raises ContextTooLong if the beginning of a long text already has too many tokens.
+
+        The rest is then not tokenized, because 10 MB would take seconds.
+        """
         if context is None or len(text) <= 2 * CHARACTERS * context:
             return
         beginning = text[: CHARACTERS * context]

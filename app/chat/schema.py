@@ -67,7 +67,7 @@ class _Keyword:
     """A keyword of a schema."""
 
     name: str
-    place: Place  # of the value of the keyword
+    place: Place  # place of the value of the keyword
     schema: Place
     types: frozenset[str]  # the types that the schema allows
 

@@ -19,7 +19,7 @@ _SAFE_FLOAT = 2**53  # double precision is exact for integers up to this one
 _SAFE_INT = 2**63
 _MAX_INT = _SAFE_INT - 1
 _MAX_COEFFICIENT = 2**32
-_SMALLEST = 1e-30  # bound next to 0: llguidance would make a deep regex of the digits of a smaller number
+_SMALLEST = 1e-30  # inclusive bound for an exclusive 0; a smaller number has many digits: a deep regex
 
 Number = int | float
 

@@ -31,7 +31,7 @@ class _Adapter:
     name: str
     path: Path
     pinned: bool
-    scale: float = 0.0  # for requests that select no adapter; 0: these requests do not use it
+    scale: float = 0.0  # default for requests that select no adapter; 0: they do not use this adapter
     worker: WorkerProcess | None = None  # the last worker that registered the adapter
 
 
@@ -44,7 +44,7 @@ class Adapters:
 
     def __init__(self) -> None:
         self._by_model: dict[str, dict[str, _Adapter]] = {}
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by model: one change at a time
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # model id → lock of its adapters
         self._numbers = itertools.count()
 
     def entries(self) -> list[AdapterEntry]:
@@ -167,7 +167,7 @@ class Adapters:
     async def prepare(
         self, worker: WorkerProcess, name: str, requests: Sequence[Request]
     ) -> tuple[str, Sequence[Request]]:
-        """The adapter of the requests, and the requests with their adapter and scale.
+        """The name of the adapter of the requests, and the requests with `adapter` and `adapter_scale` set.
 
         Registers the adapter if the worker does not have it. Raises the errors of `check` and `load`.
         """

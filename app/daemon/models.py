@@ -27,7 +27,7 @@ from .process import COMMAND, WorkerProcess, worker_environment
 
 STOPPING = "the daemon is stopping"
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
-CHECK_SECONDS = 60.0  # limit for the probe of a backend: a call into a broken driver may never return
+CHECK_SECONDS = 60.0  # maximum duration of a backend probe: a call into a broken driver may never return
 STATS_SECONDS = 1.0  # maximum wait for the statistics of a worker; later statistics are ignored
 
 log = logging.getLogger(__name__)

@@ -93,9 +93,9 @@ class Conversation:
         self.leaf = leaf
 
     def request(self, answer: Message) -> list[dict[str, Any]]:
-        """The messages of a request for `answer`. A question with an empty answer is omitted.
+        """The messages of a request for `answer`. A question whose answer is empty is omitted, and so is the answer.
 
-        Without the empty answer, two user messages would follow each other, which many chat templates reject.
+        If only the answer were omitted, two user messages would follow each other: many chat templates reject that.
         """
         path = self.path(answer.parent)
         messages = []

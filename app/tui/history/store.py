@@ -23,7 +23,7 @@ from ..text import one_line
 
 VERSION = 1
 UNDO_SECONDS = 24 * 3600.0
-EXCERPT_LEAD = 20  # characters of an excerpt before the first match
+EXCERPT_LEAD = 20  # number of characters that an excerpt shows before the first match
 
 _SCHEMA = """
 CREATE TABLE conversation (
