@@ -66,7 +66,7 @@ def load_ops(library: Path, ops: Iterable[str], make: str) -> None:
         raise LibraryMissing(f"{library} cannot be loaded: {error}") from error
     missing = [op for op in ops if not hasattr(torch.ops.localllm, op)]
     if missing:
-        raise LibraryMissing(f"{library} is of another version, without {', '.join(missing)}: {make} rebuilds it")
+        raise LibraryMissing(f"{library} is of another version and lacks {', '.join(missing)}: run {make} again")
 
 
 def _first_file(variable: str, *files: Path) -> Path | None:

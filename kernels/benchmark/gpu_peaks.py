@@ -17,12 +17,12 @@ ROUNDS = 9
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Rates per second."""
+    """Peak rates of a GPU, per second."""
 
     read: float  # bytes
     copy: float  # bytes read plus bytes written
     multiply: float  # bfloat16 operations; a multiply-add counts as two
-    rounds: int = ROUNDS  # each rate is the median of this many runs
+    rounds: int = ROUNDS  # number of runs; each rate is the median of its runs
 
     def changes(self, before: Peaks) -> dict[str, float]:
         """The relative change of each rate since `before`."""

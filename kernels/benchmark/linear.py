@@ -109,7 +109,7 @@ def _normals() -> Tensor:
 
 
 def _repeated(numbers: Tensor, out_features: int, in_features: int) -> Tensor:
-    """`numbers` repeated to [out_features, in_features]. Their period is too long for the CPU's branch prediction."""
+    """`numbers` repeated to [out_features, in_features]. Their period is too long for the CPU to predict."""
     return numbers.repeat(-(-out_features * in_features // len(numbers)))[: out_features * in_features].view(
         out_features, in_features
     )

@@ -37,9 +37,9 @@ class Prepared(NamedTuple):
     """A layer, and the arguments of its op that are the same in every step."""
 
     layer: DecoderLayer
-    weights: tuple[Any, ...]  # the op's arguments before those of the step
+    weights: tuple[Any, ...]  # the first arguments of the op, before those of the step
     heads: int
-    numbers: tuple[Any, ...]  # the op's arguments after those of the step
+    numbers: tuple[Any, ...]  # the last arguments of the op, after those of the step
     sinks: Tensor | None
     lora: LayerLora | None  # None: the reference computes steps with adapters
 

@@ -36,7 +36,7 @@ def tile_arguments(adapters: Adapters) -> TileArguments | None:
 
 
 def is_supported(weights: LoraWeights) -> bool:
-    """True if the kernels compute these factors."""
+    """True if the kernels support these LoRA factors."""
     return len(weights.widths) <= MAX_SLICES and weights.a.dtype in FLOATS
 
 

@@ -48,7 +48,7 @@ def _supported(x: Tensor, weight: Tensor) -> bool:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """x as [rows, dim], or as [rows, heads, dim] if that needs no copy. The rows may have a stride."""
+    """x as [rows, dim], or as [rows, heads, dim] if that needs no copy. The rows may have any stride."""
     dim = x.shape[-1]
     dense = {2: (1,), 3: (dim, 1)}  # strides of a dense row, by the number of dimensions of x
     if x.stride()[1:] == dense.get(x.dim()):

@@ -28,11 +28,11 @@ def interleaved_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tu
 
 
 def by_section(cos: Tensor, sin: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Multimodal positions (Qwen2-VL, Wang et al., 2024): combine the tables of time, height and width into one.
+    """Multimodal positions (Qwen2-VL, Wang et al., 2024): combine the tables of three kinds of positions into one.
 
-    cos and sin [3, tokens, half] -> [tokens, half], the arguments of any rotation. The first sizes[0] frequencies
-    rotate by the time position, the next by height, the last by width. Raises ValueError if the sizes do not add up to
-    half.
+    cos and sin [3 (time, height, width), tokens, half] -> [tokens, half], the arguments of any rotation. The first
+    sizes[0] frequencies rotate by the time position, the next sizes[1] by the height, the last sizes[2] by the width.
+    Raises ValueError if the sizes do not add up to half.
     """
     if len(sizes) != len(cos) or sum(sizes) != cos.shape[-1]:
         raise ValueError(

@@ -21,7 +21,7 @@ class Draws(NamedTuple):
     temperature: Tensor  # float32, 0 is greedy
     seed_low: Tensor  # int32, the lower 32 bits of the seed
     seed_high: Tensor  # int32, the higher 32 bits of the seed
-    position: Tensor  # int32, the counter of the row's draws
+    position: Tensor  # int32, draw position: it selects the row's noise together with the seed
     top_k: Tensor | None  # int32, 0 is off
     top_p: Tensor | None  # float32, 1 is off
     min_p: Tensor | None  # float32, 0 is off
@@ -216,7 +216,7 @@ def _draw(temperature: float, top_k: int | None, top_p: float | None, min_p: flo
 
 def _logprobs(k: int) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        logits = _logits(generator).round()  # rounded logits have equal values, whose order is tested
+        logits = _logits(generator).round()  # so that some logits are equal: the case tests their order
         return {"logits": logits, "tokens": torch.randint(VOCAB, (ROWS,), generator=generator), "k": k}
 
     return make

@@ -27,10 +27,10 @@ class Cache:
 
 
 class Tiles(NamedTuple):
-    """The tokens that have an adapter, sorted by adapter slot and cut into tiles of at most `chunk` tokens of one slot
-    (chunked segments, as in S-LoRA and SGLang's csgmv). An unused tile is empty."""
+    """The tokens that have an adapter, grouped into tiles of at most `chunk` tokens of one adapter slot (chunked
+    segments, as in S-LoRA and SGLang's csgmv). An unused tile is empty."""
 
-    order: Tensor  # [tokens] int32: indices of tokens, sorted by adapter slot; tokens without an adapter come last
+    order: Tensor  # [tokens] int32: indices of tokens, tile after tile; tokens without an adapter come last
     starts: Tensor  # [tiles + 1] int32: tile i has the tokens order[starts[i]] … order[starts[i + 1] - 1]
     slots: Tensor  # [tiles] int32, adapter slot of each tile
     chunk: int

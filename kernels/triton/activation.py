@@ -39,7 +39,7 @@ def _launch(gate_up: Tensor, kind: int) -> Tensor:
 
 @triton.jit
 def _gate(out, x, stride, dim, KIND: tl.constexpr, SPAN: tl.constexpr):
-    """Program (row, block): SPAN outputs of a row."""
+    """Program (row, block) computes SPAN outputs of a row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * SPAN + tl.arange(0, SPAN)
     inside = column < dim

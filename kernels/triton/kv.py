@@ -96,7 +96,7 @@ def _append(
 
 @triton.jit
 def _as(x, dtype: tl.constexpr):
-    """float32 x converted to `dtype`; for float8 clamped to its range."""
+    """`x` (float32) converted to `dtype`; for float8, clamped to the range of float8 first."""
     if dtype == tl.float8e4nv:
         x = tl.minimum(tl.maximum(x, -448.0), 448.0)
     return x.to(dtype)

@@ -60,7 +60,8 @@ def shrink(
 def lookup(
     inner, ids, a, order, starts, slots, vocab, a_stride, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """Grid: tiles. inner [tokens, WIDTH] float32, in the order of `order`; ids [tokens] int32, columns of A."""
+    """Grid: tiles. Writes inner [tokens, WIDTH] float32, where the tokens have the order of `order`. ids [tokens] int32
+    are token ids, the columns of A to read."""
     tile = tl.program_id(0)
     first = tl.load(starts + tile)
     end = tl.load(starts + tile + 1)

@@ -27,7 +27,7 @@ def _add_int4(
     sums, activations, from_data, base, stop, factor, shift,
     ONE: tl.constexpr, EVEN: tl.constexpr, PTX: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """sums + activations * weights, for BLOCK_K int4 inputs from `base` on."""
+    """sums + activations * weights, for BLOCK_K int4 inputs from index `base` on."""
     byte = base // 2 + tl.arange(0, BLOCK_K // 2)
     if EVEN:
         pair = tl.load(from_data + byte[None, :])

@@ -75,7 +75,7 @@ def test_a_library_that_torch_cannot_load_is_missing(tmp_path: Path) -> None:
 def test_a_library_of_another_version_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
     monkeypatch.setattr(cpu, "OPS_WITHOUT_RESULT", [*cpu.OPS_WITHOUT_RESULT, "of_tomorrow"])
-    with pytest.raises(LibraryMissing, match="without of_tomorrow: make build"):
+    with pytest.raises(LibraryMissing, match="lacks of_tomorrow: run make build again"):
         cpu._load(find_library())
 
 
@@ -89,7 +89,7 @@ def test_a_cuda_library_of_another_version_is_missing(monkeypatch: pytest.Monkey
     """The CPU library takes the place of a CUDA library without the required ops."""
     pytest.importorskip("localllm.kernels.cpu", exc_type=ImportError)
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(find_library()))
-    with pytest.raises(LibraryMissing, match=r"without .*small_batch.* make build CUDA=1"):
+    with pytest.raises(LibraryMissing, match=r"lacks .*small_batch.*: run make build CUDA=1 again"):
         import_module("localllm.kernels.cuda")
 
 
@@ -106,7 +106,7 @@ except ImportError as error:
 """
     environment = os.environ | {"LOCALLLM_CUDA_LIBRARY": __file__}
     done = subprocess.run([sys.executable, "-c", script], env=environment, text=True, capture_output=True)
-    assert done.stdout.endswith("make build CUDA=1 rebuilds it True True\n"), done
+    assert done.stdout.endswith("run make build CUDA=1 again True True\n"), done
 
 
 def test_the_ops_of_the_cuda_library_are_named() -> None:
