@@ -1,4 +1,4 @@
-"""The tree of messages: branches, the visible path, and the request for an answer."""
+"""The tree of messages: branches, the current branch, and the request for an answer."""
 
 from __future__ import annotations
 
