@@ -16,15 +16,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localllm.backends import cpu
 from localllm.backends.cpu.device import DEVICE, MISSING
-from localllm.backends.pytorch.graphs.runner import GraphRunner
+from localllm.backends.pytorch.graphs.runner import Captures, GraphRunner
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.batch import Want
+from localllm.engine.errors import OutOfMemory
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import Graphs, LoraBackend
+from localllm.engine.runner import Replay
 from localllm.kernels.ops.layer import Layer
 
+from . import canary
 from .batches import Row
+from .conformance import BUDGET
 from .tape import Tape
 from .test_lora import OPTIONS, adapter_of, assert_equal, put, run, save_adapter
 from .tiny import TINIES, VOCAB
@@ -114,4 +118,25 @@ def test_the_number_of_adapters_changes_no_launch_count(tmp_path: Path) -> None:
         one, eight, base = counts
         assert one == eight
         assert one.total() > base.total()
+    runner.close()
+
+
+def test_a_size_that_does_not_fit_in_memory_is_tried_once(tmp_path: Path) -> None:
+    """The steps of this size run without graphs, and the tokens of the step in flight stay."""
+    runner = open_runner(read_model(canary.save(tmp_path)), BUDGET, TAPED, 2**30)
+    assert isinstance(runner, GraphRunner)
+    inputs = runner._inner.inputs
+    tries = []
+
+    def capture(size: int) -> Replay:
+        tries.append(size)
+        inputs._drawn.fill_(-1)
+        raise OutOfMemory("no memory for the capture")
+
+    captures = Captures(inputs, capture)
+    inputs._drawn.fill_(7)
+    assert captures.find(4) is None
+    assert captures.find(4) is None
+    assert tries == [4]
+    assert inputs._drawn.eq(7).all()
     runner.close()
