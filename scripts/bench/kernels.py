@@ -16,11 +16,11 @@ from shapes import SHAPES, Shape
 
 from localllm.backends.cpu.device import OPS
 from localllm.backends.cpu.machine import BF16_FLAGS, cores, cpu_flags
-from localllm.kernels.benchmark import attention, elements, linear, sampling
+from localllm.kernels.benchmark import attention, elements, linear, lora, sampling
 from localllm.kernels.benchmark.cpu_peaks import CpuPeaks
 from localllm.kernels.benchmark.work import Work, timed
 
-FAMILIES = ("linear", "attention", "elements", "sampling")
+FAMILIES = ("linear", "attention", "elements", "lora", "sampling")
 UNITS: Mapping[str, tuple[float, str]] = {"read": (1e9, "GB/s")}
 
 
@@ -81,6 +81,9 @@ def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Ite
         yield from attention.works(*heads, dtype)
     if "elements" in families:
         yield from elements.works(elements.Model(shape.hidden, shape.inner, *heads, shape.vocab, dtype))
+    if "lora" in families:
+        matrices = [(shape.hidden, shape.heads * shape.head_dim), (shape.inner, shape.hidden)]
+        yield from lora.works(matrices, shape.hidden, dtype)
     if "sampling" in families:
         yield from sampling.works(shape.vocab)
 

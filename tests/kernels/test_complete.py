@@ -11,7 +11,7 @@ import torch
 
 from localllm import kernels
 from localllm.backends.cpu import device
-from localllm.kernels.benchmark import attention, elements, linear, sampling
+from localllm.kernels.benchmark import attention, elements, linear, lora, sampling
 from localllm.kernels.ops import CASES, Ops
 
 FOLDER = Path(next(iter(kernels.__path__)))
@@ -35,6 +35,7 @@ def benchmarked() -> set[str]:
         attention.works(4, 2, 8, torch.float32),
         elements.works(elements.Model(64, 64, 4, 2, 8, 32, torch.float32)),
         sampling.works(32),
+        lora.works([(64, 64)], 32, torch.float32),
     )
     return {work.op for work in works}
 
