@@ -99,7 +99,7 @@ def _choose_first(files: ModelFiles | None) -> Choice:
     if files is not None and refusals:
         raise _refused(files, refusals)
     message = f"no backend works on this machine ({_listed(reasons)})"
-    raise BackendUnavailable(message, reasons, "see localllm doctor")
+    raise BackendUnavailable(message, reasons, "run `localllm doctor` for details")
 
 
 def _refusal(backend: Backend, files: ModelFiles | None) -> str:

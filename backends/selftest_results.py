@@ -23,7 +23,7 @@ class SelfTestResults:
     """The verdicts on tested kernels, cached in a file. A key is "op: implementation"; an empty verdict is a pass."""
 
     file: Path
-    device: str  # display name
+    device: str  # display name of the device
     verdicts: dict[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -106,7 +106,7 @@ class CrashMark:
             return
         with suppress(OSError):
             if self._lock is not None:
-                os.ftruncate(self._lock, 0)  # another process may read the file after it is deleted
+                os.ftruncate(self._lock, 0)  # another process may have opened the file before it is deleted
             self._file.unlink(missing_ok=True)
         if self._lock is not None:
             os.close(self._lock)
@@ -116,7 +116,7 @@ def newest(folder: Path) -> dict[str, str]:
     """The outcome of each device's newest self-test, by the name of the device. For `localllm doctor`."""
     outcomes: list[tuple[float, str, str]] = []
     for file in folder.glob("*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # corrupt, or deleted in the meantime
+        with suppress(OSError, ValueError, KeyError, TypeError):  # the file is corrupt or was deleted
             contents = json.loads(file.read_text("utf-8"))
             outcome = "; ".join(contents["fallbacks"]) or f"all {len(contents['verdicts'])} kernels are right"
             outcomes.append((file.stat().st_mtime, str(contents["device"]), f"{outcome} ({contents['date']})"))

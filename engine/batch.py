@@ -24,22 +24,22 @@ class AnswerSampling:
     """Sampling parameters, one value per answer (see Batch). Answers that draw no token have neutral values."""
 
     temperature: NDArray[np.float32]  # [answers]
-    top_k: Ints  # [answers], 0 is off
+    top_k: Ints  # [answers]; 0: off
     top_p: NDArray[np.float32]  # [answers]
     min_p: NDArray[np.float32]  # [answers]
     repetition_penalty: NDArray[np.float32]  # [answers]
     presence_penalty: NDArray[np.float32]  # [answers]
     frequency_penalty: NDArray[np.float32]  # [answers]
     seed: NDArray[np.uint64]  # [answers]
-    draw: Ints  # [answers] position of the token to draw: the counter of the seeded draw
-    logprobs: Ints  # [answers], -1: none, else the number of likeliest tokens to list
-    bias_answers: Ints  # [biases] answer, token and value of every logit_bias entry
-    bias_tokens: Ints
-    bias_values: NDArray[np.float32]
-    history_answers: Ints  # [pairs] answer, token, counts: the distinct tokens before each answer with penalties
-    history_tokens: Ints
-    history_prompt: Ints  # occurrences in the prompt
-    history_output: Ints  # occurrences in the output, drafts before the answer included
+    draw: Ints  # [answers] position of the drawn token, which selects its random numbers
+    logprobs: Ints  # [answers] number of likeliest tokens to list; -1: no log-probabilities
+    bias_answers: Ints  # [biases] index of the answer; one element for each logit_bias entry of each answer
+    bias_tokens: Ints  # [biases]
+    bias_values: NDArray[np.float32]  # [biases]
+    history_answers: Ints  # [pairs] index of the answer; a pair is an answer with penalties and a token before it
+    history_tokens: Ints  # [pairs] the token; the tokens of an answer are distinct
+    history_prompt: Ints  # [pairs] occurrences of the token in the prompt
+    history_output: Ints  # [pairs] occurrences of the token in the output, including drafts before the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +57,27 @@ class Batch:
     and after each draft, 1 + drafts[r] tokens in all. It returns them up to and including the first that differs from
     the draft at its position. A row with drafts wants a token and does not carry.
 
-    Copies: the step reads the sources of all page copies before it writes any target, and so for state copies. All
-    targets differ.
+    Copies: the step reads the sources of all page copies before it writes any target. The same holds for state copies.
+    All targets differ.
 
     Answers: rows that want a token have 1 + drafts answers, rows that want hidden states one, other rows none. They
     are numbered in order of rows and positions.
     """
 
-    tokens: Ints  # [tokens]; the last token of a row that carries is 0 and must be replaced
+    tokens: Ints  # [tokens]; 0 for a token that the device must take from the previous step (see `carry`)
     positions: Ints  # [tokens]
     row_starts: Ints  # [rows + 1]
     drafts: Ints  # [rows]
-    page_tables: tuple[Ints, ...]  # per group [rows, pages of the longest row]; 0: no page, as no page has the id 0
-    states: Ints  # [rows], -1 for a runner without states
-    adapters: Ints  # [rows] adapter slot, 0 is the base model
-    adapter_scales: NDArray[np.float32]  # [rows] factor of the adapter's delta
-    carry: Ints  # [rows]: row of the step before that draws the last token of this row; -1: the token is known
-    wants: NDArray[np.uint8]  # [rows] of Want
+    page_tables: tuple[Ints, ...]  # for each cache group [rows, pages of the longest row]; 0: no page
+    states: Ints  # [rows] state slot; -1: the runner has no states
+    adapters: Ints  # [rows] adapter slot; 0: the base model
+    adapter_scales: NDArray[np.float32]  # [rows] factor that multiplies the adapter's contribution
+    carry: Ints  # [rows] row of the previous step that draws this row's last token; -1: `tokens` has it
+    wants: NDArray[np.uint8]  # [rows] values of Want
     sampling: AnswerSampling
-    mask_answers: Ints  # [masked answers]
+    mask_answers: Ints  # [masked answers] index of the answer
     masks: NDArray[np.uint32]  # [masked answers, ceil(vocab / 32)], bit t % 32 of word t // 32: token t is allowed
-    page_copies: tuple[Ints, ...]  # per group [copies, 2] pages (source, target) to copy before the step
+    page_copies: tuple[Ints, ...]  # for each cache group [copies, 2]: pages (source, target) to copy before the step
     state_copies: Ints  # [copies, 2] state slots or snapshots (source, target) to copy before the step
 
     @property
@@ -90,19 +90,19 @@ class Batch:
 
     @property
     def context_lens(self) -> Ints:
-        """[rows] positions in each row's cache after this step, drafts included."""
+        """[rows] number of positions that each row has in the cache after this step, drafts included."""
         return self.positions[self.row_starts[1:] - 1] + np.int32(1)
 
     @property
     def answer_starts(self) -> Ints:
-        """[rows + 1] row r has the answers answer_starts[r]…answer_starts[r + 1] - 1."""
+        """[rows + 1] offsets: row r has the answers answer_starts[r]…answer_starts[r + 1] - 1."""
         starts = np.zeros(len(self.wants) + 1, np.int32)
         ((self.wants != Want.NOTHING) + self.drafts).cumsum(out=starts[1:])
         return starts
 
     @property
     def answer_tokens(self) -> Ints:
-        """[answers] index into `tokens` of the token that each answer follows."""
+        """[answers] for each answer, the index in `tokens` of the token before it, whose logits it needs."""
         starts = self.answer_starts
         counts = np.diff(starts)
         first = self.row_starts[1:] - counts - starts[:-1]

@@ -15,7 +15,7 @@ from .grammar import Grammar, allowed_tokens
 
 
 class Drafter(Protocol):
-    """Proposes tokens, e.g. by a search for the last tokens in the prompt."""
+    """Proposes the next tokens, e.g. the tokens that followed an earlier occurrence of the last tokens."""
 
     def propose(self, tokens: list[int], limit: int) -> list[int]:
         """At most `limit` tokens that probably follow `tokens`, in order."""
@@ -23,7 +23,7 @@ class Drafter(Protocol):
 
 
 def usable(drafts: list[int], stop_ids: frozenset[int], vocab_size: int) -> tuple[int, ...]:
-    """The drafts before the first stop id or invalid id. A sequence ends at a stop id, so no later answer is needed."""
+    """The drafts before the first stop id or invalid id. A sequence ends at a stop id, so later drafts are useless."""
     for index, draft in enumerate(drafts):
         if draft in stop_ids or not 0 <= draft < vocab_size:
             return tuple(drafts[:index])
@@ -33,10 +33,11 @@ def usable(drafts: list[int], stop_ids: frozenset[int], vocab_size: int) -> tupl
 def follow(
     grammar: Grammar, mask: NDArray[np.uint32], drafts: tuple[int, ...], vocab_size: int
 ) -> tuple[tuple[int, ...], tuple[NDArray[np.uint32], ...]]:
-    """The drafts that the grammar allows, and the mask of the answer after each.
+    """(the first drafts that the grammar allows, the mask of allowed tokens after each of them).
 
-    `mask` has the allowed tokens of the answer before the first draft. A draft that ends the text is left out, as in
-    `usable`. If the grammar fails at a draft, the drafts before it stay: the failure is reported when they are drawn.
+    `mask` has the allowed tokens at the position of the first draft. A draft that ends the text is left out, as in
+    `usable`. If the grammar fails at a draft, the drafts before it stay. The failure is reported later, when the
+    sequence draws the failing token.
     """
     matcher = grammar.copy()
     masks: list[NDArray[np.uint32]] = []
@@ -49,7 +50,7 @@ def follow(
             if matcher.finished:
                 break
             mask = allowed_tokens(matcher, vocab_size)
-        except Exception:  # foreign code
+        except Exception:  # a grammar is foreign code
             break
         masks.append(mask)
     return drafts[: len(masks)], tuple(masks)

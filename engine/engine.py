@@ -43,7 +43,7 @@ class Engine:
         on_failure: Callable[[RunnerFailed], None] = _ignore,
         drafter: Drafter | None = None,
     ) -> None:
-        """Raises EngineError if there is a drafter and the runner takes no drafts."""
+        """Raises EngineError if there is a drafter, but the runner verifies no drafts."""
         spec = runner.spec
         self._runner = runner
         self._on_deltas = on_deltas
@@ -61,10 +61,11 @@ class Engine:
         self._step_seconds = 0.0
         self._began: float | None = None  # time at which the current step began
         self._shortages = 0
-        self._left_open = False  # after a failure: close() must still close the runner
+        self._left_open = False  # True: the engine failed, and close() must still close the runner
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises RequestRefused for a request that can never run, EngineError when closed."""
+        """Queue a request. Raises RequestRefused for a request that can never run, and EngineError if the engine is
+        closed."""
         with self._state:
             if self._closed:
                 raise EngineError("the engine is closed")
@@ -72,14 +73,15 @@ class Engine:
             self._state.notify()
 
     def cancel(self, request_id: str) -> bool:
-        """End a request. Its memory is free at once; the next step has its last delta. False: no such request."""
+        """End a request. Its memory is free at once, and the next step returns its last delta. Returns False if there
+        is no such request."""
         with self._state:
-            return self._scheduler.cancel(request_id)  # no notify: a live request keeps the thread awake
+            return self._scheduler.cancel(request_id)  # no notify: a live request already keeps the thread awake
 
     def register_adapter(self, adapter: Adapter, *, pinned: bool = False) -> None:
         """Read an adapter to main memory while steps go on, and register it, so that requests may use it.
 
-        Raises ModelRefused if it does not fit the base model, RequestRefused if it cannot be pinned.
+        Raises ModelRefused if the adapter does not fit the base model, and RequestRefused if it cannot be pinned.
         """
         with self.prepared_adapter(adapter), self._state:
             if self._closed:
@@ -90,8 +92,8 @@ class Engine:
     def prepared_adapter(self, adapter: Adapter) -> Iterator[None]:
         """Read an adapter to main memory while steps go on, and keep it there until the end of the `with` block.
 
-        A `register_adapter` inside the block takes no time. The block keeps the adapter also if its last request ends
-        meanwhile. Raises ModelRefused if it does not fit the base model.
+        Inside the block, `register_adapter` need not read the files again. The adapter stays in memory even if its last
+        request ends meanwhile. Raises ModelRefused if the adapter does not fit the base model.
         """
         with self._state:
             self._adapters.begin(adapter)
@@ -103,7 +105,8 @@ class Engine:
                 self._adapters.end(adapter)
 
     def unregister_adapter(self, name: str) -> bool:
-        """Accept no more requests for an adapter; requests in progress still use it. False: there is no such name."""
+        """Accept no more requests for an adapter; requests in progress still use it. Returns False if no adapter has
+        this name."""
         with self._state:
             return self._adapters.unregister(name) is not None
 
@@ -133,7 +136,9 @@ class Engine:
             return self._scheduler.has_work
 
     def step(self) -> list[Delta]:
-        """Plan and start a step; commit the step before, or this step without overlap. Not thread-safe."""
+        """Plan and start a step, then commit the previous step. If the device cannot overlap steps, commit this step.
+
+        Returns the new deltas. Not thread-safe."""
         began = time.perf_counter()
         with self._state:
             batch = self._scheduler.schedule()
@@ -173,7 +178,8 @@ class Engine:
         return result
 
     def _step_without_memory(self, error: OutOfMemory) -> list[Delta]:
-        """Commit the step before; the step that was planned last is lost."""
+        """Handle a step that ran out of memory when it was started: commit the previous step, then end the requests of
+        the lost step."""
         before = self._in_flight
         self._in_flight = None
         try:
@@ -185,7 +191,8 @@ class Engine:
         return deltas + self._without_memory(error)
 
     def _answers_without_memory(self, error: OutOfMemory) -> list[Delta]:
-        """A started step is lost, and also the step after it, which reads its tokens and pages."""
+        """Handle a started step that ran out of memory. The step after it is lost too, because it reads tokens and
+        pages of the first."""
         after = self._in_flight
         self._in_flight = None
         if after is not None:
@@ -194,7 +201,8 @@ class Engine:
         return self._without_memory(error)
 
     def _without_memory(self, error: OutOfMemory) -> list[Delta]:
-        """End the requests of all uncommitted steps. Raises `error` after MAX_SHORTAGES such steps in a row."""
+        """End the requests of all uncommitted steps. If more than MAX_SHORTAGES consecutive steps ran out of memory,
+        raises `error` instead."""
         self._began = None
         self._shortages += 1
         if self._shortages > MAX_SHORTAGES:
@@ -233,7 +241,7 @@ class Engine:
                 if deltas:
                     self._on_deltas(deltas)
             self._end_requests()
-        except Exception as error:  # the step may have done anything: report the error and end
+        except Exception as error:  # the state is unknown after any error: report it and end
             self._fail(error)
         else:
             self._runner.close()
@@ -246,7 +254,7 @@ class Engine:
 
     def _end_requests(self) -> None:
         if self._in_flight is not None:
-            with suppress(OutOfMemory):  # its requests end anyway
+            with suppress(OutOfMemory):  # the requests of this step end anyway
                 self._in_flight.result()
         with self._state:
             for request_id in self._scheduler.request_ids:

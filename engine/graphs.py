@@ -15,20 +15,20 @@ TOKEN_SIZES = (
 
 
 def decode_sizes(max_rows: int) -> tuple[int, ...]:
-    """Bucket sizes of decode steps in rows, ascending; the last one fits `max_rows` rows. Padding adds at most 3 rows
-    up to 12 rows, 7 up to 256, 15 up to 512, and 31 above."""
+    """Bucket sizes of decode steps in rows, ascending; the last bucket fits `max_rows` rows. A step of up to 12 rows is
+    padded by at most 3 rows; of up to 256 rows by 7; of up to 512 rows by 15; a larger step by 31."""
     sizes = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, max(max_rows, 512) + 32, 32))
     return sizes[: bisect_left(sizes, max_rows) + 1]
 
 
 def token_sizes(max_tokens: int) -> tuple[int, ...]:
-    """Bucket sizes of other steps in tokens, ascending, none above `max_tokens`. Padding adds at most 1/8 above 128
-    tokens. The sizes up to 1,024 are those of SGLang; the larger sizes keep the relative distance."""
+    """Bucket sizes of prefill and mixed steps in tokens, ascending, none above `max_tokens`. A step of more than 128
+    tokens is padded by at most 1/8. The sizes up to 1,024 are those of SGLang."""
     return TOKEN_SIZES[: bisect_right(TOKEN_SIZES, max_tokens)]
 
 
 def bucket(size: int, sizes: Sequence[int]) -> int | None:
-    """The smallest of the ascending `sizes` that is at least `size`; None if all are smaller."""
+    """The smallest element of `sizes` that is at least `size`; None if all are smaller. `sizes` is ascending."""
     index = bisect_left(sizes, size)
     if index == len(sizes):
         return None

@@ -25,15 +25,15 @@ class Rope:
     theta: float
     rotary_dim: int  # rotated dimensions per head, even
     factor: float = 1.0
-    original_positions: int = 0  # context of the training before the context extension
+    original_positions: int = 0  # context length of the original training, before the context was extended
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0  # yarn (Peng et al., 2023)
     beta_slow: float = 1.0
     truncate: bool = True
-    attention_factor: float = 1.0  # factor of cos and sin: yarn, longrope
+    attention_factor: float = 1.0  # yarn, longrope: factor that multiplies cos and sin
     short_factors: tuple[float, ...] = ()  # longrope (Ding et al., 2024), for positions up to original_positions
-    long_factors: tuple[float, ...] = ()  # for positions above
+    long_factors: tuple[float, ...] = ()  # longrope, for positions above original_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ModelConfig:
     """The configuration of a decoder-only transformer."""
 
     model_type: str
-    vocab_size: int  # 0: unknown (an architecture without a model file here)
+    vocab_size: int  # 0: unknown (an architecture that is not in FAMILIES)
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -55,12 +55,12 @@ class ModelConfig:
     qkv_bias: bool
     output_bias: bool  # bias of the output projection of attention
     mlp_bias: bool
-    layer_kinds: tuple[LayerKind, ...]  # one per layer
+    layer_kinds: tuple[LayerKind, ...]  # the kind of each layer
     window: int  # positions that a sliding layer attends to, including its own; 0: no sliding layers
     ropes: Mapping[LayerKind, Rope]  # layer kind -> rope
     attention_scale: float
-    logit_soft_cap: float  # 0: none
-    dtype: str  # of the weights, e.g. "bfloat16"; empty: unknown
+    logit_soft_cap: float  # 0: no soft cap
+    dtype: str  # dtype of the weights, e.g. "bfloat16"; empty: unknown
     eos_ids: tuple[int, ...]
     quantization: Quantization | None  # None: unquantised
 
@@ -70,29 +70,29 @@ class _Family:
     """The config.json fields of an architecture, with the defaults of the config class in transformers."""
 
     max_positions: int
-    optional: tuple[str, ...] = ()  # the fields of OPTIONAL that this architecture has
-    kv_heads: int = 0  # 0: num_attention_heads
-    head_dim: int = 0  # 0: hidden_size / num_attention_heads
+    optional: tuple[str, ...] = ()  # the fields of OPTIONAL that this architecture reads
+    kv_heads: int = 0  # default of num_key_value_heads; 0: num_attention_heads
+    head_dim: int = 0  # default of head_dim; 0: hidden_size / num_attention_heads
     norm_eps: float = 1e-6
     activation_key: str = "hidden_act"
     activation: str = "silu"
     tie: bool = False
-    qkv_bias: bool = False  # True: always; False: as the field attention_bias says
-    pattern: bool = False  # True: every sliding_window_pattern-th layer is full, and ropes differ by layer kind
+    qkv_bias: bool = False  # True: the model always has this bias; False: the field attention_bias decides
+    pattern: bool = False  # True: every sliding_window_pattern-th layer is full, and each layer kind has its own rope
     window: int = 0
     windowed: bool = True  # default of use_sliding_window
-    first_sliding: int = 0  # default of max_window_layers; without `pattern`, all layers from this one on slide
-    layer_types: bool = True  # True: a layer_types field may override that rule
+    first_sliding: int = 0  # default of max_window_layers: without `pattern`, the index of the first sliding layer
+    layer_types: bool = True  # whether a layer_types field may override `pattern` and `first_sliding`
     theta: float = 10_000.0
-    partial_rotary: bool = False  # True: rotary_dim may be less than head_dim
+    partial_rotary: bool = False  # whether rotary_dim may be less than head_dim
     rope_kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn", "longrope")
     longrope_names: tuple[str, ...] = ()  # older names of longrope in files of this architecture
-    original_positions: int = 0  # default of original_max_position_embeddings; 0: optional field
-    query_scalar: int = 0  # default of query_pre_attn_scalar; 0: head_dim
+    original_positions: int = 0  # default of original_max_position_embeddings; 0: no default
+    query_scalar: int = 0  # default of query_pre_attn_scalar; 0: equal to head_dim
     eos: tuple[int, ...] = ()
 
 
-# Fields that an architecture ignores, whatever their values are, unless it names them in `optional`.
+# Only the architectures that list these fields in `optional` read them; the others ignore any value.
 OPTIONAL = frozenset(
     {
         "attention_bias",
@@ -208,7 +208,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
 
 
 def _refuse_other_models(fields: Fields, where: str) -> None:
-    """Refuse models of these architectures that are not plain decoders."""
+    """Refuse a model of a supported architecture if its config.json makes it anything but a plain decoder."""
     for key, supported in (("use_bidirectional_attention", False), ("is_causal", True)):
         if fields.flag(key, supported) != supported:
             raise ModelRefused(f"{where}: {key} is not supported: the model does not generate text")
@@ -243,17 +243,17 @@ def _activation(fields: Fields, family: _Family, where: str) -> Activation:
 
 
 def _eos_ids(fields: Fields, family: _Family, vocab: int) -> tuple[int, ...]:
-    """The ids in the field; the default of the family if the field is absent. null means that there is none."""
+    """The end-of-sequence ids; the default of the family if the field is absent. null means that there are none."""
     if "eos_token_id" in fields or fields.null("eos_token_id"):
         return fields.ids("eos_token_id", vocab)
     return tuple(filter(range(vocab).__contains__, family.eos))
 
 
 def _unknown(fields: Fields) -> ModelConfig:
-    """The ModelConfig of an architecture without a model file here: the fields that the engine needs, otherwise zeros.
+    """The ModelConfig of an architecture that is not in FAMILIES. Only the fields that the engine needs are set.
 
-    A backend with its own models may support it, so nothing is refused here. Multimodal models have these fields in
-    text_config.
+    A backend with its own models may support the architecture, so nothing is refused here. Multimodal models have these
+    fields in text_config.
     """
     text = fields
     if "vocab_size" not in fields:
@@ -286,7 +286,7 @@ def _unknown(fields: Fields) -> ModelConfig:
         logit_soft_cap=0.0,
         dtype=_readable(lambda: text.text(text.either("dtype", "torch_dtype"), ""), ""),
         eos_ids=_readable(lambda: fields.ids("eos_token_id", vocab), ()),
-        quantization=None,  # the backend with the architecture reads it
+        quantization=None,  # a backend that supports the architecture reads config.json itself
     )
 
 
@@ -298,7 +298,7 @@ def _readable(read: Callable[[], T], default: T) -> T:
 
 
 def _layer_kinds(fields: Fields, family: _Family) -> tuple[tuple[LayerKind, ...], int]:
-    """(kind of each layer, window; 0 without sliding layers)"""
+    """(kind of each layer, window). The window is 0 if no layer is sliding."""
     layers = fields.integer("num_hidden_layers", 1, 2**10)
     window = _window(fields, family)
     kinds = _default_kinds(fields, family, layers, window)
@@ -323,7 +323,7 @@ def _window(fields: Fields, family: _Family) -> int:
 
 
 def _default_kinds(fields: Fields, family: _Family, layers: int, window: int) -> tuple[LayerKind, ...]:
-    """The kinds of an architecture without a layer_types field."""
+    """The kinds of the layers if config.json has no layer_types field."""
     if family.pattern:
         pattern = fields.integer("sliding_window_pattern", 1, layers + 6, 6)
         period = (_SLIDING,) * (pattern - 1) + (_FULL,)
@@ -337,7 +337,7 @@ def _default_kinds(fields: Fields, family: _Family, layers: int, window: int) ->
 def _listed_kinds(fields: Fields, layers: int) -> tuple[LayerKind, ...]:
     names = fields.texts("layer_types")
     if len(names) != layers or not set(names) <= _LAYER_KINDS.keys():
-        raise fields.refuse("layer_types", f"{layers} names from {_KIND_NAMES}")
+        raise fields.refuse("layer_types", f"a list of {layers} names, each one of {_KIND_NAMES}")
     return tuple(_LAYER_KINDS[name] for name in names)
 
 
@@ -346,8 +346,9 @@ def _ropes(
 ) -> Mapping[LayerKind, Rope]:
     """The rope of each kind of layer.
 
-    transformers 5 writes rope_parameters, by layer type if they differ. transformers 4 wrote rope_theta and
-    rope_scaling; for Gemma 3 also rope_local_base_freq, to which rope_scaling does not apply.
+    transformers 5 writes rope_parameters: one table, or one for each layer type if they differ. transformers 4 wrote
+    rope_theta and rope_scaling. For Gemma 3 it also wrote rope_local_base_freq for sliding layers, to which
+    rope_scaling does not apply.
     """
     tables = _tables_by_kind(fields) if family.pattern else _shared_table(fields)
     thetas = {"full": fields.number("rope_theta", 1.0, 1e15, family.theta)}
@@ -391,7 +392,8 @@ def _tables_by_kind(fields: Fields) -> dict[LayerKind, Fields]:
 
 
 def _rope(fields: Fields, family: _Family, table: Fields, theta: float, head_dim: int, positions: int) -> Rope:
-    """The rope of one table. `theta` and `positions` are defaults: rope_theta, original_max_position_embeddings."""
+    """The rope of one table. `theta` is the default of rope_theta, `positions` that of
+    original_max_position_embeddings."""
     kind = table.text(table.either("rope_type", "type"), "default")
     if kind in family.longrope_names:
         kind = "longrope"
@@ -405,7 +407,7 @@ def _rope(fields: Fields, family: _Family, table: Fields, theta: float, head_dim
     if kind == "default":
         return rope
     original = table.integer("original_max_position_embeddings", 1, 2**27, positions)
-    if not family.pattern:  # this field overrides rope_parameters; Phi-3 always has it
+    if not family.pattern:  # config.json's own field overrides that of rope_parameters; Phi-3 always has it
         default = family.original_positions or original
         original = fields.integer("original_max_position_embeddings", 1, 2**27, default)
     return _SCALED_ROPES[kind](rope, table, original, positions)
@@ -480,10 +482,10 @@ _SCALED_ROPES: Mapping[str, Callable[[Rope, Fields, int, int], Rope]] = MappingP
 
 
 def _rotary_dim(fields: Fields, family: _Family, table: Fields, kind: str, head_dim: int) -> int:
-    """The rotated dimensions of a head.
+    """The number of rotated dimensions per head.
 
-    Most architectures in transformers have partial_rotary_factor only by accident: the default rope type ignores it,
-    and their attention fails with a scaled rope type.
+    For most architectures transformers accepts partial_rotary_factor, but does not support it: the default rope type
+    ignores it, and the attention fails with a scaled rope type. Such a model is refused.
     """
     if kind == "default" and not family.partial_rotary:
         return _even(head_dim)
@@ -491,7 +493,7 @@ def _rotary_dim(fields: Fields, family: _Family, table: Fields, kind: str, head_
     dim = int(head_dim * table.number("partial_rotary_factor", 1e-3, 1.0, share))
     if dim != head_dim and not family.partial_rotary:
         source = table if "partial_rotary_factor" in table else fields
-        raise source.refuse("partial_rotary_factor", f"1 (rope type {kind} of this architecture)")
+        raise source.refuse("partial_rotary_factor", f"1 (rope type {kind} of this architecture needs it)")
     return _even(dim)
 
 

@@ -22,23 +22,23 @@ LoraBackend = Literal["auto", "torch_native", "triton", "csgmv"]
 class LoadOptions:
     """Options for one loaded model. A backend raises SettingRefused for an option that it does not support."""
 
-    context: int | None = None  # positions of one sequence; None: the model's limit, if it fits
-    cache_bytes: int | None = None  # KV memory; None: sized from the free memory
-    cache_share: float | None = None  # fraction of the memory left after loading, for the KV cache; None: automatic
+    context: int | None = None  # maximum positions of one sequence; None: the model's limit, if the memory suffices
+    cache_bytes: int | None = None  # bytes of the KV cache; None: computed from the free memory
+    cache_share: float | None = None  # the KV cache's share of the memory left after loading; None: automatic
     max_rows: int = 64
-    max_step_tokens: int | None = None  # tokens in one step; None: the device's default
+    max_step_tokens: int | None = None  # maximum number of tokens in one step; None: the device's default
     page_size: int | None = None  # tokens per page of the KV cache; None: the device's default
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     cache_dtype: CacheDtype = "auto"  # dtype of the KV cache; auto: the dtype of activations
     quant: Quant = "none"  # format that the weights are quantised to while they are loaded
-    packed_dir: Path | None = None  # cache of quantised weights; None: not cached
+    packed_dir: Path | None = None  # folder that caches quantised weights; None: not cached
     graphs: Graphs = "auto"
     compiler: Compiler = "inductor"  # compiles the segments of graphs=split
-    compiled_dir: Path | None = None  # cache of compiled segments; None: torch's folder
-    threads: int | None = None  # CPU threads; None: physical cores
-    reference_ops: tuple[str, ...] = ()  # ops, families of ops, or "all": computed by their references
-    adapter_slots: int = 8  # adapters that one step can use
-    adapter_rank: int = 16  # limit of an adapter's rank
+    compiled_dir: Path | None = None  # folder that caches compiled segments; None: torch's default folder
+    threads: int | None = None  # number of CPU threads; None: the number of physical cores
+    reference_ops: tuple[str, ...] = ()  # names of ops or op families, or "all", that the references compute
+    adapter_slots: int = 8  # maximum number of adapters in one step
+    adapter_rank: int = 16  # maximum rank of an adapter
     lora_backend: LoraBackend = "auto"
     attention: str = "auto"  # "ours" (built in), or an implementation that the device lists
-    self_test_dir: Path | None = None  # results of the kernels' self-test; None: no self-test
+    self_test_dir: Path | None = None  # folder with the results of the kernels' self-test; None: no self-test

@@ -24,27 +24,28 @@ class Quantization:
     format: Literal["int4", "int8", "fp8", "foreign"]  # foreign: only the library that wrote it can read it
     group: int = 0  # inputs per scale; 0: one scale per output
     block: int = 0  # outputs per scale of a block; 0: one scale per output or per tensor
-    symmetric: bool = True  # no zero points
+    symmetric: bool = True  # True: the format has no zero points
     zeros_less_one: bool = False  # stored zero points are one less than the real ones
     act_order: bool = False  # activation order: groups use a stored permutation of the inputs
-    rounds_activations: bool = False  # activations are quantised to the same width
+    rounds_activations: bool = False  # whether activations are quantised to the same number of bits
 
     @property
     def title(self) -> str:
-        """Name to show to the user."""
+        """The display name of the format."""
         return f"{self.method} {self.format}" if self.method != self.format else self.format
 
 
-# actorder of compressed-tensors -> True if the groups use the quantisation order of the inputs.
+# Value of actorder in compressed-tensors -> whether the groups use a stored permutation of the inputs.
 _ORDERS: Mapping[str | bool, bool] = MappingProxyType(
     {"group": True, "dynamic": True, True: True, "weight": False, "static": False, False: False}
 )
 
 
 def parse_quantization(fields: Fields, where: str = "config.json") -> Quantization | None:
-    """None if config.json has no quantisation. Raises ModelRefused, with the field, for an unsupported format."""
+    """The weight format that config.json names; None if the weights are not quantised. Raises ModelRefused, with the
+    name of the field, for an unsupported format."""
     if "quantization" in fields and "bits" in fields.table("quantization"):
-        return Quantization("foreign", "foreign")  # a quantization_config beside it has the same content
+        return Quantization("foreign", "foreign")  # if quantization_config is present too, it has the same content
     key = fields.either("quantization_config", "compression_config")
     if key not in fields:
         return None
@@ -100,9 +101,9 @@ def _layout(table: Fields, *supported: str) -> str:
 def _refuse_extensions(table: Fields) -> None:
     """Refuse extensions of GPTQModel that change the result."""
     for name in table.table("dynamic"):
-        if not name.startswith("-:"):  # -: names unquantised projections
+        if not name.startswith("-:"):  # a name with this prefix is an unquantised projection
             raise table.refuse(
-                "dynamic", "a list of exceptions only (-:); projections of different formats are not supported"
+                "dynamic", "a list of names with the prefix -: (projections of different formats are not supported)"
             )
     table.choice("pack_dtype", ("int32",), "int32")
     for key in ("adapter", "rotation"):
@@ -119,10 +120,10 @@ def _fp8(table: Fields) -> Quantization:
 
 
 def _block(table: Fields, key: str) -> tuple[int, int]:
-    """(outputs, inputs) per scale."""
+    """The size of the block of weights that shares a scale: (outputs, inputs)."""
     outputs, inputs = table.numbers(key, 2)
     if outputs % 1 or inputs % SINGLE_GROUP:
-        raise table.refuse(key, f"[outputs, inputs]: integers, inputs a multiple of {SINGLE_GROUP}")
+        raise table.refuse(key, f"[outputs, inputs]: two integers, inputs a multiple of {SINGLE_GROUP}")
     return int(outputs), int(inputs)
 
 
@@ -147,7 +148,7 @@ def _compressed(table: Fields) -> Quantization:
 
 
 def _compressed_format(table: Fields, scheme: Fields) -> str:
-    """A key of _COMPRESSED_READERS."""
+    """The format, as a key of _COMPRESSED_READERS."""
     name = table.text("format", scheme.text("format", "unnamed"))
     if name == "naive-quantized":
         integers = scheme.table("weights").text("type", "int") == "int"
@@ -181,7 +182,7 @@ def _int8(scheme: Fields) -> Quantization:
     _require_bits(weights, "num_bits", 8)
     _strategy(weights, _group(weights), "channel", "tensor")
     if not weights.flag("symmetric", True):
-        raise weights.refuse("symmetric", "true for int8")
+        raise weights.refuse("symmetric", "true (int8 weights with zero points are not supported)")
     activations = scheme.table("input_activations")
     if activations:
         supported = activations.flag("dynamic", False) and activations.flag("symmetric", True)
@@ -206,7 +207,7 @@ def _require_bits(table: Fields, key: str, bits: int, default: int | None = None
 
 
 def _group(table: Fields) -> int:
-    """Inputs per scale; 0: one scale per output, which the field writes as -1."""
+    """The value of group_size: inputs per scale. 0: one scale per output (-1 in the file)."""
     size = table.integer("group_size", -1, 2**20, -1)
     if size == -1:
         return 0
@@ -216,7 +217,8 @@ def _group(table: Fields) -> int:
 
 
 def _strategy(weights: Fields, group: int, *supported: str) -> str:
-    """The weights that share a scale. The default follows from the group size; it may be unsupported as well."""
+    """Which weights share a scale: a group, an output channel, a block or the whole tensor. If the field is absent, the
+    group size decides. Raises ModelRefused if the value in the file is not in `supported`."""
     return weights.choice("strategy", supported, "group" if group else "channel")
 
 

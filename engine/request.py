@@ -42,12 +42,12 @@ class Sampling:
     top_k: int = 0  # 0 is off
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # over prompt and output (CTRL, 2019)
-    presence_penalty: float = 0.0  # over output only
-    frequency_penalty: float = 0.0  # over output only
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, added to its logit)
-    seed: int = 0  # seed and position determine the draw in any batch; unsigned 64 bits
-    logprobs: int | None = None  # None: none; k: of the drawn token and of the k likeliest, k <= 20
+    repetition_penalty: float = 1.0  # for tokens in the prompt or the output (CTRL, 2019)
+    presence_penalty: float = 0.0  # for tokens in the output
+    frequency_penalty: float = 0.0  # for tokens in the output
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, number that is added to its logit)
+    seed: int = 0  # unsigned 64 bits; the draw depends only on seed and position, not on the batch
+    logprobs: int | None = None  # k <= 20: list the drawn token and the k likeliest tokens; None: list none
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -60,7 +60,7 @@ class Sampling:
 
     @property
     def reads_history(self) -> bool:
-        """The draw depends on the tokens before it, so the host must have them first."""
+        """Whether penalties are on. Then a draw depends on all tokens before it, so the host must know them first."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
         return penalties != (1.0, 0.0, 0.0)
 
@@ -71,12 +71,12 @@ class Request:
 
     id: str
     prompt: tuple[int, ...]
-    max_tokens: int  # tokens to generate at most, >= 1
+    max_tokens: int  # maximum number of tokens to generate, at least 1
     sampling: Sampling = Sampling()
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence ids and stop token ids; empty for ignore_eos
     adapter: Adapter | None = None
     grammar: Grammar | None = None  # a fresh matcher for this request alone
-    adapter_scale: float = 1.0  # factor of the adapter's delta
+    adapter_scale: float = 1.0  # factor that multiplies the adapter's contribution
 
     def __post_init__(self) -> None:
         if not self.prompt:
@@ -88,7 +88,7 @@ class Request:
 
     @property
     def namespace(self) -> Namespace:
-        """Sequences of one namespace may share KV of equal tokens."""
+        """The namespace in the prefix tree: sequences of one namespace may share the KV of equal tokens."""
         return None if self.adapter is None else (self.adapter, self.adapter_scale)
 
 
@@ -100,7 +100,7 @@ class Sequence:
     unknown                                            [ on the device, not read back yet ]
     computed  [ KV written, or planned .................. ]
 
-    A step with drafts counts as one unknown token until its commit, which has the number of tokens.
+    A step with drafts counts as one unknown token until its commit, when the number of drawn tokens is known.
     """
 
     request: Request
@@ -108,12 +108,12 @@ class Sequence:
     tokens: list[int] = field(init=False)
     limit: int = field(init=False)  # number of tokens at which the sequence ends
     computed: int = 0
-    unknown: int = 0  # 0 or 1
-    drafting: bool = False  # the step in flight has drafts of this sequence
-    last_row: int = -1  # row of this sequence in the step that draws the unknown token
+    unknown: int = 0  # number of tokens that a running step draws: 0 or 1
+    drafting: bool = False  # whether the running step has drafts of this sequence
+    last_row: int = -1  # index of this sequence's row in the step that draws the unknown token
     adapter_slot: int = 0  # 0 is the base model
     lease: Lease | None = None
-    history: TokenHistory | None = None  # None if the sampling does not read it
+    history: TokenHistory | None = None  # None: no penalties, so sampling does not read it
     finish: Finish | None = None
     preemptions: int = 0
     cached: int = 0  # prompt tokens that came from the prefix cache at first admission
@@ -125,19 +125,19 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Natural-log probabilities at one position."""
+    """The log-probabilities (natural logarithm) of a drawn token and of the likeliest tokens at its position."""
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]  # (token id, logprob), likeliest first
 
 
-class Delta(NamedTuple):  # a tuple is quick to create: each step makes one for each row
+class Delta(NamedTuple):  # a NamedTuple, because it is quick to create
     """The tokens that one step adds to one request."""
 
     request_id: str
-    tokens: tuple[int, ...]  # a stop id is the last token of its request
-    logprobs: tuple[TokenLogprobs, ...] = ()  # one per token where the request lists them, else empty
+    tokens: tuple[int, ...]  # a stop id, if one was drawn, is included as the request's last token
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one for each token; empty if the request does not list them
     finish: Finish | None = None  # set on the request's last delta, and on no other
     cached: int = 0  # prompt tokens served from the prefix cache (set on every delta)
-    error: str = ""  # the reason of a finish "failed" or "no_memory"
+    error: str = ""  # the reason if `finish` is "failed" or "no_memory"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """Layers whose KV has pages of one shape. A sequence has one page table in each group."""
+    """A group of layers whose KV pages have the same shape. A sequence has one page table in each group."""
 
     page_size: int  # tokens per page
     num_pages: int  # page ids are 1…num_pages; page 0 is for padding
@@ -26,7 +26,7 @@ class CacheGroup:
 
     @property
     def tokens(self) -> int:
-        """Positions that fit into all pages."""
+        """The number of positions that fit into all pages together."""
         return self.page_size * self.num_pages
 
 
@@ -35,42 +35,42 @@ class RunnerSpec:
     """The limits of a runner. The scheduler never exceeds them."""
 
     vocab_size: int
-    max_tokens: int  # tokens in one step
-    max_rows: int  # rows in one step
-    max_context: int  # positions of one sequence
+    max_tokens: int  # maximum number of tokens in one step
+    max_rows: int  # maximum number of rows in one step
+    max_context: int  # maximum number of positions of one sequence
     groups: tuple[CacheGroup, ...] = ()  # empty: the runner has states only
     num_states: int = 0  # recurrent states, one per running sequence: slots 0…num_states - 1; 0: none
     num_snapshots: int = 0  # copies of states for prefix hits: ids num_states…num_states + num_snapshots - 1
     snapshot_interval: int = 0  # positions between the snapshots of a sequence; 0: the largest page size
-    max_drafts: int = 0  # drafts in one row; 0: the runner verifies none
+    max_drafts: int = 0  # maximum number of drafts in one row; 0: the runner does not verify drafts
     num_adapters: int = 0  # adapter slots besides the base model's slot 0
     adapters_per_step: int = 0
-    overlap: bool = False  # a step may start before the tokens of the step before are read (Batch.carry)
-    graph_rows: tuple[int, ...] = ()  # rows of the decode steps that are captured, ascending
-    graph_tokens: tuple[int, ...] = ()  # tokens of the other steps that are captured, ascending
-    dtype: str = ""  # of activations, for display
+    overlap: bool = False  # whether a step may start before the host has the previous step's tokens (Batch.carry)
+    graph_rows: tuple[int, ...] = ()  # sizes of the captured decode steps in rows, ascending
+    graph_tokens: tuple[int, ...] = ()  # sizes of the captured prefill and mixed steps in tokens, ascending
+    dtype: str = ""  # dtype of activations, for display
     quant: str = ""  # format of quantised weights, e.g. "int8", for display
-    weight_bytes: int = 0  # in memory
+    weight_bytes: int = 0  # bytes of all weights in memory
     token_bytes: int = 0  # bytes of weights that are read to compute one token; 0: unknown
-    cache_bytes: int = 0  # all KV memory
+    cache_bytes: int = 0  # bytes of the KV cache
     step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
     @property
     def cache_tokens(self) -> int:
-        """Positions of all sequences together that fit into the cache."""
+        """The number of positions, of all sequences together, that fit into the cache."""
         if not self._full_groups:
             return (self.num_states or self.max_rows) * self.max_context
         return min(self._full_groups)
 
     @property
     def max_length(self) -> int:
-        """Positions that one sequence can have."""
+        """The maximum number of positions of one sequence, limited by the context and the cache."""
         return min([self.max_context, *self._full_groups])
 
     @property
     def _full_groups(self) -> list[int]:
-        """Positions that fit into each group without a window."""
+        """For each cache group without a window: the number of positions that fit."""
         return [group.tokens for group in self.groups if not group.window]
 
 
@@ -78,16 +78,17 @@ class RunnerSpec:
 class StepResult:
     """The results of one step. Row r of the batch has the results row_starts[r]…row_starts[r + 1] - 1.
 
-    The answers of a row have one result each, up to the first rejected draft; later answers have none.
+    A row has one result for each of its answers (see Batch), up to the answer that rejects a draft. The answers after
+    it have no results.
     """
 
     tokens: NDArray[np.int32]  # [results]; undefined for Want.HIDDEN
     row_starts: NDArray[np.int32]  # [rows + 1]; equals Batch.answer_starts if no draft is rejected
-    logprobs: NDArray[np.float32] | None = None  # [results] of the token, if any answer lists log-probabilities
-    top_tokens: NDArray[np.int32] | None = None  # [results, k] likeliest first; k: the largest number to list
-    top_logprobs: NDArray[np.float32] | None = None  # [results, k]
-    hidden: NDArray[np.float32] | None = None  # [results, hidden] if a row wants hidden states
-    late_compiles: int = 0  # parts of the model that were compiled during this step
+    logprobs: NDArray[np.float32] | None = None  # [results], of the tokens; None: no answer lists log-probabilities
+    top_tokens: NDArray[np.int32] | None = None  # [results, k], likeliest first; k: the largest number in the batch
+    top_logprobs: NDArray[np.float32] | None = None  # [results, k], of the tokens in top_tokens
+    hidden: NDArray[np.float32] | None = None  # [results, hidden]; None: no row wants hidden states
+    late_compiles: int = 0  # number of parts of the model that were compiled during this step
 
 
 class Pending(Protocol):
@@ -119,23 +120,23 @@ class Runner(Protocol):
     def run(self, batch: Batch) -> Pending:
         """Start the step; return at once if the device can overlap.
 
-        Raises OutOfMemory if the step has no results and later steps may run, RunnerFailed if no step may run any more.
+        Raises OutOfMemory if this step is lost, but later steps may run. Raises RunnerFailed if no later step may run.
         """
         ...
 
     def prepare_adapter(self, adapter: Adapter) -> None:
         """Read an adapter's files to main memory. May be called from any thread, also while steps run.
 
-        Raises ModelRefused if it does not fit the base model.
+        Raises ModelRefused if the adapter does not fit the base model.
         """
         ...
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        """Load a prepared adapter into a slot >= 1."""
+        """Load an adapter, for which `prepare_adapter` was called, into a slot. The first slot is 1."""
         ...
 
     def forget_adapter(self, adapter: Adapter) -> None:
-        """Free the main memory of an adapter that is in no slot any more. It may not have been prepared."""
+        """Free the main memory of an adapter that has no slot any more. Does nothing if it was not prepared."""
         ...
 
     def close(self) -> None: ...
@@ -143,27 +144,27 @@ class Runner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A backend that can run here."""
+    """The device of a backend that can run here."""
 
     backend: str
-    name: str  # of the hardware, for display
-    memory: int  # bytes, total
-    free: int  # bytes
-    features: Mapping[str, str] = field(default_factory=dict)  # shown by doctor
-    main_memory: bool = False  # the device uses the main memory of the machine
-    second_choice: bool = False  # use it only if the better backend for the same hardware is missing
+    name: str  # name of the hardware, for display
+    memory: int  # bytes of the device's memory
+    free: int  # bytes of it that are free
+    features: Mapping[str, str] = field(default_factory=dict)  # title -> value, shown by `localllm doctor`
+    main_memory: bool = False  # whether the device uses the main memory of the machine
+    second_choice: bool = False  # True: AUTO chooses this backend only if no other backend works
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A backend that cannot run here. `reason` tells the user how to mend it."""
+    """A backend that cannot run here. `reason` tells the user why, and what to do."""
 
     backend: str
     reason: str
 
 
 class Backend(Protocol):
-    """A module `backends.<name>` that has these names."""
+    """The names that a module `backends.<name>` must have."""
 
     name: str
 
@@ -176,7 +177,7 @@ class Backend(Protocol):
         ...
 
     def open(self, files: ModelFiles, options: LoadOptions) -> Runner:
-        """Load the weights. Raises ModelRefused or SettingRefused."""
+        """Load the model and return its runner. Raises ModelRefused or SettingRefused."""
         ...
 
     def read_bandwidth(self) -> float | None:
@@ -185,5 +186,5 @@ class Backend(Protocol):
 
 
 def page_bytes(page_size: int, kv_heads: int, head_dim: int, layers: int, itemsize: int) -> int:
-    """Bytes of keys and values that one page takes over all layers."""
+    """Bytes of one page: its keys and values in all layers."""
     return 2 * page_size * kv_heads * head_dim * layers * itemsize

@@ -37,11 +37,11 @@ class Scheduler:
     """Keeps every sequence from add() to its last delta. Not thread-safe."""
 
     def __init__(self, spec: RunnerSpec, cache: KVCache, adapters: AdapterPool, drafter: Drafter | None = None) -> None:
-        """Raises EngineError for a drafter where the runner takes no drafts."""
+        """Raises EngineError if there is a drafter, but the runner verifies no drafts."""
         if drafter is not None and not spec.max_drafts:
-            raise EngineError("the runner takes no drafts: RunnerSpec.max_drafts is 0")
+            raise EngineError("the runner verifies no drafts: RunnerSpec.max_drafts is 0")
         if drafter is not None and spec.num_states:
-            raise EngineError("a recurrent state cannot go back behind a rejected draft: this runner takes no drafts")
+            raise EngineError("the runner verifies no drafts: its recurrent states cannot undo a rejected draft")
         self._spec = spec
         self._cache = cache
         self._adapters = adapters
@@ -49,21 +49,21 @@ class Scheduler:
         self._snapshots = bool(cache.snapshot_interval)
         self._builder = BatchBuilder()
         self._sequences: dict[str, Sequence] = {}
-        self._running: list[Sequence] = []  # with a lease; oldest first
-        self._waiting: deque[Sequence] = deque()  # oldest first
-        self._launched: deque[list[Row]] = deque()  # planned and not committed, two at most
-        self._ended: list[Delta] = []  # last deltas of requests that ended without a step
-        self._blocked = False  # the first waiting sequence found no room, and no room was freed since
+        self._running: list[Sequence] = []  # sequences with a lease, oldest first
+        self._waiting: deque[Sequence] = deque()  # sequences without a lease, oldest first
+        self._launched: deque[list[Row]] = deque()  # rows of each step that is not committed yet, at most two steps
+        self._ended: list[Delta] = []  # the last deltas of requests that ended outside a step
+        self._blocked = False  # True: the first waiting sequence did not fit, and nothing was freed since then
         self._stats = Stats(cache_tokens=cache.total_tokens)
 
     @property
     def has_work(self) -> bool:
-        """A step must be planned or committed, or deltas taken."""
+        """Whether a step must be planned or committed, or `take_ended` has deltas."""
         return bool(self._sequences or self._launched or self._ended)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
-        """The requests that have not ended."""
+        """The ids of the requests that have not ended."""
         return tuple(self._sequences)
 
     def stats(self) -> Stats:
@@ -75,7 +75,7 @@ class Scheduler:
         )
 
     def add(self, request: Request) -> None:
-        """Queue a request. Raises RequestRefused (and its kinds) for a request that can never run."""
+        """Queue a request. Raises RequestRefused, or a subclass of it, for a request that can never run."""
         self._refuse_impossible(request)
         sequence = Sequence(request)
         if request.sampling.reads_history:
@@ -108,10 +108,11 @@ class Scheduler:
         if not min(self._spec.num_adapters, self._spec.adapters_per_step):
             raise RequestRefused(f"adapter {adapter.name!r}: this backend runs no adapters")
         if self._adapters.find(adapter.name) != adapter:
-            raise RequestRefused(f"adapter {adapter.name!r} is not registered in this version")
+            raise RequestRefused(f"adapter {adapter.name!r} is not registered in this version of its files")
 
     def cancel(self, request_id: str) -> bool:
-        """End a request now; its memory is free for the next step. False: there is no such request (any more)."""
+        """End a request now; the next step can use its memory. Returns False if there is no such request, or if it has
+        ended already."""
         sequence = self._sequences.get(request_id)
         if sequence is None:
             return False
@@ -119,7 +120,7 @@ class Scheduler:
         return True
 
     def take_ended(self) -> list[Delta]:
-        """Last deltas of requests that ended without a step: cancelled or failed."""
+        """The last deltas of requests that ended outside a step, because they were cancelled or failed."""
         ended = self._ended
         self._ended = []
         return ended
@@ -147,20 +148,21 @@ class Scheduler:
         running = tuple(self._running)
         younger = len(running)
         for sequence in running:
-            younger -= 1  # each younger sequence needs a token of the budget
+            younger -= 1  # one token of the budget is reserved for each younger sequence
             lease = sequence.lease
-            if budget and lease is not None:  # None: an older sequence preempted this one just now
+            if budget and lease is not None:  # None: this call preempted the sequence for an older one
                 budget -= self._plan(sequence, lease, budget, younger, rows)
         return budget
 
     def _plan(self, sequence: Sequence, lease: Lease, budget: int, reserve: int, rows: list[Row]) -> int:
-        """Add the sequence's row, if it can have one. Returns its number of tokens, at most `budget`.
+        """Add a row for the sequence, if it can compute something now. Returns the number of tokens in the row, at most
+        `budget`.
 
-        Drafts leave `reserve` tokens of the budget."""
+        Drafts use none of the last `reserve` tokens of the budget, which other sequences need."""
         start = sequence.computed
         length = len(sequence.tokens) + sequence.unknown
         if length >= sequence.limit:
-            return 0  # the step in flight draws the last token
+            return 0  # the running step draws the sequence's last token
         carry = -1
         if sequence.unknown:
             if self._waits_for_token(sequence):
@@ -184,7 +186,10 @@ class Scheduler:
         return end - start + len(row.drafts)
 
     def _waits_for_token(self, sequence: Sequence) -> bool:
-        """The sequence cannot carry the token that the device has, or drafts will save a step once it is known."""
+        """Whether the sequence must wait until the host knows the token that the device has drawn.
+
+        It must wait if the host computes the next step's inputs from this token (drafts, penalties, grammar). It also
+        waits if drafts are likely: once the token is known, they save a step."""
         if sequence.drafting or sequence.history is not None or sequence.request.grammar is not None:
             return True
         if self._drafter is None:
@@ -192,7 +197,8 @@ class Scheduler:
         return bool(self._drafter.propose(sequence.tokens, self._spec.max_drafts))
 
     def _add_drafts(self, row: Row, limit: int) -> None:
-        """Propose drafts that fit into the step, the request and the cache as it is: drafts preempt no sequence."""
+        """Add drafts to the row, as many as fit into the step, the request and the free cache memory. Drafts preempt no
+        sequence."""
         sequence = row.sequence
         limit = min(limit, self._spec.max_drafts, sequence.limit - row.end - 1)
         if self._drafter is None or sequence.unknown or limit < 1:
@@ -204,7 +210,8 @@ class Scheduler:
         row.drafts = drafts[: row.lease.capacity - row.end]
 
     def _add_masks(self, row: Row) -> bool:
-        """Add the allowed tokens of a request with a grammar. False: the grammar failed, which ends the request."""
+        """If the request has a grammar, add the masks of allowed tokens to the row. Returns False if the grammar
+        failed; then the request has ended."""
         grammar = row.sequence.request.grammar
         if grammar is None:
             return True
@@ -214,13 +221,14 @@ class Scheduler:
             if row.drafts:
                 row.drafts, masks = follow(grammar, mask, row.drafts, self._spec.vocab_size)
                 row.masks += masks
-        except Exception as error:  # a grammar is foreign code: it may fail its request, not the engine
+        except Exception as error:  # a grammar is foreign code: its error ends only its request
             self._end_early(row.sequence, "failed", f"the grammar failed: {error}")
             return False
         return True
 
     def _make_room(self, sequence: Sequence, lease: Lease, length: int) -> bool:
-        """Preempt the youngest sequences until `length` positions fit. False: the sequence itself was preempted."""
+        """Preempt the youngest sequences until `length` positions of this sequence fit. Returns False if this sequence
+        itself was preempted."""
         while not self._cache.grow(lease, length):
             victim = self._running.pop()
             self._release(victim)
@@ -232,14 +240,15 @@ class Scheduler:
         return True
 
     def _admit_next(self, rows: list[Row]) -> Lease | None:
-        """Admit the first waiting sequence, with room for all its tokens. None: no sequence waits or can start."""
+        """Move the first waiting sequence to the running ones. Returns its lease, which has pages for all its tokens.
+        None: no sequence waits, or the first one cannot start yet."""
         while self._waiting and not self._blocked and len(self._running) < self._spec.max_rows:
             sequence = self._waiting[0]
             if self._gains_by_waiting(sequence, rows):
                 return None
             try:
                 lease = self._acquire(sequence)
-            except EngineError as error:  # the adapter does not load
+            except EngineError as error:  # the adapter could not be loaded
                 self._end_early(sequence, "failed", str(error))
                 continue
             if lease is None:
@@ -256,7 +265,8 @@ class Scheduler:
         return None
 
     def _gains_by_waiting(self, sequence: Sequence, rows: list[Row]) -> bool:
-        """The prefix hit of the sequence will be longer after this step, so equal prompts are computed once.
+        """Whether the prefix hit of this waiting sequence will be longer after the step of `rows`. If it waits, equal
+        prompts are computed only once.
 
         A sequence waits at most one step for each of its pages."""
         namespace = sequence.request.namespace
@@ -266,7 +276,8 @@ class Scheduler:
         return False
 
     def _acquire(self, sequence: Sequence) -> Lease | None:
-        """Allocate an adapter slot and cache memory, both or none."""
+        """Allocate an adapter slot and cache memory for the sequence. None: one of them is not free, and nothing is
+        allocated."""
         adapter = sequence.request.adapter
         if adapter is None:
             return self._open_lease(sequence)
@@ -290,7 +301,7 @@ class Scheduler:
         return lease
 
     def _launch(self, rows: list[Row]) -> None:
-        """From here on the step counts as run: later steps may read the positions that it writes."""
+        """Record that the step is launched. From now on later steps may read the positions that it writes."""
         for index, row in enumerate(rows):
             sequence = row.sequence
             if row.wants_token:
@@ -303,7 +314,7 @@ class Scheduler:
         self._stats.steps += 1
 
     def commit(self, result: StepResult) -> list[Delta]:
-        """Apply the result of the oldest uncommitted step. Raises EngineError for a result of another shape."""
+        """Apply the result of the oldest uncommitted step. Raises EngineError if the result does not fit the step."""
         tokens = result.tokens.tolist()
         starts = result.row_starts.tolist()
         deltas = []
@@ -315,7 +326,7 @@ class Scheduler:
         return deltas
 
     def give_up(self, error: str) -> None:
-        """End the requests of all uncommitted steps, which were not computed."""
+        """End the requests of all uncommitted steps, because these steps were not computed."""
         rows = list(chain.from_iterable(self._launched))
         self._launched.clear()
         for row in rows:
@@ -324,7 +335,8 @@ class Scheduler:
         self._cache.evict_all()  # pages that these steps should have written are in the prefix tree already
 
     def _append_tokens(self, row: Row, tokens: list[int], answer: int, result: StepResult) -> Delta:
-        """Append the tokens of a row's answers, up to the end of the request. `answer`: index of the first answer."""
+        """Append the drawn tokens of a row to its sequence, up to the end of the request. `answer`: index of the row's
+        first result in `result`."""
         sequence = row.sequence
         request = sequence.request
         text = sequence.tokens
@@ -352,11 +364,12 @@ class Scheduler:
         return Delta(request.id, tuple(tokens), logprobs, finish, sequence.cached, error)
 
     def _accept_drafts(self, row: Row, tokens: list[int]) -> None:
-        """Count the positions of accepted drafts as computed. Raises EngineError for tokens that do not fit the row."""
+        """Count the positions of accepted drafts as computed. Raises EngineError if the drawn tokens contradict the
+        drafts."""
         if not 1 <= len(tokens) <= 1 + len(row.drafts):
-            raise EngineError(f"the backend gave {len(tokens)} tokens to a row with {len(row.drafts)} drafts")
+            raise EngineError(f"the backend drew {len(tokens)} tokens for a row with {len(row.drafts)} drafts")
         if tuple(tokens[:-1]) != row.drafts[: len(tokens) - 1]:
-            raise EngineError("the backend accepted a draft and gave another token in its place")
+            raise EngineError("the backend accepted a draft, but returned a different token at its position")
         row.sequence.computed += len(tokens) - 1
         row.sequence.drafting = False
 
@@ -377,7 +390,7 @@ class Scheduler:
             self._adapters.end(sequence.request.adapter)
 
     def _release(self, sequence: Sequence) -> None:
-        """Release cache memory and adapter slot; computed pages stay for later prefix hits."""
+        """Release the sequence's cache memory and adapter slot. Computed pages stay cached for prefix hits."""
         assert sequence.lease is not None
         self._cache.share(sequence.lease, sequence.tokens, sequence.computed)
         self._cache.close(sequence.lease)
@@ -388,19 +401,20 @@ class Scheduler:
 
 
 def _follow(grammar: Grammar, token: int) -> tuple[Finish | None, str]:
-    """Advance the grammar by a token. Returns the finish that follows, if any, and the error of a failure."""
+    """Advance the grammar by a token. Returns (the finish that this token causes or None, the error or "")."""
     try:
         grammar.accept(token)
         finished = grammar.finished
-    except Exception as failure:  # as in _add_masks
+    except Exception as failure:  # foreign code, as in _add_masks
         return "failed", f"the grammar failed: {failure}"
     return ("stop" if finished else None), ""
 
 
 def _logprobs(result: StepResult, answer: int, tokens: list[int], count: int) -> tuple[TokenLogprobs, ...]:
-    """Log-probabilities of `tokens`, the answers from `answer` on, with the `count` likeliest tokens of each."""
+    """The log-probabilities of `tokens`, whose results begin at index `answer`, with the `count` likeliest tokens of
+    each."""
     if result.logprobs is None or result.top_tokens is None or result.top_logprobs is None:
-        raise EngineError("the backend gave no log-probabilities although a row lists them")
+        raise EngineError("the backend returned no log-probabilities, although a request lists them")
     listed: list[TokenLogprobs] = []
     for index, token in enumerate(tokens, answer):
         top = zip(result.top_tokens[index, :count].tolist(), result.top_logprobs[index, :count].tolist(), strict=True)

@@ -23,18 +23,19 @@ class StatePool:
 
     @property
     def num_used(self) -> int:
-        """Slots of running sequences."""
+        """The number of slots that sequences use."""
         return self.num_states - len(self._free)
 
     @property
     def is_full(self) -> bool:
-        """There are states, and all are in use."""
+        """Whether the runner has states, and all slots are in use."""
         return 0 < self.num_states == self.num_used
 
     def allocate(self, node: Node) -> int:
-        """A free slot. Before the next step it gets the state of the node's snapshot, if the node has one.
+        """A free slot. If the node has a snapshot, the snapshot is copied to the slot before the next step.
 
-        Otherwise its state is undefined: a sequence that begins at position 0 begins with the empty state.
+        Otherwise the contents of the slot are undefined: the runner begins a sequence at position 0 with the empty
+        state.
         """
         state = self._free.pop()
         if node in self._nodes:
@@ -47,7 +48,7 @@ class StatePool:
         self._free.append(state)
 
     def save(self, state: int) -> int:
-        """The id of a snapshot, to which the slot is copied before the next step; -1 if no snapshot is free."""
+        """The id of a new snapshot of slot `state`, which is copied before the next step. -1 if no snapshot is free."""
         if not self._free_snapshots:
             return -1
         snapshot = self._free_snapshots.pop()
@@ -55,7 +56,7 @@ class StatePool:
         return snapshot
 
     def attach(self, snapshot: int, node: Node) -> None:
-        """Give the snapshot to a node. A node that has a snapshot keeps its own."""
+        """Give the snapshot to a node. If the node already has a snapshot, the new one is freed."""
         if node.snapshot >= 0:
             self.drop(snapshot)
             return
@@ -63,7 +64,7 @@ class StatePool:
         self._nodes[node] = None
 
     def drop(self, snapshot: int) -> None:
-        """Free a snapshot; -1 is ignored."""
+        """Free the snapshot with this id; -1 is ignored."""
         if snapshot >= 0:
             self.copies.cancel(snapshot)
             self._free_snapshots.append(snapshot)
@@ -75,7 +76,8 @@ class StatePool:
         node.snapshot = -1
 
     def evict(self) -> Node | None:
-        """Make one snapshot free. Returns the node that loses it; None if one was free, or if no node has one."""
+        """Make sure that a snapshot is free, if possible. Returns the node whose snapshot was evicted; None if a
+        snapshot was free already, or if no node has one."""
         if self._free_snapshots or not self._nodes:
             return None
         node = next(iter(self._nodes))

@@ -44,15 +44,16 @@ class TextStream:
     ) -> None:
         self._decode = decode
         self._stops = [_StopMatcher(text) for text in stop if text]
-        # [ context: a few emitted tokens | fresh: tokens since the last clean end ]
+        # [ context: a few tokens whose text was emitted | fresh: the tokens after them ]. A new window begins whenever
+        # the text ends with a complete character (a "clean end").
         self._window: list[int] = list(before[-MAX_WINDOW:])
         self._fresh = 0
         context = decode(self._window) if self._window else ""
         self._emitted = context[: len(context) - _waiting(context)]  # the part of decode(window) that was emitted
-        self._length = 0  # characters so far, with the tail
+        self._length = 0  # number of characters so far, the tail included
         self._tail = ""  # the last characters, which may start a stop string
-        self._ends: deque[int] = deque()  # per unreported token: upper bound of the length at its end
-        self.stopped = False  # a stop string ended the text
+        self._ends: deque[int] = deque()  # for each unreported token: maximum text length after it
+        self.stopped = False  # whether a stop string ended the text
 
     def push(self, tokens: Sequence[int]) -> TextChunk:
         """Add tokens. Tokens after a stop string are ignored; the last chunk counts all tokens before it."""
@@ -63,7 +64,7 @@ class TextStream:
         return self._chunk(text)
 
     def finish(self) -> TextChunk:
-        """End the text. Returns the text that waits."""
+        """End the text. Returns the remaining text that was held back."""
         text = ""
         if not self.stopped:
             text = self._match_stops(self._decode(self._window)[len(self._emitted) :])
@@ -94,30 +95,31 @@ class TextStream:
             self._begin_window()
         elif is_long and waiting:
             self._shorten(waiting)
-        elif is_long and not self._has_text(token):  # not usable as context
+        elif is_long and not self._has_text(token):  # a token without text is useless as context
             self._window.pop()
             self._fresh -= 1
         return text
 
     def _begin_window(self) -> None:
-        """Begin a new window after a clean end. The tokens since the clean end before are its context."""
+        """Begin a new window after a clean end. Its context is the tokens since the previous clean end."""
         self._window = self._window[-self._fresh :]
         self._emitted = self._decode(self._window)
         self._fresh = 0
 
     def _shorten(self, waiting: int) -> None:
-        """Drop the oldest tokens of a window without a clean end. `waiting` of its characters are not emitted yet."""
+        """Drop the oldest tokens of a window without a clean end. Its last `waiting` characters are not emitted yet."""
         self._window = [token for token in self._window if self._has_text(token)][-SHORT_WINDOW:]
         self._fresh = min(self._fresh, len(self._window))
         text = self._decode(self._window)
         self._emitted = text[: len(text) - waiting]
 
     def _has_text(self, token: int) -> bool:
-        """True if the token has text. Decodes it twice: some decoders drop the space of a first token."""
+        """Whether the token has text. Decodes the token twice in a row, because some decoders drop the space of the
+        first token."""
         return bool(self._decode([token, token]))
 
     def _cap_ends(self, length: int) -> None:
-        """Limit the ends of all unreported tokens to `length`."""
+        """Reduce each element of `_ends` to at most `length`."""
         late = 0
         while self._ends and self._ends[-1] > length:
             self._ends.pop()
@@ -125,7 +127,8 @@ class TextStream:
         self._ends.extend([length] * late)
 
     def _match_stops(self, text: str) -> str:
-        """Returns the text up to a stop string. Holds back a possible start of a stop string."""
+        """Search stop strings in the tail and the new `text`. Returns the text before a stop string; a possible start
+        of one stays in the tail."""
         self._length += len(text)
         if not self._stops:
             return text
@@ -150,7 +153,7 @@ class TextStream:
 
 
 def _waiting(text: str) -> int:
-    """Number of characters at the end that later tokens may change."""
+    """Number of characters at the end of `text` that later tokens may change."""
     return min(len(text) - len(text.rstrip(BROKEN)), MAX_INCOMPLETE)
 
 
@@ -163,10 +166,10 @@ class _StopMatcher:
         matched = 0
         for index in range(1, len(text)):
             matched = self._fallback[index] = self._next(matched, text[index])
-        self.matched = 0  # length of the prefix that is a suffix of the input
+        self.matched = 0  # length of the longest prefix of `text` that the input ends with
 
     def step(self, character: str) -> int:
-        """The length of the string if this character completes it, otherwise 0. Do not call it after a match."""
+        """The length of the string if this character completes it, otherwise 0. Do not call `step` after a match."""
         self.matched = self._next(self.matched, character)
         return self.matched if self.matched == len(self._text) else 0
 

@@ -34,7 +34,7 @@ def accepts(files: ModelFiles) -> str:
 
 def open(files: ModelFiles, options: LoadOptions) -> Runner:
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # OpenMP reads the variable when torch is imported
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # must be set before torch is imported: OpenMP reads it then
     from .device import open_on_cpu
 
     return open_on_cpu(files, options, memory()[1])

@@ -9,12 +9,12 @@ import numpy as np
 
 from .machine import cores
 
-PER_THREAD = 256 * 2**20  # bytes, far larger than the caches
+PER_THREAD = 256 * 2**20  # bytes that each thread reads, far more than the caches hold
 PASSES = 4
 
 
 def read_bandwidth() -> float:
-    """Bytes per second that all physical cores read together, the best of PASSES passes."""
+    """Bytes per second that all physical cores together read from main memory: the best of PASSES passes."""
     threads = cores()
     blocks = [np.ones(PER_THREAD // 4, np.float32) for _ in range(threads)]
     best = float("inf")

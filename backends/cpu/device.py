@@ -35,7 +35,7 @@ def open_on_cpu(files: ModelFiles, options: LoadOptions, free: int) -> Runner:
     torch.set_num_threads(threads)
     runner = open_runner(files, options, device_for(files, cpu_flags()), free)
     if not (MISSING or options.reference_ops):
-        torch.set_num_threads(1)  # torch computes little when the kernels are built; two thread pools compete for cores
+        torch.set_num_threads(1)  # the kernels compute nearly everything; torch's threads would compete with theirs
     return runner
 
 

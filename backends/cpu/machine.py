@@ -73,7 +73,8 @@ def cpu_name(cpuinfo: Path = _CPUINFO) -> str:
 
 
 def cores() -> int:
-    """Number of physical cores that this process may use. A second thread per core makes matrix products no faster."""
+    """Number of physical cores that this process may use. Logical cores do not count: a second thread on a core makes
+    no matrix product faster."""
     physical = psutil.cpu_count(logical=False) or 1
     if hasattr(os, "sched_getaffinity"):
         return max(1, min(physical, len(os.sched_getaffinity(0))))
@@ -99,7 +100,7 @@ def _text(file: Path) -> str:
 
 
 def _entries(cpuinfo: Path) -> dict[str, str]:
-    """The entries of `cpuinfo` by key. A key that every processor has gets the value of the first processor."""
+    """The entries of `cpuinfo`, key -> value. A key that several processors have gets the first processor's value."""
     entries: dict[str, str] = {}
     for line in _text(cpuinfo).splitlines():
         key, _, value = line.partition(":")

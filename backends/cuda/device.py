@@ -36,7 +36,7 @@ def _flashinfer(ops: Ops) -> Ops:
         )
     from ...kernels.flashinfer.attention import attention
 
-    # Without the op `decoders` of the device: it computes all layers with its own attention.
+    # Leave out the device's op `decoders`: it computes all layers with its own attention, not with FlashInfer's.
     layer = Layer(decoder=ops.layer.decoder, prepare=ops.layer.prepare)
     return replace(ops, attention=attention(ops.attention), layer=layer)
 
@@ -55,12 +55,12 @@ DEVICE = Device(
     fp8_cache=True,
     recorder=CudaRecorder,
     streams=partial(SideStream, torch.cuda),
-    graphs="breakable",  # as fast as "split", and models open faster
+    graphs="breakable",  # steps are as fast as with "split", and models open faster
     # An H200 computes this number of multiplications while the host launches the kernels of one layer.
     layer_work=3.5e10,
     attentions=MappingProxyType({"flashinfer": _flashinfer}),
     lora_backends=("torch_native", "triton", "csgmv"),
-    step_seconds=120.0,  # a step takes at most a second, except a first step, which may compile kernels
+    step_seconds=120.0,  # most steps take less than a second, but a first step may compile kernels
 )
 
 # Bytes of GPU memory that stay free for intermediate results, workspaces of libraries and captured graphs.

@@ -21,7 +21,7 @@ class Gpu:
     count: int  # number of GPUs
     capability: tuple[int, int]
     memory: int  # bytes
-    free: int  # bytes
+    free: int  # bytes of free memory
 
 
 class _MemoryInfo(ctypes.Structure):

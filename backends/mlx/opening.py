@@ -71,7 +71,7 @@ def _refuse_settings(options: LoadOptions) -> None:
     supported = {"cache_dtype": ("auto",), "attention": ("auto", "ours"), "graphs": ("auto", "off")}
     for name, values in supported.items():
         if getattr(options, name) not in values:
-            raise SettingRefused(f"{name} {getattr(options, name)} is not supported by mlx", "leave it at auto")
+            raise SettingRefused(f"{name} {getattr(options, name)} is not supported by mlx", f"set {name} to auto")
     if options.reference_ops:
         raise SettingRefused("reference_ops is not supported by mlx", "leave reference_ops empty")
 

@@ -15,7 +15,7 @@ def with_attention(device: Device, options: LoadOptions) -> Device:
     if name in ("auto", "ours"):
         return device
     if name not in device.attentions:
-        raise SettingRefused(f"attention {name} is not supported on {device.name}", "set it to auto")
+        raise SettingRefused(f"attention {name} is not supported on {device.name}", "set attention to auto")
     if options.graphs == "full":
         raise SettingRefused(
             f"attention {name} plans each step on the host, so graphs = full cannot capture it",

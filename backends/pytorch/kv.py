@@ -9,7 +9,7 @@ from ...engine.batch import Ints
 from ...kernels.ops.step import Cache
 from .device import Device
 
-COPY_PAGES = 64  # pages of all layers that are copied at a time
+COPY_PAGES = 64  # number of pages, of all layers together, that are copied at a time
 
 
 class PagedKV:
@@ -33,13 +33,13 @@ class PagedKV:
         pages = torch.empty(shape, dtype=dtype, device=device)
         self.keys, self.values = pages
         self.cache = Cache(self.keys, self.values)
-        self._layer_pages = pages.flatten(0, 1)  # [2 * layers, num_pages + 1, …], first the keys of all layers
+        self._layer_pages = pages.flatten(0, 1)  # [2 * layers, num_pages + 1, …]: first all keys, then all values
 
     def copy(self, copies: Ints, device: Device) -> None:
         """Copy pages by `copies` [copies, 2], rows of (source, target). All sources are read before any write."""
         if not len(copies):
             return
-        # Several smaller copies take less memory, but no copy may overwrite the source of a later copy.
+        # Copy a few pages at a time, which needs less memory; but not if one copy's target is another copy's source.
         is_chain = np.isin(copies[:, 0], copies[:, 1]).any()
         count = len(copies) if is_chain else COPY_PAGES
         for start in range(0, len(copies), count):

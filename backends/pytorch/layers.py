@@ -28,19 +28,19 @@ class RMSNorm:
         self.offset = offset
 
     def add(self, x: Tensor, stream: Tensor, ops: Ops) -> tuple[Tensor, Tensor]:
-        """(the normalised sum, the sum) of x and stream, both [tokens, width]."""
+        """(the normalised sum, the sum) of `x` and the residual `stream`, all [tokens, width]."""
         return ops.norm.add_rms(x, stream, self.weight, self.eps, self.offset)
 
 
 class Layer(Protocol):
-    """A layer as the decoder needs it."""
+    """The attributes of a layer that the decoder reads."""
 
     @property
     def kind(self) -> LayerKind: ...
 
     @property
     def prepared(self) -> Any:
-        """The result of the device's op `layer.prepare`."""
+        """The layer's weights in the form that the device's op `layer.prepare` returns."""
         ...
 
 

@@ -20,7 +20,7 @@ from .quant.choose import ON_LOAD, scheme
 from .quant.floats import STORED
 from .weights import Weights
 
-MIN_PACKED_BYTES = 64 * 2**20  # of weights in the model files; a smaller model is quantised faster than a file is read
+MIN_PACKED_BYTES = 64 * 2**20  # smaller models get no packed file: quantising them is fast
 EMBEDDING = "model.embed_tokens.weight"
 _SAMPLE = (64, 256)  # shape of the sample weight
 
@@ -77,7 +77,7 @@ class Loader:
         return model, weights
 
     def _sample(self, stored: torch.dtype) -> Any:
-        """A small weight of dtype `stored`, quantised and packed in the same way as the model's weights."""
+        """A small sample weight of dtype `stored`, quantised and packed in the same way as the model's weights."""
         plain = torch.linspace(-1.0, 1.0, prod(_SAMPLE)).view(_SAMPLE).to(stored)
         quantise = ON_LOAD[self._quant]
         weight = plain if quantise is None else quantise(plain)

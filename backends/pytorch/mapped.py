@@ -40,7 +40,8 @@ class MappedFiles:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def tensor(self, stored: StoredTensor) -> Tensor:
-        """A view of the file. The file stays mapped while the view exists. Do not write to the view."""
+        """The tensor, as a view of the mapped file. The file stays mapped while the view exists. Do not write to the
+        view."""
         dtype = DTYPES[stored.dtype]
         count = math.prod(stored.shape)
         if count == 0:
@@ -48,7 +49,7 @@ class MappedFiles:
         mapped = self._map(stored.file)
         if stored.start % dtype.itemsize == 0:
             return torch.frombuffer(mapped, dtype=dtype, count=count, offset=stored.start).view(stored.shape)
-        copy = bytearray(mapped[stored.start : stored.stop])  # torch needs aligned elements
+        copy = bytearray(mapped[stored.start : stored.stop])  # a copy, because torch needs aligned elements
         return torch.frombuffer(copy, dtype=dtype).view(stored.shape)
 
     def drop(self, stored: StoredTensor) -> None:

@@ -33,7 +33,7 @@ from ...kernels.ops.projection import Product
 from .checksums import Checksums, count, read_checked
 from .mapped import DTYPES
 
-VERSION = 2  # of the file format
+VERSION = 2  # version of the file format
 ALIGNMENT = 64  # bytes; every tensor starts at a multiple, because the widest vector loads have this width
 SPARE = 2**30  # bytes of disk space that stay free
 SUMS = "~sums"  # name of the tensor with the checksums; names that start with ~ are no weights
@@ -99,7 +99,7 @@ class PackedFile:
         start = 8 + len(header)
         size = tensors[SUMS].start - start
         arena = _arena(size)
-        products = self._products(metadata, tensors, arena, start)  # before the memory is written: see Placeable
+        products = self._products(metadata, tensors, arena, start)  # before the arena is written: see Placeable
         opened.seek(start + size)
         sums = struct.unpack(f"<{count(size)}I", opened.read())
         data = memoryview(arena)[:size]
@@ -208,6 +208,6 @@ def _arena(size: int) -> mmap.mmap:
     """`size` bytes of memory, in huge pages if the system has them: every decode step reads all of the weights."""
     arena = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without huge pages
+        with suppress(OSError):  # the Linux kernel may not support huge pages
             arena.madvise(mmap.MADV_HUGEPAGE)
     return arena

@@ -92,8 +92,8 @@ class Split(Protocol):
 class TorchRunner:
     """See engine.runner.Runner. In a step of more than `capturable` tokens the last layer computes only the answers.
 
-    In a shorter step it computes all tokens: a captured step must compute all, because a capture does not depend on the
-    rows, and a step must give the same bits with and without graphs.
+    In a shorter step the last layer computes all tokens. A captured step must do this, because a capture does not
+    depend on the rows; and a step must give the same bits with and without graphs.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TorchRunner:
         capturable: int = 0,
         slots: AdapterSlots | None = None,
     ) -> None:
-        """GraphRunner uses the recorder for its captures."""
+        """`recorder`: GraphRunner uses it for its captures. `split`: the compiled segments for prefill, if any."""
         self.model = model
         self.kv = kv
         self.device = device

@@ -44,7 +44,7 @@ def sample(logits: Tensor, batch: Batch, sent: Sent, device: Device) -> Drawn:
     rows = batch.sampling
     settings = sent.settings
     ops = device.ops.sampling
-    top_count = int(rows.logprobs.max(initial=-1))  # number of listed log-probabilities; -1: none are requested
+    top_count = int(rows.logprobs.max(initial=-1))  # likeliest tokens to list; -1: no log-probabilities
     raw = logits
     if _has_adjustments(batch):
         logits = logits.clone() if top_count >= 0 else logits

@@ -32,9 +32,9 @@ from ..selftest_results import CrashMark, SelfTestResults
 from .failures import is_shortage
 
 MAX_REASON = 160  # characters
-SECONDS = 0.2  # after this time an op starts no further case
-TEST_SECONDS = 120.0  # a test that takes longer hangs: the process ends, because a kernel cannot be interrupted
-STDERR = 2  # the descriptor: sys.stderr may be replaced
+SECONDS = 0.2  # seconds after which the test of an op starts no further case
+TEST_SECONDS = 120.0  # seconds after which a test counts as hung and the process ends: a kernel cannot be interrupted
+STDERR = 2  # the file descriptor, because sys.stderr may be replaced
 MAX_CASES = 8  # tested cases per op, evenly spread over all its cases; the test suite runs all cases
 
 Verify = Callable[[str, Ops], str]  # (name of an op, ops) -> the defect of this op, empty if it is right
@@ -82,7 +82,8 @@ def self_tested(
 
 
 class _Testing:
-    """`choose` with the verdicts in `results`. Runs the missing tests and adds their verdicts to the file."""
+    """Calls the function `choose` with the cached verdicts in `results`. Runs the tests that have no verdict yet, and
+    adds their verdicts to the file."""
 
     def __init__(self, device: str, dtype: torch.dtype, results: SelfTestResults, mark: CrashMark) -> None:
         self._device = device
@@ -142,7 +143,7 @@ def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
         defect = _defect(case, ops, device, dtype)
         if defect:
             return f"{defect} (case {case.label})"
-        if time.perf_counter() - start > SECONDS:  # e.g. kernels that are compiled at their first use
+        if time.perf_counter() - start > SECONDS:  # out of time, e.g. because kernels are compiled at their first use
             break
     return ""
 
@@ -153,7 +154,7 @@ def _defect(case: Case, ops: Ops, device: str, dtype: torch.dtype) -> str:
     try:
         output = call_op(case, dict(ops)[case.op], device_arguments(case, ops, arguments, device, case_dtype))
         return mismatch(output, expected, case.tolerances[case_dtype])
-    except Exception as error:  # any error of a compiler or a driver
+    except Exception as error:  # compilers and drivers raise many kinds of errors
         message = f"fails: {type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
         if is_shortage(error):
             raise OutOfMemory(message) from error

@@ -99,8 +99,8 @@ def _weight_format(config: ModelConfig, options: LoadOptions) -> str:
 
 
 def capturable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> int:
-    """Maximum number of tokens in a captured step. A longer step gains nothing by a capture: the device computes longer
-    than the host launches."""
+    """Maximum number of tokens in a captured step. A capture would not make a longer step faster, because the device
+    computes its layers more slowly than the host launches them."""
     if device.recorder is None:
         return 0
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
@@ -120,7 +120,7 @@ def cache_dtype(options: LoadOptions, dtype: torch.dtype, device: Device) -> tor
     if options.cache_dtype == "auto":
         return dtype
     if not device.fp8_cache:
-        raise SettingRefused(f"cache_dtype fp8 is not supported on {device.name}", "set it to auto")
+        raise SettingRefused(f"cache_dtype fp8 is not supported on {device.name}", "set cache_dtype to auto")
     if dtype != torch.bfloat16:
         raise SettingRefused("cache_dtype fp8 needs dtype bfloat16", "set cache_dtype or dtype to auto")
     return torch.float8_e4m3fn

@@ -91,8 +91,8 @@ class StoredTensors:
 
 
 class Weights:
-    """The weights of a model under construction. The device packs a weight slice by slice. After each slice the pages
-    of the file are released, so memory never has two copies of a weight.
+    """Reads the weights of a model that is being built. The device packs each weight slice by slice. After each slice
+    the pages of the file are released, so memory never has two copies of a weight.
 
     `cached` has packed products from the packed file, by the names of their projections joined with "+".
     """
@@ -138,8 +138,8 @@ class Weights:
     def linear(
         self, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool = False
     ) -> Projection:
-        """One projection, or several projections of the same input. These are one product if their formats are equal,
-        else one product each."""
+        """One projection, or several projections of the same input. Several projections become one product if their
+        formats are equal, otherwise one product each."""
         base = self._linear(names, out_features, in_features, bias)
         return self.slots.adapt(names, out_features, in_features, base)
 
@@ -200,8 +200,8 @@ class Weights:
         return True
 
     def _ignore_zero_biases(self, sizes: Sequence[tuple[str, int]]) -> None:
-        """Read the zero biases that a checkpoint may have for projections without a bias. `sizes` has (projection,
-        number of outputs). A bias that is not zero stays unread, so that `close` refuses it."""
+        """Mark as read the biases of zeros that a checkpoint may have for projections without a bias. `sizes` lists
+        (projection, number of outputs). A bias that is not zero stays unread, so that `close` refuses it."""
         if not self._scheme.zero_biases:
             return
         for projection, size in sizes:

@@ -151,5 +151,5 @@ def test_a_long_sequence_lives_in_a_small_window() -> None:
 
 
 def test_states_take_no_drafts() -> None:
-    with pytest.raises(EngineError, match="recurrent state cannot go back"):
+    with pytest.raises(EngineError, match="recurrent states cannot undo"):
         Engine(TokenDevice(replace(SHAPES["states"], max_drafts=2)), drafter=Script([]))

@@ -166,11 +166,11 @@ def test_a_row_with_drafts_waits_for_its_commit_and_others_overlap() -> None:
 
 
 def test_a_runner_without_drafts_refuses_a_drafter() -> None:
-    with pytest.raises(EngineError, match="takes no drafts"):
+    with pytest.raises(EngineError, match="verifies no drafts"):
         Engine(TokenDevice(SPEC), drafter=Script([]))
 
 
-@pytest.mark.parametrize(("change", "error"), [("more", "gave 6 tokens to a row with 4"), ("other", "another token")])
+@pytest.mark.parametrize(("change", "error"), [("more", "drew 6 tokens for a row"), ("other", "different token")])
 def test_a_backend_that_verifies_wrongly_is_named(change: str, error: str) -> None:
     class Wrong(TokenDevice):
         def compute(self, batch: Batch) -> StepResult:

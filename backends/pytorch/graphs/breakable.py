@@ -113,7 +113,7 @@ class BreakableReplay:
         ops = runner.device.ops
         no_attention = Attention(paged=lambda query, *_: outputs.like(query))
         with failures("capturing a step failed"), recorder.session():
-            runner.prefill(step, replace(ops, attention=no_attention))  # compiles and allocates before the capture
+            runner.prefill(step, replace(ops, attention=no_attention))  # the first call compiles and allocates
             self._segments = Segments(recorder, outputs)
             self._hidden = self._segments.capture(partial(runner.prefill, step), ops)
 

@@ -18,7 +18,7 @@ from .cutting import Segment
 log = logging.getLogger(__name__)
 
 Compiled = Callable[..., tuple[Tensor, ...]]
-CACHE = "TORCHINDUCTOR_CACHE_DIR"  # read by Inductor whenever it compiles
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # environment variable that Inductor reads whenever it compiles
 
 
 class Compiler:
@@ -50,13 +50,14 @@ class Compiler:
         compilations = 0
 
         def backend(traced: fx.GraphModule, examples: Sequence[Tensor]) -> Any:
-            """torch.compile calls this function at the first call, and again if a call breaks one of its guards."""
+            """torch.compile calls this function to compile: at the first call of the segment, and again if a call
+            breaks one of its guards."""
             nonlocal compilations
             if compilations:
                 self.late += 1
                 log.warning("a part of the model was compiled again; TORCH_LOGS=recompiles shows the reason")
             result = self._inductor(traced, examples)
-            compilations += 1  # after the compilation, because a failed one does not count
+            compilations += 1  # counted afterwards, because a failed compilation does not count
             return result
 
         compiled: Any = torch.compile(graph, backend=backend, fullgraph=True)

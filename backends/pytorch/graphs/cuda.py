@@ -20,7 +20,7 @@ def _stream(device: int) -> torch.cuda.Stream:
 
 
 class CudaRecorder:
-    """See device.Recorder. One memory pool for all captures."""
+    """See device.Recorder. All captures share one memory pool."""
 
     def __init__(self) -> None:
         self._stream = _stream(torch.cuda.current_device())

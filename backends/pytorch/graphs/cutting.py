@@ -25,10 +25,10 @@ class Segment:
     spent: tuple[fx.Node, ...]  # values that no later segment reads
     op: fx.Node | None  # the op at a cut; None: nodes between two cuts
     graph: Graph | None  # the nodes as a function of the inputs that returns a tuple of the outputs; None at a cut
-    kind: str = ""  # equal for segments with equal code, input dtypes and input shapes
+    kind: str = ""  # a key that is equal for segments with equal code, input dtypes and input shapes
 
     def dynamic_sizes(self) -> list[tuple[int, int]]:
-        """(index of an input, dimension) of every dynamic size."""
+        """The dynamic sizes of the inputs, as (index of the input, dimension)."""
         sizes = []
         for index, node in enumerate(self.inputs):
             shape = node.meta["val"].shape if "val" in node.meta else ()
@@ -37,8 +37,8 @@ class Segment:
 
 
 def traced(forward: Callable[..., Tensor], *examples: Tensor) -> Graph:
-    """`forward` as a graph for inputs of any lengths. The examples are one-dimensional. Inputs whose examples have
-    equal lengths must have equal lengths in every call.
+    """`forward` as a graph for inputs of any lengths. `examples` are one-dimensional inputs. If two examples have equal
+    lengths, these two inputs must have equal lengths in every call.
 
     Raises SettingRefused if Python code of the model reads a length: the graph would be valid for that length only.
     """
@@ -63,8 +63,10 @@ def _specialised(shapes: Any) -> SettingRefused:
 
 
 def cut(graph: Graph, is_cut: Callable[[fx.Node], bool], writes: Callable[[fx.Node], fx.Node]) -> list[Segment]:
-    """The segments of the graph in order: nodes, the op at a cut, nodes, … `writes` returns the node of the tensor that
-    the op at a cut writes to. No segment allocates this tensor: the implementation of the op returns its output."""
+    """The segments of the graph in order: the nodes before the first cut, the op at this cut, the nodes after it, …
+
+    `writes` returns, for the op at a cut, the node of the tensor that it writes to. No segment allocates this tensor:
+    the implementation of the op returns its output."""
     nodes = graph.graph.nodes
     cuts = frozenset(node for node in nodes if is_cut(node))
     written = frozenset(map(writes, cuts))
@@ -110,7 +112,7 @@ def _inputs(group: Sequence[fx.Node], cuts: frozenset[fx.Node], written: frozens
 
 
 def _values(node: fx.Node) -> Iterator[fx.Node]:
-    """The tensors that a node reads. For a size: the tensors that the size is computed from."""
+    """The tensors that a node reads. If an argument is a size, the tensors from which the size is computed."""
     for argument in node.all_input_nodes:
         if _is_size(argument):
             yield from _values(argument)
@@ -124,12 +126,12 @@ def _is_size(node: fx.Node) -> bool:
 
 
 def _subgraph(group: Sequence[fx.Node], inputs: Sequence[fx.Node], outputs: Sequence[fx.Node]) -> Graph:
-    """The nodes of the group as a function of the inputs."""
+    """A graph of the group's nodes: a function of `inputs` that returns `outputs` as a tuple."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(f"input_{index}") for index, node in enumerate(inputs)}
 
     def copy(node: fx.Node) -> fx.Node:
-        if node not in copies:  # a size, or the next node of the group
+        if node not in copies:  # `node` is a size, or the group's next node
             args = fx.map_arg(node.args, copy)
             kwargs = fx.map_arg(node.kwargs, copy)
             copies[node] = graph.create_node("call_function", node.target, args, kwargs)

@@ -22,7 +22,8 @@ from ..sampler import Drawn, draw_plainly, is_plain, sample
 
 
 class _Answers(NamedTuple):
-    """The rows with an answer, for batches with these arrays. The engine reuses the arrays while its rows decode."""
+    """The rows with an answer, cached for batches with the same arrays. The engine reuses its arrays while the same
+    rows decode."""
 
     wants: NDArray[np.uint8]
     drafts: Ints

@@ -22,7 +22,7 @@ from ....kernels.ops.projection import Product
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The constant arguments of one layer's attention. The fields are arguments of kv.append and attention.paged."""
+    """The constant arguments of one layer's attention: those of the ops kv.append and attention.paged."""
 
     head_norms: tuple[Any, ...]  # query norm, key norm, eps, offset
     rotation: str
@@ -39,9 +39,9 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The values of a model that opaque ops look up."""
+    """The values that opaque ops look up when they run."""
 
-    products: Mapping[int, Product]  # the key is the address of the first tensor of the product's weight
+    products: Mapping[int, Product]  # address of the first tensor of a product's weight -> the product
     ops: Ops
 
 

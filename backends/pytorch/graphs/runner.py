@@ -113,7 +113,7 @@ class Captures:
 
 
 def _captured(sizes: Sequence[int], capture: Callable[[int], Replay]) -> dict[int, Replay]:
-    """A replay for each size whose capture fits in memory."""
+    """Size -> its replay, for each size whose capture fits in memory."""
     replays = {}
     for size in reversed(sizes):  # the largest first: smaller sizes reuse its memory
         with suppress(OutOfMemory):

@@ -30,17 +30,17 @@ from .compiling import Compiled, Compiler
 from .cutting import Segment
 from .opaque import Model, Site, computing
 
-EXAMPLE = (23, 5)  # tokens and answers of the traced step: numbers that are not sizes of a model
+EXAMPLE = (23, 5)  # number of tokens and answers in the traced step; no size of a model equals these numbers
 FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
 
-Forwards = Callable[[Step, Ops, Any], Tensor]  # the call of runner.Model
+Forwards = Callable[[Step, Ops, Any], Tensor]  # the signature of runner.Model.__call__
 Call = Callable[..., tuple[Tensor, ...]]
 
 
 class SplitModel:
     """A model in segments, traced from `model` (see runner.Model). `call` is Recorder.call.
 
-    For a compiler that fuses kernels the reference ops are traced, for others the device's ops.
+    If the compiler fuses kernels, the reference ops are traced, otherwise the device's ops.
     """
 
     @torch.inference_mode()
@@ -63,7 +63,8 @@ class SplitModel:
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
         """Hidden states [answers, hidden]. Keys and values go to the cache of the traced model, not to `kv`."""
         answers = len(step.last)
-        # Inductor compiles again for a dimension of size 1 and for inputs of another alignment: pad and clone.
+        # Inductor would compile again for a dimension of size 1, so pad; and for inputs that are aligned differently,
+        # so clone.
         last = F.pad(step.last, (0, max(0, 2 - answers)))
         inputs = step.tokens.clone(), step.positions.clone(), last
         values = self._constants | dict(zip(self._inputs, inputs, strict=True))
@@ -76,7 +77,7 @@ class SplitModel:
             else:
                 outputs = self._call(partial(self.computed, work), *read)
             values.update(zip(segment.outputs, outputs, strict=True))
-            del read, outputs  # the last references to the tensors of segment.spent, except those in `values`
+            del read, outputs  # so that only `values` refers to the tensors of segment.spent
             for node in segment.spent:
                 del values[node]
         hidden: Tensor = values[self._hidden]

@@ -1,5 +1,5 @@
-"""The model architectures. Each has a file here with the name of its model_type in config.json, and with the function
-build(weights, config, context).
+"""The model architectures. Each has a module here. The module is named after the model_type in config.json and has the
+function build(weights, config, context).
 
 `architectures` and `accepts` import neither these files nor torch.
 """

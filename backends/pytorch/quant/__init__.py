@@ -25,7 +25,8 @@ class Tensors(Protocol):
         ...
 
     def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> Tensor:
-        """A view of the file. Raises ModelRefused if the tensor is missing or has another shape or dtype."""
+        """The tensor, as a view of the file. Raises ModelRefused if the tensor is missing, if its shape is not `shape`,
+        or if its dtype is not in `dtypes`."""
         ...
 
 
@@ -38,7 +39,8 @@ class Loaded(NamedTuple):
 
     out_features: int
     in_features: int
-    # (start, stop) -> the outputs start … stop - 1. Each is a multiple of EIGHT or out_features. Raises ModelRefused.
+    # (start, stop) -> the weight of the outputs start … stop - 1. `start` and `stop` are multiples of EIGHT, or
+    # out_features. Raises ModelRefused.
     rows: Callable[[int, int], Weight]
     wide: bool = False  # int4: the product must not round the activations
     order: Tensor | None = None  # [in_features] int64: permutation of the inputs; None: natural order
@@ -83,13 +85,14 @@ class Scheme(Protocol):
 
 
 def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
-    """Slices of all weights, concatenated along their outputs, for linear.pack_slices. A slice may span two weights."""
+    """The concatenation of the weights along their outputs, slice by slice, for linear.pack_slices. A slice may span
+    two weights."""
     total = sum(weight.out_features for weight in loaded)
     in_features = loaded[0].in_features
     step = max(1, SLICE_VALUES // max(1, in_features) // PANEL) * PANEL
     for start in range(0, total, step):
         ranges = []
-        offset = 0  # of the weight's first output
+        offset = 0  # index of the weight's first output in the concatenation
         for weight in loaded:
             begin = max(0, start - offset)
             end = min(weight.out_features, start + step - offset)
@@ -100,7 +103,7 @@ def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
 
 
 def _concatenated(weights: Sequence[Weight]) -> Weight:
-    """The weights, which have one format, concatenated along their outputs."""
+    """The concatenation of the weights along their outputs. All weights have the same format."""
     first = weights[0]
     others = [weight_tensors(weight) for weight in weights[1:]]
     if not others:

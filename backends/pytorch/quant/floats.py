@@ -13,7 +13,7 @@ from ....kernels.ops.linear import Weight
 from . import Loaded, Tensors
 
 STORED = ("BF16", "F16", "F32")
-SLAB = 2**20  # values summed at a time
+SLAB = 2**20  # number of values that are summed at a time
 
 
 @dataclass(frozen=True, slots=True)

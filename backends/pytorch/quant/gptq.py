@@ -39,7 +39,8 @@ class Gptq:
         packed = tensors.read(f"{name}.qweight", (in_features // 8, out_features), ("I32",))
         zeros = tensors.read(f"{name}.qzeros", (groups, out_features // 8), ("I32",))
         if self.config.zeros_less_one:
-            zeros = zeros + ONES  # the sum of whole words: a stored zero point of -1 borrowed from the next number
+            # Add whole words: a stored -1 has borrowed 1 from the next 4-bit number, and the carry returns it.
+            zeros = zeros + ONES
         scales = tensors.read(f"{name}.scales", (groups, out_features), STORED)
         check_finite(f"{name}.scales", scales)
         # A copy: a slice of outputs is strided in the file. A byte has two inputs, the even one in its low bits.

@@ -24,8 +24,8 @@ def unpacked(packed: Tensor, order: Sequence[int] = IN_ORDER) -> Tensor:
 
 
 def paired(nibbles: Tensor) -> Tensor:
-    """Two numbers per byte: `nibbles` [out_features, in_features] uint8 of 0…15 in the layout of Int4.data, which is
-    [out_features, ceil(in_features / 2)] uint8."""
+    """Pack `nibbles` [out_features, in_features] uint8, numbers of 0…15, two per byte. The result
+    [out_features, ceil(in_features / 2)] uint8 has the layout of Int4.data."""
     even = F.pad(nibbles, (0, nibbles.shape[1] % 2))
     return even[:, 0::2] | even[:, 1::2] << 4
 
@@ -43,7 +43,8 @@ def half_scales(name: str, scales: Tensor) -> Tensor:
 
 
 def group_size(config: Quantization, in_features: int) -> int:
-    """Inputs per group. A weight with one group has in_features, rounded up to a multiple of 32."""
+    """The number of inputs per group. If the weight has only one group: in_features, rounded up to a multiple of
+    32."""
     return config.group or -(-in_features // 32) * 32
 
 
