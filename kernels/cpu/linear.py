@@ -121,7 +121,7 @@ def _layout(weight: Weight) -> _Layout | None:
 
 
 def _fill(packed: Tensor, weight: Weight, layout: _Layout) -> None:
-    """Write the panels of one slice. Only the last slice of a weight may end in a partly filled panel."""
+    """Write the panels (PANEL outputs each) of one slice. Only the last panel of a weight may be partly filled."""
     data, *scales = (tensor.contiguous() for tensor in weight_tensors(weight))
     _pack(packed, data, *scales, *[None] * (2 - len(scales)), layout.format, layout.group)
 
@@ -134,7 +134,7 @@ def _product(
     dtype: torch.dtype | None,
     wide: bool = False,
 ) -> Tensor:
-    """The product with a packed weight; `fallback` computes products with other weights."""
+    """The product with a packed weight; `fallback` computes products with weights that are not `Packed`."""
     if not isinstance(weight, Packed):
         return fallback(x, weight, bias, dtype)
     rows = x if x.dim() == 2 else x.reshape(-1, weight.in_features)

@@ -15,7 +15,7 @@ from ..ops.step import Adapters
 _add = torch.ops.localllm.lora_add.default
 _embedding = torch.ops.localllm.lora_embedding.default
 
-MAX_SLICES = 3  # MAX_LORA_SLICES in kernels.h
+MAX_SLICES = 3  # same as MAX_LORA_SLICES in kernels.h
 
 
 class TileArguments(NamedTuple):

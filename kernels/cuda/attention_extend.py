@@ -13,7 +13,7 @@ _extend = getattr(torch.ops.localllm, "extend_attention", None)  # only in build
 
 DIMS = (64, 128)
 TYPES = (torch.bfloat16, torch.float16)
-TILE_ROWS = 128  # EXTEND_TILE_ROWS in attention_extend.h
+TILE_ROWS = 128  # same as EXTEND_TILE_ROWS in attention_extend.h
 # Split-K attention (Triton) is faster for rows of up to SHORT_QUERIES queries. It is also faster for longer rows if the
 # GPU has at least IDLE times as many multiprocessors as there are tiles, and a context has at least LONG positions.
 SHORT_QUERIES = 4

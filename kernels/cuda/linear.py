@@ -66,7 +66,7 @@ class Packed(NamedTuple):
 
 
 def sub_of(group: int, in_features: int) -> int:
-    """Inputs per int4 record: 128 (a chunk), 64 or 32."""
+    """The number of inputs that share an int4 record (scale and zero point): 128 (a chunk), 64 or 32."""
     return 128 if group >= in_features else math.gcd(group, 128)
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
-GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}  # Activation in kernels.h
-ROTATIONS = {"neox": 0, "interleaved": 1}  # Rotation in kernels.h
+GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}  # values of the enum Activation in kernels.h
+ROTATIONS = {"neox": 0, "interleaved": 1}  # values of the enum Rotation in kernels.h
 
 
 def heads_dense(x: Tensor) -> Tensor:

@@ -138,7 +138,8 @@ def source(rope: Rope) -> str:
 
 @cache
 def kernel(lines: str, inputs: tuple[str, ...]) -> Any:
-    name = f"localllm_rope_store_{crc32(lines.encode()):08x}"  # MLX caches kernels by name, also on disk
+    # MLX caches kernels by name, also on disk, so each source has its own name.
+    name = f"localllm_rope_store_{crc32(lines.encode()):08x}"
     # The kernel must write the caches, whose rows are strided, and not contiguous copies of them.
     return mx.fast.metal_kernel(name, list(inputs), ["out"], lines, ensure_row_contiguous=False)
 

@@ -29,7 +29,7 @@ class Case:
     make: Make
     tolerances: Mapping[torch.dtype, float] = field(default_factory=lambda: TOLERANCES)
     mutates: tuple[str, ...] = ()  # arguments or fields (`argument.field`) that the op writes; they count as outputs
-    packs: tuple[str, ...] = ()  # weights that are packed by the device's `linear.pack` before the call
+    packs: tuple[str, ...] = ()  # names of the weights that the device's `linear.pack` packs before the call
 
     def __str__(self) -> str:
         return f"{self.op}-{self.label}"

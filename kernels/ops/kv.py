@@ -29,7 +29,7 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 
 def _put(x: Tensor, pages: Tensor, slots: Tensor) -> None:
     places = pages.view(-1, *x.shape[1:])
-    if pages.dtype == torch.float8_e4m3fn:  # index_copy_ does not support float8
+    if pages.dtype == torch.float8_e4m3fn:  # copy as bytes, because index_copy_ does not support float8
         limit = torch.finfo(pages.dtype).max
         places.view(torch.uint8).index_copy_(0, slots, x.clamp(-limit, limit).to(pages.dtype).view(torch.uint8))
     else:
@@ -42,7 +42,8 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
     pages [arrays, pages, page_size, kv heads, dim], contiguous; an array has the keys or the values of a layer.
     sources and targets [copies] int64, targets distinct. Allocates memory for all copied pages.
     """
-    supported = pages.view(torch.uint8) if pages.itemsize == 1 else pages  # index_copy_ does not support float8
+    # index_copy_ does not support float8, so these pages are copied as bytes.
+    supported = pages.view(torch.uint8) if pages.itemsize == 1 else pages
     supported.index_copy_(1, targets, supported.index_select(1, sources))
 
 

@@ -114,8 +114,8 @@ def decoders(ops: Ops, stack: Iterable[Any], x: Tensor, stream: Tensor, step: La
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The implementations of layers on a device. At load `prepare` converts each layer for `decoder`, and
-    `prepare_stack` converts the prepared layers for `decoders`."""
+    """The implementations of layers on a device. When a model is loaded, `prepare` converts each layer for `decoder`,
+    and `prepare_stack` converts the prepared layers for `decoders`."""
 
     decoder: Callable[..., tuple[Tensor, Tensor]] = decoder
     prepare: Callable[[DecoderLayer], Any] = prepare

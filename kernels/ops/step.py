@@ -41,7 +41,7 @@ class Adapters(NamedTuple):
 
     slots: Tensor  # [tokens] int32, adapter slot of each token; 0: no adapter
     scales: Tensor  # [tokens] float32, factor of the adapter's LoRA product; 0 where the slot is 0
-    used: tuple[int, ...]  # slots that `slots` may contain, without 0: the slots of the step, or of a capture all slots
+    used: tuple[int, ...]  # slots other than 0 that `slots` may contain: those of the step; in a capture, all slots
     # (first token, end, slot) of each run of tokens with the same adapter slot; None in a capture
     segments: tuple[tuple[int, int, int], ...] | None = None
     tiles: Tiles | None = None

@@ -139,7 +139,7 @@ def decode(
                 position, scale, soft_cap, window, key_page, key_slot, value_page, value_slot,
                 PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, True, WINDOW, CAP, FP8,
             )  # fmt: skip
-            begin = passed // share  # the chunk in which the tile begins
+            begin = passed // share  # index of the chunk in which the tile begins
             parts = (passed + blocks - 1) // share - begin + 1
             if parts == 1:
                 if SINKS:

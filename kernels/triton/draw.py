@@ -131,8 +131,9 @@ def _survey(
         if (limit <= 0) | (limit >= vocab):  # the row has no top_k; with top_k only the second kernel draws
             noise_key = draw_key(tl.load(seed_low + row), tl.load(seed_high + row), tl.load(position + row))
             largest = tl.where(largest > float("-inf"), largest, 0.0)
-            # The token with the smallest score wins. A lower bound of a score needs no logarithm, and in most cases the
-            # bounds show that only one token can win.
+            # The score of a token is its exponential noise * exp((largest logit - logit) / temperature); the smallest
+            # score wins. A lower bound of a score needs no logarithm, and in most cases the bounds show that only one
+            # token can win.
             bound = min_exponential(noise_key, tokens) * tl.exp2((largest - x) * (cool * LOG2_E))
             token = tl.min(tl.where(bound == tl.min(bound), tokens, LAST))
             token = tl.where(token == LAST, chunk * CHUNK * BLOCK, token)  # LAST: all bounds are NaN

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..ops import norm as reference
 from . import supports
 
-MAX_DIM = 8192  # a program keeps a row in registers
+MAX_DIM = 8192  # largest dim: a program keeps a row in registers
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
