@@ -16,6 +16,7 @@ namespace {
 constexpr int ROWS = WIDTH == 16 ? 4 : 2;  // rows of A that one pass over the inputs multiplies
 constexpr int MAX_TOKENS = 4;              // tokens of one pass
 constexpr int64_t CHUNK = 2 * WIDTH;       // inputs that one step of a pass multiplies
+constexpr int64_t LEAD = 8;                // distance of the prefetch of B, in blocks of WIDTH outputs
 constexpr int QUAD = 4;                    // 4-byte lanes in 16 bytes
 
 // Two vectors of the CHUNK elements at p. Their order is the same for all rows of a type.
@@ -142,21 +143,27 @@ static inline void transpose_factors(const T* b, int64_t rank, T* out) {
       out[(row / LANE<T> * WIDTH + i) * LANE<T> + row % LANE<T>] = b[i * rank + row];
 }
 
-static inline F32 factors_of(const float* block, int64_t row) { return load(block + row * WIDTH); }
+static inline F32 factors_of(const float* lanes, int) { return load(lanes); }
 template <class T>
-static inline F32 factors_of(const T* block, int64_t row) { return every_other(block + row / 2 * 2 * WIDTH, row % 2); }
+static inline F32 factors_of(const T* lanes, int element) { return every_other(lanes, element); }
 
 // sums[token] = block × the inner products of a token.
 template <class T, int TOKENS>
 static inline void multiply_block(const T* block, const float* inner, int64_t width, int64_t rank, F32* results) {
   F32 sums[TOKENS];
   for (int token = 0; token < TOKENS; token++) sums[token] = zero();
-  for (int64_t row = 0; row < rank; row++) {
-    F32 factors = factors_of(block, row);
+  auto add = [&](int64_t row, int element) {
+    F32 factors = factors_of(block + row * WIDTH, element);
 #pragma GCC unroll 4
     for (int token = 0; token < TOKENS; token++)
-      sums[token] = multiply_add(sums[token], set1(inner[token * width + row]), factors);
+      sums[token] = multiply_add(sums[token], set1(inner[token * width + row + element]), factors);
+  };
+  int64_t row = 0;
+  for (; row + LANE<T> <= rank; row += LANE<T>) {
+#pragma GCC unroll 2
+    for (int element = 0; element < LANE<T>; element++) add(row, element);
   }
+  if (row < rank) add(row, 0);
   for (int token = 0; token < TOKENS; token++) results[token] = sums[token];
 }
 
@@ -206,18 +213,47 @@ static inline bool has_products(const LoraArgs& args, int64_t tile, int slice) {
   return false;
 }
 
+static inline int64_t blocks_of(const LoraArgs& args, int slice) { return (args.widths[slice] + WIDTH - 1) / WIDTH; }
+
+// Prefetches the factors of a block, or of a block of the next tile if the share of the worker ends before it.
+template <class T>
+static inline void prefetch_factors(const LoraArgs& args, Share share, int64_t tile, int64_t item) {
+  if (item >= share.end) {
+    item += share.begin - share.end;
+    tile = tile + 1 < args.tiles ? tile + 1 : tile;
+  }
+  int64_t bytes = WIDTH * args.rank * sizeof(T);
+  const char* factors = (const char*)((const T*)args.b + args.tile_slots[tile] * args.b_stride) + item * bytes;
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(factors + line);
+}
+
+// Adds the products of one slice and one tile, for the blocks of the worker's share. The slice starts at the output
+// `first` and at the block `first_block`.
+template <class T>
+static inline void expand_slice(const LoraArgs& args, Share share, int64_t tile, int slice, int64_t first,
+                                int64_t first_block, T* block) {
+  if (!has_products(args, tile, slice)) return;
+  int64_t end = first_block + blocks_of(args, slice);
+  int64_t begin = share.begin > first_block ? share.begin : first_block;
+  for (int64_t item = begin; item < (share.end < end ? share.end : end); item++) {
+    int64_t offset = (item - first_block) * WIDTH, left = args.widths[slice] - offset;
+    prefetch_factors<T>(args, share, tile, item + LEAD);
+    expand_block(args, tile, slice, first + offset, left < WIDTH ? (int)left : WIDTH, block);
+  }
+}
+
 template <class T>
 static inline void expand(const LoraArgs& args, const Worker& worker) {
   T* block = (T*)worker.scratch((2 * args.rank + 1) * WIDTH * sizeof(T));
-  int64_t first = 0;  // first output of the slice
-  for (int slice = 0; slice < args.slices; first += args.widths[slice++]) {
-    Share share = share_of((args.widths[slice] + WIDTH - 1) / WIDTH, worker);
-    for (int64_t tile = 0; tile < args.tiles; tile++) {
-      if (!has_products(args, tile, slice)) continue;
-      for (long item = share.begin; item < share.end; item++) {
-        int64_t left = args.widths[slice] - item * WIDTH;
-        expand_block(args, tile, slice, first + item * WIDTH, left < WIDTH ? (int)left : WIDTH, block);
-      }
+  int64_t blocks = 0;
+  for (int slice = 0; slice < args.slices; slice++) blocks += blocks_of(args, slice);
+  Share share = share_of(blocks, worker);  // about the outputs that the worker has written in the product
+  for (int64_t tile = 0; tile < args.tiles; tile++) {
+    int64_t first = 0, first_block = 0;
+    for (int slice = 0; slice < args.slices; slice++) {
+      expand_slice(args, share, tile, slice, first, first_block, block);
+      first += args.widths[slice];
+      first_block += blocks_of(args, slice);
     }
   }
 }
