@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +17,7 @@ from ...kernels.ops.lora import LoraWeights
 from ...kernels.ops.projection import Adapted, Projection
 from .device import Device
 from .mapped import MappedFiles
+from .packed import allocate
 
 ALIGNED = 64  # each projection begins at a multiple of this number of values
 
@@ -138,8 +138,7 @@ def _zeros(rows: int, values: int, dtype: torch.dtype) -> Tensor:
     """Zeros [rows, values] in main memory. A page takes no memory until it is written, so unused slots cost nothing."""
     if not rows:
         return torch.zeros(0, values, dtype=dtype)
-    plain = torch.from_numpy(np.zeros(rows * values * dtype.itemsize, np.uint8))
-    return plain.view(dtype).view(rows, values)
+    return torch.frombuffer(allocate(rows * values * dtype.itemsize), dtype=dtype).view(rows, values)
 
 
 def slot_values(config: ModelConfig, rank: int) -> int:

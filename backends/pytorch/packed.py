@@ -98,7 +98,7 @@ class PackedFile:
             return None
         start = 8 + len(header)
         size = tensors[SUMS].start - start
-        arena = _arena(size)
+        arena = allocate(size)
         products = self._products(metadata, tensors, arena, start)  # before the arena is written: see Placeable
         opened.seek(start + size)
         sums = struct.unpack(f"<{count(size)}I", opened.read())
@@ -204,8 +204,9 @@ def _bytes(tensor: Tensor) -> memoryview:
     return memoryview(plain)
 
 
-def _arena(size: int) -> mmap.mmap:
-    """`size` bytes of memory, in huge pages if the system has them: every decode step reads all of the weights."""
+def allocate(size: int) -> mmap.mmap:
+    """`size` bytes of zeros, in huge pages if the system has them: every decode step reads all of the weights. A page
+    takes no memory until it is written."""
     arena = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # the Linux kernel may not support huge pages
