@@ -24,7 +24,7 @@ CONFIG = "adapter_config.json"
 PEFT_WEIGHTS = "adapter_model.safetensors"
 MLX_WEIGHTS = "adapters.safetensors"
 MAX_RANK = 1024
-PREFIX = "base_model.model."  # of every tensor of PEFT
+PREFIX = "base_model.model."  # the prefix of every tensor name in PEFT's files
 HEAD = "lm_head"
 FLOATS = ("F32", "F16", "BF16")
 
@@ -84,7 +84,7 @@ class AdapterFiles:
 
     @property
     def rank(self) -> int:
-        """The largest rank."""
+        """The largest rank of all modules."""
         return max(factors.rank for factors in self.factors.values())
 
 
@@ -195,7 +195,8 @@ def _refuse_unsupported(values: Mapping[str, Any], config: Fields) -> None:
 
 
 def _patterns(config: Fields, key: str) -> dict[str, float]:
-    """Exceptions by module name. PEFT reads the keys as regular expressions; here they must be names."""
+    """rank_pattern or alpha_pattern: a pattern of module names -> the value for these modules. PEFT allows regular
+    expressions; here a pattern must be a name, optionally with ^ and $."""
     table = config.table(key)
     patterns = {}
     for pattern in table:
@@ -207,7 +208,8 @@ def _patterns(config: Fields, key: str) -> dict[str, float]:
 
 
 def _match(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """The value of the first pattern that is the module's name or, without ^, the end of it."""
+    """The value of the first pattern that matches the module, or `default`. A pattern with ^ matches the whole name, a
+    pattern without ^ also its end."""
     for pattern, value in patterns.items():
         if module == pattern.removeprefix("^") or module.endswith(f".{pattern}"):
             return value
@@ -231,7 +233,8 @@ class _Named:
 
 
 def _pairs(tensors: Mapping[str, StoredTensor], ends: Mapping[str, str]) -> dict[str, tuple[_Named, _Named]]:
-    """Module -> its factors A and B. Refuses tensors that are no factors, and factors without the other one."""
+    """Module -> its factors A and B. Raises ModelRefused for a tensor that is no LoRA factor, and for a module with
+    only one factor."""
     modules: dict[str, dict[str, _Named]] = {}
     for name, tensor in tensors.items():
         end = next((end for end in ends if name.endswith(end)), None)

@@ -14,9 +14,9 @@ Ints = NDArray[np.int32]
 class Want(IntEnum):
     """The answer that a row must give."""
 
-    NOTHING = 0  # the row is a prefill chunk, but not the last
-    TOKEN = 1  # the next token, and one more for each draft
-    HIDDEN = 2  # the last hidden state, for embeddings
+    NOTHING = 0  # no answer: a prefill chunk that is not the last one of its prompt
+    TOKEN = 1  # the next token, and one more token for each draft
+    HIDDEN = 2  # the hidden state of the row's last token, for embeddings
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,14 +41,14 @@ class Fields:
         return key
 
     def updated(self, other: Fields) -> Fields:
-        """The fields of both objects; `other` overrides."""
+        """An object with the fields of both objects. A field of `other` overrides the same field of this object."""
         if not other:
             return self
         overrides = {key: other._values[key] for key in other}
         return Fields({**self._values, **overrides}, other._where, hint=self._hint)
 
     def refuse(self, key: str, expected: str) -> ModelRefused:
-        """The error for a wrong value."""
+        """The error for a wrong value of the field `key`; `expected` completes "must be …"."""
         value = "nothing"
         if key in self:
             value = repr(self._values[key])[:100]

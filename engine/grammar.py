@@ -28,12 +28,13 @@ class Grammar(Protocol):
 
     @property
     def finished(self) -> bool:
-        """True if only the end may follow: the sequence stops."""
+        """Whether the text is complete, so that no other token may follow. Then the sequence stops."""
         ...
 
 
 def allowed_tokens(grammar: Grammar, vocab_size: int) -> NDArray[np.uint32]:
-    """The grammar's mask. Raises ValueError if it is not one for this vocabulary or allows nothing."""
+    """The grammar's mask of allowed tokens. Raises ValueError if the mask does not match the vocabulary size, or if it
+    allows no token."""
     mask = grammar.allowed()
     if mask.dtype != np.uint32 or mask.shape != (-(-vocab_size // 32),):
         raise ValueError(f"the mask ({mask.dtype} {mask.shape}) does not match the vocabulary size {vocab_size}")
@@ -43,6 +44,6 @@ def allowed_tokens(grammar: Grammar, vocab_size: int) -> NDArray[np.uint32]:
 
 
 def unpack_mask(masks: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
-    """[rows, words] packed bits -> [rows, vocab_size] booleans (little-endian bits in each word)."""
+    """Unpack bit masks [rows, words] to booleans [rows, vocab_size]. The lowest bit of a word is the first token."""
     as_bytes = np.ascontiguousarray(masks).view(np.uint8)
     return np.unpackbits(as_bytes, axis=-1, bitorder="little")[..., :vocab_size].astype(np.bool_)

@@ -43,7 +43,7 @@ class ModelFiles:
     path: Path
     name: str
     config: ModelConfig
-    tensors: Mapping[str, StoredTensor]  # name -> tensor, over all shards
+    tensors: Mapping[str, StoredTensor]  # tensor name -> tensor, in all shards
     eos_ids: tuple[int, ...]  # from generation_config.json, otherwise from config.json
     generation: Mapping[str, float]  # sampling parameters recommended by the authors, with the names of Sampling
 

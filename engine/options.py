@@ -9,8 +9,8 @@ from typing import Literal
 from .quantization import Quant
 
 CacheDtype = Literal["auto", "fp8"]
-# Captured steps. full: decode; breakable: also prefill, except attention; split: as breakable, and compiled; off: none.
-# auto: the device's default.
+# Which steps are captured as graphs. full: decode steps. breakable: also prefill steps, without their attention. split:
+# as breakable, and the prefill segments are compiled. off: no steps. auto: the device's default.
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
 Compiler = Literal["inductor", "eager"]
 # LoRA products. torch_native: the reference; triton: kernels over tiles of one request each; csgmv: the same kernels,

@@ -26,25 +26,25 @@ class PagePool:
 
 
 class PendingCopies:
-    """Copies to do before the next step, of pages or of states. All targets differ."""
+    """The copies of pages (or of states) that must be made before the next step. All targets differ."""
 
     def __init__(self) -> None:
         self._sources: dict[int, int] = {}  # target -> source
 
     def add(self, source: int, target: int) -> None:
-        """Copy `source` as it is before the step: all sources are read before any target is written."""
+        """Plan a copy of `source` to `target`. All sources are read before any target is written."""
         self._sources[target] = source
 
     def source(self, target: int) -> int:
-        """The source of the pending copy to `target`; without one, `target` itself."""
+        """The source of the pending copy to `target`; `target` itself if there is no such copy."""
         return self._sources.get(target, target)
 
     def cancel(self, target: int) -> None:
-        """Forget the copy to `target`, if any."""
+        """Forget the pending copy to `target`, if there is one."""
         self._sources.pop(target, None)
 
     def drain(self) -> list[tuple[int, int]]:
-        """(source, target) of all copies. None is pending afterwards."""
+        """Return all pending copies as (source, target), and forget them."""
         pairs = [(source, target) for target, source in self._sources.items()]
         self._sources.clear()
         return pairs

@@ -49,5 +49,5 @@ def check_range(name: str, value: float) -> None:
 
 
 def _text(limit: float) -> str:
-    """A limit as text; an integer of many digits as a power of two."""
+    """The text of a limit. An integer of many digits is written as a power of two."""
     return f"2^{int(limit).bit_length()} - 1" if limit >= 2**31 - 1 else f"{limit:g}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from .modelconfig import Rope
 
-Array = Any  # of numpy or torch
+Array = Any  # an array of numpy or a tensor of torch
 
 
 def frequencies(rope: Rope, context: int, powers: Array, array: Callable[[Sequence[float]], Array]) -> Array:
@@ -49,7 +49,7 @@ def _yarn(rope: Rope, plain: Array, pairs: Array) -> Array:
         high = math.ceil(high)
     low = max(low, 0)
     high = min(high, rope.rotary_dim - 1)
-    width = high - low or 0.001  # not 0: the ramp becomes a step
+    width = high - low or 0.001  # avoids a division by 0
     slowed = ((pairs - low) / width).clip(0.0, 1.0)
     return plain / rope.factor * slowed + plain * (1 - slowed)
 

@@ -150,7 +150,8 @@ def sample(logits: NDArray[np.float32], batch: Batch) -> StepResult:
 
 
 def verify(batch: Batch, drawn: Ints) -> tuple[NDArray[np.bool_], Ints]:
-    """([answers] True for an answer with a result, [rows + 1] StepResult.row_starts), from the drawn tokens [answers].
+    """Compare the drawn tokens [answers] with the drafts. Returns (whether each answer has a result [answers] bool,
+    StepResult.row_starts [rows + 1]).
 
     A row returns its tokens up to and including the first that differs from the draft at its position.
     """

@@ -16,9 +16,9 @@ class Stats:
     steps: int = 0
     tokens_in: int = 0  # prompt tokens of requests that were started
     tokens_out: int = 0
-    prefix_hit_tokens: int = 0  # the share of tokens_in that came from the prefix cache
+    prefix_hit_tokens: int = 0  # how many of tokens_in came from the prefix cache
     preemptions: int = 0
     late_compiles: int = 0  # parts of the model that were compiled again while requests waited
-    step_host_seconds: float = 0.0  # time of the engine itself: planning and committing steps
-    step_seconds: float = 0.0  # time of all steps, the backend's work included
+    step_host_seconds: float = 0.0  # seconds that the engine itself needs: planning and committing steps
+    step_seconds: float = 0.0  # seconds of all steps, including the backend's work
     step_age: float = 0.0  # seconds since the current step began, 0 between steps; a hung step shows here

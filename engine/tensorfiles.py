@@ -39,9 +39,9 @@ class StoredTensor:
     """The position of a tensor in its file, validated against the file size."""
 
     file: Path
-    dtype: str  # a key of ITEM_BYTES
+    dtype: str  # name of the dtype, a key of ITEM_BYTES
     shape: tuple[int, ...]
-    start: int  # offset in bytes
+    start: int  # offset of the data in the file, in bytes
     stop: int
 
     @property

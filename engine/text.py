@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-BROKEN = "\ufffd"  # decoders write it for invalid or incomplete UTF-8
+BROKEN = "\ufffd"  # the character that decoders write for invalid or incomplete UTF-8
 MAX_INCOMPLETE = 3  # maximum bytes of an incomplete UTF-8 character; a token has at least one byte
 MAX_WINDOW = 16  # the window is shortened after this many tokens without a clean end
 # Tokens of a shortened window. It may start inside a character, so its first 3 bytes may be invalid. The waiting text

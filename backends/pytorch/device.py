@@ -55,7 +55,7 @@ class Device:
     type: str  # torch's device type; "cuda" for HIP
     module: ModuleType  # torch.cpu, torch.cuda, …; its Event marks the end of a step
     ops: Ops
-    dtype: torch.dtype  # of activations, if LoadOptions.dtype is "auto"
+    dtype: torch.dtype  # dtype of activations if LoadOptions.dtype is "auto"
     overlap: bool = False  # whether a step runs while the host plans the next step
     pinned: bool = False  # whether copies to the device use page-locked host memory
     cache_share: float = 0.25  # fraction of the free memory after loading that the KV cache may use
@@ -65,7 +65,7 @@ class Device:
     fp8_cache: bool = False  # whether the KV cache may be float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # None: steps cannot be captured
     streams: Callable[[], Streams] = InOrder  # a second queue, for work in parallel with the main queue
-    graphs: Graphs = "full"  # used if LoadOptions.graphs is "auto"
+    graphs: Graphs = "full"  # the mode if LoadOptions.graphs is "auto"
     layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of one layer
     # Third-party attention: the name in LoadOptions.attention -> a function that puts that attention into the ops. The
     # function raises SettingRefused if the attention is not installed.

@@ -30,8 +30,8 @@ class Step:
     slots: Tensor  # [tokens] int64, position in the KV cache of each token's key and value
     last: Tensor  # [answers] int32, index of the last token of each row with an answer
     rows: Rows
-    adapters: Adapters | None = None  # of the tokens; None: no row has an adapter
-    answer_adapters: Adapters | None = None  # of the tokens `last`; None: none of these tokens has an adapter
+    adapters: Adapters | None = None  # adapters of all tokens; None: no row has an adapter
+    answer_adapters: Adapters | None = None  # adapters of the tokens `last`; None: no such token has an adapter
     last_rows: Rows | None = None  # rows of the tokens `last`; None: the last layer computes all tokens
 
 
@@ -50,8 +50,8 @@ class Sent:
     step: Step
     carried: Carried | None
     answers: NDArray[np.int64]  # [answers] indices of the rows with an answer, in main memory
-    answer_rows: Tensor  # [answers] int64, the same indices on the device
-    settings: dict[str, Tensor]  # [answers] each: the columns of AnswerSampling that have one value per answer
+    answer_rows: Tensor  # [answers] int64, the indices `answers` on the device
+    settings: dict[str, Tensor]  # name -> column [answers]: the sampling settings with one value per answer
 
     def last_only(self) -> Step:
         """This step, changed so that the last layer computes only the last token of each row with an answer."""
@@ -155,7 +155,7 @@ class Inputs:
         columns = [batch.tokens, batch.positions, batch.positions + np.int32(1), batch.carry, *_row_settings(batch)]
         numbers = host.numpy()
         _put(numbers[: 2 * rows].view(np.int64), slots, 0)
-        fixed = 2 * rows  # words of all columns except the page table
+        fixed = 2 * rows  # becomes the number of words in all columns except the page table
         for column, inert in zip(columns, _INERT, strict=True):
             _put(numbers[fixed : fixed + rows], column, inert)
             fixed += rows

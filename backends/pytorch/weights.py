@@ -106,7 +106,7 @@ class Weights:
         cached: Mapping[str, Product] = MappingProxyType({}),
         slots: AdapterSlots | None = None,
     ) -> None:
-        self.dtype = dtype  # of activations
+        self.dtype = dtype  # dtype of activations
         self.products: dict[str, Product] = {}  # products created until now, with the same names as in `cached`
         self.bytes = 0  # bytes of all weights loaded until now
         self.token_bytes = 0  # bytes that a decode step reads: all weights except the embedding table

@@ -47,7 +47,7 @@ class FullReplay:
         assert recorder is not None
         self._runner = runner
         self._frame = runner.inputs.frame(rows, adapted=adapted)
-        self._answers: _Answers | None = None  # of the previous step
+        self._answers: _Answers | None = None  # the rows with an answer in the previous step
         with failures("capturing a step failed"), recorder.session():
             self._work()  # the first call compiles, loads and allocates, which a capture does not allow
             recorder.begin()
