@@ -1,4 +1,4 @@
-"""The loop: plan a step, start it, commit the step before. One thread, one runner."""
+"""The loop of the engine: plan a step, start it, commit the previous step. It uses one thread and one runner."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Fields:
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
         def valid(value: Any) -> bool:
-            # The comparison comes before the conversion to float, which could overflow. NaN fails as well.
+            # Compare before the conversion to float, which overflows for large integers. NaN fails the comparison too.
             return type(value) in (int, float) and low <= value <= high
 
         return float(self._read(key, valid, f"a number in {low:g}…{high:g}", default))

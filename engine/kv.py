@@ -1,11 +1,11 @@
-"""Cache memory: the pages and states of each sequence, and the prefix hits on those of others. Integers only.
+"""Cache memory: the pages and states of each sequence, and prefix hits in the memory of other sequences. Integers only.
 
-A sequence has pages in every cache group and a slot for its recurrent state, as far as the runner has these. Full
-blocks of tokens enter the prefix tree; a block is a multiple of every group's page size. A prefix hit ends
+A sequence has pages in every cache group and, if the runner has recurrent states, a state slot. Full blocks of tokens
+enter the prefix tree; the size of a block is a multiple of every group's page size. A prefix hit ends
 
-    after a block whose pages are present in all groups, as far back as each group's window reaches,
-    and which has a snapshot of the state, where the runner has states;
-    or, without states, within the block after it, which is copied (copy on write).
+    after a block: the pages that later positions read are present in all groups, and the block has a snapshot of
+    the state if the runner has states;
+    or, without states, within the next block, which is copied (copy on write).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ Tokens = TypeVar("Tokens", list[int], Key)
 class Node:
     """A block of tokens, its pages in every cache group, and the snapshot of the state after it, if there is one."""
 
-    pages: list[Pages]  # per group; empty where the pages were evicted, which happens in groups with a window
+    pages: list[Pages]  # for each cache group: the block's pages; empty if they were evicted (groups with a window)
     key: Key
     parent: Node | None
     users: int = 0  # number of leases whose path contains this node
@@ -124,7 +124,7 @@ class PrefixTree:
         return node
 
     def prune(self, node: Node) -> None:
-        """Remove `node` and its ancestors as far as they are unused, empty and without children."""
+        """Remove `node` if it is prunable, then its parent if that is prunable now, and so on."""
         while node.parent is not None and node.is_prunable:
             del self._unused[node]
             self._unlink(node)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stats:
-    """Counters at one time. The first four fields and `step_age` are current values; all others only grow."""
+    """The counters at one time. The first four fields and `step_age` are current values; all other fields only grow."""
 
     running: int = 0  # sequences with cache memory
     waiting: int = 0
     cache_tokens: int = 0  # positions that fit into the whole cache
-    cache_used: int = 0  # positions of running sequences; all others are free or cached for prefix hits
+    cache_used: int = 0  # positions that running sequences use; the others are free or cached for prefix hits
     steps: int = 0
     tokens_in: int = 0  # prompt tokens of requests that were started
     tokens_out: int = 0

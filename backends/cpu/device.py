@@ -49,7 +49,8 @@ def device_for(files: ModelFiles, flags: frozenset[str]) -> Device:
 
 
 def _use_threads(count: int | None) -> int:
-    """Set and return the number of threads of the kernels. None: the number in the environment, else one per core."""
+    """Set and return the number of threads of the kernels. None: the value of LOCALLLM_THREADS or OMP_NUM_THREADS, or
+    one thread for each core."""
     if MISSING:
         return count or cores()
     threads: int = torch.ops.localllm.use_threads(count or 0)

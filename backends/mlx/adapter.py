@@ -269,7 +269,7 @@ def find_targets(model: nn.Module, forward: Forward) -> dict[str, Target]:
 
 
 def tied_embedding(targets: Mapping[str, Target]) -> str:
-    """The name of the embedding that is the head as well; empty without one."""
+    """The name of the embedding that is also the output head; empty if the head is not tied."""
     head = targets.get(HEAD)
     names = [name for name, target in targets.items() if head is not None and target.module is head.module]
     return next((name for name in names if name != HEAD), "")

@@ -12,7 +12,8 @@ _OUT_OF_MEMORY = re.compile("Unable to allocate|Attempting to allocate|Insuffici
 
 
 class engine_errors:
-    """Converts an error of a step: a failed allocation to OutOfMemory, others to RunnerFailed.
+    """A context that converts the errors of a step: a failed allocation becomes OutOfMemory, any other error
+    RunnerFailed.
 
     This is a class, not a generator: from Python 3.12 on, contextlib's generators put an error into a cycle with its
     frames, which would keep the arrays of a failed step until Python's next garbage collection.

@@ -68,6 +68,6 @@ def is_shortage(error: Exception) -> bool:
 
 
 def _brief(error: Exception) -> str:
-    """The first two sentences of the message: the others are torch's advice for programmers."""
+    """The first two sentences of the message. The sentences after them are torch's advice for programmers."""
     line = str(error).partition("\n")[0]
     return ". ".join(line.split(". ")[:2]).rstrip(".") or type(error).__name__

@@ -145,7 +145,8 @@ class Inputs:
         return _read(columns, (1,) * rows, (self._context,) * rows, np.arange(rows), True, False, adapters)
 
     def fill(self, batch: Batch, rows: int) -> None:
-        """Start the copy of a step into the `frame` of `rows` rows, padded with inert rows."""
+        """Start the copy of a decode step to the `frame` of `rows` rows. Padding rows get inert values, which change
+        nothing."""
         assert self._tables is not None
         host = next(self._hosts)
         count = batch.num_rows
@@ -197,7 +198,7 @@ class Inputs:
         return Step(token_ids, positions, slots.view(torch.int64), last, rows, adapters)
 
     def fill_tokens(self, batch: Batch, frame: Step) -> Sent:
-        """Start the copy of a step into a `token_frame`, padded with inert tokens."""
+        """Start the copy of a step to a `token_frame`. Padding tokens get inert values, which change nothing."""
         tokens = len(frame.tokens)
         answers = batch.wants.nonzero()[0]
         carried = bool((batch.carry >= 0).any())

@@ -61,7 +61,7 @@ class AdapterSlots:
         """`values`: the size of one slot in numbers (see `slot_values`)."""
         self.count = count
         self.rank = rank
-        self.tied_embedding = ""  # the embedding that is the output head as well
+        self.tied_embedding = ""  # name of the embedding that is also the output head
         self._values = values
         self._device = device
         self._dtype = dtype
