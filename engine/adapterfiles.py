@@ -45,10 +45,14 @@ _UNSUPPORTED = MappingProxyType(
         "target_parameters": "parameters that are not linear layers (target_parameters)",
         "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
         "megatron_config": "Megatron layers (megatron_config)",
+        "arrow_config": "Arrow routing between adapters (arrow_config)",
+        "kasa_config": "KaSA (kasa_config)",
+        "monteclora_config": "MonteCLoRA (monteclora_config)",
+        "use_bdlora": "block-diagonal factors (use_bdlora)",
     }
 )
 # Values of init_lora_weights that also change the base model.
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +168,8 @@ def _read_peft(config: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str,
     rank = config.integer("r", 1, MAX_RANK)
     alpha = config.number("lora_alpha", 0.0, 1e6)
     root = config.flag("use_rslora", False)
-    ranks = _patterns(config, "rank_pattern")
-    alphas = _patterns(config, "alpha_pattern")
+    ranks = _patterns(config, "rank_pattern", 1.0, MAX_RANK)
+    alphas = _patterns(config, "alpha_pattern", 0.0, 1e6)
     factors: dict[str, Factors] = {}
     for module, (a, b) in _pairs(tensors, _PEFT_ENDS).items():
         if not module.startswith(PREFIX):
@@ -194,16 +198,17 @@ def _refuse_unsupported(values: Mapping[str, Any], config: Fields) -> None:
         )
 
 
-def _patterns(config: Fields, key: str) -> dict[str, float]:
-    """rank_pattern or alpha_pattern: a pattern of module names -> the value for these modules. PEFT allows regular
-    expressions; here a pattern must be a name, optionally with ^ and $."""
+def _patterns(config: Fields, key: str, low: float, high: float) -> dict[str, float]:
+    """rank_pattern or alpha_pattern: a pattern of module names -> the value in low…high for these modules.
+
+    As in PEFT, a pattern is a regular expression. Operators of repetition are refused: a match could take too long.
+    """
     table = config.table(key)
     patterns = {}
     for pattern in table:
-        name = pattern.replace("\\.", ".")
-        if not re.fullmatch(r"\^?[A-Za-z0-9_.]+\$?", name):
+        if not re.fullmatch(r"\^?([A-Za-z0-9_.]|\\\.)+\$?", pattern):
             raise ModelRefused(f"{CONFIG}: {key}: {pattern!r:.100} must be a module name, not a regular expression")
-        patterns[name.removesuffix("$")] = table.number(pattern, 0.0, 1e6)
+        patterns[pattern] = table.number(pattern, low, high)
     return patterns
 
 
@@ -211,7 +216,7 @@ def _match(patterns: Mapping[str, float], module: str, default: float) -> float:
     """The value of the first pattern that matches the module, or `default`. A pattern with ^ matches the whole name, a
     pattern without ^ also its end."""
     for pattern, value in patterns.items():
-        if module == pattern.removeprefix("^") or module.endswith(f".{pattern}"):
+        if re.match(rf"(.*\.)?({pattern})$", module):
             return value
     return default
 
@@ -240,7 +245,10 @@ def _pairs(tensors: Mapping[str, StoredTensor], ends: Mapping[str, str]) -> dict
         end = next((end for end in ends if name.endswith(end)), None)
         if end is None:
             raise ModelRefused(f"tensor {name!r:.200} is not a LoRA factor", "use a plain LoRA adapter")
-        modules.setdefault(name.removesuffix(end), {})[ends[end]] = _Named(name, tensor)
+        sides = modules.setdefault(name.removesuffix(end), {})
+        if ends[end] in sides:
+            raise ModelRefused(f"tensors {sides[ends[end]].name!r:.200} and {name!r:.200} are the same LoRA factor")
+        sides[ends[end]] = _Named(name, tensor)
     if not modules:
         raise ModelRefused("the adapter has no LoRA factors")
     for module, sides in modules.items():

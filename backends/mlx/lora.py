@@ -133,8 +133,15 @@ class AdapterSlots:
         for name, factors in files.factors.items():
             a = _matrix(factors, factors.a)
             b = _matrix(factors, factors.b) * np.float32(factors.scale)
-            pairs[name] = Pair(mx.array(a, self._dtype), mx.array(b, self._dtype))
+            pairs[name] = Pair(self._finite(a, name), self._finite(b, name))
         self._prepared[adapter] = pairs
+
+    def _finite(self, matrix: NDArray[np.float32], module: str) -> mx.array:
+        """The factor on the device. Raises ModelRefused if a value is above the largest number of the dtype."""
+        array = mx.array(matrix, self._dtype)
+        if not mx.isfinite(array).all().item():
+            raise ModelRefused(f"{module}: the scale or a LoRA factor is too large for {self._dtype}")
+        return array
 
     def load(self, slot: int, adapter: Adapter) -> None:
         """Copy a prepared adapter into the slot. Steps that were started before keep the old factors."""

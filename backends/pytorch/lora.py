@@ -96,8 +96,8 @@ class AdapterSlots:
         for name, factors in files.factors.items():
             module = self._modules[name]
             rank = factors.rank
-            module.a(values)[:rank].copy_(_matrix(maps, factors, factors.a))
-            module.b(values)[:, :rank].copy_(_matrix(maps, factors, factors.b) * factors.scale)
+            _copy_finite(module.a(values)[:rank], _matrix(maps, factors, factors.a), name)
+            _copy_finite(module.b(values)[:, :rank], _matrix(maps, factors, factors.b) * factors.scale, name)
         self._prepared[adapter] = values.pin_memory() if self._device.pinned else values
 
     def load(self, slot: int, adapter: Adapter) -> None:
@@ -132,6 +132,13 @@ def _matrix(maps: MappedFiles, factors: Factors, stored: StoredTensor) -> Tensor
     if not tensor.isfinite().all():
         raise ModelRefused(f"{stored.file.name}: a LoRA factor contains NaN or infinity")
     return tensor.T if factors.transposed else tensor
+
+
+def _copy_finite(target: Tensor, matrix: Tensor, module: str) -> None:
+    """Copy a factor. Raises ModelRefused if a value is above the largest number of the target's dtype."""
+    target.copy_(matrix)
+    if not target.isfinite().all():
+        raise ModelRefused(f"{module}: the scale or a LoRA factor is too large for {target.dtype}")
 
 
 def _zeros(rows: int, values: int, dtype: torch.dtype) -> Tensor:

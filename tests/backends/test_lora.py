@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from localllm.backends import cpu
@@ -281,4 +281,17 @@ def test_adapter_of_mlx_lm_changes_a_tied_head(tmp_path: Path) -> None:
     put(runner, 1, adapter_of(folder))
     prompt = list(range(5, 25))
     assert_equal(run(runner, [Row(prompt, 0, pages(0))], [1]), log_probabilities(base, prompt)[-1:])
+    runner.close()
+
+
+def test_adapter_beyond_the_range_of_the_dtype_is_refused(llama: tuple[Path, Path], tmp_path: Path) -> None:
+    """Its finite factors would be infinite on the device, and its answers NaN."""
+    model, folder = llama
+    (tmp_path / "adapter_config.json").write_bytes((folder / "adapter_config.json").read_bytes())
+    factors = load_file(folder / "adapter_model.safetensors")
+    large = {name: torch.full_like(factor, 3e38) for name, factor in factors.items()}
+    save_file(large, tmp_path / "adapter_model.safetensors")
+    runner = cpu.open(read_model(model), OPTIONS)
+    with pytest.raises(ModelRefused, match="factor is too large"):
+        runner.prepare_adapter(adapter_of(tmp_path))
     runner.close()
