@@ -9,7 +9,7 @@ from typing import Any
 # The types of JSON values; an integer is a number.
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
-Texts = frozenset[str]  # the constant texts that a schema allows; empty if it also allows other values
+Texts = frozenset[str]  # the strings that a schema allows by const or enum; empty if it also allows other values
 
 
 @dataclass(frozen=True)
@@ -18,15 +18,15 @@ class _Constraints:
 
     types: frozenset[str] = _TYPES
     texts: Texts = frozenset()
-    properties: dict[str, Texts] = field(default_factory=dict)  # constant texts of each required property
+    properties: dict[str, Texts] = field(default_factory=dict)  # required property -> strings of its const or enum
 
 
 def are_disjoint(one: object, other: object) -> bool:
     """True if it is certain that no value can match both schemas. One of three facts must prove it:
 
     - The schemas have no type in common.
-    - Both allow only constant texts, and none of them in common.
-    - Both allow only objects, and a property that both require has only constant texts, and none of them in common.
+    - Both allow only listed strings (const or enum), and no string is in both lists.
+    - Both allow only objects, and a property that both require allows only listed strings, none of them in both.
 
     References are not followed.
     """
@@ -66,7 +66,7 @@ def _texts(schema: object) -> Texts:
 
 
 def _required_properties(schema: dict[str, Any]) -> dict[str, Texts]:
-    """The constant texts of each property that is in `required` and in `properties`."""
+    """For each property in `required` and in `properties`: the strings that its const or enum allows."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}

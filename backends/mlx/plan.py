@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def sources(self) -> set[int]:
-        """The groups that `makes` copies rows from."""
+        """The groups from which the instructions in `makes` copy rows."""
         return {source.group for make in self.makes for source in make.sources}
 
 

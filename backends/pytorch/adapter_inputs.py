@@ -22,7 +22,7 @@ class BatchAdapters(NamedTuple):
     """The adapters of a batch, on the device."""
 
     tokens: Adapters | None  # the adapters of all tokens; None: no row has an adapter
-    answers: Adapters | None  # the adapters of the answers; None: no row with an answer has an adapter
+    answers: Adapters | None  # the adapter of each answer; None: no answer has one
 
 
 NO_ADAPTERS = BatchAdapters(None, None)

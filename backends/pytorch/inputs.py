@@ -28,7 +28,7 @@ class Step:
     tokens: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
     slots: Tensor  # [tokens] int64, position in the KV cache of each token's key and value
-    last: Tensor  # [answers] int32, index of the last token of each row with an answer
+    last: Tensor  # [answers] int32, index of the token after which each answer stands: the last of its row
     rows: Rows
     adapters: Adapters | None = None  # adapters of all tokens; None: no row has an adapter
     answer_adapters: Adapters | None = None  # adapters of the tokens `last`; None: no such token has an adapter
@@ -49,12 +49,12 @@ class Sent:
 
     step: Step
     carried: Carried | None
-    answers: NDArray[np.int64]  # [answers] indices of the rows with an answer, in main memory
-    answer_rows: Tensor  # [answers] int64, the indices `answers` on the device
+    answers: NDArray[np.int64]  # [answers] the row of each answer (drawn token or hidden state), on the host
+    answer_rows: Tensor  # [answers] int64, the row of each answer, on the device
     settings: dict[str, Tensor]  # name -> column [answers]: the sampling settings with one value per answer
 
     def last_only(self) -> Step:
-        """This step, changed so that the last layer computes only the last token of each row with an answer."""
+        """This step, changed so that the last layer computes only the tokens whose hidden states are needed."""
         rows = self.step.rows
         count = len(self.answers)
         lens = rows.context_lens

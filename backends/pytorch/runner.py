@@ -77,7 +77,7 @@ class TorchPending:
 
 
 class Split(Protocol):
-    """The model's forward pass in compiled segments, for steps with more than one token in a row."""
+    """The model's forward pass in compiled segments, for steps in which some row has several tokens."""
 
     @property
     def late(self) -> int:
@@ -137,7 +137,7 @@ class TorchRunner:
             return self.answer(batch, sent, hidden, self.split.late - late)
 
     def prefill(self, step: Step, ops: Ops) -> Tensor:
-        """Hidden states [answers, hidden] of a step with more than one token in a row. The compiled segments have no
+        """Hidden states [answers, hidden] of a step in which some row has several tokens. The compiled segments have no
         LoRA products: a step with adapters runs the model itself, so that no adapter waits for a compilation."""
         forward = self.model if self.split is None or step.adapters is not None else self.split
         return forward(step, ops, self.kv)

@@ -109,7 +109,7 @@ static inline void write(const LinearArgs& args, int64_t row, int64_t panel, con
   }
 }
 
-// Multiplies one panel with the tiles [begin, end) of the rearranged x, which has `depth` steps.
+// Multiplies one panel with the tiles [begin, end) of the rearranged x. The loop over the inputs has `depth` steps.
 template <class P>
 static inline void multiply(const typename P::X* x, const typename P::Weight* panel, int64_t depth, const Tiles& tiles,
                             int64_t begin, int64_t end, float* sums) {

@@ -147,7 +147,7 @@ static inline F32 factors_of(const float* lanes, int) { return load(lanes); }
 template <class T>
 static inline F32 factors_of(const T* lanes, int element) { return every_other(lanes, element); }
 
-// sums[token] = block × the inner products of a token.
+// Multiplies a block of B with the result of A of each token: sums[token] = block × (scale * A x).
 template <class T, int TOKENS>
 static inline void multiply_block(const T* block, const float* inner, int64_t width, int64_t rank, F32* results) {
   F32 sums[TOKENS];

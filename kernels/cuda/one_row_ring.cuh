@@ -92,8 +92,8 @@ __device__ inline void fetch(const Block& b, Bytes) {
   launch_dependents();
 }
 
-// The loop of the producer warp for int4 weights. A stage is a segment of 8 outputs and its records. The stages of the
-// teams' tiles alternate.
+// The loop of the producer warp for int4 weights. A stage has the values of a part of 8 outputs, and their records
+// (scale and zero point of a group of inputs). Stages of the tile of team 0 and of team 1 alternate.
 template <int PER_CHUNK>
 __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
   using F = HalfBytes<PER_CHUNK>;

@@ -38,10 +38,12 @@ struct Product {
   bool split;           // true: a block has at most one tile, and its warps split the tile's stages
 };
 
-// The kernel's argument; computed on the host to save registers. `layers` … `ring` are byte offsets in shared memory,
-// in this order: barriers (0), layers, unit of attention, sums of squares, norm, residual stream, activations of qkv
-// and gate_up, activations of out and down (also used by attention), sums of a split tile, prefetched keys and values,
-// ring.
+// The kernel's argument. The host computes it, which saves registers.
+//
+// The fields `layers` to `ring` are byte offsets of regions in shared memory. The barriers are at offset 0. The
+// regions follow in the order of the fields: the table of layers, the task of attention, sums of squares, the norm,
+// the residual stream, activations for qkv and gate_up, activations for out and down (attention uses them too), the
+// partial sums of a split tile, prefetched keys and values, and the ring of weights.
 struct Plan {
   StepArgs args;
   Product products[4];

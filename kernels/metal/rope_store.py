@@ -121,8 +121,10 @@ INPUTS = ("q", "k", "v", "keys", "values", "padding", "ends")
 
 
 def angle(rope: Rope) -> str:
-    """The source of the angle by which the kernel rotates a pair of dims of the token in `column` of `row`. It is the
-    same expression as in MLX's kernel, which rotates the keys of a prefill."""
+    """Metal source code of the angle by which the kernel rotates a pair of dims of the token in `column` of `row`.
+
+    It is the same expression as in MLX's kernel, which rotates the keys of a prefill.
+    """
     if rope.freqs is not None:
         inverse = "1.0f / freqs[pair]"
     else:

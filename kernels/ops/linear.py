@@ -112,7 +112,7 @@ def _product(rows: int, in_features: int, out_features: int, bias: bool = False,
 
 
 def _narrow(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-    """Weights keep the dtype of the checkpoint: here float32 activations with bfloat16 weights."""
+    """A product of float32 activations with a bfloat16 weight, as in a checkpoint that stores bfloat16."""
     inputs = _product(5, 64, 48)(generator, dtype)
     return {**inputs, "weight": inputs["weight"].to(torch.bfloat16)}
 

@@ -192,7 +192,7 @@ def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
 
 @cache
 def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[int, int] | None:
-    """(number of lines in a tile of a long row, largest number of queries of a row that is one tile).
+    """(lines per tile of a long row, maximum of queries of a short row: a short row fits into one tile).
 
     A line is one query of one head. The shared memory limits both numbers; None if it is too small for a tile of one
     query.

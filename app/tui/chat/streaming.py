@@ -58,7 +58,8 @@ class _Fence:
 
 @dataclass(frozen=True)
 class _Position:
-    """The line of a cut, the block that it splits, and the fence of a split code block."""
+    """The line at which a long Markdown text is split in two, the block around this line, and the fence of this block
+    if it is code."""
 
     line: int
     block: Block

@@ -22,13 +22,13 @@ from ..sampler import Drawn, draw_plainly, is_plain, sample
 
 
 class _Answers(NamedTuple):
-    """The rows with an answer, cached for batches with the same arrays. The engine reuses its arrays while the same
-    rows decode."""
+    """The rows that draw a token or give a hidden state. Cached for batches with the same arrays: the engine reuses
+    its arrays while the same rows decode."""
 
     wants: NDArray[np.uint8]
     drafts: Ints
     starts: Ints  # Batch.answer_starts
-    rows: NDArray[np.int64] | None  # the rows with an answer; None: all rows
+    rows: NDArray[np.int64] | None  # the rows that draw a token or give a hidden state; None: all rows
 
     @classmethod
     def of(cls, batch: Batch) -> _Answers:
@@ -47,7 +47,7 @@ class FullReplay:
         assert recorder is not None
         self._runner = runner
         self._frame = runner.inputs.frame(rows, adapted=adapted)
-        self._answers: _Answers | None = None  # the rows with an answer in the previous step
+        self._answers: _Answers | None = None  # of the previous step
         with failures("capturing a step failed"), recorder.session():
             self._work()  # the first call compiles, loads and allocates, which a capture does not allow
             recorder.begin()

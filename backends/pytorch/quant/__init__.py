@@ -35,7 +35,8 @@ EIGHT = 8  # some formats pack eight outputs in a word, so weights are loaded by
 
 
 class Loaded(NamedTuple):
-    """A weight that is converted to the format of its product slice by slice, so it is never in memory as a whole."""
+    """A weight that is converted slice by slice to the format that its matrix product reads. The whole unconverted
+    weight is never in memory."""
 
     out_features: int
     in_features: int
