@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import itertools
+import os
 import re
 import uuid
 from collections import defaultdict
@@ -233,7 +234,7 @@ def _not_found(message: str, name: str, names: Iterable[str], param: str) -> Ada
 
 def split_name(name: str | None) -> tuple[str | None, str]:
     """Model and adapter of the id `model:adapter`. The adapter is empty if the id has none."""
-    if name is None or (catalog.is_path(name) and Path(name).exists()):
+    if name is None or (catalog.is_path(name) and os.path.exists(name)):  # noqa: PTH110 - the path may be too long
         return name, ""
     model, colon, adapter = name.rpartition(":")
-    return (model, adapter) if colon else (name, "")
+    return (model, adapter) if colon and adapter else (name, "")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -85,9 +86,9 @@ def resolve_adapter(name: str, *, allow_path: bool = False) -> ModelRef:
     """
     if allow_path and is_path(name):
         folder = Path(name).expanduser().absolute()
-        if not folder.is_dir():
+        if not _is_folder(folder):
             hint = f"an adapter is a folder with {ADAPTER_CONFIG}"
-            raise AdapterNotFound(f"adapter folder {folder} does not exist", hint=hint, param="lora_path")
+            raise AdapterNotFound(f"adapter folder {str(folder)[:200]} does not exist", hint=hint, param="lora_path")
         return ModelRef(id=str(folder), path=folder)
     adapter = _cached(name, is_adapter)
     if adapter is None:
@@ -161,11 +162,15 @@ def _snapshots(repo_folder: Path, complete: Callable[[Path], bool] = is_complete
             yield _describe(repo if label == MAIN else f"{repo}@{label}", snapshot, revision=snapshot.name)
 
 
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises an error if the path is too long
+
+
 def _from_path(folder: Path) -> ModelRef:
     folder = folder.absolute()
-    if not folder.is_dir():
+    if not _is_folder(folder):
         hint = "the path of a model is a folder with config.json"
-        raise ModelNotFound(f"folder {folder} does not exist", hint=hint, param="model")
+        raise ModelNotFound(f"folder {str(folder)[:200]} does not exist", hint=hint, param="model")
     if not (folder / "config.json").is_file():
         hint = "a model folder has config.json, tokenizer.json and *.safetensors, as on Hugging Face"
         raise ModelNotFound(f"{folder} is not a model folder: config.json is missing", hint=hint, param="model")

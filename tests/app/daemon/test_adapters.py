@@ -97,6 +97,9 @@ def test_unusable_selection_is_refused_by_name(api: Api, tmp_path: Path) -> None
     unknown = api.chat(f"{MODEL}:pirates")
     assert error(unknown) == (404, "adapter_not_found", "model")
     assert unknown.json()["error"]["hint"] == "did you mean pirate? loaded adapters: pirate"
+    assert error(api.chat(f"{MODEL}:")) == (404, "model_not_found", "model")
+    assert error(api.chat(":")) == (404, "model_not_found", "model")
+    assert error(api.chat("/" + "a" * 400)) == (404, "model_not_found", "model")
     assert error(api.chat(lora=[{"name": "other"}])) == (404, "adapter_not_found", "lora")
     assert error(api.http.post("/v1/tokenize", json={"model": f"{MODEL}:x", "prompt": "a"}))[0] == 404
     both = api.chat(f"{MODEL}:pirate", lora=[{"name": "pirate"}])
@@ -113,6 +116,7 @@ def test_unusable_load_is_refused_by_name(api: Api, tmp_path: Path) -> None:
     broken.mkdir()
     assert error(api.load("pirate", broken)) == (400, "adapter_unusable", "lora_path")
     assert error(api.load("pirate", tmp_path / "missing")) == (404, "adapter_not_found", "lora_path")
+    assert error(api.load("pirate", "/" + "a" * 5000)) == (404, "adapter_not_found", "lora_path")
     assert error(api.load("pirate", "no/adapter")) == (404, "adapter_not_found", "lora_path")
     assert error(api.load("a:b", tmp_path)) == (400, "invalid_request", "lora_name")
     assert error(api.load("pirate", tmp_path, model="test/none"))[0] == 404
