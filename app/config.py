@@ -55,10 +55,10 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Meta(description="Attention implementation: auto, ours (built in) or flashinfer (NVIDIA GPUs only)."),
     ] = "auto"
     lora_backend: Annotated[
-        Literal["auto", "torch_native", "triton", "csgmv"],
+        str,
         Meta(
-            description="LoRA products: auto, torch_native (the reference), triton (tiles of one request each) or "
-            "csgmv (tiles that join the requests of an adapter)."
+            description="Implementation of LoRA products: auto, torch_native (the reference), or another that the "
+            "device supports; a wrong name shows the list."
         ),
     ] = "auto"
     self_test: Annotated[

@@ -13,9 +13,6 @@ CacheDtype = Literal["auto", "fp8"]
 # as breakable, and the prefill segments are compiled. off: no steps. auto: the device's default.
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
 Compiler = Literal["inductor", "eager"]
-# LoRA products. torch_native: the reference; triton: kernels over tiles of one request each; csgmv: the same kernels,
-# with tiles that join requests of one adapter; auto: the device's default.
-LoraBackend = Literal["auto", "torch_native", "triton", "csgmv"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +36,6 @@ class LoadOptions:
     reference_ops: tuple[str, ...] = ()  # names of ops or op families, or "all", that the references compute
     adapter_slots: int = 8  # maximum number of adapters in one step
     adapter_rank: int = 16  # maximum rank of an adapter
-    lora_backend: LoraBackend = "auto"
+    lora_backend: str = "auto"  # implementation of LoRA products; the device lists those that it supports
     attention: str = "auto"  # "ours" (built in), or an implementation that the device lists
     self_test_dir: Path | None = None  # folder with the results of the kernels' self-test; None: no self-test

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...engine.options import Graphs, LoraBackend
+from ...engine.options import Graphs
 from ...kernels.ops import Ops
 from .streams import InOrder, Streams
 
@@ -70,7 +70,9 @@ class Device:
     # Third-party attention: the name in LoadOptions.attention -> a function that puts that attention into the ops. The
     # function raises SettingRefused if the attention is not installed.
     attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
-    lora_backends: tuple[LoraBackend, ...] = ("torch_native",)  # supported besides "auto"
+    # Supported values of lora_backend besides "auto". torch_native: the reference; triton: kernels over tiles of one
+    # request each; csgmv: the same kernels, over tiles that join the requests of an adapter.
+    lora_backends: tuple[str, ...] = ("torch_native",)
     joins_requests: bool = True  # whether a tile of the LoRA products may have tokens of several requests
     captures_attention: bool = True  # False: attention runs code on the host, so a whole step cannot be captured
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built

@@ -22,7 +22,7 @@ from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.batch import Want
 from localllm.engine.errors import OutOfMemory
 from localllm.engine.modelfiles import read_model
-from localllm.engine.options import Graphs, LoraBackend
+from localllm.engine.options import Graphs
 from localllm.engine.runner import Replay
 from localllm.kernels.ops.layer import Layer
 
@@ -45,7 +45,7 @@ TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()), l
     [("full", "auto"), ("breakable", "auto"), ("split", "auto"), ("full", "triton"), ("breakable", "triton")],
 )
 def test_steps_captured_with_one_adapter_are_replayed_with_five(
-    tmp_path: Path, graphs: Graphs, lora_backend: LoraBackend, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, graphs: Graphs, lora_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prefill, mixed and decode steps equal steps without graphs. Steps without adapters replay captures without
     them."""

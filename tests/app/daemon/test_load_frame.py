@@ -37,6 +37,7 @@ DEVELOPER: dict[str, tuple[Any, dict[str, Any]]] = {
     "compiler": ("eager", {"compiler": "eager"}),
     "attention": ("flashinfer", {"attention": "flashinfer"}),
     "reference_ops": (("norm", "rope.neox"), {"reference_ops": ("norm", "rope.neox")}),
+    "lora_backend": ("torch_native", {"lora_backend": "torch_native"}),
     "self_test": ("off", {"self_test_dir": None}),
 }
 
