@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -106,6 +106,7 @@ def read_adapter(path: Path | str) -> AdapterFiles:
     if "peft_type" in config or weights.name == PEFT_WEIGHTS:
         _refuse_unsupported(values, config)
         factors = _read_peft(config, tensors)
+        _refuse_excluded(values, config, factors)
         base = config.text("base_model_name_or_path", "")
     else:
         factors = _read_mlx(config, tensors)
@@ -182,6 +183,30 @@ def _read_peft(config: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str,
         if factors[name].rank != module_rank:
             raise ModelRefused(f"{name}: rank {factors[name].rank}, but {CONFIG} says {module_rank:g}")
     return factors
+
+
+def _refuse_excluded(values: Mapping[str, Any], config: Fields, modules: Iterable[str]) -> None:
+    """Refuse factors of modules that the configuration excludes: PEFT ignores them.
+
+    Regular expressions are not evaluated: a hostile one could take for ever.
+    """
+    targets = values.get("target_modules")
+    excluded = values.get("exclude_modules")
+    layers = values.get("layers_to_transform")
+    layers = [layers] if isinstance(layers, int) else layers
+    for module in modules:
+        if isinstance(targets, list) and not _is_named(module, targets):
+            raise config.refuse("target_modules", f"a list with {module}, which has LoRA factors in the file")
+        if isinstance(excluded, list) and _is_named(module, excluded):
+            raise config.refuse("exclude_modules", f"a list without {module}, which has LoRA factors in the file")
+        number = re.search(r"\.layers\.(\d+)\.", module)
+        if layers and number and int(number[1]) not in layers:
+            raise config.refuse("layers_to_transform", f"a list with the layer of {module}, which has LoRA factors")
+
+
+def _is_named(module: str, names: list[Any]) -> bool:
+    """Whether one of the names is the module's name or the end of it, as in PEFT."""
+    return any(module == name or module.endswith(f".{name}") for name in names)
 
 
 def _refuse_unsupported(values: Mapping[str, Any], config: Fields) -> None:

@@ -81,3 +81,33 @@ def test_empty_field_of_an_unsupported_feature_is_accepted(tmp_path: Path, value
 def test_tensor_that_has_no_use_is_refused_by_name(tmp_path: Path, name: str, reason: str) -> None:
     with pytest.raises(ModelRefused, match=reason):
         write(tmp_path, PREFIX + name)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": ["q_proj", "v_proj"]},
+        {"exclude_modules": ["o_proj"]},
+        {"layers_to_transform": [1, 2]},
+        {"layers_to_transform": 3},
+    ],
+    ids=str,
+)
+def test_factors_that_peft_would_ignore_are_refused_by_name(tmp_path: Path, config: dict[str, Any]) -> None:
+    field = next(iter(config))
+    with pytest.raises(ModelRefused, match=rf"{field} must be .*_proj"):
+        write(tmp_path, **config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": "all-linear"},
+        {"target_modules": ["self_attn.o_proj", "q_proj", "k_proj"]},
+        {"layers_to_transform": [0]},
+        {"exclude_modules": ["lm_head"]},
+    ],
+    ids=str,
+)
+def test_configuration_with_all_factors_is_accepted(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert write(tmp_path, **config).rank == 4
