@@ -12,7 +12,7 @@ Ints = NDArray[np.int32]
 
 
 class Want(IntEnum):
-    """The answer that a row must give."""
+    """What a row must return. A drawn token or a hidden state is called an answer."""
 
     NOTHING = 0  # no answer: a prefill chunk that is not the last one of its prompt
     TOKEN = 1  # the next token, and one more token for each draft
@@ -36,10 +36,10 @@ class AnswerSampling:
     bias_answers: Ints  # [biases] index of the answer; one element for each logit_bias entry of each answer
     bias_tokens: Ints  # [biases]
     bias_values: NDArray[np.float32]  # [biases]
-    history_answers: Ints  # [pairs] index of the answer; a pair is an answer with penalties and a token before it
-    history_tokens: Ints  # [pairs] the token; the tokens of an answer are distinct
+    history_answers: Ints  # [pairs] index of the answer; a pair: an answer with penalties, a token before it
+    history_tokens: Ints  # [pairs] the token; the pairs of one answer have different tokens
     history_prompt: Ints  # [pairs] occurrences of the token in the prompt
-    history_output: Ints  # [pairs] occurrences of the token in the output, including drafts before the answer
+    history_output: Ints  # [pairs] occurrences of the token in the output, including the drafts before the drawn token
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class Batch:
     Copies: the step reads the sources of all page copies before it writes any target. The same holds for state copies.
     All targets differ.
 
-    Answers: rows that want a token have 1 + drafts answers, rows that want hidden states one, other rows none. They
-    are numbered in order of rows and positions.
+    Answers are drawn tokens and hidden states: rows that want a token have 1 + drafts answers, rows that want hidden
+    states one, other rows none. They are numbered in order of rows and positions.
     """
 
     tokens: Ints  # [tokens]; 0 for a token that the device must take from the previous step (see `carry`)

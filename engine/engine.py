@@ -17,7 +17,8 @@ from .runner import Pending, Runner, StepResult
 from .scheduler import Scheduler
 from .stats import Stats
 
-# Consecutive steps that may run out of memory. After one more the engine fails; a new runner may fit the free memory.
+# Consecutive steps that may run out of memory. After one more the engine fails, so that a new runner can be created
+# with a cache that fits in the free memory.
 MAX_SHORTAGES = 2
 
 

@@ -132,7 +132,8 @@ class Fields:
         return self._values.get(key)
 
     def _read(self, key: str, valid: Callable[[Any], bool], expected: str, default: Any = None) -> Any:
-        """The value of a field. `default`, which is not validated, replaces an absent field unless it is None."""
+        """The value of the field `key`, validated. If the field is absent, the result is `default`, which is not
+        validated. If `default` is None too, `valid` gets None."""
         value = self._get(key)
         if value is None and default is not None:
             return default

@@ -94,8 +94,9 @@ class KVCache:
         return self._main_group.num_tokens - self._available(self._main_group) * self._main_group.page_size
 
     def open(self, namespace: Namespace, tokens: list[int]) -> Lease | None:
-        """A lease for `tokens` with the longest prefix hit. The hit never includes the last token, because its logits
-        must be computed. None: no state is free."""
+        """A lease for a sequence that begins with `tokens`. It has the pages of the longest cached prefix, which
+        never includes the last token, because its logits must be computed. None: no slot for a recurrent state is
+        free."""
         if self._states.is_full:
             return None
         root = self._tree.root(namespace)

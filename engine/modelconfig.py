@@ -407,7 +407,8 @@ def _rope(fields: Fields, family: _Family, table: Fields, theta: float, head_dim
     if kind == "default":
         return rope
     original = table.integer("original_max_position_embeddings", 1, 2**27, positions)
-    if not family.pattern:  # config.json's own field overrides that of rope_parameters; Phi-3 always has it
+    # The field at the top level of config.json overrides that of rope_parameters. Phi-3 always has it at the top level.
+    if not family.pattern:
         default = family.original_positions or original
         original = fields.integer("original_max_position_embeddings", 1, 2**27, default)
     return _SCALED_ROPES[kind](rope, table, original, positions)

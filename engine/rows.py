@@ -39,7 +39,7 @@ class Row:
     carry: int  # row of the previous step that draws this row's last token; -1: the host has all tokens
     wants_token: bool
     drafts: tuple[int, ...] = ()  # the proposed tokens at positions end…, which the step verifies
-    masks: tuple[NDArray[np.uint32], ...] = ()  # allowed tokens of each answer; empty: all
+    masks: tuple[NDArray[np.uint32], ...] = ()  # the allowed tokens of each token that the row draws; empty: all
 
 
 class BatchBuilder:
@@ -139,16 +139,16 @@ def _page_table(leases: list[Lease], group: int, stale: Iterable[int], before: I
 
 
 class _Answer(NamedTuple):
-    """One answer of a step."""
+    """A token that a step draws. A row with drafts draws several."""
 
     row: int
     sequence: Sequence
-    offset: int  # number of the row's drafts before the answer
+    offset: int  # number of the row's drafts before the drawn token
 
 
 class _Answers:
-    """Arrays with one element for each answer of a step. They stay valid while the same sequences draw tokens, with the
-    same draft counts."""
+    """Arrays with one element for each token that a step draws. They stay valid while the same sequences draw tokens,
+    with the same draft counts."""
 
     def __init__(self, drawing: list[Sequence | None], draft_counts: list[int]) -> None:
         """`drawing`: the sequence of each row; None: the row draws no token. `draft_counts`: the number of drafts of
@@ -158,7 +158,7 @@ class _Answers:
         for row, sequence in enumerate(drawing):
             if sequence is not None:
                 answers += [_Answer(row, sequence, offset) for offset in range(1 + drafts[row])]
-        self._histories: list[tuple[int, int, int, TokenHistory]] = []  # answer, row, offset, history of the sequence
+        self._histories: list[tuple[int, int, int, TokenHistory]] = []  # _Answer's index, row, offset, history
         for index, (row, sequence, offset) in enumerate(answers):
             if sequence.history is not None:
                 self._histories.append((index, row, offset, sequence.history))
@@ -171,7 +171,7 @@ class _Answers:
         self.wants[self._rows] = Want.TOKEN
 
     def sampling(self, ends: Ints, rows: list[Row]) -> AnswerSampling:
-        """The sampling parameters of all answers. `ends` [rows]: position of the first token that each row draws."""
+        """The sampling parameters of all drawn tokens. `ends` [rows]: position of each row's first drawn token."""
         draw = ends if self._one_each else ends[self._rows] + self._offsets
         if not self._histories:
             return replace(self._parameters, draw=draw)
@@ -217,7 +217,7 @@ def _tokens(rows: list[Row]) -> list[int]:
 
 
 def _masks(rows: list[Row]) -> tuple[Ints, NDArray[np.uint32]]:
-    """(indices [masked answers], masks [masked answers, words]) of the answers that have a mask."""
+    """(indices [masked answers], masks [masked answers, words]) of the drawn tokens that have a mask."""
     masked: list[int] = []
     masks: list[NDArray[np.uint32]] = []
     answers = 0
@@ -231,7 +231,7 @@ def _masks(rows: list[Row]) -> tuple[Ints, NDArray[np.uint32]]:
 
 
 def _parameters(settings: list[Sampling]) -> AnswerSampling:
-    """The sampling parameters that do not change from step to step. `settings` has the Sampling of each answer."""
+    """The sampling parameters that do not change from step to step. `settings`: one for each drawn token."""
     temperature = _column(settings, "temperature", np.float64)
     temperature[temperature < MIN_TEMPERATURE] = 0.0
     top_p = _column(settings, "top_p", np.float64)

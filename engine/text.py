@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 BROKEN = "\ufffd"  # the character that decoders write for invalid or incomplete UTF-8
 MAX_INCOMPLETE = 3  # maximum bytes of an incomplete UTF-8 character; a token has at least one byte
-MAX_WINDOW = 16  # the window is shortened after this many tokens without a clean end
+MAX_WINDOW = 16  # fresh tokens after which a window that ends inside a character is shortened
 # Tokens of a shortened window. It may start inside a character, so its first 3 bytes may be invalid. The waiting text
 # after them has at most MAX_INCOMPLETE characters of 3 bytes.
 SHORT_WINDOW = MAX_INCOMPLETE + 3 * MAX_INCOMPLETE
@@ -45,7 +45,7 @@ class TextStream:
         self._decode = decode
         self._stops = [_StopMatcher(text) for text in stop if text]
         # [ context: a few tokens whose text was emitted | fresh: the tokens after them ]. A new window begins whenever
-        # the text ends with a complete character (a "clean end").
+        # the text ends with a complete character.
         self._window: list[int] = list(before[-MAX_WINDOW:])
         self._fresh = 0
         context = decode(self._window) if self._window else ""
@@ -101,13 +101,14 @@ class TextStream:
         return text
 
     def _begin_window(self) -> None:
-        """Begin a new window after a clean end. Its context is the tokens since the previous clean end."""
+        """Begin a new window, because the text ends with a complete character. The fresh tokens become its context."""
         self._window = self._window[-self._fresh :]
         self._emitted = self._decode(self._window)
         self._fresh = 0
 
     def _shorten(self, waiting: int) -> None:
-        """Drop the oldest tokens of a window without a clean end. Its last `waiting` characters are not emitted yet."""
+        """Drop the oldest tokens of a window that became too long, because its text ends with an incomplete character.
+        The last `waiting` characters of this text are not emitted yet."""
         self._window = [token for token in self._window if self._has_text(token)][-SHORT_WINDOW:]
         self._fresh = min(self._fresh, len(self._window))
         text = self._decode(self._window)

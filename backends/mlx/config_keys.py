@@ -96,7 +96,7 @@ class ConfigKeys:
         kinds = {_kind_of_module(part) for part in ropes}
         missing = scaled.keys() - kinds
         if ropes and missing and "unknown" not in kinds:
-            raise _ignored(self._text, "the rope type", " and ".join(sorted(missing)), "plain rotation")
+            raise _ignored(self._text, "the rope type", " and ".join(sorted(missing)), "no rope of this type")
 
     def _verify_base(self, part: nn.RoPE) -> None:
         bases = [self._text.get("rope_local_base_freq"), *(table.get("rope_theta") for table in self._rope_tables())]

@@ -124,8 +124,8 @@ _ACTIVATIONS: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = {"silu": 
 
 
 def set_context(model: nn.Module, context: int) -> None:
-    """Set the LongRoPE factors of a loaded model for `context`. This limit depends on the size of the cache, which is
-    not known before the model is loaded."""
+    """Set the LongRoPE factors of a loaded model for a context limit of `context` tokens. The limit depends on the size
+    of the KV cache, which is known only after the model is loaded."""
     for layer in model.layers:
         rope = layer.self_attn.rope
         if isinstance(rope, Frequencies):

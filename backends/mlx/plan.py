@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def sources(self) -> set[int]:
-        """The groups from which the instructions in `makes` copy rows."""
+        """The numbers of the groups whose KV is copied to new groups (`makes`); 0: pages of the pool."""
         return {source.group for make in self.makes for source in make.sources}
 
 
@@ -122,7 +122,7 @@ class Row:
 
 
 class Planner:
-    """Tracks the resident sequences, and plans the changes for each batch."""
+    """Tracks the resident sequences (those whose KV is in a group), and plans the changes for each batch."""
 
     def __init__(self, page_size: int, room: int, group_columns: int) -> None:
         """`room`: maximum number of columns (positions) in all groups together. `group_columns`: the number of padding
@@ -186,8 +186,9 @@ class Planner:
         return -(-length // self._page_size)
 
     def _match(self, rows: list[Row]) -> None:
-        """Find the resident of each row: the one that has exactly the row's pages and positions. If there is none, the
-        row takes over an idle resident that begins with them and is alone in its group."""
+        """Find the resident sequence of each row: the one with exactly the row's pages and positions. If there is none,
+        the row takes over an idle resident sequence that begins with the same positions and is the only one in its
+        group."""
         by_end: dict[tuple[int, int], list[Resident]] = {}
         for resident in chain.from_iterable(self._groups.values()):
             by_end.setdefault((resident.pages[-1], resident.length), []).append(resident)
@@ -359,8 +360,8 @@ class Planner:
         return plan
 
     def fail(self) -> None:
-        """Record that the last planned step was not computed. The positions that only the groups of its rows had are
-        lost."""
+        """Record that the last planned step was not computed. The groups of its rows are dropped. Their positions
+        that the pool does not have are lost."""
         for resident in self._current:
             self._groups.pop(resident.group, None)
             dirty = resident.pages[resident.synced // self._page_size :]
@@ -369,7 +370,7 @@ class Planner:
         self._current = []
 
     def fail_all(self) -> None:
-        """Record that all groups are lost, with the positions that the pool does not have."""
+        """Record that all groups are lost, and so all positions that the pool does not have."""
         self._lost.update(self._owners)
         self._owners.clear()
         self._groups.clear()

@@ -249,8 +249,8 @@ class MlxRunner:
         return tokens
 
     def _lose_steps(self) -> None:
-        """Record that the last two steps failed: the positions that only their groups had are lost, and the engine ends
-        the requests of both steps.
+        """Record that the last two steps failed: all positions that the pool does not have are lost. The engine
+        ends the requests of both steps.
 
         If one of the steps wrote pages, other requests may read them. Then no step may follow: raises RunnerFailed."""
         if any(self._wrote_pages):

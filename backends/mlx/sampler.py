@@ -16,7 +16,7 @@ EXCLUDED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One token for each answer, and log-probabilities if an answer asks for them."""
+    """One token for each answer (see Batch), and log-probabilities if a row asks for them."""
 
     tokens: mx.array  # [answers] uint32
     chosen: mx.array | None = None  # [answers] float32

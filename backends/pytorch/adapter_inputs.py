@@ -22,7 +22,7 @@ class BatchAdapters(NamedTuple):
     """The adapters of a batch, on the device."""
 
     tokens: Adapters | None  # the adapters of all tokens; None: no row has an adapter
-    answers: Adapters | None  # the adapter of each answer; None: no answer has one
+    answers: Adapters | None  # the adapter of each drawn token or hidden state; None: none has an adapter
 
 
 NO_ADAPTERS = BatchAdapters(None, None)
@@ -43,8 +43,8 @@ class AdapterInputs:
         self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
 
     def send(self, batch: Batch, answers: NDArray[np.int64], frame: Adapters | None = None) -> BatchAdapters:
-        """Start the copy of a batch's adapters, to `frame` if the step is captured. `answers`: indices of the rows with
-        an answer."""
+        """Start the copy of the adapter slots and scales of a batch's tokens to the device. `frame`: the views of a
+        captured step that get them. `answers`: indices of the rows that return a drawn token or a hidden state."""
         if frame is None and not batch.adapters.any():
             return NO_ADAPTERS
         tokens = self._columns(batch, np.arange(batch.num_rows), np.diff(batch.row_starts), frame)
@@ -63,7 +63,7 @@ class AdapterInputs:
         return self._frame(tokens, _chunk(tokens))
 
     def decode_frame(self, rows: int) -> BatchAdapters:
-        """Like `frame`, for a step of `rows` rows with one token and one answer each."""
+        """Like `frame`, for a step of `rows` rows, each with one input token and one drawn token or hidden state."""
         frame = self._frame(rows, DECODE_CHUNK)
         return BatchAdapters(frame, frame)
 

@@ -28,7 +28,7 @@ class Step:
     tokens: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
     slots: Tensor  # [tokens] int64, position in the KV cache of each token's key and value
-    last: Tensor  # [answers] int32, index of the token after which each answer stands: the last of its row
+    last: Tensor  # [answers] int32, for each drawn token or hidden state: index of the last token of its row
     rows: Rows
     adapters: Adapters | None = None  # adapters of all tokens; None: no row has an adapter
     answer_adapters: Adapters | None = None  # adapters of the tokens `last`; None: no such token has an adapter
@@ -67,7 +67,7 @@ class Sent:
         return replace(self.step, last_rows=Rows(starts, lens, table, (1,) * count, contexts, rows.exact))
 
     def first(self, rows: int) -> Sent:
-        """The first `rows` rows of a step in which every row has an answer."""
+        """This batch with the answers of its first `rows` rows only. Every row has one answer."""
         settings = {name: column[:rows] for name, column in self.settings.items()}
         return replace(self, answers=self.answers[:rows], answer_rows=self.answer_rows[:rows], settings=settings)
 
@@ -310,7 +310,7 @@ def _read(
 
 
 def _row_settings(batch: Batch) -> list[NDArray[Any]]:
-    """Sampling settings of a step with one token per row, each [rows]. Rows without an answer have zeros."""
+    """Sampling settings of a step with one token per row, each [rows]. Rows that return nothing have zeros."""
     columns = _settings(batch)
     answers = batch.wants.nonzero()[0]
     if len(answers) == batch.num_rows:

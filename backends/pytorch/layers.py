@@ -166,6 +166,6 @@ class Decoder:
 
     def logits(self, hidden: Tensor, ops: Ops, adapters: Adapters | None = None) -> Tensor:
         """The logits [answers, vocab] float32 of hidden states [answers, hidden]. `adapters` has the adapter of each
-        answer; None: no row has an adapter."""
+        hidden state; None: no row has an adapter."""
         logits = self.head(hidden, ops, HeadStep(adapters), torch.float32)
         return torch.tanh(logits / self.soft_cap) * self.soft_cap if self.soft_cap else logits

@@ -178,7 +178,8 @@ class PackedFile:
 
 
 def _described(product: Product) -> dict[str, object]:
-    """The product as JSON. Its tensors are null there: the file has them under the name "product name:field index"."""
+    """The op and the fields of a product's packed weight, for the header of the file. Fields that are tensors are None:
+    the file has each tensor under the name "product name:field index"."""
     fields = [None if isinstance(value, Tensor) else value for value in product.weight]
     return {"op": product.op, "kind": type(product.weight).__name__, "fields": fields}
 

@@ -34,12 +34,12 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor, ops: Ops, adapters: Adapters | None = None) -> Tensor:
         """The logits [answers, vocab] float32 of hidden states [answers, hidden]. `adapters` has the adapter of each
-        answer; None: no row has an adapter."""
+        hidden state; None: no row has an adapter."""
         ...
 
 
 class TorchPending:
-    """A step in the device's queue. When the step ends, its answers are copied to main memory."""
+    """A step in the device's queue. When it ends, its tokens and hidden states are copied to main memory."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TorchPending:
         late_compiles: int = 0,
         answers: NDArray[np.int64] | None = None,
     ) -> None:
-        """`row_starts`: see StepResult. `answers`: indices of the drawn tokens that are answers; None: all are."""
+        """`row_starts`: see StepResult. `answers`: indices of the drawn tokens that are returned; None: all."""
         self._row_starts = row_starts
         self._answers = answers
         self._late_compiles = late_compiles

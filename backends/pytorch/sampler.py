@@ -17,7 +17,7 @@ from .inputs import Sent
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One token for each answer."""
+    """One token for each answer (see Batch)."""
 
     tokens: Tensor  # [answers] int64
     logprobs: Logprobs | None

@@ -75,7 +75,8 @@ class StoredTensors:
             self._maps.drop(stored)
 
     def release(self) -> None:
-        """Release the pages of all tensors that were read, for the last time: their views must not be used again."""
+        """Release the pages of all tensors read so far. Their views must not be used again: they would read pages that
+        are not released later."""
         self.drop_pages()
         self._read.clear()
 

@@ -32,7 +32,8 @@ static inline F32 dot(F32 sum, F32 a, F32 b) {
   return fma(a, b, sum);
 }
 
-// Loads a block into BLOCK_VECTORS vectors of lanes, in block order.
+// Loads the elements of a block into BLOCK_VECTORS vectors. The types E and C determine the order of the elements in
+// the vectors (the block order).
 template <class E, class C>
 static inline void load_block(const C* p, F32 (&x)[BLOCK_VECTORS<E>]) {
   if constexpr (same<E, bf16>) {

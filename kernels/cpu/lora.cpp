@@ -19,7 +19,7 @@ constexpr int64_t CHUNK = 2 * WIDTH;       // inputs that one step of a pass mul
 constexpr int64_t LEAD = 8;                // distance of the prefetch of B, in blocks of WIDTH outputs
 constexpr int QUAD = 4;                    // 4-byte lanes in 16 bytes
 
-// Two vectors of the CHUNK elements at p. Their order is the same for all rows of a type.
+// Loads the CHUNK elements at p into two vectors. The order of the elements depends only on their type.
 static inline void load_chunk(const float* p, F32 (&to)[2]) {
   to[0] = load(p);
   to[1] = load(p + WIDTH);
@@ -30,7 +30,7 @@ static inline void load_chunk(const T* p, F32 (&to)[2]) {
   to[1] = every_other(p, 1);
 }
 
-// Two vectors of the first `count` of the CHUNK elements at p; the others are zero.
+// Loads the first `count` elements at p, in the same order; the rest of the CHUNK elements is zero.
 template <class T>
 static inline void load_chunk(const T* p, int64_t count, F32 (&to)[2]) {
   T values[CHUNK];
@@ -188,7 +188,7 @@ template <class T>
 static inline void expand_block(const LoraArgs& args, int64_t tile, int slice, int64_t first, int count, T* block) {
   int64_t width = args.slices * args.rank, end = args.starts[tile + 1];
   const T* b = (const T*)args.b + args.tile_slots[tile] * args.b_stride + first * args.rank;
-  if (count < WIDTH) {  // transpose_factors reads the rows of WIDTH outputs
+  if (count < WIDTH) {  // transpose_factors reads WIDTH outputs, so zeros are appended
     T* padded = block + round_up(args.rank, 2) * WIDTH;
     memset(padded, 0, args.rank * WIDTH * sizeof(T));
     memcpy(padded, b, args.rank * count * sizeof(T));

@@ -72,8 +72,8 @@ struct Int8 {
   };
 };
 
-// e4m3, [out_features, in_features]. A record is the float32 scale of a group of inputs; the group size is a multiple
-// of 64. Without groups there is one scale per output, as in int8.
+// e4m3, [out_features, in_features]. `records` has the float32 scale of each group of inputs; the group size is a
+// multiple of 64. Without groups there is one scale per output, as in int8.
 template <bool GROUPED>
 struct E4m3 {
   using X = __nv_bfloat16;
@@ -128,8 +128,8 @@ struct E4m3 {
 
 // int4: two inputs per byte, the even input in the low nibble. The 16 words of every 64 bytes are stored as a
 // transposed 4 x 4 matrix: word r of lane t has inputs 32 r + 8 t … 32 r + 8 t + 7, so the four lanes of an output are
-// in the same group at the same time. A record has the float16 scale of a group in the low half and its zero point in
-// the high half.
+// in the same group at the same time. `records` has one word for each group: the float16 scale in the low half and the
+// zero point in the high half.
 //
 // Nibbles are multiplied without full conversion: as bf16 with the nibble in the low mantissa bits (its value is nibble
 // + 128), or as bytes. At the end of a group, the sum of the activations times 128 + zero point (bf16) or times the
@@ -145,7 +145,7 @@ struct Nibbles {
   static __device__ int input_of(int vector, int t) { return 32 * vector + 8 * t; }
   static __device__ int subgroup_of(const SmallBatch&, int chunk, int r) { return chunk * PER_CHUNK + r; }
 
-  // The scale of a record, and the number that is subtracted per activation (see above).
+  // The scale in a word of `records`, and the number that is subtracted per activation (see above).
   static __device__ float scale_of(uint32_t record) { return __half2float(__ushort_as_half((unsigned short)record)); }
   static __device__ Partial surplus_of(uint32_t record) {
     if constexpr (WIDE) return __uint_as_float(0x43000000u | (record & 0xffff0000u));

@@ -52,7 +52,7 @@ class Packed(NamedTuple):
             return Int8(eight_bits.view(torch.int8), self.scale)
         if self.format == FP8:
             return Fp8(eight_bits.view(torch.float8_e4m3fn), self._fp8_scale(), self.group)
-        repeats = max(1, min(self.group, self.in_features) // sub_of(self.group, self.in_features))  # records per group
+        repeats = max(1, min(self.group, self.in_features) // sub_of(self.group, self.in_features))  # copies per scale
         groups = -(-self.in_features // self.group)
         records = by_output(self.records, self.out_features)[:, ::repeats][:, :groups]
         scale = (records & 0xFFFF).to(torch.int16).view(torch.float16)
@@ -66,12 +66,12 @@ class Packed(NamedTuple):
 
 
 def sub_of(group: int, in_features: int) -> int:
-    """The number of inputs that share an int4 record (scale and zero point): 128 (a chunk), 64 or 32."""
+    """The number of inputs of each stored scale and zero point of int4: 128 (a chunk), 64 or 32."""
     return 128 if group >= in_features else math.gcd(group, 128)
 
 
 def by_output(records: Tensor | None, out_features: int) -> Tensor:
-    """Records [blocks, subs, 8] in blocks of eight outputs -> [out_features, subs]."""
+    """Packed.records [blocks, subs, 8], in blocks of eight outputs -> [out_features, subs]."""
     assert records is not None
     return records.transpose(1, 2).flatten(0, 1)[:out_features].contiguous()
 
@@ -148,7 +148,7 @@ def _pack(weight: Weight) -> Packed:
             return Packed(data, None, by_block(scale.float()), FP8, out_features, in_features, group)
         case Int4(data, scale, zero, group, in_features):
             sub = sub_of(group, in_features)
-            repeats = -(-min(group, in_features) // sub)  # records per group
+            repeats = -(-min(group, in_features) // sub)  # copies of each group's scale and zero point
             records = (scale.half().view(torch.int16).int() & 0xFFFF) | (zero.int() << 16)
             records = records.repeat_interleave(repeats, 1)[:, : -(-in_features // sub)]
             data = transpose_words(pad(data, (0, -data.shape[1] % 64)))

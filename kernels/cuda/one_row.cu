@@ -5,8 +5,8 @@
 // before the previous kernel has ended. When all but a few stages have been requested, it lets the next kernel start,
 // which then fills its ring. With gates, tiles of gates alternate with tiles of the values that they multiply.
 //
-// int8: a stage has complete outputs, and all consumer warps work on the same stage. A lane multiplies 16 bytes in
-// every 512 to 4096 bytes; their activations are in its registers.
+// int8: a stage has the weights of all inputs of its outputs, and all consumer warps work on the same stage. A lane
+// multiplies 16 bytes in every 512 to 4096 bytes; their activations are in its registers.
 //
 // int4: a stage has SEGMENT bytes of each output of a tile. A team of four warps computes a tile. A lane multiplies
 // chunks of 64 bytes of one output:

@@ -48,7 +48,7 @@ struct Chunk {
 // int8, [out_features, in_features]; one scale for all activations of the row.
 struct Bytes {
   static constexpr int CHUNK = 64, GROUPS = 0, GROUP = 0;
-  static constexpr bool COMPLETE_OUTPUTS = true;  // true: a stage has complete outputs
+  static constexpr bool COMPLETE_OUTPUTS = true;  // true: a stage has the weights of all inputs of its outputs
   static constexpr int EARLY = 6;      // the next kernel may start when this many stages are not requested yet
   static __device__ void put(char* x, int k, uint2 bytes) { *reinterpret_cast<uint2*>(x + k) = bytes; }
 

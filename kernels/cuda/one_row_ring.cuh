@@ -11,7 +11,7 @@ namespace {
 // int4: bytes of an output in a stage, and the pitch between outputs, which avoids bank conflicts. The time that a warp
 // needs to start a copy does not depend on the size, so segments are large.
 constexpr int SEGMENT = 2048, PITCH = SEGMENT + 16;
-constexpr int STAGE = 8 * SEGMENT;    // limit of the bytes of a stage of complete outputs (int8)
+constexpr int STAGE = 8 * SEGMENT;    // int8: maximum bytes of a stage with more than one output
 constexpr int MAX_STAGES = 12;
 constexpr int TILES = 16;             // tiles per reduction, a multiple of TEAMS
 constexpr int CHUNKS = 16;            // partial sums per output
@@ -21,7 +21,7 @@ constexpr int SHARED = 113 << 10;     // bytes per block: a block of the next ke
 // The layout of shared memory. Byte offsets, in this order: barriers (0), sums, activations, their scales, ring.
 struct Layout {
   int sums, x, groups, ring, stage, stages;
-  int chunks, subgroups;  // chunks per output, records per output
+  int chunks, subgroups;  // chunks per output; scales (with zero points) per output
   int segments, rows;  // stages per tile, outputs per stage
 
   template <class F>
@@ -92,12 +92,12 @@ __device__ inline void fetch(const Block& b, Bytes) {
   launch_dependents();
 }
 
-// The loop of the producer warp for int4 weights. A stage has the values of a part of 8 outputs, and their records
-// (scale and zero point of a group of inputs). Stages of the tile of team 0 and of team 1 alternate.
+// The loop of the producer warp for int4 weights. A stage has the values of a part of 8 outputs, and the
+// scales and zero points of their groups. Stages of the tile of team 0 and of team 1 alternate.
 template <int PER_CHUNK>
 __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
   using F = HalfBytes<PER_CHUNK>;
-  constexpr int RECORDS = SEGMENT / 64 * F::GROUPS;  // records per output and stage
+  constexpr int RECORDS = SEGMENT / 64 * F::GROUPS;  // scales (with zero points) per output and stage
   const uint64_t policy = hopper::evict_first();
   const ProductArgs& a = b.a;
   const int lane = threadIdx.x % 32, tiles = b.tiles();

@@ -19,7 +19,7 @@ struct SmallBatch {
   const void* bias;             // [out_features]; null: none
   Type out_type, bias_type;
   int rows, out_features, in_features;
-  int subgroups, chunks_per_subgroup;  // records per output; chunks that one record covers (fp8)
+  int subgroups, chunks_per_subgroup;  // scales per output; chunks with the same scale (fp8)
   int64_t row_bytes, x_stride, out_stride;
   bool resident;  // true: no earlier kernel in the stream writes the weights, so they may be prefetched
   int gated;      // > 0: out [rows, gated] is gate(output i) * output (gated + i); 0: no gate

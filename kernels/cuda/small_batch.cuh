@@ -105,7 +105,7 @@ struct Stream {
   __device__ int block_of(int tile, int j) const {
     return a.gated ? tile * (J / 2) + j / 2 + (j % 2) * (a.gated / 8) : tile * J + j;
   }
-  // Addresses in a slot: weights, records, activations, activation scales. The lanes of a warp are contiguous.
+  // Addresses in a slot: weights, their scales, activations, activation scales. The lanes of a warp are contiguous.
   __device__ uint32_t weight_address(int slot, int i) const {
     return ring + slot * a.slot_bytes + (i * THREADS + tid) * 16;
   }

@@ -22,7 +22,7 @@ struct Traits {
   constexpr bool heavy() const { return vectors * x_bytes == 8; }
   // True if tiles of 32 outputs and steps of several chunks are compiled; not for small groups, which are rare.
   constexpr bool many_tiles() const { return records <= 1 && !heavy(); }
-  // Chunks per step of a warp in tiles of 8 outputs.
+  // Chunks that a warp reads in one step, if a tile has 8 outputs and 8 * nt rows.
   constexpr int depth(int nt) const { return many_tiles() && nt == 1 && vectors < 4 ? 2 : 1; }
 };
 
@@ -110,7 +110,7 @@ inline bool fits(const Traits& f, const Shape& a, bool normed, const Limits& gpu
   return (pitch || !normed) && rows_per_launch(f, a, pitch, gpu) > 0;
 }
 
-// The records of a grouped format. subgroups: records per output.
+// Subgroups: inputs of an output with one stored scale (int4: and zero point). subgroups: number per output.
 struct Subgroups {
   int chunks_per_subgroup, subgroups;
 };

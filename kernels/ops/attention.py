@@ -43,8 +43,8 @@ class Rows:
 
     @cached_property
     def plans(self) -> dict[Any, Any]:
-        """Results that implementations derive from these rows once for all layers, each under its own key. For rows
-        that are not exact, derive from the tuples only: the values of the tensors change between replays."""
+        """Results that implementations derive from these rows once for all layers, each under its own key. If `exact`
+        is false, derive them from the tuples only, because each replay has other values in the tensors."""
         return {}
 
     def groups(self, page_size: int, window: int) -> list[RowGroup]:

@@ -142,7 +142,7 @@ def inputs(
     page_size: int = 4,
     **options: Any,
 ) -> Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]:
-    """Makes random arguments of `decoder` or `decoders`, for cases and other tests."""
+    """Makes random arguments of `decoder` or `decoders`, for test inputs."""
 
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         from . import Ops

@@ -53,7 +53,7 @@ def rounded(x: float, dtype: torch.dtype) -> float:
 
 
 def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
-    """The weight of `out_features` outputs, packed for products of the same device with activations of `dtype`.
+    """The weight of `out_features` outputs, packed for this device's products with activations of `dtype`.
 
     The weight arrives as at least one slice of its outputs, so the full unpacked weight is never in memory. A slice
     may become invalid when the next one is read from `slices`. The reference converts plain weights to `dtype`.

@@ -111,7 +111,7 @@ class Lora:
 
 
 def random_adapters(rows: list[tuple[int, int]], generator: torch.Generator, captured: bool = False) -> Adapters:
-    """Adapters with random scales for rows of (number of tokens, adapter slot), for cases and other tests."""
+    """Adapters with random scales for rows of (number of tokens, adapter slot), for test inputs."""
     lens = torch.tensor([tokens for tokens, _ in rows])
     slots = torch.tensor([slot for _, slot in rows], dtype=torch.int32).repeat_interleave(lens)
     scales = torch.rand(len(slots), generator=generator) + 0.5
@@ -123,7 +123,7 @@ def random_adapters(rows: list[tuple[int, int]], generator: torch.Generator, cap
 
 
 def select_adapters(adapters: Adapters, tokens: Tensor) -> Adapters:
-    """The adapters of these tokens, for cases and other tests."""
+    """The adapters of the tokens with the indices `tokens`, for test inputs."""
     slots = adapters.slots[tokens]
     return Adapters(slots, adapters.scales[tokens], adapters.used, None, _tiles(slots))
 
@@ -136,7 +136,7 @@ def _tiles(slots: Tensor) -> Tiles:
 def random_weights(
     ranks: tuple[int, ...], in_features: int, widths: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype
 ) -> LoraWeights:
-    """Random LoRA factors, for cases and other tests. ranks [slots]: in each slot, the factors above its rank are 0."""
+    """Random LoRA factors, for test inputs. ranks [slots]: in each slot, the factors above its rank are 0."""
     top = max(ranks)
     a = torch.randn(len(ranks), len(widths), top, in_features, generator=generator) / in_features**0.5
     b = torch.randn(len(ranks), sum(widths), top, generator=generator) / top**0.5

@@ -81,15 +81,16 @@ def decode(
     ALONE: tl.constexpr, LISTED: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
-    """Grid: kv heads, chunks.
+    """Grid: kv heads, chunks. The blocks of BLOCK_N positions that the tiles read, tile after tile, are divided evenly
+    into chunks.
 
-    LISTED: tiles [count, 2] int32 have the row and the first query of each tile, which has up to QUERIES queries.
-    Otherwise every row is a tile, and rows with more than QUERIES queries are skipped. ALONE: there is one tile.
+    LISTED: tiles [count, 2] int32 has the row and the first query of each tile, which has up to QUERIES queries.
+    Otherwise every row with up to QUERIES queries is a tile, and other rows are skipped. ALONE: there is one tile.
 
     partial [chunks, kv heads, 2, QUERIES * GROUP, DIM] and stats [chunks, kv heads, 2, 2, QUERIES * GROUP] (peak and
     total of each softmax) have two partial results of a chunk: one of a tile that began in an earlier chunk (index 0),
     and one of a tile that begins in this chunk (index 1). counters [count, kv heads] are zero before and after the
-    launch. The merge reads STEP lines (query and head) of PARTS partial results at a time.
+    launch. The merge reads PARTS partial results at a time, and STEP lines of each; a line is one query of one head.
     """
     TILE: tl.constexpr = QUERIES * GROUP
     kv_head = tl.program_id(0)

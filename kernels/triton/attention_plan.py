@@ -10,7 +10,7 @@ from typing import Literal
 # has at least LONG positions. Otherwise the merge takes longer than the split saves.
 IDLE = 4
 LONG = 1024
-SHORT_QUERIES = 4  # largest number of queries of a row that is one tile, if the shared memory is large enough
+SHORT_QUERIES = 4  # a row of up to this many queries is one tile, if the shared memory is large enough
 
 Kernel = Literal["decode", "extend"]
 

@@ -32,7 +32,8 @@ GROUP = 16  # blocks that the second kernel reads per iteration
 WARPS = 16  # warps of a program of the second kernel
 LOWEST = tl.constexpr(-0x80000000)
 LOG2_E = tl.constexpr(1.4426950408889634)
-ROUNDED = tl.constexpr(1.001)  # a score below the smallest score times this factor may win after rounding
+# Margin for rounding errors: a token whose bound is larger than the smallest known score times this factor cannot win.
+ROUNDED = tl.constexpr(1.001)
 
 # The addresses of these arguments depend on the number of rows. If Triton specialised on their alignment, it would
 # compile another kernel at run time, which takes seconds.
@@ -136,7 +137,8 @@ def _survey(
             # token can win.
             bound = min_exponential(noise_key, tokens) * tl.exp2((largest - x) * (cool * LOG2_E))
             token = tl.min(tl.where(bound == tl.min(bound), tokens, LAST))
-            token = tl.where(token == LAST, chunk * CHUNK * BLOCK, token)  # LAST: all bounds are NaN
+            # LAST: no token was found, because all bounds are NaN. Then the first token of the chunk is drawn.
+            token = tl.where(token == LAST, chunk * CHUNK * BLOCK, token)
             rival = tl.min(tl.where(tokens != token, bound, float("inf")))
             min_score = exponential(noise_key, token) * tl.exp((largest - tl.load(logits + token)) * cool)
             if (rival < float("inf")) & (rival <= min_score * ROUNDED):

@@ -102,8 +102,8 @@ def small_batch_kernel(
 ):  # fmt: skip
     """Grid: shares of `share` inputs, blocks of outputs.
 
-    A record is the scale, and for int4 the zero point, of `sub` inputs of an output. A block of BLOCK_K inputs lies in
-    one record; ONE: each output has one record. EVEN: every share is a multiple of UNROLL * BLOCK_K inputs. With SPLIT,
+    `sub` inputs of an output share a scale, and for int4 a zero point. All BLOCK_K inputs of a block have the same
+    scale; ONE: each output has one scale. EVEN: every share is a multiple of UNROLL * BLOCK_K inputs. With SPLIT,
     partial [shares, rows, out_features] receives the sums of each share, and counters [blocks] are zero before and
     after the launch. x_scale [rows] are the scales of int8 activations.
     """
@@ -125,7 +125,7 @@ def small_batch_kernel(
     for first in range(start, stop, BLOCK_K * UNROLL):
         for index in tl.static_range(UNROLL):
             base = first + index * BLOCK_K
-            if not ONE:  # prefetch the record of the next block
+            if not ONE:  # prefetch scale and zero point of the next block
                 factor = next_factor
                 shift = next_shift
                 after = tl.minimum((base + BLOCK_K) // sub, subs - 1)

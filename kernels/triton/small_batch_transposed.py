@@ -1,4 +1,5 @@
-"""Products of up to 16 rows with int4 weights that kernels/cuda/linear.py packs: it transposes nibbles and records.
+"""Products of up to 16 rows with int4 weights that kernels/cuda/linear.py packs: it transposes the nibbles, and
+the scales and zero points.
 
 Devices with too little shared memory for the CUDA C++ kernel use this file. small_batch.py, for weights in plain order,
 is faster: it reads 16 contiguous bytes of an output at a time, and this kernel reads 4.
@@ -23,7 +24,7 @@ def small_batch_transposed_kernel(
     out, x, data, records, bias, rows, out_features, in_features, subs, sub, x_stride, pitch,
     HAS_BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of outputs. A block of BLOCK_K inputs lies in one record of `sub` inputs."""
+    """Grid: blocks of outputs. The BLOCK_K inputs of a block have the same scale and zero point."""
     row = tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     there = output < out_features
@@ -44,7 +45,8 @@ def small_batch_transposed_kernel(
 
 
 def small_batch_transposed(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x [1…16 rows, in_features] times an int4 weight with `transposed` records -> [rows, out_features] in `dtype`."""
+    """x [1…16 rows, in_features] times an int4 weight whose `records` is "transposed" -> [rows, out_features] in
+    `dtype`."""
     rows, in_features = x.shape
     out_features = weight.out_features
     x = x if x.stride(-1) == 1 else x.contiguous()

@@ -26,21 +26,21 @@ BLOCK = 64  # outputs of a program
 class Quantised(NamedTuple):
     """A weight [out_features, in_features] as the kernels read it.
 
-    A record is the scale, and for int4 the zero point, of `sub` inputs of an output.
+    `sub` inputs of an output share a scale, and for int4 a zero point.
     """
 
     format: Format
     data: Tensor  # [out_features, bytes], int8 for int8, else uint8
-    scale: Tensor  # scales; if `records` is not "plain", the packed records
-    zero: Tensor | None  # zero points of plain int4 records
+    scale: Tensor  # scales; if `records` is not "plain", scales and zero points, packed as int32
+    zero: Tensor | None  # zero points of int4, if `records` is "plain"
     out_features: int
     in_features: int
-    sub: int  # inputs of a record: a multiple of 32, or all inputs
+    sub: int  # number of inputs with the same scale: a multiple of 32, or all inputs
     records: Records = "plain"
 
     @property
     def subs(self) -> int:
-        """The number of records of an output."""
+        """The number of scales of an output."""
         return -(-self.in_features // self.sub)
 
 
@@ -121,8 +121,8 @@ def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def record_of(scale, zero, outputs, index, out_features, subs, NIBBLES: tl.constexpr, RECORDS: tl.constexpr):
-    """([BLOCK_N] scales, [BLOCK_N] zero points), float32, of record `index` of the outputs `outputs` [BLOCK_N]. The
-    weight has `out_features` outputs with `subs` records each."""
+    """(scales, zero points), each [BLOCK_N] float32: those with number `index` of the outputs `outputs` [BLOCK_N]. The
+    weight has `out_features` outputs with `subs` scales each."""
     if RECORDS == "plain":
         offset = outputs * subs + index
         factor = tl.load(scale + offset).to(tl.float32)
@@ -207,6 +207,6 @@ def widened(weight: Quantised, dtype: torch.dtype) -> Iterator[tuple[int, Tensor
 
 
 def block_inputs(sub: int, in_features: int, limit: int) -> int:
-    """The largest number of inputs of a block that is at most `limit` (a power of two), such that every block lies in
-    one record of `sub` inputs."""
+    """The number of inputs of a block: the largest power of two that is at most `limit` (a power of two) and divides
+    `sub`, so that all inputs of a block have the same scale. `limit` if each output has one scale."""
     return limit if sub >= in_features else math.gcd(sub, limit)

@@ -61,7 +61,7 @@ def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]
 
 
 def answer_sampling(rows: Sequence[Row]) -> AnswerSampling:
-    """One answer per row."""
+    """The sampling parameters of a step in which each row draws one token."""
 
     def column(name: str, dtype: type) -> np.ndarray:
         return np.array([getattr(row.sampling, name) for row in rows], dtype)

@@ -340,7 +340,7 @@ class Conformance:
             np.testing.assert_allclose(alone.hidden[0], result.hidden[0], atol=1e-3)
 
     def test_answers_belong_to_their_rows(self, runner: Runner, spec: RunnerSpec) -> None:
-        """Rows without an answer between the others move nothing."""
+        """Rows that return nothing do not move the results of the rows beside them."""
         prompts = [canary.prompt(key, 25 + 4 * key, seed=key) for key in range(4)]
         asked = replace(HOT, logprobs=2, seed=3)
         quiet, *rows = [Row(prompt, 0, range(1 + 6 * at, 7 + 6 * at)) for at, prompt in enumerate(prompts)]

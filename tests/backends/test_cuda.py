@@ -42,7 +42,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # a prototype, torch says
 def test_decode_with_overlap_does_not_synchronize(runner: Runner) -> None:
-    """In decode steps with overlap, the host waits only for the answers of the previous step."""
+    """In decode steps with overlap, the host waits only for the drawn tokens of the previous step."""
     import torch
 
     talk = Conversation(runner)

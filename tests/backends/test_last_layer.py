@@ -1,4 +1,4 @@
-"""Long steps, in which the last layer computes only the rows with an answer: the result is the same."""
+"""Long steps, in which the last layer computes only rows that return a result: the result is the same."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def opened(tiny: str, folder: Path, capturable: int) -> TorchRunner:
 
 
 def steps() -> list[Batch]:
-    """A chunk without an answer, then the rest of its prompt between rows of one token, one without an answer."""
+    """A chunk that returns nothing, then the rest of its prompt between rows of one token; one returns nothing."""
     drawn = np.random.default_rng(5).integers(0, VOCAB, 60).tolist()
     first, second, third = (range(start, start + 8) for start in (1, 9, 17))
     rows = [

@@ -171,7 +171,7 @@ def test_prefill_beside_decode(loaded: Loaded) -> None:
 
 
 def test_only_rows_with_an_answer_have_logits(loaded: Loaded) -> None:
-    """The output head has the adapters of the answers, with log-probabilities of all tokens and with a penalty."""
+    """The output head has the adapters of the drawing rows, with log-probabilities of all tokens and with a penalty."""
     slots = [3, 1, 3, 0, 2]
     rows = [Row(loaded.prompts[slot], 0, pages(row)) for row, slot in enumerate(slots)]
     rows[0].want = Want.NOTHING

@@ -34,8 +34,8 @@ RECORDS: dict[str, tuple[dict[str, str], bool, str]] = {  # types of scale and z
 
 
 def small_batch_builds(target: Target) -> Iterator[Build]:
-    """Builds with the sizes of blocks_of: the records of real models, every dtype of activations, and packed weights
-    with even and odd shapes."""
+    """Builds with the sizes of blocks_of: the group sizes of real models, every dtype of activations, and packed
+    weights with even and odd shapes."""
     groups = {"by_group": (32, 64, 128, 4096), "int4": (64, 128), "fp8": (64, 128, 4096)}
     for label, per_label in groups.items():
         types, is_int4, records = RECORDS[label]

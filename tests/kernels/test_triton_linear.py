@@ -102,7 +102,7 @@ def compared(op: str, weight: Weight, x: Tensor, **options: Any) -> None:
     assert torch.equal(found, again), "shares of the inputs are added in one order"
 
 
-SHAPES = [  # op, out_features, in_features, group: full and partial blocks; records of every length; many shares
+SHAPES = [  # op, out_features, in_features, group: full and partial blocks; scales of 32 inputs and more; many shares
     *(("int4", 33, 256, group) for group in (32, 64)),
     ("int4", 130, 256, 128),
     ("int4_wide", 40, 600, 64),
@@ -206,7 +206,7 @@ def test_int4_is_packed_at_once_and_in_slices() -> None:
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("rows", [3, 40])
 def test_weights_packed_for_the_cuda_library(group: int, rows: int) -> None:
-    """Nibbles transposed in each 64 bytes, records in blocks of eight outputs (kernels/cuda/linear.py)."""
+    """Nibbles transposed in each 64 bytes, scales in blocks of eight outputs (kernels/cuda/linear.py)."""
     from localllm.kernels.triton import linear
 
     out_features, in_features, generator = 72, 384, torch.Generator().manual_seed(group)

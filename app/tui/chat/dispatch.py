@@ -119,7 +119,7 @@ async def _edit(screen: ChatScreen, _: str) -> None:
     if not questions:
         raise InvalidRequest("There is no message to edit.")
     if screen.is_answering:
-        raise InvalidRequest("An answer is running.", hint="Esc stops it.")
+        raise InvalidRequest("An answer is running.", hint="Press Esc to stop the answer.")
     screen.edit(questions[-1])
 
 

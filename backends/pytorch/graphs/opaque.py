@@ -50,7 +50,7 @@ _MODEL: ContextVar[Model] = ContextVar("model")
 
 @contextmanager
 def computing(model: Model) -> Iterator[None]:
-    """A context in which opaque ops look up their values in `model`."""
+    """A context manager: opaque ops that run in its block take their weights and kernels from `model`."""
     token = _MODEL.set(model)
     try:
         yield

@@ -30,7 +30,7 @@ from .compiling import Compiled, Compiler
 from .cutting import Segment
 from .opaque import Model, Site, computing
 
-EXAMPLE = (23, 5)  # number of tokens and answers in the traced step; no size of a model equals these numbers
+EXAMPLE = (23, 5)  # tokens, and hidden states returned, of the traced step; no size of a model equals these numbers
 FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
 
 Forwards = Callable[[Step, Ops, Any], Tensor]  # the signature of runner.Model.__call__
