@@ -39,10 +39,13 @@ def plan(
     num_pages = _num_pages(options, device, max(0, free - weights - adapters), page, page_size, context)
     fitting = num_pages * page_size
     if fitting < (options.context or 1):
+        hint = "use a smaller context, or a larger cache"
+        if adapters:
+            hint += f", or a smaller adapter_slots ({options.adapter_slots} slots reserve {_size(adapters)})"
         raise ModelRefused(
             f"{files.name}: a context of {context} tokens needs {_size(-(-context // page_size) * page)} of KV "
             f"cache, but the limit is {_size(num_pages * page)}",
-            "use a smaller context, or a larger cache",
+            hint,
         )
     graphs = chosen_graphs(options, device)
     captures_decode = graphs != "off" and device.captures_attention

@@ -141,3 +141,13 @@ def test_adapter_slots_reduce_the_cache(files: ModelFiles) -> None:
     spec = plan(files, options, WEIGHTS + slots + 100 * PAGE, torch.float32, WEIGHTS, CPU)
     assert spec.groups[0].num_pages == 100
     assert (spec.num_adapters, spec.adapters_per_step) == (3, 3)
+
+
+def test_the_hint_names_the_memory_of_adapters(files: ModelFiles) -> None:
+    """Without adapter slots the context would fit."""
+    options = LoadOptions(context=64, max_rows=1, cache_share=1.0, adapter_slots=8)
+    free = WEIGHTS + 100 * PAGE
+    assert plan(files, replace(options, adapter_slots=0), free, torch.float32, WEIGHTS, CPU).max_context == 64
+    with pytest.raises(ModelRefused, match="a context of 64 tokens") as refused:
+        plan(files, options, free, torch.float32, WEIGHTS, CPU)
+    assert "a smaller adapter_slots (8 slots reserve " in refused.value.hint
