@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import cycle
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -150,8 +150,8 @@ class _Columns:
         """Write all columns to `numbers`, each padded to `size`."""
         size = self.size
         for index, column in enumerate((self._slots, self._scales.view(np.int32), self._order, self._tile_slots)):
-            _put(numbers[index * size : (index + 1) * size], column, 0)
-        _put(numbers[4 * size :], self._starts, self._starts[-1])  # padding: empty tiles
+            write_padded(numbers[index * size : (index + 1) * size], column, 0)
+        write_padded(numbers[4 * size :], self._starts, self._starts[-1])  # padding: empty tiles
 
 
 def _words(tokens: int) -> int:
@@ -173,6 +173,7 @@ def _chunk(tokens: int) -> int:
     return 32 if tokens < 256 else 64
 
 
-def _put(place: NDArray[np.int32], values: NDArray[np.int32], padding: int) -> None:
-    place[: len(values)] = values
-    place[len(values) :] = padding
+def write_padded(target: NDArray[Any], values: NDArray[Any], padding: int) -> None:
+    """Write `values` to the first elements of `target`, and `padding` to all other elements."""
+    target[: len(values)] = values
+    target[len(values) :] = padding

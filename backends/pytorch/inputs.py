@@ -17,7 +17,7 @@ from ...engine.batch import Batch
 from ...engine.runner import RunnerSpec
 from ...kernels.ops.attention import Rows
 from ...kernels.ops.step import Adapters
-from .adapter_inputs import NO_ADAPTERS, AdapterInputs, BatchAdapters
+from .adapter_inputs import NO_ADAPTERS, AdapterInputs, BatchAdapters, write_padded
 from .device import Device
 
 
@@ -155,17 +155,17 @@ class Inputs:
         slots = page * self._page_size + batch.positions % self._page_size
         columns = [batch.tokens, batch.positions, batch.positions + np.int32(1), batch.carry, *_row_settings(batch)]
         numbers = host.numpy()
-        _put(numbers[: 2 * rows].view(np.int64), slots, 0)
+        write_padded(numbers[: 2 * rows].view(np.int64), slots, 0)
         fixed = 2 * rows  # becomes the number of words in all columns except the page table
         for column, inert in zip(columns, _INERT, strict=True):
-            _put(numbers[fixed : fixed + rows], column, inert)
+            write_padded(numbers[fixed : fixed + rows], column, inert)
             fixed += rows
         # Page tables are never written in place: the same array has the same values.
         copied_table = self._copied_table
         unchanged = copied_table is not None and copied_table[0] is table and copied_table[1] == rows
         size = fixed if unchanged else fixed + rows * table.shape[1]
         if not unchanged:
-            _put(numbers[fixed:size].reshape(rows, -1), table, 0)
+            write_padded(numbers[fixed:size].reshape(rows, -1), table, 0)
         copied = self._device[:size]
         copied.copy_(host[:size], non_blocking=True)
         if not unchanged:
@@ -276,12 +276,6 @@ _FIXED = ("slots", "answers", "tokens", "positions", "last")  # columns that a c
 # the settings after them.
 _FRAME = {"tokens": 0, "positions": 0, "context_lens": 1, "carry": -1}
 _INERT = (*_FRAME.values(), *[0] * len(_SETTINGS))
-
-
-def _put(target: NDArray[Any], values: NDArray[Any], inert: int) -> None:
-    """Write `values` to the first elements of `target`, and `inert` to all other elements."""
-    target[: len(values)] = values
-    target[len(values) :] = inert
 
 
 def _read(
