@@ -34,12 +34,12 @@ class Model(click.ParamType[str]):
     name = "model"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from .store.catalog import is_path, resolve
+        from .store.cache import is_path, resolve
 
         return str(resolve(value, allow_path=True).path) if is_path(value) else str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from .store.catalog import available
+        from .store.cache import available
 
         return [CompletionItem(model.id) for model in available() if model.id.startswith(incomplete)]
 

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from .. import frames
 from ..config import loading
 from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
-from ..store import catalog
+from ..store import cache
 from ..version import VERSION
 from .adapters import AdapterRoutes
 from .admin import AdapterEntry, LoadBody, LoadProgress, ModelEntry, Status, UnloadBody
@@ -113,7 +113,7 @@ class _Api:
         return _json(describe(VERSION))
 
     async def cards(self, request: Request) -> Response:
-        available = await asyncio.to_thread(catalog.available)
+        available = await asyncio.to_thread(cache.available)
         bases = {model.id: self._card(model) for model in available}
         adapters = [
             _adapter_card(entry, bases[entry.model]) for entry in self.models.adapters() if entry.model in bases
@@ -122,15 +122,15 @@ class _Api:
 
     async def card(self, request: Request) -> Response:
         name = request.path_params["id"]
-        if catalog.is_path(name):
+        if cache.is_path(name):
             raise ModelNotFound(f"model {name!r} is not on this machine", param="model")
         for entry in self.models.adapters():
             if name == f"{entry.model}:{entry.name}":
-                base = await asyncio.to_thread(catalog.resolve, entry.model)
+                base = await asyncio.to_thread(cache.resolve, entry.model)
                 return _json(_adapter_card(entry, self._card(base)))
-        return _json(self._card(await asyncio.to_thread(catalog.resolve, name)))
+        return _json(self._card(await asyncio.to_thread(cache.resolve, name)))
 
-    def _card(self, model: catalog.ModelRef) -> dict[str, Any]:
+    def _card(self, model: cache.ModelRef) -> dict[str, Any]:
         loaded = self.models.find(model.id)
         context = loaded.info.context if loaded and loaded.info else model.context
         return {
@@ -187,7 +187,7 @@ class _Api:
         )
 
     async def available(self, request: Request) -> Response:
-        available = await asyncio.to_thread(catalog.available)
+        available = await asyncio.to_thread(cache.available)
         return _json(
             [
                 ModelEntry(

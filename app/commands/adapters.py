@@ -15,7 +15,7 @@ from .. import config
 from ..client import AdapterEntry, Client
 from ..errors import AdapterNotFound, DaemonUnreachable, InvalidRequest
 from ..sizes import size
-from ..store import catalog
+from ..store import cache
 from .console import say, table
 
 
@@ -23,7 +23,7 @@ def list_adapters(as_json: bool) -> int:
     """Print the adapters that are loaded, and the adapters in the model cache."""
     settings = config.load()
     loaded = asyncio.run(_loaded(settings))
-    downloaded = catalog.adapters()
+    downloaded = cache.adapters()
     if as_json:
         files = [_for_json(adapter) for adapter in downloaded]
         click.echo(json.dumps({"loaded": [msgspec.to_builtins(entry) for entry in loaded], "files": files}, indent=2))
@@ -46,15 +46,15 @@ async def _loaded(settings: config.Settings) -> list[AdapterEntry]:
         return []
 
 
-def _for_json(adapter: catalog.ModelRef) -> dict[str, object]:
+def _for_json(adapter: cache.ModelRef) -> dict[str, object]:
     return {"id": adapter.id, "size": adapter.size, "base": adapter.description, "path": str(adapter.path)}
 
 
 def load(adapter: str, name: str | None, model: str | None, replace: bool, pinned: bool, as_json: bool) -> int:
     """Load an adapter for a model. The daemon and the model are started if necessary."""
     settings = config.load()
-    source = catalog.resolve_adapter(adapter, allow_path=True)
-    path = str(source.path) if catalog.is_path(adapter) else source.id
+    source = cache.resolve_adapter(adapter, allow_path=True)
+    path = str(source.path) if cache.is_path(adapter) else source.id
     name = name or Path(source.id.partition("@")[0]).name
     entry = asyncio.run(_load(settings, name, path, model, load_inplace=replace, pinned=pinned))
     if as_json:

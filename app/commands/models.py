@@ -10,14 +10,14 @@ import click
 from .. import config
 from ..errors import InvalidRequest
 from ..sizes import size
-from ..store import catalog
+from ..store import cache
 from .console import say, table
 
 
 def list_models(as_json: bool) -> int:
     """Print the models on this machine."""
     config.load()
-    models = catalog.available()
+    models = cache.available()
     if as_json:
         click.echo(json.dumps([_for_json(model) for model in models], indent=2))
     else:
@@ -25,7 +25,7 @@ def list_models(as_json: bool) -> int:
     return 0
 
 
-def _for_json(model: catalog.ModelRef) -> dict[str, object]:
+def _for_json(model: cache.ModelRef) -> dict[str, object]:
     return {
         "id": model.id,
         "bundled": model.bundled,
@@ -38,7 +38,7 @@ def _for_json(model: catalog.ModelRef) -> dict[str, object]:
     }
 
 
-def _print(models: list[catalog.ModelRef]) -> None:
+def _print(models: list[cache.ModelRef]) -> None:
     header = ["MODEL", "SIZE", "CONTEXT", "DESCRIPTION"]
     rows = [[model.id, size(model.size), str(model.context or "?"), model.description] for model in models]
     packed = [size(model.packed) if model.packed else "" for model in models]
@@ -59,7 +59,7 @@ def pull(name: str) -> int:
     from ..store import download
 
     model = download.pull(name, say)
-    command = "chat" if catalog.is_complete(model.path) else "adapters load"
+    command = "chat" if cache.is_complete(model.path) else "adapters load"
     say(f"{model.id} is ready ({size(model.size)}); try: localllm {command} {model.id}")
     return 0
 

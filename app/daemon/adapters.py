@@ -20,7 +20,7 @@ from ..api.admin import AdapterEntry
 from ..api.models import Request
 from ..errors import AdapterNotFound, InvalidRequest, Stopping, WorkerDied
 from ..frames import Generate, LoadAdapter, UnloadAdapter
-from ..store import catalog
+from ..store import cache
 from .process import WorkerProcess
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
@@ -234,7 +234,7 @@ def _not_found(message: str, name: str, names: Iterable[str], param: str) -> Ada
 
 def split_name(name: str | None) -> tuple[str | None, str]:
     """Model and adapter of the id `model:adapter`. The adapter is empty if the id has none."""
-    if name is None or (catalog.is_path(name) and os.path.exists(name)):  # noqa: PTH110 - the path may be too long
+    if name is None or (cache.is_path(name) and os.path.exists(name)):  # noqa: PTH110 - the path may be too long
         return name, ""
     model, colon, adapter = name.rpartition(":")
     return (model, adapter) if colon and adapter else (name, "")

@@ -21,7 +21,7 @@ from ..api.stream import Stream
 from ..config import Settings
 from ..errors import Forbidden, InvalidRequest, ModelNotFound, NoBackend, Overloaded, Stopping
 from ..frames import Fault, Load, Stats
-from ..store import catalog
+from ..store import cache
 from .adapters import Adapters, split_name
 from .process import COMMAND, WorkerProcess, worker_environment
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 class _Entry:
     """A model that is loaded or loads, and the tasks that load and unload it."""
 
-    ref: catalog.ModelRef
+    ref: cache.ModelRef
     worker: WorkerProcess
     loading: asyncio.Task[object]
     unloading: asyncio.Task[None] | None = None
@@ -190,12 +190,12 @@ class LoadedModels:
         `model`: None selects the only loaded model. Raises the errors of `worker`; Forbidden for a folder if the
         client is not `local`; AdapterNotFound if the folder does not exist; the errors of `Adapters.load`.
         """
-        if not local and catalog.is_path(path):
+        if not local and cache.is_path(path):
             raise Forbidden(
                 "lora_path must be the name of a downloaded adapter, not a path",
                 hint="clients on the unix socket may name a folder",
             )
-        folder = await asyncio.to_thread(catalog.resolve_adapter, path, allow_path=local)
+        folder = await asyncio.to_thread(cache.resolve_adapter, path, allow_path=local)
         worker = await self.worker(model or self._only(), local=local)
         return await self._adapters.load(worker, name, folder.path, replace=replace, pinned=pinned)
 
@@ -242,13 +242,13 @@ class LoadedModels:
         if self.stopping:
             raise Stopping(STOPPING)
 
-    async def _resolve(self, name: str, local: bool) -> catalog.ModelRef:
-        if not local and catalog.is_path(name):
+    async def _resolve(self, name: str, local: bool) -> cache.ModelRef:
+        if not local and cache.is_path(name):
             raise ModelNotFound("model must be an id, not a path", param="model")
         entry = self._entries.get(name)
-        return entry.ref if entry else await asyncio.to_thread(catalog.resolve, name, allow_path=local)
+        return entry.ref if entry else await asyncio.to_thread(cache.resolve, name, allow_path=local)
 
-    async def _select(self, name: str | None, local: bool) -> tuple[catalog.ModelRef, str]:
+    async def _select(self, name: str | None, local: bool) -> tuple[cache.ModelRef, str]:
         """The model and the adapter of a name; the adapter is empty if the name has none."""
         base, adapter = split_name(name)
         base = base or self._only()
@@ -260,7 +260,7 @@ class LoadedModels:
         # Clients of vLLM use the name of an adapter as the name of a model.
         return await self._resolve(self._adapters.find_model(base), local), base
 
-    def _start(self, ref: catalog.ModelRef, backend: str | None, quant: Quant | None) -> _Entry:
+    def _start(self, ref: cache.ModelRef, backend: str | None, quant: Quant | None) -> _Entry:
         settings = self.settings
         worker = WorkerProcess(
             load_frame(ref, settings, backend, quant),
@@ -334,7 +334,7 @@ def _difference(worker: WorkerProcess, backend: str | None, quant: Quant | None)
     return None
 
 
-async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
+async def check_backend(backend: str, ref: cache.ModelRef) -> None:
     """Probe in a child process if a backend can run a model.
 
     Raises the error that a load would raise if the backend cannot run the model, and NoBackend if the child process
@@ -368,7 +368,7 @@ async def check_backend(backend: str, ref: catalog.ModelRef) -> None:
         raise NoBackend(f"cannot probe backend {backend}: the probe process exited with status {process.returncode}")
 
 
-def load_frame(ref: catalog.ModelRef, settings: Settings, backend: str | None, quant: Quant | None) -> Load:
+def load_frame(ref: cache.ModelRef, settings: Settings, backend: str | None, quant: Quant | None) -> Load:
     """The frame that loads a model. `backend` and `quant` of a request override the settings."""
     options = load_options(settings, ref.path, quant or settings.quant)
     return Load(model=ref.id, path=str(ref.path), backend=backend or settings.backend, options=options)

@@ -17,7 +17,7 @@ from ...engine.modelfiles import INDEX, SINGLE
 from .. import paths
 from ..errors import ModelUnusable, StorageFailed
 from ..sizes import size
-from . import catalog, hub
+from . import cache, hub
 
 if TYPE_CHECKING:
     from huggingface_hub.utils import tqdm
@@ -33,7 +33,7 @@ SMALL = (
     "LICENSE*",
     "NOTICE*",
 )
-ADAPTER = (catalog.ADAPTER_CONFIG, "adapter_model.safetensors", "adapters.safetensors", "*.md", "LICENSE*", "NOTICE*")
+ADAPTER = (cache.ADAPTER_CONFIG, "adapter_model.safetensors", "adapters.safetensors", "*.md", "LICENSE*", "NOTICE*")
 WEIGHTS = "*.safetensors"
 UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickle files: loading such a file runs the code in it
 OTHER_REPO = "find a repo of the same model with .safetensors files"
@@ -46,7 +46,7 @@ class RemoteFile:
     size: int
 
 
-def pull(name: str, notify: Callable[[str], None]) -> catalog.ModelRef:
+def pull(name: str, notify: Callable[[str], None]) -> cache.ModelRef:
     """Download the missing files of `org/repo[@revision]` and return the model or the adapter.
 
     Progress bars go to standard error.
@@ -56,7 +56,7 @@ def pull(name: str, notify: Callable[[str], None]) -> catalog.ModelRef:
     target = hub.parse(name)
     from huggingface_hub import HfApi, hf_hub_download
 
-    revision = target.revision or catalog.MAIN
+    revision = target.revision or cache.MAIN
     with hub.translate_errors(target):
         info = HfApi().model_info(target.repo, revision=revision, files_metadata=True)
         assert info.sha is not None, "the hub always names the commit"
@@ -68,11 +68,11 @@ def pull(name: str, notify: Callable[[str], None]) -> catalog.ModelRef:
             notify(f"downloading {len(missing)} of {len(files)} files of {target.repo}, commit {info.sha[:12]}")
         for number, file in enumerate(missing, start=1):
             bar = _progress_bar(f"{number}/{len(missing)} {file.name}")
-            cache = paths.hub_cache_dir()
-            hf_hub_download(target.repo, file.name, revision=info.sha, cache_dir=cache, tqdm_class=bar)
-        if not catalog.is_commit(revision, info.sha):
+            folder = paths.hub_cache_dir()
+            hf_hub_download(target.repo, file.name, revision=info.sha, cache_dir=folder, tqdm_class=bar)
+        if not cache.is_commit(revision, info.sha):
             _name_commit(target.folder / "refs" / revision, info.sha)
-    resolve = catalog.resolve_adapter if _is_adapter(files) else catalog.resolve
+    resolve = cache.resolve_adapter if _is_adapter(files) else cache.resolve
     return resolve(f"{target.repo}@{info.sha}")
 
 
@@ -109,7 +109,7 @@ def choose(repo: str, files: list[RemoteFile]) -> list[RemoteFile]:
 def _is_adapter(files: list[RemoteFile]) -> bool:
     """True if the repo has the files of an adapter, but no model."""
     names = {file.name for file in files}
-    return catalog.ADAPTER_CONFIG in names and not names & {"config.json", SINGLE, INDEX}
+    return cache.ADAPTER_CONFIG in names and not names & {"config.json", SINGLE, INDEX}
 
 
 def _matching(files: list[RemoteFile], *patterns: str) -> list[RemoteFile]:
@@ -134,10 +134,10 @@ def _problem(names: set[str]) -> str:
 
 
 def _check_space(needed: int) -> None:
-    cache = paths.hub_cache_dir()
-    free = paths.disk_free(cache)
+    folder = paths.hub_cache_dir()
+    free = paths.disk_free(folder)
     if needed + HEADROOM > free:
-        message = f"not enough disk space: the download needs {size(needed)}, {cache} has {size(free)} free"
+        message = f"not enough disk space: the download needs {size(needed)}, {folder} has {size(free)} free"
         raise StorageFailed(message, hint="free some space, or set HF_HOME to a larger disk", needed=needed, free=free)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .. import paths
 from ..errors import AppError, DownloadFailed, InvalidRequest, ModelNotFound, StorageFailed
-from . import catalog
+from . import cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class HubName:
 
 def parse(name: str) -> HubName:
     """Split a model name. Raises InvalidRequest if the name is not org/repo or org/repo@revision."""
-    match = catalog.NAME.fullmatch(name)
+    match = cache.NAME.fullmatch(name)
     if not match or match["repo"].count("/") != 1 or ".." in name:
         hint = "for example Qwen/Qwen3-0.6B, or Qwen/Qwen3-0.6B@main for one branch, tag or commit"
         raise InvalidRequest(f"{name!r} is not a Hugging Face model name (org/repo)", hint=hint, param="model")
@@ -71,7 +71,7 @@ def _hub_error(name: HubName, error: Exception) -> AppError:
             hint = "request access on its page, then set HF_TOKEN to a token of your account"
             return DownloadFailed(f"{name.repo} is gated: you do not have access", hint=hint)
         case errors.RevisionNotFoundError():
-            revision = name.revision or catalog.MAIN
+            revision = name.revision or cache.MAIN
             hint = "omit @revision to use the main branch"
             return ModelNotFound(f"{name.repo} has no branch, tag or commit {revision!r}", hint=hint, param="model")
         case errors.RepositoryNotFoundError():
@@ -107,7 +107,7 @@ def plan_removal(name: str) -> Removal:
 
     Raises ModelNotFound if the repo is not in the cache, InvalidRequest for a malformed name.
     """
-    if name == catalog.GUIDE:
+    if name == cache.GUIDE:
         hint = "uninstall localllm to remove it"
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
     target = parse(name)
@@ -123,9 +123,9 @@ def plan_removal(name: str) -> Removal:
 def _plan_revision_removal(target: HubName) -> Removal:
     from huggingface_hub import scan_cache_dir
 
-    commit = catalog.refs(target.folder).get(target.revision, target.revision)
+    commit = cache.refs(target.folder).get(target.revision, target.revision)
     folders = (target.folder / "snapshots").glob("*")
-    snapshots = [folder for folder in folders if catalog.is_commit(commit, folder.name)]
+    snapshots = [folder for folder in folders if cache.is_commit(commit, folder.name)]
     if len(snapshots) != 1:
         message = f"{target.repo} has no revision {target.revision!r} on this machine"
         raise ModelNotFound(message, hint="see localllm list --json")
@@ -142,20 +142,20 @@ def _plan_revision_removal(target: HubName) -> Removal:
 
 def plan_adapter_removal(name: str) -> Removal:
     """Plan to delete a downloaded adapter. Raises AdapterNotFound, or InvalidRequest for files of the user."""
-    if catalog.is_path(name):
+    if cache.is_path(name):
         raise InvalidRequest(
             f"{name} is not in the model cache: localllm deletes only files that it downloaded",
             hint="delete the folder yourself",
         )
-    adapter = catalog.resolve_adapter(name)
-    if catalog.is_complete(adapter.path):
+    adapter = cache.resolve_adapter(name)
+    if cache.is_complete(adapter.path):
         raise InvalidRequest(f"{adapter.id} is also a model", hint=f"delete both with localllm rm {adapter.id}")
     return plan_removal(name)
 
 
 def plan_packed_removal(name: str) -> Removal:
     """Plan to delete the cached quantised weights of a model. Raises ModelNotFound if there are none."""
-    model = catalog.resolve(name, allow_path=True)
+    model = cache.resolve(name, allow_path=True)
     folder = paths.packed_dir(model.path)
     if not folder.is_dir():
         raise ModelNotFound(f"{model.id} has no cached quantised weights", hint="see localllm list")

@@ -17,7 +17,7 @@ from localllm.app.client import Done, LoadedModel, ReasoningPiece, TextPiece, To
 from localllm.app.commands import bench, chat, console, daemon, models, run, selftest, session, settings
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
-from localllm.app.store.catalog import ModelRef
+from localllm.app.store.cache import ModelRef
 
 READY = LoadedModel(id="m", state="ready", pid=7, backend="b", device="d", dtype="float32", options=("--quant int8",))
 
@@ -319,10 +319,10 @@ def test_list_prints_the_models(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], packed: int
 ) -> None:
     available = [
-        ModelRef(id="guide", path=models.catalog.paths.guide_dir(), bundled=True, size=10, context=64),
-        ModelRef(id="org/m", path=models.catalog.paths.guide_dir(), size=20, packed=packed, revision="c"),
+        ModelRef(id="guide", path=models.cache.paths.guide_dir(), bundled=True, size=10, context=64),
+        ModelRef(id="org/m", path=models.cache.paths.guide_dir(), size=20, packed=packed, revision="c"),
     ]
-    monkeypatch.setattr(models.catalog, "available", lambda: available)
+    monkeypatch.setattr(models.cache, "available", lambda: available)
     assert models.list_models(False) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[1].split() == ["guide", "10", "B", "64"]

@@ -21,7 +21,7 @@ from huggingface_hub.errors import XetDownloadError
 from localllm.app import paths
 from localllm.app.errors import AppError, DownloadFailed, ModelUnusable, StorageFailed
 from localllm.app.frames import Load
-from localllm.app.store import catalog, download
+from localllm.app.store import cache, download
 from localllm.app.store import hub as hub_module
 from localllm.app.store.download import RemoteFile, choose
 from localllm.app.worker.opening import open_model
@@ -90,7 +90,7 @@ def test_pull_downloads_an_adapter_that_adapters_rm_deletes(hub: Hub) -> None:
     done = localllm(hub, "pull", "org/adapter")
     assert done.returncode == 0, done.stderr
     assert "try: localllm adapters load org/adapter" in done.stderr
-    adapter = catalog.resolve_adapter("org/adapter")
+    adapter = cache.resolve_adapter("org/adapter")
     assert {file.name for file in adapter.path.iterdir()} == {
         "README.md",
         "adapter_config.json",
@@ -100,14 +100,14 @@ def test_pull_downloads_an_adapter_that_adapters_rm_deletes(hub: Hub) -> None:
     assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
     removed = localllm(hub, "adapters", "rm", "org/adapter", "--yes", "--json")
     assert json.loads(removed.stdout)["deleted"] == "org/adapter"
-    assert catalog.adapters() == []
+    assert cache.adapters() == []
 
 
 def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None:
     done = localllm(hub, "pull", "org/whole")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "org/whole is ready" in done.stderr
-    model = catalog.resolve("org/whole")
+    model = cache.resolve("org/whole")
     assert model.revision == commit_of("org/whole")
     assert model.context == 4096
     assert sorted(str(file.relative_to(model.path)) for file in model.path.rglob("*") if file.is_file()) == [
@@ -126,11 +126,11 @@ def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None
     refused = localllm(hub, "rm", "org/whole")
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
-    assert catalog.resolve("org/whole")
+    assert cache.resolve("org/whole")
     removed = localllm(hub, "rm", "org/whole", "--yes")
     assert removed.returncode == 0, removed.stderr
     assert "293." in removed.stderr
-    assert "org/whole" not in [model.id for model in catalog.available()]
+    assert "org/whole" not in [model.id for model in cache.available()]
     assert not list(paths.hub_cache_dir().glob("models--*"))
 
 
@@ -147,10 +147,10 @@ def test_interrupted_pull_is_not_listed_and_continues(hub: Hub) -> None:
     first = localllm(hub, "pull", "org/whole")
     if first.returncode:  # huggingface_hub may retry by itself; otherwise the second command continues
         assert first.returncode == 10, first.stderr
-        assert "org/whole" not in [model.id for model in catalog.available()]
+        assert "org/whole" not in [model.id for model in cache.available()]
         assert localllm(hub, "pull", "org/whole").returncode == 0
     assert hub.ranges, "only the second half was requested"
-    assert (catalog.resolve("org/whole").path / "model.safetensors").read_bytes() == weights
+    assert (cache.resolve("org/whole").path / "model.safetensors").read_bytes() == weights
 
 
 def test_ctrl_c_ends_a_pull_at_once(hub: Hub) -> None:
@@ -162,27 +162,27 @@ def test_ctrl_c_ends_a_pull_at_once(hub: Hub) -> None:
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130, err
     assert "Traceback" not in err
-    assert "org/whole" not in [model.id for model in catalog.available()]
+    assert "org/whole" not in [model.id for model in cache.available()]
 
 
 def test_revisions_are_stored_and_deleted_separately(hub: Hub) -> None:
     assert localllm(hub, "pull", "org/tags").returncode == 0
     assert localllm(hub, "pull", "org/tags@fresh").returncode == 0
-    assert {model.id for model in catalog.available()} >= {"org/tags", "org/tags@fresh"}
-    assert catalog.resolve("org/tags@fresh").revision == commit_of("fresh")
-    assert catalog.resolve(f"org/tags@{commit_of('old')[:8]}").id == "org/tags"
+    assert {model.id for model in cache.available()} >= {"org/tags", "org/tags@fresh"}
+    assert cache.resolve("org/tags@fresh").revision == commit_of("fresh")
+    assert cache.resolve(f"org/tags@{commit_of('old')[:8]}").id == "org/tags"
     for unknown in ("nothing", commit_of("fresh")[:6]):
         refused = localllm(hub, "rm", f"org/tags@{unknown}", "--yes")
         assert (refused.returncode, f"no revision {unknown!r}" in refused.stderr) == (3, True), refused.stderr
     assert localllm(hub, "rm", "org/tags@fresh", "--yes").returncode == 0
-    assert [model.id for model in catalog.available() if not model.bundled] == ["org/tags"]
+    assert [model.id for model in cache.available() if not model.bundled] == ["org/tags"]
 
 
 def test_packed_weights_are_listed_and_deleted_alone_or_with_the_model(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     localllm(hub, "pull", "org/whole")
-    model = catalog.resolve("org/whole")
+    model = cache.resolve("org/whole")
 
     def keep() -> Path:
         folder = paths.packed_dir(model.path)
@@ -192,8 +192,8 @@ def test_packed_weights_are_listed_and_deleted_alone_or_with_the_model(
 
     beside = keep()
     assert beside.parent == model.path
-    assert catalog.resolve("org/whole").packed == 5000
-    assert catalog.resolve("org/whole").size == model.size, "packed weights are not part of the size"
+    assert cache.resolve("org/whole").packed == 5000
+    assert cache.resolve("org/whole").size == model.size, "packed weights are not part of the size"
     assert "PACKED" in localllm(hub, "list").stdout
     freed = localllm(hub, "rm", "org/whole", "--packed", "--yes")
     assert (freed.returncode, beside.exists(), model.path.exists()) == (0, False, True), freed.stderr
@@ -301,7 +301,7 @@ def test_download_leaves_free_space_on_the_disk(room: int, monkeypatch: pytest.M
 
 def test_existing_files_need_no_disk_space(hub: Hub) -> None:
     assert localllm(hub, "pull", "org/whole").returncode == 0
-    (catalog.resolve("org/whole").path / "README.md").unlink()
+    (cache.resolve("org/whole").path / "README.md").unlink()
     hub.repos["org/whole"] = {**WHOLE, "model.safetensors": Huge(b"x")}
     again = localllm(hub, "pull", "org/whole")
     assert again.returncode == 0, again.stderr
@@ -314,12 +314,12 @@ def test_pull_of_a_commit_creates_no_ref(hub: Hub, length: int) -> None:
     commit = commit_of("fresh")
     assert localllm(hub, "pull", f"org/tags@{commit[:length]}").returncode == 0
     folder = paths.hub_cache_dir() / "models--org--tags"
-    assert catalog.refs(folder) == {}
-    assert [model.id for model in catalog.available() if not model.bundled] == [f"org/tags@{commit[:12]}"]
+    assert cache.refs(folder) == {}
+    assert [model.id for model in cache.available() if not model.bundled] == [f"org/tags@{commit[:12]}"]
     hub.revisions["org/tags"] |= {"a/branch": commit}
     assert localllm(hub, "pull", "org/tags@a/branch").returncode == 0
-    assert catalog.refs(folder) == {"a/branch": commit}
-    assert catalog.resolve("org/tags@a/branch").id == "org/tags@a/branch"
+    assert cache.refs(folder) == {"a/branch": commit}
+    assert cache.resolve("org/tags@a/branch").id == "org/tags@a/branch"
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -10,7 +10,7 @@ from localllm.app import paths
 from localllm.app.errors import AdapterNotFound, InvalidRequest, ModelNotFound
 from localllm.app.store import hub
 
-from .test_store_catalog import ADAPTER, CONFIG, WHOLE, make
+from .test_store_cache import ADAPTER, CONFIG, WHOLE, make
 
 SIZE = len(CONFIG) + 10
 

@@ -21,7 +21,7 @@ from localllm.app.api.stream import Stream
 from localllm.app.config import Settings, loading
 from localllm.app.daemon.server import build
 from localllm.app.errors import ModelNotFound
-from localllm.app.store.catalog import ModelRef
+from localllm.app.store.cache import ModelRef
 from localllm.app.version import VERSION
 
 from ..samples import model_info
@@ -93,8 +93,8 @@ async def client(models: FakeModels, stops: list[bool], monkeypatch: pytest.Monk
         ModelRef(id=name, path=tmp_path, context=context, size=9, description="d", bundled=name == "here")
         for name, context in (("here", 64), ("coming", 64), ("org/cold", 0))
     ]
-    monkeypatch.setattr(routes.catalog, "available", lambda: known)
-    monkeypatch.setattr(routes.catalog, "resolve", lambda name: next(model for model in known if model.id == name))
+    monkeypatch.setattr(routes.cache, "available", lambda: known)
+    monkeypatch.setattr(routes.cache, "resolve", lambda name: next(model for model in known if model.id == name))
     app = build(models, Address(url="http://u", stop=lambda: stops.append(True)))  # type: ignore[arg-type]
 
     async def on_socket(scope: Any, receive: Any, send: Any) -> None:

@@ -18,7 +18,7 @@ from localllm.app.config import Settings
 from localllm.app.daemon import connection as connections
 from localllm.app.daemon.models import LoadedModels
 from localllm.app.daemon.server import build
-from localllm.app.store import catalog
+from localllm.app.store import cache
 
 KEY = "k" * 40
 ORIGIN = "https://app.example"
@@ -198,7 +198,7 @@ async def test_unexpected_exception_is_a_500_without_details(monkeypatch: pytest
     def broken() -> list[Any]:
         raise RuntimeError("secret of the house")
 
-    monkeypatch.setattr(catalog, "available", broken)
+    monkeypatch.setattr(cache, "available", broken)
     response = await ask("/v1/models")
     assert response.status_code == 500
     assert response.headers["x-should-retry"] == "false"

@@ -13,7 +13,7 @@ import pytest
 from localllm.app import config, frames, paths
 from localllm.app.config import Developer, Settings
 from localllm.app.daemon.models import load_frame
-from localllm.app.store.catalog import ModelRef
+from localllm.app.store.cache import ModelRef
 from localllm.engine.options import LoadOptions
 
 REF = ModelRef("some/model", Path("/models/some"))

@@ -24,7 +24,7 @@ from localllm.app.daemon import models, process
 from localllm.app.daemon.models import CHECK
 from localllm.app.errors import NoBackend
 from localllm.app.frames import Load
-from localllm.app.store import catalog
+from localllm.app.store import cache
 
 from .conftest import Daemon, deaths, events, snapshot, until, wait_until
 
@@ -114,7 +114,7 @@ def test_probe_that_hangs_or_crashes_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
     monkeypatch.setattr(models, "CHECK", (sys.executable, "-c", script))
     monkeypatch.setattr(models, "CHECK_SECONDS", 1.0)
-    probe = models.check_backend("hip", catalog.resolve("guide"))
+    probe = models.check_backend("hip", cache.resolve("guide"))
     if not message:
         asyncio.run(probe)
         return

@@ -15,7 +15,7 @@ from localllm.app.daemon import models as loaded_models
 from localllm.app.daemon.models import LoadedModels
 from localllm.app.errors import AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
 from localllm.app.frames import Generate, Load, ModelInfo, Stats
-from localllm.app.store.catalog import ModelRef
+from localllm.app.store.cache import ModelRef
 
 from ..samples import model_info
 
@@ -101,7 +101,7 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
     FakeWorker.wait.set()
     monkeypatch.setattr(loaded_models, "WorkerProcess", FakeWorker)
     monkeypatch.setattr(
-        loaded_models.catalog, "resolve", lambda name, allow_path: ModelRef(id=name, path=Path("/") / name)
+        loaded_models.cache, "resolve", lambda name, allow_path: ModelRef(id=name, path=Path("/") / name)
     )
     return FakeWorker.workers
 

@@ -9,7 +9,7 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.errors import AdapterNotFound, ModelNotFound
-from localllm.app.store import catalog
+from localllm.app.store import cache
 
 
 def make(repo: str, files: dict[str, str], commit: str = "c" * 40, refs: tuple[str, ...] = ("main",)) -> Path:
@@ -39,13 +39,13 @@ SHARDED = {
 
 
 def names() -> list[str]:
-    return [model.id for model in catalog.available() if not model.bundled]
+    return [model.id for model in cache.available() if not model.bundled]
 
 
 def test_complete_models_are_listed_with_their_properties() -> None:
     make("org/whole", WHOLE)
     assert names() == ["org/whole"]
-    model = catalog.resolve("org/whole")
+    model = cache.resolve("org/whole")
     assert (model.size, model.context, model.description) == (len(CONFIG) + 10, 8192, "llama")
 
 
@@ -58,7 +58,7 @@ def test_incomplete_models_are_not_listed() -> None:
     assert names() == []
     for name in ("org/sharded", "org/gguf", "org/bare", "org/dangling"):
         with pytest.raises(ModelNotFound):
-            catalog.resolve(name)
+            cache.resolve(name)
 
 
 def test_model_is_listed_when_its_last_shard_exists() -> None:
@@ -75,7 +75,7 @@ def test_broken_index_hides_only_its_model(index: str) -> None:
 
 def test_context_is_read_from_text_config() -> None:
     make("org/nested", {**WHOLE, "config.json": '{"text_config": {"max_position_embeddings": 5}}'})
-    assert catalog.resolve("org/nested").context == 5
+    assert cache.resolve("org/nested").context == 5
 
 
 def test_revisions_are_listed_with_their_names() -> None:
@@ -84,9 +84,9 @@ def test_revisions_are_listed_with_their_names() -> None:
     make("org/many", WHOLE, "d" * 40, refs=())
     assert names() == ["org/many", "org/many@refs/pr/1", "org/many@dddddddddddd"]
     for name in ("bbbbbbb", "b" * 40, "v1", "refs/pr/1"):
-        assert catalog.resolve(f"org/many@{name}").revision == "b" * 40
+        assert cache.resolve(f"org/many@{name}").revision == "b" * 40
     with pytest.raises(ModelNotFound):
-        catalog.resolve("org/many@bbb")
+        cache.resolve("org/many@bbb")
 
 
 @pytest.mark.parametrize(
@@ -105,14 +105,14 @@ def test_revisions_are_listed_with_their_names() -> None:
 def test_unknown_names_get_a_hint(query: str, hint: str) -> None:
     make("org/whole", WHOLE)
     with pytest.raises(ModelNotFound) as caught:
-        catalog.resolve(query)
+        cache.resolve(query)
     assert hint in caught.value.hint
 
 
 def test_very_long_name_is_an_unknown_model() -> None:
     for name in ("x" * 10_000, f"org/{'x' * 300}", f"org/repo@{'x' * 10_000}"):
         with pytest.raises(ModelNotFound) as caught:
-            catalog.resolve(name)
+            cache.resolve(name)
         assert len(str(caught.value)) < 300
 
 
@@ -122,26 +122,26 @@ def test_folder_without_config_is_rejected_without_a_scan(tmp_path: Path, monkey
 
     monkeypatch.setattr(Path, "rglob", walk)
     with pytest.raises(ModelNotFound, match=r"is not a model folder: config\.json is missing"):
-        catalog.resolve(str(tmp_path), allow_path=True)
+        cache.resolve(str(tmp_path), allow_path=True)
     (tmp_path / "config.json").write_text(CONFIG)
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "file").write_bytes(b"x" * 1000)
-    assert catalog.resolve(str(tmp_path), allow_path=True).size == len(CONFIG)
+    assert cache.resolve(str(tmp_path), allow_path=True).size == len(CONFIG)
 
 
 def test_paths_are_models_only_with_allow_path(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(CONFIG)
-    assert catalog.resolve(str(tmp_path), allow_path=True).path == tmp_path
+    assert cache.resolve(str(tmp_path), allow_path=True).path == tmp_path
     with pytest.raises(ModelNotFound):
-        catalog.resolve(str(tmp_path))
+        cache.resolve(str(tmp_path))
     with pytest.raises(ModelNotFound, match="does not exist"):
-        catalog.resolve("./no-such-folder", allow_path=True)
+        cache.resolve("./no-such-folder", allow_path=True)
 
 
 def test_names_have_the_maximum_length_of_hugging_face() -> None:
     part, revision = "x" * 96, "v" * 200
     make(f"{part}/{part}", WHOLE)
-    assert catalog.resolve(f"{part}/{part}").revision == "c" * 40
+    assert cache.resolve(f"{part}/{part}").revision == "c" * 40
     for name, good in (
         (f"org/{part}@{revision}", True),
         (f"org/{part}x", False),
@@ -150,19 +150,19 @@ def test_names_have_the_maximum_length_of_hugging_face() -> None:
         ("-org/repo", False),
         ("a/b/c", False),
     ):
-        assert bool(catalog.NAME.fullmatch(name)) is good, name
+        assert bool(cache.NAME.fullmatch(name)) is good, name
 
 
 def test_commit_prefix_has_at_least_seven_letters() -> None:
     make("org/one", WHOLE, "abcdef0123" * 4, refs=())
-    assert catalog.resolve("org/one@abcdef0").revision == "abcdef0123" * 4
+    assert cache.resolve("org/one@abcdef0").revision == "abcdef0123" * 4
     for short in ("abcdef", "bcdef01", "abcdef1"):
         with pytest.raises(ModelNotFound):
-            catalog.resolve(f"org/one@{short}")
+            cache.resolve(f"org/one@{short}")
     make("org/one", WHOLE, "abcdef0999" * 4, refs=())
     with pytest.raises(ModelNotFound):
-        catalog.resolve("org/one@abcdef0")
-    assert catalog.resolve("org/one@abcdef09").revision == "abcdef0999" * 4
+        cache.resolve("org/one@abcdef0")
+    assert cache.resolve("org/one@abcdef09").revision == "abcdef0999" * 4
 
 
 def test_main_precedes_other_branches_and_branches_precede_commits() -> None:
@@ -171,17 +171,17 @@ def test_main_precedes_other_branches_and_branches_precede_commits() -> None:
     make("org/tagged", WHOLE, "d" * 40, refs=("v2", "v1"))
     assert "org/tagged@v1" in names()
     with pytest.raises(ModelNotFound):
-        catalog.resolve("org/tagged")
+        cache.resolve("org/tagged")
 
 
 def test_list_starts_with_the_built_in_model_and_is_sorted() -> None:
     for repo in ("org/b", "Org/A", "org/c"):
         make(repo, WHOLE)
-    guide, *others = catalog.available()
-    assert (guide.id, guide.bundled, guide.description) == ("guide", True, catalog.GUIDE_DESCRIPTION)
+    guide, *others = cache.available()
+    assert (guide.id, guide.bundled, guide.description) == ("guide", True, cache.GUIDE_DESCRIPTION)
     assert [model.id for model in others] == ["Org/A", "org/b", "org/c"]
     assert not any(model.bundled for model in others)
-    assert catalog.resolve("guide").bundled
+    assert cache.resolve("guide").bundled
 
 
 def test_packed_weights_are_not_part_of_the_size(tmp_path: Path) -> None:
@@ -189,14 +189,14 @@ def test_packed_weights_are_not_part_of_the_size(tmp_path: Path) -> None:
     packed = paths.packed_dir(tmp_path)
     packed.mkdir(parents=True)
     (packed / "weights").write_bytes(b"x" * 100)
-    model = catalog.resolve(str(tmp_path), allow_path=True)
+    model = cache.resolve(str(tmp_path), allow_path=True)
     assert (model.packed, model.context, model.description) == (100, 0, "")
     assert model.size == (tmp_path / "config.json").stat().st_size
     snapshot = make("org/packed", WHOLE)
     inside = paths.packed_dir(snapshot)
     inside.mkdir(parents=True, exist_ok=True)
     (inside / "weights").write_bytes(b"x" * 100)
-    model = catalog.resolve("org/packed")
+    model = cache.resolve("org/packed")
     assert (model.packed, model.size) == (100, len(CONFIG) + 10)
 
 
@@ -204,11 +204,11 @@ def test_hint_has_at_most_three_similar_names() -> None:
     for number in range(5):
         make(f"org/model-{number}", WHOLE)
     with pytest.raises(ModelNotFound) as caught:
-        catalog.resolve("org/model-x")
+        cache.resolve("org/model-x")
     assert caught.value.hint.count(" or ") == 2
     assert caught.value.param == "model"
     with pytest.raises(ModelNotFound) as caught:
-        catalog.resolve("L-3")
+        cache.resolve("L-3")
     assert caught.value.hint == "did you mean org/model-3?"
 
 
@@ -217,8 +217,8 @@ def test_tilde_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     (tmp_path / "m" / "config.json").write_text(CONFIG)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert catalog.resolve("~/m", allow_path=True).id == str(tmp_path / "m")
-    assert catalog.resolve("./m", allow_path=True).id == str(tmp_path / "m")
+    assert cache.resolve("~/m", allow_path=True).id == str(tmp_path / "m")
+    assert cache.resolve("./m", allow_path=True).id == str(tmp_path / "m")
     for name, good in (
         (".", True),
         ("..", True),
@@ -228,7 +228,7 @@ def test_tilde_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
         ("m", False),
         ("", False),
     ):
-        assert catalog.is_path(name) is good
+        assert cache.is_path(name) is good
 
 
 ADAPTER = {"adapter_config.json": json.dumps({"base_model_name_or_path": "org/base"}), "adapter_model.safetensors": "w"}
@@ -239,11 +239,11 @@ def test_adapters_are_listed_apart_from_models() -> None:
     folder = make("org/pirate", ADAPTER)
     make("org/empty", {"adapter_config.json": "{}"})
     assert names() == ["org/base"]
-    (adapter,) = catalog.adapters()
+    (adapter,) = cache.adapters()
     assert (adapter.id, adapter.path, adapter.description) == ("org/pirate", folder, "org/base")
-    assert catalog.resolve_adapter("org/pirate") == catalog.resolve_adapter("org/pirate@main")
+    assert cache.resolve_adapter("org/pirate") == cache.resolve_adapter("org/pirate@main")
     with pytest.raises(ModelNotFound):
-        catalog.resolve("org/pirate")
+        cache.resolve("org/pirate")
 
 
 def test_unknown_adapter_has_a_hint(tmp_path: Path) -> None:
@@ -251,11 +251,11 @@ def test_unknown_adapter_has_a_hint(tmp_path: Path) -> None:
     hints = {"org/pirat": "did you mean org/pirate?", "pirate-lora-folder": "write a folder with a leading ./ or /"}
     for name, hint in hints.items():
         with pytest.raises(AdapterNotFound) as refused:
-            catalog.resolve_adapter(name, allow_path=True)
+            cache.resolve_adapter(name, allow_path=True)
         assert refused.value.hint == hint
     for name in (str(tmp_path), "../pirate"):
         with pytest.raises(AdapterNotFound):
-            catalog.resolve_adapter(name)
-    assert catalog.resolve_adapter(str(tmp_path), allow_path=True).path == tmp_path
+            cache.resolve_adapter(name)
+    assert cache.resolve_adapter(str(tmp_path), allow_path=True).path == tmp_path
     with pytest.raises(AdapterNotFound, match="does not exist"):
-        catalog.resolve_adapter(str(tmp_path / "none"), allow_path=True)
+        cache.resolve_adapter(str(tmp_path / "none"), allow_path=True)
