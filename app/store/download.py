@@ -18,6 +18,7 @@ from .. import paths
 from ..errors import ModelUnusable, StorageFailed
 from ..sizes import size
 from . import cache, hub
+from .names import parse_hub
 
 if TYPE_CHECKING:
     from huggingface_hub.utils import tqdm
@@ -53,7 +54,7 @@ def pull(name: str, notify: Callable[[str], None]) -> cache.ModelRef:
 
     Raises InvalidRequest, ModelNotFound, ModelUnusable (no safetensors weights), DownloadFailed or StorageFailed.
     """
-    target = hub.parse(name)
+    target = parse_hub(name)
     from huggingface_hub import HfApi, hf_hub_download
 
     revision = target.revision or cache.MAIN

@@ -1,4 +1,4 @@
-"""Hugging Face: repo names, errors of huggingface_hub, and deletion from the shared cache."""
+"""Hugging Face: errors of huggingface_hub, and deletion from the shared cache."""
 
 from __future__ import annotations
 
@@ -12,29 +12,7 @@ from pathlib import Path
 from .. import paths
 from ..errors import AppError, DownloadFailed, InvalidRequest, ModelNotFound, StorageFailed
 from . import cache
-
-
-@dataclass(frozen=True, slots=True)
-class HubName:
-    """The parts of `org/repo@revision`."""
-
-    repo: str
-    revision: str  # branch, tag or commit; empty: the name has no revision
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the repo in the shared cache."""
-        return paths.hub_cache_dir() / f"models--{self.repo.replace('/', '--')}"
-
-
-def parse(name: str) -> HubName:
-    """Split a model name. Raises InvalidRequest if the name is not org/repo or org/repo@revision."""
-    match = cache.NAME.fullmatch(name)
-    if not match or match["repo"].count("/") != 1 or ".." in name:
-        hint = "for example Qwen/Qwen3-0.6B, or Qwen/Qwen3-0.6B@main for one branch, tag or commit"
-        raise InvalidRequest(f"{name!r} is not a Hugging Face model name (org/repo)", hint=hint, param="model")
-    return HubName(match["repo"], match["revision"] or "")
-
+from .names import HubName, parse_hub
 
 RETRY_HINT = "check the network and the proxy settings; then run the command again to continue"
 
@@ -110,7 +88,7 @@ def plan_removal(name: str) -> Removal:
     if name == cache.GUIDE:
         hint = "uninstall localllm to remove it"
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
-    target = parse(name)
+    target = parse_hub(name)
     if not target.folder.is_dir():
         raise ModelNotFound(f"model {target.repo!r} is not in {paths.hub_cache_dir()}", hint="see localllm list")
     if target.revision:

@@ -24,6 +24,7 @@ from localllm.app.frames import Load
 from localllm.app.store import cache, download
 from localllm.app.store import hub as hub_module
 from localllm.app.store.download import RemoteFile, choose
+from localllm.app.store.names import parse_hub
 from localllm.app.worker.opening import open_model
 from localllm.engine.modelfiles import INDEX, SINGLE
 from localllm.engine.options import LoadOptions
@@ -223,7 +224,7 @@ def test_packed_weights_are_listed_and_deleted_alone_or_with_the_model(
         (("pull", "org/tags@nothing"), 3, ["nothing", "main branch"]),
         (("pull", "plain"), 2, ["org/repo"]),
         (("pull", "../../etc/passwd"), 2, ["org/repo"]),
-        (("pull", "org/whole@a/../../../b"), 2, ["org/repo"]),
+        (("pull", "org/whole@a/../../../b"), 2, ["org/whole@a", "Qwen/Qwen3-0.6B"]),
         (("rm", "guide"), 2, ["built in"]),
         (("rm", "org/missing"), 3, ["org/missing"]),
         (("rm", "org/missing@main"), 3, ["org/missing"]),
@@ -258,7 +259,7 @@ def test_offline_mode_and_an_unreachable_hub_are_different_errors(hub: Hub) -> N
     ],
 )
 def test_disk_and_network_errors_become_app_errors(error: Exception, kind: type[AppError], words: str) -> None:
-    with pytest.raises(kind, match=words), hub_module.translate_errors(hub_module.parse("org/x")):
+    with pytest.raises(kind, match=words), hub_module.translate_errors(parse_hub("org/x")):
         raise error
 
 

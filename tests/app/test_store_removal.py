@@ -22,23 +22,6 @@ def keep(snapshot: Path, size: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "repo", "revision"),
-    [("org/m", "org/m", ""), ("org/m@v1", "org/m", "v1"), ("org/m@a/b.c", "org/m", "a/b.c")],
-)
-def test_parse_accepts_names_of_hugging_face(name: str, repo: str, revision: str) -> None:
-    parsed = hub.parse(name)
-    assert (parsed.repo, parsed.revision) == (repo, revision)
-    assert parsed.folder == paths.hub_cache_dir() / "models--org--m"
-
-
-@pytest.mark.parametrize("name", ["m", "a/b/c", "org/..m", "org/m@a..b", "", "org/", "/m", "org/m@", "guide"])
-def test_parse_rejects_other_names(name: str) -> None:
-    with pytest.raises(InvalidRequest) as refused:
-        hub.parse(name)
-    assert refused.value.param == "model"
-
-
 @pytest.mark.parametrize("apart", [False, True])
 def test_removal_of_a_repo_includes_its_packed_weights(monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
     """The packed weights are deleted too, inside or outside the repo folder, and count once."""
