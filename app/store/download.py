@@ -7,7 +7,6 @@ Until then `localllm list` and `localllm chat` use the old commit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from operator import attrgetter
 from pathlib import Path
@@ -19,6 +18,7 @@ from ..errors import ModelUnusable, StorageFailed
 from ..sizes import size
 from . import cache, hub
 from .names import parse_hub
+from .remote import RemoteFile
 
 if TYPE_CHECKING:
     from huggingface_hub.utils import tqdm
@@ -39,12 +39,6 @@ WEIGHTS = "*.safetensors"
 UNSAFE = (".bin", ".pt", ".pth", ".ckpt")  # pickle files: loading such a file runs the code in it
 OTHER_REPO = "find a repo of the same model with .safetensors files"
 HEADROOM = 64 * 2**20  # bytes to leave free on the disk
-
-
-@dataclass(frozen=True, slots=True)
-class RemoteFile:
-    name: str
-    size: int
 
 
 def pull(name: str, notify: Callable[[str], None]) -> cache.ModelRef:
