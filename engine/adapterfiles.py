@@ -6,53 +6,26 @@ Two layouts: PEFT (https://huggingface.co/docs/peft/developer_guides/checkpoint)
 from __future__ import annotations
 
 import hashlib
-import math
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
+from .adapterconfig import CONFIG, HEAD, MAX_RANK, AdapterConfig, MlxConfig, PeftConfig
 from .errors import ModelRefused
-from .fields import Fields
 from .lora import Adapter
 from .modelfiles import read_json
 from .tensorfiles import StoredTensor, read_header
 
-CONFIG = "adapter_config.json"
 PEFT_WEIGHTS = "adapter_model.safetensors"
 MLX_WEIGHTS = "adapters.safetensors"
-MAX_RANK = 1024
 PREFIX = "base_model.model."  # the prefix of every tensor name in PEFT's files
-HEAD = "lm_head"
 FLOATS = ("F32", "F16", "BF16")
 
 # Ends of tensor names, for the factors A and B.
 _PEFT_ENDS = {".lora_A.weight": "a", ".lora_B.weight": "b", ".lora_embedding_A": "a", ".lora_embedding_B": "b"}
 _MLX_ENDS = {".lora_a": "a", ".lora_b": "b"}
-
-# Features of PEFT that change the result and are not computed: field -> the feature's name.
-_UNSUPPORTED = MappingProxyType(
-    {
-        "use_dora": "DoRA",
-        "use_qalora": "QALoRA",
-        "lora_bias": "biases of LoRA products",
-        "fan_in_fan_out": "weights of Conv1D layers (fan_in_fan_out)",
-        "modules_to_save": "whole modules beside LoRA (modules_to_save)",
-        "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
-        "layer_replication": "replicated layers (layer_replication)",
-        "target_parameters": "parameters that are not linear layers (target_parameters)",
-        "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
-        "megatron_config": "Megatron layers (megatron_config)",
-        "arrow_config": "Arrow routing between adapters (arrow_config)",
-        "kasa_config": "KaSA (kasa_config)",
-        "monteclora_config": "MonteCLoRA (monteclora_config)",
-        "use_bdlora": "block-diagonal factors (use_bdlora)",
-    }
-)
-# Values of init_lora_weights that also change the base model.
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+_TRAINING_END = ".lora_velora_embed"  # a tensor that PEFT reads only in training
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +56,8 @@ class AdapterFiles:
 
     path: Path
     factors: Mapping[str, Factors]  # module of the base model, as "model.layers.0.self_attn.q_proj" -> its factors
-    base: str  # name of the base model in the configuration; empty if it has none
+    base: str  # name or path of the base model in the configuration; empty if it has none
+    base_class: str  # class of the base model in transformers, as "MistralForCausalLM"; empty if it has none
     version: str  # SHA-256 over configuration and weights
 
     @property
@@ -100,18 +74,17 @@ def read_adapter(path: Path | str) -> AdapterFiles:
     if not (folder / CONFIG).exists():
         raise ModelRefused(f"{folder.name} has no {CONFIG}", "use an adapter folder of PEFT or mlx-lm")
     values = read_json(folder / CONFIG)
-    config = Fields(values, CONFIG)
     weights = _weights(folder)
     tensors = read_header(weights)
-    if "peft_type" in config or weights.name == PEFT_WEIGHTS:
-        _refuse_unsupported(values, config)
+    config: AdapterConfig
+    if "peft_type" in values or weights.name == PEFT_WEIGHTS:
+        config = PeftConfig(values)
         factors = _read_peft(config, tensors)
-        _refuse_excluded(values, config, factors)
-        base = config.text("base_model_name_or_path", "")
     else:
+        config = MlxConfig(values)
         factors = _read_mlx(config, tensors)
-        base = config.text("model", "")
-    return AdapterFiles(folder, MappingProxyType(factors), base, _content_hash(folder / CONFIG, weights))
+    version = _content_hash(folder / CONFIG, weights)
+    return AdapterFiles(folder, MappingProxyType(factors), config.base, config.base_class, version)
 
 
 def read_for_model(
@@ -163,95 +136,20 @@ def _weights(folder: Path) -> Path:
     raise ModelRefused(f"{folder.name} has no weights: {PEFT_WEIGHTS} and {MLX_WEIGHTS} are missing")
 
 
-def _read_peft(config: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str, Factors]:
-    if config.text("peft_type", "LORA") != "LORA":
-        raise config.refuse("peft_type", "LORA")
-    rank = config.integer("r", 1, MAX_RANK)
-    alpha = config.number("lora_alpha", 0.0, 1e6)
-    root = config.flag("use_rslora", False)
-    ranks = _patterns(config, "rank_pattern", 1.0, MAX_RANK)
-    alphas = _patterns(config, "alpha_pattern", 0.0, 1e6)
+def _read_peft(config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, Factors]:
     factors: dict[str, Factors] = {}
-    for module, (a, b) in _pairs(tensors, _PEFT_ENDS).items():
+    used = {name: tensor for name, tensor in tensors.items() if not name.endswith(_TRAINING_END)}
+    for module, (a, b) in _pairs(used, _PEFT_ENDS).items():
         if not module.startswith(PREFIX):
             raise ModelRefused(f"tensor {a.name!r:.200} does not begin with {PREFIX}")
         name = module.removeprefix(PREFIX)
-        module_rank = _match(ranks, name, rank)
-        module_alpha = _match(alphas, name, alpha)
-        divisor = math.sqrt(module_rank) if root else module_rank
-        factors[name] = _checked(name, a.tensor, b.tensor, False, module_alpha / divisor)
-        if factors[name].rank != module_rank:
-            raise ModelRefused(f"{name}: rank {factors[name].rank}, but {CONFIG} says {module_rank:g}")
+        factors[name] = _validated(name, a.tensor, b.tensor, False, config)
     return factors
 
 
-def _refuse_excluded(values: Mapping[str, Any], config: Fields, modules: Iterable[str]) -> None:
-    """Refuse factors of modules that the configuration excludes: PEFT ignores them.
-
-    Regular expressions are not evaluated: a hostile one could take for ever.
-    """
-    targets = values.get("target_modules")
-    excluded = values.get("exclude_modules")
-    layers = values.get("layers_to_transform")
-    layers = [layers] if isinstance(layers, int) else layers
-    for module in modules:
-        if isinstance(targets, list) and not _is_named(module, targets):
-            raise config.refuse("target_modules", f"a list with {module}, which has LoRA factors in the file")
-        if isinstance(excluded, list) and _is_named(module, excluded):
-            raise config.refuse("exclude_modules", f"a list without {module}, which has LoRA factors in the file")
-        number = re.search(r"\.layers\.(\d+)\.", module)
-        if layers and number and int(number[1]) not in layers:
-            raise config.refuse("layers_to_transform", f"a list with the layer of {module}, which has LoRA factors")
-
-
-def _is_named(module: str, names: list[Any]) -> bool:
-    """Whether one of the names is the module's name or the end of it, as in PEFT."""
-    return any(module == name or module.endswith(f".{name}") for name in names)
-
-
-def _refuse_unsupported(values: Mapping[str, Any], config: Fields) -> None:
-    for field, feature in _UNSUPPORTED.items():
-        if values.get(field):
-            raise ModelRefused(f"{CONFIG}: {feature} is not supported", "use a plain LoRA adapter")
-    if "bias" in config and config.text("bias") != "none":
-        raise config.refuse("bias", '"none"')
-    start = values.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
-        raise ModelRefused(
-            f"{CONFIG}: init_lora_weights {start!r:.40} changes the base model, which is not supported",
-            "convert the adapter to plain LoRA with PEFT",
-        )
-
-
-def _patterns(config: Fields, key: str, low: float, high: float) -> dict[str, float]:
-    """rank_pattern or alpha_pattern: a pattern of module names -> the value in low…high for these modules.
-
-    As in PEFT, a pattern is a regular expression. Operators of repetition are refused: a match could take too long.
-    """
-    table = config.table(key)
-    patterns = {}
-    for pattern in table:
-        if not re.fullmatch(r"\^?([A-Za-z0-9_.]|\\\.)+\$?", pattern):
-            raise ModelRefused(f"{CONFIG}: {key}: {pattern!r:.100} must be a module name, not a regular expression")
-        patterns[pattern] = table.number(pattern, low, high)
-    return patterns
-
-
-def _match(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """The value of the first pattern that matches the module, or `default`. A pattern with ^ matches the whole name, a
-    pattern without ^ also its end."""
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default
-
-
-def _read_mlx(config: Fields, tensors: Mapping[str, StoredTensor]) -> dict[str, Factors]:
-    if config.text("fine_tune_type", "lora") != "lora":
-        raise config.refuse("fine_tune_type", '"lora"')
-    scale = config.table("lora_parameters").number("scale", -1e6, 1e6)
+def _read_mlx(config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, Factors]:
     return {
-        module: _checked(module, a.tensor, b.tensor, True, scale)
+        module: _validated(module, a.tensor, b.tensor, True, config)
         for module, (a, b) in _pairs(tensors, _MLX_ENDS).items()
     }
 
@@ -282,15 +180,15 @@ def _pairs(tensors: Mapping[str, StoredTensor], ends: Mapping[str, str]) -> dict
     return {module: (sides["a"], sides["b"]) for module, sides in modules.items()}
 
 
-def _checked(module: str, a: StoredTensor, b: StoredTensor, transposed: bool, scale: float) -> Factors:
+def _validated(module: str, a: StoredTensor, b: StoredTensor, transposed: bool, config: AdapterConfig) -> Factors:
     for tensor in (a, b):
         if len(tensor.shape) != 2 or tensor.dtype not in FLOATS:
             raise ModelRefused(f"{module}: a LoRA factor is {tensor.dtype} {list(tensor.shape)}, not a float matrix")
-    factors = Factors(a, b, transposed, scale)
+    rank = a.shape[1 if transposed else 0]
     other_rank = b.shape[0 if transposed else 1]
-    if factors.rank != other_rank or not 1 <= factors.rank <= MAX_RANK:
-        raise ModelRefused(f"{module}: LoRA factors of ranks {factors.rank} and {other_rank}; expected 1…{MAX_RANK}")
-    return factors
+    if rank != other_rank or not 1 <= rank <= MAX_RANK:
+        raise ModelRefused(f"{module}: LoRA factors of ranks {rank} and {other_rank}; expected 1…{MAX_RANK}")
+    return Factors(a, b, transposed, config.scale(module, rank))
 
 
 def _content_hash(*files: Path) -> str:

@@ -12,7 +12,7 @@ from mlx_lm.models.base import create_attention_mask as attention_mask_of_model
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_attention_mask, make_prompt_cache
 
-from ...engine.adapterfiles import HEAD
+from ...engine.adapterconfig import HEAD
 from ...engine.errors import ModelRefused
 from ...engine.modelconfig import ModelConfig
 

@@ -270,7 +270,9 @@ def test_adapter_of_mlx_lm_changes_a_tied_head(tmp_path: Path) -> None:
     base = tiny.save(tmp_path / "model")
     folder = tmp_path / "adapter"
     folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps({"lora_parameters": {"rank": 4, "scale": 2.0}}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"lora_parameters": {"rank": 4, "scale": 2.0, "keys": ["model.embed_tokens"]}})
+    )
     generator = torch.Generator().manual_seed(3)
     weight: Tensor = base.get_input_embeddings().weight.data
     a = torch.randn(len(weight), 4, generator=generator) * 0.3

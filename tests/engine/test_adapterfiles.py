@@ -46,9 +46,7 @@ def test_key_that_matches_no_module_changes_nothing(tmp_path: Path, pattern: str
     [
         {"rank_pattern": {"o_proj": 0}},
         {"rank_pattern": {"o_proj": 3}},
-        {"alpha_pattern": {"o_proj": -1}},
         {"alpha_pattern": {"(o|q)_proj": 1}},
-        {"lora_alpha": -1},
         {"init_lora_weights": "lora_ga"},
         {"init_lora_weights": "pissa_niter_16"},
         {"kasa_config": {"beta": 0.1, "gamma": 0.1}},
