@@ -19,12 +19,13 @@ import pytest
 from huggingface_hub.errors import XetDownloadError
 
 from localllm.app import paths
-from localllm.app.errors import AppError, DownloadFailed, ModelUnusable, StorageFailed
+from localllm.app.errors import AppError, DownloadFailed, StorageFailed
 from localllm.app.frames import Load
 from localllm.app.store import cache, download
 from localllm.app.store import hub as hub_module
-from localllm.app.store.download import RemoteFile, choose
-from localllm.app.store.names import parse_hub
+from localllm.app.store.download import RemoteFile
+from localllm.app.store.names import HubName, parse_hub
+from localllm.app.store.selection import select
 from localllm.app.worker.opening import open_model
 from localllm.engine.modelfiles import INDEX, SINGLE
 from localllm.engine.options import LoadOptions
@@ -355,7 +356,7 @@ def test_pull_downloads_every_file_that_loading_opens(
     model.close()
     files = {name for name in opened if not (folder / name).is_dir()} - ({SINGLE} if sharded else set())
     assert files >= {"config.json", "tokenizer.json", "additional_chat_templates/tool_use.jinja", "chat_template.json"}
-    assert {file.name for file in choose("org/x", [RemoteFile(name, 1) for name in files])} == files
+    assert {file.name for file in select(HubName("org/x"), [RemoteFile(name, 1) for name in files]).files} == files
 
 
 class Huge(bytes):
@@ -373,39 +374,3 @@ def test_rm_deletes_an_incomplete_download(own_folders: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "1000 B" in done.stderr
     assert not blobs.exists()
-
-
-@pytest.mark.parametrize(
-    ("names", "chosen"),
-    [
-        (["config.json", "model.safetensors", "x.py"], ["config.json", "model.safetensors"]),
-        (["config.json", "consolidated.safetensors", "model.safetensors"], ["config.json", "model.safetensors"]),
-        (
-            ["config.json", "a.safetensors", INDEX, "LICENSE", "b/LICENSE", "b/model.safetensors"],
-            ["LICENSE", "config.json", INDEX, "a.safetensors"],
-        ),
-        (
-            ["adapter_config.json", "adapter_model.safetensors", "other.safetensors", "tokenizer.json"],
-            ["adapter_config.json", "adapter_model.safetensors"],
-        ),
-        (["adapter_config.json", "config.json", SINGLE], ["adapter_config.json", "config.json", SINGLE]),
-    ],
-)
-def test_choose_selects_the_files_to_download(names: list[str], chosen: list[str]) -> None:
-    assert [file.name for file in choose("org/x", [RemoteFile(name, 1) for name in names])] == chosen
-
-
-@pytest.mark.parametrize(
-    ("names", "word"),
-    [
-        (["config.json", "model.gguf"], "GGUF"),
-        (["config.json"], "no safetensors"),
-        (["adapter_model.safetensors"], "no config.json"),
-        (["config.json", "consolidated.safetensors"], "no model.safetensors or"),
-        (["config.json", "b/model.safetensors"], "no safetensors"),
-        (["config.json", "original/consolidated.00.pth"], "pickle"),
-    ],
-)
-def test_repo_without_usable_weights_is_rejected_by_name(names: list[str], word: str) -> None:
-    with pytest.raises(ModelUnusable, match=word):
-        choose("org/x", [RemoteFile(name, 1) for name in names])

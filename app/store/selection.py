@@ -1,0 +1,186 @@
+"""The files of a repository that a download needs: one weight format, and never pickle.
+
+Every backend of safetensors reads the same files: `model.safetensors`, or an index and its shards. The backend llamacpp
+reads GGUF files, and this version does not have it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from operator import attrgetter
+from typing import Generic, Literal, Protocol, TypeVar
+
+from ...engine.modelfiles import INDEX, PICKLE_SUFFIXES, SINGLE
+from ..errors import ModelNotFound, ModelUnusable
+from .names import QUANT, HubName
+
+ADAPTER_CONFIG = "adapter_config.json"
+# Files to download with the weights: those that a load reads, and the licence. A `*` matches within one folder.
+SMALL = (
+    "*.json",
+    "*.jinja",
+    "additional_chat_templates/*.jinja",
+    "tokenizer.model",
+    "*.txt",
+    "*.md",
+    "LICENSE*",
+    "NOTICE*",
+)
+ADAPTER = (ADAPTER_CONFIG, "adapter_model.safetensors", "adapters.safetensors", "*.md", "LICENSE*", "NOTICE*")
+WITH_GGUF = ("*.md", "LICENSE*", "NOTICE*")
+WEIGHTS = "*.safetensors"
+SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+GGUF_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+GGUF_QUANT = re.compile(rf"(?:^|[-._])({QUANT})(?=[-.]|$)", re.IGNORECASE)
+OTHER_REPO = "find a repo of the same model with .safetensors files"
+NO_GGUF = "GGUF models need the backend llamacpp, which this version does not have"
+
+
+class File(Protocol):
+    """A file of a repository."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+
+FileType = TypeVar("FileType", bound=File)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection(Generic[FileType]):
+    """The files to download, weights last."""
+
+    kind: Literal["model", "adapter", "gguf"]
+    files: list[FileType]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def select(name: HubName, files: Sequence[FileType], *, gguf: bool = False) -> Selection[FileType]:
+    """The files that `name` selects. `gguf`: allow GGUF files, although no backend of this version reads them.
+
+    Raises ModelUnusable for a repository without weights that localllm reads, ModelNotFound if the name selects a
+    quantisation or a file that the repository does not have.
+    """
+    files = sorted(files, key=attrgetter("name"))
+    if name.quant or name.file.lower().endswith(".gguf"):
+        if not gguf:
+            raise ModelUnusable(f"cannot use {name}: {NO_GGUF}", hint=OTHER_REPO)
+        return Selection("gguf", _matching(files, *WITH_GGUF) + _gguf_files(name, files))
+    selection = _select_safetensors(name, files)
+    if name.file and name.file not in {file.name for file in selection.files}:
+        hint = f"to download the model: localllm pull {name}"
+        raise ModelNotFound(f"{name.file} is not a weight file that localllm reads", hint=hint, param="model")
+    return selection
+
+
+def _select_safetensors(name: HubName, files: list[FileType]) -> Selection[FileType]:
+    names = {file.name for file in files}
+    weights = _matching(files, WEIGHTS)
+    if not weights:
+        raise _no_weights(name, names)
+    if ADAPTER_CONFIG in names and not names & {"config.json", SINGLE, INDEX}:
+        return Selection("adapter", _matching(files, *ADAPTER))
+    if "config.json" not in names:
+        raise ModelUnusable(f"{name} has no config.json: it is not a complete model", hint="pull its base model")
+    if not names & {SINGLE, INDEX}:
+        problem = f"{name} has weights in {weights[0].name}, but no {SINGLE} or {INDEX}"
+        raise ModelUnusable(problem, hint=OTHER_REPO)
+    indexes = {SINGLE} if SINGLE in names else {INDEX}
+    small = [file for file in _matching(files, *SMALL) if not file.name.endswith(".index.json") or file.name in indexes]
+    return Selection("model", small + _model_weights(weights))
+
+
+def _model_weights(weights: list[FileType]) -> list[FileType]:
+    """The weights that a load reads. Some repositories also have copies in other formats or under other names."""
+    single = [file for file in weights if file.name == SINGLE]
+    shards = [file for file in weights if SHARD.fullmatch(file.name)]
+    models = [file for file in weights if file.name.startswith("model")]
+    return single or shards or models or weights
+
+
+def _gguf_files(name: HubName, files: list[FileType]) -> list[FileType]:
+    """The GGUF files that `name` selects: one file, or all shards of one model."""
+    candidates = [file for file in files if _is_gguf_model(file.name)]
+    if name.file:
+        chosen = [file for file in candidates if _gguf_stem(file.name) == _gguf_stem(name.file)]
+    else:
+        chosen = [file for file in candidates if gguf_quant(file.name) == name.quant]
+        if not chosen:  # unsloth's dynamic quantisations have UD- in front
+            chosen = [file for file in candidates if gguf_quant(file.name) == f"UD-{name.quant}"]
+    if not chosen:
+        quants = ", ".join(gguf_quants(file.name for file in files)) or "none"
+        selected = name.file or name.quant
+        raise ModelNotFound(f"{name.repo} has no GGUF file {selected}", hint=f"it has {quants}", param="model")
+    stems = sorted({_gguf_stem(file.name) for file in chosen})
+    if len(stems) > 1:
+        hint = f"copy the address of one of the files: {', '.join(stems[:5])}"
+        raise ModelUnusable(f"{name} selects {len(stems)} models", hint=hint)
+    _check_shards(name, [file.name for file in chosen])
+    return chosen
+
+
+def gguf_quants(names: Iterable[str]) -> list[str]:
+    """The GGUF quantisations of the models among these files, in upper case."""
+    quants = {gguf_quant(name) for name in names if _is_gguf_model(name)}
+    return sorted(quants - {""})
+
+
+def gguf_quant(name: str) -> str:
+    """The quantisation in the name of a GGUF file, in upper case; empty if there is none."""
+    matches: list[str] = GGUF_QUANT.findall(name.rpartition("/")[2])
+    return matches[-1].upper() if matches else ""
+
+
+def _is_gguf_model(name: str) -> bool:
+    """True for a GGUF file with a model; false for projectors of images and importance matrices."""
+    base = name.rpartition("/")[2].lower()
+    return base.endswith(".gguf") and not ("mmproj" in base or "imatrix" in base)
+
+
+def _gguf_stem(name: str) -> str:
+    """The name of a GGUF file without the number of its shard."""
+    match = GGUF_SHARD.fullmatch(name)
+    return match["stem"] if match else name
+
+
+def _check_shards(name: HubName, files: list[str]) -> None:
+    """Raises ModelUnusable if a shard is missing. `files` belong to one model."""
+    shards = [match for file in files if (match := GGUF_SHARD.fullmatch(file))]
+    if not shards:
+        return
+    count = int(shards[0]["count"])
+    numbers = {int(shard["number"]) for shard in shards}
+    missing = count - len(numbers & set(range(1, count + 1)))
+    if missing:
+        raise ModelUnusable(f"{name} lacks {missing} of {count} shards of {shards[0]['stem']}", hint=OTHER_REPO)
+
+
+def _matching(files: list[FileType], *patterns: str) -> list[FileType]:
+    """The files that match one of the patterns. A pattern matches only names with the same number of folders."""
+    matches = []
+    for file in files:
+        depth = file.name.count("/")
+        if any(fnmatch(file.name, pattern) and pattern.count("/") == depth for pattern in patterns):
+            matches.append(file)
+    return matches
+
+
+def _no_weights(name: HubName, files: set[str]) -> ModelUnusable:
+    """The error for a repository without safetensors weights."""
+    quants = gguf_quants(files)
+    if quants or any(file.lower().endswith(".gguf") for file in files):
+        return ModelUnusable(f"{name} has only GGUF weights; {NO_GGUF}", hint=OTHER_REPO)
+    pickles = sorted(file for file in files if file.endswith(tuple(PICKLE_SUFFIXES)))
+    if pickles:
+        reason = f"has only pickle weights ({pickles[0]}); loading them would run code from the repo"
+        return ModelUnusable(f"{name} {reason}", hint=OTHER_REPO)
+    return ModelUnusable(f"{name} has no safetensors weights", hint=OTHER_REPO)
