@@ -123,6 +123,7 @@ class LoadAdapter(Frame):
     name: str
     path: str
     pinned: bool = False  # the adapter keeps its slot on the device
+    version: str = ""  # required hash of the adapter's files; empty: any
 
 
 class UnloadAdapter(Frame):
@@ -237,6 +238,8 @@ class AdapterLoaded(Frame):
     id: str
     version: str  # hash of the adapter's files
     rank: int
+    base: str = ""  # name or path of the base model in the adapter's files
+    warning: str = ""  # shown to the user, e.g. that the adapter names another base model
 
 
 class AdapterUnloaded(Frame):

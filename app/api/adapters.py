@@ -22,7 +22,10 @@ class AdapterRoutes:
         self.limit = limit
 
     async def load(self, request: Request) -> Response:
-        """POST /v1/load_lora_adapter, as in vLLM. The reply is plain text: clients of vLLM compare it."""
+        """POST /v1/load_lora_adapter, as in vLLM. The reply is plain text: clients of vLLM compare it.
+
+        A warning about the adapter is in its entry of GET /lora-adapters.
+        """
         body = await read_json(request.scope, request.receive, LoadAdapterBody, self.limit)
         await self.models.load_adapter(
             body.lora_name,

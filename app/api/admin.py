@@ -52,6 +52,9 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     scale: float  # default for requests that select no adapter; 0: they do not use this adapter
     pinned: bool  # the adapter keeps its slot on the device
+    version: str = ""  # hash of the adapter's files when it was loaded
+    base: str = ""  # name or path of the base model in the adapter's files
+    warning: str = ""  # shown to the user, e.g. that the adapter names another base model
 
 
 class AdapterScale(WireBody):

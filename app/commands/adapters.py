@@ -31,11 +31,18 @@ def list_adapters(as_json: bool) -> int:
     if loaded:
         rows = [(f"{entry.model}:{entry.name}", f"{entry.scale:g}", entry.path) for entry in loaded]
         table(("ADAPTER", "DEFAULT SCALE", "FOLDER"), rows)
+        for entry in loaded:
+            _warn(entry)
     else:
         say("no adapter is loaded; localllm adapters load FOLDER loads one")
     if downloaded:
         table(("FILES", "SIZE", "BASE MODEL"), [(ref.id, size(ref.size), ref.description) for ref in downloaded])
     return 0
+
+
+def _warn(entry: AdapterEntry) -> None:
+    if entry.warning:
+        say(f"warning: {entry.model}:{entry.name}: {entry.warning}")
 
 
 async def _loaded(settings: config.Settings) -> list[AdapterEntry]:
@@ -60,6 +67,7 @@ def load(adapter: str, name: str | None, model: str | None, replace: bool, pinne
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(entry)))
     else:
+        _warn(entry)
         say(f"loaded {entry.model}:{entry.name}; try: localllm chat {entry.model} --adapter {entry.name}")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import itertools
+import logging
 import os
 import re
 import uuid
@@ -19,9 +20,11 @@ from msgspec import structs
 from ..api.admin import AdapterEntry
 from ..api.models import Request
 from ..errors import AdapterNotFound, InvalidRequest, Stopping, WorkerDied
-from ..frames import Generate, LoadAdapter, UnloadAdapter
+from ..frames import AdapterLoaded, Generate, LoadAdapter, UnloadAdapter
 from ..store import cache
 from .process import WorkerProcess
+
+log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
 
@@ -33,6 +36,9 @@ class _Adapter:
     path: Path
     pinned: bool
     scale: float = 0.0  # default for requests that select no adapter; 0: they do not use this adapter
+    version: str = ""  # hash of the files when the adapter was loaded; other files are refused until a new load
+    base: str = ""  # name or path of the base model in the files
+    warning: str = ""  # of the last worker that registered the adapter
     worker: WorkerProcess | None = None  # the last worker that registered the adapter
 
 
@@ -207,10 +213,22 @@ class Adapters:
 
 async def _register(worker: WorkerProcess, adapter: _Adapter) -> None:
     """Load an adapter in a worker. Raises AdapterUnusable."""
-    frame = LoadAdapter(id=uuid.uuid4().hex, name=adapter.name, path=str(adapter.path), pinned=adapter.pinned)
+    frame = LoadAdapter(
+        id=uuid.uuid4().hex,
+        name=adapter.name,
+        path=str(adapter.path),
+        pinned=adapter.pinned,
+        version=adapter.version,
+    )
     async with worker.open([frame]) as stream:
-        await stream.take()
+        [reply] = await stream.take()
+    assert isinstance(reply, AdapterLoaded), type(reply)
     adapter.worker = worker
+    adapter.version = reply.version
+    adapter.base = reply.base
+    adapter.warning = reply.warning
+    if reply.warning:
+        log.warning("%s:%s: %s", worker.model, adapter.name, reply.warning)
 
 
 def _describe(model: str, adapter: _Adapter) -> AdapterEntry:
@@ -221,6 +239,9 @@ def _describe(model: str, adapter: _Adapter) -> AdapterEntry:
         path=str(adapter.path),
         scale=adapter.scale,
         pinned=adapter.pinned,
+        version=adapter.version,
+        base=adapter.base,
+        warning=adapter.warning,
     )
 
 

@@ -32,6 +32,7 @@ class OpenModel:
     renderer: TemplateRenderer
     prompts: PromptMaker
     recommended: Mapping[str, float]  # sampling parameters of the model's generation_config.json
+    model_type: str = ""  # field of the model's config.json
     _grammars: GrammarCompiler | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -78,4 +79,4 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         step_seconds=spec.step_seconds,
         warnings=spec.warnings,
     )
-    return OpenModel(info, runner, tokenizer, renderer, prompts, files.generation)
+    return OpenModel(info, runner, tokenizer, renderer, prompts, files.generation, files.config.model_type)

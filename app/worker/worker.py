@@ -28,7 +28,8 @@ from typing import TypeVar
 
 import msgspec
 
-from ...engine.adapterfiles import read_adapter
+from ...engine.adapterbase import check_base
+from ...engine.adapterfiles import AdapterFiles, read_adapter
 from ...engine.engine import Engine
 from ...engine.errors import ModelRefused, RunnerFailed
 from ...engine.lora import Adapter
@@ -130,7 +131,7 @@ class Worker:
             case _ if model is None or engine is None:
                 raise ValueError(f"{type(frame).__name__} before the model was loaded")
             case frames.LoadAdapter():
-                self._spawn(self._load_adapter(frame, engine))
+                self._spawn(self._load_adapter(frame, model, engine))
             case frames.UnloadAdapter():
                 self._outbox.send(self._unload_adapter(frame, engine))
             case _:
@@ -210,15 +211,21 @@ class Worker:
         except Exception as error:
             self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
 
-    async def _load_adapter(self, frame: frames.LoadAdapter, engine: Engine) -> None:
+    async def _load_adapter(self, frame: frames.LoadAdapter, model: OpenModel, engine: Engine) -> None:
         """Read an adapter in a thread, then register it on the event loop."""
         with contextlib.ExitStack() as stack:
             try:
                 files = await asyncio.to_thread(read_adapter, frame.path)
+                _check_version(frame, files)
+                warning = check_base(files, model.info.model, model.model_type)
                 adapter = Adapter(frame.name, frame.path, files.version)
                 await asyncio.to_thread(stack.enter_context, engine.prepared_adapter(adapter))
                 engine.register_adapter(adapter, pinned=frame.pinned)
-                self._outbox.send(frames.AdapterLoaded(id=frame.id, version=files.version, rank=files.rank))
+                self._outbox.send(
+                    frames.AdapterLoaded(
+                        id=frame.id, version=files.version, rank=files.rank, base=files.base, warning=warning
+                    )
+                )
             except ModelRefused as error:
                 refused = AdapterUnusable(str(error), hint=error.hint, param="lora_path")
                 self._outbox.send(frames.Failed(id=frame.id, fault=Fault.of(refused)))
@@ -338,6 +345,16 @@ def find_adapter(name: str | None, engine: Engine) -> Adapter | None:
     if adapter is None:
         raise _unknown_adapter(name, engine)
     return adapter
+
+
+def _check_version(frame: frames.LoadAdapter, files: AdapterFiles) -> None:
+    """Raises AdapterUnusable if the files are not those of the required version."""
+    if frame.version and frame.version != files.version:
+        raise AdapterUnusable(
+            f"the files of adapter {frame.name!r} have changed since it was loaded",
+            hint="to use the new files, load it again with load_inplace: true (localllm adapters load --replace)",
+            param="lora_path",
+        )
 
 
 def _unknown_adapter(name: str, engine: Engine) -> AdapterNotFound:

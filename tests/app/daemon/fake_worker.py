@@ -81,7 +81,8 @@ class FakeWorker:
                 self.send(Failed(id=frame.id, fault=fault))
             case frames.LoadAdapter():
                 print(f"loading adapter {frame.name} from {frame.path}", flush=True)
-                self.send(frames.AdapterLoaded(id=frame.id, version="v", rank=4))
+                files = {"version": "v", "base": "org/base", "warning": "another base model"}
+                self.send(frames.AdapterLoaded(id=frame.id, rank=4, **files))
             case frames.UnloadAdapter():
                 self.send(frames.AdapterUnloaded(id=frame.id))
             case frames.AskStats():

@@ -69,7 +69,8 @@ def test_adapter_is_loaded_listed_and_unloaded(api: Api, tmp_path: Path) -> None
     assert (loaded.status_code, loaded.text) == (200, "Success: LoRA adapter 'pirate' added successfully.")
     (entry,) = api.http.get("/lora-adapters").json()
     expected = {"name": "pirate", "model": MODEL, "path": str(tmp_path), "scale": 0.0, "pinned": True}
-    assert entry == {"id": entry["id"]} | expected
+    files = {"version": "v", "base": "org/base", "warning": "another base model"}
+    assert entry == {"id": entry["id"]} | expected | files
     cards = {card["id"]: card for card in api.http.get("/v1/models").json()["data"]}
     assert cards[f"{MODEL}:pirate"] == cards[MODEL] | {"id": f"{MODEL}:pirate", "parent": MODEL}
     assert api.http.get(f"/v1/models/{MODEL}:pirate").json() == cards[f"{MODEL}:pirate"]
@@ -248,7 +249,9 @@ def test_commands_load_list_use_and_unload(api: Api, tmp_path: Path) -> None:
     assert (again.returncode, "--replace" in again.stderr) == (2, True)
     listed = cli(daemon, "adapters", "list", "--json")
     assert json.loads(listed.stdout) == {"loaded": [entry], "files": []}
-    assert f"{MODEL}:pirate" in cli(daemon, "adapters", "list").stdout
+    table = cli(daemon, "adapters", "list")
+    assert f"{MODEL}:pirate" in table.stdout
+    assert f"warning: {MODEL}:pirate: another base model" in table.stderr
     answer = cli(daemon, "run", MODEL, "body", "--adapter", "pirate=0.5")
     frame = json.loads(answer.stdout)
     assert (frame["adapter"], frame["adapter_scale"]) == ("pirate", 0.5)

@@ -42,10 +42,12 @@ class Api:
 
     def load(self, name: str, shift: int, **more: Any) -> None:
         """Load an adapter that adds `shift` to the key of the prompt."""
-        folder = canary.save_adapter(self.folder / f"shift-{shift}", shift)
-        body = {"lora_name": name, "lora_path": str(folder), "model": MODEL} | more
-        response = self.http.post("/v1/load_lora_adapter", json=body)
+        response = self.post_load(name, canary.save_adapter(self.folder / f"shift-{shift}", shift), **more)
         assert response.status_code == 200, response.text
+
+    def post_load(self, name: str, folder: Path, **more: Any) -> httpx.Response:
+        body = {"lora_name": name, "lora_path": str(folder), "model": MODEL} | more
+        return self.http.post("/v1/load_lora_adapter", json=body)
 
     def unload(self, name: str) -> None:
         response = self.http.post("/v1/unload_lora_adapter", json={"lora_name": name})
@@ -160,24 +162,55 @@ def test_reload_under_the_same_name_uses_no_kv_of_the_version_before(api: Api) -
 def test_reload_of_the_model_registers_its_adapters_again(api: Api) -> None:
     api.load("stays", 2)
     api.load("lost", 3)
+    api.load("changed", 4)
     (api.folder / "shift-3" / "adapter_model.safetensors").unlink()
+    canary.save_adapter(api.folder / "shift-4", 1)
+    assert api.text("changed") == answer(4)
     switched = api.http.post("/admin/load", json={"model": MODEL, "quant": "int8"})  # ends the worker
     assert "error" not in events(switched.text)[-1], switched.text
     assert api.text("stays") == answer(2)
     lost = api.complete("lost")
     assert (lost.status_code, lost.json()["error"]["code"]) == (400, "adapter_unusable")
     assert "has no weights" in lost.json()["error"]["message"]
+    changed = api.complete("changed")
+    assert (changed.status_code, changed.json()["error"]["code"]) == (400, "adapter_unusable")
+    assert "the files of adapter 'changed' have changed" in changed.json()["error"]["message"]
+    api.post_load("changed", api.folder / "shift-4", load_inplace=True)
+    assert api.text("changed") == answer(1)
     assert api.text() == answer(0)
+    for name in ("stays", "lost", "changed"):
+        api.unload(name)
 
 
 def test_adapter_that_does_not_fit_is_refused_with_the_reason(api: Api) -> None:
-    folder = canary.save_adapter(api.folder / "misfit", 1)
-    config = json.loads((folder / "adapter_config.json").read_text()) | {"use_dora": True}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
-    body = {"lora_name": "misfit", "lora_path": str(folder), "model": MODEL}
-    refused = api.http.post("/v1/load_lora_adapter", json=body)
+    refused = api.post_load("misfit", with_config(api.folder / "misfit", use_dora=True))
     assert refused.status_code == 400
     assert "DoRA is not supported" in refused.json()["error"]["message"]
+
+
+def with_config(folder: Path, **fields: Any) -> Path:
+    """An adapter with shift 1 and these fields in its configuration."""
+    canary.save_adapter(folder, 1)
+    config = folder / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | fields))
+    return folder
+
+
+def test_adapter_of_another_base_model(api: Api) -> None:
+    """Another family is refused. Another name of a model that the adapter fits gives a warning."""
+    folder = api.folder / "base"
+    refused = api.post_load("base", with_config(folder, base_model_name_or_path="org/Mistral-7B"))
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"] == (
+        "the adapter is for the base model org/Mistral-7B, but test/canary is a llama model"
+    )
+    for base, warning in {"org/canary-4bit": False, "org/other": True, "": False}.items():
+        loaded = api.post_load("base", with_config(folder, base_model_name_or_path=base), load_inplace=True)
+        assert loaded.status_code == 200, loaded.text
+        (entry,) = [entry for entry in api.http.get("/lora-adapters").json() if entry["name"] == "base"]
+        assert (entry["base"], "org/other" in entry["warning"]) == (base, warning)
+        assert api.text("base") == answer(1)
+    api.unload("base")
 
 
 @pytest.mark.parametrize("operations", [8, pytest.param(125, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
