@@ -34,7 +34,8 @@ class Model(click.ParamType[str]):
     name = "model"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from .store.cache import is_path, resolve
+        from .store.cache import resolve
+        from .store.names import is_path
 
         return str(resolve(value, allow_path=True).path) if is_path(value) else str(value)
 

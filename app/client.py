@@ -19,7 +19,7 @@ from .config import Settings, loading
 from .daemon.owner import owner_pid
 from .errors import AppError, DaemonUnreachable, InvalidRequest, PortTaken
 from .frames import Fault
-from .store.cache import is_path
+from .store.names import is_path
 from .version import VERSION
 
 __all__ = [

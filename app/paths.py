@@ -19,6 +19,21 @@ def config_file() -> Path:
     return Path(os.environ.get("LOCALLLM_CONFIG") or platformdirs.user_config_path(APP) / "config.toml")
 
 
+def models_file() -> Path:
+    """The file of the user's aliases and settings of single models."""
+    return config_file().with_name("models.toml")
+
+
+def user_catalog_file() -> Path:
+    """The file of the user's entries of the catalog."""
+    return config_file().with_name("catalog.toml")
+
+
+def catalog_file() -> Path:
+    """The bundled catalog of short names."""
+    return assets_dir() / "catalog.toml"
+
+
 def data_dir() -> Path:
     """The folder of the chat history and the generated API key."""
     return platformdirs.user_data_path(APP)

@@ -20,6 +20,7 @@ from .. import frames
 from ..config import loading
 from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import cache
+from ..store.names import is_path
 from ..version import VERSION
 from .adapters import AdapterRoutes
 from .admin import AdapterEntry, LoadBody, LoadProgress, ModelEntry, Status, UnloadBody
@@ -122,7 +123,7 @@ class _Api:
 
     async def card(self, request: Request) -> Response:
         name = request.path_params["id"]
-        if cache.is_path(name):
+        if is_path(name):
             raise ModelNotFound(f"model {name!r} is not on this machine", param="model")
         for entry in self.models.adapters():
             if name == f"{entry.model}:{entry.name}":

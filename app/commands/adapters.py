@@ -16,6 +16,7 @@ from ..client import AdapterEntry, Client
 from ..errors import AdapterNotFound, DaemonUnreachable, InvalidRequest
 from ..sizes import size
 from ..store import cache
+from ..store.names import is_path
 from .console import say, table
 
 
@@ -61,7 +62,7 @@ def load(adapter: str, name: str | None, model: str | None, replace: bool, pinne
     """Load an adapter for a model. The daemon and the model are started if necessary."""
     settings = config.load()
     source = cache.resolve_adapter(adapter, allow_path=True)
-    path = str(source.path) if cache.is_path(adapter) else source.id
+    path = str(source.path) if is_path(adapter) else source.id
     name = name or Path(source.id.partition("@")[0]).name
     entry = asyncio.run(_load(settings, name, path, model, load_inplace=replace, pinned=pinned))
     if as_json:

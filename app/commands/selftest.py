@@ -18,7 +18,7 @@ from ...engine.runner import DeviceInfo
 from .. import config
 from ..client import Client, Done, LoadedModel, TextPiece
 from ..errors import AppError
-from ..store.cache import GUIDE
+from ..store.names import GUIDE
 from ..version import VERSION
 from .console import say
 from .session import loaded_client

@@ -21,7 +21,7 @@ from ..api.admin import AdapterEntry
 from ..api.models import Request
 from ..errors import AdapterNotFound, InvalidRequest, Stopping, WorkerDied
 from ..frames import AdapterLoaded, Generate, LoadAdapter, UnloadAdapter
-from ..store import cache
+from ..store.names import is_path
 from .process import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -255,7 +255,7 @@ def _not_found(message: str, name: str, names: Iterable[str], param: str) -> Ada
 
 def split_name(name: str | None) -> tuple[str | None, str]:
     """Model and adapter of the id `model:adapter`. The adapter is empty if the id has none."""
-    if name is None or (cache.is_path(name) and os.path.exists(name)):  # noqa: PTH110 - the path may be too long
+    if name is None or (is_path(name) and os.path.exists(name)):  # noqa: PTH110 - the path may be too long
         return name, ""
     model, colon, adapter = name.rpartition(":")
     return (model, adapter) if colon and adapter else (name, "")

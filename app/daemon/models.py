@@ -22,6 +22,7 @@ from ..config import Settings
 from ..errors import Forbidden, InvalidRequest, ModelNotFound, NoBackend, Overloaded, Stopping
 from ..frames import Fault, Load, Stats
 from ..store import cache
+from ..store.names import is_path
 from .adapters import Adapters, split_name
 from .process import COMMAND, WorkerProcess, worker_environment
 
@@ -190,7 +191,7 @@ class LoadedModels:
         `model`: None selects the only loaded model. Raises the errors of `worker`; Forbidden for a folder if the
         client is not `local`; AdapterNotFound if the folder does not exist; the errors of `Adapters.load`.
         """
-        if not local and cache.is_path(path):
+        if not local and is_path(path):
             raise Forbidden(
                 "lora_path must be the name of a downloaded adapter, not a path",
                 hint="clients on the unix socket may name a folder",
@@ -243,22 +244,36 @@ class LoadedModels:
             raise Stopping(STOPPING)
 
     async def _resolve(self, name: str, local: bool) -> cache.ModelRef:
-        if not local and cache.is_path(name):
+        if not local and is_path(name):
             raise ModelNotFound("model must be an id, not a path", param="model")
         entry = self._entries.get(name)
         return entry.ref if entry else await asyncio.to_thread(cache.resolve, name, allow_path=local)
 
+    async def _find(self, name: str, local: bool) -> cache.ModelRef | None:
+        entry = self._entries.get(name)
+        if entry is not None:
+            return entry.ref
+        if is_path(name) and not local:
+            return None
+        return await asyncio.to_thread(cache.find, name, allow_path=local)
+
     async def _select(self, name: str | None, local: bool) -> tuple[cache.ModelRef, str]:
-        """The model and the adapter of a name; the adapter is empty if the name has none."""
+        """The model and the adapter of a name; the adapter is empty if the name has none.
+
+        The name of a model precedes `model:adapter`: `qwen3:0.6b` is a short name. An adapter alone is last.
+        """
+        if name is None:
+            return await self._resolve(self._only(), local), ""
+        model = await self._find(name, local)
+        if model is not None:
+            return model, ""
         base, adapter = split_name(name)
-        base = base or self._only()
-        try:
-            return await self._resolve(base, local), adapter
-        except ModelNotFound:
-            if adapter or not self._adapters.has(base):
-                raise
+        if adapter:
+            return await self._resolve(base or self._only(), local), adapter
         # Clients of vLLM use the name of an adapter as the name of a model.
-        return await self._resolve(self._adapters.find_model(base), local), base
+        if self._adapters.has(name):
+            return await self._resolve(self._adapters.find_model(name), local), name
+        return await self._resolve(name, local), ""
 
     def _start(self, ref: cache.ModelRef, backend: str | None, quant: Quant | None) -> _Entry:
         settings = self.settings

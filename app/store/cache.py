@@ -12,21 +12,18 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import paths
-from ..errors import AdapterNotFound, ModelNotFound
+from ..errors import AdapterNotFound, InvalidRequest, ModelNotFound
+from . import catalog, names, preferences
+from .names import GUIDE, MAIN, FileAddress, HubName, LocalPath, ShortName, is_path
 
-GUIDE = "guide"
-MAIN = "main"
 ADAPTER_CONFIG = "adapter_config.json"
 GUIDE_DESCRIPTION = "tiny built-in model: answers questions about localllm"
 
-SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # at most 96 characters: the limit of Hugging Face
-NAME = re.compile(rf"(?P<repo>(?:{SEGMENT}/)?{SEGMENT})(?:@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]{{0,199}}))?")
 SHORTEST_COMMIT = 7
 
 
@@ -55,18 +52,42 @@ def available() -> list[ModelRef]:
 
 
 def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
-    """The model of this name. With `allow_path`, also a folder (with a leading /, ./, ../ or ~).
+    """The model of this name: guide, an alias, a short name, a repository. With `allow_path`, also a folder.
 
     Raises ModelNotFound, with similar names or the command that downloads the model as its hint.
     """
     if allow_path and is_path(name):
         return _from_path(Path(name).expanduser())
-    if name == GUIDE and is_complete(paths.guide_dir()):
-        return _bundled()
-    model = _cached(name)
+    model = find(name)
     if model is None:
         raise ModelNotFound(f"model {name[:200]!r} is not on this machine", hint=_hint(name), param="model")
     return model
+
+
+def find(name: str, *, allow_path: bool = False) -> ModelRef | None:
+    """The model of this name; None if it is not on this machine, or the name is malformed."""
+    try:
+        parsed = names.parse(name)
+        if isinstance(parsed, LocalPath) and not allow_path:
+            return None
+        return _find(catalog.expand(parsed) or parsed)
+    except (InvalidRequest, ModelNotFound):
+        return None
+
+
+def _find(name: names.Name) -> ModelRef | None:
+    match name:
+        case LocalPath():
+            return _from_path(name.path)
+        case ShortName(family=names.GUIDE, tag="", revision=""):
+            return _bundled() if is_complete(paths.guide_dir()) else None
+        case ShortName(tag=""):
+            return _cached(names.repo_folder(name.family), name.revision)
+        case HubName(quant=""):
+            return _cached(name.folder, name.revision)
+        case FileAddress():
+            return _cached(name.folder, "")
+    return None
 
 
 def adapters() -> list[ModelRef]:
@@ -90,12 +111,25 @@ def resolve_adapter(name: str, *, allow_path: bool = False) -> ModelRef:
             hint = f"an adapter is a folder with {ADAPTER_CONFIG}"
             raise AdapterNotFound(f"adapter folder {str(folder)[:200]} does not exist", hint=hint, param="lora_path")
         return ModelRef(id=str(folder), path=folder)
-    adapter = _cached(name, is_adapter)
+    adapter = _find_adapter(name)
     if adapter is None:
         similar = difflib.get_close_matches(name, [adapter.id for adapter in adapters()], n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "write a folder with a leading ./ or /"
         raise AdapterNotFound(f"adapter {name[:200]!r} is not on this machine", hint=hint, param="lora_path")
     return adapter
+
+
+def _find_adapter(name: str) -> ModelRef | None:
+    try:
+        parsed = names.parse(name)
+    except InvalidRequest:
+        return None
+    match catalog.expand(parsed):
+        case HubName(quant="") as repository:
+            return _cached(repository.folder, repository.revision, is_adapter)
+        case LocalPath() as folder if not isinstance(parsed, LocalPath):  # an alias of a folder
+            return ModelRef(id=folder.text, path=folder.path) if is_adapter(folder.path) else None
+    return None
 
 
 def is_adapter(folder: Path) -> bool:
@@ -106,10 +140,6 @@ def is_adapter(folder: Path) -> bool:
 def is_commit(revision: str, commit: str) -> bool:
     """True if `revision` is the commit, or a prefix of the commit with at least SHORTEST_COMMIT characters."""
     return len(revision) >= SHORTEST_COMMIT and commit.startswith(revision)
-
-
-def is_path(name: str) -> bool:
-    return name in {".", "..", "~"} or name.startswith(("/", "./", "../", "~/"))
 
 
 def is_complete(folder: Path) -> bool:
@@ -139,13 +169,9 @@ def _bundled() -> ModelRef:
     return _describe(GUIDE, paths.guide_dir(), bundled=True, description=GUIDE_DESCRIPTION)
 
 
-def _cached(name: str, complete: Callable[[Path], bool] = is_complete) -> ModelRef | None:
-    """The model or adapter in the Hugging Face cache; None if it is missing, or a short commit matches several."""
-    match = NAME.fullmatch(name)
-    if match is None:
-        return None
-    folder = paths.hub_cache_dir() / f"models--{match['repo'].replace('/', '--')}"
-    revision = match["revision"] or MAIN
+def _cached(folder: Path, revision: str, complete: Callable[[Path], bool] = is_complete) -> ModelRef | None:
+    """The model or adapter in a folder of the cache; None if it is missing, or a short commit matches several."""
+    revision = revision or MAIN
     commit = refs(folder).get(revision, revision)
     models = [model for model in _snapshots(folder, complete) if is_commit(commit, model.revision)]
     return models[0] if len(models) == 1 else None
@@ -153,12 +179,11 @@ def _cached(name: str, complete: Callable[[Path], bool] = is_complete) -> ModelR
 
 def _snapshots(repo_folder: Path, complete: Callable[[Path], bool] = is_complete) -> Iterator[ModelRef]:
     """The complete snapshots of one repo. Ids: `org/repo` for the branch main, `org/repo@revision` for the others."""
-    _, _, rest = repo_folder.name.partition("--")
-    repo = rest.replace("--", "/", 1)
-    names = {commit: name for name, commit in reversed(refs(repo_folder).items())}
+    repo = names.repo_of_folder(repo_folder)
+    labels = {commit: name for name, commit in reversed(refs(repo_folder).items())}
     for snapshot in sorted((repo_folder / "snapshots").glob("*")):
         if complete(snapshot):
-            label = names.get(snapshot.name, snapshot.name[:12])
+            label = labels.get(snapshot.name, snapshot.name[:12])
             yield _describe(repo if label == MAIN else f"{repo}@{label}", snapshot, revision=snapshot.name)
 
 
@@ -223,8 +248,9 @@ def _read_json(file: Path) -> dict[str, object]:
 
 
 def _similar(name: str) -> list[str]:
-    """The model ids that are spelled like `name`, then the ids whose repo name contains `name`."""
-    ids = {model.id.lower(): model.id for model in available()}
+    """The model ids and aliases that are spelled like `name`, then the ids whose repo name contains `name`."""
+    known_names = [model.id for model in available()] + list(preferences.read().aliases)
+    ids = {id.lower(): id for id in known_names}
     matches = difflib.get_close_matches(name, ids, n=3, cutoff=0.6)
     similar = [id for id in ids if id in matches]
     for id in ids:
@@ -235,9 +261,19 @@ def _similar(name: str) -> list[str]:
 
 
 def _hint(name: str) -> str:
-    similar = _similar(name.lower())
+    try:
+        parsed = names.parse(name)
+    except InvalidRequest as error:
+        return error.hint
+    target = catalog.expand(parsed)
+    if isinstance(target, LocalPath) and not isinstance(parsed, LocalPath):
+        return f"{name} is an alias of {target}, which is not the folder of a model"
+    if target not in (None, parsed):  # a short name or an alias of a model that is not here
+        return f"to download it: localllm pull {name}"
+    similar = [] if catalog.tags(name) else _similar(name.lower())
     if similar:
         return f"did you mean {' or '.join(similar[:3])}?"
-    if NAME.fullmatch(name) and "/" in name:
+    if isinstance(parsed, HubName):
         return f"to download it: localllm pull {name}"
-    return "localllm list shows the models on this machine; localllm pull org/repo downloads one"
+    no_match = "localllm list shows the models on this machine; localllm search shows models to download"
+    return catalog.hint(name) or no_match

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import paths
-from ..errors import StorageFailed
+from ..errors import InvalidRequest, StorageFailed
 from ..sizes import size
-from . import cache, hub
-from .names import parse_hub
+from . import cache, catalog, hub
+from .names import MAIN, HubName
 from .remote import RemoteFile
-from .selection import select
+from .selection import gguf_refusal, select, selects_gguf
 
 if TYPE_CHECKING:
     from huggingface_hub.utils import tqdm
@@ -31,10 +31,14 @@ def pull(name: str, notify: Callable[[str], None]) -> cache.ModelRef:
 
     Raises InvalidRequest, ModelNotFound, ModelUnusable (no safetensors weights), DownloadFailed or StorageFailed.
     """
-    target = parse_hub(name)
+    target = catalog.remote_name(name)
+    if not isinstance(target, HubName):
+        raise InvalidRequest(f"{name[:200]} is not on a hub", hint="download the file, then localllm import FILE")
+    if selects_gguf(target):
+        raise gguf_refusal(target)
     from huggingface_hub import HfApi, hf_hub_download
 
-    revision = target.revision or cache.MAIN
+    revision = target.revision or MAIN
     with hub.translate_errors(target):
         info = HfApi().model_info(target.repo, revision=revision, files_metadata=True)
         assert info.sha is not None, "the hub always names the commit"

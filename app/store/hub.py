@@ -12,7 +12,7 @@ from pathlib import Path
 from .. import paths
 from ..errors import AppError, DownloadFailed, InvalidRequest, ModelNotFound, StorageFailed
 from . import cache
-from .names import HubName, parse_hub
+from .names import GUIDE, MAIN, HubName, is_path, parse_hub
 
 RETRY_HINT = "check the network and the proxy settings; then run the command again to continue"
 
@@ -49,7 +49,7 @@ def _hub_error(name: HubName, error: Exception) -> AppError:
             hint = "request access on its page, then set HF_TOKEN to a token of your account"
             return DownloadFailed(f"{name.repo} is gated: you do not have access", hint=hint)
         case errors.RevisionNotFoundError():
-            revision = name.revision or cache.MAIN
+            revision = name.revision or MAIN
             hint = "omit @revision to use the main branch"
             return ModelNotFound(f"{name.repo} has no branch, tag or commit {revision!r}", hint=hint, param="model")
         case errors.RepositoryNotFoundError():
@@ -85,7 +85,7 @@ def plan_removal(name: str) -> Removal:
 
     Raises ModelNotFound if the repo is not in the cache, InvalidRequest for a malformed name.
     """
-    if name == cache.GUIDE:
+    if name == GUIDE:
         hint = "uninstall localllm to remove it"
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
     target = parse_hub(name)
@@ -120,7 +120,7 @@ def _plan_revision_removal(target: HubName) -> Removal:
 
 def plan_adapter_removal(name: str) -> Removal:
     """Plan to delete a downloaded adapter. Raises AdapterNotFound, or InvalidRequest for files of the user."""
-    if cache.is_path(name):
+    if is_path(name):
         raise InvalidRequest(
             f"{name} is not in the model cache: localllm deletes only files that it downloaded",
             hint="delete the folder yourself",

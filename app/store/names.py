@@ -25,6 +25,7 @@ from ..errors import InvalidRequest
 
 Hub = Literal["hf", "ms"]
 
+GUIDE = "guide"  # the built-in model
 MAIN = "main"
 LOCAL = "local"  # the organisation of imported models and of files from other hosts; not a name of a hub
 MAX_NAME = 4096  # characters

@@ -71,15 +71,25 @@ def select(name: HubName, files: Sequence[FileType], *, gguf: bool = False) -> S
     quantisation or a file that the repository does not have.
     """
     files = sorted(files, key=attrgetter("name"))
-    if name.quant or name.file.lower().endswith(".gguf"):
+    if selects_gguf(name):
         if not gguf:
-            raise ModelUnusable(f"cannot use {name}: {NO_GGUF}", hint=OTHER_REPO)
+            raise gguf_refusal(name)
         return Selection("gguf", _matching(files, *WITH_GGUF) + _gguf_files(name, files))
     selection = _select_safetensors(name, files)
     if name.file and name.file not in {file.name for file in selection.files}:
         hint = f"to download the model: localllm pull {name}"
         raise ModelNotFound(f"{name.file} is not a weight file that localllm reads", hint=hint, param="model")
     return selection
+
+
+def selects_gguf(name: HubName) -> bool:
+    """True if the name alone selects a GGUF file."""
+    return bool(name.quant) or name.file.lower().endswith(".gguf")
+
+
+def gguf_refusal(name: HubName) -> ModelUnusable:
+    """The error for a name that selects a GGUF file; a caller may raise it before it asks the hub."""
+    return ModelUnusable(f"cannot use {name}: {NO_GGUF}", hint=OTHER_REPO)
 
 
 def _select_safetensors(name: HubName, files: list[FileType]) -> Selection[FileType]:

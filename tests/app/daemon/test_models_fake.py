@@ -13,7 +13,7 @@ from msgspec import structs
 from localllm.app.config import Settings
 from localllm.app.daemon import models as loaded_models
 from localllm.app.daemon.models import LoadedModels
-from localllm.app.errors import AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
+from localllm.app.errors import AdapterNotFound, AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
 from localllm.app.frames import Generate, Load, ModelInfo, Stats
 from localllm.app.store.cache import ModelRef
 
@@ -93,6 +93,15 @@ async def until_created(workers: list[FakeWorker], count: int) -> None:
         await asyncio.sleep(0)
 
 
+def ref(name: str, allow_path: bool = False) -> ModelRef:
+    return ModelRef(id=name, path=Path("/") / name)
+
+
+def find(name: str, allow_path: bool = False) -> ModelRef | None:
+    """Every model exists. Of the names with a colon, only qwen3:0.6b is the name of a model."""
+    return ref(name) if ":" not in name or name == "qwen3:0.6b" else None
+
+
 @pytest.fixture
 def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
     """The workers in the order of their creation."""
@@ -100,9 +109,8 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
     FakeWorker.wait = asyncio.Event()
     FakeWorker.wait.set()
     monkeypatch.setattr(loaded_models, "WorkerProcess", FakeWorker)
-    monkeypatch.setattr(
-        loaded_models.cache, "resolve", lambda name, allow_path: ModelRef(id=name, path=Path("/") / name)
-    )
+    monkeypatch.setattr(loaded_models.cache, "resolve", ref)
+    monkeypatch.setattr(loaded_models.cache, "find", find)
     return FakeWorker.workers
 
 
@@ -181,6 +189,17 @@ async def test_request_loads_its_model(workers: list[FakeWorker]) -> None:
         await models.open("/b", requests)
     await models.open("/b", requests, local=True)
     assert await models.load("/b", local=True) == "/b"
+    await models.close()
+
+
+async def test_name_of_a_model_precedes_the_name_of_an_adapter(workers: list[FakeWorker]) -> None:
+    """The id `qwen3:0.6b` is a short name, even if the model qwen3 could have an adapter 0.6b."""
+    models = LoadedModels(Settings())
+    assert await models.load("qwen3:0.6b") == "qwen3:0.6b"
+    with pytest.raises(AdapterNotFound, match="qwen3 has no adapter '1b'"):
+        await models.load("qwen3:1b")
+    with pytest.raises(AdapterNotFound, match=r"qwen3:0\.6b has no adapter 'pirate'"):
+        await models.load("qwen3:0.6b:pirate")
     await models.close()
 
 

@@ -1,0 +1,102 @@
+"""The user's aliases and settings of single models: the file models.toml beside config.toml, which localllm writes.
+
+[aliases]
+small = "Qwen/Qwen3-0.6B"
+
+[settings."Qwen/Qwen3-0.6B"]
+quant = "int4"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from .. import paths
+from ..errors import ConfigError, StorageFailed
+
+HEADER = "# Written by `localllm alias` and `localllm config MODEL`.\n"
+Value = str | int | float
+
+
+class Preferences(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The contents of the file. `settings` is by model id; app/config.py validates its values."""
+
+    aliases: dict[str, str] = {}
+    settings: dict[str, dict[str, Value]] = {}
+
+
+def read() -> Preferences:
+    """The aliases and settings; empty without a file. Raises ConfigError for a malformed file."""
+    file = paths.models_file()
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return Preferences()
+    except OSError as error:
+        raise _unreadable(file, error) from None
+    return _read(file, status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+@lru_cache(maxsize=4)
+def _read(file: Path, *version: int) -> Preferences:
+    """The contents of one version of the file: the daemon reads them at every request."""
+    try:
+        return msgspec.convert(tomllib.loads(file.read_text("utf-8")), Preferences)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"{file}: {error}", hint="fix the file, or delete it to remove all aliases and model settings")
+
+
+def set_alias(name: str, target: str | None) -> None:
+    """Add or replace an alias; None removes the alias. Raises ConfigError, StorageFailed."""
+    previous = read()
+    aliases = {other: value for other, value in previous.aliases.items() if other != name}
+    if target is not None:
+        aliases[name] = target
+    _write(msgspec.structs.replace(previous, aliases=aliases))
+
+
+def set_settings(model: str, values: Mapping[str, Value]) -> None:
+    """Replace the settings of a model; no values remove its table. Raises ConfigError, StorageFailed."""
+    previous = read()
+    settings = {other: table for other, table in previous.settings.items() if other != model}
+    if values:
+        settings[model] = dict(values)
+    _write(msgspec.structs.replace(previous, settings=settings))
+
+
+def _write(preferences: Preferences) -> None:
+    """Replace the file atomically."""
+    lines = [HEADER]
+    if preferences.aliases:
+        lines += ["[aliases]", *_table(preferences.aliases), ""]
+    for model, values in sorted(preferences.settings.items()):
+        lines += [f"[settings.{_quoted(model)}]", *_table(values), ""]
+    file = paths.models_file()
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text("\n".join(lines), "utf-8")
+        temporary.replace(file)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageFailed(f"cannot write {file}: {error}") from None
+
+
+def _table(values: Mapping[str, Value]) -> list[str]:
+    return [f"{_quoted(key)} = {_quoted(value)}" for key, value in sorted(values.items())]
+
+
+def _quoted(value: Value) -> str:
+    """A value or key in TOML. The text of a JSON string is also a TOML string, except for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
