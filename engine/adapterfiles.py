@@ -58,7 +58,7 @@ class AdapterFiles:
     factors: Mapping[str, Factors]  # module of the base model, as "model.layers.0.self_attn.q_proj" -> its factors
     base: str  # name or path of the base model in the configuration; empty if it has none
     base_class: str  # class of the base model in transformers, as "MistralForCausalLM"; empty if it has none
-    version: str  # SHA-256 over configuration and weights
+    version: str  # SHA-256 over configuration and weights; empty: the weights were not read
 
     @property
     def rank(self) -> int:
@@ -69,6 +69,13 @@ class AdapterFiles:
 def read_adapter(path: Path | str) -> AdapterFiles:
     """Read an adapter folder. Raises ModelRefused with the file, the field or the tensor."""
     folder = Path(path)
+    files = read_adapter_header(folder)
+    return replace(files, version=_content_hash(folder / CONFIG, _weights(folder)))
+
+
+def read_adapter_header(folder: Path) -> AdapterFiles:
+    """Read the configuration and the header of the weights; the version is empty. Raises ModelRefused as read_adapter
+    does."""
     if not folder.is_dir():
         raise ModelRefused(f"adapter folder {folder} does not exist")
     if not (folder / CONFIG).exists():
@@ -83,8 +90,7 @@ def read_adapter(path: Path | str) -> AdapterFiles:
     else:
         config = MlxConfig(values)
         factors = _read_mlx(config, tensors)
-    version = _content_hash(folder / CONFIG, weights)
-    return AdapterFiles(folder, MappingProxyType(factors), config.base, config.base_class, version)
+    return AdapterFiles(folder, MappingProxyType(factors), config.base, config.base_class, version="")
 
 
 def read_for_model(

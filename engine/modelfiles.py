@@ -5,7 +5,6 @@ Runs no code from the folder.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from . import jsontext
 from .errors import ModelRefused
 from .fields import Fields
 from .modelconfig import MAX_VOCAB, ModelConfig, parse_config
@@ -22,7 +22,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_JSON = 32 * 1024 * 1024  # bytes
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
-_SHARD_NAME = re.compile(r"[^/\\\0]+\.safetensors")
+_SHARD_NAME = re.compile(r"[^/\\\0]{1,243}\.safetensors")  # at most 255 characters, as file systems allow
 USE_SAFETENSORS = "use a model with safetensors weights"
 
 _SAMPLING_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
@@ -70,6 +70,12 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
     )
 
 
+def read_architecture(folder: Path) -> ModelFiles:
+    """The metadata of a model without its tensors. Reads only config.json. Raises ModelRefused."""
+    config = parse_config(read_json(folder / "config.json"))
+    return ModelFiles(folder, folder.name, config, MappingProxyType({}), config.eos_ids, MappingProxyType({}))
+
+
 def _check_folder(folder: Path) -> None:
     if folder.suffix.lower() == ".gguf":
         raise ModelRefused(f"{folder.name}: GGUF files are not supported", USE_SAFETENSORS)
@@ -103,9 +109,9 @@ def read_json(file: Path) -> Mapping[str, Any]:
     with refusing_unreadable(file):
         content = file.read_bytes()
     try:
-        values = json.loads(content.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ModelRefused(f"{file.name} is not JSON: {error}") from error
+        values = jsontext.parse(content)
+    except ValueError as error:
+        raise ModelRefused(f"{file.name} is {error}") from error
     if not isinstance(values, dict):
         raise ModelRefused(f"{file.name} must contain a JSON object, not a {type(values).__name__}")
     return values
@@ -139,7 +145,9 @@ def _check_index(listed: Mapping[str, str], stored: Mapping[str, str]) -> None:
 def _read_shards(files: Collection[Path]) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     for file in sorted(files):
-        if not file.exists():
+        with refusing_unreadable(file):
+            is_present = file.exists()
+        if not is_present:
             raise ModelRefused(f"shard {file.name} is missing", "download the model again")
         header = read_header(file)
         for name, tensor in header.items():

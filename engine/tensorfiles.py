@@ -7,7 +7,6 @@ The format: https://github.com/huggingface/safetensors#format. This module reads
 
 from __future__ import annotations
 
-import json
 import math
 import stat
 from collections.abc import Iterator, Mapping
@@ -17,9 +16,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, TypeGuard
 
+from . import jsontext
 from .errors import ModelRefused
 
-MAX_HEADER = 100_000_000  # bytes; the limit of the format
+MAX_HEADER = 25_000_000  # bytes; the limit of huggingface_hub. The format allows 100 MB, which no model needs
 MAX_DIMENSIONS = 8
 
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
@@ -54,6 +54,21 @@ def read_header(file: Path) -> Mapping[str, StoredTensor]:
     size = regular_size(file)
     with refusing_unreadable(file), file.open("rb") as stream:
         raw = _read_raw_header(file, stream, size)
+    return parse_header(file, raw, size)
+
+
+def header_length(file: Path, prefix: bytes, size: int) -> int:
+    """Bytes of the header after the prefix: the first 8 bytes of a file of `size` bytes. Raises ModelRefused."""
+    if len(prefix) < 8:
+        raise _corrupt(file, f"it has {size} bytes; the minimum is 8")
+    length = int.from_bytes(prefix, "little")
+    if length > min(MAX_HEADER, size - 8):
+        raise _corrupt(file, f"its header needs {length} bytes, the file has {size}")
+    return length
+
+
+def parse_header(file: Path, raw: bytes, size: int) -> Mapping[str, StoredTensor]:
+    """Every tensor in a file of `size` bytes whose header is `raw`. Raises ModelRefused as read_header does."""
     header = _parse(file, raw)
     header.pop("__metadata__", None)
     base = 8 + len(raw)
@@ -81,13 +96,7 @@ def refusing_unreadable(file: Path) -> Iterator[None]:
 
 
 def _read_raw_header(file: Path, stream: BinaryIO, size: int) -> bytes:
-    prefix = stream.read(8)
-    if len(prefix) < 8:
-        raise _corrupt(file, f"it has {size} bytes; the minimum is 8")
-    length = int.from_bytes(prefix, "little")
-    if length > min(MAX_HEADER, size - 8):
-        raise _corrupt(file, f"its header needs {length} bytes, the file has {size}")
-    return stream.read(length)
+    return stream.read(header_length(file, stream.read(8), size))
 
 
 def _corrupt(file: Path, reason: str) -> ModelRefused:
@@ -102,9 +111,9 @@ def _parse(file: Path, raw: bytes) -> dict[str, Any]:
         return entries
 
     try:
-        header = json.loads(raw.decode("utf-8"), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise _corrupt(file, "its header is not JSON") from error
+        header = jsontext.parse(raw, unique)
+    except ValueError as error:
+        raise _corrupt(file, f"its header is {error}") from error
     if not isinstance(header, dict):
         raise _corrupt(file, f"its header is a {type(header).__name__}, not an object")
     return header

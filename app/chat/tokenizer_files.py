@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from ...engine import jsontext
 from ...engine.errors import ModelRefused
 
 MAX_JSON = 128 * 2**20  # bytes; the largest tokenizer.json in use is about 35 MB
@@ -41,9 +41,9 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        value = json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
-        raise ModelRefused(f"{path.name} is not JSON: {error}") from None
+        value = jsontext.parse(read_text(path).encode())
+    except ValueError as error:
+        raise ModelRefused(f"{path.name} is {error}") from None
     if not isinstance(value, dict):
         raise ModelRefused(f"{path.name}: must contain a JSON object, not {type(value).__name__}")
     return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,8 @@ __all__ = ["accepts", "name", "open", "probe", "read_bandwidth"]
 name = "mlx"
 
 NVIDIA = "NVIDIA GPU through MLX"
+CACHES = {"KVCache", "RotatingKVCache"}  # the cache classes of mlx-lm that this backend replaces
+_CACHE_IMPORT = re.compile(r"^from \.cache import ([^\n(]+|\([^)]*\))", re.MULTILINE)
 CUDA = ("mlx-cuda-13", "mlx-cuda-12")  # packages that let MLX compute on NVIDIA GPUs
 
 
@@ -43,16 +46,35 @@ def probe() -> DeviceInfo | Unavailable:
 
 
 def accepts(files: ModelFiles) -> str:
-    """The reason why mlx-lm cannot load a model; empty if it has a module of this architecture or of an equal one."""
+    """The reason why mlx-lm cannot load a model; empty if it has a module of this architecture or of an equal one, and
+    the layers of that module store only keys and values."""
     spec = find_spec("mlx_lm")
-    model_type = files.config.model_type
     if spec is None or spec.origin is None:
         return "mlx_lm is not installed"
-    if model_type.isidentifier() and (Path(spec.origin).parent / "models" / f"{model_type}.py").is_file():
-        return ""
-    from mlx_lm.utils import MODEL_REMAPPING
+    model_type = files.config.model_type
+    module = _module(Path(spec.origin).parent, model_type)
+    if module is None:
+        from mlx_lm.utils import MODEL_REMAPPING
 
-    return "" if model_type in MODEL_REMAPPING else f"mlx-lm has no architecture {model_type:.50}"
+        module = _module(Path(spec.origin).parent, MODEL_REMAPPING.get(model_type, ""))
+    if module is None:
+        return f"mlx-lm has no architecture {model_type:.50}"
+    others = sorted(_cache_classes(module.read_text("utf-8")) - CACHES)
+    if others:
+        return f"layers of {model_type:.50} store other states than keys and values ({', '.join(others)} of mlx-lm)"
+    return ""
+
+
+def _module(package: Path, model_type: str) -> Path | None:
+    """The file of an architecture in mlx-lm; None if there is none."""
+    file = package / "models" / f"{model_type}.py"
+    return file if model_type.isidentifier() and file.is_file() else None
+
+
+def _cache_classes(source: str) -> set[str]:
+    """The names of the cache classes that a module of mlx-lm imports. The module is not executed."""
+    imports = " ".join(_CACHE_IMPORT.findall(source))
+    return {name for name in re.findall(r"\w+", imports) if name[0].isupper()}
 
 
 def open(files: ModelFiles, budget: LoadOptions) -> Runner:

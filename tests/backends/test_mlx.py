@@ -140,6 +140,9 @@ def test_accepts_architectures_of_mlx_lm() -> None:
 
     assert answers("llama") == answers("mistral") == answers("qwen3_moe") == ""
     assert "no architecture mystery" in answers("mystery")
+    for recurrent in ("mamba2", "falcon_mamba"):  # the second has the module of mamba
+        assert "store other states than keys and values (ArraysCache" in answers(recurrent)
+    assert "CacheList" in answers("deepseek_v32")
 
 
 def replace_type(model_type: str) -> Any:

@@ -1,0 +1,108 @@
+"""Checks a model or an adapter on disk by its configuration and the headers of its weights. Reads no weights."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
+from ...engine.adapterfiles import read_adapter_header
+from ...engine.errors import ModelRefused
+from ...engine.modelconfig import FAMILIES
+from ...engine.modelfiles import read_architecture, read_model
+from .headers import LocalFile, read_gguf
+
+TOKENIZER = "tokenizer.json"
+GGUF = ".gguf"
+ACCEPTS = (sys.executable, "-P", "-m", "localllm.app.worker.accepts_child")
+CHILD_SECONDS = 60.0  # maximum duration of that process
+
+# A shard of a GGUF model, for example model-00001-of-00003.gguf.
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def check(path: Path, *, ask_backends: bool = True) -> list[str]:
+    """The problems of a model, an adapter or a GGUF file; empty if there is none. `path`: a folder, or a GGUF file.
+
+    A problem is a sentence for the user. Truncated and damaged weights, missing shards, a missing tokenizer and an
+    unsupported architecture are problems. Weights are not compared with their hashes. Without `ask_backends`, an
+    architecture of which only a backend knows is no problem, and the check takes about a millisecond.
+    """
+    if path.suffix.lower() == GGUF:
+        return check_gguf([path])
+    if (path / ADAPTER_CONFIG).exists() and not (path / "config.json").exists():
+        return _problem_of(read_adapter_header, path)
+    files = sorted(path.glob("*.gguf"))
+    if files and not any(path.glob("*.safetensors")):
+        return check_gguf(files)
+    return _check_model(path, ask_backends)
+
+
+def check_gguf(files: Sequence[Path]) -> list[str]:
+    """The problems of GGUF files in one folder: damaged headers, and missing shards."""
+    problems = missing_shards([file.name for file in files])
+    for file in files:
+        problems += _problem_of(lambda path: read_gguf(LocalFile.open(path)), file)
+    return problems
+
+
+def missing_shards(names: Sequence[str]) -> list[str]:
+    """The first missing shard of each GGUF model in `names`."""
+    present = set(names)
+    problems = {}
+    for name in names:
+        match = _SHARD.fullmatch(name)
+        if match is None:
+            continue
+        for sibling in _siblings(match):
+            if sibling not in present:
+                problems[sibling] = f"shard {sibling} is missing"
+                break
+    return list(problems.values())
+
+
+def unsupported_architecture(folder: Path) -> str:
+    """The reason why no backend supports the architecture and the weight format in config.json; empty if one does.
+
+    Starts a process for an architecture that is not in FAMILIES: a backend may have architectures of its own. Raises
+    ModelRefused for a malformed config.json.
+    """
+    config = read_architecture(folder).config
+    is_foreign = config.quantization is not None and config.quantization.method == "foreign"
+    if config.model_type in FAMILIES and not is_foreign:
+        return ""
+    try:
+        child = subprocess.run((*ACCEPTS, str(folder)), capture_output=True, text=True, timeout=CHILD_SECONDS)
+    except subprocess.TimeoutExpired:
+        return f"the backends gave no answer about {config.model_type:.50} within {CHILD_SECONDS:g} s"
+    if child.returncode:
+        return f"the backends cannot be asked about {config.model_type:.50}: the process ended with {child.returncode}"
+    return f"no backend supports this model ({child.stdout.strip()})" if child.stdout.strip() else ""
+
+
+def _check_model(folder: Path, ask_backends: bool) -> list[str]:
+    try:
+        read_model(folder)
+        if not (folder / TOKENIZER).exists():
+            return [f"{TOKENIZER} is missing"]
+        reason = unsupported_architecture(folder) if ask_backends else ""
+    except ModelRefused as error:
+        return [str(error)]
+    return [reason] if reason else []
+
+
+def _problem_of(read: Callable[[Path], object], path: Path) -> list[str]:
+    try:
+        read(path)
+    except ModelRefused as error:
+        return [str(error)]
+    return []
+
+
+def _siblings(match: re.Match[str]) -> Iterator[str]:
+    """The names of all shards of the model that a shard belongs to."""
+    for index in range(1, int(match["count"]) + 1):
+        yield f"{match['stem']}-{index:05}-of-{match['count']}.gguf"

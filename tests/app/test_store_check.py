@@ -1,0 +1,215 @@
+"""Headers of local files, and the check of models on disk."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from localllm.app.chat.bounded import BoundedChild, Exhausted
+from localllm.app.store import check as checks
+from localllm.app.store import headers, headers_child
+from localllm.app.store.check import check, missing_shards
+from localllm.app.store.headers import LocalFile, read_gguf, safetensors_head
+from localllm.app.store.headers_child import Answer, Job, answer
+from localllm.engine.errors import ModelRefused
+from localllm.engine.tensorfiles import parse_header, read_header
+
+from ..engine.gguf_files import sound
+from .tiny_qwen import write_model
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    write_model(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model, tmp_path / "tiny"))
+
+
+def large_gguf(file: Path) -> bytes:
+    """A GGUF file whose header is longer than the first read."""
+    sample = sound()
+    sample.fields["value length"] = "<Q", 2**20
+    sample.fields["value"] = "s", b"x" * 2**20
+    content = sample.content()
+    file.write_bytes(content)
+    return content
+
+
+def test_gguf_header_is_parsed_in_a_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "m.gguf"
+    content = large_gguf(file)
+    requests: list[int] = []
+    call = BoundedChild.call
+
+    def record(child: BoundedChild, request: bytes) -> bytes:
+        requests.append(len(request))
+        return call(child, request)
+
+    monkeypatch.setattr(BoundedChild, "call", record)
+    header = read_gguf(LocalFile.open(file))
+    assert header == answer(Job("m.gguf", content, len(content))).header
+    assert [tensor.name for tensor in header.tensors] == ["token_embd.weight", "output_norm.weight"]
+    assert len(requests) == 2
+
+
+def test_malformed_gguf_is_refused_across_processes(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(sound().content(alignment=24))
+    with pytest.raises(ModelRefused, match=r"m.gguf is not a valid GGUF file: general.alignment") as refused:
+        read_gguf(LocalFile.open(file))
+    assert "download it again" in refused.value.hint
+
+
+def test_child_that_crashes_is_a_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = BoundedChild("localllm.no_such_module", cpu=9, wall=9, memory=2**30, hello=lambda: b"")
+    monkeypatch.setattr(headers, "_child", lambda: child)
+    file = tmp_path / "m.gguf"
+    file.write_bytes(sound().content())
+    with pytest.raises(ModelRefused, match="cannot parse its header: it crashed or exceeded its memory limit"):
+        read_gguf(LocalFile.open(file))
+    child.close()
+
+
+def test_child_reports_that_memory_is_exhausted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhaust(*_: object) -> Answer:
+        raise MemoryError
+
+    monkeypatch.setattr("localllm.app.store.headers_child.answer", exhaust)
+    with pytest.raises(Exhausted) as exhausted:
+        headers_child._handle(msgspec.msgpack.encode(Job("m.gguf", b"", 0)))
+    assert b"memory limit" in exhausted.value.answer
+
+
+def test_file_that_shrinks_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    content = sound().content()
+    file.write_bytes(content[:99])
+    with pytest.raises(ModelRefused, match=f"m.gguf has 99 bytes, not {len(content)}"):
+        read_gguf(LocalFile(file, len(content)))
+
+
+def test_safetensors_head_is_the_header_with_its_length(model: Path) -> None:
+    file = model / "model.safetensors"
+    reader = LocalFile.open(file)
+    head = safetensors_head(reader)
+    assert parse_header(file, head[8:], reader.size) == read_header(file)
+    with pytest.raises(ModelRefused, match="its header needs"):
+        safetensors_head(LocalFile(file, len(head) - 1))
+
+
+def write_adapter(folder: Path, **config: object) -> None:
+    folder.mkdir()
+    values = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], **config}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+    name = "base_model.model.model.layers.0.self_attn.q_proj"
+    factors = {f"{name}.lora_A.weight": np.zeros((2, 8)), f"{name}.lora_B.weight": np.zeros((8, 2))}
+    save_file({key: value.astype(np.float32) for key, value in factors.items()}, folder / "adapter_model.safetensors")
+
+
+def test_sound_models_and_adapters_have_no_problem(model: Path, tmp_path: Path) -> None:
+    assert check(model) == []
+    write_adapter(tmp_path / "adapter")
+    assert check(tmp_path / "adapter") == []
+    (tmp_path / "m.gguf").write_bytes(sound().content())
+    assert check(tmp_path / "m.gguf") == check(tmp_path) == []
+
+
+def cut(file: Path, length: int) -> None:
+    with file.open("r+b") as stream:
+        stream.truncate(length)
+
+
+def damage_index(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "model-1.safetensors"}}')
+
+
+WEIGHTS = "model.safetensors"
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated weights": (lambda folder: cut(folder / WEIGHTS, 50_000), "end at byte"),
+    "truncated header": (lambda folder: cut(folder / WEIGHTS, 100), "its header needs"),
+    "empty weights": (lambda folder: cut(folder / WEIGHTS, 0), "0 bytes"),
+    "random bytes": (lambda folder: (folder / WEIGHTS).write_bytes(bytes(range(256)) * 9), "its header needs"),
+    "a web page": (lambda folder: (folder / WEIGHTS).write_text("<!DOCTYPE html>" * 9), "its header needs"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), "no weights"),
+    "missing shard": (damage_index, "shard model-1.safetensors is missing"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    "malformed config": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_model_has_a_problem(name: str, copy: Path) -> None:
+    damage, message = DAMAGE[name]
+    damage(copy)
+    [problem] = check(copy)
+    assert message in problem
+
+
+def test_damaged_adapters_and_gguf_files_have_problems(tmp_path: Path) -> None:
+    write_adapter(tmp_path / "adapter", use_dora=True)
+    assert "DoRA" in check(tmp_path / "adapter")[0]
+    cut(tmp_path / "adapter" / "adapter_model.safetensors", 9)
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "its header needs" in check(tmp_path / "adapter")[0]
+    shard = tmp_path / "m-00002-of-00003.gguf"
+    shard.write_bytes(sound().content()[:-100])
+    missing, damaged = check(tmp_path)
+    assert missing == "shard m-00001-of-00003.gguf is missing"
+    assert "ends at byte" in damaged
+    assert check(tmp_path / "other.gguf") == ["other.gguf cannot be read: No such file or directory"]
+
+
+def test_shards_are_counted_for_each_model() -> None:
+    shards = [f"a-0000{index}-of-00003.gguf" for index in (1, 2, 3)]
+    assert missing_shards([*shards, "b.gguf"]) == []
+    assert missing_shards([*shards[1:], "b-00001-of-00002.gguf", "b.gguf"]) == [
+        "shard a-00001-of-00003.gguf is missing",
+        "shard b-00002-of-00002.gguf is missing",
+    ]
+    assert missing_shards(["a-00001-of-99999.gguf"]) == ["shard a-00002-of-99999.gguf is missing"]
+
+
+def set_config(folder: Path, **changes: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+
+def test_unknown_architecture_is_left_to_the_backends(copy: Path) -> None:
+    set_config(copy, model_type="mamba2")
+    [problem] = check(copy)
+    assert problem.startswith("no backend supports this model (cuda, cpu: the architecture mamba2 is not among")
+    assert check(copy, ask_backends=False) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("", None),
+        ("print('cpu: no')", "no backend supports this model (cpu: no)"),
+        ("raise SystemExit(3)", "cannot be asked about mystery: the process ended with 3"),
+        ("import time; time.sleep(60)", "gave no answer about mystery within 0.5 s"),
+    ],
+)
+def test_answer_of_the_backends_is_the_problem(
+    script: str, message: str | None, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_config(copy, model_type="mystery")
+    monkeypatch.setattr(checks, "ACCEPTS", (sys.executable, "-c", script))
+    monkeypatch.setattr(checks, "CHILD_SECONDS", 0.5 if "sleep" in script else 60.0)
+    problems = check(copy)
+    assert problems == [] if message is None else message in problems[0]
