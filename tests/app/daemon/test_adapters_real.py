@@ -6,113 +6,19 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from tokenizers import Tokenizer, decoders, models
-
-from localllm.app.daemon.process import COMMAND
 
 from ...backends import canary
-from .conftest import Daemon, events
-
-MODEL = "test/canary"
-LETTERS = "abcdefghijklmnopqrstu"  # one for each token
-PROMPT = canary.prompt(key=1, length=40, seed=0)
-LONG = 420  # tokens; the answer still runs while an adapter is loaded
-
-
-@cache
-def answer(shift: int, count: int = 24) -> str:
-    """The right answer to PROMPT under the adapter with this shift; 0: the base model."""
-    return "".join(LETTERS[token] for token in canary.walk(canary.under(PROMPT, shift), count))
-
-
-class Api:
-    """Requests to the daemon over its unix socket."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self.http = daemon.local()
-        self.http.timeout = httpx.Timeout(50)
-        self.folder = daemon.folder
-
-    def load(self, name: str, shift: int, **more: Any) -> None:
-        """Load an adapter that adds `shift` to the key of the prompt."""
-        response = self.post_load(name, canary.save_adapter(self.folder / f"shift-{shift}", shift), **more)
-        assert response.status_code == 200, response.text
-
-    def post_load(self, name: str, folder: Path, **more: Any) -> httpx.Response:
-        body = {"lora_name": name, "lora_path": str(folder), "model": MODEL} | more
-        return self.http.post("/v1/load_lora_adapter", json=body)
-
-    def unload(self, name: str) -> None:
-        response = self.http.post("/v1/unload_lora_adapter", json={"lora_name": name})
-        assert response.status_code == 200, response.text
-
-    def complete(self, adapter: str = "", **more: Any) -> httpx.Response:
-        return self.http.post("/v1/completions", json=_body(adapter) | more)
-
-    def text(self, adapter: str = "", **more: Any) -> str:
-        response = self.complete(adapter, **more)
-        assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["text"])
-
-    def running(self) -> int:
-        """The number of answers that run."""
-        (model,) = self.http.get("/admin/loaded").json()
-        return int(model["requests"])
-
-    @contextmanager
-    def stream(self, adapter: str = "") -> Iterator[Callable[[], str]]:
-        """A long answer that has begun; the function returns its text at the end."""
-        body = _body(adapter) | {"stream": True, "max_tokens": LONG}
-        with self.http.stream("POST", "/v1/completions", json=body) as response:
-            lines = response.iter_lines()
-            begun = [next(lines), next(lines), next(lines)]
-
-            def text() -> str:
-                chunks = events("\n".join([*begun, *lines]))
-                assert "error" not in chunks[-1], chunks[-1]
-                return "".join(chunk["choices"][0]["text"] for chunk in chunks)
-
-            yield text
-
-
-def _body(adapter: str) -> dict[str, Any]:
-    model = f"{MODEL}:{adapter}" if adapter else MODEL
-    return {"model": model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+from .canary_api import LONG, MODEL, Api, answer, serve
+from .conftest import events
 
 
 @pytest.fixture(scope="module")
 def api(short_folder: Callable[[], Path]) -> Iterator[Api]:
-    folder = short_folder()
-    write_canary(folder / "hub/models--test--canary")
-    env = {"TEST_WORKER": json.dumps(COMMAND), "OMP_NUM_THREADS": "1"}
-    daemon = Daemon(
-        folder, env=env, backend="cpu", dtype="float32", cache_mib=16, max_rows=8, threads=1, adapter_slots=4
-    )
-    assert daemon.url
-    api = Api(daemon)
-    yield api
-    api.http.close()
-    assert daemon.stop() == 0, daemon.log
-    assert "Traceback" not in daemon.log, daemon.log
-
-
-def write_canary(repo: Path) -> None:
-    """The canary model in a Hugging Face cache, with a tokenizer that has one letter for each token."""
-    snapshot = repo / "snapshots" / "0123456789abcdef"
-    snapshot.mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("0123456789abcdef")
-    canary.save(snapshot)
-    tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(LETTERS)}, merges=[]))
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(snapshot / "tokenizer.json"))
+    yield from serve(short_folder())
 
 
 def test_two_adapters_and_the_base_give_three_answers_beside_each_other(api: Api) -> None:
