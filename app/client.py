@@ -12,9 +12,10 @@ from typing import Any
 import httpx
 import msgspec
 
+from ..engine.adapterbase import agree
 from ..engine.ranges import RANGES, Range
 from . import paths
-from .api.admin import AdapterEntry, LoadedModel, LoadProgress, ModelEntry, Status
+from .api.admin import AdapterEntry, AdapterFolder, LoadedModel, LoadProgress, ModelEntry, Status
 from .config import Settings, loading
 from .daemon.owner import owner_pid
 from .errors import AppError, DaemonUnreachable, InvalidRequest, PortTaken
@@ -25,6 +26,7 @@ from .version import VERSION
 __all__ = [
     "RANGES",
     "AdapterEntry",
+    "AdapterFolder",
     "ChatEvent",
     "Client",
     "Done",
@@ -36,6 +38,7 @@ __all__ = [
     "ToolCall",
     "Usage",
     "adapter_selection",
+    "agree",
 ]
 
 CONNECT_SECONDS = 5.0
@@ -171,7 +174,7 @@ class Client:
     def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncGenerator[ChatEvent]:
         """Yield the events of one chat answer. Closing the iterator cancels the request.
 
-        `parameters`: fields of OpenAI's API, and `adapter` as the text NAME or NAME=SCALE.
+        `parameters`: fields of OpenAI's API, and `adapter` as the text NAME or NAME=SCALE; empty: the base model.
         """
         return self._answer("/v1/chat/completions", {"model": _name(model), "messages": messages, **parameters})
 
@@ -181,6 +184,9 @@ class Client:
 
     async def adapters(self) -> list[AdapterEntry]:
         return msgspec.json.decode(await self._get("/lora-adapters"), type=list[AdapterEntry])
+
+    async def adapter_folders(self) -> list[AdapterFolder]:
+        return msgspec.json.decode(await self._get("/admin/adapters"), type=list[AdapterFolder])
 
     async def load_adapter(self, name: str, path: str, **options: Any) -> None:
         """Load an adapter. `options`: the other fields of POST /v1/load_lora_adapter."""
@@ -208,7 +214,8 @@ class Client:
         decode = 0.0
         calls = _Calls()
         if "adapter" in body:
-            body["lora"] = [adapter_selection(body.pop("adapter"))]
+            adapter = body.pop("adapter")
+            body["lora"] = [adapter_selection(adapter)] if adapter else []
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         async with aclosing(self._events(path, body)) as events:
             async for event in events:

@@ -36,7 +36,7 @@ def check_base(files: AdapterFiles, model: str, model_type: str) -> str:
     """
     base = _repo(files.base)
     loaded = _repo(model)
-    if base and _stem(base) == _stem(loaded or model):
+    if base and agree(base, model):
         return ""
     expected = _families(base) | _families(files.base_class)
     actual = _families(loaded or model) | _families(model_type)
@@ -50,6 +50,11 @@ def check_base(files: AdapterFiles, model: str, model_type: str) -> str:
     if not base or not loaded:
         return ""
     return f"the adapter is for the base model {base[:200]}; with {model}, its answers may be wrong"
+
+
+def agree(base: str, model: str) -> bool:
+    """True if the repo `base` is the model or a copy of it, by their names. Formats of the weights may differ."""
+    return _stem(base) == _stem(_repo(model) or model)
 
 
 def _repo(name: str) -> str:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from ...engine.ranges import RANGES
 from ..errors import InvalidRequest
-from .admin import AdapterScale, LoadAdapterBody, UnloadAdapterBody
+from ..store import adapters
+from .admin import AdapterFolder, AdapterScale, LoadAdapterBody, UnloadAdapterBody
 from .body import is_local, read_json, read_list
 from .models import Models
 
@@ -46,6 +50,23 @@ class AdapterRoutes:
     async def entries(self, request: Request) -> Response:
         """GET /lora-adapters, as in llama.cpp's server."""
         return self._entries()
+
+    async def folders(self, request: Request) -> Response:
+        """GET /admin/adapters: the adapters on this machine, loaded or not."""
+        loaded = [Path(entry.path) for entry in self.models.adapters()]
+        folders = await asyncio.to_thread(adapters.folders, loaded)
+        listed = [
+            AdapterFolder(
+                id=folder.id,
+                path=str(folder.path),
+                base=folder.base,
+                rank=folder.rank,
+                size=folder.size,
+                bundled=folder.bundled,
+            )
+            for folder in folders
+        ]
+        return Response(msgspec.json.encode(listed), media_type="application/json")
 
     async def set_scales(self, request: Request) -> Response:
         """POST /lora-adapters, as in llama.cpp's server. The body is a list of adapter ids and default scales."""

@@ -57,6 +57,17 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     warning: str = ""  # shown to the user, e.g. that the adapter names another base model
 
 
+class AdapterFolder(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter on this machine: built in, in the Hugging Face cache, or a loaded folder outside the cache."""
+
+    id: str  # name in the model cache, or the path of a folder
+    path: str
+    base: str = ""  # name of the base model in the configuration; empty: unknown
+    rank: int = 0  # largest rank in the configuration; 0: unknown
+    size: int = 0  # bytes on disk
+    bundled: bool = False
+
+
 class AdapterScale(WireBody):
     """An entry of POST /lora-adapters. The default scale of an adapter that is not in the list becomes 0."""
 

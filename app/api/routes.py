@@ -87,6 +87,7 @@ class _Api:
             ("POST", "/unload_lora_adapter", self.for_admin(adapters.unload)),
         ]
         daemon_routes += [
+            ("GET", "/admin/adapters", self.for_admin(adapters.folders)),
             ("GET", "/lora-adapters", self.for_admin(adapters.entries)),
             ("POST", "/lora-adapters", self.for_admin(adapters.set_scales)),
         ]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from ..errors import InvalidRequest
 from .parameters import PARAMETERS
@@ -35,6 +36,8 @@ class Command:
 
 COMMANDS = (
     Command("model", "[name]", "Select a model.", key="F2"),
+    Command("adapter", "[name[=scale] | none]", "Select a LoRA adapter.", key="F5"),
+    Command("compare", "[adapter [adapter]]", "Ask the next prompt of two adapters side by side."),
     Command("history", "[words]", "Search and resume earlier conversations.", ("resume",), key="F3"),
     Command("settings", "", "System prompt and sampling parameters.", key="F4"),
     Command("set", "[name [value]]", "Set a sampling parameter; no value: unset it."),
@@ -83,8 +86,11 @@ def parse(text: str) -> Call | None:
     return Call(command.name, argument.strip())
 
 
-def hints(text: str, models: Iterable[str] = ()) -> list[tuple[str, str]]:
-    """Completions of the typed text as (completed text, description); empty if it is not a command."""
+def hints(text: str, arguments: Mapping[str, Iterable[str]] = MappingProxyType({})) -> list[tuple[str, str]]:
+    """Completions of the typed text as (completed text, description); empty if it is not a command.
+
+    `arguments`: name of a command -> the arguments that it can have now.
+    """
     if not _is_command(text):
         return []
     name, space, argument = text[1:].partition(" ")
@@ -96,8 +102,10 @@ def hints(text: str, models: Iterable[str] = ()) -> list[tuple[str, str]]:
     if command.name == "set":
         completions = _parameter_hints(text, argument)
     else:
-        choices = tuple(models) if command.name == "model" else _CHOICES.get(command.name, ())
-        completions = [(f"/{name} {choice}", "") for choice in _matching(choices, argument)]
+        choices = arguments.get(command.name) or _CHOICES.get(command.name, ())
+        completed, _, last = argument.rpartition(" ") if command.name == "compare" else ("", "", argument)
+        start = f"/{name} {completed} " if completed else f"/{name} "
+        completions = [(f"{start}{choice}", "") for choice in _matching(choices, last)]
     return completions or [(text, command.description)]
 
 

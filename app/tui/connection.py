@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from .. import paths
-from ..client import Client, LoadedModel, ModelEntry
+from ..client import AdapterEntry, AdapterFolder, Client, LoadedModel, ModelEntry
 from ..config import Settings
 from ..errors import AppError, DaemonUnreachable, WorkerDied
 from .text import one_line
 
 Connect = Callable[..., Awaitable[Client]]
+Result = TypeVar("Result")
 
 
 class Connection:
     """A connection that opens when it is needed. `state` is a short text for the status line.
 
-    `on_change` is called after a change of `state`, `entries` or `loaded`. `backend` and `quant` apply to the models
-    that this connection loads; the daemon uses its settings for other models.
+    `on_change` is called after a change of `state`, `entries`, `loaded` or `adapters`. `backend` and `quant` apply to
+    the models that this connection loads; the daemon uses its settings for other models.
     """
 
     def __init__(
@@ -34,6 +36,7 @@ class Connection:
         self.state = "connecting"
         self.entries: list[ModelEntry] = []
         self.loaded: list[LoadedModel] = []
+        self.adapters: list[AdapterEntry] = []  # loaded adapters of all models
 
     async def client(self) -> Client:
         """The client of the daemon. Connects if there is no connection, or the daemon has stopped.
@@ -71,14 +74,42 @@ class Connection:
 
     async def refresh(self) -> None:
         """Update the lists of models and loaded models. Raises AppError."""
+        await self._call(self._list_models)
+        self.on_change()
+
+    async def _list_models(self, client: Client) -> None:
+        self.entries = await client.models()
+        self.loaded = await client.loaded()
+        self.adapters = await client.adapters()
+
+    async def adapter_folders(self) -> list[AdapterFolder]:
+        """The adapters on this machine, loaded or not. Also updates `adapters`. Raises AppError."""
+        return await self._call(self._list_adapters)
+
+    async def load_adapter(self, model: str, name: str, path: str) -> None:
+        """Load an adapter of a model, and the model if necessary. Raises AppError."""
+        if self.running(model) is None:
+            await self.use(model)
+        await self._call(lambda client: client.load_adapter(name, path, model=model))
+        await self.refresh()
+
+    async def unload_adapter(self, model: str, name: str) -> None:
+        """Raises AppError."""
+        await self._call(lambda client: client.unload_adapter(name, model=model))
+        await self.refresh()
+
+    async def _list_adapters(self, client: Client) -> list[AdapterFolder]:
+        self.adapters = await client.adapters()
+        return await client.adapter_folders()
+
+    async def _call(self, request: Callable[[Client], Awaitable[Result]]) -> Result:
+        """Send a request; after an error, update the state. Raises AppError."""
         client = await self.client()
         try:
-            self.entries = await client.models()
-            self.loaded = await client.loaded()
+            return await request(client)
         except AppError as error:
             self.lost(error)
             raise
-        self.on_change()
 
     def lost(self, error: AppError) -> None:
         """Update `state` and `loaded` after an error. After a lost connection, the next call connects again."""
@@ -95,6 +126,10 @@ class Connection:
 
     def running(self, model: str) -> LoadedModel | None:
         return next((loaded for loaded in self.loaded if loaded.id == model), None)
+
+    def adapters_of(self, model: str) -> list[AdapterEntry]:
+        """The loaded adapters of a model."""
+        return [adapter for adapter in self.adapters if adapter.model == model]
 
     def context(self, model: str) -> int:
         """Context window in tokens; 0: unknown."""

@@ -10,6 +10,7 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from . import selection
 from .text import one_line
 
 Role = Literal["user", "assistant"]
@@ -26,6 +27,7 @@ class Message:
     content: str = ""
     reasoning: str = ""
     model: str = ""
+    adapter: str = ""  # selection of the adapter that an answer uses; empty: none
     finish: Finish = ""  # end of an answer; "": not finished, stopped: by the user, failed: see `error`
     error: str = ""
     prompt_tokens: int = 0
@@ -33,6 +35,11 @@ class Message:
     cached_tokens: int = 0
     ttft: float = 0.0  # seconds to the first token
     seconds: float = 0.0
+
+    @property
+    def author(self) -> str:
+        """The model of an answer and its adapter, as text for the screen."""
+        return selection.author(self.model, self.adapter)
 
     @property
     def tokens_per_second(self) -> float:
@@ -56,10 +63,23 @@ class Conversation:
     messages: list[Message] = field(default_factory=list)
     leaf: int | None = None
 
+    @property
+    def adapter(self) -> str:
+        """The selection of the adapter for the next answer; empty: none."""
+        return str(self.parameters.get(selection.PARAMETER, ""))
+
+    @adapter.setter
+    def adapter(self, value: str) -> None:
+        self.parameters.pop(selection.PARAMETER, None)
+        if value:
+            self.parameters[selection.PARAMETER] = value
+
     def add(self, role: Role, content: str = "", *, parent: int | None) -> Message:
         """Add a message below `parent` as the end of the current branch. The first user message sets the title."""
-        model = self.model if role == "assistant" else ""
-        message = Message(len(self.messages), parent, role, content, model=model)
+        message = Message(len(self.messages), parent, role, content)
+        if role == "assistant":
+            message.model = self.model
+            message.adapter = self.adapter
         self.messages.append(message)
         self.leaf = message.index
         if role == "user" and not self.title:

@@ -19,7 +19,7 @@ def markdown(conversation: Conversation) -> str:
     if conversation.system.strip():
         paragraphs += ["**System prompt**", conversation.system.strip()]
     for message in conversation.path():
-        name = "You" if message.role == "user" else message.model
+        name = "You" if message.role == "user" else message.author
         notes = {"stopped": "stopped", "length": "reached the length limit", "failed": message.error}
         paragraphs += [f"## {name}", message.content.strip()]
         if message.finish in notes:

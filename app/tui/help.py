@@ -22,7 +22,7 @@ KEYS = (
     ("  c, k", "Copy the message; copy its code block"),
     ("  Left, Right", "Previous, next alternative"),
     ("  Enter", "Expand a long message or the reasoning"),
-    ("F1  F2  F3  F4", "Help, models, history, settings"),
+    ("F1  F2  F3  F4  F5", "Help, models, history, settings, adapters"),
     ("Ctrl+N", "New conversation"),
     ("Ctrl+P", "Command palette"),
     ("Tab", "Complete a command"),

@@ -1,1 +1,1 @@
-"""The chat screen and its parts, from top to bottom: header, messages, hints, prompt, status."""
+"""The chat screen from top to bottom: header, messages, dock (hints, prompt, status). compare is another screen."""

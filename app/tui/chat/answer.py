@@ -6,20 +6,28 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Literal
+from typing import Any, Literal
 
 from ...client import Done, ReasoningPiece, TextPiece, ToolCall
-from ...errors import AppError, ContextTooLong
+from ...errors import AdapterNotFound, AppError, ContextTooLong
 from ..connection import Connection
 from ..conversation import Conversation, Finish, Message
 from ..text import clean, visible
 
 Channel = Literal["text", "reasoning"]
+_ADVICE = {
+    ContextTooLong: "Try /new, a shorter message (/edit), or a model with a larger context (/model)",
+    AdapterNotFound: "F5 lists and loads the adapters of the model",
+}
 _FINISHES: dict[str, Finish] = {"length": "length", "tool_calls": "tool_calls"}  # every other reason becomes "stop"
 
 
 async def run(
-    connection: Connection, conversation: Conversation, answer: Message, on_text: Callable[[Channel, str], None]
+    connection: Connection,
+    conversation: Conversation,
+    answer: Message,
+    on_text: Callable[[Channel, str], None],
+    parameters: dict[str, Any],
 ) -> None:
     """Request `answer`, append its text, and call `on_text` for each addition. Always sets `finish`.
 
@@ -27,7 +35,7 @@ async def run(
     the request, sets `finish="stopped"` and raises CancelledError.
     """
     try:
-        await _request(connection, conversation, answer, on_text)
+        await _request(connection, conversation, answer, on_text, parameters)
         if not answer.finish:
             answer.finish = "failed"
             answer.error = "The answer ended unexpectedly."
@@ -43,13 +51,17 @@ async def run(
 
 
 async def _request(
-    connection: Connection, conversation: Conversation, answer: Message, on_text: Callable[[Channel, str], None]
+    connection: Connection,
+    conversation: Conversation,
+    answer: Message,
+    on_text: Callable[[Channel, str], None],
+    parameters: dict[str, Any],
 ) -> None:
     client = await connection.client()
     if connection.running(answer.model) is None:
         await connection.use(answer.model)
     messages = conversation.request(answer)
-    async with aclosing(client.chat(answer.model, messages, **conversation.parameters)) as events:
+    async with aclosing(client.chat(answer.model, messages, **parameters)) as events:
         async for event in events:
             match event:
                 case TextPiece(text):
@@ -78,8 +90,8 @@ def sentence(error: AppError) -> str:
     message = error.message[0].upper() + error.message[1:]
     if missing:
         message += f" ({', '.join(missing)})"
-    advice = "Try /new, a shorter message (/edit), or a model with a larger context (/model)"
-    lines = [message, error.hint, advice if isinstance(error, ContextTooLong) else ""]
+    advice = [text for kind, text in _ADVICE.items() if isinstance(error, kind)]
+    lines = [message, error.hint, *advice]
     return visible("\n".join(line.rstrip(".") + "." for line in lines if line))
 
 

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from ...errors import InvalidRequest
-from .. import export, parameters
+from ...errors import AdapterNotFound, InvalidRequest
+from .. import export, parameters, selection
+from ..adapters import AdapterScreen, Choice, adapter_name
 from ..commands import Call
 from ..conversation import Conversation, Message
 from ..help import HelpScreen
@@ -38,6 +39,65 @@ async def _model(screen: ChatScreen, name: str) -> None:
         use(name)
     else:
         screen.app.push_screen(ModelScreen(screen.connection, screen.conversation.model), use)
+
+
+async def _adapter(screen: ChatScreen, name: str) -> None:
+    if name:
+        await _use_adapter(screen, await _loaded_adapter(screen, name))
+    else:
+        _show_adapters(screen, compares=False)
+
+
+async def _compare(screen: ChatScreen, argument: str) -> None:
+    names = argument.split()
+    if len(names) > 2:
+        raise InvalidRequest("/compare takes at most two adapters.", hint="Example: /compare none pirate=0.5")
+    if not names:
+        _show_adapters(screen, compares=True)
+        return
+    adapters = [await _loaded_adapter(screen, name) for name in names]
+    if len(adapters) == 2:
+        screen.conversation.adapter = adapters[0]
+    if adapters[-1] == screen.conversation.adapter:
+        raise InvalidRequest("Both answers would use the same adapter.", hint="Example: /compare none pirate=0.5")
+    screen.compare_with(adapters[-1])
+
+
+def _show_adapters(screen: ChatScreen, compares: bool) -> None:
+    async def choose(choice: Choice | None) -> None:
+        if choice is None:
+            return
+        if choice.compares:
+            screen.compare_with(choice.selection)
+        else:
+            await _use_adapter(screen, choice.selection)
+
+    conversation = screen.conversation
+    screen.app.push_screen(
+        AdapterScreen(screen.connection, conversation.model, conversation.adapter, compares=compares), choose
+    )
+
+
+async def _use_adapter(screen: ChatScreen, adapter: str) -> None:
+    screen.use_adapter(adapter)
+    await screen.save()
+
+
+async def _loaded_adapter(screen: ChatScreen, typed: str) -> str:
+    """The selection of a typed adapter, which is loaded if necessary. Raises AppError."""
+    connection = screen.connection
+    model = screen.conversation.model
+    names = [entry.name for entry in connection.adapters_of(model)]
+    if typed.lower() in selection.BASE and typed not in names:
+        return ""
+    name, scale = selection.split(typed)
+    if name not in names:
+        folders = [folder for folder in await connection.adapter_folders() if name in (folder.id, adapter_name(folder))]
+        if not folders:
+            raise AdapterNotFound(f"There is no adapter {name!r}.", hint=f"Loaded: {', '.join(names) or 'none'}.")
+        name = adapter_name(folders[0])
+        await connection.load_adapter(model, name, folders[0].id)
+    return selection.join(name, scale)
 
 
 async def _history(screen: ChatScreen, words: str) -> None:
@@ -195,6 +255,8 @@ async def _quit(screen: ChatScreen, _: str) -> None:
 
 _COMMANDS: dict[str, Callable[[ChatScreen, str], Awaitable[None]]] = {
     "model": _model,
+    "adapter": _adapter,
+    "compare": _compare,
     "history": _history,
     "settings": _settings,
     "set": _set,

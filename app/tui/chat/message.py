@@ -104,7 +104,7 @@ class MessageView(Vertical, can_focus=True):
 
     def _author(self) -> str:
         place, count = self.place
-        name = "You" if self.message.role == "user" else one_line(self.message.model, 40)
+        name = "You" if self.message.role == "user" else one_line(self.message.author, 60)
         return f"{name}  ‹{place}/{count}›" if count > 1 else name
 
     def _question(self) -> str:

@@ -10,29 +10,27 @@ from pathlib import Path
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Vertical
-from textual.content import Content
 from textual.screen import Screen
-from textual.widgets import TextArea
 from textual.worker import Worker, WorkerCancelled, WorkerFailed
 
 from ...errors import AppError, InvalidRequest, StorageFailed
-from .. import commands
+from .. import commands, selection
 from ..connection import Connection
 from ..conversation import Conversation, Message
 from ..history.recorder import Recorder
 from ..text import visible
 from .answer import Channel, sentence
 from .answer import run as run_answer
+from .compare import CompareScreen
 from .dispatch import execute
-from .header import TINY, Header
-from .hints import Hints
+from .dock import Dock
+from .header import Header
 from .message import MessageView
 from .messages import Messages
 from .prompt import Prompt
+from .rate import Rate
 from .status import Figures, StatusLine
-
-RATE_SECONDS = 0.25  # seconds between updates of the rate of a running answer
+from .welcome import welcome
 
 
 class ChatScreen(Screen[None]):
@@ -44,6 +42,7 @@ class ChatScreen(Screen[None]):
         Binding("f2", "command('model')", "Models"),
         Binding("f3", "command('history')", "History"),
         Binding("f4", "command('settings')", "Settings"),
+        Binding("f5", "command('adapter')", "Adapters"),
         Binding("alt+left", "alternative(-1)", "Earlier answer"),
         Binding("alt+right", "alternative(1)", "Later answer"),
         Binding("pageup", "scroll_messages(-1)", "Page up"),
@@ -65,17 +64,14 @@ class ChatScreen(Screen[None]):
         self.folder = folder
         self._clock = clock
         self._answer_worker: Worker[None] | None = None
-        self._edited_message: Message | None = None
+        self._comparison: CompareScreen | None = None
         self._rate = 0.0
         self._unsaved = False
 
     def compose(self) -> ComposeResult:
         yield Header()
         yield Messages()
-        with Vertical(id="dock"):
-            yield Hints()
-            yield Prompt()
-            yield StatusLine()
+        yield Dock(self._arguments)
 
     def on_mount(self) -> None:
         self.query_one(Prompt).focus()
@@ -87,7 +83,8 @@ class ChatScreen(Screen[None]):
 
     @property
     def is_answering(self) -> bool:
-        return self._answer_worker is not None and self._answer_worker.is_running
+        is_comparing = self._comparison is not None and self._comparison.is_answering
+        return is_comparing or (self._answer_worker is not None and self._answer_worker.is_running)
 
     def ask(self, text: str) -> bool:
         """Send a question at the end of the current branch, or as an alternative of the edited question.
@@ -96,10 +93,9 @@ class ChatScreen(Screen[None]):
         """
         if self._is_busy():
             return False
-        parent = self._edited_message.parent if self._edited_message else self.conversation.leaf
-        self.leave_editing()
-        question = self.conversation.add("user", text, parent=parent)
-        self._answer(question)
+        dock = self.query_one(Dock)
+        parent = dock.edited_message.parent if dock.edited_message else self.conversation.leaf
+        self._answer(self.conversation.add("user", text, parent=parent))
         return True
 
     def action_regenerate(self, message: Message | None = None) -> None:
@@ -116,7 +112,33 @@ class ChatScreen(Screen[None]):
         self._answer(last if last.role == "user" else self.conversation.messages[last.parent or 0])
 
     def _answer(self, question: Message) -> None:
-        self._answer_worker = self._run(self.conversation, self.conversation.add("assistant", parent=question.index))
+        dock = self.query_one(Dock)
+        other_adapter = dock.other_adapter
+        dock.leave()
+        answer = self.conversation.add("assistant", parent=question.index)
+        if other_adapter is None:
+            self._answer_worker = self._run(self.conversation, answer)
+            return
+        other = self.conversation.add("assistant", parent=question.index)
+        other.adapter = other_adapter
+        self._compare(self.conversation, (answer, other))
+
+    @work
+    async def _compare(self, conversation: Conversation, pair: tuple[Message, Message]) -> None:
+        """Show two answers side by side. The conversation goes on with the one that the user chooses."""
+
+        async def go_on(answer: Message | None) -> None:
+            assert answer is not None
+            self._comparison = None
+            conversation.show(answer)
+            conversation.adapter = answer.adapter
+            if conversation is self.conversation:
+                await self.query_one(Messages).show(conversation)
+                await self.save()
+
+        await self.save()
+        self._comparison = CompareScreen(self.connection, conversation, pair, self._clock)
+        self.app.push_screen(self._comparison, go_on)
 
     @work(group="answer")
     async def _run(self, conversation: Conversation, answer: Message) -> None:
@@ -124,7 +146,13 @@ class ChatScreen(Screen[None]):
         try:
             await messages.show(conversation)
             await self.save()
-            await run_answer(self.connection, conversation, answer, self._text_callback(messages, answer))
+            await run_answer(
+                self.connection,
+                conversation,
+                answer,
+                self._text_callback(messages, answer),
+                conversation.parameters,
+            )
         finally:
             answer.finish = answer.finish or "stopped"
             self._rate = 0.0
@@ -139,24 +167,16 @@ class ChatScreen(Screen[None]):
     def _text_callback(self, messages: Messages, answer: Message) -> Callable[[Channel, str], None]:
         """A callback that shows each addition to an answer and updates its rate."""
         view = messages.view(answer)
-        start = 0.0
-        updated = 0.0
-        additions = 0
+        rate = Rate(self._clock)
 
         def show(channel: Channel, text: str) -> None:
-            nonlocal start, updated, additions
-            now = self._clock()
-            additions += 1
+            is_new = rate.add()
             if view is not None:
                 view.append(channel, text)
-            if additions == 1:
-                start = now
-                updated = now
-                if view is not None:
+                if rate.additions == 1:
                     view.refresh_notes(view.place)
-            elif now - updated > RATE_SECONDS:
-                updated = now
-                self._rate = (additions - 1) / (now - start)
+            if is_new:
+                self._rate = rate.value
                 self._update_status()
 
         return show
@@ -169,7 +189,9 @@ class ChatScreen(Screen[None]):
             self.connection.lost(error)
 
     async def stop(self) -> None:
-        """Stop the running answer and save the text that it has so far."""
+        """Stop the running answer, or both answers of a comparison, and save the text so far."""
+        if self._comparison is not None:
+            await self._comparison.stop()
         if (worker := self._answer_worker) is not None:
             worker.cancel()
             with suppress(WorkerCancelled, WorkerFailed):
@@ -199,7 +221,7 @@ class ChatScreen(Screen[None]):
         await self.save()
         changed = conversation.model != self.conversation.model
         self.conversation = conversation
-        self.leave_editing()
+        self.query_one(Dock).leave()
         await self.query_one(Messages).show(conversation)
         self._update_figures()
         self.query_one(Prompt).focus()
@@ -208,20 +230,11 @@ class ChatScreen(Screen[None]):
 
     def edit(self, message: Message) -> None:
         """Put a question into the prompt box to edit it. Sending it adds an alternative of the question."""
-        self._edited_message = message
-        prompt = self.query_one(Prompt)
-        prompt.put(message.content)
-        prompt.border_title = "editing: Enter sends, Esc cancels"
-        prompt.add_class("editing")
-        prompt.focus()
+        self.query_one(Dock).edit(message)
 
-    def leave_editing(self) -> None:
-        prompt = self.query_one(Prompt)
-        if self._edited_message is not None:
-            prompt.put("")
-        self._edited_message = None
-        prompt.border_title = None
-        prompt.remove_class("editing")
+    def compare_with(self, adapter: str) -> None:
+        """Ask the next prompt of the current adapter and of `adapter` (empty: the base model), side by side."""
+        self.query_one(Dock).compare(self.conversation.adapter, adapter)
 
     @work
     async def action_alternative(self, step: int, message: Message | None = None) -> None:
@@ -249,8 +262,30 @@ class ChatScreen(Screen[None]):
             return
         if self.conversation.model != model:
             self.conversation.model = model
-            self.say(f"Now using {model}.")
+            self.say(f"Now using {model}.{self._unset_adapter()}")
             await self.save()
+        self._update_figures()
+
+    def _unset_adapter(self) -> str:
+        """Unset an adapter that the model does not have. Returns a sentence about it; empty: nothing was unset."""
+        adapter = self.conversation.adapter
+        names = [entry.name for entry in self.connection.adapters_of(self.conversation.model)]
+        if not adapter or selection.split(adapter)[0] in names:
+            return ""
+        self.conversation.adapter = ""
+        return f" It has no adapter {adapter}, so no adapter is selected."
+
+    def use_adapter(self, adapter: str) -> None:
+        """Select an adapter for the next answer; empty: the base model alone."""
+        self.conversation.adapter = adapter
+        if adapter:
+            self.say(f"The next answer uses the adapter {selection.label(adapter)}.")
+            name, _ = selection.split(adapter)
+            for entry in self.connection.adapters_of(self.conversation.model):
+                if entry.name == name and entry.warning:
+                    self.say(entry.warning, severity="warning")
+        else:
+            self.say("The next answer uses the base model alone.")
         self._update_figures()
 
     # Section: keys and events
@@ -262,7 +297,7 @@ class ChatScreen(Screen[None]):
         if not text.strip():
             return
         try:
-            call = commands.parse(text) if self._edited_message is None else None
+            call = commands.parse(text) if self.query_one(Dock).edited_message is None else None
         except InvalidRequest as error:
             self.say(sentence(error), severity="warning")
             return
@@ -286,26 +321,12 @@ class ChatScreen(Screen[None]):
             if typed and not prompt.text:
                 prompt.put(typed)
 
-    @on(TextArea.Changed)
-    def _typed(self) -> None:
-        prompt = self.query_one(Prompt)
-        hints = self.query_one(Hints)
+    def _arguments(self) -> dict[str, list[str]]:
+        """The arguments that a command can have now, by the name of the command."""
+        names = [entry.name for entry in self.connection.adapters_of(self.conversation.model)]
+        adapters = [*names, "none"]
         models = [entry.id for entry in self.connection.entries]
-        hints.show(commands.hints(prompt.text, models) if self._edited_message is None else [])
-        prompt.has_hints = hints.display
-
-    @on(Prompt.HintMoved)
-    def _move_hint(self, event: Prompt.HintMoved) -> None:
-        hints = self.query_one(Hints)
-        if event.step > 0:
-            hints.action_cursor_down()
-        else:
-            hints.action_cursor_up()
-
-    @on(Prompt.HintAccepted)
-    def _accept_hint(self) -> None:
-        if (text := self.query_one(Hints).completion) is not None:
-            self.query_one(Prompt).put(text)
+        return {"model": models, "adapter": adapters, "compare": adapters}
 
     @on(Prompt.Left)
     def _to_messages(self) -> None:
@@ -343,16 +364,12 @@ class ChatScreen(Screen[None]):
         self.execute(commands.Call("copy", "code"), message=message)
 
     def action_back(self) -> None:
-        """Handle Esc: close the completions, cancel editing, or stop the answer."""
-        prompt = self.query_one(Prompt)
-        if self.query_one(Hints).display:
-            self.query_one(Hints).show([])
-            prompt.has_hints = False
-        elif self._edited_message is not None:
-            self.leave_editing()
-        elif self._answer_worker is not None:
+        """Handle Esc: close the completions, cancel the special purpose of the prompt, or stop the answer."""
+        dock = self.query_one(Dock)
+        is_handled = dock.close_hints() or dock.leave()
+        if not is_handled and self._answer_worker is not None:
             self._answer_worker.cancel()
-        prompt.focus()
+        self.query_one(Prompt).focus()
 
     def action_scroll_messages(self, pages: int) -> None:
         messages = self.query_one(Messages)
@@ -380,7 +397,7 @@ class ChatScreen(Screen[None]):
         connection = self.connection
         bundled = connection.is_bundled(conversation.model)
         self.query_one(Header).show(conversation.model, bundled, conversation.title)
-        self.query_one(Messages).welcome(_welcome(conversation.model, bundled))
+        self.query_one(Messages).welcome(welcome(conversation.model, bundled))
         self._update_status()
 
     def _update_status(self) -> None:
@@ -391,6 +408,7 @@ class ChatScreen(Screen[None]):
         self.query_one(StatusLine).show(
             Figures(
                 "answering" if is_answering else connection.state,
+                self._adapter_label(),
                 connection.running(conversation.model),
                 connection.context(conversation.model),
                 answers[-1] if answers else None,
@@ -399,17 +417,11 @@ class ChatScreen(Screen[None]):
             )
         )
 
-
-def _welcome(model: str, bundled: bool) -> Content:
-    keys = "\n\nEnter sends · Ctrl+J new line · Esc stops · / commands · F1 help"
-    if not bundled:
-        return Content.assemble(("What would you like to know?", "bold"), keys)
-    return Content.assemble(
-        (f"This is {model}, a {TINY}.", "bold"),
-        " It answers questions about localllm, knows little else, and makes mistakes.",
-        "\n\nFor a larger model, run ",
-        ("localllm pull org/repo", "bold"),
-        ", then use ",
-        ("/model", "bold"),
-        keys,
-    )
+    def _adapter_label(self) -> str:
+        """The selected adapter, or the daemon's default adapter of the model; empty: none."""
+        if self.conversation.adapter:
+            return selection.label(self.conversation.adapter)
+        for entry in self.connection.adapters_of(self.conversation.model):
+            if entry.scale:
+                return f"{entry.name} ×{entry.scale:g} (default)"
+        return ""

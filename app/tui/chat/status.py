@@ -17,6 +17,7 @@ class Figures:
     """The figures of the status line. None or 0: unknown."""
 
     state: str
+    adapter: str  # the adapter and its scale as text; empty: none
     running: LoadedModel | None
     context: int
     answer: Message | None  # the last answer with token counts
@@ -26,13 +27,14 @@ class Figures:
     def segments(self) -> list[Segment]:
         """(rank, text) from left to right. If space is short, the highest ranks are dropped first."""
         segments = [(0, self.state), (1, "not saved" if self.unsaved else "")]
+        segments.append((2, self.adapter and f"adapter {self.adapter}"))
         if self.running is not None:
             segments += _model_segments(self.running)
-        segments.append((2, self._rate_text()))
+        segments.append((3, self._rate_text()))
         if self.answer is not None:
             segments += self._answer_segments(self.answer)
         elif self.context:
-            segments.append((6, f"context {self.context:,}"))
+            segments.append((7, f"context {self.context:,}"))
         return [segment for segment in segments if segment[1]]
 
     def _rate_text(self) -> str:
@@ -43,13 +45,12 @@ class Figures:
         return f"{rate:.1f} tok/s" if rate else ""
 
     def _answer_segments(self, answer: Message) -> list[Segment]:
-        first = f"{answer.ttft * 1000:.0f} ms" if answer.ttft < 1 else f"{answer.ttft:.1f} s"
         used = f"{answer.prompt_tokens + answer.completion_tokens:,}"
         limit = f"/{self.context:,}" if self.context else ""
         return [
-            (4, f"first {first}"),
-            (3, f"context {used}{limit}"),
-            (5, f"cached {answer.cached_tokens / answer.prompt_tokens:.0%}"),
+            (5, f"first {seconds(answer.ttft)}"),
+            (4, f"context {used}{limit}"),
+            (6, f"cached {answer.cached_tokens / answer.prompt_tokens:.0%}"),
         ]
 
 
@@ -57,7 +58,12 @@ def _model_segments(model: LoadedModel) -> list[Segment]:
     cache = ""
     if model.cache_tokens:
         cache = f"kv {model.cache_used / model.cache_tokens:.0%}"
-    return [(7, " ".join(filter(None, (model.backend, model.dtype, model.quant)))), (9, model.device), (8, cache)]
+    return [(8, " ".join(filter(None, (model.backend, model.dtype, model.quant)))), (10, model.device), (9, cache)]
+
+
+def seconds(duration: float) -> str:
+    """A duration as text, in milliseconds below a second."""
+    return f"{duration * 1000:.0f} ms" if duration < 1 else f"{duration:.1f} s"
 
 
 def fit(segments: list[Segment], width: int) -> str:

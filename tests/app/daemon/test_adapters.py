@@ -80,6 +80,13 @@ def test_adapter_is_loaded_listed_and_unloaded(api: Api, tmp_path: Path) -> None
     assert api.http.get(f"/v1/models/{MODEL}:pirate").status_code == 404
 
 
+def test_folders_on_this_machine_are_listed_with_their_rank(api: Api, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"r": 4, "base_model_name_or_path": "org/base"}')
+    assert api.load("pirate", tmp_path).status_code == 200
+    (folder,) = [entry for entry in api.http.get("/admin/adapters").json() if entry["path"] == str(tmp_path)]
+    assert (folder["id"], folder["rank"], folder["base"]) == (str(tmp_path), 4, "org/base")
+
+
 def test_request_selects_an_adapter(api: Api, tmp_path: Path) -> None:
     api.load("pirate", tmp_path)
     assert api.selected() == (MODEL, None, 1.0)
@@ -168,6 +175,7 @@ def test_tcp_client_needs_the_admin_right(daemon: Daemon, tmp_path: Path) -> Non
     assert daemon.http.post(f"{daemon.url}/v1/load_lora_adapter", json=body).status_code == 403
     assert daemon.http.post(f"{daemon.url}/v1/unload_lora_adapter", json={"lora_name": "a"}).status_code == 403
     assert daemon.http.get(f"{daemon.url}/lora-adapters").status_code == 403
+    assert daemon.http.get(f"{daemon.url}/admin/adapters").status_code == 403
     assert daemon.http.post(f"{daemon.url}/lora-adapters", json=[]).status_code == 403
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from localllm.app.client import (
     AdapterEntry,
+    AdapterFolder,
     ChatEvent,
     Done,
     LoadedModel,
@@ -17,11 +18,15 @@ from localllm.app.client import (
     ToolCall,
     Usage,
 )
-from localllm.app.errors import AppError, ModelNotFound
+from localllm.app.errors import AdapterNotFound, AppError, ModelNotFound
 
 GUIDE = ModelEntry(id="guide", bundled=True, size=24_800_000, context=2048, description="tiny built-in model")
 LARGE = ModelEntry(id="Qwen/Qwen3-4B", size=8_040_000_000, context=40_960)
 SMALL = ModelEntry(id="HuggingFaceTB/SmolLM2-360M-Instruct", size=724_000_000, context=8192)
+PIRATE = AdapterFolder(id="pirate", path="/assets/adapters/pirate", base="guide", rank=8, size=1_200_000, bundled=True)
+PIRATE_ENTRY = AdapterEntry(id=0, name="pirate", model="guide", path=PIRATE.path, scale=0.0, pinned=False)
+POET = AdapterFolder(id="org/poet", path="/hub/poet", base="someone/guide", rank=16, size=2_400_000)
+OTHER = AdapterFolder(id="org/qwen-lora", path="/hub/qwen", base="Qwen/Qwen3-4B", rank=32, size=66_000_000)
 
 Step = str | AppError | asyncio.Event | ReasoningPiece | ToolCall
 
@@ -37,6 +42,8 @@ class FakeClient:
         self.script = list(script)
         self.entries = [GUIDE, LARGE, SMALL] if models is None else models
         self.in_memory: list[LoadedModel] = []
+        self.loaded_adapters: list[AdapterEntry] = []
+        self.folders: list[AdapterFolder] = []
         self.requests: list[dict[str, Any]] = []
         self.cancelled = 0
         self.connects = 0
@@ -115,13 +122,22 @@ class FakeClient:
         return self.chat(model, [{"role": "user", "content": prompt}], **parameters)
 
     async def adapters(self) -> list[AdapterEntry]:
-        return []
+        return self.loaded_adapters
+
+    async def adapter_folders(self) -> list[AdapterFolder]:
+        return self.folders
 
     async def load_adapter(self, name: str, path: str, **options: Any) -> None:
-        raise AssertionError("the UI loads no adapters")
+        folder = next((folder for folder in self.folders if folder.id == path), None)
+        if folder is None:
+            raise AdapterNotFound(f"adapter folder {path} does not exist", hint="an adapter is a folder")
+        entry = AdapterEntry(
+            id=len(self.loaded_adapters), name=name, model=options["model"], path=folder.path, scale=0.0, pinned=False
+        )
+        self.loaded_adapters = [*self.loaded_adapters, entry]
 
     async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
-        raise AssertionError("the UI unloads no adapters")
+        self.loaded_adapters = [entry for entry in self.loaded_adapters if (entry.name, entry.model) != (name, model)]
 
     async def unload(self, model: str) -> None:
         self.in_memory = [loaded for loaded in self.in_memory if loaded.id != model]

@@ -123,7 +123,7 @@ async def test_edited_question_creates_a_branch(chat: OpenChat) -> None:
         assert c.app.focused is c.views()[0]
         await c.pilot.press("e")
         assert c.prompt.text == "first"
-        assert c.prompt.has_class("editing")
+        assert c.prompt.has_class("special")
         await c.send(" again")
         assert [message.content for message in c.path] == ["first again", "B1"]
         assert c.client.requests[2]["messages"] == [{"role": "user", "content": "first again"}]
@@ -139,7 +139,7 @@ async def test_esc_cancels_editing(chat: OpenChat) -> None:
         assert c.prompt.text == "first"
         await c.pilot.press("escape")
         assert c.prompt.text == ""
-        assert not c.prompt.has_class("editing")
+        assert not c.prompt.has_class("special")
         await c.send("second")
         assert [message.content for message in c.path][::2] == ["first", "second"]
 

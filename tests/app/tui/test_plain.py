@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localllm.app.client import LoadedModel, ModelEntry
+from localllm.app.client import AdapterEntry, LoadedModel, ModelEntry
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, DaemonUnreachable, InvalidRequest, ModelNotFound, WorkerDied
 from localllm.app.tui import export, text
@@ -204,6 +204,9 @@ class FakeClient:
         if self.error is not None:
             raise self.error
         return [READY]
+
+    async def adapters(self) -> list[AdapterEntry]:
+        return []
 
     async def close(self) -> None:
         self.closed = True

@@ -13,7 +13,7 @@ from localllm.app.tui.app import ChatApp
 from localllm.app.tui.conversation import Conversation
 from localllm.app.tui.text import clean
 
-from .fake_client import FakeClient
+from .fake_client import OTHER, PIRATE, PIRATE_ENTRY, POET, FakeClient
 
 ANSWER = """Use the **manager**:
 
@@ -65,6 +65,11 @@ SCENES: dict[str, tuple[list[list], Scene]] = {
     "hints": ([], scene("slash", "s")),
     "models": ([], scene("f2")),
     "settings": ([], scene("f4", "tab")),
+    "adapters": ([], scene("f5", "down")),
+    "comparison": (
+        [[ANSWER], ["Arr, `localllm list` be the command, matey!"]],
+        scene("/compare pirate=0.5", "How do I get models?", "right"),
+    ),
     "history": ([["Snakes are fine."], ["Yes."]], scene("Tell me about snakes.", "/new", "Are they fine?", "f3")),
     "help": ([], scene("f1")),
 }
@@ -75,7 +80,10 @@ SCENES: dict[str, tuple[list[list], Scene]] = {
 def test_screen(name: str, size: tuple[int, int], make_app: Callable[..., ChatApp], snap_compare) -> None:
     script, play = SCENES[name]
     conversation = Conversation("guide", "Be brief.", {"temperature": 0.7})
-    assert snap_compare(make_app(FakeClient(*script), conversation), terminal_size=size, run_before=play)
+    client = FakeClient(*script)
+    client.folders = [PIRATE, OTHER, POET]
+    client.loaded_adapters = [PIRATE_ENTRY]
+    assert snap_compare(make_app(client, conversation), terminal_size=size, run_before=play)
 
 
 @pytest.mark.parametrize("name", ["welcome", "answer"])
@@ -86,9 +94,12 @@ def test_screen_in_light_colours(name: str, make_app: Callable[..., ChatApp], sn
     assert snap_compare(app, run_before=play)
 
 
-def test_small_terminal(make_app: Callable[..., ChatApp], snap_compare) -> None:
-    script, play = SCENES["answer"]
-    assert snap_compare(make_app(FakeClient(*script)), terminal_size=(40, 12), run_before=play)
+@pytest.mark.parametrize("name", ["answer", "comparison"])
+def test_small_terminal(name: str, make_app: Callable[..., ChatApp], snap_compare) -> None:
+    script, play = SCENES[name]
+    client = FakeClient(*script)
+    client.loaded_adapters = [PIRATE_ENTRY]
+    assert snap_compare(make_app(client), terminal_size=(40, 12), run_before=play)
 
 
 def test_a_conversation_with_a_large_model(make_app: Callable[..., ChatApp], snap_compare, tmp_path: Path) -> None:
