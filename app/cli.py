@@ -45,6 +45,13 @@ class Model(click.ParamType[str]):
         return [CompletionItem(model.id) for model in available() if model.id.startswith(incomplete)]
 
 
+class AnyModel(Model):
+    """The name of a model or an adapter, on this machine or not, or a path."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+
 class Adapter(click.ParamType[str]):
     """The selection of an adapter: NAME or NAME=SCALE."""
 
@@ -267,6 +274,27 @@ def pull(name: str) -> int:
     from .commands.models import pull as body
 
     return body(name)
+
+
+@cli.command()
+@click.argument("name", type=AnyModel(), metavar="MODEL")
+@json_flag
+def inspect(name: str, as_json: bool) -> int:
+    """Show the facts about a model before its download.
+
+    The facts: architecture, size, licence, chat template, and the backends of this machine that run it.
+
+    Reads only configuration files and the headers of weights. MODEL may also be an adapter, a folder or a GGUF file.
+    The exit code is 5 if no backend of this machine runs the model, or if its files are damaged.
+
+    \b
+    Examples:
+      localllm inspect Qwen/Qwen3-0.6B
+      localllm inspect ./model.gguf --json
+    """
+    from .commands.inspect import inspect as body
+
+    return body(name, as_json)
 
 
 @cli.command()

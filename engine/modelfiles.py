@@ -64,7 +64,7 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
         path=folder,
         name=name or folder.resolve().name,
         config=config,
-        tensors=MappingProxyType(_read_tensors(folder)),
+        tensors=MappingProxyType(read_tensors(folder)),
         eos_ids=eos_ids or config.eos_ids,
         generation=MappingProxyType(_recommended(generation)),
     )
@@ -117,7 +117,8 @@ def read_json(file: Path) -> Mapping[str, Any]:
     return values
 
 
-def _read_tensors(folder: Path) -> dict[str, StoredTensor]:
+def read_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor in the safetensors files of a model folder. Raises ModelRefused."""
     if (folder / SINGLE).exists():
         return dict(read_header(folder / SINGLE))
     if not (folder / INDEX).exists():

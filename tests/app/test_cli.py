@@ -30,6 +30,7 @@ COMMANDS = [
     "stop",
     "list",
     "pull",
+    "inspect",
     "rm",
     "adapters",
     "doctor",

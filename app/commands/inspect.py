@@ -1,0 +1,105 @@
+"""`localllm inspect`: the facts about a model before it is downloaded or loaded, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+
+import click
+
+from .. import config
+from ..errors import ModelUnusable
+from ..sizes import size
+from ..store.inspect import inspect as inspect_model
+from ..store.inspection import Inspection, TemplateVerdict
+from .console import safe
+
+
+def inspect(name: str, as_json: bool) -> int:
+    """Print the inspection. The exit code is 5 if no backend of this machine runs the model, or its files are bad."""
+    config.load()
+    inspection = inspect_model(name)
+    if as_json:
+        click.echo(json.dumps(inspection.for_json(), indent=2))
+    else:
+        _print(inspection)
+    return 0 if inspection.usable else ModelUnusable.exit_code
+
+
+def _print(inspection: Inspection) -> None:
+    for title, text in _lines(inspection):
+        click.echo(f"{title:<14} {safe(text)}")
+
+
+def _lines(inspection: Inspection) -> list[tuple[str, str]]:
+    """The title and the text of each line. A title is empty if the line continues the line before."""
+    lines = [
+        ("name", inspection.name),
+        ("source", inspection.source + ("" if inspection.local else ", not downloaded")),
+        ("kind", inspection.kind),
+        ("architecture", inspection.architecture or "unknown"),
+        ("parameters", _count(inspection.parameters)),
+        ("weights", _weights(inspection)),
+        ("licence", inspection.licence or "unknown"),
+    ]
+    if inspection.kind == "adapter":
+        lines += [("base model", inspection.base or "not named"), ("rank", str(inspection.rank))]
+    else:
+        context = f"{inspection.context} tokens" if inspection.context else "unknown"
+        lines += [("quantisation", inspection.quantization or "none"), ("context", context)]
+    if inspection.template is not None:
+        lines.append(("chat template", _template(inspection.template)))
+    lines += _titled("refused", _refused(inspection))
+    lines += _titled("problem", list(inspection.problems))
+    lines += _titled("backends", _backends(inspection))
+    return lines
+
+
+def _titled(title: str, texts: list[str]) -> list[tuple[str, str]]:
+    return [("" if index else title, text) for index, text in enumerate(texts)]
+
+
+def _count(parameters: int | None) -> str:
+    """A number of parameters, such as 596 M."""
+    if parameters is None:
+        return "unknown"
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if parameters >= unit:
+            return f"{parameters / unit:.3g} {letter}"
+    return str(parameters)
+
+
+def _weights(inspection: Inspection) -> str:
+    shares = [f"{share.dtype} {size(share.bytes)} in {share.tensors} tensors" for share in inspection.dtypes]
+    return f"{size(inspection.bytes)} ({'; '.join(shares)})" if shares else size(inspection.bytes)
+
+
+def _template(template: TemplateVerdict) -> str:
+    if template.status == "missing":
+        return "none: chat is not possible, only plain completions"
+    if template.status == "fails":
+        return f"fails: {template.reason}"
+    abilities = [name for name, present in (("system messages", template.system), ("tools", template.tools)) if present]
+    return f"works, with {' and '.join(abilities)}" if abilities else "works"
+
+
+def _refused(inspection: Inspection) -> list[str]:
+    """The files that localllm never downloads or loads."""
+    refused = []
+    if inspection.pickles:
+        refused.append(f"{_some(inspection.pickles)}: pickle weights could run code; never downloaded or loaded")
+    if inspection.code:
+        refused.append(f"{_some(inspection.code)}: code of the repository; never downloaded or run")
+    return refused
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = len(names) - 3
+    return ", ".join(names[:3]) + (f" and {more} more" if more > 0 else "")
+
+
+def _backends(inspection: Inspection) -> list[str]:
+    texts = []
+    for verdict in inspection.backends:
+        chosen = " (selected)" if verdict.backend == inspection.choice else ""
+        texts.append(f"{verdict.backend:<9} {'yes' if verdict.runs else 'no '}  {verdict.says}{chosen}")
+    return texts

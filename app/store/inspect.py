@@ -1,0 +1,269 @@
+"""Inspects models, adapters and GGUF files by their configuration and headers. Reads no weights, runs no code of them.
+
+A folder with the small files of a repository, and with sparse files for its weights, is inspected like a model: see
+skeleton.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ... import backends
+from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
+from ...engine.adapterfiles import AdapterFiles, read_adapter_header
+from ...engine.errors import ModelRefused
+from ...engine.gguf import GgufHeader
+from ...engine.modelfiles import PICKLE_SUFFIXES, ModelFiles, read_json, read_model, read_tensors
+from ...engine.runner import Unavailable
+from ...engine.tensorfiles import StoredTensor
+from ..errors import AdapterNotFound, ModelNotFound, ModelUnusable
+from . import cache, names
+from .check import GGUF, TOKENIZER, check_gguf
+from .headers import LocalFile, read_gguf
+from .inspection import BackendVerdict, Inspection, TemplateVerdict
+from .tensors import dtype_shares, num_parameters
+from .trial import try_folder, try_templates
+
+NO_GGUF = "it reads no GGUF files"
+CODE_SUFFIX = ".py"
+README = "README.md"
+MAX_README = 2**20  # bytes
+_FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
+_LICENCE = re.compile(r"^license(?:_name)?:[ \t]*[\"']?([A-Za-z0-9][\w .+-]{0,80})", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The facts about a model that its folder does not have."""
+
+    name: str
+    source: str
+    local: bool = True
+    licence: str = ""
+    files: tuple[str, ...] = ()  # all files of the repository, also those that a download leaves out
+
+
+def inspect(name: str) -> Inspection:
+    """Inspect a model, an adapter or a GGUF file by its name: on this machine, or before it is downloaded.
+
+    Raises ModelNotFound, ModelUnusable, InvalidRequest or DownloadFailed.
+    """
+    try:
+        local = _local(names.parse(name))
+        if local is not None:
+            path, origin = local
+            return inspect_path(path, origin)
+        return inspect_path(cache.resolve(name).path, Origin(name, name))
+    except ModelRefused as error:
+        raise ModelUnusable(str(error), hint=error.hint, param="model") from error
+
+
+def inspect_path(path: Path, origin: Origin) -> Inspection:
+    """Inspect a model folder, an adapter folder or a GGUF file. Raises ModelRefused if it is none of these."""
+    origin = replace(origin, files=origin.files or _names(path), licence=origin.licence or licence(path))
+    ggufs = [path] if path.suffix.lower() == GGUF else sorted(path.glob(f"*{GGUF}"))
+    has_config = (path / "config.json").exists()
+    if (path / ADAPTER_CONFIG).exists() and not has_config:
+        return _inspect_adapter(path, origin)
+    if ggufs and not any(path.glob("*.safetensors")):
+        return _inspect_gguf(ggufs, origin)
+    if not has_config:
+        raise ModelRefused(f"{path} is not a model: it has no config.json", "a model folder is as on Hugging Face")
+    return _inspect_model(path, origin)
+
+
+def _local(name: names.Name) -> tuple[Path, Origin] | None:
+    """The folder or the GGUF file of a name, and its origin; None if it is not on this machine."""
+    if isinstance(name, names.LocalPath):
+        if not os.path.exists(name.path):  # noqa: PTH110 - Path.exists raises an error if the path is too long
+            raise ModelNotFound(f"{name.text[:200]} does not exist", param="model")
+        return name.path, Origin(str(name.path), str(name.path))
+    ref = cache.find(str(name))
+    if ref is None:
+        try:
+            ref = cache.resolve_adapter(str(name))
+        except AdapterNotFound:
+            return None
+    return ref.path, Origin(ref.id, str(ref.path))
+
+
+def licence(folder: Path) -> str:
+    """The licence in the front matter of README.md; empty if there is none."""
+    file = folder / README
+    try:
+        if not file.is_file() or file.stat().st_size > MAX_README:
+            return ""
+        text = file.read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    header = _FRONT_MATTER.match(text)
+    values: list[str] = _LICENCE.findall(header[1]) if header else []
+    named = [value.strip() for value in values if value.strip() != "other"]
+    return named[0] if named else "".join(values[:1])
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    """The names of the files in a model folder, without subfolders."""
+    if not path.is_dir():
+        return ()
+    return tuple(sorted(file.name for file in path.iterdir() if file.is_file()))
+
+
+def _inspect_model(folder: Path, origin: Origin) -> Inspection:
+    config: Mapping[str, Any] = {}
+    tensors: Mapping[str, StoredTensor] = {}
+    files = None
+    problems = []
+    try:
+        config = read_json(folder / "config.json")
+        tensors = read_tensors(folder)
+        files = read_model(folder, origin.name)
+        if not (folder / TOKENIZER).exists():
+            problems.append(f"{TOKENIZER} is missing")
+    except ModelRefused as error:
+        problems.append(str(error))
+    verdicts = backend_verdicts(files, problems[0] if problems else "")
+    return Inspection(
+        name=origin.name,
+        kind="model",
+        source=origin.source,
+        local=origin.local,
+        architecture=_text(config.get("model_type")),
+        parameters=num_parameters(tensors, config) if files is not None else None,
+        bytes=sum(tensor.num_bytes for tensor in tensors.values()),
+        dtypes=dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors.values()),
+        quantization=_quantization(config, files),
+        context=_context(config, files),
+        licence=origin.licence,
+        template=try_folder(folder),
+        pickles=_pickles(origin.files),
+        code=_code(origin.files, config),
+        problems=tuple(problems),
+        backends=verdicts,
+        choice=_choice(files) if not problems else "",
+    )
+
+
+def _inspect_adapter(folder: Path, origin: Origin) -> Inspection:
+    files: AdapterFiles | None = None
+    problems = []
+    try:
+        files = read_adapter_header(folder)
+    except ModelRefused as error:
+        problems.append(str(error))
+    factors = [] if files is None else list(files.factors.values())
+    tensors = [tensor for pair in factors for tensor in (pair.a, pair.b)]
+    return Inspection(
+        name=origin.name,
+        kind="adapter",
+        source=origin.source,
+        local=origin.local,
+        architecture=files.base_class if files is not None else "",
+        parameters=sum(pair.rank * (pair.in_features + pair.out_features) for pair in factors) or None,
+        bytes=sum(tensor.num_bytes for tensor in tensors),
+        dtypes=dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors),
+        quantization="",
+        context=0,
+        licence=origin.licence,
+        base=files.base if files is not None else "",
+        rank=files.rank if files is not None else 0,
+        pickles=_pickles(origin.files),
+        code=_code(origin.files, {}),
+        problems=tuple(problems),
+    )
+
+
+def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
+    """`paths`: one GGUF file, or the shards of one model."""
+    headers = []
+    problems = check_gguf(paths)
+    if not problems:
+        headers = [read_gguf(LocalFile.open(path)) for path in paths]
+    metadata = headers[0].metadata if headers else {}
+    tensors = [tensor for header in headers for tensor in header.tensors]
+    architecture = _text(metadata.get("general.architecture"))
+    shares = dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors)
+    context = metadata.get(f"{architecture}.context_length", 0)
+    return Inspection(
+        name=origin.name,
+        kind="gguf",
+        source=origin.source,
+        local=origin.local,
+        architecture=architecture,
+        parameters=sum(tensor.num_values for tensor in tensors) or None,
+        bytes=sum(share.bytes for share in shares),
+        dtypes=shares,
+        quantization=shares[0].dtype if shares else "",
+        context=context if type(context) is int else 0,
+        licence=_text(metadata.get("general.license")) or origin.licence,
+        template=_gguf_template(headers),
+        pickles=_pickles(origin.files),
+        problems=tuple(problems),
+        backends=backend_verdicts(None, problems[0] if problems else NO_GGUF),
+    )
+
+
+def _gguf_template(headers: list[GgufHeader]) -> TemplateVerdict:
+    template = headers[0].metadata.get("tokenizer.chat_template") if headers else None
+    return try_templates({"default": template} if isinstance(template, str) else {}, {})
+
+
+def backend_verdicts(files: ModelFiles | None, problem: str) -> tuple[BackendVerdict, ...]:
+    """The verdict of each backend on this machine. `problem`: the reason if `files` is None."""
+    verdicts = []
+    for name in backends.ORDER:
+        backend = backends.load(name)
+        device = backend.probe()
+        if isinstance(device, Unavailable):
+            verdicts.append(BackendVerdict(name, False, device.reason))
+            continue
+        refusal = problem or (backend.accepts(files) if files is not None else "")
+        verdicts.append(BackendVerdict(name, not refusal, refusal or device.name))
+    return tuple(verdicts)
+
+
+def _choice(files: ModelFiles | None) -> str:
+    try:
+        return backends.choose(backends.AUTO, files).info.backend
+    except (backends.BackendUnavailable, ModelRefused):
+        return ""
+
+
+def _quantization(config: Mapping[str, Any], files: ModelFiles | None) -> str:
+    """The format of quantised weights; empty if they are not quantised."""
+    if files is not None and files.config.quantization is not None:
+        parsed = files.config.quantization
+        if parsed.method != "foreign":
+            return parsed.title
+    mlx = config.get("quantization")
+    if isinstance(mlx, dict) and "bits" in mlx:
+        return f"mlx {mlx['bits']!s:.20}-bit"
+    table = config.get("quantization_config")
+    return _text(table.get("quant_method")) or "unknown" if isinstance(table, dict) else ""
+
+
+def _context(config: Mapping[str, Any], files: ModelFiles | None) -> int:
+    if files is not None:
+        return files.config.max_positions
+    context = config.get("max_position_embeddings")
+    return context if type(context) is int else 0
+
+
+def _pickles(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if Path(name).suffix.lower() in PICKLE_SUFFIXES)
+
+
+def _code(names: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The code of a repository: Python files, and references to them in config.json."""
+    files = tuple(name for name in names if name.endswith(CODE_SUFFIX))
+    references = tuple(f"{key} in config.json" for key in ("auto_map", "model_file") if config.get(key))
+    return files + references
+
+
+def _text(value: object) -> str:
+    return value[:100] if isinstance(value, str) else ""

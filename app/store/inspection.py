@@ -1,0 +1,73 @@
+"""The result of `localllm inspect`: what a model or an adapter is, and whether this machine runs it.
+
+The classes convert to JSON with dataclasses.asdict, and back with msgspec.convert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class DtypeShare:
+    """The tensors of one dtype."""
+
+    dtype: str  # as in the file, such as BF16 or Q4_K
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateVerdict:
+    """The result of a trial of the chat template."""
+
+    status: Literal["works", "missing", "fails"]
+    reason: str = ""  # of a failure
+    system: bool = False  # whether it renders system messages
+    tools: bool = False  # whether it renders tools
+
+
+@dataclass(frozen=True, slots=True)
+class BackendVerdict:
+    """Whether a backend of this machine runs the model."""
+
+    backend: str
+    runs: bool
+    says: str  # the name of the device, or the reason
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """The facts in the configuration and the headers of a model, an adapter or a GGUF file."""
+
+    name: str
+    kind: Literal["model", "adapter", "gguf"]
+    source: str  # the folder, or the repository and its commit
+    local: bool  # False: not downloaded
+    architecture: str  # model_type; empty: unknown
+    parameters: int | None  # values of all weights before quantisation; None: unknown
+    bytes: int  # of all tensors
+    dtypes: tuple[DtypeShare, ...]  # the largest share first
+    quantization: str  # format of quantised weights; empty: none
+    context: int  # tokens; 0: unknown
+    licence: str  # empty: unknown
+    template: TemplateVerdict | None = None  # None: adapters have none
+    base: str = ""  # base model of an adapter
+    rank: int = 0  # of an adapter
+    pickles: tuple[str, ...] = ()  # weight files that could run code: never downloaded, never loaded
+    code: tuple[str, ...] = ()  # code of the repository: never downloaded, never run
+    problems: tuple[str, ...] = ()  # reasons why no backend can load it
+    backends: tuple[BackendVerdict, ...] = ()  # in order of preference; empty for an adapter
+    choice: str = ""  # the backend that would run the model; empty: none
+
+    @property
+    def usable(self) -> bool:
+        """Whether a backend of this machine runs the model. For an adapter: whether its files are sound."""
+        return not self.problems and (self.kind == "adapter" or bool(self.choice))
+
+    def for_json(self) -> dict[str, Any]:
+        """The inspection as JSON values, with `usable`."""
+        from dataclasses import asdict
+
+        return {**asdict(self), "usable": self.usable}
