@@ -89,6 +89,12 @@ backend_flag = click.option(
     metavar="NAME",
     help="Backend that runs the model; default: the first one that works. localllm doctor lists them.",
 )
+context_flag = click.option(
+    "--context",
+    type=click.IntRange(min=0),
+    metavar="TOKENS",
+    help="Context window in tokens; 0: the model's own limit, or less if memory is short.",
+)
 quant_flag = click.option(
     "--quant",
     type=click.Choice(["none", "int8", "int4", "fp8"]),
@@ -144,7 +150,8 @@ def cli(ctx: click.Context) -> None:
 @sampling_flags
 @backend_flag
 @quant_flag
-def chat(model: str | None, backend: str | None, quant: str | None, **flags: Any) -> int:
+@context_flag
+def chat(model: str | None, backend: str | None, quant: str | None, context: int | None, **flags: Any) -> int:
     """Chat with a model in the terminal.
 
     The default of MODEL is the setting `model`, which is the built-in model guide unless you change it. If standard
@@ -158,7 +165,7 @@ def chat(model: str | None, backend: str | None, quant: str | None, **flags: Any
     """
     from .commands.chat import chat as body
 
-    return body(model, backend, quant, flags)
+    return body(model, {"backend": backend, "quant": quant, "context": context}, flags)
 
 
 @cli.command()
@@ -171,8 +178,17 @@ def chat(model: str | None, backend: str | None, quant: str | None, **flags: Any
 @click.option("--regex", metavar="PATTERN", help="Constrain the answer to this regular expression.")
 @backend_flag
 @quant_flag
+@context_flag
 @json_flag
-def run(model: str, prompt: str | None, backend: str | None, quant: str | None, as_json: bool, **flags: Any) -> int:
+def run(
+    model: str,
+    prompt: str | None,
+    backend: str | None,
+    quant: str | None,
+    context: int | None,
+    as_json: bool,
+    **flags: Any,
+) -> int:
     """Answer one prompt and stream the answer.
 
     Piped input is appended to PROMPT. Without PROMPT, the piped input is the prompt. Inside a shell loop that reads a
@@ -187,7 +203,7 @@ def run(model: str, prompt: str | None, backend: str | None, quant: str | None, 
     """
     from .commands.run import run as body
 
-    return body(model, prompt, backend, quant, as_json, flags)
+    return body(model, prompt, {"backend": backend, "quant": quant, "context": context}, as_json, flags)
 
 
 @cli.command(cls=WithSettings)
@@ -201,6 +217,7 @@ def serve(**overrides: Any) -> int:
     Examples:
       localllm serve
       localllm serve --port 8080 --idle-unload 0
+      localllm serve --preload guide
       curl http://127.0.0.1:11811/v1/models
     """
     from .commands.daemon import serve as body
@@ -475,7 +492,7 @@ def bench(
     """
     from .commands.bench import bench as body
 
-    return body(model, rounds, together, backend, quant, as_json)
+    return body(model, rounds, together, {"backend": backend, "quant": quant}, as_json)
 
 
 @cli.command()
@@ -496,24 +513,31 @@ def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
     """
     from .commands.selftest import selftest as body
 
-    return body(backend, quant, as_json)
+    return body({"backend": backend, "quant": quant}, as_json)
 
 
 @cli.command()
+@default_model
+@click.argument("changes", nargs=-1, metavar="[NAME=VALUE]...")
 @json_flag
-def config(as_json: bool) -> int:
-    """Show every setting with its value and its meaning.
+def config(model: str | None, changes: tuple[str, ...], as_json: bool) -> int:
+    """Show all settings, or change the settings of a model.
 
-    Also shows the source of each value: the default, the settings file or an environment variable.
+    Without MODEL, shows every setting with its value, its meaning and the source of its value: the default, the
+    settings file or an environment variable.
+    With MODEL, shows and changes the settings that apply when this model is loaded. NAME= removes a setting. They
+    precede the settings of the daemon; flags of run, chat and serve precede them.
 
     \b
     Examples:
       localllm config
+      localllm config guide quant=int8 context=2048
+      localllm config guide quant=
       LOCALLLM_PORT=8080 localllm config --json
     """
     from .commands.settings import config as body
 
-    return body(as_json)
+    return body(model, changes, as_json)
 
 
 @cli.command()

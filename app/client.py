@@ -15,7 +15,7 @@ import msgspec
 from ..engine.adapterbase import agree
 from ..engine.ranges import RANGES, Range
 from . import paths
-from .api.admin import AdapterEntry, AdapterFolder, LoadedModel, LoadProgress, ModelEntry, Status
+from .api.admin import AdapterEntry, AdapterFolder, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status
 from .config import Settings, loading
 from .daemon.owner import owner_pid
 from .errors import AppError, DaemonUnreachable, InvalidRequest, PortTaken
@@ -24,12 +24,14 @@ from .store.names import is_path
 from .version import VERSION
 
 __all__ = [
+    "NO_FLAGS",
     "RANGES",
     "AdapterEntry",
     "AdapterFolder",
     "ChatEvent",
     "Client",
     "Done",
+    "LoadFlags",
     "LoadedModel",
     "ModelEntry",
     "Range",
@@ -41,6 +43,7 @@ __all__ = [
     "agree",
 ]
 
+NO_FLAGS = LoadFlags()
 CONNECT_SECONDS = 5.0
 WAIT_SECONDS = 30.0  # maximum wait for a daemon that is starting or stopping
 STOP_SECONDS = 30.0  # maximum wait for the end of the daemon, in addition to the setting drain
@@ -156,12 +159,15 @@ class Client:
         self,
         model: str,
         *,
-        backend: str | None = None,
-        quant: str | None = None,
+        flags: LoadFlags = NO_FLAGS,
+        exact: bool = False,
         on_progress: Callable[[str, float], None] | None = None,
     ) -> LoadedModel:
-        """Load a model, or return the loaded one. `on_progress` gets (stage, fraction from 0 to 1)."""
-        body = {"model": _name(model), "backend": backend, "quant": quant}
+        """Load a model, or return the loaded one. `on_progress` gets (stage, fraction from 0 to 1).
+
+        `exact`: if the model is idle and was loaded with other flags or settings, load it again.
+        """
+        body = {"model": _name(model), **msgspec.structs.asdict(flags), "exact": exact}
         async with aclosing(self._events("/admin/load", body)) as events:
             async for event in events:
                 if "stage" not in event:

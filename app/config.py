@@ -77,6 +77,9 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ] = ()
 
 
+INTERNAL = frozenset({"developer", "flags"})  # fields of Settings that are not settings
+
+
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """All settings, with their types, defaults and descriptions."""
 
@@ -158,7 +161,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     drain: Annotated[
         float, Meta(ge=0, description="Time in seconds that running answers have to finish when the daemon stops.")
     ] = 5.0
+    preload: Annotated[tuple[str, ...], Meta(description="Models that the daemon loads when it starts.")] = ()
     developer: Developer = Developer()
+    flags: tuple[str, ...] = ()  # names of the settings with a flag of localllm serve
 
 
 def loading(settings: Settings) -> dict[str, Any]:
@@ -166,6 +171,34 @@ def loading(settings: Settings) -> dict[str, Any]:
     values = msgspec.json.decode(msgspec.json.encode(settings))  # JSON has lists instead of tuples
     developer = {f"dev_{name}": value for name, value in values["developer"].items()}
     return {name: values[name] for name in LOADING} | developer
+
+
+def model_settings(tables: Mapping[str, Mapping[str, object]], model: str) -> dict[str, Any]:
+    """The settings of one model in models.toml, validated. A revision has also the settings of its repository.
+
+    `tables`: model id -> setting -> value. Raises ConfigError that names the model, the setting and the reason.
+    """
+    values = {**tables.get(model.partition("@")[0], {}), **tables.get(model, {})}
+    check_model_settings(model, values)
+    return values
+
+
+def check_model_settings(model: str, values: Mapping[str, object]) -> None:
+    """Raises ConfigError for a setting that a model cannot have, or a wrong value."""
+    source = f"the settings of {model}"
+    described = {setting.name: setting for setting in describe()}
+    for name in values:
+        if name not in LOADING:
+            similar = difflib.get_close_matches(name, LOADING, n=1)
+            hint = f"did you mean {similar[0]}?" if similar else f"a model has the settings {', '.join(LOADING)}"
+            raise ConfigError(f"unknown setting {name!r} in {source}", hint=hint)
+    _read(Settings, ((source, name, value) for name, value in values.items()), described)
+
+
+def model_value(name: str, text: str) -> Any:
+    """The value of a setting from a command line: a number, or the text. Raises ConfigError."""
+    described = {setting.name: setting for setting in describe()}
+    return _from_text(described[name], text) if name in described else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +242,7 @@ def _descriptions(group: type, prefix: str) -> list[Setting]:
     assert isinstance(info, msgspec.inspect.StructType)
     settings = []
     for field in info.fields:
-        if field.name != "developer":  # the developer options are a separate group
+        if field.name not in INTERNAL:
             settings.append(_describe(field, prefix))
     return settings
 
@@ -242,7 +275,8 @@ def explain(
     settings, origin = _read(Settings, values, described)
     variables = {setting.name: setting for setting in describe_developer()}
     developer, _ = _read(Developer, _from_variables(env, DEVELOPER_PREFIX, variables), variables)
-    return msgspec.structs.replace(settings, developer=developer), origin
+    flags = tuple(name for name, value in (overrides or {}).items() if value is not None)
+    return msgspec.structs.replace(settings, developer=developer, flags=flags), origin
 
 
 def _read(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -41,6 +41,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     unload_in: float | None = None  # seconds until the model is unloaded; None: it stays loaded, or has requests
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
     options: tuple[str, ...] = ()  # load options that differ from the settings, such as "--quant int8"
+    kept: bool = False  # reply to a load with `exact`: the model is busy and keeps other options than requested
 
 
 class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,12 +104,22 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any] = {}  # the settings for loading models (config.loading)
 
 
+class LoadFlags(msgspec.Struct, frozen=True, kw_only=True):
+    """The flags of one call that loads a model. They belong to that load; None: the settings of the model."""
+
+    backend: str | None = None
+    quant: Quant | None = None
+    context: int | None = None  # tokens; 0: the model's own limit
+
+
 class LoadBody(WireBody):
     """POST /admin/load. The reply is server-sent events: any number of LoadProgress, then a LoadedModel or an error."""
 
     model: str
     backend: str | None = None
     quant: Quant | None = None
+    context: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    exact: bool = False  # load the model again if it is idle and was loaded with other settings than these
 
 
 class LoadProgress(msgspec.Struct, frozen=True):

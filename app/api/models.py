@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ...engine.quantization import Quant
 from ..config import Settings
 from ..frames import AskStats, Detokenize, Generate, LoadAdapter, ModelInfo, Stats, Tokenize, UnloadAdapter
-from .admin import AdapterEntry, LoadedModel
+from .admin import AdapterEntry, LoadedModel, LoadFlags
 from .stream import Stream
 
 Request = Generate | Tokenize | Detokenize | LoadAdapter | UnloadAdapter | AskStats
@@ -56,11 +55,14 @@ class Models(Protocol):
         name: str,
         *,
         local: bool = False,
-        backend: str | None = None,
-        quant: Quant | None = None,
+        flags: LoadFlags = ...,
+        exact: bool = False,
         progress: Progress | None = None,
-    ) -> str:
-        """Load a model; returns its id. Raises an AppError if the load fails."""
+    ) -> LoadedModel:
+        """Load a model and describe it. `exact`: load it again if it is idle and was loaded with other settings.
+
+        Raises an AppError if the load fails.
+        """
 
     def find(self, model_id: str) -> Model | None:
         """The model with this id; None if it is not loaded."""

@@ -23,7 +23,7 @@ from ..store import cache
 from ..store.names import is_path
 from ..version import VERSION
 from .adapters import AdapterRoutes
-from .admin import AdapterEntry, LoadBody, LoadProgress, ModelEntry, Status, UnloadBody
+from .admin import AdapterEntry, LoadBody, LoadFlags, LoadProgress, ModelEntry, Status, UnloadBody
 from .answers import error_event, event
 from .body import is_local, read_json
 from .exchange import SSE_HEADERS, Exchange, unless_gone
@@ -246,8 +246,8 @@ class _Load:
             self.models.load(
                 body.model,
                 local=local,
-                backend=body.backend,
-                quant=body.quant,
+                flags=LoadFlags(backend=body.backend, quant=body.quant, context=body.context),
+                exact=body.exact,
                 progress=lambda stage, done: events.put_nowait(event(LoadProgress(stage, done))),
             )
         )
@@ -255,8 +255,7 @@ class _Load:
         try:
             while data := await events.get():
                 yield data
-            models = {model.id: model for model in await self.models.loaded()}
-            yield event(models[load.result()])
+            yield event(load.result())
         except AppError as error:
             yield error_event(error)
         finally:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import asdict, dataclass
 from statistics import median
+from typing import Any
 
 import click
 
 from ...backends import load
 from .. import config
-from ..client import Client, Done, LoadedModel
+from ..client import Client, Done, LoadedModel, LoadFlags
 from ..errors import AppError
 from .console import say
 from .session import loaded_client
@@ -45,13 +46,12 @@ class Result:
     warnings: tuple[str, ...] = ()  # for the user, for example that the CUDA kernels are not built
 
 
-def bench(
-    model: str | None, rounds: int, together: Sequence[int], backend: str | None, quant: str | None, as_json: bool
-) -> int:
+def bench(model: str | None, rounds: int, together: Sequence[int], load_flags: Mapping[str, Any], as_json: bool) -> int:
     """Print the results. `together` lists the numbers of parallel answers to measure."""
     settings = config.load()
     model = model or settings.model
-    result = asyncio.run(_bench(loaded_client(settings, model, backend, quant), model, rounds, together))
+    session = loaded_client(settings, model, LoadFlags(**load_flags))
+    result = asyncio.run(_bench(session, model, rounds, together))
     if as_json:
         click.echo(json.dumps(asdict(result), indent=2))
     else:

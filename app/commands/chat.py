@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from .. import config
-from ..client import Client
+from ..client import Client, LoadFlags
 from .run import stream, text_of
 from .session import loaded_client, parameters, system_messages
 
 
-def chat(model: str | None, backend: str | None, quant: str | None, flags: dict[str, Any]) -> int:
-    """Chat with `model`, or with the default model."""
+def chat(model: str | None, load: Mapping[str, Any], flags: dict[str, Any]) -> int:
+    """Chat with `model`, or with the default model. `load`: the flags of the load by their names in LoadFlags."""
+    load_flags = LoadFlags(**load)
     settings = config.load()
     model = model or settings.model
     if all(end.isatty() for end in (sys.stdin, sys.stdout, sys.stderr)):  # Textual writes to standard error
         from ..tui import run
 
-        return run(settings, model, flags["system"], parameters(flags), backend=backend, quant=quant)
-    _lines(loaded_client(settings, model, backend, quant), model, system_messages(flags["system"]), parameters(flags))
+        return run(settings, model, flags["system"], parameters(flags), load_flags=load_flags)
+    _lines(loaded_client(settings, model, load_flags), model, system_messages(flags["system"]), parameters(flags))
     return 0
 
 

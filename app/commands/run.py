@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import IO, Any
 
@@ -12,21 +13,22 @@ import click
 import msgspec
 
 from .. import config
-from ..client import Client, Done, ReasoningPiece, TextPiece, ToolCall
+from ..client import Client, Done, LoadFlags, ReasoningPiece, TextPiece, ToolCall
 from ..errors import InvalidRequest
 from .console import say, write
 from .session import loaded_client, parameters, system_messages
 
 
-def run(
-    model: str, prompt: str | None, backend: str | None, quant: str | None, as_json: bool, flags: dict[str, Any]
-) -> int:
-    """Answer one prompt: stream the answer to standard output, or print one JSON object at the end."""
+def run(model: str, prompt: str | None, load: Mapping[str, Any], as_json: bool, flags: dict[str, Any]) -> int:
+    """Answer one prompt: stream the answer to standard output, or print one JSON object at the end.
+
+    `load`: the flags of the load by their names in LoadFlags.
+    """
     settings = config.load()
     messages = [*system_messages(flags.pop("system")), {"role": "user", "content": _prompt(prompt)}]
     constraint = _constraint(flags.pop("schema"), flags.pop("regex"))
     body = parameters(flags) | constraint
-    asyncio.run(_run(loaded_client(settings, model, backend, quant), model, messages, body, as_json))
+    asyncio.run(_run(loaded_client(settings, model, LoadFlags(**load)), model, messages, body, as_json))
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import platform
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
@@ -16,7 +16,7 @@ import click
 from ...backends import load
 from ...engine.runner import DeviceInfo
 from .. import config
-from ..client import Client, Done, LoadedModel, TextPiece
+from ..client import Client, Done, LoadedModel, LoadFlags, TextPiece
 from ..errors import AppError
 from ..store.names import GUIDE
 from ..version import VERSION
@@ -61,9 +61,9 @@ class Report:
         return all(check.ok for check in self.checks)
 
 
-def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
+def selftest(load_flags: Mapping[str, Any], as_json: bool) -> int:
     """Print the report. The exit code is 1 if a check failed."""
-    report = asyncio.run(_selftest(backend, quant))
+    report = asyncio.run(_selftest(LoadFlags(**load_flags)))
     if as_json:
         click.echo(json.dumps({**asdict(report), "ok": report.ok}, indent=2))
     else:
@@ -80,8 +80,8 @@ def _print(report: Report) -> None:
     click.echo("all checks passed" if report.ok else "some checks failed: please report this output")
 
 
-async def _selftest(backend: str | None, quant: str | None) -> Report:
-    async with loaded_client(config.load(), GUIDE, backend, quant) as client:
+async def _selftest(flags: LoadFlags) -> Report:
+    async with loaded_client(config.load(), GUIDE, flags) as client:
         info = await client.load(GUIDE)  # returns the properties of the loaded model
         report = _report(info)
         async for check in _checks(_Chat(client)):

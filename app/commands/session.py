@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ..client import Client, LoadedModel
+from ..client import Client, LoadedModel, LoadFlags
 from ..config import Settings
 from .console import say
 
@@ -29,31 +29,30 @@ def system_messages(system: str | None) -> list[dict[str, Any]]:
 
 
 @asynccontextmanager
-async def loaded_client(
-    settings: Settings, model: str, backend: str | None, quant: str | None
-) -> AsyncIterator[Client]:
+async def loaded_client(settings: Settings, model: str, flags: LoadFlags) -> AsyncIterator[Client]:
     """A client of the daemon, with the model loaded. Starts the daemon if none runs.
 
-    `backend` and `quant` apply to this model only. If an earlier call loaded the model with such options and this call
-    sets none, the model keeps them, and a notice is printed.
+    `flags` belong to this load. If an earlier call loaded the model with other flags or settings, the model is loaded
+    again; while it answers other requests, it keeps them. A notice says which flags the model has.
     """
     async with await Client.connect(settings, on_status=say) as client:
-        info = await client.load(model, backend=backend, quant=quant)
-        options = _earlier_options(info, backend, quant)
-        if options:
-            say(
-                f"{info.id} is already loaded, with {options} from an earlier call; "
-                f"to load it with the settings, run localllm stop {info.id} first"
-            )
+        processes = {info.id: info.pid for info in await client.loaded()}
+        info = await client.load(model, flags=flags, exact=True)
+        if notice := _notice(info, processes.get(info.id)):
+            say(notice)
         yield client
 
 
-def _earlier_options(info: LoadedModel, backend: str | None, quant: str | None) -> str:
-    """The load options of the model that an earlier call set and this call does not; empty if there are none."""
-    overridden = []
-    if backend not in (None, "auto"):
-        overridden.append("--backend")
-    if quant is not None:
-        overridden.append("--quant")
-    options = [option for option in info.options if option.split()[0] not in overridden]
-    return " ".join(options)
+def _notice(info: LoadedModel, previous_pid: int | None) -> str:
+    """A notice about the flags that a model was loaded with; empty if an earlier call loaded it with the same flags.
+
+    `previous_pid`: the worker process before this call; None: the model was not loaded.
+    """
+    options = " ".join(info.options) or "the settings of the daemon"
+    if info.kept:
+        return f"{info.id} is busy and stays loaded with {options}; this call has no effect on that"
+    if info.pid == previous_pid:
+        return ""
+    if previous_pid is not None:
+        return f"loaded {info.id} again, with {options}: an earlier call used other options"
+    return f"loaded {info.id} with {options}" if info.options else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -10,7 +11,10 @@ import msgspec
 
 from .. import config as configuration
 from .. import paths
-from .console import table
+from ..errors import InvalidRequest
+from ..store import cache, preferences
+from ..store.names import is_path
+from .console import say, table
 from .session import UNSET
 
 
@@ -37,7 +41,44 @@ def without_unset(overrides: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in overrides.items() if value not in UNSET}
 
 
-def config(as_json: bool) -> int:
+def config(model: str | None, changes: Sequence[str], as_json: bool) -> int:
+    """Print the value and the source of each setting, or print and change the settings of one model."""
+    if model is not None:
+        return _config_model(model, changes, as_json)
+    return _config_all(as_json)
+
+
+def _config_model(name: str, changes: Sequence[str], as_json: bool) -> int:
+    """Apply changes NAME=VALUE to the settings of a model (NAME= removes a setting), and print the settings."""
+    if "=" in name and not is_path(name):
+        raise InvalidRequest(
+            f"{name!r} is not the name of a model",
+            hint=f"localllm config MODEL {name} changes the settings of one model; the file config.toml has the others",
+        )
+    model = cache.resolve(name, allow_path=True).id
+    values = dict(preferences.read().settings.get(model, {}))
+    for change in changes:
+        setting, equals, text = change.partition("=")
+        if not equals:
+            raise InvalidRequest(f"{change!r} is not NAME=VALUE", hint="for example quant=int4; quant= removes it")
+        values.pop(setting, None)
+        if text:
+            values[setting] = configuration.model_value(setting, text)
+    if changes:
+        configuration.check_model_settings(model, values)
+        preferences.set_settings(model, values)
+    if as_json:
+        click.echo(json.dumps({"model": model, "file": str(paths.models_file()), "settings": values}, indent=2))
+    elif values:
+        table(("SETTING", "VALUE"), [(setting, str(value)) for setting, value in sorted(values.items())])
+    else:
+        say(f"{model} has no settings of its own; for example: localllm config {model} context=8192")
+    if changes:
+        say(f"the settings apply when {model} is loaded next; localllm stop {model} unloads it")
+    return 0
+
+
+def _config_all(as_json: bool) -> int:
     """Print the value and the source of each setting. Never prints an API key."""
     settings, origin = configuration.explain()
     values = msgspec.structs.asdict(settings)

@@ -16,6 +16,7 @@ from uvicorn import Config, Server
 from .. import paths
 from ..api.routes import Address
 from ..config import Settings
+from ..errors import AppError
 from ..version import VERSION
 from .connection import MAX_HEAD, Connection
 from .listeners import bind_tcp, bind_unix, tcp_key
@@ -84,10 +85,13 @@ async def _serve(
     models = LoadedModels(settings, command=worker_command)
     address = Address(url=url, key=key, names=(settings.host,), stop=stop.set)
 
+    preloads: list[asyncio.Task[None]] = []
+
     def started() -> None:
         owner.publish(port)
         log.info("%s", announcement)
         on_ready(announcement)
+        preloads.append(asyncio.create_task(_preload(models)))
 
     server = _Server(
         Config(
@@ -110,11 +114,22 @@ async def _serve(
         asyncio.get_running_loop().add_signal_handler(number, lambda: (second_signal if stop.is_set() else stop).set())
     serving = asyncio.create_task(server.serve(sockets=[tcp, unix]))
     await _first(asyncio.shield(serving), stop.wait())
+    for preload in preloads:
+        preload.cancel()
     log.info("stopping: running answers have %.0f s to finish", settings.drain)
     await _first(models.drain(settings.drain), second_signal.wait())
     await models.close()  # before the end of the server: clients still get the error Stopping
     server.should_exit = True
     await serving
+
+
+async def _preload(models: LoadedModels) -> None:
+    """Load the models of the setting `preload`, one after the other. An error is logged; the daemon goes on."""
+    for name in models.settings.preload:
+        try:
+            await models.load(name, local=True)
+        except AppError as error:
+            log.error("cannot preload %s: %s", name, f"{error.message} ({error.hint})" if error.hint else error.message)
 
 
 async def _first(*awaitables: Awaitable[object]) -> None:

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from ...engine.options import LoadOptions
-from ...engine.quantization import Quant
 from .. import paths
-from ..api.admin import AdapterEntry, LoadedModel
+from ..api.admin import AdapterEntry, LoadedModel, LoadFlags
 from ..api.models import Progress, Request
 from ..api.stream import Stream
 from ..config import Settings
-from ..errors import Forbidden, InvalidRequest, ModelNotFound, NoBackend, Overloaded, Stopping
-from ..frames import Fault, Load, Stats
+from ..errors import Forbidden, InvalidRequest, ModelNotFound, Overloaded, Stopping
+from ..frames import Stats
 from ..store import cache
 from ..store.names import is_path
 from .adapters import Adapters, split_name
-from .process import COMMAND, WorkerProcess, worker_environment
+from .loading import as_flags, check_backend, difference, fits, load_frame, load_settings
+from .process import COMMAND, WorkerProcess
 
 STOPPING = "the daemon is stopping"
-CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
-CHECK_SECONDS = 60.0  # maximum duration of a backend probe: a call into a broken driver may never return
+NO_FLAGS = LoadFlags()
 STATS_SECONDS = 1.0  # maximum wait for the statistics of a worker; later statistics are ignored
 
 log = logging.getLogger(__name__)
@@ -39,6 +35,7 @@ class _Entry:
     """A model that is loaded or loads, and the tasks that load and unload it."""
 
     ref: cache.ModelRef
+    settings: Settings  # the settings that load the model, with those of the model and the flags of the call
     worker: WorkerProcess
     loading: asyncio.Task[object]
     unloading: asyncio.Task[None] | None = None
@@ -65,20 +62,23 @@ class LoadedModels:
         name: str,
         *,
         local: bool = False,
-        backend: str | None = None,
-        quant: Quant | None = None,
+        flags: LoadFlags = NO_FLAGS,
+        exact: bool = False,
         progress: Progress | None = None,
     ) -> WorkerProcess:
         """The ready worker of a model. Starts the worker if necessary; concurrent calls wait for the same worker.
 
-        `local`: the client uses the unix socket and may name a folder. Raises ModelNotFound, the error of a
-        failed load, Stopping, or InvalidRequest if the model is busy with another backend or quant.
+        `local`: the client uses the unix socket and may name a folder. `flags` precede the settings. `exact`: if the
+        model is idle and was loaded with other settings than this call would load it with, load it again.
+        Raises ModelNotFound, the error of a failed load, Stopping, ConfigError for a malformed setting of the model, or
+        InvalidRequest if the model is busy and was loaded with other `flags`.
         """
         ref = await self._resolve(name, local)
+        settings = load_settings(self.settings, ref.id, flags)
         checked = False
         while True:
             self._refuse_when_stopping()
-            entry = self._entries.get(ref.id) or self._start(ref, backend, quant)
+            entry = self._entries.get(ref.id) or self._start(ref, settings)
             if entry.unloading is not None:
                 await asyncio.shield(entry.unloading)
                 continue
@@ -86,17 +86,20 @@ class LoadedModels:
             if progress is not None:
                 worker.listeners.append(progress)
             await asyncio.shield(entry.loading)
-            difference = _difference(worker, backend, quant)
-            if difference is None:
-                if worker.state == "ready":
+            refusal = difference(worker, flags)
+            if worker.state != "ready":
+                continue
+            if refusal is None:
+                is_outdated = exact and not fits(worker, entry.settings, settings)
+                if worker.unfinished or not is_outdated:
                     return worker
-            elif difference.param == "backend" and backend is not None and not checked:
-                await check_backend(backend, ref)  # before the loaded worker is stopped
+            elif refusal.param == "backend" and flags.backend is not None and not checked:
+                await check_backend(flags.backend, ref)  # before the loaded worker is stopped
                 checked = True
+                continue
             elif worker.unfinished:
-                raise difference
-            else:
-                await asyncio.shield(self._unload_task(entry, drain=0.0))
+                raise refusal
+            await asyncio.shield(self._unload_task(entry, drain=0.0))
 
     async def open(
         self, name: str | None, requests: Sequence[Request], *, weight: int = 1, local: bool = False
@@ -135,14 +138,20 @@ class LoadedModels:
         name: str,
         *,
         local: bool = False,
-        backend: str | None = None,
-        quant: Quant | None = None,
+        flags: LoadFlags = NO_FLAGS,
+        exact: bool = False,
         progress: Progress | None = None,
-    ) -> str:
-        """Load a model or `model:adapter`; returns the model id. Raises the errors of `worker`, AdapterNotFound."""
+    ) -> LoadedModel:
+        """Load a model or `model:adapter`, and describe it. Raises the errors of `worker`, AdapterNotFound."""
         ref, adapter = await self._select(name, local)
         self._adapters.check(ref.id, adapter, ())
-        return (await self.worker(ref.id, local=local, backend=backend, quant=quant, progress=progress)).model
+        worker = await self.worker(ref.id, local=local, flags=flags, exact=exact, progress=progress)
+        description = self._describe(worker, await worker.stats(STATS_SECONDS))
+        entry = self._entries.get(worker.model)
+        if not exact or entry is None:
+            return description
+        requested = load_settings(self.settings, ref.id, flags)
+        return msgspec.structs.replace(description, kept=not fits(worker, entry.settings, requested))
 
     def _only(self) -> str:
         """The id of the only loaded model. Raises InvalidRequest unless exactly one model is loaded."""
@@ -165,12 +174,12 @@ class LoadedModels:
         return list(zip(workers, stats, strict=True))
 
     async def loaded(self) -> list[LoadedModel]:
-        limit = self.settings.idle_unload
-        return [
-            _describe(worker, stats, limit, _options(worker.load_frame, self.settings))
-            for worker, stats in await self.stats()
-            if worker.state != "over"
-        ]
+        return [self._describe(worker, stats) for worker, stats in await self.stats() if worker.state != "over"]
+
+    def _describe(self, worker: WorkerProcess, stats: Stats | None) -> LoadedModel:
+        entry = self._entries.get(worker.model)
+        options = as_flags(entry.settings, self.settings) if entry else ()
+        return _describe(worker, stats, self.settings.idle_unload, options)
 
     def adapters(self) -> list[AdapterEntry]:
         """The adapters of all models, in the order in which they were first loaded."""
@@ -275,19 +284,18 @@ class LoadedModels:
             return await self._resolve(self._adapters.find_model(name), local), name
         return await self._resolve(name, local), ""
 
-    def _start(self, ref: cache.ModelRef, backend: str | None, quant: Quant | None) -> _Entry:
-        settings = self.settings
+    def _start(self, ref: cache.ModelRef, settings: Settings) -> _Entry:
         worker = WorkerProcess(
-            load_frame(ref, settings, backend, quant),
+            load_frame(ref, settings),
             log_dir=self._log_dir,
             on_over=self._on_over,
             command=self._command,
             step_timeout=settings.step_timeout,
         )
-        loading: asyncio.Task[object] = asyncio.create_task(self._load(worker))
+        task: asyncio.Task[object] = asyncio.create_task(self._load(worker))
         # Read the exception: otherwise asyncio logs it as never retrieved if no caller waits for the load any more.
-        loading.add_done_callback(lambda task: task.exception())
-        entry = self._entries[ref.id] = _Entry(ref, worker, loading)
+        task.add_done_callback(lambda task: task.exception())
+        entry = self._entries[ref.id] = _Entry(ref, settings, worker, task)
         if self._idle_task is None and settings.idle_unload:
             self._idle_task = asyncio.create_task(self._unload_idle())
         return entry
@@ -330,93 +338,6 @@ class LoadedModels:
             for entry in list(self._entries.values()):
                 if entry.worker.idle > limit:
                     self._unload_task(entry, drain=0.0)
-
-
-def _difference(worker: WorkerProcess, backend: str | None, quant: Quant | None) -> InvalidRequest | None:
-    """The error for a request that needs another backend or quant than the loaded model has.
-
-    None if the loaded model fits the request, or its worker has ended.
-    """
-    info = worker.info
-    if info is None:
-        return None
-    loaded_quant = worker.load_frame.options.quant
-    hint = "unload it first (localllm stop)"
-    if backend not in (None, "auto", info.backend):
-        return InvalidRequest(f"{worker.model} is busy on {info.backend}; {hint}", param="backend")
-    if quant not in (None, loaded_quant):
-        return InvalidRequest(f"{worker.model} is busy with quant {loaded_quant}; {hint}", param="quant")
-    return None
-
-
-async def check_backend(backend: str, ref: cache.ModelRef) -> None:
-    """Probe in a child process if a backend can run a model.
-
-    Raises the error that a load would raise if the backend cannot run the model, and NoBackend if the child process
-    crashes or hangs.
-    """
-    process = await asyncio.create_subprocess_exec(
-        *CHECK,
-        backend,
-        ref.id,
-        str(ref.path),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=worker_environment(),
-        process_group=0,
-    )
-    try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        raise NoBackend(f"cannot probe backend {backend}: no result within {CHECK_SECONDS:g} s") from None
-    finally:
-        if process.returncode is None:  # the probe hangs, or this task was cancelled
-            process.kill()
-            with suppress(TimeoutError):  # a driver may delay the end of the process
-                async with asyncio.timeout(1.0):
-                    await process.communicate()
-    if output:
-        raise msgspec.json.decode(output, type=Fault).error()
-    if process.returncode:
-        raise NoBackend(f"cannot probe backend {backend}: the probe process exited with status {process.returncode}")
-
-
-def load_frame(ref: cache.ModelRef, settings: Settings, backend: str | None, quant: Quant | None) -> Load:
-    """The frame that loads a model. `backend` and `quant` of a request override the settings."""
-    options = load_options(settings, ref.path, quant or settings.quant)
-    return Load(model=ref.id, path=str(ref.path), backend=backend or settings.backend, options=options)
-
-
-def load_options(settings: Settings, model: Path, quant: Quant) -> LoadOptions:
-    """The load options for a runner. The value 0 of a setting means automatic; the options have None instead."""
-    return LoadOptions(
-        context=settings.context or None,
-        cache_bytes=settings.cache_mib * 2**20 or None,
-        cache_share=settings.cache_share or None,
-        max_rows=settings.max_rows,
-        dtype=settings.dtype,
-        cache_dtype=settings.cache_dtype,
-        quant=quant,
-        packed_dir=paths.packed_dir(model),
-        graphs=settings.graphs,
-        compiler=settings.developer.compiler,
-        compiled_dir=paths.compiled_dir(),
-        threads=settings.threads or None,
-        reference_ops=settings.developer.reference_ops,
-        attention=settings.developer.attention,
-        lora_backend=settings.developer.lora_backend,
-        adapter_slots=settings.adapter_slots,
-        adapter_rank=settings.adapter_rank,
-        self_test_dir=paths.self_test_dir() if settings.developer.self_test == "on" else None,
-    )
-
-
-def _options(load: Load, settings: Settings) -> tuple[str, ...]:
-    """The load options that differ from the settings, as flags of the command line."""
-    options = (("--backend", load.backend, settings.backend), ("--quant", load.options.quant, settings.quant))
-    return tuple(f"{flag} {value}" for flag, value, setting in options if value != setting)
 
 
 def _describe(worker: WorkerProcess, stats: Stats | None, idle_limit: float, options: tuple[str, ...]) -> LoadedModel:

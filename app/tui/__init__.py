@@ -7,9 +7,12 @@ conversation  the tree of messages   models, settings, help, ask: one screen eac
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import Settings
+
+if TYPE_CHECKING:
+    from ..client import LoadFlags
 
 
 def run(
@@ -18,17 +21,16 @@ def run(
     system: str | None = None,
     parameters: dict[str, Any] | None = None,
     *,
-    backend: str | None = None,
-    quant: str | None = None,
+    load_flags: LoadFlags | None = None,
 ) -> int:
     """Run the UI until the user quits. Returns the exit code.
 
-    `backend` and `quant` apply to the models that the UI loads.
+    `load_flags` belong to the models that the UI loads.
 
     `parameters` are sampling parameters by their OpenAI names. Raises InvalidRequest for an invalid one.
     """
     from .. import paths
-    from ..client import Client
+    from ..client import Client, LoadFlags
     from .app import ChatApp
     from .conversation import Conversation
     from .history.store import Store
@@ -39,8 +41,7 @@ def run(
         settings,
         Conversation(model, system or "", valid),
         connect=Client.connect,
-        backend=backend,
-        quant=quant,
+        load_flags=load_flags or LoadFlags(),
         store=Store(paths.history_file()),
     )
     return app.run() or 0

@@ -15,6 +15,7 @@ from textual.binding import Binding
 from textual.screen import Screen
 
 from .. import paths
+from ..client import NO_FLAGS, LoadFlags
 from ..config import Settings
 from ..errors import AppError
 from . import commands, theme
@@ -46,14 +47,13 @@ class ChatApp(App[int]):
         store: Store,
         clock: Callable[[], float] = time.monotonic,
         folder: Path | None = None,
-        backend: str | None = None,
-        quant: str | None = None,
+        load_flags: LoadFlags = NO_FLAGS,
     ) -> None:
         super().__init__()
         for colours in (theme.DARK, theme.LIGHT):
             self.register_theme(colours)
         self.theme = theme.default(os.environ)
-        self._connection = Connection(settings, connect, backend, quant)
+        self._connection = Connection(settings, connect, load_flags)
         self._recorder = Recorder(store)
         self._clock = clock
         self._interrupt_time = -1e9

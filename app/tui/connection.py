@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from .. import paths
-from ..client import AdapterEntry, AdapterFolder, Client, LoadedModel, ModelEntry
+from ..client import NO_FLAGS, AdapterEntry, AdapterFolder, Client, LoadedModel, LoadFlags, ModelEntry
 from ..config import Settings
 from ..errors import AppError, DaemonUnreachable, WorkerDied
 from .text import one_line
@@ -19,17 +19,14 @@ Result = TypeVar("Result")
 class Connection:
     """A connection that opens when it is needed. `state` is a short text for the status line.
 
-    `on_change` is called after a change of `state`, `entries`, `loaded` or `adapters`. `backend` and `quant` apply to
-    the models that this connection loads; the daemon uses its settings for other models.
+    `on_change` is called after a change of `state`, `entries`, `loaded` or `adapters`. `load_flags` belong to the models
+    that this connection loads; the daemon uses its settings for other models.
     """
 
-    def __init__(
-        self, settings: Settings, connect: Connect, backend: str | None = None, quant: str | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, connect: Connect, load_flags: LoadFlags = NO_FLAGS) -> None:
         self._settings = settings
         self._connect = connect
-        self._backend = backend
-        self._quant = quant
+        self._load_flags = load_flags
         self._client: Client | None = None
         self._lock = asyncio.Lock()
         self.on_change: Callable[[], None] = lambda: None
@@ -65,7 +62,7 @@ class Connection:
         self._show_state(f"loading {model}")
         try:
             client = await self.client()
-            await client.load(model, backend=self._backend, quant=self._quant, on_progress=self._show_progress)
+            await client.load(model, flags=self._load_flags, exact=True, on_progress=self._show_progress)
             await self.refresh()
         except AppError as error:
             self.lost(error)

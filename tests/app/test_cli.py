@@ -300,5 +300,5 @@ def test_chat_opens_the_screen_only_if_all_standard_streams_are_a_terminal(
         monkeypatch.setattr(getattr(sys, name), "isatty", lambda terminal=name != plain: terminal)
     monkeypatch.setattr(tui, "run", lambda *arguments, **named: opened.append("screen") or 0)
     monkeypatch.setattr(chat, "_lines", lambda *arguments: opened.append("lines"))
-    chat.chat("guide", None, None, {"system": None})
+    chat.chat("guide", {}, {"system": None})
     assert opened == ["lines" if plain else "screen"]

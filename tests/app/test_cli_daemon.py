@@ -82,13 +82,19 @@ def test_run_in_a_shell_loop_answers_each_line_once(
     assert [json.loads(line)["finish"] for line in done.stdout.splitlines()] == ["length"] * 3, done.stderr
 
 
-def test_options_of_an_earlier_call_are_printed(localllm: Shell) -> None:
+def test_flags_of_a_call_belong_to_its_load_and_are_printed(localllm: Shell) -> None:
     ask = ("run", "guide", "hi", "--max-tokens", "1")
     localllm("stop", "guide")
-    assert "earlier" not in localllm(*ask, "--quant", "int8").stderr
-    assert "guide is already loaded, with --quant int8 from an earlier call" in localllm(*ask).stderr
-    assert "earlier" not in localllm(*ask, "--quant", "none").stderr
-    assert "earlier" not in localllm(*ask).stderr
+    assert "loaded guide with --quant int8" in localllm(*ask, "--quant", "int8").stderr
+    assert "loaded" not in localllm(*ask, "--quant", "int8").stderr
+    assert "loaded guide again, with the settings of the daemon" in localllm(*ask).stderr
+    assert "loaded" not in localllm(*ask).stderr
+    assert "loaded guide again, with --context 512" in localllm(*ask, "--context", "512").stderr
+    assert json.loads(localllm("ps", "--json").stdout)[0]["context"] == 512
+    assert json.loads(localllm("config", "guide", "context=256", "--json").stdout)["settings"] == {"context": 256}
+    assert "loaded guide again, with --context 256" in localllm(*ask).stderr
+    localllm("config", "guide", "context=")
+    localllm("stop", "guide")
 
 
 def test_structured_output_fits_its_schema_and_pattern(localllm: Shell, tmp_path: Path) -> None:

@@ -12,11 +12,13 @@ from typing import Any
 
 import click
 import pytest
+from msgspec import structs
 
-from localllm.app.client import Done, LoadedModel, ReasoningPiece, TextPiece, ToolCall, Usage
+from localllm.app.client import Done, LoadedModel, LoadFlags, ReasoningPiece, TextPiece, ToolCall, Usage
 from localllm.app.commands import bench, chat, console, daemon, models, run, selftest, session, settings
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
+from localllm.app.store import preferences
 from localllm.app.store.cache import ModelRef
 
 READY = LoadedModel(id="m", state="ready", pid=7, backend="b", device="d", dtype="float32", options=("--quant int8",))
@@ -34,6 +36,7 @@ class FakeClient:
         self.events = events
         self.requests: list[Any] = []
         self.models = models or []
+        self.ready = READY
 
     async def chat(self, model: str, messages: list[dict[str, Any]], **body: Any) -> AsyncIterator[Any]:
         self.requests.append((model, [dict(message) for message in messages], body))
@@ -47,7 +50,7 @@ class FakeClient:
 
     async def load(self, model: str, **how: Any) -> LoadedModel:
         self.requests.append((model, how))
-        return READY
+        return self.ready
 
     async def loaded(self) -> list[LoadedModel]:
         return self.models
@@ -184,33 +187,37 @@ def test_parameters_are_the_flags_that_are_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "quant", "text"),
-    [(None, None, "--quant int8"), (None, "int8", ""), ("auto", None, "--quant int8"), ("cpu", None, "--quant int8")],
+    ("previous", "changes", "notice"),
+    [
+        ([], {"options": ()}, ""),
+        ([], {}, "loaded m with --quant int8"),
+        ([READY], {}, ""),
+        ([structs.replace(READY, pid=6)], {}, "loaded m again, with --quant int8: an earlier call used other options"),
+        ([structs.replace(READY, pid=6)], {"options": ()}, "loaded m again, with the settings of the daemon: an"),
+        ([READY], {"kept": True}, "m is busy and stays loaded with --quant int8"),
+    ],
 )
-async def test_loaded_client_reports_options_of_an_earlier_call(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], backend: Any, quant: Any, text: str
+async def test_loaded_client_tells_the_flags_of_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    previous: list[LoadedModel],
+    changes: dict[str, Any],
+    notice: str,
 ) -> None:
-    client = FakeClient()
+    client = FakeClient(models=previous)
+    client.ready = structs.replace(READY, **changes)
 
     async def connect(*_: Any, **__: Any) -> FakeClient:
         return client
 
     monkeypatch.setattr(session.Client, "connect", connect)
-    async with session.loaded_client(Settings(), "m", backend, quant) as opened:
+    flags = LoadFlags(backend="cpu", quant="int8", context=64)
+    async with session.loaded_client(Settings(), "m", flags) as opened:
         assert opened is client  # type: ignore[comparison-overlap]
-    assert client.requests == [("m", {"backend": backend, "quant": quant})]
-    assert (f"with {text}" in capsys.readouterr().err) is bool(text)
-
-
-def test_earlier_options_omit_those_of_this_call() -> None:
-    ready = LoadedModel(id="m", state="ready", pid=7, options=("--backend cuda", "--quant int8"))
-    options = {
-        (None, None): "--backend cuda --quant int8",
-        ("auto", "int4"): "--backend cuda",
-        ("cpu", None): "--quant int8",
-    }
-    for (backend, quant), text in options.items():
-        assert session._earlier_options(ready, backend, quant) == text
+    assert client.requests == [("m", {"flags": flags, "exact": True})]
+    err = capsys.readouterr().err
+    assert err.startswith(notice)
+    assert bool(err) is bool(notice)
 
 
 def connecting(monkeypatch: pytest.MonkeyPatch, client: FakeClient | None) -> None:
@@ -378,7 +385,7 @@ def test_config_hides_the_api_key(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
     monkeypatch.setenv("LOCALLLM_ALLOWED_HOSTS", "a,b")
     for as_json in (False, True):
-        assert settings.config(as_json) == 0
+        assert settings.config(None, (), as_json) == 0
         printed = capsys.readouterr().out
         assert "secret" not in printed
         assert "(set, hidden)" in printed
@@ -387,7 +394,7 @@ def test_config_hides_the_api_key(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert (entries["allowed_hosts"]["from"], entries["port"]["from"]) == ("LOCALLLM_ALLOWED_HOSTS", "default")
     assert "model" in entries
     monkeypatch.delenv("LOCALLLM_API_KEY")
-    settings.config(False)
+    settings.config(None, (), False)
     printed = capsys.readouterr().out
     assert "hidden" not in printed
     assert "a, b" in printed
@@ -433,12 +440,12 @@ async def test_selftest_checks_an_answer_with_a_schema(text: str, ok: bool) -> N
 def test_selftest_exit_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ok: bool, as_json: bool
 ) -> None:
-    async def report(backend: str | None, quant: str | None) -> selftest.Report:
+    async def report(flags: LoadFlags) -> selftest.Report:
         checks = [selftest.Check("one", True), selftest.Check("two", ok, "why")]
         return selftest.Report("1", "here", "cpu", "d", {"f": "v"}, "float32", "", checks)
 
     monkeypatch.setattr(selftest, "_selftest", report)
-    assert selftest.selftest(None, None, as_json) == (0 if ok else 1)
+    assert selftest.selftest({}, as_json) == (0 if ok else 1)
     printed = capsys.readouterr().out
     if as_json:
         assert json.loads(printed)["ok"] is ok
@@ -482,3 +489,31 @@ def test_bench_computes_the_share_of_the_read_bandwidth(monkeypatch: pytest.Monk
     assert bench._memory(READY, 2.0) == (None, None)
     late = Done(finish="length", usage=Usage(completion_tokens=11), ttft=2.0, seconds=7.0)
     assert bench._rate([done(), late]) == (4 + 10) / (7.0 - 1.0)
+
+
+def test_config_changes_the_settings_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert settings.config("guide", ("quant=int8", "context=64"), False) == 0
+    assert preferences.read().settings == {"guide": {"quant": "int8", "context": 64}}
+    assert "when guide is loaded next" in capsys.readouterr().err
+    settings.config("guide", ("quant=",), True)
+    assert json.loads(capsys.readouterr().out)["settings"] == {"context": 64}
+    settings.config("guide", ("context=",), False)
+    assert "no settings of its own" in capsys.readouterr().err
+    assert preferences.read().settings == {}
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "words"),
+    [
+        ("quant=int4", (), "is not the name of a model"),
+        ("guide", ("quant",), "is not NAME=VALUE"),
+        ("guide", ("qant=int4",), "unknown setting"),
+        ("guide", ("context=x",), "expected a number"),
+        ("guide", ("context=-1",), "context in the settings of guide"),
+        ("org/none", (), "not on this machine"),
+    ],
+)
+def test_config_refuses_wrong_changes_and_writes_nothing(model: str, changes: tuple[str, ...], words: str) -> None:
+    with pytest.raises(AppError, match=words):
+        settings.config(model, changes, False)
+    assert preferences.read().settings == {}

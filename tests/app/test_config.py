@@ -152,7 +152,7 @@ def test_unknown_developer_option_is_rejected_by_name(variable: str, text: str, 
 
 def test_every_setting_has_a_description() -> None:
     described = config.describe()
-    assert [*(setting.name for setting in described), "developer"] == list(config.Settings.__struct_fields__)
+    assert [*(setting.name for setting in described), "developer", "flags"] == list(config.Settings.__struct_fields__)
     assert [setting.name for setting in config.describe_developer()] == list(config.Developer.__struct_fields__)
     for setting in described:
         assert setting.sentence.endswith("."), setting.name
@@ -186,6 +186,8 @@ def test_defaults_of_all_settings() -> None:
         "max_queue": 256,
         "step_timeout": 0.0,
         "drain": 5.0,
+        "preload": (),
+        "flags": (),
     }
 
 
@@ -220,3 +222,32 @@ def test_other_localllm_variables_are_ignored(tmp_path: Path, variable: str) -> 
     with pytest.raises(ConfigError) as caught:
         config.load(env={"LOCALLLM_ZZZZ": "x"}, file=tmp_path / "none")
     assert caught.value.hint.startswith("the settings are model, ")
+
+
+def test_flags_of_a_command_are_named() -> None:
+    assert config.load({"quant": "int8", "port": None}, env={"LOCALLLM_CONTEXT": "64"}).flags == ("quant",)
+    with pytest.raises(ConfigError, match="flags"):
+        config.load(env={"LOCALLLM_FLAGS": "quant"})
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"qant": "int4"}, "unknown setting 'qant' in the settings of org/m"),
+        ({"port": 1}, "unknown setting 'port'"),
+        ({"quant": "int3"}, "quant in the settings of org/m"),
+        ({"context": "many"}, "context in the settings of org/m"),
+        ({"context": -1}, "context in the settings of org/m"),
+    ],
+)
+def test_wrong_setting_of_a_model_is_an_error_that_names_it(values: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        config.model_settings({"org/m": values}, "org/m")
+    assert refused.value.hint
+
+
+def test_revision_has_the_settings_of_its_repository() -> None:
+    tables = {"org/m": {"quant": "int8", "context": 64}, "org/m@v1": {"quant": "int4"}}
+    assert config.model_settings(tables, "org/m@v1") == {"quant": "int4", "context": 64}
+    assert config.model_settings(tables, "org/m") == {"quant": "int8", "context": 64}
+    assert config.model_settings(tables, "org/other") == {}

@@ -11,7 +11,7 @@ import pytest
 from localllm import backends
 from localllm.app import doctor
 from localllm.app.config import Settings
-from localllm.app.daemon.models import load_frame
+from localllm.app.daemon.loading import load_frame
 from localllm.app.store.cache import ModelRef
 from localllm.app.worker.opening import open_model
 from localllm.backends import platforms
@@ -124,7 +124,7 @@ def test_toy_backend_is_chosen_and_shown() -> None:
 
 def test_worker_opens_a_model_on_the_toy_backend(tmp_path: Path) -> None:
     folder = write_model(tmp_path, context=64)
-    frame = load_frame(ModelRef("tiny", folder), Settings(backend="toy", cache_mib=1, max_rows=2), None, None)
+    frame = load_frame(ModelRef("tiny", folder), Settings(backend="toy", cache_mib=1, max_rows=2))
     model = open_model(frame, lambda *_: None)
     assert (model.info.backend, model.info.device) == ("toy", "Toy 3000")
     model.close()

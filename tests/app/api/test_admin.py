@@ -18,6 +18,7 @@ def test_loading_model_has_default_numbers() -> None:
         "unload_in": None,
         "warnings": (),
         "options": (),
+        "kept": False,
     }
 
 

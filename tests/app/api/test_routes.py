@@ -15,7 +15,7 @@ from msgspec import structs
 
 from localllm.app import frames
 from localllm.app.api import routes
-from localllm.app.api.admin import AdapterEntry, LoadedModel
+from localllm.app.api.admin import AdapterEntry, LoadedModel, LoadFlags
 from localllm.app.api.routes import Address
 from localllm.app.api.stream import Stream
 from localllm.app.config import Settings, loading
@@ -45,13 +45,13 @@ class FakeModels:
     def find(self, name: str) -> Any:
         return {"here": READY, "coming": LOADING_WORKER}.get(name)
 
-    async def load(self, name: str, **how: Any) -> str:
+    async def load(self, name: str, **how: Any) -> LoadedModel:
         how.pop("progress")("reading", 0.5)
         self.calls.append((name, how))
         await self.goes_on.wait()
         if name != "here":
             raise ModelNotFound("no such model")
-        return name
+        return LoadedModel(id=name, state="ready", pid=7)
 
     async def open(self, name: str | None, requests: list[Any], *, local: bool) -> Stream:
         self.calls += [(name, local), *requests]
@@ -173,7 +173,12 @@ async def test_detokenize_route(client: httpx.AsyncClient, models: FakeModels) -
 async def test_load_route_sends_events(client: httpx.AsyncClient, models: FakeModels) -> None:
     models.goes_on.set()
     loading = await client.post("/admin/load", json={"model": "here", "backend": "cpu", "quant": "int4"})
-    assert models.calls == [("here", {"local": True, "backend": "cpu", "quant": "int4"})]
+    flags = LoadFlags(backend="cpu", quant="int4")
+    assert models.calls == [("here", {"local": True, "flags": flags, "exact": False})]
+    body = {"model": "here", "context": 64, "exact": True}
+    await client.post("/admin/load", json=body)
+    assert models.calls[-1] == ("here", {"local": True, "flags": LoadFlags(context=64), "exact": True})
+    assert (await client.post("/admin/load", json={"model": "here", "context": -1})).status_code == 400
     progress, model = [json.loads(line[6:]) for line in loading.text.splitlines() if line]
     assert progress == {"stage": "reading", "done": 0.5}
     assert (model["id"], model["pid"]) == ("here", 7)

@@ -12,7 +12,7 @@ import msgspec
 
 from localllm.app.api import exchange
 from localllm.app.config import Settings
-from localllm.app.daemon import connection, lifecycle, models, process
+from localllm.app.daemon import connection, lifecycle, loading, process
 from localllm.app.errors import AppError
 
 # Instead of a probe: every backend but npu can run a fake worker.
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format=lifecycle.LOG_FORMAT, stream=sys.stderr)
     process.STOP_SECONDS = 1.0
     if "TEST_WORKER" not in os.environ:
-        models.CHECK = FAKE_CHECK
+        loading.CHECK = FAKE_CHECK
     process.WATCH_SECONDS = float(os.environ.get("TEST_WATCH_SECONDS", process.WATCH_SECONDS))
     process.LOAD_SECONDS = float(os.environ.get("TEST_LOAD_SECONDS", process.LOAD_SECONDS))
     process.ANSWER_SECONDS = float(os.environ.get("TEST_ANSWER_SECONDS", process.ANSWER_SECONDS))

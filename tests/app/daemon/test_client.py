@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from localllm.app import client as clients
-from localllm.app.client import Client, Done, ReasoningPiece, TextPiece, ToolCall
+from localllm.app.client import Client, Done, LoadFlags, ReasoningPiece, TextPiece, ToolCall
 from localllm.app.config import Developer, Settings
 from localllm.app.daemon import background
 from localllm.app.errors import (
@@ -438,9 +438,20 @@ async def test_load_reports_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     loaded = {"id": "m", "state": "ready", "pid": 7}
     client, asked = answering(monkeypatch, [event(stage="reading", done=0.5), event(**loaded)])
     statuses: list[tuple[str, float]] = []
-    model = await client.load("./m", backend="cpu", quant="int8", on_progress=lambda *words: statuses.append(words))
+    model = await client.load(
+        "./m",
+        flags=LoadFlags(backend="cpu", quant="int8"),
+        exact=True,
+        on_progress=lambda *words: statuses.append(words),
+    )
     assert (model.id, statuses) == ("m", [("reading", 0.5)])
-    assert json.loads(asked[0][3]) == {"model": str(tmp_path / "m"), "backend": "cpu", "quant": "int8"}
+    assert json.loads(asked[0][3]) == {
+        "model": str(tmp_path / "m"),
+        "backend": "cpu",
+        "quant": "int8",
+        "context": None,
+        "exact": True,
+    }
     assert (await client.load("org/m")).id == "m"
     assert json.loads(asked[1][3])["model"] == "org/m"
     await client.close()

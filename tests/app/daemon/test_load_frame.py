@@ -11,8 +11,10 @@ import msgspec
 import pytest
 
 from localllm.app import config, frames, paths
+from localllm.app.api.admin import LoadFlags
 from localllm.app.config import Developer, Settings
-from localllm.app.daemon.models import load_frame
+from localllm.app.daemon.loading import load_frame, load_settings
+from localllm.app.store import preferences
 from localllm.app.store.cache import ModelRef
 from localllm.engine.options import LoadOptions
 
@@ -56,7 +58,7 @@ def received(frame: frames.Load) -> frames.Load:
 
 
 def changed(options: LoadOptions) -> dict[str, Any]:
-    plain = load_frame(REF, Settings(), None, None).options
+    plain = load_frame(REF, Settings()).options
     names = [field.name for field in fields(LoadOptions)]
     return {name: getattr(options, name) for name in names if getattr(options, name) != getattr(plain, name)}
 
@@ -64,7 +66,7 @@ def changed(options: LoadOptions) -> dict[str, Any]:
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_setting_reaches_the_worker(name: str) -> None:
     value, expected = CHANGES[name]
-    frame = received(load_frame(REF, Settings(**{name: value}), None, None))
+    frame = received(load_frame(REF, Settings(**{name: value})))
     assert changed(frame.options) == expected
     assert frame.backend == (value if name == "backend" else "auto")
 
@@ -73,7 +75,7 @@ def test_each_setting_reaches_the_worker(name: str) -> None:
 def test_each_developer_variable_reaches_the_worker(name: str) -> None:
     value, expected = DEVELOPER[name]
     settings = Settings(developer=Developer(**{name: value}))
-    assert changed(received(load_frame(REF, settings, None, None)).options) == expected
+    assert changed(received(load_frame(REF, settings)).options) == expected
 
 
 def test_every_setting_is_tested() -> None:
@@ -82,7 +84,7 @@ def test_every_setting_is_tested() -> None:
 
 
 def test_default_settings_give_default_options() -> None:
-    frame = received(load_frame(REF, Settings(), None, None))
+    frame = received(load_frame(REF, Settings()))
     folders = {
         "packed_dir": paths.packed_dir(REF.path),
         "compiled_dir": paths.compiled_dir(),
@@ -91,9 +93,11 @@ def test_default_settings_give_default_options() -> None:
     assert frame == frames.Load(model="some/model", path="/models/some", options=LoadOptions(**folders))
 
 
-def test_request_precedes_the_settings() -> None:
-    frame = load_frame(REF, Settings(quant="int8", backend="cpu"), "mlx", "int4")
-    assert (frame.options.quant, frame.backend) == ("int4", "mlx")
+def test_flags_of_a_call_precede_the_model_and_the_daemon() -> None:
+    preferences.set_settings("some/model", {"quant": "int8", "context": 64, "threads": 2})
+    settings = load_settings(Settings(quant="fp8", backend="cpu"), REF.id, LoadFlags(backend="mlx", quant="int4"))
+    frame = load_frame(REF, settings)
+    assert (frame.backend, frame.options.quant, frame.options.context, frame.options.threads) == ("mlx", "int4", 64, 2)
 
 
 @pytest.mark.parametrize("wrong", [{"quant": "int3"}, {"context": "long"}, {"packed_dir": 3}])

@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from localllm.app import paths
-from localllm.app.daemon import models, process
-from localllm.app.daemon.models import CHECK
+from localllm.app.daemon import loading, process
+from localllm.app.daemon.loading import CHECK
 from localllm.app.errors import NoBackend
 from localllm.app.frames import Load
 from localllm.app.store import cache
@@ -112,9 +112,9 @@ def test_backend_is_probed_in_a_child_process(backend: str, code: str) -> None:
 )
 def test_probe_that_hangs_or_crashes_is_an_error(monkeypatch: pytest.MonkeyPatch, script: str, message: str) -> None:
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
-    monkeypatch.setattr(models, "CHECK", (sys.executable, "-c", script))
-    monkeypatch.setattr(models, "CHECK_SECONDS", 1.0)
-    probe = models.check_backend("hip", cache.resolve("guide"))
+    monkeypatch.setattr(loading, "CHECK", (sys.executable, "-c", script))
+    monkeypatch.setattr(loading, "CHECK_SECONDS", 1.0)
+    probe = loading.check_backend("hip", cache.resolve("guide"))
     if not message:
         asyncio.run(probe)
         return

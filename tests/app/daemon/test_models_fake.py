@@ -10,11 +10,22 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from localllm.app.api.admin import LoadFlags
 from localllm.app.config import Settings
+from localllm.app.daemon import lifecycle
 from localllm.app.daemon import models as loaded_models
 from localllm.app.daemon.models import LoadedModels
-from localllm.app.errors import AdapterNotFound, AppError, InvalidRequest, ModelNotFound, Overloaded, Stopping
+from localllm.app.errors import (
+    AdapterNotFound,
+    AppError,
+    ConfigError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    Stopping,
+)
 from localllm.app.frames import Generate, Load, ModelInfo, Stats
+from localllm.app.store import preferences
 from localllm.app.store.cache import ModelRef
 
 from ..samples import model_info
@@ -129,15 +140,18 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 async def test_model_is_loaded_once(workers: list[FakeWorker], checked: list[str]) -> None:
     models = LoadedModels(Settings(step_timeout=3.0))
     first = await models.worker("a")
-    for requested in ({}, {"backend": "auto"}, {"backend": "cpu"}, {"quant": "none"}):
-        assert await models.worker("a", **requested) is first  # type: ignore[arg-type]
+    for flags in (LoadFlags(), LoadFlags(backend="auto"), LoadFlags(backend="cpu"), LoadFlags(quant="none", context=0)):
+        for exact in (False, True):
+            assert await models.worker("a", flags=flags, exact=exact) is first
     assert await models.worker("b") is not first
     assert [worker.step_timeout for worker in workers] == [3.0, 3.0]
     assert checked == []
     await models.close()
 
 
-@pytest.mark.parametrize(("requested", "probed"), [({"backend": "cuda"}, ["cuda"]), ({"quant": "int8"}, [])])
+@pytest.mark.parametrize(
+    ("requested", "probed"), [({"backend": "cuda"}, ["cuda"]), ({"quant": "int8"}, []), ({"context": 64}, [])]
+)
 async def test_reload_ends_the_previous_worker(
     workers: list[FakeWorker], checked: list[str], requested: Any, probed: list[str]
 ) -> None:
@@ -145,17 +159,71 @@ async def test_reload_ends_the_previous_worker(
     first = await models.worker("a")
     first.unfinished = 1
     with pytest.raises(InvalidRequest, match="busy") as refused:
-        await models.worker("a", **requested)
+        await models.worker("a", flags=LoadFlags(**requested))
     assert refused.value.param == next(iter(requested))
     assert first.state == "ready"
     first.unfinished = 0
     checked.clear()
-    second = await models.worker("a", **requested)
+    second = await models.worker("a", flags=LoadFlags(**requested))
     assert (first.state, second.state) == ("over", "ready")
     assert checked == probed, "one probe, before the end of the first worker"
     assert workers[0].quiet_for == [0.0], "the first worker has no requests"
     assert await models.worker("a") is second
     assert models.deaths == {}
+    await models.close()
+
+
+async def test_exact_load_does_not_keep_the_flags_of_an_earlier_call(workers: list[FakeWorker]) -> None:
+    models = LoadedModels(Settings())
+    flags = LoadFlags(quant="int4", context=64)
+    loaded = await models.load("a", flags=flags, exact=True)
+    assert (loaded.options, loaded.kept) == (("--quant int4", "--context 64"), False)
+    (first,) = workers
+    assert await models.worker("a") is first, "a request without a load uses the loaded model"
+    first.unfinished = 1
+    assert (await models.load("a", exact=True)).kept, "a busy model keeps its flags, and the caller is told"
+    assert workers == [first]
+    first.unfinished = 0
+    plain = await models.load("a", exact=True)
+    assert (plain.options, plain.kept, len(workers)) == ((), False, 2)
+    assert not (await models.load("a", exact=True)).kept
+    assert len(workers) == 2
+    await models.close()
+
+
+async def test_settings_of_a_model_apply_to_its_load(workers: list[FakeWorker]) -> None:
+    preferences.set_settings("org/a", {"quant": "int8", "context": 64, "max_rows": 2})
+    models = LoadedModels(Settings(context=128, flags=("context",)))
+    loaded = await models.load("org/a@v1", exact=True)
+    assert loaded.options == ("--quant int8", "--max-rows 2"), "a flag of serve precedes the settings of the model"
+    assert (await models.load("org/a@v1", flags=LoadFlags(quant="int4"), exact=True)).options[0] == "--quant int4"
+    assert (await models.load("org/b", exact=True)).options == ()
+    options = [worker.load_frame.options for worker in workers]
+    assert [(option.quant, option.context, option.max_rows) for option in options] == [
+        ("int8", 128, 2),
+        ("int4", 128, 2),
+        ("none", 128, 64),
+    ]
+    preferences.set_settings("org/c", {"quant": "int3"})
+    with pytest.raises(ConfigError, match="quant in the settings of org/c"):
+        await models.load("org/c")
+    await models.close()
+
+
+async def test_preloaded_models_are_loaded_at_the_start(
+    workers: list[FakeWorker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def resolve(name: str, allow_path: bool = False) -> ModelRef:
+        if name == "missing":
+            raise ModelNotFound("model 'missing' is not on this machine", hint="pull it")
+        return ref(name)
+
+    monkeypatch.setattr(loaded_models.cache, "resolve", resolve)
+    monkeypatch.setattr(loaded_models.cache, "find", lambda *_, **__: None)
+    models = LoadedModels(Settings(preload=("missing", "a", "b")))
+    await lifecycle._preload(models)
+    assert [worker.model for worker in workers] == ["a", "b"]
+    assert "cannot preload missing: model 'missing' is not on this machine (pull it)" in caplog.text
     await models.close()
 
 
@@ -188,14 +256,14 @@ async def test_request_loads_its_model(workers: list[FakeWorker]) -> None:
     with pytest.raises(ModelNotFound):
         await models.open("/b", requests)
     await models.open("/b", requests, local=True)
-    assert await models.load("/b", local=True) == "/b"
+    assert (await models.load("/b", local=True)).id == "/b"
     await models.close()
 
 
 async def test_name_of_a_model_precedes_the_name_of_an_adapter(workers: list[FakeWorker]) -> None:
     """The id `qwen3:0.6b` is a short name, even if the model qwen3 could have an adapter 0.6b."""
     models = LoadedModels(Settings())
-    assert await models.load("qwen3:0.6b") == "qwen3:0.6b"
+    assert (await models.load("qwen3:0.6b")).id == "qwen3:0.6b"
     with pytest.raises(AdapterNotFound, match="qwen3 has no adapter '1b'"):
         await models.load("qwen3:1b")
     with pytest.raises(AdapterNotFound, match=r"qwen3:0\.6b has no adapter 'pirate'"):

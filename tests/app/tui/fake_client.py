@@ -7,11 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from localllm.app.client import (
+    NO_FLAGS,
     AdapterEntry,
     AdapterFolder,
     ChatEvent,
     Done,
     LoadedModel,
+    LoadFlags,
     ModelEntry,
     ReasoningPiece,
     TextPiece,
@@ -81,8 +83,8 @@ class FakeClient:
         self,
         model: str,
         *,
-        backend: str | None = None,
-        quant: str | None = None,
+        flags: LoadFlags = NO_FLAGS,
+        exact: bool = False,
         on_progress: Callable[[str, float], None] | None = None,
     ) -> LoadedModel:
         entry = next((entry for entry in self.entries if entry.id == model), None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from localllm.app.client import LoadFlags
 from localllm.app.config import Settings
 from localllm.app.tui.connection import Connection
 
@@ -11,20 +12,18 @@ from .fake_client import FakeClient
 
 
 @pytest.mark.parametrize("backend", [None, "cpu"])
-async def test_connection_passes_its_backend_when_it_loads_a_model(backend: str | None) -> None:
+async def test_connection_passes_its_flags_when_it_loads_a_model(backend: str | None) -> None:
     client = FakeClient()
-    backends: list[str | None] = []
+    calls: list[tuple[LoadFlags, bool]] = []
     load = client.load
 
-    async def noting_load(
-        model: str, *, backend: str | None = None, quant: str | None = None, **rest: object
-    ) -> object:
-        backends.append(backend)
-        assert quant == "int4"
-        return await load(model, backend=backend, **rest)  # type: ignore[arg-type]
+    async def noting_load(model: str, *, flags: LoadFlags, exact: bool, **rest: object) -> object:
+        calls.append((flags, exact))
+        return await load(model, flags=flags, **rest)  # type: ignore[arg-type]
 
     client.load = noting_load  # type: ignore[method-assign,assignment]
     settings = Settings()
-    await Connection(settings, client.connect, backend, "int4").use("guide")  # type: ignore[arg-type]
-    assert backends == [backend]
+    flags = LoadFlags(backend=backend, quant="int4")
+    await Connection(settings, client.connect, flags).use("guide")  # type: ignore[arg-type]
+    assert calls == [(flags, True)]
     assert settings.backend == "auto", "the settings of the daemon do not change"

@@ -1,0 +1,132 @@
+"""How a model is loaded: the settings of the daemon, then those of the model, then the flags of one call."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from ...engine.options import LoadOptions
+from .. import config, paths
+from ..api.admin import LoadFlags
+from ..config import Settings
+from ..errors import InvalidRequest, NoBackend
+from ..frames import Fault, Load
+from ..store import cache, preferences
+from .process import WorkerProcess, worker_environment
+
+CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
+CHECK_SECONDS = 60.0  # maximum duration of a backend probe: a call into a broken driver may never return
+
+
+def load_settings(settings: Settings, model: str, flags: LoadFlags) -> Settings:
+    """The settings that load a model. A flag of the call precedes the model's settings, which precede `settings`.
+
+    Flags of `localllm serve` precede the model's settings. Raises ConfigError for a malformed setting of the model.
+    """
+    values = config.model_settings(preferences.read().settings, model)
+    chosen = {name: value for name, value in values.items() if name not in settings.flags}
+    chosen |= {name: value for name, value in msgspec.structs.asdict(flags).items() if value is not None}
+    return msgspec.structs.replace(settings, **chosen)
+
+
+def load_frame(ref: cache.ModelRef, settings: Settings) -> Load:
+    """The frame that loads a model with these settings."""
+    return Load(model=ref.id, path=str(ref.path), backend=settings.backend, options=load_options(settings, ref))
+
+
+def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
+    """The load options for a runner. The value 0 of a setting means automatic; the options have None instead."""
+    return LoadOptions(
+        context=settings.context or None,
+        cache_bytes=settings.cache_mib * 2**20 or None,
+        cache_share=settings.cache_share or None,
+        max_rows=settings.max_rows,
+        dtype=settings.dtype,
+        cache_dtype=settings.cache_dtype,
+        quant=settings.quant,
+        packed_dir=paths.packed_dir(ref.path),
+        graphs=settings.graphs,
+        compiler=settings.developer.compiler,
+        compiled_dir=paths.compiled_dir(),
+        threads=settings.threads or None,
+        reference_ops=settings.developer.reference_ops,
+        attention=settings.developer.attention,
+        lora_backend=settings.developer.lora_backend,
+        adapter_slots=settings.adapter_slots,
+        adapter_rank=settings.adapter_rank,
+        self_test_dir=paths.self_test_dir() if settings.developer.self_test == "on" else None,
+    )
+
+
+def as_flags(loaded: Settings, settings: Settings) -> tuple[str, ...]:
+    """The settings that loaded a model and differ from the daemon's, as flags of the command line."""
+    values = config.loading(loaded)
+    defaults = config.loading(settings)
+    names = [name for name in config.LOADING if values[name] != defaults[name]]
+    return tuple(f"--{name.replace('_', '-')} {values[name]}" for name in names)
+
+
+def fits(worker: WorkerProcess, loaded: Settings, requested: Settings) -> bool:
+    """True if a model that was loaded with the settings `loaded` is as one that `requested` would load.
+
+    A named backend fits a model that the choice `auto` loaded on that backend.
+    """
+    if worker.info is not None and requested.backend == worker.info.backend:
+        loaded = msgspec.structs.replace(loaded, backend=requested.backend)
+    return config.loading(loaded) == config.loading(requested)
+
+
+def difference(worker: WorkerProcess, flags: LoadFlags) -> InvalidRequest | None:
+    """The error for a call whose flags differ from those of a loaded and busy model.
+
+    None if the loaded model fits the flags, or its worker has ended.
+    """
+    info = worker.info
+    if info is None:
+        return None
+    options = worker.load_frame.options
+    hint = "unload it first (localllm stop)"
+    if flags.backend not in (None, "auto", info.backend):
+        return InvalidRequest(f"{worker.model} is busy on {info.backend}; {hint}", param="backend")
+    if flags.quant not in (None, options.quant):
+        return InvalidRequest(f"{worker.model} is busy with quant {options.quant}; {hint}", param="quant")
+    if flags.context is not None and flags.context != (options.context or 0):
+        return InvalidRequest(f"{worker.model} is busy with context {info.context}; {hint}", param="context")
+    return None
+
+
+async def check_backend(backend: str, ref: cache.ModelRef) -> None:
+    """Probe in a child process if a backend can run a model.
+
+    Raises the error that a load would raise if the backend cannot run the model, and NoBackend if the child process
+    crashes or hangs.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *CHECK,
+        backend,
+        ref.id,
+        str(ref.path),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env=worker_environment(),
+        process_group=0,
+    )
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            output, _ = await process.communicate()
+    except TimeoutError:
+        raise NoBackend(f"cannot probe backend {backend}: no result within {CHECK_SECONDS:g} s") from None
+    finally:
+        if process.returncode is None:  # the probe hangs, or this task was cancelled
+            process.kill()
+            with suppress(TimeoutError):  # a driver may delay the end of the process
+                async with asyncio.timeout(1.0):
+                    await process.communicate()
+    if output:
+        raise msgspec.json.decode(output, type=Fault).error()
+    if process.returncode:
+        raise NoBackend(f"cannot probe backend {backend}: the probe process exited with status {process.returncode}")
