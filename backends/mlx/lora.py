@@ -132,7 +132,9 @@ class AdapterSlots:
         pairs: dict[str, Pair] = {}
         for name, factors in files.factors.items():
             a = _matrix(factors, factors.a)
-            b = _matrix(factors, factors.b) * np.float32(factors.scale)
+            b = _matrix(factors, factors.b)
+            with np.errstate(over="ignore"):  # infinity is refused below
+                b *= np.float32(factors.scale)
             pairs[name] = Pair(self._finite(a, name), self._finite(b, name))
         self._prepared[adapter] = pairs
 

@@ -12,17 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from localllm.backends import cpu
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.engine import Engine
 from localllm.engine.errors import RequestRefused
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import Runner, page_bytes
 
 from . import canary
+from .adapters import open_on
 from .conformance import BUDGET, PAGE
 
 STREAMS = 16
@@ -141,9 +140,20 @@ def started(engine: Engine) -> Iterator[None]:
     engine.close()
 
 
-@pytest.mark.parametrize("operations", [200, pytest.param(1000, marks=pytest.mark.slow)])
-def test_adapters_change_while_requests_run(tmp_path: Path, operations: int) -> None:
-    runner = cpu.open(read_model(canary.save(tmp_path)), OPTIONS)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("backend", "operations"),
+    [
+        ("cpu", 200),
+        pytest.param("mlx", 60, marks=pytest.mark.real_otherdevice),
+        pytest.param("cpu", 1000, marks=SLOW),
+        pytest.param("mlx", 1000, marks=[SLOW, pytest.mark.real_otherdevice, pytest.mark.timeout(300)]),
+    ],
+)
+def test_adapters_change_while_requests_run(tmp_path: Path, backend: str, operations: int) -> None:
+    runner = open_on(backend, canary.save(tmp_path), OPTIONS)
     answers = Answers()
     engine = Engine(runner, answers.add)
     swaps = Swaps(engine, answers, tmp_path, seed=operations)
@@ -159,9 +169,8 @@ def test_adapters_change_while_requests_run(tmp_path: Path, operations: int) -> 
 
 def check_nothing_is_left(engine: Engine, runner: Runner) -> None:
     """Memory does not grow with the number of adapters that were loaded."""
-    assert isinstance(runner, TorchRunner)
-    assert runner._slots is not None
-    assert not runner._slots._prepared
+    slots = runner._slots if isinstance(runner, TorchRunner) else runner._adapters  # type: ignore[attr-defined]
+    assert not slots._prepared
     pool = engine._adapters
     assert sorted(pool._empty) == list(range(1, OPTIONS.adapter_slots + 1))
     assert not any([pool._registered, pool._requests, pool._users, pool._unused, pool._slots, pool._pinned])

@@ -1,173 +1,167 @@
-"""Adapters on the torch devices, against PEFT: several adapters in one batch, in prefill, in decode and in both."""
+"""Adapters on every backend, against PEFT: several adapters in one batch, in prefill, in decode and in both."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from peft import LoraConfig, PeftModel
 from torch import Tensor
 
-from localllm.backends import cpu
-from localllm.engine.adapterfiles import read_adapter
-from localllm.engine.batch import Batch, Want
-from localllm.engine.errors import ModelRefused
-from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
-from localllm.engine.options import LoadOptions
+from localllm.engine.batch import Want
 from localllm.engine.request import Sampling
-from localllm.engine.runner import Runner, StepResult
+from localllm.engine.runner import Runner
 
-from .batches import Row, make_batch
-from .tiny import TINIES, VOCAB, Tiny
+from .adapters import (
+    BACKENDS,
+    LINEAR,
+    OPTIONS,
+    adapter_configs,
+    adapter_of,
+    assert_equal,
+    log_probabilities,
+    logprobs_of,
+    open_on,
+    pages,
+    put,
+    run,
+    run_batch,
+    save_adapter,
+    tiny_of,
+)
+from .batches import Row
+from .tiny import VOCAB
 
 # PEFT reads properties that transformers deprecates, and warns about tied embeddings and fused phi3 modules.
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
-OPTIONS = LoadOptions(context=64, max_rows=8, page_size=8, dtype="float32", adapter_slots=4, adapter_rank=16)
-LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-PHI = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 LENGTH = 21
-LABELS = ("llama", "qwen2", "qwen3", "gemma3", "phi3", "mistral")
+LABELS = ("llama", "llama-tied", "qwen2", "qwen3", "gemma3", "phi3", "mistral")
+RANKS = (1, 8, 16, 64, 3, 8, 64, 16)
 
 
-def adapter_configs(tiny: Tiny) -> list[LoraConfig]:
-    """Unlike ranks, targets and scales."""
-    linear = PHI if tiny.model_type == "phi3" else LINEAR
-    return [
-        LoraConfig(r=4, lora_alpha=8, target_modules=list(linear)),
-        LoraConfig(r=16, lora_alpha=16, use_rslora=True, target_modules=[linear[0], linear[-1]]),
-        LoraConfig(
-            r=8,
-            lora_alpha=4,
-            target_modules=[*linear, "embed_tokens", "lm_head"],
-            rank_pattern={"o_proj": 3},
-            alpha_pattern={"model.layers.1.mlp.down_proj": 24},
-        ),
-    ]
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def save_adapter(base: torch.nn.Module, config: LoraConfig, folder: Path, seed: int) -> None:
-    """A PEFT adapter with random factors. PEFT itself starts with B = 0."""
-    model = get_peft_model(base, config)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
-    model.save_pretrained(folder, save_embedding_layers=False)
-    model.unload()
+@dataclass
+class Reference:
+    """A model, its adapters, and the log-probabilities of PEFT."""
+
+    model: Path
+    adapters: list[Path]
+    prompts: list[list[int]]  # of the base model and of each adapter
+    expected: list[Tensor]  # [LENGTH, vocab] for each prompt
 
 
-def adapter_of(folder: Path) -> Adapter:
-    return Adapter(folder.name, str(folder), read_adapter(folder).version)
-
-
-def put(runner: Runner, slot: int, adapter: Adapter) -> None:
-    runner.prepare_adapter(adapter)
-    runner.load_adapter(slot, adapter)
+def reference_of(root: Path, label: str, configs: Sequence[LoraConfig], *, merge: bool = False) -> Reference:
+    """`merge`: add the products of the factors to the weights, in float32."""
+    tiny = tiny_of(label)
+    base = tiny.save(root / "model")
+    prompts = np.random.default_rng(5).integers(3, VOCAB, (1 + len(configs), LENGTH)).tolist()
+    reference = Reference(root / "model", [], prompts, [log_probabilities(base, prompts[0])])
+    for number, config in enumerate(configs, start=1):
+        folder = root / f"adapter-{number}"
+        save_adapter(tiny.save(root / "copy"), config, folder, number)
+        model = PeftModel.from_pretrained(tiny.save(root / "copy"), folder)
+        reference.adapters.append(folder)
+        reference.expected.append(log_probabilities(model.merge_and_unload() if merge else model, prompts[number]))
+    return reference
 
 
 @dataclass
 class Loaded:
+    """A runner with adapter n of the reference in slot n."""
+
     runner: Runner
-    expected: list[Tensor]  # [LENGTH, vocab] log-probabilities of the base model and of each adapter
-    prompts: list[list[int]]
+    reference: Reference
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return self.reference.prompts
+
+    def check(self, rows: Sequence[Row], slots: Sequence[int]) -> None:
+        """Run a step. The row of a slot must have the log-probabilities of PEFT at its last position."""
+        positions = [row.start + len(row.tokens) - 1 for row in rows]
+        expected = [self.reference.expected[slot][position] for slot, position in zip(slots, positions, strict=True)]
+        assert_equal(run(self.runner, rows, slots), torch.stack(expected))
 
 
-@pytest.fixture(scope="module", params=LABELS)
-def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
-    tiny = next(tiny for tiny in TINIES if tiny.model_type == request.param or tiny.label == request.param)
-    root = tmp_path_factory.mktemp(tiny.label)
-    base = tiny.save(root / "model")
-    runner = cpu.open(read_model(root / "model"), OPTIONS)
-    generator = torch.Generator().manual_seed(5)
-    prompts = torch.randint(3, VOCAB, (4, LENGTH), generator=generator).tolist()
-    expected = [log_probabilities(base, prompts[0])]
-    for number, config in enumerate(adapter_configs(tiny), start=1):
-        folder = root / f"adapter-{number}"
-        save_adapter(tiny.save(root / "copy"), config, folder, number)
-        put(runner, number, adapter_of(folder))
-        judge = PeftModel.from_pretrained(tiny.save(root / "copy"), folder)
-        expected.append(log_probabilities(judge, prompts[number]))
-    yield Loaded(runner, expected, prompts)
+def loaded_from(reference: Reference, backend: str) -> Iterator[Loaded]:
+    options = replace(OPTIONS, adapter_slots=len(reference.adapters), adapter_rank=64)
+    runner = open_on(backend, reference.model, options)
+    for slot, folder in enumerate(reference.adapters, start=1):
+        put(runner, slot, adapter_of(folder))
+    yield Loaded(runner, reference)
     runner.close()
 
 
-@torch.inference_mode()
-def log_probabilities(model: Any, tokens: Sequence[int]) -> Tensor:
-    return model(torch.tensor([list(tokens)])).logits[0].float().log_softmax(-1)
+@pytest.fixture(scope="module", params=LABELS)
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    root = tmp_path_factory.mktemp(request.param)
+    return reference_of(root, request.param, adapter_configs(tiny_of(request.param)))
 
 
-def run(runner: Runner, rows: Sequence[Row], slots: Sequence[int], scales: Sequence[float] | None = None) -> Tensor:
-    """[rows, vocab] log-probabilities behind each row."""
-    return logprobs_of(run_batch(runner, rows, slots, scales))
-
-
-def run_batch(
-    runner: Runner, rows: Sequence[Row], slots: Sequence[int], scales: Sequence[float] | None = None
-) -> StepResult:
-    """A step with the log-probabilities of all tokens."""
-    batch = make_batch(rows, VOCAB)
-    sampling = replace(batch.sampling, logprobs=np.full(len(batch.sampling.logprobs), VOCAB, np.int32))
-    scales = [1.0] * len(rows) if scales is None else scales
-    adapted: Batch = replace(
-        batch, sampling=sampling, adapters=np.array(slots, np.int32), adapter_scales=np.array(scales, np.float32)
-    )
-    return runner.run(adapted).result()
-
-
-def logprobs_of(result: StepResult) -> Tensor:
-    """[answers, vocab]."""
-    assert result.top_tokens is not None
-    assert result.top_logprobs is not None
-    order = torch.from_numpy(result.top_tokens.copy()).long()
-    values = torch.from_numpy(result.top_logprobs.copy())
-    return torch.full((len(order), VOCAB), torch.nan).scatter_(1, order, values)
-
-
-def pages(row: int) -> range:
-    return range(1 + 4 * row, 5 + 4 * row)
-
-
-def assert_equal(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-3)
+@pytest.fixture(scope="module")
+def loaded(reference: Reference, backend: str) -> Iterator[Loaded]:
+    yield from loaded_from(reference, backend)
 
 
 def test_prefill_with_several_adapters(loaded: Loaded) -> None:
-    rows = [Row(prompt, 0, pages(row)) for row, prompt in enumerate(loaded.prompts)]
-    actual = run(loaded.runner, rows, [0, 1, 2, 3])
-    assert_equal(actual, torch.stack([logprobs[-1] for logprobs in loaded.expected]))
+    loaded.check([Row(prompt, 0, pages(row)) for row, prompt in enumerate(loaded.prompts)], [0, 1, 2, 3])
 
 
 def test_decode_with_several_adapters(loaded: Loaded) -> None:
     slots = [3, 0, 2, 1]
     prompts = [loaded.prompts[slot] for slot in slots]
-    run(loaded.runner, [Row(prompt[:12], 0, pages(row)) for row, prompt in enumerate(prompts)], slots)
+    loaded.check([Row(prompt[:12], 0, pages(row)) for row, prompt in enumerate(prompts)], slots)
     for position in range(12, LENGTH):
-        rows = [Row([prompt[position]], position, pages(row)) for row, prompt in enumerate(prompts)]
-        actual = run(loaded.runner, rows, slots)
-        assert_equal(actual, torch.stack([loaded.expected[slot][position] for slot in slots]))
+        loaded.check([Row([prompt[position]], position, pages(row)) for row, prompt in enumerate(prompts)], slots)
 
 
 def test_prefill_beside_decode(loaded: Loaded) -> None:
-    run(loaded.runner, [Row(loaded.prompts[slot][:-1], 0, pages(slot)) for slot in (1, 0)], [1, 0])
+    """Rows that continue, and rows that begin with other lengths."""
+    loaded.check([Row(loaded.prompts[slot][:8], 0, pages(slot)) for slot in (1, 0)], [1, 0])
     rows = [
-        Row(loaded.prompts[1][-1:], LENGTH - 1, pages(1)),
+        Row(loaded.prompts[1][8:9], 8, pages(1)),
         Row(loaded.prompts[3], 0, pages(3)),
-        Row(loaded.prompts[0][-1:], LENGTH - 1, pages(0)),
-        Row(loaded.prompts[2], 0, pages(2)),
+        Row(loaded.prompts[0][8:], 8, pages(0)),
+        Row(loaded.prompts[2][:5], 0, pages(2)),
     ]
-    slots = [1, 3, 0, 2]
-    actual = run(loaded.runner, rows, slots)
-    assert_equal(actual, torch.stack([loaded.expected[slot][-1] for slot in slots]))
+    loaded.check(rows, [1, 3, 0, 2])
+
+
+@pytest.fixture(scope="module")
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    """Eight adapters of unlike ranks. Each second adapter changes the embedding and the head, but few layers."""
+    ends = ("q_proj", "down_proj", "embed_tokens", "lm_head")
+    configs = [
+        LoraConfig(r=rank, lora_alpha=1 + number, target_modules=list(ends if number % 2 else LINEAR))
+        for number, rank in enumerate(RANKS)
+    ]
+    return reference_of(tmp_path_factory.mktemp("merged"), "llama", configs, merge=True)
+
+
+@pytest.fixture(scope="module")
+def eight(merged: Reference, backend: str) -> Iterator[Loaded]:
+    yield from loaded_from(merged, backend)
+
+
+@pytest.mark.parametrize("count", range(1, len(RANKS) + 1))
+def test_adapters_of_unlike_ranks_equal_merged_weights(eight: Loaded, count: int) -> None:
+    """Each of these adapters and the base model have a row in prefill, in a mixed step and in decode."""
+    slots = [*range(count + 1)]
+    even = slots[::2]
+    odd = slots[1::2]
+    eight.check([Row(eight.prompts[slot][:-2], 0, pages(slot)) for slot in even], even)
+    decoding = [Row(eight.prompts[slot][-2:-1], LENGTH - 2, pages(slot)) for slot in even]
+    eight.check([*decoding, *(Row(eight.prompts[slot][:-1], 0, pages(slot)) for slot in odd)], [*even, *odd])
+    eight.check([Row(eight.prompts[slot][-1:], LENGTH - 1, pages(slot)) for slot in slots], slots)
 
 
 def test_only_rows_with_an_answer_have_logits(loaded: Loaded) -> None:
@@ -176,7 +170,7 @@ def test_only_rows_with_an_answer_have_logits(loaded: Loaded) -> None:
     rows = [Row(loaded.prompts[slot], 0, pages(row)) for row, slot in enumerate(slots)]
     rows[0].want = Want.NOTHING
     rows[3].want = Want.NOTHING
-    expected = torch.stack([loaded.expected[slot][-1] for slot in (1, 3, 2)])
+    expected = torch.stack([loaded.reference.expected[slot][-1] for slot in (1, 3, 2)])
     for row, logprobs in zip((rows[1], rows[2], rows[4]), expected, strict=True):
         row.sampling = Sampling(presence_penalty=2.0)
         row.output = [int(logprobs.argmax())]
@@ -190,7 +184,7 @@ def test_only_rows_with_an_answer_have_logits(loaded: Loaded) -> None:
 def test_scale_zero_is_the_base_model(loaded: Loaded) -> None:
     prompt = loaded.prompts[0]
     actual = run(loaded.runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [1, 0], [0.0, 1.0])
-    assert_equal(actual, loaded.expected[0][-1].expand(2, -1))
+    assert_equal(actual, loaded.reference.expected[0][-1].expand(2, -1))
 
 
 def test_adapter_changes_the_answer(loaded: Loaded) -> None:
@@ -198,102 +192,3 @@ def test_adapter_changes_the_answer(loaded: Loaded) -> None:
     prompt = loaded.prompts[1]
     base, adapted = run(loaded.runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [0, 1])
     assert (base - adapted).abs().max() > 0.1
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A model, and an adapter of it."""
-    root = tmp_path_factory.mktemp("llama")
-    tiny = next(tiny for tiny in TINIES if tiny.model_type == "llama")
-    tiny.save(root / "model")
-    save_adapter(tiny.save(root / "copy"), adapter_configs(tiny)[0], root / "adapter", 1)
-    return root / "model", root / "adapter"
-
-
-def test_scale_multiplies_the_delta(llama: tuple[Path, Path], tmp_path: Path) -> None:
-    """Scale 2 equals an adapter with twice the alpha."""
-    model, folder = llama
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 2 * config["lora_alpha"]}))
-    (tmp_path / "adapter_model.safetensors").write_bytes((folder / "adapter_model.safetensors").read_bytes())
-    runner = cpu.open(read_model(model), OPTIONS)
-    put(runner, 1, adapter_of(folder))
-    put(runner, 2, adapter_of(tmp_path))
-    prompt = list(range(5, 25))
-    one, other = run(runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [1, 2], [2.0, 1.0])
-    assert_equal(one, other)
-    runner.close()
-
-
-def test_reloaded_slot_forgets_the_previous_adapter(llama: tuple[Path, Path]) -> None:
-    model, folder = llama
-    runner = cpu.open(read_model(model), OPTIONS)
-    prompt = list(range(5, 25))
-    put(runner, 1, adapter_of(folder))
-    first = run(runner, [Row(prompt, 0, pages(0))], [1])
-    small = folder.parent / "small"
-    tiny = next(tiny for tiny in TINIES if tiny.model_type == "llama")
-    save_adapter(tiny.save(folder.parent / "other"), LoraConfig(r=1, target_modules=["o_proj"]), small, 7)
-    put(runner, 1, adapter_of(small))
-    put(runner, 2, adapter_of(small))
-    reloaded, fresh = run(runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [1, 2])
-    assert torch.equal(reloaded, fresh)
-    assert (first - reloaded).abs().max() > 0.1
-    runner.close()
-
-
-def test_refused_adapters(llama: tuple[Path, Path], tmp_path: Path) -> None:
-    model, folder = llama
-    runner = cpu.open(read_model(model), OPTIONS)
-    tiny = next(tiny for tiny in TINIES if tiny.model_type == "llama")
-    high = tmp_path / "high"
-    save_adapter(tiny.save(tmp_path / "a"), LoraConfig(r=17, target_modules=["q_proj"]), high, 1)
-    with pytest.raises(ModelRefused, match="rank 17, but the limit is 16"):
-        runner.prepare_adapter(adapter_of(high))
-    wider = tmp_path / "wider"
-    wide = dataclasses.replace(tiny, more={**tiny.more, "hidden_size": 64, "head_dim": 12})
-    save_adapter(wide.save(tmp_path / "b"), LoraConfig(r=4, target_modules=["q_proj"]), wider, 1)
-    with pytest.raises(ModelRefused, match="48 x 64, but in the model 48 x 48"):
-        runner.prepare_adapter(adapter_of(wider))
-    with pytest.raises(ModelRefused, match="its files have changed"):
-        runner.prepare_adapter(replace(adapter_of(folder), version="old"))
-    none = cpu.open(read_model(model), replace(OPTIONS, adapter_slots=0))
-    with pytest.raises(ModelRefused, match="without adapter slots"):
-        none.prepare_adapter(adapter_of(folder))
-    none.close()
-    runner.close()
-
-
-def test_adapter_of_mlx_lm_changes_a_tied_head(tmp_path: Path) -> None:
-    """In mlx-lm the factors of the embedding change the matrix that is the head as well."""
-    tiny = next(tiny for tiny in TINIES if tiny.label == "llama-tied")
-    base = tiny.save(tmp_path / "model")
-    folder = tmp_path / "adapter"
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(
-        json.dumps({"lora_parameters": {"rank": 4, "scale": 2.0, "keys": ["model.embed_tokens"]}})
-    )
-    generator = torch.Generator().manual_seed(3)
-    weight: Tensor = base.get_input_embeddings().weight.data
-    a = torch.randn(len(weight), 4, generator=generator) * 0.3
-    b = torch.randn(4, weight.shape[1], generator=generator) * 0.3
-    save_file({"model.embed_tokens.lora_a": a, "model.embed_tokens.lora_b": b}, folder / "adapters.safetensors")
-    weight += 2.0 * a @ b
-    runner = cpu.open(read_model(tmp_path / "model"), OPTIONS)
-    put(runner, 1, adapter_of(folder))
-    prompt = list(range(5, 25))
-    assert_equal(run(runner, [Row(prompt, 0, pages(0))], [1]), log_probabilities(base, prompt)[-1:])
-    runner.close()
-
-
-def test_adapter_beyond_the_range_of_the_dtype_is_refused(llama: tuple[Path, Path], tmp_path: Path) -> None:
-    """Its finite factors would be infinite on the device, and its answers NaN."""
-    model, folder = llama
-    (tmp_path / "adapter_config.json").write_bytes((folder / "adapter_config.json").read_bytes())
-    factors = load_file(folder / "adapter_model.safetensors")
-    large = {name: torch.full_like(factor, 3e38) for name, factor in factors.items()}
-    save_file(large, tmp_path / "adapter_model.safetensors")
-    runner = cpu.open(read_model(model), OPTIONS)
-    with pytest.raises(ModelRefused, match="factor is too large"):
-        runner.prepare_adapter(adapter_of(tmp_path))
-    runner.close()

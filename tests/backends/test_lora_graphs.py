@@ -27,10 +27,10 @@ from localllm.engine.runner import Replay
 from localllm.kernels.ops.layer import Layer
 
 from . import canary
+from .adapters import OPTIONS, adapter_of, assert_equal, put, run, save_adapter
 from .batches import Row
 from .conformance import BUDGET
 from .tape import Tape
-from .test_lora import OPTIONS, adapter_of, assert_equal, put, run, save_adapter
 from .tiny import TINIES, VOCAB
 
 # PEFT reads properties that transformers deprecates.
