@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 
 class EngineError(Exception):
     """Base class of the engine's errors."""
@@ -34,10 +37,14 @@ class CacheOverflow(RequestRefused):
 
 
 class ModelRefused(EngineError):
-    """Model files are missing, corrupt or unsafe, or the architecture is unknown."""
+    """Model files are missing, corrupt or unsafe, the architecture is unknown, or the model does not fit in memory.
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    `numbers`: the memory plan of a model that does not fit; otherwise empty.
+    """
+
+    def __init__(self, message: str, hint: str = "", numbers: Mapping[str, int] = MappingProxyType({})) -> None:
         self.hint = hint
+        self.numbers = numbers
         super().__init__(message)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from .batch import Batch
     from .lora import Adapter
+    from .memory import MemoryPlan
     from .modelfiles import ModelFiles
     from .options import LoadOptions
 
@@ -178,6 +179,10 @@ class Backend(Protocol):
 
     def open(self, files: ModelFiles, options: LoadOptions) -> Runner:
         """Load the model and return its runner. Raises ModelRefused or SettingRefused."""
+        ...
+
+    def plan_memory(self, files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+        """The memory that `open` would allocate. The model may not fit. Raises ModelRefused or SettingRefused."""
         ...
 
     def read_bandwidth(self) -> float | None:

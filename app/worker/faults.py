@@ -33,7 +33,7 @@ def app_error(error: Exception) -> AppError | None:
         case RequestRefused():
             return InvalidRequest(str(error))
         case ModelRefused():
-            return ModelUnusable(str(error), hint=error.hint, param="model")
+            return ModelUnusable(str(error), hint=error.hint, param="model", **error.numbers)
         case SettingRefused():
             return ConfigError(str(error), hint=error.hint)
         case BackendUnavailable():

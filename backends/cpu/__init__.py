@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib.util import find_spec
 
+from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
@@ -38,6 +39,13 @@ def open(files: ModelFiles, options: LoadOptions) -> Runner:
     from .device import open_on_cpu
 
     return open_on_cpu(files, options, memory()[1])
+
+
+def plan_memory(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+    from ..pytorch.opening import plan_memory as plan_on_torch
+    from .device import device_for
+
+    return plan_on_torch(files, options, device_for(files, cpu_flags()), memory()[1])
 
 
 def read_bandwidth() -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
@@ -41,6 +42,12 @@ def open(files: ModelFiles, options: LoadOptions) -> Runner:
     from .device import open_on_cuda
 
     return open_on_cuda(files, options)
+
+
+def plan_memory(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+    from .device import plan_on_cuda
+
+    return plan_on_cuda(files, options)
 
 
 def read_bandwidth() -> float | None:

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import torch
 
 from ...engine.errors import SettingRefused
+from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
@@ -20,7 +21,7 @@ from ...kernels.ops import Ops
 from ...kernels.ops.layer import Layer
 from ..pytorch.device import Device
 from ..pytorch.graphs.cuda import CudaRecorder
-from ..pytorch.opening import DTYPES, open_runner
+from ..pytorch.opening import DTYPES, open_runner, plan_memory
 from ..pytorch.selftest import self_tested
 from ..pytorch.streams import SideStream
 from .driver import Driver
@@ -83,10 +84,8 @@ def _versions() -> Iterator[str]:
 
 def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model on the first GPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
-    torch.cuda.init()
-    free, _ = torch.cuda.mem_get_info()
-    # A model with float32 weights computes in float32: such models are small or need the precision.
-    dtype = torch.float32 if files.config.dtype == "float32" else torch.bfloat16
+    free = _free()
+    dtype = _dtype(files)
     warnings = (f"the CUDA C++ kernels are not used (slower): {MISSING}",) if MISSING else ()
     device = replace(DEVICE, dtype=dtype, warnings=warnings)
     if options.self_test_dir is not None:
@@ -94,4 +93,21 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
         tested = DTYPES.get(options.dtype, dtype)
         ops, replacements = self_tested(CANDIDATES, device.type, tested, options.self_test_dir, gpu, _versions())
         device = replace(device, ops=ops, warnings=warnings + replacements)
-    return open_runner(files, options, device, max(0, free - WORKSPACE))
+    return open_runner(files, options, device, free)
+
+
+def plan_on_cuda(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+    """The memory of a model on the first GPU. Raises ModelRefused or SettingRefused."""
+    return plan_memory(files, options, replace(DEVICE, dtype=_dtype(files)), _free())
+
+
+def _free() -> int:
+    """Bytes of free GPU memory for a model."""
+    torch.cuda.init()
+    free, _ = torch.cuda.mem_get_info()
+    return max(0, free - WORKSPACE)
+
+
+def _dtype(files: ModelFiles) -> torch.dtype:
+    """The dtype of activations. Models with float32 weights are small, or need the precision."""
+    return torch.float32 if files.config.dtype == "float32" else torch.bfloat16

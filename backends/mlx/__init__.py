@@ -8,12 +8,13 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from .machine import apple_chip, memory, read_bandwidth
 
-__all__ = ["accepts", "name", "open", "probe", "read_bandwidth"]
+__all__ = ["accepts", "name", "open", "plan_memory", "probe", "read_bandwidth"]
 
 name = "mlx"
 
@@ -81,6 +82,12 @@ def open(files: ModelFiles, budget: LoadOptions) -> Runner:
     from .opening import open_on_mlx
 
     return open_on_mlx(files, budget)
+
+
+def plan_memory(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+    from .opening import plan_on_mlx
+
+    return plan_on_mlx(files, options)
 
 
 def _version(package: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -64,6 +65,18 @@ def load(files: ModelFiles, options: LoadOptions) -> Loaded:
     ]
     sizes = {path: weight.nbytes for path, weight in _weights(model)}
     return Loaded(model, forward, shapes, quant, sum(sizes.values()), _token_bytes(model, sizes))
+
+
+def expected_bytes(files: ModelFiles, options: LoadOptions) -> int:
+    """Estimated bytes of the weights after `load`."""
+    if options.quant not in BITS:
+        return files.weight_bytes
+    value_bits = BITS[options.quant] + 32 / GROUP  # each group has a scale and a bias of 16 bits
+    total = 0.0
+    for tensor in files.tensors.values():
+        is_quantised = len(tensor.shape) == 2 and tensor.shape[1] % GROUP == 0
+        total += math.prod(tensor.shape) * value_bits / 8 if is_quantised else tensor.num_bytes
+    return round(total)
 
 
 def _load(files: ModelFiles, context: int) -> tuple[nn.Module, dict[str, Any]]:

@@ -7,13 +7,14 @@ import os
 import mlx.core as mx
 
 from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
 from .adapter import find_targets
 from .cache import Caches
 from .families import describes, set_context
-from .loading import Loaded, load
+from .loading import DTYPES, Loaded, expected_bytes, load
 from .lora import AdapterSlots
 from .machine import memory
 from .plan import Planner
@@ -39,6 +40,7 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
         raise ModelRefused(
             f"{files.name} needs {_size(files.weight_bytes)} for its weights, but {_size(free)} are free",
             "close other programs, or choose a smaller model",
+            {"free_bytes": free, "weight_bytes": files.weight_bytes},
         )
     _limit_memory(total)
     os.environ.setdefault(CACHE_CHECK, "0")
@@ -87,19 +89,18 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) ->
     """The spec of the runner. Half of the cache memory is for pages, the other half for groups, whose rows have all
     their positions."""
     config = files.config
-    context = config.max_positions if options.context is None else options.context
-    if not 1 <= context <= config.max_positions:
-        raise ModelRefused(f"{files.name} has a context of {config.max_positions} tokens, not {context}")
-    page_size = options.page_size or PAGE_SIZE
-    token_bytes = 2 * sum(shape.token_bytes for shape in loaded.shapes)
-    room = _cache_room(options, free, context, page_size * token_bytes, page_size)
-    num_pages = room // (page_size * token_bytes)
+    page_bytes = 2 * sum(shape.token_bytes for shape in loaded.shapes) * (options.page_size or PAGE_SIZE)
+    memory = _measure(files, options, free + loaded.bytes, loaded.bytes, loaded.token_bytes, page_bytes)
+    page_size = memory.page_size
+    num_pages = memory.num_pages
+    context = memory.context
     fitting = num_pages * page_size
     if fitting < (options.context or 1):
         raise ModelRefused(
-            f"{files.name}: a context of {context} tokens needs {_size(context * token_bytes)} of KV cache, but "
-            f"{_size(room)} are allowed",
+            f"{files.name}: a context of {context} tokens needs {_size(memory.cache_bytes(context))} of KV cache, but "
+            f"{_size(num_pages * page_bytes)} are allowed",
             "ask for a shorter context, or allow a larger cache",
+            memory.numbers(),
         )
     return RunnerSpec(
         vocab_size=config.vocab_size,
@@ -114,19 +115,58 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) ->
         quant=loaded.quant,
         weight_bytes=loaded.bytes,
         token_bytes=loaded.token_bytes,
-        cache_bytes=fitting * token_bytes,
+        cache_bytes=num_pages * page_bytes,
     )
 
 
-def _cache_room(options: LoadOptions, free: int, context: int, page_bytes: int, page_size: int) -> int:
-    """Bytes for the cache. Without a setting the cache is no larger than the rows need, because other programs need
-    memory too."""
+def _measure(
+    files: ModelFiles, options: LoadOptions, free: int, weights: int, token_weights: int, page_bytes: int
+) -> MemoryPlan:
+    """The memory of a model: `weights` bytes of weights, of which a token reads `token_weights`, and pages of
+    `page_bytes` bytes. `free`: bytes before the load. Without a setting, the cache is no larger than the rows need,
+    because other programs need memory too. Raises ModelRefused for a context above that of the model."""
+    limit = files.config.max_positions
+    context = limit if options.context is None else options.context
+    if not 1 <= context <= limit:
+        raise ModelRefused(f"{files.name} has a context of {limit} tokens, not {context}")
+    page_size = options.page_size or PAGE_SIZE
+    room = int(max(0, free - weights) * (options.cache_share or CACHE_SHARE))
     if options.cache_bytes is not None:
-        return options.cache_bytes
-    if options.cache_share is not None:
-        return int(free * options.cache_share)
-    need = max(context, options.max_rows * min(context, ROW_TOKENS))
-    return min(int(free * CACHE_SHARE), -(-need // page_size) * page_bytes)
+        room = options.cache_bytes
+    max_pages = room // page_bytes
+    num_pages = max_pages
+    if options.cache_bytes is None and options.cache_share is None:
+        need = max(context, options.max_rows * min(context, ROW_TOKENS))
+        num_pages = min(max_pages, -(-need // page_size))
+    return MemoryPlan(
+        free=free,
+        weights=weights,
+        token_bytes=token_weights,
+        adapters=0,  # the slots grow as adapters are loaded
+        page_size=page_size,
+        page_bytes=page_bytes,
+        num_pages=num_pages,
+        max_pages=max_pages,
+        context=context,
+        max_positions=limit,
+    )
+
+
+def plan_on_mlx(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+    """The memory of a model that is not loaded. Raises ModelRefused for an architecture whose shapes only mlx-lm knows,
+    and SettingRefused."""
+    _refuse_settings(options)
+    config = files.config
+    if not describes(config):
+        raise ModelRefused(f"the memory of {config.model_type:.50} is known only after mlx-lm has loaded it")
+    dtype = options.dtype if options.dtype in DTYPES else config.dtype
+    item_bytes = DTYPES[dtype].size if dtype in DTYPES else mx.float16.size
+    token_bytes = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * item_bytes
+    weights = expected_bytes(files, options)
+    embedding = files.tensors.get("model.embed_tokens.weight")
+    is_untied = embedding is not None and not config.tie_embeddings
+    read = weights - (embedding.num_bytes if embedding is not None and is_untied else 0)
+    return _measure(files, options, _memory()[1], weights, read, token_bytes * (options.page_size or PAGE_SIZE))
 
 
 def _size(count: int) -> str:

@@ -45,6 +45,11 @@ class Loader:
             key = fingerprint(files, self._quant, sample)
             self._packed = PackedFile(options.packed_dir / f"{self._quant}.safetensors", key, type(sample))
 
+    def expected_token_bytes(self) -> int:
+        """Estimated bytes of the weights that are read to compute one token: all except the embedding table."""
+        embedding = self._files.tensors.get(EMBEDDING)
+        return self.expected_bytes() - (0 if embedding is None else embedding.num_bytes)
+
     def expected_bytes(self) -> int:
         """Estimated bytes of the loaded weights, correct within a few percent."""
 

@@ -8,6 +8,7 @@ from importlib import import_module
 import torch
 
 from ...engine.errors import ModelRefused
+from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
@@ -22,7 +23,7 @@ from .loading import Loader
 from .models import accepts
 from .references import with_references
 from .runner import Model, TorchRunner
-from .sizing import cache_dtype, capturable_tokens, chosen_graphs, plan
+from .sizing import cache_dtype, capturable_tokens, chosen_graphs, measure, plan
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # without "auto", which means Device.dtype
 
@@ -39,10 +40,29 @@ def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: i
         return _load(files, options, device, free)
 
 
+def plan_memory(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> MemoryPlan:
+    """The memory of a model on a device with `free` bytes of free memory, as open_runner would allocate it.
+
+    Raises ModelRefused or SettingRefused, but not because the model does not fit in memory.
+    """
+    refusal = accepts(files)
+    if refusal:
+        raise ModelRefused(f"{files.name}: {refusal}")
+    device = _configured(device, options)
+    dtype = DTYPES.get(options.dtype, device.dtype)
+    loader = Loader(files, options, device, dtype)
+    return measure(files, options, free, dtype, loader.expected_bytes(), device, loader.expected_token_bytes())
+
+
+def _configured(device: Device, options: LoadOptions) -> Device:
+    """The device with the ops that the options select. Raises SettingRefused."""
+    device = with_lora_backend(with_attention(device, options), options)
+    return replace(device, ops=with_references(device.ops, options.reference_ops))
+
+
 def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
     config = files.config
-    device = with_lora_backend(with_attention(device, options), options)
-    device = replace(device, ops=with_references(device.ops, options.reference_ops))
+    device = _configured(device, options)
     dtype = DTYPES.get(options.dtype, device.dtype)
     loader = Loader(files, options, device, dtype)
     spec = plan(files, options, free, dtype, loader.expected_bytes(), device)

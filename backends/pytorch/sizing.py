@@ -6,6 +6,7 @@ import torch
 
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.graphs import decode_sizes, token_sizes
+from ...engine.memory import MemoryPlan
 from ...engine.modelconfig import ModelConfig
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import Graphs, LoadOptions
@@ -17,6 +18,40 @@ from .lora import pool_bytes
 MAX_TOKENS = 2048
 
 
+def measure(
+    files: ModelFiles,
+    options: LoadOptions,
+    free: int,
+    dtype: torch.dtype,
+    weights: int,
+    device: Device,
+    token_bytes: int = 0,
+) -> MemoryPlan:
+    """The memory of a model on `device`, with the arguments of `plan`. The model may not fit.
+
+    Raises ModelRefused for a context above that of the model, and SettingRefused for an unsupported cache dtype.
+    """
+    config = files.config
+    context = _requested_context(files, options)
+    page_size = options.page_size or device.page_size
+    cache = cache_dtype(options, dtype, device)
+    page = page_bytes(page_size, config.num_kv_heads, config.head_dim, config.num_layers, cache.itemsize)
+    adapters = pool_bytes(config, options.adapter_slots, options.adapter_rank, dtype.itemsize)
+    rest = max(0, free - weights - adapters)
+    return MemoryPlan(
+        free=free,
+        weights=weights,
+        token_bytes=token_bytes,
+        adapters=adapters,
+        page_size=page_size,
+        page_bytes=page,
+        num_pages=_num_pages(options, device, rest, page, page_size, context),
+        max_pages=_max_pages(options, device, rest, page),
+        context=context,
+        max_positions=config.max_positions,
+    )
+
+
 def plan(
     files: ModelFiles, options: LoadOptions, free: int, dtype: torch.dtype, weights: int, device: Device
 ) -> RunnerSpec:
@@ -26,26 +61,26 @@ def plan(
     Raises ModelRefused if the weights or the context do not fit, and SettingRefused for an unsupported cache dtype.
     """
     config = files.config
-    if weights > free:
+    memory = measure(files, options, free, dtype, weights, device)
+    if not memory.weights_fit:
         raise ModelRefused(
             f"{files.name} needs {_size(weights)} for its weights, but only {_size(free)} is free",
             "close other programs, or choose a smaller model",
+            memory.numbers(),
         )
-    context = _requested_context(files, options)
-    page_size = options.page_size or device.page_size
-    cache = cache_dtype(options, dtype, device)
-    page = page_bytes(page_size, config.num_kv_heads, config.head_dim, config.num_layers, cache.itemsize)
-    adapters = pool_bytes(config, options.adapter_slots, options.adapter_rank, dtype.itemsize)
-    num_pages = _num_pages(options, device, max(0, free - weights - adapters), page, page_size, context)
+    context = memory.context
+    page_size = memory.page_size
+    num_pages = memory.num_pages
     fitting = num_pages * page_size
     if fitting < (options.context or 1):
         hint = "use a smaller context, or a larger cache"
-        if adapters:
-            hint += f", or a smaller adapter_slots ({options.adapter_slots} slots reserve {_size(adapters)})"
+        if memory.adapters:
+            hint += f", or a smaller adapter_slots ({options.adapter_slots} slots reserve {_size(memory.adapters)})"
         raise ModelRefused(
-            f"{files.name}: a context of {context} tokens needs {_size(-(-context // page_size) * page)} of KV "
-            f"cache, but the limit is {_size(num_pages * page)}",
+            f"{files.name}: a context of {context} tokens needs {_size(memory.cache_bytes(context))} of KV "
+            f"cache, but the limit is {_size(num_pages * memory.page_bytes)}",
             hint,
+            memory.numbers(),
         )
     graphs = chosen_graphs(options, device)
     captures_decode = graphs != "off" and device.captures_attention
@@ -65,7 +100,7 @@ def plan(
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
         quant=_weight_format(config, options),
-        cache_bytes=num_pages * page,
+        cache_bytes=num_pages * memory.page_bytes,
         warnings=device.warnings,
         step_seconds=device.step_seconds,
     )
@@ -84,14 +119,19 @@ def _requested_context(files: ModelFiles, options: LoadOptions) -> int:
 def _num_pages(options: LoadOptions, device: Device, free: int, page: int, page_size: int, context: int) -> int:
     """The number of pages of the KV cache: pages of `page` bytes and `page_size` tokens. `free` is the number of bytes
     that are free after the weights are loaded."""
-    if options.cache_bytes is not None:
-        return options.cache_bytes // page
-    max_pages = int(free * (options.cache_share or device.cache_share)) // page
-    if options.cache_share is not None:
+    max_pages = _max_pages(options, device, free, page)
+    if options.cache_bytes is not None or options.cache_share is not None:
         return max_pages
     row_tokens = min(context, device.row_tokens or context)
     tokens = max(context, options.max_rows * row_tokens)
     return min(-(-tokens // page_size), max_pages)
+
+
+def _max_pages(options: LoadOptions, device: Device, free: int, page: int) -> int:
+    """The maximum number of pages of `page` bytes: the size or the share in the options, or the device's share."""
+    if options.cache_bytes is not None:
+        return options.cache_bytes // page
+    return int(free * (options.cache_share or device.cache_share)) // page
 
 
 def _weight_format(config: ModelConfig, options: LoadOptions) -> str:
