@@ -315,6 +315,30 @@ def inspect(name: str, as_json: bool) -> int:
 
 
 @cli.command()
+@click.argument("name", type=AnyModel(), metavar="MODEL")
+@click.option("--context", type=click.IntRange(min=0), default=0, help="Context in tokens; 0: the largest that fits.")
+@click.option("--parallel", type=click.IntRange(1, 1024), default=1, help="Answers at the same time.")
+@quant_flag
+@backend_flag
+@json_flag
+def fit(name: str, context: int, parallel: int, quant: Any, backend: str | None, as_json: bool) -> int:
+    """Show if a model fits in memory, and how fast it is.
+
+    Weights, KV cache and adapter slots against the free memory of each backend, before a load. The speed is an
+    estimate: the read bandwidth of the memory, which is measured, divided by the bytes of weights that a token reads.
+    The exit code is 5 if the model fits on no backend.
+
+    \b
+    Examples:
+      localllm fit guide
+      localllm fit Qwen/Qwen3-0.6B --context 8192 --parallel 4 --quant int4
+    """
+    from .commands.fit import fit as body
+
+    return body(name, context, parallel, quant, backend, as_json)
+
+
+@cli.command()
 @click.argument("name", type=Model(), metavar="ORG/REPO[@REVISION]")
 @click.option("--packed", is_flag=True, help="Delete only the cached quantised weights; keep the model.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")

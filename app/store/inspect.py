@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,21 @@ def inspect(name: str) -> Inspection:
     Raises ModelNotFound, ModelUnusable, InvalidRequest or DownloadFailed.
     """
     try:
-        local = _local(names.parse(name))
-        if local is not None:
-            path, origin = local
+        with opened(name) as (path, origin):
             return inspect_path(path, origin)
-        return inspect_path(cache.resolve(name).path, Origin(name, name))
     except ModelRefused as error:
         raise ModelUnusable(str(error), hint=error.hint, param="model") from error
+
+
+@contextmanager
+def opened(name: str) -> Iterator[tuple[Path, Origin]]:
+    """The folder or the GGUF file of a name, and its origin. Raises as `inspect` does, or ModelRefused."""
+    local = _local(names.parse(name))
+    if local is not None:
+        yield local
+        return
+    ref = cache.resolve(name)
+    yield ref.path, Origin(name, name)
 
 
 def inspect_path(path: Path, origin: Origin) -> Inspection:

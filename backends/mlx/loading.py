@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from mlx_lm.utils import load_config, load_model
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
+from ...engine.tensorfiles import StoredTensor
 from . import families
 from .adapter import Forward, probe_layers
 from .cache import LayerShape
@@ -67,13 +68,13 @@ def load(files: ModelFiles, options: LoadOptions) -> Loaded:
     return Loaded(model, forward, shapes, quant, sum(sizes.values()), _token_bytes(model, sizes))
 
 
-def expected_bytes(files: ModelFiles, options: LoadOptions) -> int:
-    """Estimated bytes of the weights after `load`."""
+def expected_bytes(tensors: Iterable[StoredTensor], options: LoadOptions) -> int:
+    """Estimated bytes of stored tensors after `load`."""
     if options.quant not in BITS:
-        return files.weight_bytes
+        return sum(tensor.num_bytes for tensor in tensors)
     value_bits = BITS[options.quant] + 32 / GROUP  # each group has a scale and a bias of 16 bits
     total = 0.0
-    for tensor in files.tensors.values():
+    for tensor in tensors:
         is_quantised = len(tensor.shape) == 2 and tensor.shape[1] % GROUP == 0
         total += math.prod(tensor.shape) * value_bits / 8 if is_quantised else tensor.num_bytes
     return round(total)

@@ -20,6 +20,7 @@ from .machine import memory
 from .plan import Planner
 from .runner import MlxRunner
 
+EMBEDDING = "model.embed_tokens.weight"
 PAGE_SIZE = 16  # tokens per page of the KV cache
 CACHE_SHARE = 0.6  # maximum share of the cache in the memory left after loading
 STEP_TOKENS = 2048
@@ -162,11 +163,11 @@ def plan_on_mlx(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     dtype = options.dtype if options.dtype in DTYPES else config.dtype
     item_bytes = DTYPES[dtype].size if dtype in DTYPES else mx.float16.size
     token_bytes = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * item_bytes
-    weights = expected_bytes(files, options)
-    embedding = files.tensors.get("model.embed_tokens.weight")
-    is_untied = embedding is not None and not config.tie_embeddings
-    read = weights - (embedding.num_bytes if embedding is not None and is_untied else 0)
-    return _measure(files, options, _memory()[1], weights, read, token_bytes * (options.page_size or PAGE_SIZE))
+    weights = expected_bytes(files.tensors.values(), options)
+    embedding = [tensor for name, tensor in files.tensors.items() if name == EMBEDDING and not config.tie_embeddings]
+    token_weights = weights - expected_bytes(embedding, options)
+    page_bytes = token_bytes * (options.page_size or PAGE_SIZE)
+    return _measure(files, options, _memory()[1], weights, token_weights, page_bytes)
 
 
 def _size(count: int) -> str:

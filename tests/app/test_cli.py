@@ -31,6 +31,7 @@ COMMANDS = [
     "list",
     "pull",
     "inspect",
+    "fit",
     "rm",
     "adapters",
     "doctor",

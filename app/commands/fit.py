@@ -1,0 +1,64 @@
+"""`localllm fit`: whether a model fits in the memory of this machine, as text or JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import click
+
+from ... import backends
+from ...engine.errors import ModelRefused
+from ...engine.modelfiles import read_model
+from ...engine.quantization import Quant
+from .. import config
+from ..api.admin import LoadFlags
+from ..daemon.loading import load_options, load_settings
+from ..errors import ModelUnusable, NoBackend
+from ..sizes import size
+from ..store.cache import ModelRef
+from ..store.fit import Fit
+from ..store.fit import fit as fit_files
+from ..store.inspect import opened
+from .console import safe
+
+
+def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: str | None, as_json: bool) -> int:
+    """Print the fit on each backend. The exit code is 5 if the model fits on none."""
+    settings = load_settings(config.load(), name, LoadFlags(quant=quant, backend=backend))
+    try:
+        with opened(name) as (path, origin):
+            files = replace(read_model(path), name=origin.name)
+            options = load_options(settings, ModelRef(id=origin.name, path=path))
+            fits = fit_files(files, options, settings.backend, context or settings.context, parallel)
+    except ModelRefused as error:
+        raise ModelUnusable(str(error), hint=error.hint, param="model") from error
+    except backends.BackendUnavailable as error:
+        raise NoBackend(str(error), hint=error.hint) from error
+    if as_json:
+        click.echo(json.dumps({"model": origin.name, "fits": [entry.for_json() for entry in fits]}, indent=2))
+    else:
+        for entry in fits:
+            _print(entry)
+    return 0 if any(entry.fits for entry in fits) else ModelUnusable.exit_code
+
+
+def _print(entry: Fit) -> None:
+    verdict = "fits" if entry.fits else f"does not fit: {entry.reason}"
+    click.echo(safe(f"{entry.backend} ({entry.device}): {verdict}"))
+    if not entry.free:
+        return
+    sequences = f"{entry.parallel} x " if entry.parallel > 1 else ""
+    lines = [
+        ("free", size(entry.free)),
+        ("weights", size(entry.weights)),
+        ("adapters", size(entry.adapters)),
+        ("KV cache", f"{size(entry.cache)} for {sequences}{entry.context} tokens; limit {size(entry.max_cache)}"),
+        ("reserve", f"{size(entry.reserve)} for intermediate results and graphs"),
+        ("context", f"at most {entry.largest_context} tokens{' each' if entry.parallel > 1 else ''}"),
+    ]
+    if entry.tokens_per_second is not None:
+        digits = 0 if entry.tokens_per_second >= 10 else 1
+        lines.append(("speed", f"about {entry.tokens_per_second:.{digits}f} tokens/s for one answer (estimated)"))
+    for title, text in lines:
+        click.echo(f"  {title:<9} {text}")

@@ -1,0 +1,111 @@
+"""Whether a model fits in the memory of this machine, before it is loaded or downloaded, and its estimated speed.
+
+The numbers are those of the memory plan that a backend computes when it loads the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ... import backends
+from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.memory import MemoryPlan
+from ...engine.modelfiles import ModelFiles
+from ...engine.options import LoadOptions
+from ...engine.runner import Backend, DeviceInfo, Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The memory of a model on one backend. All sizes are in bytes."""
+
+    backend: str
+    device: str
+    fits: bool
+    reason: str  # why the model does not fit or cannot be measured; empty if it fits
+    context: int  # positions of one sequence
+    parallel: int  # sequences at the same time
+    largest_context: int  # the largest context that fits `parallel` times; 0: none
+    free: int = 0
+    weights: int = 0
+    adapters: int = 0  # all adapter slots
+    cache: int = 0  # KV cache of `parallel` sequences of `context` positions
+    max_cache: int = 0  # KV cache that a load may use at most
+    reserve: int = 0  # for intermediate results and captured graphs
+    tokens_per_second: float | None = None  # of one sequence at an empty context, estimated; None: unknown
+
+    def for_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fit(files: ModelFiles, options: LoadOptions, backend: str, context: int, parallel: int) -> list[Fit]:
+    """The fit on each available backend, in order of preference, or on the requested backend only.
+
+    `options`: those of a load; their context is ignored. `context`: 0 means the largest context that fits. Raises
+    BackendUnavailable if no backend is available.
+    """
+    options = replace(options, context=None, packed_dir=None, self_test_dir=None)
+    names = backends.ORDER if backend == backends.AUTO else (backend,)
+    results = []
+    reasons = {}
+    for name in names:
+        module = backends.load(name)
+        device = module.probe()
+        if isinstance(device, Unavailable):
+            reasons[name] = device.reason
+        else:
+            results.append(_fit_on(module, device, files, options, context, parallel))
+    if not results:
+        listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        message = f"no backend works on this machine ({listed})"
+        raise backends.BackendUnavailable(message, reasons, "run `localllm doctor` for details")
+    return results
+
+
+def _fit_on(
+    backend: Backend, device: DeviceInfo, files: ModelFiles, options: LoadOptions, context: int, parallel: int
+) -> Fit:
+    try:
+        refusal = backend.accepts(files)
+        if refusal:
+            raise ModelRefused(refusal)
+        plan = backend.plan_memory(files, options)
+    except (ModelRefused, SettingRefused) as error:
+        return Fit(backend.name, device.name, False, str(error), context, parallel, 0)
+    largest = plan.largest_context(parallel)
+    context = context or largest or plan.max_positions
+    fits = plan.fits(context, parallel)
+    return Fit(
+        backend=backend.name,
+        device=device.name,
+        fits=fits,
+        reason="" if fits else _reason(plan, context, parallel),
+        context=context,
+        parallel=parallel,
+        largest_context=largest,
+        free=plan.free,
+        weights=plan.weights,
+        adapters=plan.adapters,
+        cache=plan.cache_bytes(context, parallel),
+        max_cache=plan.max_cache,
+        reserve=plan.reserve,
+        tokens_per_second=_speed(backend, plan) if fits else None,
+    )
+
+
+def _reason(plan: MemoryPlan, context: int, parallel: int) -> str:
+    if not plan.weights_fit:
+        return "its weights do not fit in the free memory"
+    if context > plan.max_positions:
+        return f"the model has a context of {plan.max_positions} tokens"
+    sequences = f"{parallel} sequences of {context} tokens" if parallel > 1 else f"a context of {context} tokens"
+    return f"the KV cache for {sequences} does not fit"
+
+
+def _speed(backend: Backend, plan: MemoryPlan) -> float | None:
+    """Tokens per second if the reads of the weights bound the speed."""
+    if not plan.token_bytes:
+        return None
+    bandwidth = backend.read_bandwidth()
+    return None if bandwidth is None else bandwidth / plan.token_bytes

@@ -1,0 +1,200 @@
+"""`localllm fit`: the memory plan before a load equals the memory of the load."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from localllm import backends
+from localllm.app import paths
+from localllm.app.cli import main
+from localllm.app.store import fit as fits
+from localllm.app.store.fit import Fit, fit
+from localllm.app.store.inspect import opened
+from localllm.app.worker.faults import app_error
+from localllm.backends import cpu
+from localllm.engine.errors import ModelRefused
+from localllm.engine.memory import MemoryPlan
+from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.options import LoadOptions
+from localllm.engine.runner import DeviceInfo, Unavailable
+
+from .test_store_inspect import Hub
+from .tiny_qwen import write_model
+
+SMALL = LoadOptions(max_rows=2, adapter_slots=2, adapter_rank=4)
+PLAN = MemoryPlan(
+    free=1000,
+    weights=400,
+    token_bytes=300,
+    adapters=100,
+    page_size=16,
+    page_bytes=20,
+    num_pages=5,
+    max_pages=20,
+    context=64,
+    max_positions=128,
+)
+
+
+@pytest.fixture(scope="module")
+def guide() -> ModelFiles:
+    return read_model(paths.guide_dir())
+
+
+def test_plan_adds_up() -> None:
+    assert (PLAN.max_cache, PLAN.reserve) == (400, 100)
+    assert PLAN.cache_bytes(17, 3) == 3 * 2 * 20
+    assert PLAN.largest_context() == 128
+    assert PLAN.largest_context(4) == 80
+    assert PLAN.largest_context(21) == 0
+    assert PLAN.fits(80, 4)
+    assert not PLAN.fits(81, 4)
+    assert not PLAN.fits(129)
+    short = replace(PLAN, free=399)
+    assert (short.fits(1), short.largest_context(), short.reserve) == (False, 0, 0)
+    assert PLAN.numbers()["max_context"] == 128
+
+
+@pytest.mark.parametrize("quant", ["none", "int8", "int4"])
+def test_plan_equals_the_load(guide: ModelFiles, quant: str) -> None:
+    options = replace(SMALL, quant=quant)  # type: ignore[arg-type]
+    plan = cpu.plan_memory(guide, options)
+    runner = cpu.open(guide, options)
+    try:
+        assert runner.spec.weight_bytes == pytest.approx(plan.weights, rel=0.05)
+        assert runner.spec.token_bytes == pytest.approx(plan.token_bytes, rel=0.05)
+        assert runner.spec.cache_bytes == plan.num_pages * plan.page_bytes
+        assert runner.spec.max_context == plan.largest_context()
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("quant", ["none", "int4"])
+def test_plan_equals_the_load_on_mlx(guide: ModelFiles, quant: str) -> None:
+    pytest.importorskip("mlx.core")
+    pytest.importorskip("mlx_lm")
+    from localllm.backends import mlx
+
+    options = replace(SMALL, quant=quant)  # type: ignore[arg-type]
+    plan = mlx.plan_memory(guide, options)
+    runner = mlx.open(guide, options)
+    try:
+        assert runner.spec.weight_bytes == pytest.approx(plan.weights, rel=0.05)
+        assert runner.spec.token_bytes == pytest.approx(plan.token_bytes, rel=0.05)
+        assert runner.spec.cache_bytes == plan.num_pages * plan.page_bytes
+    finally:
+        runner.close()
+
+
+def test_refused_load_has_the_numbers_of_the_plan(guide: ModelFiles) -> None:
+    options = replace(SMALL, context=2048, cache_bytes=2**20)
+    plan = cpu.plan_memory(guide, options)
+    with pytest.raises(ModelRefused) as refused:
+        cpu.open(guide, options)
+    numbers = dict(refused.value.numbers)
+    free = numbers.pop("free_bytes")
+    expected = plan.numbers()
+    assert free == pytest.approx(expected.pop("free_bytes"), rel=0.2)
+    assert numbers == expected
+    error = app_error(refused.value)
+    assert error is not None
+    assert error.numbers == {"free_bytes": free, **numbers}
+
+
+class FakeBackend:
+    name = "cpu"
+
+    def __init__(self, plan: MemoryPlan | Exception, refusal: str = "") -> None:
+        self.plan = plan
+        self.refusal = refusal
+
+    def probe(self) -> DeviceInfo:
+        return DeviceInfo("cpu", "Abacus", 2000, 1000)
+
+    def accepts(self, _: ModelFiles) -> str:
+        return self.refusal
+
+    def plan_memory(self, files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+        assert (options.context, options.packed_dir) == (None, None)
+        if isinstance(self.plan, Exception):
+            raise self.plan
+        return self.plan
+
+    def read_bandwidth(self) -> float | None:
+        return 6000.0
+
+
+def fit_on(backend: FakeBackend, guide: ModelFiles, monkeypatch: pytest.MonkeyPatch, context: int, rows: int) -> Fit:
+    monkeypatch.setattr(fits.backends, "load", lambda _: backend)
+    [result] = fit(guide, LoadOptions(context=7, packed_dir=Path("x")), "cpu", context, rows)
+    return result
+
+
+def test_fit_has_the_numbers_of_the_plan(guide: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fit_on(FakeBackend(PLAN), guide, monkeypatch, 0, 4) == Fit(
+        "cpu", "Abacus", True, "", 80, 4, 80, 1000, 400, 100, 400, 400, 100, tokens_per_second=20.0
+    )
+    unknown_speed = fit_on(FakeBackend(replace(PLAN, token_bytes=0)), guide, monkeypatch, 64, 1)
+    assert (unknown_speed.fits, unknown_speed.tokens_per_second) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("backend", "context", "rows", "reason"),
+    [
+        (FakeBackend(PLAN), 96, 4, "the KV cache for 4 sequences of 96 tokens does not fit"),
+        (FakeBackend(replace(PLAN, max_pages=1)), 96, 1, "the KV cache for a context of 96 tokens does not fit"),
+        (FakeBackend(PLAN), 129, 1, "the model has a context of 128 tokens"),
+        (FakeBackend(replace(PLAN, free=10)), 0, 1, "its weights do not fit in the free memory"),
+        (FakeBackend(PLAN, "no architecture"), 0, 1, "no architecture"),
+        (FakeBackend(ModelRefused("known later")), 0, 1, "known later"),
+    ],
+)
+def test_model_that_does_not_fit_has_a_reason(
+    backend: FakeBackend, context: int, rows: int, reason: str, guide: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = fit_on(backend, guide, monkeypatch, context, rows)
+    assert (result.fits, result.reason, result.tokens_per_second) == (False, reason, None)
+
+
+def test_machine_without_backends_is_an_error(guide: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Missing(FakeBackend):
+        def probe(self) -> Unavailable:  # type: ignore[override]
+            return Unavailable("cpu", "no torch")
+
+    with pytest.raises(backends.BackendUnavailable, match="cpu: no torch"):
+        fit_on(Missing(PLAN), guide, monkeypatch, 0, 1)
+
+
+def test_skeleton_fits_like_the_model(tmp_path: Path) -> None:
+    from localllm.app.store.skeleton import skeleton
+
+    write_model(tmp_path / "tiny")
+    hub = Hub(tmp_path / "tiny")
+    expected = cpu.plan_memory(read_model(tmp_path / "tiny"), SMALL)
+    with skeleton(hub.files, hub.fetch) as folder:
+        actual = cpu.plan_memory(read_model(folder), SMALL)
+    assert (actual.weights, actual.token_bytes, actual.page_bytes) == (
+        expected.weights,
+        expected.token_bytes,
+        expected.page_bytes,
+    )
+
+
+def test_command_prints_the_fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(fits, "_speed", lambda *_: 12.5)
+    assert main(["fit", "guide", "--backend", "cpu", "--context", "1000", "--parallel", "2", "--json"]) == 0
+    [entry] = json.loads(capsys.readouterr().out)["fits"]
+    assert (entry["backend"], entry["fits"], entry["context"], entry["parallel"]) == ("cpu", True, 1000, 2)
+    assert main(["fit", "guide", "--backend", "cpu"]) == 0
+    text = capsys.readouterr().out
+    assert "fits" in text
+    assert "at most 2048 tokens" in text
+    assert "about 12 tokens/s for one answer (estimated)" in text
+    assert main(["fit", "guide", "--backend", "cpu", "--context", "4096"]) == 5
+    assert "the model has a context of 2048 tokens" in capsys.readouterr().out
+    with opened("guide") as (path, origin):
+        assert (path, origin.local) == (paths.guide_dir(), True)
