@@ -19,8 +19,8 @@ Result = TypeVar("Result")
 class Connection:
     """A connection that opens when it is needed. `state` is a short text for the status line.
 
-    `on_change` is called after a change of `state`, `entries`, `loaded` or `adapters`. `load_flags` belong to the models
-    that this connection loads; the daemon uses its settings for other models.
+    `on_change` is called after a change of `state`, `entries`, `loaded` or `adapters`. `load_flags` belong to the
+    models that this connection loads; the daemon uses its settings for other models.
     """
 
     def __init__(self, settings: Settings, connect: Connect, load_flags: LoadFlags = NO_FLAGS) -> None:

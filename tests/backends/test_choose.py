@@ -28,7 +28,7 @@ def test_probes_return_their_name_and_import_no_tensor_library() -> None:
     assert not {"torch", "mlx", "llama_cpp", "torch_npu", "triton"} & new
     for answer in answers:
         if isinstance(answer, DeviceInfo):
-            assert {"accepts", "open", "read_bandwidth"} <= set(dir(backends.load(answer.backend)))
+            assert {"accepts", "open", "plan_memory", "read_bandwidth"} <= set(dir(backends.load(answer.backend)))
             assert 0 < answer.free <= answer.memory
 
 
