@@ -275,22 +275,33 @@ def list_(as_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("name", metavar="ORG/REPO[@REVISION]")
-def pull(name: str) -> int:
-    """Download a model or an adapter from Hugging Face.
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--yes", is_flag=True, help="Download without confirmation.")
+@click.option(
+    "--anyway", is_flag=True, help="Download a model that localllm cannot run, or damaged files, all the same."
+)
+@click.option("--limit", type=click.FloatRange(min=0), default=0.0, metavar="MIB", help="Maximum speed in MiB/s.")
+@json_flag
+def pull(names: tuple[str, ...], yes: bool, anyway: bool, limit: float, as_json: bool) -> int:
+    """Download models and adapters.
 
-    The files are stored in the Hugging Face cache, which other programs share. Only safetensors weights are downloaded.
-    After an interruption, run the command again to continue.
-    The environment variables HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE work as in huggingface_hub.
+    NAME is org/repo or org/repo@revision on Hugging Face, or ms:org/repo on ModelScope. The files are stored in the
+    Hugging Face cache, which other programs share. Only safetensors weights are downloaded. The configuration comes
+    first: a model that no backend supports is refused before its weights. Every file is verified with the hash of the
+    hub, and the model appears when all files are complete. After an interruption, run the command again to continue.
+    With --json, each line of standard output is an event: plan, progress or complete.
+    The environment variables HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE work as in huggingface_hub. HF_ENDPOINT
+    may have several addresses with commas between them: mirrors, which are tried in this order.
 
     \b
     Examples:
       localllm pull Qwen/Qwen3-0.6B
-      localllm pull Qwen/Qwen3-0.6B@main
+      localllm pull Qwen/Qwen3-0.6B@main --limit 5
+      localllm pull ms:Qwen/Qwen3-0.6B --yes
     """
-    from .commands.models import pull as body
+    from .commands.pull import pull as body
 
-    return body(name)
+    return body(names, yes=yes, anyway=anyway, as_json=as_json, limit=limit)
 
 
 @cli.command()

@@ -1,4 +1,4 @@
-"""`localllm list`, `pull` and `rm`."""
+"""`localllm list` and `rm`."""
 
 from __future__ import annotations
 
@@ -51,17 +51,6 @@ def _print(models: list[cache.ModelRef]) -> None:
         say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):
         say("for a larger model: localllm pull org/repo, for example Qwen/Qwen3-0.6B")
-
-
-def pull(name: str) -> int:
-    """Download the files of a model or an adapter that are missing on this machine."""
-    config.load()
-    from ..store import download
-
-    model = download.pull(name, say)
-    command = "chat" if cache.is_complete(model.path) else "adapters load"
-    say(f"{model.id} is ready ({size(model.size)}); try: localllm {command} {model.id}")
-    return 0
 
 
 def remove(name: str, packed: bool, yes: bool) -> int:

@@ -1,86 +1,236 @@
-"""`localllm pull`: downloads the files of a model from Hugging Face into the shared cache.
+"""`localllm pull`: downloads the files of a model into the shared Hugging Face cache.
 
-The files are downloaded one at a time, weights last. When all files are complete, the branch is set to the new commit.
-Until then `localllm list` and `localllm chat` use the old commit.
+    plan    which files, how many bytes; nothing is written
+    run     lock → disk space → config.json → check → all other files → check → snapshot → branch
+
+Until the snapshot is published, `localllm list` and `localllm chat` use the old commit. One process at a time transfers
+the files of a repository; others wait, and continue if it dies.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
 
+from ...engine.errors import ModelRefused
 from .. import paths
-from ..errors import InvalidRequest, StorageFailed
+from ..errors import ModelUnusable, StorageFailed
 from ..sizes import size
-from . import cache, catalog, hub
-from .names import MAIN, HubName
-from .remote import RemoteFile
+from . import cache, catalog
+from .check import check, unsupported_architecture
+from .disk_errors import translate_disk_errors
+from .lookup import credentials, lookup
+from .names import MAIN, FileAddress, HubName
+from .remote import RemoteFile, Repository
 from .selection import gguf_refusal, select, selects_gguf
+from .transfer import lock, publish
+from .transfer.disk import Disk
+from .transfer.leftovers import partials
+from .transfer.policy import HEADROOM, Policy, from_environment
+from .transfer.progress import Progress
+from .transfer.transfer import Cancelled, Transfer
 
-if TYPE_CHECKING:
-    from huggingface_hub.utils import tqdm
-
-HEADROOM = 64 * 2**20  # bytes to leave free on the disk
+CONFIG = "config.json"
 
 
-def pull(name: str, notify: Callable[[str], None]) -> cache.ModelRef:
-    """Download the missing files of `org/repo[@revision]` and return the model or the adapter.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The files of a download."""
 
-    Progress bars go to standard error.
+    repository: Repository
+    kind: str  # model, adapter or file
+    files: tuple[RemoteFile, ...]
+    missing: tuple[RemoteFile, ...]  # not yet on this machine
 
-    Raises InvalidRequest, ModelNotFound, ModelUnusable (no safetensors weights), DownloadFailed or StorageFailed.
-    """
-    target = catalog.remote_name(name)
-    if not isinstance(target, HubName):
-        raise InvalidRequest(f"{name[:200]} is not on a hub", hint="download the file, then localllm import FILE")
-    if selects_gguf(target):
-        raise gguf_refusal(target)
-    from huggingface_hub import HfApi, hf_hub_download
+    @property
+    def missing_bytes(self) -> int:
+        return sum(file.size for file in self.missing)
 
-    revision = target.revision or MAIN
-    with hub.translate_errors(target):
-        info = HfApi().model_info(target.repo, revision=revision, files_metadata=True)
-        assert info.sha is not None, "the hub always names the commit"
-        selection = select(target, [RemoteFile(file.rfilename, file.size or 0) for file in info.siblings or []])
-        files = selection.files
-        snapshot = target.folder / "snapshots" / info.sha
-        missing = [file for file in files if not (snapshot / file.name).exists()]
-        _check_space(sum(file.size for file in missing))
+
+class Download:
+    """One download. `pause`, `resume` and `cancel` may be called by any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        notify: Callable[[Progress], None] = lambda progress: None,
+        policy: Policy | None = None,
+        anyway: bool = False,
+    ) -> None:
+        self.name = catalog.remote_name(name)
+        self.notify = notify
+        self._policy = policy or from_environment()
+        self._anyway = anyway
+        self._disk = Disk()
+        self._transfer: Transfer | None = None
+        self._paused = False
+        self._cancelled = False
+
+    def plan(self) -> Plan:
+        """Ask the hub which files the model has.
+
+        Raises ModelNotFound, ModelUnusable (no usable weights), DownloadFailed or InvalidRequest.
+        """
+        name = self.name
+        if isinstance(name, FileAddress):
+            return self._plan_file(name)
+        if selects_gguf(name) and not self._anyway:
+            raise gguf_refusal(name)
+        repository = lookup(name, self._policy)
+        selection = select(name, repository.files)
+        return Plan(repository, selection.kind, tuple(selection.files), tuple(_missing(repository, selection.files)))
+
+    def _plan_file(self, name: FileAddress) -> Plan:
+        if not self._anyway:
+            raise ModelUnusable(
+                f"{name} is one weight file without config.json: localllm cannot run it",
+                hint="pull the repository of the model, or add --anyway to download only the file",
+            )
+        repository = lookup(name, self._policy)
+        return Plan(repository, "file", repository.files, tuple(_missing(repository, repository.files)))
+
+    def run(self, plan: Plan) -> cache.ModelRef:
+        """Download the missing files, check and publish them.
+
+        Raises DownloadFailed, StorageFailed, ModelUnusable (a model that no backend runs, or damaged files) or
+        Cancelled.
+        """
+        with translate_disk_errors():
+            with lock.locked(plan.repository.folder, self._disk, lambda: self._wait(plan)):
+                self._run(plan)
+            return self._resolve(plan)
+
+    def pause(self) -> None:
+        """Close all connections, and wait for `resume`."""
+        self._paused = True
+        if self._transfer:
+            self._transfer.pause()
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._transfer:
+            self._transfer.resume()
+
+    def cancel(self) -> None:
+        """End `run` with Cancelled. What has arrived stays on the disk."""
+        self._cancelled = True
+        if self._transfer:
+            self._transfer.cancel()
+
+    def _run(self, plan: Plan) -> None:
+        repository = plan.repository
+        missing = _missing(repository, plan.files)
+        check_space(sum(file.size for file in missing) - _received(repository))
+        transfer = self._start(repository, missing)
+        first = [file for file in missing if file.name == CONFIG]
+        transfer.fetch(first)
+        if first:
+            self._refuse_unsupported(repository, transfer)
+        transfer.fetch([file for file in missing if file not in first])
         if missing:
-            notify(f"downloading {len(missing)} of {len(files)} files of {target.repo}, commit {info.sha[:12]}")
-        for number, file in enumerate(missing, start=1):
-            bar = _progress_bar(f"{number}/{len(missing)} {file.name}")
-            folder = paths.hub_cache_dir()
-            hf_hub_download(target.repo, file.name, revision=info.sha, cache_dir=folder, tqdm_class=bar)
-        if not cache.is_commit(revision, info.sha):
-            _name_commit(target.folder / "refs" / revision, info.sha)
-    resolve = cache.resolve_adapter if selection.kind == "adapter" else cache.resolve
-    return resolve(f"{target.repo}@{info.sha}")
+            self._refuse_damaged(plan, transfer)
+            publish.publish(repository.folder, repository.commit, transfer.blob_names, self._disk)
+        revision = self.name.revision if isinstance(self.name, HubName) else ""
+        if not cache.is_commit(revision or MAIN, repository.commit):
+            publish.write_ref(repository.folder, revision or MAIN, repository.commit, self._disk)
+
+    def _refuse_unsupported(self, repository: Repository, transfer: Transfer) -> None:
+        """Raises ModelUnusable if no backend runs a model with this config.json."""
+        if self._anyway:
+            return
+        staged = publish.stage(repository.folder, repository.commit, transfer.blob_names, self._disk)
+        try:
+            reason = unsupported_architecture(staged)
+        except ModelRefused as error:
+            reason = str(error)
+        publish.discard_stage(repository.folder)
+        if reason:
+            raise ModelUnusable(
+                f"{self.name}: {reason}", hint="pull another model, or add --anyway to download this one all the same"
+            )
+
+    def _refuse_damaged(self, plan: Plan, transfer: Transfer) -> None:
+        """Raises ModelUnusable if the complete files are damaged: they are as the hub has them, but no model."""
+        if self._anyway or plan.kind == "file":
+            return
+        repository = plan.repository
+        blobs = _existing_blobs(plan) | transfer.blob_names
+        problems = check(publish.stage(repository.folder, repository.commit, blobs, self._disk))
+        publish.discard_stage(repository.folder)
+        if problems:
+            raise ModelUnusable(
+                f"{self.name} is damaged on the hub: {problems[0]}",
+                hint="pull another revision or model, or add --anyway to keep this one all the same",
+            )
+
+    def _start(self, repository: Repository, files: list[RemoteFile]) -> Transfer:
+        transfer = Transfer(
+            repository.folder,
+            files,
+            policy=self._policy,
+            credentials=credentials(),
+            notify=lambda progress: self.notify(progress),
+            disk=self._disk,
+        )
+        self._transfer = transfer
+        if self._paused:
+            transfer.pause()
+        if self._cancelled:
+            transfer.cancel()
+        return transfer
+
+    def _wait(self, plan: Plan) -> None:
+        """Another process downloads the repository: show its progress, from its journals."""
+        if self._cancelled:
+            raise Cancelled("the download was cancelled", hint="run the command again to continue")
+        blobs = plan.repository.folder / "blobs"
+        complete = [file for file in plan.missing if (blobs / file.key).is_file()]
+        received = sum(file.size for file in complete) + _received(plan.repository)
+        total = plan.missing_bytes
+        self.notify(Progress("waiting", min(received, total), total, len(complete), len(plan.missing)))
+
+    def _resolve(self, plan: Plan) -> cache.ModelRef:
+        repository = plan.repository
+        if plan.kind == "file":
+            return cache.ModelRef(str(self.name), repository.snapshot, revision=repository.commit)
+        resolve = cache.resolve_adapter if plan.kind == "adapter" else cache.resolve
+        prefix = "ms:" if repository.source == "ms" else ""
+        return resolve(f"{prefix}{repository.name}@{repository.commit}")
 
 
-def _progress_bar(title: str) -> type[tqdm]:
-    """The progress bar of huggingface_hub, labelled with `title` instead of the end of a path."""
-    from huggingface_hub.utils import tqdm
-
-    class Titled(tqdm):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "desc": title})  # type: ignore[no-untyped-call]
-
-    return Titled
-
-
-def _check_space(needed: int) -> None:
+def check_space(needed: int) -> None:
+    """Raises StorageFailed if the disk of the cache has less than `needed` bytes and a reserve."""
     folder = paths.hub_cache_dir()
     free = paths.disk_free(folder)
-    if needed + HEADROOM > free:
+    if needed > 0 and needed + HEADROOM > free:
         message = f"not enough disk space: the download needs {size(needed)}, {folder} has {size(free)} free"
         raise StorageFailed(message, hint="free some space, or set HF_HOME to a larger disk", needed=needed, free=free)
 
 
-def _name_commit(ref: Path, commit: str) -> None:
-    """Make the file `ref` of a branch or tag name a commit. The change is atomic."""
-    ref.parent.mkdir(parents=True, exist_ok=True)
-    temporary = ref.with_name(f".{ref.name}.new")
-    temporary.write_text(commit, "ascii")
-    temporary.replace(ref)
+def _missing(repository: Repository, files: list[RemoteFile] | tuple[RemoteFile, ...]) -> list[RemoteFile]:
+    """The files that the snapshot does not have in their full size."""
+    missing = []
+    for file in files:
+        try:
+            if (repository.snapshot / file.name).stat().st_size == file.size:
+                continue
+        except OSError:
+            pass
+        missing.append(file)
+    return missing
+
+
+def _existing_blobs(plan: Plan) -> dict[str, str]:
+    """File name → name of its blob, for the files that the snapshot has."""
+    blobs = {}
+    for file in plan.files:
+        with contextlib.suppress(OSError):
+            blobs[file.name] = (plan.repository.snapshot / file.name).resolve(strict=True).name
+    return blobs
+
+
+def _received(repository: Repository) -> int:
+    """Bytes of unfinished files that are on the disk already."""
+    return sum(leftover.received for leftover in partials(repository.folder))

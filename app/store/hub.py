@@ -1,74 +1,16 @@
-"""Hugging Face: errors of huggingface_hub, and deletion from the shared cache."""
+"""Deletion from the shared Hugging Face cache."""
 
 from __future__ import annotations
 
-import errno
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import paths
-from ..errors import AppError, DownloadFailed, InvalidRequest, ModelNotFound, StorageFailed
+from ..errors import InvalidRequest, ModelNotFound
 from . import cache
-from .names import GUIDE, MAIN, HubName, is_path, parse_hub
-
-RETRY_HINT = "check the network and the proxy settings; then run the command again to continue"
-
-
-@contextmanager
-def translate_errors(name: HubName) -> Iterator[None]:
-    """Turn errors of huggingface_hub and of the disk into AppErrors."""
-    from huggingface_hub import errors
-
-    try:
-        yield
-    except (errors.HTTPError, errors.OfflineModeIsEnabled, errors.FileMetadataError) as error:
-        raise _hub_error(name, error) from error
-    except errors.XetDownloadError as error:
-        raise DownloadFailed(f"the download of {name.repo} failed: {error}", hint=RETRY_HINT) from error
-    except OSError as error:
-        raise _disk_error(error) from error
-
-
-def _disk_error(error: OSError) -> StorageFailed:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        hint = "free some space, or set HF_HOME to a larger disk; then run the command again to continue"
-        return StorageFailed(f"the disk of {paths.hub_cache_dir()} is full", hint=hint)
-    return StorageFailed(f"cannot write the model cache: {error}")
-
-
-def _hub_error(name: HubName, error: Exception) -> AppError:
-    from huggingface_hub import constants, errors
-
-    match error:
-        case errors.OfflineModeIsEnabled():
-            return DownloadFailed(f"cannot download {name.repo}: offline mode is on", hint="unset HF_HUB_OFFLINE")
-        case errors.GatedRepoError():
-            hint = "request access on its page, then set HF_TOKEN to a token of your account"
-            return DownloadFailed(f"{name.repo} is gated: you do not have access", hint=hint)
-        case errors.RevisionNotFoundError():
-            revision = name.revision or MAIN
-            hint = "omit @revision to use the main branch"
-            return ModelNotFound(f"{name.repo} has no branch, tag or commit {revision!r}", hint=hint, param="model")
-        case errors.RepositoryNotFoundError():
-            hint = "check the spelling; for a private model, set HF_TOKEN"
-            return ModelNotFound(f"no model {name.repo!r} at {constants.ENDPOINT}", hint=hint, param="model")
-        case errors.HfHubHTTPError():
-            return _status_error(name, error.response.status_code)
-        case _:
-            message = f"cannot reach {constants.ENDPOINT}: {error or type(error).__name__}"
-            return DownloadFailed(message, hint=RETRY_HINT)
-
-
-def _status_error(name: HubName, status: int) -> DownloadFailed:
-    from huggingface_hub import constants
-
-    if status in (401, 403):
-        return DownloadFailed(f"{constants.ENDPOINT} denies access to {name.repo} ({status})", hint="check HF_TOKEN")
-    hint = "try again later; completed files are kept"
-    return DownloadFailed(f"{constants.ENDPOINT} returned status {status} for {name.repo}", hint=hint)
+from .names import GUIDE, HubName, is_path, parse_hub
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,20 @@ class RemoteFile:
     git_oid: str | None = None  # SHA-1 of the git blob; files outside Git LFS have it
     url: str = ""
     mirrors: tuple[str, ...] = ()  # other addresses of the same file, in order of preference
+    etag: str = ""  # of the reply at `url`; only for a file without a hash
 
     @property
     def key(self) -> str:
-        """The name of the blob in the cache: the file's ETag, as in huggingface_hub."""
-        return self.sha256 or self.git_oid or hashlib.sha256(f"{self.url}\n{self.size}".encode()).hexdigest()[:48]
+        """The name of the blob in the cache: the file's hash, which is its ETag in huggingface_hub.
+
+        The key of a file without a hash depends on its address, size and ETag, and has another length than a hash.
+        """
+        return self.sha256 or self.git_oid or self._address_hash
+
+    @property
+    def _address_hash(self) -> str:
+        identity = f"{self.url}\n{self.size}\n{self.etag}"
+        return hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()[:48]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,40 +7,39 @@ import errno
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from huggingface_hub.errors import XetDownloadError
 
 from localllm.app import paths
-from localllm.app.errors import AppError, DownloadFailed, StorageFailed
+from localllm.app.errors import StorageFailed
 from localllm.app.frames import Load
 from localllm.app.store import cache, download
 from localllm.app.store import hub as hub_module
+from localllm.app.store.disk_errors import translate_disk_errors
 from localllm.app.store.download import RemoteFile
-from localllm.app.store.names import HubName, parse_hub
+from localllm.app.store.names import HubName
 from localllm.app.store.selection import select
+from localllm.app.store.transfer.leftovers import partials
 from localllm.app.worker.opening import open_model
 from localllm.engine.modelfiles import INDEX, SINGLE
 from localllm.engine.options import LoadOptions
 from localllm.engine.tensorfiles import read_header
 
-from .fake_hub import Hub, commit_of, serving
+from .hub import CONFIG, Hub, adapter_files, commit_of, model_files, safetensors, serving
 from .tiny_qwen import write_model
 
-CONFIG = b'{"model_type": "qwen3", "max_position_embeddings": 4096}'
 WHOLE = {
-    "config.json": CONFIG,
-    "tokenizer.json": b"{}",
-    "model.safetensors": b"w" * 300_000,
+    **model_files(),
     "pytorch_model.bin": b"never",
-    "README.md": b"card",
     "onnx/model.onnx": b"never",
     "onnx/config.json": b"never",
     "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
@@ -53,10 +52,8 @@ def hub() -> Iterator[Hub]:
     repos = {
         "org/whole": WHOLE,
         "org/adapter": {
-            "adapter_config.json": b"{}",
-            "adapter_model.safetensors": b"w",
+            **adapter_files(),
             "tokenizer.json": b"{}",
-            "README.md": b"card",
         },
         "org/pickle": {"config.json": CONFIG, "pytorch_model.bin": b"x"},
         "org/gated": WHOLE,
@@ -136,23 +133,73 @@ def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None
     assert not list(paths.hub_cache_dir().glob("models--*"))
 
 
-def test_weights_are_downloaded_last(hub: Hub) -> None:
+def test_config_is_downloaded_first(hub: Hub) -> None:
     localllm(hub, "pull", "org/whole")
-    fetched = [path.rpartition("/")[2] for method, path in hub.log if method == "GET" and "/resolve/" in path]
-    assert fetched[-1] == "model.safetensors"
+    requested = [path.rpartition("/")[2] for method, path in hub.log if method == "GET" and "/resolve/" in path]
+    assert requested[0] == "config.json"
+    assert {"model.safetensors", "tokenizer.json"} <= set(requested)
 
 
-def test_interrupted_pull_is_not_listed_and_continues(hub: Hub) -> None:
-    weights = bytes(range(256)) * 2**17  # 32 MiB: huggingface_hub writes 10 MB at a time
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"config.json": b'{"model_type": "mamba2"}'}, "mamba2"),
+        ({"config.json": b"[1, 2"}, "config.json"),
+    ],
+)
+def test_model_that_no_backend_runs_is_refused_before_its_weights(
+    hub: Hub, change: dict[str, bytes], words: str
+) -> None:
+    hub.repos["org/whole"] = {**WHOLE, **change}
+    refused = localllm(hub, "pull", "org/whole")
+    assert (refused.returncode, words in refused.stderr, "--anyway" in refused.stderr) == (5, True, True), refused
+    assert "model.safetensors" not in {path.rpartition("/")[2] for _, path in hub.log}
+    assert not (paths.hub_cache_dir() / "models--org--whole" / "snapshots").exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "random", "missing"])
+def test_weights_that_are_damaged_on_the_hub_are_not_published(hub: Hub, damage: str) -> None:
+    weights = {"truncated": safetensors(5000)[:-1], "random": random.Random(0).randbytes(5000)}.get(damage)
+    files = {**WHOLE, "model.safetensors": weights} if weights else model_files(shards=2)
+    if damage == "missing":
+        del files["model-00002-of-00002.safetensors"]
+    hub.repos["org/whole"] = files
+    refused = localllm(hub, "pull", "org/whole")
+    assert (refused.returncode, "Traceback" in refused.stderr) == (5, False), refused.stderr
+    assert "ready" not in refused.stderr
+    assert "org/whole" not in [model.id for model in cache.available()]
+
+
+def test_transfer_continues_where_the_connection_ended(hub: Hub) -> None:
+    weights = safetensors(3 * 2**20)
     hub.repos["org/whole"] = {**WHOLE, "model.safetensors": weights}
     hub.breaks_in = "model.safetensors"
-    first = localllm(hub, "pull", "org/whole")
-    if first.returncode:  # huggingface_hub may retry by itself; otherwise the second command continues
-        assert first.returncode == 10, first.stderr
-        assert "org/whole" not in [model.id for model in cache.available()]
-        assert localllm(hub, "pull", "org/whole").returncode == 0
-    assert hub.ranges, "only the second half was requested"
+    done = localllm(hub, "pull", "org/whole")
+    assert done.returncode == 0, done.stderr
     assert (cache.resolve("org/whole").path / "model.safetensors").read_bytes() == weights
+
+
+def test_killed_pull_is_not_listed_and_continues(hub: Hub) -> None:
+    """SIGKILL in the middle: the second pull requests only what is missing."""
+    weights = safetensors(60 * 2**20)
+    hub.repos["org/whole"] = {**WHOLE, "model.safetensors": weights}
+    hub.speed = 3 * 2**20  # of each connection
+    command = [sys.executable, "-m", "localllm.app.cli", "pull", "org/whole"]
+    process = subprocess.Popen(command, env=reaching(hub), stderr=subprocess.DEVNULL)
+    folder = paths.hub_cache_dir() / "models--org--whole"
+    while sum(leftover.received for leftover in partials(folder)) < 20 * 2**20:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    assert "org/whole" not in [model.id for model in cache.available()]
+    received = sum(leftover.received for leftover in partials(folder))
+    hub.speed, hub.sent = 0, 0
+    again = localllm(hub, "pull", "org/whole")
+    assert again.returncode == 0, again.stderr
+    assert hub.sent < len(weights) - received + 2**20
+    assert (cache.resolve("org/whole").path / "model.safetensors").read_bytes() == weights
+    assert partials(folder) == []
 
 
 def test_ctrl_c_ends_a_pull_at_once(hub: Hub) -> None:
@@ -252,16 +299,15 @@ def test_offline_mode_and_an_unreachable_hub_are_different_errors(hub: Hub) -> N
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "words"),
+    ("error", "words"),
     [
-        (OSError(errno.ENOSPC, "no space"), StorageFailed, "is full"),
-        (OSError(errno.EDQUOT, "quota"), StorageFailed, "is full"),
-        (PermissionError(errno.EACCES, "not yours"), StorageFailed, "cannot write the model cache: .*not yours"),
-        (XetDownloadError("gone"), DownloadFailed, "the download of org/x failed: gone"),
+        (OSError(errno.ENOSPC, "no space"), "is full"),
+        (OSError(errno.EDQUOT, "quota"), "is full"),
+        (PermissionError(errno.EACCES, "not yours"), "cannot write the model cache: .*not yours"),
     ],
 )
-def test_disk_and_network_errors_become_app_errors(error: Exception, kind: type[AppError], words: str) -> None:
-    with pytest.raises(kind, match=words), hub_module.translate_errors(parse_hub("org/x")):
+def test_errors_of_the_disk_become_app_errors(error: OSError, words: str) -> None:
+    with pytest.raises(StorageFailed, match=words), translate_disk_errors():
         raise error
 
 
@@ -295,20 +341,21 @@ def test_download_leaves_free_space_on_the_disk(room: int, monkeypatch: pytest.M
     assert not paths.hub_cache_dir().exists()
     monkeypatch.setattr(shutil, "disk_usage", disk_usage)
     if room == 0:
-        download._check_space(5000)
+        download.check_space(5000)
         return
     with pytest.raises(StorageFailed, match=r"4\.9 KiB") as refusal:
-        download._check_space(5000)
+        download.check_space(5000)
     assert refusal.value.numbers == {"needed": 5000, "free": free}
 
 
 def test_existing_files_need_no_disk_space(hub: Hub) -> None:
     assert localllm(hub, "pull", "org/whole").returncode == 0
     (cache.resolve("org/whole").path / "README.md").unlink()
-    hub.repos["org/whole"] = {**WHOLE, "model.safetensors": Huge(b"x")}
+    before = len(hub.log)
     again = localllm(hub, "pull", "org/whole")
     assert again.returncode == 0, again.stderr
     assert "downloading 1 of" in again.stderr
+    assert not [path for _, path in hub.log[before:] if path.endswith("model.safetensors")]
 
 
 @pytest.mark.parametrize("length", [7, 40])

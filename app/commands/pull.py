@@ -1,0 +1,94 @@
+"""`localllm pull`: shows what it downloads, and how far it has come."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+
+import click
+
+from .. import config
+from ..sizes import size
+from ..store import cache
+from ..store.download import Download, Plan
+from ..store.transfer.policy import from_environment
+from ..store.transfer.progress import Progress
+from .console import safe, say
+from .transfer_bars import Bars
+
+MIB = 2**20
+
+
+def pull(names: Sequence[str], *, yes: bool, anyway: bool, as_json: bool, limit: float) -> int:
+    """Download the files of models and adapters that are missing on this machine."""
+    config.load()
+    policy = replace(from_environment(), bandwidth=int(limit * MIB))
+    downloads = [Download(name, policy=policy, anyway=anyway) for name in names]
+    plans = [download.plan() for download in downloads]
+    for plan in plans:
+        _show_plan(plan, as_json)
+    asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or as_json)
+    missing = sum(plan.missing_bytes for plan in plans)
+    if asks and missing and not click.confirm(f"Download {size(missing)}?", default=True, err=True):
+        say("downloaded nothing")
+        return 1
+    for download, plan in zip(downloads, plans, strict=True):
+        with _display(as_json) as notify:
+            download.notify = notify
+            model = download.run(plan)
+        _show_result(model, as_json)
+    return 0
+
+
+def _show_plan(plan: Plan, as_json: bool) -> None:
+    repository = plan.repository
+    if as_json:
+        _event(
+            "plan",
+            repository=repository.name,
+            revision=repository.revision,
+            commit=repository.commit,
+            licence=repository.licence,
+            files=[{"name": file.name, "size": file.size} for file in plan.files],
+            missing_files=len(plan.missing),
+            missing_bytes=plan.missing_bytes,
+        )
+    elif plan.missing:
+        licence = f", licence {safe(repository.licence)}" if repository.licence else ""
+        count = f"{len(plan.missing)} of {len(plan.files)} files"
+        say(f"downloading {count} of {repository.name}, {size(plan.missing_bytes)}{licence}")
+
+
+def _show_result(model: cache.ModelRef, as_json: bool) -> None:
+    if as_json:
+        _event("complete", model=model.id, path=str(model.path), size=model.size)
+        return
+    if cache.is_complete(model.path):
+        say(f"{model.id} is ready ({size(model.size)}); try: localllm chat {model.id}")
+    elif cache.is_adapter(model.path):
+        say(f"{model.id} is ready ({size(model.size)}); try: localllm adapters load {model.id}")
+    else:
+        say(f"{model.id} is in {model.path}")
+
+
+@contextmanager
+def _display(as_json: bool) -> Iterator[Callable[[Progress], None]]:
+    """The function that shows progress: JSON lines, bars on a terminal, or nothing."""
+    if as_json:
+        yield _progress_event
+    elif sys.stderr.isatty():
+        with Bars() as bars:
+            yield bars.show
+    else:
+        yield lambda progress: None
+
+
+def _progress_event(progress: Progress) -> None:
+    _event("progress", **asdict(progress))
+
+
+def _event(kind: str, **fields: object) -> None:
+    click.echo(json.dumps({"event": kind, **fields}))

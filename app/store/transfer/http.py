@@ -1,0 +1,263 @@
+"""HTTP requests of a transfer: redirects, access tokens and checked replies.
+
+    open() ── hub (Authorization) ── 302 ── content server (no Authorization) ── Reply
+
+A token is sent only to the origin (scheme, host and port) that it belongs to. Each worker has one Connection, because
+a shared pool of httpx has one lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import httpx
+
+from ...version import VERSION
+from .failures import Changed, Interrupted, Refused, Transient, WithoutRanges, check_status, translate
+from .policy import Policy
+
+MAX_REDIRECTS = 8
+CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE)
+AGENT = f"localllm/{VERSION}"
+
+
+def origin(url: httpx.URL | str) -> str:
+    """Scheme, host and port of an address."""
+    url = httpx.URL(url)
+    port = url.port or {"http": 80, "https": 443}.get(url.scheme, 0)
+    return f"{url.scheme}://{url.host}:{port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Headers with access tokens, by the origin that they belong to. The representation shows no token."""
+
+    headers: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+
+    def of(self, url: httpx.URL) -> dict[str, str]:
+        return dict(self.headers.get(origin(url), {}))
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
+class Reply:
+    """A checked reply, whose body begins at `start` in the file."""
+
+    def __init__(self, response: httpx.Response, start: int) -> None:
+        self.start = start
+        self._response = response
+
+    @property
+    def etag(self) -> str:
+        return str(self._response.headers.get("etag", ""))
+
+    def blocks(self) -> Iterator[bytes]:
+        """The body as it arrives. Raises Transient for an error of the network or an incomplete body."""
+        host = self._response.request.url.host
+        try:
+            yield from self._response.iter_raw()
+        except httpx.HTTPError as error:
+            raise translate(error, host) from error
+
+    def close(self) -> None:
+        with contextlib.suppress(httpx.HTTPError, OSError):
+            self._response.close()
+
+
+class Connection:
+    """The HTTP client of one worker. Another thread may interrupt it; every other method belongs to the worker.
+
+    `targets` (address of a file → target of its redirects) may be shared by several connections.
+    """
+
+    def __init__(self, policy: Policy, credentials: Credentials, targets: dict[str, httpx.URL] | None = None) -> None:
+        self._policy = policy
+        self._credentials = credentials
+        self._targets = {} if targets is None else targets
+        self._sockets: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._interrupted = False
+        self._expired = False
+        timeout = httpx.Timeout(policy.stall_timeout, connect=policy.connect_timeout)
+        self._client = httpx.Client(verify=_certificates(), timeout=timeout, follow_redirects=False)
+
+    def open(self, url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+        """Request an address; follow redirects. The body of the response is not yet read.
+
+        Raises Transient, Refused or Interrupted.
+        """
+        target = self._targets.get(url)
+        address = target or _address(url)
+        for _ in range(MAX_REDIRECTS):
+            response = self._send(address, headers or {})
+            location = response.headers.get("location")
+            if response.status_code not in (301, 302, 303, 307, 308) or not location:
+                break
+            response.close()
+            address = _redirect(address, location)
+        else:
+            raise Refused(f"{address.host} redirects in a loop")
+        self._remember(url, address)
+        try:
+            check_status(response, self._policy, redirected=str(address) != url)
+        except (Transient, Refused):
+            self._targets.pop(url, None)
+            response.close()
+            raise
+        return response
+
+    def open_range(self, url: str, start: int, end: int, size: int, *, skip: bool = False) -> Reply:
+        """Request the bytes `start` to `end` (exclusive) of a file with `size` bytes.
+
+        With `skip`, a reply with the complete file is accepted for any range; its body begins at byte 0.
+
+        Raises Transient, Refused, Changed (another file size), WithoutRanges or Interrupted.
+        """
+        is_complete = start == 0 and end == size
+        headers = {} if is_complete else {"Range": f"bytes={start}-{end - 1}"}
+        response = self.open(url, headers)
+        try:
+            return Reply(response, _body_start(response, start, end, size, skip))
+        except BaseException:
+            response.close()
+            raise
+
+    def interrupt(self) -> None:
+        """End the request in progress: its thread gets Interrupted. Called by another thread."""
+        self._interrupted = True
+        self._shut_down()
+
+    def expire(self) -> None:
+        """End the request in progress: its thread gets Transient. Called by another thread."""
+        self._expired = True
+        self._shut_down()
+
+    def restart(self) -> None:
+        """Allow requests again after an interruption."""
+        self._interrupted = False
+        self._expired = False
+
+    @property
+    def interrupted(self) -> bool:
+        return self._interrupted
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _shut_down(self) -> None:
+        with self._lock:
+            for connected in self._sockets:
+                with contextlib.suppress(OSError):
+                    connected.shutdown(socket.SHUT_RDWR)
+            self._sockets.clear()
+
+    def _remember(self, url: str, address: httpx.URL) -> None:
+        if str(address) != url:
+            if len(self._targets) >= 64:
+                self._targets.clear()
+            self._targets[url] = address
+
+    def _send(self, address: httpx.URL, headers: Mapping[str, str]) -> httpx.Response:
+        if self._interrupted:
+            raise Interrupted
+        request = self._client.build_request(
+            "GET",
+            address,
+            headers={
+                "User-Agent": AGENT,
+                "Accept-Encoding": "identity",
+                **headers,
+                **self._credentials.of(address),
+            },
+            extensions={"trace": self._trace},
+        )
+        try:
+            return self._client.send(request, stream=True)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            if self._interrupted:
+                raise Interrupted from error
+            if self._expired:
+                self._expired = False
+                raise Transient(f"{address.host} sent no reply for too long") from error
+            raise translate(error, address.host) from error
+
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
+        """Keep the sockets of this connection, so that `interrupt` can shut them down."""
+        if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
+            return
+        connected = info["return_value"].get_extra_info("socket")
+        with self._lock:
+            self._sockets = [other for other in self._sockets if other.fileno() >= 0]
+            self._sockets.append(connected)
+        if self._interrupted:
+            self._shut_down()
+
+
+def get_json(url: str, policy: Policy, credentials: Credentials, parse: Callable[[bytes], Any], limit: int) -> Any:
+    """The parsed body of an address, up to `limit` bytes. Raises Transient, Refused, or ValueError from `parse`."""
+    connection = Connection(policy, credentials)
+    try:
+        reply = Reply(connection.open(url), 0)
+        body = bytearray()
+        for block in reply.blocks():
+            body += block
+            if len(body) > limit:
+                raise Refused(f"the reply of {httpx.URL(url).host} is longer than {limit} bytes")
+        return parse(bytes(body))
+    finally:
+        connection.close()
+
+
+def _address(url: str) -> httpx.URL:
+    try:
+        return httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise Refused(f"malformed address: {error}") from error
+
+
+def _redirect(address: httpx.URL, location: str) -> httpx.URL:
+    """The target of a redirect. Raises Refused for a target without encryption if the address has it."""
+    try:
+        target = address.join(location)
+    except httpx.InvalidURL as error:
+        raise Refused(f"{address.host} redirects to a malformed address") from error
+    if target.scheme not in ("http", "https") or not target.host:
+        raise Refused(f"{address.host} redirects to an address of another kind")
+    if address.scheme == "https" and target.scheme != "https":
+        raise Refused(f"{address.host} redirects to {target.host} without encryption")
+    return target
+
+
+def _body_start(response: httpx.Response, start: int, end: int, size: int, skip: bool) -> int:
+    """The position in the file where the body begins. Raises an error if the body is not the requested range."""
+    host = response.request.url.host
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise Transient(f"{host} sent the file with the encoding {encoding[:40]!r}")
+    length = response.headers.get("content-length", "")
+    if response.status_code == 200:
+        if length.isdigit() and int(length) != size:
+            raise Changed(f"{host} sent {length} bytes instead of {size}")
+        if start and not skip:
+            raise WithoutRanges(f"{host} ignores ranges")
+        return 0
+    match = CONTENT_RANGE.fullmatch(response.headers.get("content-range", "").strip())
+    if match is None:
+        raise Transient(f"{host} sent a range without its position")
+    first, last, total = int(match[1]), int(match[2]), match[3]
+    if total != "*" and int(total) != size:
+        raise Changed(f"the file at {host} has {total} bytes instead of {size}")
+    if first != start or last != end - 1:
+        raise Transient(f"{host} sent the bytes {first}-{last} instead of {start}-{end - 1}")
+    return first

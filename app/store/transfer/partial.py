@@ -1,0 +1,185 @@
+"""One large file while it arrives: its data, its journal and the hash of its prefix.
+
+    blobs/<key>.localllm.incomplete    the data, with holes
+    blobs/<key>.localllm.journal       the complete chunks
+    blobs/<key>                        the file, when it is complete and verified
+
+The order of the writes:
+    1. a chunk is written to the data file;
+    2. its CRC is appended to the journal: after a SIGKILL, which loses no write, the chunk counts;
+    3. every few seconds the data is synced, then the journal: after a power cut, these chunks count;
+    4. the hash of the complete file is compared with the hub's;
+    5. the data is synced and renamed to its final name; then the journal is deleted.
+A chunk of an earlier process counts when its data has the CRC of the journal, whatever reached the disk in which order.
+huggingface_hub ignores both files, and deletes them with the repository.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from pathlib import Path
+from typing import Protocol
+
+from ..remote import RemoteFile
+from .chunks import Chunks, Lease
+from .disk import Disk
+from .journal import SUFFIX as JOURNAL_SUFFIX
+from .journal import Journal
+from .policy import Policy
+
+DATA_SUFFIX = ".localllm.incomplete"
+
+
+class Hash(Protocol):
+    """The part of a hashlib object that a file needs."""
+
+    def update(self, data: bytes, /) -> None: ...
+    def hexdigest(self) -> str: ...
+
+
+def new_hash(file: RemoteFile) -> Hash:
+    """The hash that the hub names for a file; SHA-256 for a file without a hash."""
+    if file.sha256 is None and file.git_oid is not None:
+        return hashlib.sha1(b"blob %d\0" % file.size)
+    return hashlib.sha256()
+
+
+def matches(file: RemoteFile, digest: str) -> bool:
+    """True if the digest is the file's hash, or the hub names none."""
+    expected = file.sha256 or file.git_oid
+    return expected is None or expected == digest
+
+
+def blob_name(file: RemoteFile, digest: str) -> str:
+    """The name of a complete blob: its hash."""
+    return file.sha256 or file.git_oid or digest
+
+
+class PartialFile:
+    """A file with chunks. Workers call `write`; only the hasher calls the other methods."""
+
+    def __init__(self, disk: Disk, blobs: Path, file: RemoteFile, policy: Policy) -> None:
+        self.file = file
+        self.chunks = Chunks(file.size, policy.chunk_bytes, _chunks_of_request(file.size, policy))
+        self._disk = disk
+        self._blobs = blobs
+        self._path = blobs / (file.key + DATA_SUFFIX)
+        self._journal = Journal(disk, blobs / (file.key + JOURNAL_SUFFIX), file.key, file.size, policy.chunk_bytes)
+        try:
+            self._descriptor = disk.open(self._path)
+        except BaseException:
+            self._journal.close()
+            raise
+        self._hash = new_hash(file)
+        self._hashed = 0
+        self._unverified = dict(self._journal.claims)
+        for index in self._unverified:
+            self.chunks.complete[index] = 1
+
+    @property
+    def restored(self) -> int:
+        """Bytes that an earlier process claims."""
+        return sum(map(self.chunks.length, self._unverified))
+
+    def prepare(self) -> None:
+        """Set the length of the data file."""
+        self._disk.resize(self._descriptor, self.file.size)
+
+    def write(self, lease: Lease, block: bytes | memoryview) -> int | None:
+        """Write a block of at most one chunk's rest. Returns the index of the chunk that it completes.
+
+        The caller then calls `chunks.finish` with its lock.
+        """
+        index = lease.next
+        self._disk.write_at(self._descriptor, block, index * self.chunks.chunk_bytes + lease.offset)
+        lease.crc = zlib.crc32(block, lease.crc)
+        lease.offset += len(block)
+        if lease.offset < self.chunks.length(index):
+            return None
+        self._journal.claim(index, lease.crc)
+        return index
+
+    @property
+    def hashed(self) -> int:
+        """Number of chunks in the hash."""
+        return self._hashed
+
+    @property
+    def can_hash(self) -> bool:
+        return self._hashed < self.chunks.count and bool(self.chunks.complete[self._hashed])
+
+    @property
+    def is_hashed(self) -> bool:
+        return self._hashed == self.chunks.count
+
+    def hash_next(self) -> bool:
+        """Add the next chunk to the hash. Returns False if the chunk does not have the CRC of the journal."""
+        index = self._hashed
+        length = self.chunks.length(index)
+        data = self._disk.read_at(self._descriptor, length, index * self.chunks.chunk_bytes)
+        claim = self._unverified.pop(index, None)
+        if len(data) != length or (claim is not None and claim != zlib.crc32(data)):
+            return False
+        self._hash.update(data)
+        self._hashed += 1
+        return True
+
+    def publish(self) -> str | None:
+        """Move the complete file to its final name. Returns the name of the blob; None if the hash is wrong."""
+        digest = self._hash.hexdigest()
+        if not matches(self.file, digest):
+            return None
+        name = blob_name(self.file, digest)
+        self._disk.sync(self._descriptor)
+        self._disk.rename(self._path, self._blobs / name)
+        self._journal.remove()
+        return name
+
+    def sync(self) -> None:
+        """Write the received data, then the journal, to the disk."""
+        self._disk.sync(self._descriptor)
+        self._journal.sync()
+
+    def reset(self) -> None:
+        """Forget all data. There must be no lease."""
+        self._journal.clear()
+        self.chunks.reset()
+        self._unverified.clear()
+        self._hash = new_hash(self.file)
+        self._hashed = 0
+
+    def remove(self) -> None:
+        """Delete the data, then the journal."""
+        self._disk.remove(self._path)
+        self._journal.remove()
+
+    def close(self) -> None:
+        self._disk.close(self._descriptor)
+        self._journal.close()
+
+
+def _chunks_of_request(size: int, policy: Policy) -> int:
+    """The limit of one request in chunks: every connection gets a share of the file."""
+    share = -(-size // (policy.chunk_bytes * policy.connections))
+    return max(1, min(share, policy.request_bytes // policy.chunk_bytes))
+
+
+def store_small(disk: Disk, blobs: Path, file: RemoteFile, content: bytes) -> str | None:
+    """Store a file that arrived in one piece. Returns the name of the blob; None if the hash is wrong."""
+    hashed = new_hash(file)
+    hashed.update(content)
+    digest = hashed.hexdigest()
+    if not matches(file, digest):
+        return None
+    name = blob_name(file, digest)
+    path = blobs / (file.key + DATA_SUFFIX)
+    descriptor = disk.open(path)
+    try:
+        disk.resize(descriptor, len(content))
+        disk.write_at(descriptor, content, 0)
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+    disk.rename(path, blobs / name)
+    return name

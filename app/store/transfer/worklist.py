@@ -1,0 +1,200 @@
+"""The work that is left, shared by all threads of a transfer.
+
+    next()  ── small file ──► worker ── request ── memory ── blob
+            ── lease ───────► worker ── request ── partial file ──► hasher ── blob
+
+Every field is protected by `changed`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...errors import AppError, DownloadFailed
+from ..remote import RemoteFile
+from .chunks import Lease
+from .disk import Disk
+from .failures import Interrupted, Transient
+from .partial import PartialFile
+from .policy import Policy
+from .progress import Meter
+
+RETRY_HINT = "check the network and the proxy settings; then run the command again to continue"
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A file in transfer. `partial` is None for a small file, which one request downloads."""
+
+    file: RemoteFile
+    partial: PartialFile | None = None
+    address: int = 0  # index of the current address: the hub, then its mirrors
+    reason: str = ""  # of the first address that failed
+    hint: str = ""
+    content_failures: int = 0  # downloads with a wrong hash
+    restarting: bool = False  # all data is wrong; the hasher resets the file when no lease is left
+    addresses: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.addresses = [self.file.url, *self.file.mirrors]
+
+    @property
+    def url(self) -> str:
+        return self.addresses[self.address]
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The next task of a worker: a small file, or a lease of a large file."""
+
+    job: Job
+    lease: Lease | None
+
+
+class WorkList:
+    """Unfinished files, the number of active workers, and the state of the transfer."""
+
+    def __init__(self, blobs: Path, policy: Policy, disk: Disk, meter: Meter) -> None:
+        self.blobs = blobs
+        self.policy = policy
+        self.disk = disk
+        self.meter = meter
+        self.changed = threading.Condition()
+        self.failure: AppError | OSError | None = None
+        self.paused = False
+        self.cancelled = False
+        self.abandoned = False  # a thread still runs after the end of the transfer
+        self.large: list[Job] = []  # not yet published, in order
+        self.blob_names: dict[str, str] = {}  # key → name of the complete blob
+        self._small: deque[Job] = deque()
+        self._active = 0
+        self._limit = float(policy.first_connections)
+
+    def add(self, jobs: Sequence[Job]) -> None:
+        with self.changed:
+            self._small.extend(job for job in jobs if job.partial is None)
+            self.large.extend(job for job in jobs if job.partial is not None)
+            self.changed.notify_all()
+
+    def count_tasks(self) -> int:
+        """An upper limit of the tasks that can run at the same time."""
+        with self.changed:
+            chunks = sum(job.partial.chunks.count for job in self.large if job.partial is not None)
+            return len(self._small) + chunks
+
+    @property
+    def ended(self) -> bool:
+        """True if no worker may start another task."""
+        return self.cancelled or self.failure is not None or self._is_finished
+
+    @property
+    def _is_finished(self) -> bool:
+        return not (self._small or self.large or self._active)
+
+    def next(self) -> Assignment | None:
+        """Wait for the next task of a worker. None: the transfer has ended."""
+        with self.changed:
+            while not self.ended:
+                if not self.paused and self._active < int(self._limit) and (task := self._take()):
+                    self._active += 1
+                    return task
+                self.changed.wait()
+            return None
+
+    def finish(self, task: Assignment, *, success: bool) -> None:
+        """End a task. A task that neither succeeded nor failed for good goes back to the list."""
+        with self.changed:
+            self._active -= 1
+            if task.lease is not None:
+                assert task.job.partial is not None
+                task.job.partial.chunks.give_back(task.lease)
+                self.meter.lose(task.job.file.name, task.lease.offset)
+            elif not success:
+                self._small.appendleft(task.job)
+            if success:
+                self._limit = min(self._limit + 1.0, float(self.policy.connections))
+            self.changed.notify_all()
+
+    def complete_chunk(self, job: Job, lease: Lease) -> bool:
+        """A lease has written its chunk `next`. Returns True if the lease continues."""
+        assert job.partial is not None
+        with self.changed:
+            job.partial.chunks.finish(lease)
+            self.changed.notify_all()
+            return lease.next < lease.end
+
+    def fail(self, error: AppError | OSError) -> None:
+        """End the transfer. The first error counts."""
+        with self.changed:
+            self.failure = self.failure or error
+            self.changed.notify_all()
+
+    def check(self, job: Job) -> None:
+        """Raises Interrupted if a worker must leave its task."""
+        if self.paused or self.cancelled or self.failure is not None or job.restarting:
+            raise Interrupted
+
+    def sleep(self, job: Job, seconds: float) -> None:
+        """Wait. Raises Interrupted as `check` does."""
+        end = time.monotonic() + seconds
+        with self.changed:
+            while (rest := end - time.monotonic()) > 0:
+                self.check(job)
+                self.changed.wait(rest)
+        self.check(job)
+
+    def slow_down(self, failure: Transient) -> None:
+        """Use fewer connections after a failure, and half of them for an overloaded server."""
+        with self.changed:
+            self._limit = max(1.0, self._limit / 2 if failure.overloaded else self._limit - 1)
+
+    def next_address(self, job: Job, url: str, reason: str, hint: str = RETRY_HINT) -> None:
+        """Continue at the next address of a file. Raises DownloadFailed with the first reason if none is left."""
+        with self.changed:
+            if job.url != url:
+                return  # another worker has already changed the address
+            if not job.reason:
+                job.reason, job.hint = reason, hint
+            if job.address + 1 == len(job.addresses):
+                raise DownloadFailed(f"cannot download {job.file.name}: {job.reason}", hint=job.hint)
+            job.address += 1
+
+    def wrong_content(self, job: Job, reason: str) -> None:
+        """Download a file again because its content is wrong; the next mirror comes first.
+
+        Raises DownloadFailed after a few downloads.
+        """
+        with self.changed:
+            job.content_failures += 1
+            job.restarting = job.partial is not None
+            if job.content_failures >= self.policy.content_attempts:
+                raise DownloadFailed(
+                    f"{job.file.name} arrived {job.content_failures} times with wrong content: {reason}",
+                    hint="a server or a proxy changes the file: try again later, or set HF_ENDPOINT",
+                )
+            job.address = (job.address + 1) % len(job.addresses)
+            self.meter.reset(job.file.name)
+            self.changed.notify_all()
+
+    def publish(self, job: Job, name: str) -> None:
+        """A file is complete, verified and has its final name `name`."""
+        with self.changed:
+            if job in self.large:
+                self.large.remove(job)
+            self.meter.finish(job.file.name)
+            self.blob_names[job.file.key] = name
+            self.changed.notify_all()
+
+    def _take(self) -> Assignment | None:
+        if self._small:
+            return Assignment(self._small.popleft(), None)
+        for job in self.large:
+            assert job.partial is not None
+            if not job.restarting and (lease := job.partial.chunks.take()):
+                return Assignment(job, lease)
+        return None
