@@ -76,15 +76,11 @@ def check_store(files: dict[str, bytes] = FILES) -> None:
             assert blob.read_bytes() in contents, blob
 
 
-@pytest.mark.parametrize("source", ["hf", "ms"])
+@pytest.mark.parametrize("source", ["hf", pytest.param("ms", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_ends_in_right_files_or_a_typed_error(
-    fault: str, stage: Stage, source: str, hub: Hub, request: pytest.FixtureRequest
-) -> None:
+def test_fault_ends_in_right_files_or_a_typed_error(fault: str, stage: Stage, source: str, hub: Hub) -> None:
     """A fault that occurs once, then a fault that stays, then a hub without faults: what arrived is continued."""
-    if source == "ms" and not request.config.getoption("--slow"):
-        pytest.skip("needs --slow")
     name = "org/a" if source == "hf" else "ms:org/a"
     outcomes = []
     for times in (1, 10**6):
