@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +23,19 @@ from ...engine.modelfiles import PICKLE_SUFFIXES, ModelFiles, read_json, read_mo
 from ...engine.runner import Unavailable
 from ...engine.tensorfiles import StoredTensor
 from ..errors import AdapterNotFound, ModelNotFound, ModelUnusable
-from . import cache, names
+from . import cache, catalog, names
 from .check import GGUF, TOKENIZER, check_gguf
 from .headers import LocalFile, read_gguf
 from .inspection import BackendVerdict, Inspection, TemplateVerdict
+from .lookup import lookup
+from .ranges import range_requests
+from .remote import RemoteFile, Repository
+from .selection import select
+from .skeleton import skeleton
 from .tensors import dtype_shares, num_parameters
 from .trial import try_folder, try_templates
 
+SOURCES = {"hf": "Hugging Face", "ms": "ModelScope", "url": "file"}
 NO_GGUF = "it reads no GGUF files"
 CODE_SUFFIX = ".py"
 README = "README.md"
@@ -68,14 +74,29 @@ def opened(name: str) -> Iterator[tuple[Path, Origin]]:
     if local is not None:
         yield local
         return
-    ref = cache.resolve(name)
-    yield ref.path, Origin(name, name)
+    remote = catalog.remote_name(name)
+    repository = lookup(remote)
+    files = _selected(remote, repository)
+    source = f"{SOURCES[repository.source]} {repository.name}"
+    if repository.source != "url":
+        source += f"@{repository.commit[:12]}"
+    all_names = tuple(file.name for file in repository.files)
+    origin = Origin(str(remote), source, local=False, licence=repository.licence, files=all_names)
+    with range_requests() as fetch, skeleton(files, fetch) as folder:
+        yield (folder / files[0].name if isinstance(remote, names.FileAddress) else folder), origin
+
+
+def _selected(name: names.HubName | names.FileAddress, repository: Repository) -> Sequence[RemoteFile]:
+    """The files that a download would fetch. Raises ModelUnusable, ModelNotFound."""
+    if isinstance(name, names.FileAddress):
+        return repository.files
+    return select(name, repository.files, gguf=True).files
 
 
 def inspect_path(path: Path, origin: Origin) -> Inspection:
     """Inspect a model folder, an adapter folder or a GGUF file. Raises ModelRefused if it is none of these."""
     origin = replace(origin, files=origin.files or _names(path), licence=origin.licence or licence(path))
-    ggufs = [path] if path.suffix.lower() == GGUF else sorted(path.glob(f"*{GGUF}"))
+    ggufs = [path] if path.suffix.lower() == GGUF else _gguf_files(path)
     has_config = (path / "config.json").exists()
     if (path / ADAPTER_CONFIG).exists() and not has_config:
         return _inspect_adapter(path, origin)
@@ -114,6 +135,11 @@ def licence(folder: Path) -> str:
     values: list[str] = _LICENCE.findall(header[1]) if header else []
     named = [value.strip() for value in values if value.strip() != "other"]
     return named[0] if named else "".join(values[:1])
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    """The GGUF files in a folder; without any, those in its subfolders, where some repositories have the shards."""
+    return sorted(folder.glob(f"*{GGUF}")) or sorted(folder.glob(f"*/*{GGUF}"))
 
 
 def _names(path: Path) -> tuple[str, ...]:

@@ -1,0 +1,79 @@
+"""Fetches ranges of remote files: the headers of weights, without their data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..errors import DownloadFailed
+from .lookup import GATED_HINT, RETRY_HINT, credentials
+from .remote import RemoteFile
+from .skeleton import Fetch
+from .transfer.failures import Changed, Refused, Transient, WithoutRanges, wait_before
+from .transfer.http import Connection, Credentials
+from .transfer.policy import Policy, from_environment
+
+
+@contextmanager
+def range_requests(policy: Policy | None = None) -> Iterator[Fetch]:
+    """A Fetch for the files of `lookup`. Threads may share it. The connections close at the end of the context."""
+    ranges = _Ranges(policy or from_environment(), credentials())
+    try:
+        yield ranges.fetch
+    finally:
+        ranges.close()
+
+
+class _Ranges:
+    """Connections that wait for requests. Each request takes one, or opens another."""
+
+    def __init__(self, policy: Policy, tokens: Credentials) -> None:
+        self._policy = policy
+        self._tokens = tokens
+        self._idle: list[Connection] = []
+
+    def fetch(self, file: RemoteFile, offset: int, length: int) -> bytes:
+        """`length` bytes of a file, from its address or a mirror. Raises DownloadFailed."""
+        connection = self._idle.pop() if self._idle else Connection(self._policy, self._tokens)
+        failures: list[Exception] = []
+        try:
+            for url in (file.url, *file.mirrors):
+                try:
+                    return self._fetch_from(connection, url, file, offset, length)
+                except (Transient, Refused, Changed, WithoutRanges) as failure:
+                    failures.append(failure)
+        finally:
+            self._idle.append(connection)
+        first = failures[0]
+        is_denied = isinstance(first, Refused) and first.status in (401, 403)
+        raise DownloadFailed(f"cannot read {file.name}: {first}", hint=GATED_HINT if is_denied else RETRY_HINT)
+
+    def close(self) -> None:
+        for connection in self._idle:
+            connection.close()
+
+    def _fetch_from(self, connection: Connection, url: str, file: RemoteFile, offset: int, length: int) -> bytes:
+        """Request a range until an attempt succeeds. Raises the failure of the last attempt."""
+        for attempt in range(2, self._policy.lookup_attempts + 1):
+            try:
+                return self._request(connection, url, file, offset, length)
+            except Transient as failure:
+                time.sleep(wait_before(attempt, failure, self._policy))
+        return self._request(connection, url, file, offset, length)
+
+    def _request(self, connection: Connection, url: str, file: RemoteFile, offset: int, length: int) -> bytes:
+        deadline = time.monotonic() + self._policy.lookup_timeout
+        reply = connection.open_range(url, offset, offset + length, file.size, skip=True)
+        stop = offset + length - reply.start  # a server without ranges sends the file from its beginning
+        body = bytearray()
+        try:
+            for block in reply.blocks():
+                body += block
+                if len(body) >= stop:
+                    return bytes(body[stop - length : stop])
+                if time.monotonic() > deadline:
+                    raise Transient(f"{file.name} arrives too slowly")
+        finally:
+            reply.close()
+        raise Transient(f"{file.name} ended after {reply.start + len(body)} bytes")
