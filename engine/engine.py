@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -33,7 +34,9 @@ class Engine:
     accepted request ends with exactly one delta that has a `finish`. A step that runs out of memory ends its own
     requests only. If a step fails, `on_failure` is called once with the lost requests, and the engine accepts no more
     requests. Only close() closes the runner then, because closing a broken device may hang. Callbacks run on the thread
-    of the engine and should return soon. Without start(), step() makes one step on the caller's thread.
+    of the engine and should return soon. Another thread loads adapters into their slots meanwhile: a request waits for
+    its adapter, and the others go on. Without start(), step() makes one step on the caller's thread, and loads adapters
+    there.
     submit, cancel, stats and the adapter methods may be called from any thread.
     """
 
@@ -49,9 +52,8 @@ class Engine:
         self._runner = runner
         self._on_deltas = on_deltas
         self._on_failure = on_failure
-        self._adapters = AdapterPool(
-            spec.num_adapters, spec.adapters_per_step, runner.load_adapter, runner.forget_adapter
-        )
+        self._adapters = AdapterPool(spec.num_adapters, spec.adapters_per_step, self._start_load, runner.forget_adapter)
+        self._loader = ThreadPoolExecutor(1, "adapters")  # loads adapters while steps go on; starts at the first load
         self._scheduler = Scheduler(spec, KVCache(spec), self._adapters, drafter)
         self._overlap = spec.overlap
         self._in_flight: Pending | None = None
@@ -77,7 +79,8 @@ class Engine:
         """End a request. Its memory is free at once, and the next step returns its last delta. Returns False if there
         is no such request."""
         with self._state:
-            return self._scheduler.cancel(request_id)  # no notify: a live request already keeps the thread awake
+            self._state.notify()  # the thread sleeps if all requests wait for their adapters
+            return self._scheduler.cancel(request_id)
 
     def register_adapter(self, adapter: Adapter, *, pinned: bool = False) -> None:
         """Read an adapter to main memory while steps go on, and register it, so that requests may use it.
@@ -143,6 +146,9 @@ class Engine:
         began = time.perf_counter()
         with self._state:
             batch = self._scheduler.schedule()
+            waits = batch is None and self._in_flight is None and self._adapters.is_loading
+            if waits and not self._closed and not self._scheduler.has_ended:
+                self._state.wait()  # until a load ends, or a request arrives or is cancelled
         planned = self._began = time.perf_counter()
         try:
             started = self._runner.run(batch) if batch is not None else None
@@ -165,11 +171,28 @@ class Engine:
                 ended = time.perf_counter()
                 self._host_seconds += ended - computed + planned - began
                 self._step_seconds += ended - began
-            elif not deltas and self._scheduler.has_work:
+            elif not deltas and not waits and self._scheduler.has_work:
                 raise EngineError(
                     "requests wait, but the scheduler plans no step for them: this is a bug in the scheduler"
                 )
         return deltas
+
+    def _start_load(self, slot: int, adapter: Adapter) -> None:
+        """Start to load an adapter into a slot that no step reads."""
+        if self._thread is None:
+            self._load(slot, adapter)
+        else:
+            self._loader.submit(self._load, slot, adapter)
+
+    def _load(self, slot: int, adapter: Adapter) -> None:
+        error: Exception | None = None
+        try:
+            self._runner.load_adapter(slot, adapter)
+        except Exception as failure:  # the next request for the adapter raises it
+            error = failure
+        with self._state:
+            self._adapters.loaded(adapter, error)
+            self._state.notify()
 
     def _result(self, step: Pending | None) -> StepResult | None:
         if step is None:
@@ -226,14 +249,14 @@ class Engine:
         if self._thread is None:
             if not was_closed:
                 self._end_requests()
-                self._runner.close()
+                self._close_runner()
         elif self._thread is not threading.current_thread():
             self._thread.join()
             with self._state:
                 left_open = self._left_open
                 self._left_open = False
             if left_open:
-                self._runner.close()
+                self._close_runner()
 
     def _loop(self) -> None:
         try:
@@ -245,7 +268,11 @@ class Engine:
         except Exception as error:  # the state is unknown after any error: report it and end
             self._fail(error)
         else:
-            self._runner.close()
+            self._close_runner()
+
+    def _close_runner(self) -> None:
+        self._loader.shutdown(cancel_futures=True)
+        self._runner.close()
 
     def _wait_for_work(self) -> bool:
         with self._state:

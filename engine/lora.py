@@ -21,8 +21,9 @@ class Adapter:
 class AdapterPool:
     """The registered adapters, and the adapter in each slot 1…num_slots of the runner.
 
-    At most `max_active` adapters are in use at a time, so that no step needs more. An adapter that is in use or pinned
-    keeps its slot. Of the other slots, the least recently used one gets the next adapter.
+    At most `max_active` adapters are in use or being loaded at a time, so that no step needs more. An adapter that is
+    in use, being loaded or pinned keeps its slot. Of the other slots, the least recently used one gets the next
+    adapter. Not thread-safe.
     """
 
     def __init__(
@@ -32,8 +33,9 @@ class AdapterPool:
         load: Callable[[int, Adapter], None],
         forget: Callable[[Adapter], None] = lambda adapter: None,
     ) -> None:
-        """`load(slot, adapter)` loads the weights into the slot. If it raises, the slot stays empty. `forget(adapter)`
-        frees the main memory of an adapter that no request can use any more, if it has any."""
+        """`load(slot, adapter)` starts to load the weights into the slot. When the load has ended, which may be before
+        `load` returns, its owner calls `loaded`. `forget(adapter)` frees the main memory of an adapter that no request
+        can use any more, if it has any."""
         self._max_active = min(max_active, num_slots)
         self._load = load
         self._forget = forget
@@ -42,9 +44,16 @@ class AdapterPool:
         self._requests: Counter[Adapter] = Counter()  # number of unfinished requests and registrations of each adapter
         self._empty = list(range(num_slots, 0, -1))
         self._slots: dict[Adapter, int] = {}
-        self._users: Counter[Adapter] = Counter()  # for each adapter: number of requests that need its slot now
-        # Adapters that have a slot and no user, least recently used first.
+        self._loading: set[Adapter] = set()  # adapters whose slot is not complete yet
+        self._errors: dict[Adapter, Exception] = {}  # why the last load failed, for the request that needs the adapter
+        self._users: Counter[Adapter] = Counter()  # number of requests that need the slot now; no adapter with 0
+        # Adapters that are loaded and have no user, least recently used first.
         self._unused: OrderedDict[Adapter, None] = OrderedDict()
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load is in progress."""
+        return bool(self._loading)
 
     @property
     def registered(self) -> tuple[Adapter, ...]:
@@ -87,40 +96,64 @@ class AdapterPool:
 
     def end(self, adapter: Adapter) -> None:
         self._requests[adapter] -= 1
+        if not self._requests[adapter]:
+            self._errors.pop(adapter, None)
         self._drop_if_unused(adapter)
 
     def acquire(self, adapter: Adapter) -> int | None:
-        """The slot of the adapter, which is loaded if necessary. Call `release` later. None: too many adapters are in
-        use. Raises the errors of `load`."""
-        if not self._users[adapter]:
-            if len(self._busy() | {adapter}) > self._max_active:
+        """The slot of the adapter, whose weights are complete. Call `release` later.
+
+        None: too many adapters are in use, or the load of this one has not ended; acquire it again later. Raises the
+        error of a load that failed.
+        """
+        if adapter not in self._users:
+            is_loaded = adapter not in self._errors and self._is_loaded(adapter)
+            if adapter in self._errors:
+                raise self._errors.pop(adapter)
+            if not is_loaded:
                 return None
-            if adapter not in self._slots and not self._fill_slot(adapter):
-                return None
-            self._unused.pop(adapter, None)
+            del self._unused[adapter]
         self._users[adapter] += 1
         return self._slots[adapter]
 
     def release(self, adapter: Adapter) -> None:
+        """End a use of the slot: no step that is still computed reads it for this user."""
         self._users[adapter] -= 1
         if not self._users[adapter]:
+            del self._users[adapter]
             self._unused[adapter] = None
+            self._drop_if_unused(adapter)
 
-    def _busy(self) -> set[Adapter]:
-        return {adapter for adapter, count in self._users.items() if count}
+    def loaded(self, adapter: Adapter, error: Exception | None = None) -> None:
+        """Record the end of a load that the pool started. `error`: the reason if it failed; then the slot is empty."""
+        self._loading.remove(adapter)
+        if error is None:
+            self._unused[adapter] = None
+        else:
+            self._empty.append(self._slots.pop(adapter))
+            self._errors[adapter] = error
+        self._drop_if_unused(adapter)
 
-    def _fill_slot(self, adapter: Adapter) -> bool:
-        """Load the adapter into a free slot. Returns False if all slots are in use or pinned."""
+    def _is_loaded(self, adapter: Adapter) -> bool:
+        """Whether an adapter without users may be used now. If it has no slot, its load is started."""
+        if adapter in self._loading or len(self._users) + len(self._loading) >= self._max_active:
+            return False
+        if adapter not in self._slots:
+            self._start_load(adapter)
+        return adapter in self._unused
+
+    def _start_load(self, adapter: Adapter) -> None:
+        """Load the adapter into a free slot, unless all slots are in use or pinned."""
         if not self._empty:
             evicted = self._find_evictable()
             if evicted is None:
-                return False
+                return
             del self._unused[evicted]
             self._empty.append(self._slots.pop(evicted))
-        slot = self._empty[-1]
+        slot = self._empty.pop()
+        self._slots[adapter] = slot
+        self._loading.add(adapter)
         self._load(slot, adapter)
-        self._slots[adapter] = self._empty.pop()
-        return True
 
     def _find_evictable(self) -> Adapter | None:
         for adapter in self._unused:
@@ -129,12 +162,32 @@ class AdapterPool:
         return None
 
     def _drop_if_unused(self, adapter: Adapter) -> None:
-        """Free the slot and the weights of an adapter that is not registered and has no more requests."""
+        """Free the slot and the weights of an adapter that is not registered, has no more requests, and is neither in
+        use nor being loaded."""
         if self._requests[adapter] or self._registered.get(adapter.name) == adapter:
             return
+        if adapter in self._users or adapter in self._loading:
+            return
         del self._requests[adapter]
-        self._users.pop(adapter, None)
+        self._errors.pop(adapter, None)
         self._unused.pop(adapter, None)
         if adapter in self._slots:
             self._empty.append(self._slots.pop(adapter))
         self._forget(adapter)
+
+
+def fitting_slots(requested: int, slot_bytes: int, free: int) -> int:
+    """The number of adapter slots, at most `requested`, that fit into `free` bytes together with slot 0, which takes
+    `slot_bytes` bytes like each other slot."""
+    return max(0, min(requested, free // max(slot_bytes, 1) - 1))
+
+
+def slots_hint(requested: int, slot_bytes: int) -> str:
+    """The way to get adapter slots, for a model that has none. `requested`: the setting adapter_slots."""
+    if not requested:
+        return "raise the setting adapter_slots"
+    needed = -(-2 * slot_bytes // 2**20)
+    return (
+        f"the memory beside the weights and the KV cache has less than the {needed} MiB that adapters need: set "
+        "cache_share, cache_mib or adapter_rank to a smaller value"
+    )

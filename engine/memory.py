@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Weights, adapter slots and KV cache in bytes. The rest of the free memory is for intermediate results and graphs.
+    """Weights, KV cache and adapter slots in bytes. The rest of the free memory is for intermediate results and graphs.
 
     | free                                                                      |
-    | weights | adapters | cache (num_pages, at most max_pages) |  reserve      |
+    | weights | cache (num_pages, at most max_pages) | adapters |  reserve      |
+
+    Adapter slots get only what the weights and `num_pages` pages leave. They take it with the first adapter.
     """
 
     free: int  # before the load
@@ -23,6 +25,7 @@ class MemoryPlan:
     max_pages: int  # the KV cache's share of the free memory, or the size in the options
     context: int  # requested positions of one sequence; the maximum of the model if the options have none
     max_positions: int  # maximum context of the model
+    adapter_slots: int = 0  # number of adapter slots that `adapters` has, besides the slot of the base model
 
     @property
     def weights_fit(self) -> bool:

@@ -116,6 +116,7 @@ class Sequence:
     history: TokenHistory | None = None  # None: no penalties, so sampling does not read it
     finish: Finish | None = None
     preemptions: int = 0
+    overtaken: int = 0  # number of later sequences that started while this one waited for its adapter
     cached: int = 0  # prompt tokens that came from the prefix cache at first admission
 
     def __post_init__(self) -> None:

@@ -46,6 +46,7 @@ class RunnerSpec:
     max_drafts: int = 0  # maximum number of drafts in one row; 0: the runner does not verify drafts
     num_adapters: int = 0  # adapter slots besides the base model's slot 0
     adapters_per_step: int = 0
+    slots_hint: str = ""  # the way to get adapter slots, if there are none
     overlap: bool = False  # whether a step may start before the host has the previous step's tokens (Batch.carry)
     graph_rows: tuple[int, ...] = ()  # sizes of the captured decode steps in rows, ascending
     graph_tokens: tuple[int, ...] = ()  # sizes of the captured prefill and mixed steps in tokens, ascending
@@ -111,8 +112,8 @@ class Replay(Protocol):
 class Runner(Protocol):
     """Computes batches for one loaded model.
 
-    Steps and adapter loads take effect in the order of the calls: a step may read pages that earlier steps write, and
-    a call may reuse pages or an adapter slot that earlier calls use for other sequences.
+    Steps take effect in the order of the calls: a step may read pages that earlier steps write, and may reuse pages
+    that earlier steps use for other sequences.
     """
 
     @property
@@ -133,7 +134,10 @@ class Runner(Protocol):
         ...
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
-        """Load an adapter, for which `prepare_adapter` was called, into a slot. The first slot is 1."""
+        """Load an adapter, for which `prepare_adapter` was called, into a slot. The first slot is 1.
+
+        Returns when the slot is complete. Steps may run meanwhile, on another thread: none of them reads this slot.
+        """
         ...
 
     def forget_adapter(self, adapter: Adapter) -> None:

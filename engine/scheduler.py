@@ -5,8 +5,9 @@
     a row draws a token if it computes all missing positions
 
 Running sequences come first, oldest first. Waiting sequences follow in order of arrival. If the first of them does not
-fit, all wait, so none starves. A sequence also waits if a row of the same step computes its first missing page: the
-page is a prefix hit in the next step. If memory runs out, the youngest running sequence is preempted: it releases its
+fit, all wait, so none starves. A sequence that waits for its adapter lets a limited number of later ones start before
+it. A sequence also waits if a row of the same step computes its first missing page: the page is a prefix hit in the
+next step. If memory runs out, the youngest running sequence is preempted: it releases its
 memory and is computed again, except for pages in the prefix tree.
 
 schedule() may be called while one step is not committed yet: the next step carries its tokens on the device. A row
@@ -17,8 +18,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection
-from dataclasses import replace
-from itertools import chain
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 
 from .batch import Batch
 from .drafts import Drafter, follow, usable
@@ -31,6 +32,18 @@ from .request import Delta, Finish, Request, Sequence, TokenLogprobs
 from .rows import BatchBuilder, Row
 from .runner import RunnerSpec, StepResult
 from .stats import Stats
+
+# Number of later sequences that may start before one that waits for its adapter: for the end of the load, or for a slot
+# that running sequences with other adapters use. It also limits the waiting sequences that a step looks at.
+MAX_OVERTAKING = 64
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step that is not committed yet."""
+
+    rows: list[Row]
+    released: list[Adapter] = field(default_factory=list)  # slots that this step may still read, released at its commit
 
 
 class Scheduler:
@@ -51,7 +64,7 @@ class Scheduler:
         self._sequences: dict[str, Sequence] = {}
         self._running: list[Sequence] = []  # sequences with a lease, oldest first
         self._waiting: deque[Sequence] = deque()  # sequences without a lease, oldest first
-        self._launched: deque[list[Row]] = deque()  # rows of each step that is not committed yet, at most two steps
+        self._launched: deque[Launched] = deque()  # steps that are not committed yet, at most two
         self._ended: list[Delta] = []  # the last deltas of requests that ended outside a step
         self._blocked = False  # True: the first waiting sequence did not fit, and nothing was freed since then
         self._stats = Stats(cache_tokens=cache.total_tokens)
@@ -60,6 +73,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step must be planned or committed, or `take_ended` has deltas."""
         return bool(self._sequences or self._launched or self._ended)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether `take_ended` has deltas."""
+        return bool(self._ended)
 
     @property
     def request_ids(self) -> tuple[str, ...]:
@@ -240,29 +258,48 @@ class Scheduler:
         return True
 
     def _admit_next(self, rows: list[Row]) -> Lease | None:
-        """Move the first waiting sequence to the running ones. Returns its lease, which has pages for all its tokens.
-        None: no sequence waits, or the first one cannot start yet."""
-        while self._waiting and not self._blocked and len(self._running) < self._spec.max_rows:
-            sequence = self._waiting[0]
+        """Move a waiting sequence to the running ones: the first that does not wait for its adapter. Returns its lease,
+        which has pages for all its tokens. None: no sequence can start yet."""
+        if self._blocked or len(self._running) >= self._spec.max_rows:
+            return None
+        index = 0
+        while index < min(len(self._waiting), MAX_OVERTAKING):
+            sequence = self._waiting[index]
             if self._gains_by_waiting(sequence, rows):
                 return None
             try:
-                lease = self._acquire(sequence)
+                has_adapter = self._acquire_adapter(sequence)
             except EngineError as error:  # the adapter could not be loaded
                 self._end_early(sequence, "failed", str(error))
                 continue
-            if lease is None:
-                self._blocked = True
+            if has_adapter:
+                return self._admit(sequence, index)
+            if sequence.overtaken >= MAX_OVERTAKING:
+                self._blocked = not self._adapters.is_loading
                 return None
-            self._running.append(self._waiting.popleft())
-            sequence.lease = lease
-            sequence.computed = lease.cached
-            if not sequence.preemptions:
-                sequence.cached = lease.cached
-                self._stats.tokens_in += len(sequence.tokens)
-                self._stats.prefix_hit_tokens += lease.cached
-            return lease
+            index += 1
         return None
+
+    def _admit(self, sequence: Sequence, index: int) -> Lease | None:
+        """Move the sequence at this index of the waiting ones, which has its adapter, to the running ones. Returns its
+        lease. None: there is not enough memory."""
+        lease = self._open_lease(sequence)
+        if lease is None:
+            if sequence.request.adapter is not None:
+                self._adapters.release(sequence.request.adapter)
+            self._blocked = True
+            return None
+        del self._waiting[index]
+        for earlier in islice(self._waiting, index):
+            earlier.overtaken += 1
+        self._running.append(sequence)
+        sequence.lease = lease
+        sequence.computed = lease.cached
+        if not sequence.preemptions:
+            sequence.cached = lease.cached
+            self._stats.tokens_in += len(sequence.tokens)
+            self._stats.prefix_hit_tokens += lease.cached
+        return lease
 
     def _gains_by_waiting(self, sequence: Sequence, rows: list[Row]) -> bool:
         """Whether the prefix hit of this waiting sequence will be longer after the step of `rows`. If it waits, equal
@@ -275,20 +312,17 @@ class Scheduler:
                 return True
         return False
 
-    def _acquire(self, sequence: Sequence) -> Lease | None:
-        """Allocate an adapter slot and cache memory for the sequence. None: one of them is not free, and nothing is
-        allocated."""
+    def _acquire_adapter(self, sequence: Sequence) -> bool:
+        """Get the adapter slot of the sequence, if it has an adapter. Returns False if the sequence must wait for it.
+        Raises EngineError if the adapter could not be loaded."""
         adapter = sequence.request.adapter
         if adapter is None:
-            return self._open_lease(sequence)
+            return True
         slot = self._adapters.acquire(adapter)
         if slot is None:
-            return None
+            return False
         sequence.adapter_slot = slot
-        lease = self._open_lease(sequence)
-        if lease is None:
-            self._adapters.release(adapter)
-        return lease
+        return True
 
     def _open_lease(self, sequence: Sequence) -> Lease | None:
         """Cache memory for all tokens of the sequence; None if they do not fit."""
@@ -310,7 +344,7 @@ class Scheduler:
                 sequence.drafting = bool(row.drafts)
             if sequence.computed >= row.lease.next_share:
                 self._cache.share(row.lease, sequence.tokens, sequence.computed)
-        self._launched.append(rows)
+        self._launched.append(Launched(rows))
         self._stats.steps += 1
 
     def commit(self, result: StepResult) -> list[Delta]:
@@ -318,7 +352,9 @@ class Scheduler:
         tokens = result.tokens.tolist()
         starts = result.row_starts.tolist()
         deltas = []
-        for row, start, end in zip(self._launched.popleft(), starts[:-1], starts[1:], strict=True):
+        step = self._launched.popleft()
+        self._release_adapters(step)
+        for row, start, end in zip(step.rows, starts[:-1], starts[1:], strict=True):
             if row.wants_token and row.sequence.finish is None:
                 deltas.append(self._append_tokens(row, tokens[start:end], start, result))
         self._stats.tokens_out += sum([len(delta.tokens) for delta in deltas])
@@ -327,9 +363,11 @@ class Scheduler:
 
     def give_up(self, error: str) -> None:
         """End the requests of all uncommitted steps, because these steps were not computed."""
-        rows = list(chain.from_iterable(self._launched))
+        lost = list(self._launched)
         self._launched.clear()
-        for row in rows:
+        for step in lost:
+            self._release_adapters(step)
+        for row in chain.from_iterable(step.rows for step in lost):
             if row.sequence.finish is None:
                 self._end_early(row.sequence, "no_memory", error)
         self._cache.evict_all()  # pages that these steps should have written are in the prefix tree already
@@ -395,9 +433,26 @@ class Scheduler:
         self._cache.share(sequence.lease, sequence.tokens, sequence.computed)
         self._cache.close(sequence.lease)
         sequence.lease = None
-        if sequence.request.adapter is not None:
-            self._adapters.release(sequence.request.adapter)
+        self._release_adapter(sequence)
         self._blocked = False
+
+    def _release_adapter(self, sequence: Sequence) -> None:
+        """Release the sequence's adapter slot. A step that is still computed may read the slot, so it is free for
+        another adapter only after the commit of that step."""
+        adapter = sequence.request.adapter
+        if adapter is None:
+            return
+        if self._launched:
+            self._launched[-1].released.append(adapter)
+        else:
+            self._adapters.release(adapter)
+
+    def _release_adapters(self, step: Launched) -> None:
+        """Release the adapter slots that waited for the end of this step."""
+        for adapter in step.released:
+            self._adapters.release(adapter)
+        if step.released:
+            self._blocked = False
 
 
 def _follow(grammar: Grammar, token: int) -> tuple[Finish | None, str]:

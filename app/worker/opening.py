@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from ..frames import Load, ModelInfo
 
 # Bytes of weights per second that the slowest supported machine reads and, if necessary, quantises.
 MIN_LOAD_RATE = 20e6
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float, float], None]  # called with the fields `stage`, `done` and `more` of a Loading frame
 
@@ -63,6 +66,8 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
     renderer = TemplateRenderer()
     prompts = PromptMaker(tokenizer, renderer)
     spec = runner.spec
+    if spec.num_adapters < load.options.adapter_slots:
+        log.warning("the memory has room for %d of %d adapter slots", spec.num_adapters, load.options.adapter_slots)
     info = ModelInfo(
         model=load.model,
         backend=choice.backend.name,

@@ -103,8 +103,7 @@ class AdapterSlots:
 
     def __init__(self, targets: Mapping[str, Target], max_rank: int, dtype: mx.Dtype) -> None:
         """`targets`: the modules that can have factors. `dtype`: the dtype of the activations."""
-        on_cpu = mx.default_device().type == mx.DeviceType.cpu
-        self._dtype = mx.float32 if on_cpu else dtype  # on the CPU gather_mm supports only float32
+        self._dtype = _factor_dtype(dtype)
         self._targets = targets
         self._shapes = {name: (target.out_features, target.in_features) for name, target in targets.items()}
         self._max_rank = max_rank
@@ -161,6 +160,19 @@ class AdapterSlots:
     def forget(self, adapter: Adapter) -> None:
         """Free the main memory of a prepared adapter."""
         self._prepared.pop(adapter, None)
+
+
+def slot_bytes(targets: Mapping[str, Target], rank: int, dtype: mx.Dtype) -> int:
+    """The bytes of a slot whose adapter has factors of rank `rank` for all targets. `dtype`: the dtype of the
+    activations."""
+    values = sum(target.in_features + target.out_features for target in targets.values())
+    return values * rank * _factor_dtype(dtype).size
+
+
+def _factor_dtype(dtype: mx.Dtype) -> mx.Dtype:
+    """The dtype of the factors for activations of `dtype`: on the CPU gather_mm supports only float32."""
+    on_cpu = mx.default_device().type == mx.DeviceType.cpu
+    return mx.float32 if on_cpu else dtype
 
 
 def _matrix(factors: Factors, stored: StoredTensor) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ import os
 import mlx.core as mx
 
 from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
@@ -15,7 +16,7 @@ from .adapter import find_targets
 from .cache import Caches
 from .families import describes, set_context
 from .loading import DTYPES, Loaded, expected_bytes, load
-from .lora import AdapterSlots
+from .lora import AdapterSlots, slot_bytes
 from .machine import memory
 from .plan import Planner
 from .runner import MlxRunner
@@ -49,12 +50,14 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
     stream = mx.new_thread_unsafe_stream(mx.default_device())
     with mx.stream(stream):
         loaded = load(files, options)
-        spec = _plan(files, options, loaded, max(0, free - loaded.bytes))
+        dtype = loaded.shapes[0].dtype
+        targets = find_targets(loaded.model, loaded.forward) if options.adapter_slots else {}
+        slot = slot_bytes(targets, options.adapter_rank, dtype)
+        spec = _plan(files, options, loaded, max(0, free - loaded.bytes), slot)
         if describes(files.config):
             set_context(loaded.model, spec.max_context)
         [pages] = spec.groups
-        targets = find_targets(loaded.model, loaded.forward) if spec.num_adapters else {}
-        adapters = AdapterSlots(targets, options.adapter_rank, loaded.shapes[0].dtype)
+        adapters = AdapterSlots(targets, options.adapter_rank, dtype)
         caches = Caches(loaded.shapes, pages.num_pages, pages.page_size)
     room = ROOM * pages.tokens
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)
@@ -86,9 +89,9 @@ def _limit_memory(total: int) -> None:
         mx.set_memory_limit(total)
 
 
-def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) -> RunnerSpec:
+def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int, slot: int) -> RunnerSpec:
     """The spec of the runner. Half of the cache memory is for pages, the other half for groups, whose rows have all
-    their positions."""
+    their positions. Adapter slots, of `slot` bytes each, get what the cache leaves."""
     config = files.config
     page_bytes = 2 * sum(shape.token_bytes for shape in loaded.shapes) * (options.page_size or PAGE_SIZE)
     memory = _measure(files, options, free + loaded.bytes, loaded.bytes, loaded.token_bytes, page_bytes)
@@ -103,14 +106,16 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int) ->
             "ask for a shorter context, or allow a larger cache",
             memory.numbers(),
         )
+    slots = fitting_slots(options.adapter_slots, slot, free - num_pages * page_bytes)
     return RunnerSpec(
         vocab_size=config.vocab_size,
         max_tokens=max(options.max_step_tokens or STEP_TOKENS, options.max_rows),
         max_rows=options.max_rows,
         max_context=min(context, fitting),
         groups=(CacheGroup(page_size, num_pages),),
-        num_adapters=options.adapter_slots,
-        adapters_per_step=options.adapter_slots,
+        num_adapters=slots,
+        adapters_per_step=slots,
+        slots_hint=slots_hint(options.adapter_slots, slot),
         overlap=True,
         dtype=str(loaded.shapes[0].dtype).removeprefix("mlx.core."),
         quant=loaded.quant,
@@ -143,7 +148,7 @@ def _measure(
         free=free,
         weights=weights,
         token_bytes=token_weights,
-        adapters=0,  # the slots grow as adapters are loaded
+        adapters=0,  # the slots take memory as adapters are loaded, beside the cache
         page_size=page_size,
         page_bytes=page_bytes,
         num_pages=num_pages,

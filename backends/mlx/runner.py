@@ -272,7 +272,7 @@ class MlxRunner:
         """See engine.runner.Runner."""
         if not self._spec.num_adapters:
             raise ModelRefused(
-                f"adapter {adapter.name}: the model was loaded without adapter slots", "raise the setting adapter_slots"
+                f"adapter {adapter.name}: the model was loaded without adapter slots", self._spec.slots_hint
             )
         self._adapters.prepare(adapter)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...engine.options import Graphs
 from ...kernels.ops import Ops
+from .slot_memory import DeviceMemory, SlotMemory
 from .streams import InOrder, Streams
 
 
@@ -73,6 +74,7 @@ class Device:
     # Supported values of lora_backend besides "auto". torch_native: the reference; triton: kernels over tiles of one
     # request each; csgmv: the same kernels, over tiles that join the requests of an adapter.
     lora_backends: tuple[str, ...] = ("torch_native",)
+    slot_memory: Callable[[Device], SlotMemory] = DeviceMemory
     joins_requests: bool = True  # whether a tile of the LoRA products may have tokens of several requests
     captures_attention: bool = True  # False: attention runs code on the host, so a whole step cannot be captured
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built

@@ -37,7 +37,6 @@ class Loader:
         self._dtype = dtype
         self._quant = options.quant
         self._scheme = scheme(options.quant, files)
-        self._adapter_slots = options.adapter_slots
         self._adapter_rank = options.adapter_rank
         self._packed: PackedFile | None = None
         if options.packed_dir is not None and self._quant != "none" and files.weight_bytes >= MIN_PACKED_BYTES:
@@ -69,11 +68,11 @@ class Loader:
                 total += tensor.num_bytes
         return round(total)
 
-    def load(self, build: Callable[[Weights], Model]) -> tuple[Model, Weights]:
+    def load(self, build: Callable[[Weights], Model], adapter_slots: int) -> tuple[Model, Weights]:
         """The model that `build` returns, and its weights. Raises ModelRefused if the files do not fit the model."""
         products = None if self._packed is None else self._packed.read()
-        values = slot_values(self._files.config, self._adapter_rank) if self._adapter_slots else 0
-        slots = AdapterSlots(self._adapter_slots, self._adapter_rank, values, self._device, self._dtype)
+        values = slot_values(self._files.config, self._adapter_rank) if adapter_slots else 0
+        slots = AdapterSlots(adapter_slots, self._adapter_rank, values, self._device, self._dtype)
         weights = Weights(self._files, self._device, self._dtype, self._scheme, products or {}, slots)
         model = build(weights)
         weights.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -17,7 +18,6 @@ from ...kernels.ops.lora import LoraWeights
 from ...kernels.ops.projection import Adapted, Projection
 from .device import Device
 from .mapped import MappedFiles
-from .packed import allocate
 
 ALIGNED = 64  # each projection begins at a multiple of this number of values
 
@@ -54,7 +54,7 @@ class AdapterSlots:
     """Slots 1…count for adapters of rank `rank` or less. Slot 0 is the base model: its factors stay zero.
 
     All factors of a slot are contiguous in memory, so one copy loads an adapter. A prepared adapter has the same layout
-    in main memory.
+    in main memory. The slots take no memory until the first adapter is prepared.
     """
 
     def __init__(self, count: int, rank: int, values: int, device: Device, dtype: torch.dtype) -> None:
@@ -63,67 +63,84 @@ class AdapterSlots:
         self.rank = rank
         self.tied_embedding = ""  # name of the embedding that is also the output head
         self._values = values
-        self._device = device
+        self._memory = device.slot_memory(device)
         self._dtype = dtype
         self._modules: dict[str, Module] = {}
         self._prepared: dict[Adapter, Tensor] = {}
-        self._allocated = 0  # number of values in each slot that belong to a module
-        self._pool = _zeros(count + 1 if count else 0, values, dtype).to(device.type)
-
-    @property
-    def bytes(self) -> int:
-        return self._pool.nbytes
+        self._placed = 0  # number of values in each slot that belong to a module
+        self._pool: Tensor | None = None  # the slots [count + 1, values]; None: not allocated
+        self._factors: list[tuple[int, Tensor]] = []  # for each factor: its first value in a slot, and its tensor
+        self._blank = torch.zeros(1, dtype=dtype, device=device.type)  # value of all factors before the allocation
+        self._allocating = Lock()  # several threads may prepare adapters
 
     def adapt(self, names: Sequence[str], widths: Sequence[int], in_features: int, base: Projection) -> Projection:
         """`base`, the projection that merges these modules, with buffers for their LoRA factors. `base` unchanged if
         there are no adapter slots."""
         if not self.count:
             return base
-        return Adapted(base, self._allocate(names, widths, in_features))
+        return Adapted(base, self._place(names, widths, in_features))
 
     def embedding(self, name: str, vocab: int, width: int) -> LoraWeights | None:
         """Buffers for the LoRA factors of the embedding. None: there are no adapter slots."""
-        return self._allocate([name], [width], vocab) if self.count else None
+        return self._place([name], [width], vocab) if self.count else None
 
     def prepare(self, adapter: Adapter) -> None:
-        """Read the adapter's files to main memory. Raises ModelRefused if the adapter does not fit the model."""
+        """Read the adapter's files to main memory. Raises ModelRefused if the adapter does not fit the model, and the
+        errors of torch if the memory is full."""
         if adapter in self._prepared:
             return
         shapes = {name: (module.out_features, module.in_features) for name, module in self._modules.items()}
         files = read_for_model(adapter, shapes, self.rank, self.tied_embedding)
-        values = _zeros(1, self._values, self._dtype)[0]
+        self._allocate()
+        values = self._memory.buffer(self._values, self._dtype)
         maps = MappedFiles()
         for name, factors in files.factors.items():
             module = self._modules[name]
             rank = factors.rank
             _copy_finite(module.a(values)[:rank], _matrix(maps, factors, factors.a), name)
             _copy_finite(module.b(values)[:, :rank], _matrix(maps, factors, factors.b) * factors.scale, name)
-        self._prepared[adapter] = values.pin_memory() if self._device.pinned else values
+        self._prepared[adapter] = values
 
     def load(self, slot: int, adapter: Adapter) -> None:
-        """Copy a prepared adapter into the slot. The copy takes effect after all steps that were started before.
-
-        It runs on the stream of the steps: see streams.py for the cost of a second stream.
-        """
-        self._pool[slot].copy_(self._prepared[adapter], non_blocking=True)
+        """Copy a prepared adapter into a slot that no step reads. Steps may run meanwhile."""
+        assert self._pool is not None, "a prepared adapter has allocated the slots"
+        self._memory.copy(self._pool[slot], self._prepared[adapter])
 
     def forget(self, adapter: Adapter) -> None:
         """Free the main memory of a prepared adapter."""
         self._prepared.pop(adapter, None)
 
-    def _allocate(self, names: Sequence[str], widths: Sequence[int], in_features: int) -> LoraWeights:
+    def _allocate(self) -> None:
+        """Allocate the slots, and make the factors views of them, unless that was done before."""
+        with self._allocating:
+            if self._pool is not None:
+                return
+            pool = self._memory.allocate(self.count + 1, self._values, self._dtype)
+            for start, factor in self._factors:
+                size = factor[0].numel()
+                factor.set_(pool[:, start : start + size].unflatten(1, factor.shape[1:]))  # type: ignore[call-overload]
+            self._pool = pool
+
+    def _place(self, names: Sequence[str], widths: Sequence[int], in_features: int) -> LoraWeights:
+        """The factors of a projection. They have the place of the next values of each slot, and get it when the slots
+        are allocated."""
         outputs = sum(widths)
-        a_size = len(names) * self.rank * in_features
-        start = self._allocated
-        end = start + a_size + outputs * self.rank
+        start = self._placed
+        a = self._factor(start, len(names) * self.rank, in_features)
+        b = self._factor(start + a[0].numel(), outputs, self.rank)
+        end = start + a[0].numel() + b[0].numel()
         assert end <= self._values, "slot_values counts too little for this model"
-        self._allocated = -(-end // ALIGNED) * ALIGNED
-        a = self._pool[:, start : start + a_size].unflatten(1, (-1, in_features))
-        b = self._pool[:, start + a_size : end].unflatten(1, (outputs, self.rank))
+        self._placed = -(-end // ALIGNED) * ALIGNED
         weights = LoraWeights(a, b, tuple(widths))
         for index, name in enumerate(names):
             self._modules[name] = Module(weights, start, index, in_features)
         return weights
+
+    def _factor(self, start: int, rows: int, columns: int) -> Tensor:
+        """A factor [slots, rows, columns] without memory of its own, for the values of each slot from `start`."""
+        factor = self._blank.expand(self.count + 1, rows, columns)
+        self._factors.append((start, factor))
+        return factor
 
 
 def _matrix(maps: MappedFiles, factors: Factors, stored: StoredTensor) -> Tensor:
@@ -141,13 +158,6 @@ def _copy_finite(target: Tensor, matrix: Tensor, module: str) -> None:
         raise ModelRefused(f"{module}: the scale or a LoRA factor is too large for {target.dtype}")
 
 
-def _zeros(rows: int, values: int, dtype: torch.dtype) -> Tensor:
-    """Zeros [rows, values] in main memory. A page takes no memory until it is written, so unused slots cost nothing."""
-    if not rows:
-        return torch.zeros(0, values, dtype=dtype)
-    return torch.frombuffer(allocate(rows * values * dtype.itemsize), dtype=dtype).view(rows, values)
-
-
 def slot_values(config: ModelConfig, rank: int) -> int:
     """How many numbers one slot has: factors of rank `rank` for all linear layers, the embedding and the output
     head."""
@@ -160,8 +170,3 @@ def slot_values(config: ModelConfig, rank: int) -> int:
     ends = 2 * (config.vocab_size + hidden)
     projections = 4 * config.num_layers + 2
     return rank * (config.num_layers * (attention + mlp) + ends) + projections * ALIGNED
-
-
-def pool_bytes(config: ModelConfig, count: int, rank: int, itemsize: int) -> int:
-    """Bytes of `count` slots and of slot 0 together; 0 if `count` is 0."""
-    return (count + 1) * slot_values(config, rank) * itemsize if count else 0

@@ -69,7 +69,7 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
     with torch.inference_mode():
         build = import_module(f".models.{config.model_type}", __package__).build
         model: Model
-        model, weights = loader.load(lambda weights: build(weights, config, spec.max_context))
+        model, weights = loader.load(lambda weights: build(weights, config, spec.max_context), spec.num_adapters)
         spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes)
         kv = PagedKV(
             config.num_layers,

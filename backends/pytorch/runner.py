@@ -18,7 +18,7 @@ from ...kernels.ops import Ops
 from ...kernels.ops.sampling import Logprobs
 from ...kernels.ops.step import Adapters
 from .device import Device, Recorder
-from .failures import failures
+from .failures import failures, load_failures
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
 from .lora import AdapterSlots
@@ -155,9 +155,9 @@ class TorchRunner:
         """See engine.runner.Runner."""
         if self._slots is None or not self._slots.count:
             raise ModelRefused(
-                f"adapter {adapter.name}: the model was loaded without adapter slots", "raise the setting adapter_slots"
+                f"adapter {adapter.name}: the model was loaded without adapter slots", self._spec.slots_hint
             )
-        with torch.inference_mode():
+        with load_failures(f"adapter {adapter.name}"), torch.inference_mode():
             self._slots.prepare(adapter)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:

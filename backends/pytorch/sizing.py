@@ -6,13 +6,14 @@ import torch
 
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.graphs import decode_sizes, token_sizes
+from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory import MemoryPlan
 from ...engine.modelconfig import ModelConfig
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import Graphs, LoadOptions
 from ...engine.runner import CacheGroup, RunnerSpec, page_bytes
 from .device import Device
-from .lora import pool_bytes
+from .lora import slot_values
 
 # Maximum number of tokens in a captured step. The intermediate tensors of the largest capture stay allocated.
 MAX_TOKENS = 2048
@@ -36,16 +37,19 @@ def measure(
     page_size = options.page_size or device.page_size
     cache = cache_dtype(options, dtype, device)
     page = page_bytes(page_size, config.num_kv_heads, config.head_dim, config.num_layers, cache.itemsize)
-    adapters = pool_bytes(config, options.adapter_slots, options.adapter_rank, dtype.itemsize)
-    rest = max(0, free - weights - adapters)
+    rest = max(0, free - weights)
+    num_pages = _num_pages(options, device, rest, page, page_size, context)
+    slot_bytes = slot_values(config, options.adapter_rank) * dtype.itemsize
+    slots = fitting_slots(options.adapter_slots, slot_bytes, rest - num_pages * page)
     return MemoryPlan(
         free=free,
         weights=weights,
         token_bytes=token_bytes,
-        adapters=adapters,
+        adapters=(slots + 1) * slot_bytes if slots else 0,
+        adapter_slots=slots,
         page_size=page_size,
         page_bytes=page,
-        num_pages=_num_pages(options, device, rest, page, page_size, context),
+        num_pages=num_pages,
         max_pages=_max_pages(options, device, rest, page),
         context=context,
         max_positions=config.max_positions,
@@ -73,13 +77,10 @@ def plan(
     num_pages = memory.num_pages
     fitting = num_pages * page_size
     if fitting < (options.context or 1):
-        hint = "use a smaller context, or a larger cache"
-        if memory.adapters:
-            hint += f", or a smaller adapter_slots ({options.adapter_slots} slots reserve {_size(memory.adapters)})"
         raise ModelRefused(
             f"{files.name}: a context of {context} tokens needs {_size(memory.cache_bytes(context))} of KV "
             f"cache, but the limit is {_size(num_pages * memory.page_bytes)}",
-            hint,
+            "use a smaller context, or a larger cache",
             memory.numbers(),
         )
     graphs = chosen_graphs(options, device)
@@ -92,8 +93,9 @@ def plan(
         max_rows=options.max_rows,
         max_context=min(context, fitting),
         groups=(CacheGroup(page_size, num_pages),),
-        num_adapters=options.adapter_slots,
-        adapters_per_step=options.adapter_slots,
+        num_adapters=memory.adapter_slots,
+        adapters_per_step=memory.adapter_slots,
+        slots_hint=slots_hint(options.adapter_slots, slot_values(config, options.adapter_rank) * dtype.itemsize),
         overlap=device.overlap,
         graph_rows=decode_sizes(options.max_rows) if captures_decode else (),
         graph_tokens=token_sizes(capturable_tokens(config, max_tokens, device)) if captures_prefill else (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import threading
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.adapterfiles import read_adapter
@@ -158,13 +160,23 @@ def test_adapters_change_while_requests_run(tmp_path: Path, backend: str, operat
     engine = Engine(runner, answers.add)
     swaps = Swaps(engine, answers, tmp_path, seed=operations)
     with started(engine):
-        swaps.run(operations)
+        swaps.run(operations // 2)
         swaps.unload_all()
         answers.wait(0)
+        tensors = live_tensors()
+        swaps.run(operations // 2)
+        swaps.unload_all()
+        answers.wait(0)
+        assert live_tensors() <= tensors + 10, "an adapter that is unloaded still has memory"
         assert answers.tokens == swaps.expected
         assert set(answers.finishes.values()) == {"length"}
         assert swaps.refused
         check_nothing_is_left(engine, runner)
+
+
+def live_tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(each), torch.Tensor) for each in gc.get_objects())
 
 
 def check_nothing_is_left(engine: Engine, runner: Runner) -> None:
@@ -173,7 +185,18 @@ def check_nothing_is_left(engine: Engine, runner: Runner) -> None:
     assert not slots._prepared
     pool = engine._adapters
     assert sorted(pool._empty) == list(range(1, OPTIONS.adapter_slots + 1))
-    assert not any([pool._registered, pool._requests, pool._users, pool._unused, pool._slots, pool._pinned])
+    assert not any(
+        [
+            pool._registered,
+            pool._requests,
+            pool._users,
+            pool._unused,
+            pool._slots,
+            pool._pinned,
+            pool._loading,
+            pool._errors,
+        ]
+    )
     cache = engine._scheduler._cache
     cache.evict_all()
     assert len(cache._tree._roots) <= 1, "only the last request may keep its namespace"

@@ -19,6 +19,7 @@ import mlx.core as mx
 from localllm.backends import mlx
 from localllm.backends.mlx import opening
 from localllm.backends.mlx.cache import LayerShape
+from localllm.backends.mlx.lora import slot_bytes
 from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
@@ -40,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
 
 def planned(files: ModelFiles, budget: LoadOptions, pages: int) -> RunnerSpec:
     """The spec with free memory for this number of pages."""
-    return opening._plan(files, budget, LOADED, pages * PAGE)
+    return opening._plan(files, budget, LOADED, pages * PAGE, 1)
 
 
 def test_half_of_the_cache_memory_is_for_pages(files: ModelFiles) -> None:
@@ -121,3 +122,21 @@ def test_many_shapes_are_no_error_on_cuda(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv(opening.CACHE_CHECK, "1")
     mlx.open(read_model(tmp_path), SMALL)
     assert os.environ[opening.CACHE_CHECK] == "1", "a user's value stays"
+
+
+def test_adapter_slots_use_only_what_the_cache_leaves(files: ModelFiles) -> None:
+    options = LoadOptions(max_rows=1, cache_bytes=64 * PAGE, adapter_slots=3)
+    plans = [opening._plan(files, options, LOADED, 64 * PAGE + left, 1000) for left in (-1, 1999, 2000, 3000, 99999)]
+    assert [plan.num_adapters for plan in plans] == [0, 0, 1, 2, 3]
+    assert {plan.cache_bytes for plan in plans} == {64 * PAGE}
+    assert "adapters need" in plans[0].slots_hint
+
+
+def test_slot_bytes_count_the_factors_of_all_targets() -> None:
+    targets: Any = {
+        "q": SimpleNamespace(in_features=3, out_features=5),
+        "k": SimpleNamespace(in_features=3, out_features=1),
+    }
+    size = 4 if mx.default_device().type == mx.DeviceType.cpu else 2
+    assert slot_bytes(targets, 16, mx.bfloat16) == 12 * 16 * size
+    assert slot_bytes({}, 16, mx.bfloat16) == 0

@@ -9,7 +9,7 @@ import torch
 
 from localllm.backends.cpu.device import DEVICE as CPU
 from localllm.backends.pytorch.device import Device
-from localllm.backends.pytorch.lora import pool_bytes
+from localllm.backends.pytorch.lora import slot_values
 from localllm.backends.pytorch.sizing import cache_dtype, capturable_tokens, chosen_graphs, plan
 from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
@@ -135,19 +135,26 @@ def test_fetch_returns_a_copy() -> None:
     assert here.tolist() == [1.0] * 3
 
 
-def test_adapter_slots_reduce_the_cache(files: ModelFiles) -> None:
-    options = LoadOptions(max_rows=1, cache_share=1.0, adapter_slots=3, adapter_rank=4)
-    slots = pool_bytes(files.config, 3, 4, torch.float32.itemsize)
-    spec = plan(files, options, WEIGHTS + slots + 100 * PAGE, torch.float32, WEIGHTS, CPU)
-    assert spec.groups[0].num_pages == 100
-    assert (spec.num_adapters, spec.adapters_per_step) == (3, 3)
+def test_adapter_slots_use_only_what_the_model_and_its_cache_leave(files: ModelFiles) -> None:
+    """A model takes the same cache with and without adapter slots. There are fewer slots if the memory is tight."""
+    options = LoadOptions(max_rows=1, cache_bytes=10 * PAGE, adapter_slots=3, adapter_rank=4)
+    slot = slot_values(files.config, 4) * torch.float32.itemsize
+    num_adapters = []
+    for left in (-PAGE, 0, 2 * slot - 1, 2 * slot, 3 * slot, 100 * slot):
+        free = WEIGHTS + 10 * PAGE + left
+        spec = plan(files, options, free, torch.float32, WEIGHTS, CPU)
+        without = plan(files, replace(options, adapter_slots=0), free, torch.float32, WEIGHTS, CPU)
+        assert replace(spec, num_adapters=0, adapters_per_step=0, slots_hint=without.slots_hint) == without
+        assert spec.adapters_per_step == spec.num_adapters
+        num_adapters.append(spec.num_adapters)
+    assert num_adapters == [0, 0, 0, 1, 2, 3]
 
 
-def test_the_hint_names_the_memory_of_adapters(files: ModelFiles) -> None:
-    """Without adapter slots the context would fit."""
-    options = LoadOptions(context=64, max_rows=1, cache_share=1.0, adapter_slots=8)
-    free = WEIGHTS + 100 * PAGE
-    assert plan(files, replace(options, adapter_slots=0), free, torch.float32, WEIGHTS, CPU).max_context == 64
-    with pytest.raises(ModelRefused, match="a context of 64 tokens") as refused:
-        plan(files, options, free, torch.float32, WEIGHTS, CPU)
-    assert "a smaller adapter_slots (8 slots reserve " in refused.value.hint
+def test_the_hint_says_why_there_are_no_adapter_slots(files: ModelFiles) -> None:
+    options = LoadOptions(max_rows=1, cache_share=1.0, adapter_rank=64)
+    full = plan(files, options, WEIGHTS + 100 * PAGE, torch.float32, WEIGHTS, CPU)
+    assert full.num_adapters == 0
+    slot = slot_values(files.config, 64) * torch.float32.itemsize
+    assert f"less than the {-(-2 * slot // 2**20)} MiB that adapters need" in full.slots_hint
+    off = plan(files, replace(options, adapter_slots=0), WEIGHTS + 100 * PAGE, torch.float32, WEIGHTS, CPU)
+    assert off.slots_hint == "raise the setting adapter_slots"

@@ -17,56 +17,15 @@ from localllm.engine.errors import (
     ModelRefused,
     OutOfMemory,
     RequestRefused,
-    RunnerFailed,
 )
 from localllm.engine.lora import Adapter
-from localllm.engine.request import Delta, Request
+from localllm.engine.request import Request
 from localllm.engine.runner import CacheGroup, StepResult
 
 from .test_equal_outputs import WITH_ADAPTERS, Modulo, assert_equal_to_solo, requests_of
-from .token_device import SPEC, Step, TokenDevice, finish_all, outputs, solo
+from .token_device import SPEC, App, Step, TokenDevice, finish_all, outputs, solo, start
 
 OVERLAP = replace(SPEC, overlap=True)
-
-
-@dataclass
-class App:
-    """Collects what the engine tells; `wait` returns once so many requests have ended."""
-
-    deltas: list[Delta] = field(default_factory=list)
-    failures: list[RunnerFailed] = field(default_factory=list)
-    calls: list[int] = field(default_factory=list)
-    threads: set[str] = field(default_factory=set)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def on_deltas(self, deltas: list[Delta]) -> None:
-        with self.changed:
-            self.threads.add(threading.current_thread().name)
-            self.deltas += deltas
-            self.calls.append(len(deltas))
-            self.changed.notify_all()
-
-    def on_failure(self, failure: RunnerFailed) -> None:
-        with self.changed:
-            self.threads.add(threading.current_thread().name)
-            self.failures.append(failure)
-            self.changed.notify_all()
-
-    def ended(self) -> int:
-        return sum(delta.finish is not None for delta in self.deltas)
-
-    def wait(self, ended: int = 0, deltas: int = 0, failures: int = 0) -> None:
-        with self.changed:
-            assert self.changed.wait_for(
-                lambda: self.ended() >= ended and len(self.deltas) >= deltas and len(self.failures) >= failures, 30
-            )
-
-
-def start(device: TokenDevice) -> tuple[Engine, App]:
-    app = App()
-    engine = Engine(device, app.on_deltas, app.on_failure)
-    engine.start()
-    return engine, app
 
 
 @pytest.mark.parametrize("overlap", [False, True])

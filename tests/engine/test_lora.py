@@ -3,42 +3,52 @@ from __future__ import annotations
 import pytest
 
 from localllm.engine.errors import ModelRefused, RequestRefused
-from localllm.engine.lora import Adapter, AdapterPool
+from localllm.engine.lora import Adapter, AdapterPool, fitting_slots
 
 A, B, C = (Adapter(name, f"/{name}", "1") for name in "abc")
 
 
-class Loads(list[tuple[int, Adapter]]):
-    """What was loaded where; refuses adapters named in `broken`."""
+class Loads:
+    """Pools whose loads end at once, or with `end` if `delayed` is set. It records the loads and the freed adapters."""
 
-    broken: frozenset[str] = frozenset()
+    def __init__(self, num_slots: int, max_active: int, *, delayed: bool = False) -> None:
+        self.loads: list[tuple[int, Adapter]] = []
+        self.forgotten: list[Adapter] = []
+        self.broken = frozenset[str]()  # names of the adapters whose load fails
+        self.pool = AdapterPool(num_slots, max_active, self._load, self.forgotten.append)
+        self._delayed = delayed
+        for adapter in (A, B, C):
+            self.pool.register(adapter)
 
-    def __call__(self, slot: int, adapter: Adapter) -> None:
-        if adapter.name in self.broken:
-            raise ModelRefused(f"{adapter.path} does not fit")
-        self.append((slot, adapter))
+    def _load(self, slot: int, adapter: Adapter) -> None:
+        self.loads.append((slot, adapter))
+        if not self._delayed:
+            self.end(adapter)
+
+    def end(self, adapter: Adapter) -> None:
+        error = ModelRefused(f"{adapter.path} does not fit") if adapter.name in self.broken else None
+        self.pool.loaded(adapter, error)
 
 
 def test_a_new_version_replaces_an_adapter_of_the_same_name() -> None:
-    pool = AdapterPool(2, 2, Loads())
-    pool.register(A)
+    pool = Loads(2, 2).pool
     assert pool.find("a") == A
-    assert pool.find("b") is None
+    assert pool.find("d") is None
     newer = Adapter("a", "/a", "2")
     pool.register(newer)
     assert pool.find("a") == newer
 
 
 def test_slots_count_from_one_and_are_loaded_once() -> None:
-    loads = Loads()
-    pool = AdapterPool(2, 2, loads)
+    loads = Loads(2, 2)
+    pool = loads.pool
     assert [pool.acquire(A), pool.acquire(B), pool.acquire(A)] == [1, 2, 1]
-    assert loads == [(1, A), (2, B)]
+    assert loads.loads == [(1, A), (2, B)]
 
 
 def test_the_least_recently_used_free_adapter_is_evicted() -> None:
-    loads = Loads()
-    pool = AdapterPool(2, 2, loads)
+    loads = Loads(2, 2)
+    pool = loads.pool
     for adapter in (A, B, A):
         pool.acquire(adapter)
     assert pool.acquire(C) is None
@@ -48,11 +58,11 @@ def test_the_least_recently_used_free_adapter_is_evicted() -> None:
     pool.release(A)
     assert pool.acquire(C) == 2  # B was let go of before A
     assert pool.acquire(A) == 1
-    assert loads == [(1, A), (2, B), (2, C)]
+    assert loads.loads == [(1, A), (2, B), (2, C)]
 
 
 def test_one_that_is_used_again_is_not_evicted() -> None:
-    pool = AdapterPool(2, 2, Loads())
+    pool = Loads(2, 2).pool
     for adapter in (A, B):
         pool.acquire(adapter)
         pool.release(adapter)
@@ -61,7 +71,7 @@ def test_one_that_is_used_again_is_not_evicted() -> None:
 
 
 def test_the_number_of_active_adapters_is_limited() -> None:
-    pool = AdapterPool(4, 2, Loads())
+    pool = Loads(4, 2).pool
     assert pool.acquire(A) == 1
     assert pool.acquire(B) == 2
     assert pool.acquire(C) is None
@@ -73,20 +83,80 @@ def test_the_number_of_active_adapters_is_limited() -> None:
 
 
 def test_a_slot_is_free_again_if_its_load_fails() -> None:
-    loads = Loads()
-    pool = AdapterPool(1, 1, loads)
+    loads = Loads(1, 1)
+    pool = loads.pool
     loads.broken = frozenset("b")
     pool.acquire(A)
     pool.release(A)
     with pytest.raises(ModelRefused, match="does not fit"):
         pool.acquire(B)
     assert pool.acquire(A) == 1
-    assert loads == [(1, A), (1, A)]  # B may have overwritten half of it
+    assert loads.loads == [(1, A), (1, B), (1, A)]  # B may have overwritten half of it
+
+
+def test_an_adapter_has_its_slot_after_the_end_of_its_load() -> None:
+    loads = Loads(2, 2, delayed=True)
+    pool = loads.pool
+    assert [pool.acquire(A), pool.acquire(A), pool.is_loading] == [None, None, True]
+    loads.end(A)
+    assert [pool.acquire(A), pool.is_loading] == [1, False]
+    assert loads.loads == [(1, A)]
+
+
+def test_an_adapter_that_is_being_loaded_keeps_its_slot() -> None:
+    loads = Loads(2, 2, delayed=True)
+    pool = loads.pool
+    for adapter in (A, B, C):
+        assert pool.acquire(adapter) is None
+    assert loads.loads == [(1, A), (2, B)], "a load counts as an adapter in use"
+    loads.end(B)
+    assert pool.acquire(C) is None
+    assert loads.loads[2:] == [(2, C)]
+    loads.end(C)
+    loads.end(A)
+    assert [pool.acquire(A), pool.acquire(C)] == [1, 2]
+
+
+def test_an_adapter_that_is_unloaded_during_its_load_is_forgotten_after_it() -> None:
+    loads = Loads(1, 1, delayed=True)
+    pool = loads.pool
+    pool.acquire(A)
+    pool.unregister("a")
+    assert loads.forgotten == [], "the load still reads its weights"
+    loads.end(A)
+    assert loads.forgotten == [A]
+    pool.acquire(B)
+    loads.end(B)
+    assert pool.acquire(B) == 1
+
+
+def test_the_error_of_a_load_is_for_the_request_that_waits() -> None:
+    loads = Loads(1, 1, delayed=True)
+    pool = loads.pool
+    loads.broken = frozenset("a")
+    pool.begin(A)
+    assert pool.acquire(A) is None
+    loads.end(A)
+    with pytest.raises(ModelRefused, match="does not fit"):
+        pool.acquire(A)
+    assert pool.acquire(A) is None, "the next request loads it once more"
+    loads.end(A)
+    pool.end(A)
+    pool.begin(A)
+    loads.broken = frozenset()
+    assert pool.acquire(A) is None, "the request that waited has ended, and so has its error"
+    loads.end(A)
+    assert pool.acquire(A) == 1
+
+
+def test_fitting_slots_count_the_slot_of_the_base_model() -> None:
+    assert [fitting_slots(8, 10, free) for free in (0, 19, 20, 55, 90, 1000)] == [0, 0, 1, 4, 8, 8]
+    assert fitting_slots(0, 10, 1000) == 0
 
 
 def test_a_replaced_adapter_lives_until_its_last_request_ends() -> None:
-    forgotten: list[Adapter] = []
-    pool = AdapterPool(2, 2, Loads(), forgotten.append)
+    loads = Loads(2, 2)
+    pool = loads.pool
     newer = Adapter("a", "/a", "2")
     pool.register(A)
     pool.begin(A)
@@ -94,37 +164,37 @@ def test_a_replaced_adapter_lives_until_its_last_request_ends() -> None:
     pool.register(newer)
     assert pool.acquire(newer) == 2
     pool.release(A)
-    assert forgotten == []
+    assert loads.forgotten == []
     pool.end(A)
-    assert forgotten == [A]
+    assert loads.forgotten == [A]
     assert pool.acquire(B) == 1, "its slot is free"
 
 
 def test_an_unregistered_adapter_is_forgotten_at_once_if_no_request_uses_it() -> None:
-    forgotten: list[Adapter] = []
-    pool = AdapterPool(1, 1, Loads(), forgotten.append)
+    loads = Loads(1, 1)
+    pool = loads.pool
     pool.register(A)
     assert pool.unregister("a") == A
     assert pool.unregister("a") is None
-    assert forgotten == [A]
-    assert pool.registered == ()
+    assert loads.forgotten == [A]
+    assert pool.registered == (B, C)
 
 
 def test_a_waiting_request_keeps_its_adapter() -> None:
-    forgotten: list[Adapter] = []
-    pool = AdapterPool(1, 1, Loads(), forgotten.append)
+    loads = Loads(1, 1)
+    pool = loads.pool
     pool.register(A)
     pool.begin(A)
     pool.unregister("a")
-    assert forgotten == []
+    assert loads.forgotten == []
     assert pool.acquire(A) == 1
     pool.release(A)
     pool.end(A)
-    assert forgotten == [A]
+    assert loads.forgotten == [A]
 
 
 def test_a_pinned_adapter_keeps_its_slot() -> None:
-    pool = AdapterPool(2, 2, Loads())
+    pool = Loads(2, 2).pool
     pool.register(A, pinned=True)
     for adapter in (A, B):
         pool.acquire(adapter)

@@ -403,8 +403,12 @@ def test_rows_name_the_slot_of_their_adapter() -> None:
 def test_a_third_adapter_waits_for_a_slot_and_all_outputs_are_right(overlap: bool) -> None:
     spec = replace(ADAPTERS, overlap=overlap)
     requests = [request(f"r{n}", 6, 3 + n % 4, adapter=(A, B, C, None)[n % 4]) for n in range(24)]
-    engine, device = engine_of(*requests, spec=spec)
+    engine, device = engine_of(*requests[:16], spec=spec)
     out = outputs(finish_all(engine))
+    assert [adapter for _, adapter in device.loads] == [A, B, C], "a slot changes after the last request that needs it"
+    for each in requests[16:]:
+        engine.submit(each)
+    out |= outputs(finish_all(engine))
     assert out == {each.id: solo(each, spec) for each in requests}
     assert len(device.loads) > 3
 

@@ -8,6 +8,7 @@ AssertionError.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import numpy as np
 
 from localllm.engine.batch import Batch, Want
 from localllm.engine.engine import Engine
+from localllm.engine.errors import RunnerFailed
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import CacheGroup, RunnerSpec, StepResult
@@ -114,9 +116,11 @@ class TokenDevice:
 
         if adapter.name == self.broken_adapter:
             raise ModelRefused(f"{adapter.path} does not fit")
+        assert adapter in self.prepared
+        started = [job for job in tuple(self.queue) if isinstance(job, Step)]
+        assert all(slot not in step.batch.adapters for step in started), "a step that is not computed reads this slot"
         self.loads.append((slot, adapter))
-        identity = zlib.crc32(f"{adapter.name}@{adapter.version}".encode())
-        self.queue.append(lambda: self.adapter_ids.__setitem__(slot, identity))
+        self.adapter_ids[slot] = zlib.crc32(f"{adapter.name}@{adapter.version}".encode())
 
     def close(self) -> None:
         assert not self.closed
@@ -264,3 +268,43 @@ def solo(request: Request, spec: RunnerSpec = SPEC) -> tuple[int, ...]:
         engine.register_adapter(request.adapter)
     engine.submit(request)
     return outputs(finish_all(engine))[request.id]
+
+
+@dataclass
+class App:
+    """Collects what the engine tells; `wait` returns once so many requests have ended."""
+
+    deltas: list[Delta] = field(default_factory=list)
+    failures: list[RunnerFailed] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    threads: set[str] = field(default_factory=set)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def on_deltas(self, deltas: list[Delta]) -> None:
+        with self.changed:
+            self.threads.add(threading.current_thread().name)
+            self.deltas += deltas
+            self.calls.append(len(deltas))
+            self.changed.notify_all()
+
+    def on_failure(self, failure: RunnerFailed) -> None:
+        with self.changed:
+            self.threads.add(threading.current_thread().name)
+            self.failures.append(failure)
+            self.changed.notify_all()
+
+    def ended(self) -> int:
+        return sum(delta.finish is not None for delta in self.deltas)
+
+    def wait(self, ended: int = 0, deltas: int = 0, failures: int = 0) -> None:
+        with self.changed:
+            assert self.changed.wait_for(
+                lambda: self.ended() >= ended and len(self.deltas) >= deltas and len(self.failures) >= failures, 30
+            )
+
+
+def start(device: TokenDevice) -> tuple[Engine, App]:
+    app = App()
+    engine = Engine(device, app.on_deltas, app.on_failure)
+    engine.start()
+    return engine, app
