@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from localllm.engine.runner import DeviceInfo, Runner, Unavailable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
+import adapter_swaps
 import cuda_models
 import host_step
 import jobs
@@ -337,3 +339,16 @@ def test_every_script_prints_its_help(script: Path) -> None:
 def test_the_host_step_runs_with_and_without_the_runner() -> None:
     assert len(host_step.microseconds(host_step.CASES[0], 5)) == 5
     assert len(host_step.runner_microseconds(2, 64, jobs.Sampling(), 5)) == 5
+
+
+def test_adapter_swaps_are_measured_under_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = "--backend cpu --shape tiny --streams 2 --swaps 5".split()
+    monkeypatch.setattr("sys.argv", ["adapter_swaps.py", *arguments, "--save", ""])
+    adapter_swaps.main()
+    gc.unfreeze()
+    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [result["count"] for result in results if "load of" in result["name"]] == [5]
+    assert len(results) == 9
+    assert all(result["ours"] > 0 for result in results)
