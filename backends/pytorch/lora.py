@@ -118,7 +118,7 @@ class AdapterSlots:
             pool = self._memory.allocate(self.count + 1, self._values, self._dtype)
             for start, factor in self._factors:
                 size = factor[0].numel()
-                factor.set_(pool[:, start : start + size].unflatten(1, factor.shape[1:]))  # type: ignore[call-overload]
+                factor.set_(pool[:, start : start + size].unflatten(1, factor.shape[1:]))
             self._pool = pool
 
     def _place(self, names: Sequence[str], widths: Sequence[int], in_features: int) -> LoraWeights:

@@ -113,6 +113,11 @@ class Swaps:
         adapter = self._random.choice([None, *self._loaded.values()])
         self._submit(adapter, 1.0 if adapter is None else self._random.choice(list(SCALES)))
 
+    def generate_alone(self) -> None:
+        """A request for the base model, so that the last step has no row with an adapter."""
+        self._submit(None, 1.0)
+        self._answers.wait(0)
+
     def unload_all(self) -> None:
         for name in list(self._loaded):
             self.engine.unregister_adapter(name)
@@ -167,6 +172,7 @@ def test_adapters_change_while_requests_run(tmp_path: Path, backend: str, operat
         swaps.run(operations // 2)
         swaps.unload_all()
         answers.wait(0)
+        swaps.generate_alone()
         assert live_tensors() <= tensors + 10, "an adapter that is unloaded still has memory"
         assert answers.tokens == swaps.expected
         assert set(answers.finishes.values()) == {"length"}
