@@ -40,9 +40,22 @@ class Model(click.ParamType[str]):
         return str(resolve(value, allow_path=True).path) if is_path(value) else str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from .store import preferences
         from .store.cache import available
 
-        return [CompletionItem(model.id) for model in available() if model.id.startswith(incomplete)]
+        names = [model.id for model in available()] + sorted(preferences.read().aliases)
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+class RemoteModel(click.ParamType[str]):
+    """The name of a model to download. The shell completes the short names of the catalog."""
+
+    name = "name"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from .store.catalog import entries
+
+        return [CompletionItem(name) for name in entries() if name.startswith(incomplete.lower())]
 
 
 class AnyModel(Model):
@@ -262,7 +275,8 @@ def stop(model: str | None) -> int:
 def list_(as_json: bool) -> int:
     """List the models on this machine.
 
-    The list has the built-in model guide and the complete models in the Hugging Face cache.
+    The list has the built-in model guide and the models in the Hugging Face cache. It also shows models that cannot be
+    used, with the reason, and unfinished downloads.
 
     \b
     Examples:
@@ -275,7 +289,7 @@ def list_(as_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", type=RemoteModel(), nargs=-1, required=True, metavar="NAME...")
 @click.option("--yes", is_flag=True, help="Download without confirmation.")
 @click.option(
     "--anyway", is_flag=True, help="Download a model that localllm cannot run, or damaged files, all the same."
@@ -350,13 +364,15 @@ def fit(name: str, context: int, parallel: int, quant: Any, backend: str | None,
 
 
 @cli.command()
-@click.argument("name", type=Model(), metavar="ORG/REPO[@REVISION]")
+@click.argument("name", type=Model(), metavar="NAME[@REVISION]")
 @click.option("--packed", is_flag=True, help="Delete only the cached quantised weights; keep the model.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def rm(name: str, packed: bool, yes: bool) -> int:
+@json_flag
+def rm(name: str, packed: bool, yes: bool, as_json: bool) -> int:
     """Delete a downloaded model.
 
-    Shows the disk space that the deletion frees, and asks for confirmation.
+    Shows the disk space that the deletion frees, and asks for confirmation. Files that another revision uses stay.
+    Also deletes an unfinished download.
 
     \b
     Examples:
@@ -366,7 +382,127 @@ def rm(name: str, packed: bool, yes: bool) -> int:
     """
     from .commands.models import remove as body
 
-    return body(name, packed, yes)
+    return body(name, packed, yes, as_json)
+
+
+@cli.command()
+@click.argument("name", type=Model(), metavar="NAME")
+@json_flag
+def show(name: str, as_json: bool) -> int:
+    """Show where a model comes from.
+
+    Shows the repository, the revision, the time of the download, the hash of each file, the licence, the state of the
+    chat template, the aliases and the settings of a model or an adapter.
+
+    \b
+    Examples:
+      localllm show guide
+      localllm show Qwen/Qwen3-0.6B --json
+    """
+    from .commands.store import show as body
+
+    return body(name, as_json)
+
+
+@cli.command()
+@click.argument("names", type=Model(), nargs=-1, metavar="[NAME]...")
+@json_flag
+def verify(names: tuple[str, ...], as_json: bool) -> int:
+    """Compare the files of models with their hashes.
+
+    Without NAME, verifies all models and adapters. The exit code is 1 if a file is damaged or missing.
+
+    \b
+    Examples:
+      localllm verify
+      localllm verify Qwen/Qwen3-0.6B
+    """
+    from .commands.store import verify as body
+
+    return body(names, as_json)
+
+
+@cli.command()
+@click.option("--dry-run", is_flag=True, help="Only show what can be deleted.")
+@click.option("--all", "everything", is_flag=True, help="Include files that changed in the last 24 hours.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@json_flag
+def prune(dry_run: bool, everything: bool, yes: bool, as_json: bool) -> int:
+    """Delete files in the cache that nothing uses.
+
+    These are unfinished downloads, also those of other programs, and files that no model uses any more. Shows them and
+    asks for confirmation. Without a terminal, deletes them only with --yes. Downloads that run now are not touched.
+
+    \b
+    Examples:
+      localllm prune --dry-run
+      localllm prune --yes
+    """
+    from .commands.store import prune as body
+
+    return body(dry_run, yes, everything, as_json)
+
+
+@cli.command("import")
+@click.argument("path", type=click.Path(), metavar="FOLDER")
+@click.option("--name", default="", metavar="NAME", help="Name after local/; default: the name of the folder.")
+@click.option("--copy", is_flag=True, help="Copy the files; default: links to the files in FOLDER.")
+@json_flag
+def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
+    """Add a model or adapter folder to the list of models.
+
+    The model gets the name local/NAME. localllm rm deletes the links or copies, never the files in FOLDER.
+
+    \b
+    Examples:
+      localllm import ./my-model
+      localllm import /mnt/models/my-model --name mine --copy
+    """
+    from .commands.store import import_ as body
+
+    return body(path, name, copy, as_json)
+
+
+@cli.command()
+@click.argument("name", required=False)
+@click.argument("model", type=Model(), required=False)
+@click.option("--rm", "remove", is_flag=True, help="Remove the alias.")
+@json_flag
+def alias(name: str | None, model: str | None, remove: bool, as_json: bool) -> int:
+    """Give a model another name.
+
+    Without NAME, shows all aliases. Every command and the API accept an alias as the name of a model.
+
+    \b
+    Examples:
+      localllm alias small Qwen/Qwen3-0.6B
+      localllm alias
+      localllm alias small --rm
+    """
+    from .commands.store import alias as body
+
+    return body(name, model, remove, as_json)
+
+
+@cli.command()
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Results of Hugging Face.")
+@click.option("--offline", is_flag=True, help="Search only the catalog of short names.")
+@json_flag
+def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> int:
+    """Find models to download.
+
+    Searches the catalog of short names, and Hugging Face. Without WORD, shows the catalog. Sizes are approximate.
+
+    \b
+    Examples:
+      localllm search
+      localllm search qwen3 awq
+      localllm search llama --offline
+    """
+    from .commands.store import search as body
+
+    return body(words, limit, offline, as_json)
 
 
 @cli.group(cls=Commands, invoke_without_command=True)

@@ -19,6 +19,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0  # bytes on disk
     context: int = 0  # maximum context in tokens; 0: unknown
     description: str = ""
+    problem: str = ""  # the reason why the model cannot be used; empty: none is known
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from .. import frames
 from ..config import loading
 from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
-from ..store import cache
+from ..store import cache, listing
 from ..store.names import is_path
 from ..version import VERSION
 from .adapters import AdapterRoutes
@@ -115,8 +115,8 @@ class _Api:
         return _json(describe(VERSION))
 
     async def cards(self, request: Request) -> Response:
-        available = await asyncio.to_thread(cache.available)
-        bases = {model.id: self._card(model) for model in available}
+        listed = await asyncio.to_thread(listing.listed)
+        bases = {model.id: self._card(model) for model in listed if cache.is_complete(model.path)}
         adapters = [
             _adapter_card(entry, bases[entry.model]) for entry in self.models.adapters() if entry.model in bases
         ]
@@ -142,7 +142,7 @@ class _Api:
             "owned_by": "localllm",
             "loaded": loaded is not None,
             "max_model_len": context or None,
-        }
+        } | ({"problem": model.problem} if model.problem else {})
 
     async def tokenize(self, request: Request) -> Response:
         body = await read_json(request.scope, request.receive, TokenizeBody, self.limit)
@@ -189,7 +189,7 @@ class _Api:
         )
 
     async def available(self, request: Request) -> Response:
-        available = await asyncio.to_thread(cache.available)
+        available = await asyncio.to_thread(listing.listed)
         return _json(
             [
                 ModelEntry(
@@ -199,6 +199,7 @@ class _Api:
                     size=model.size,
                     context=model.context,
                     description=model.description,
+                    problem=model.problem,
                 )
                 for model in available
             ]

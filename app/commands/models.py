@@ -17,7 +17,9 @@ from .console import say, table
 def list_models(as_json: bool) -> int:
     """Print the models on this machine."""
     config.load()
-    models = cache.available()
+    from ..store import listing
+
+    models = listing.listed()
     if as_json:
         click.echo(json.dumps([_for_json(model) for model in models], indent=2))
     else:
@@ -35,25 +37,34 @@ def _for_json(model: cache.ModelRef) -> dict[str, object]:
         "revision": model.revision,
         "path": str(model.path),
         "description": model.description,
+        "problem": model.problem or None,
     }
 
 
 def _print(models: list[cache.ModelRef]) -> None:
     header = ["MODEL", "SIZE", "CONTEXT", "DESCRIPTION"]
-    rows = [[model.id, size(model.size), str(model.context or "?"), model.description] for model in models]
+    rows = [[model.id, size(model.size), str(model.context or "?"), _state(model)] for model in models]
     packed = [size(model.packed) if model.packed else "" for model in models]
     if any(packed):
         header.insert(2, "PACKED")
         for row, text in zip(rows, packed, strict=True):
             row.insert(2, text)
     table(header, rows)
+    for model in models:
+        if model.problem:
+            say(f"{model.id} cannot be used: {model.problem}")
     if any(packed):
         say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):
         say("for a larger model: localllm pull org/repo, for example Qwen/Qwen3-0.6B")
 
 
-def remove(name: str, packed: bool, yes: bool) -> int:
+def _state(model: cache.ModelRef) -> str:
+    """The description of a model; of a model with a problem, a mark before it."""
+    return f"! {model.description or 'unfinished download'}" if model.problem else model.description
+
+
+def remove(name: str, packed: bool, yes: bool, as_json: bool) -> int:
     """Delete a downloaded model, or only its cached quantised weights. Asks for confirmation."""
     config.load()
     from ..store import hub
@@ -68,5 +79,8 @@ def remove(name: str, packed: bool, yes: bool) -> int:
             say("deleted nothing")
             return 1
     plan.execute()
-    say(f"deleted {plan.name}; freed {size(plan.frees)}")
+    if as_json:
+        click.echo(json.dumps({"deleted": plan.name, "freed": plan.frees}))
+    else:
+        say(f"deleted {plan.name}; freed {size(plan.frees)}")
     return 0

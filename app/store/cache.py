@@ -39,6 +39,7 @@ class ModelRef:
     packed: int = 0  # bytes of cached quantised weights, which `size` does not include
     context: int = 0  # maximum context of the model in tokens; 0: unknown
     description: str = ""
+    problem: str = ""  # the reason why it cannot be used, where a list has checked it (app/store/listing.py)
 
 
 def available() -> list[ModelRef]:
@@ -46,9 +47,14 @@ def available() -> list[ModelRef]:
     models = []
     if is_complete(paths.guide_dir()):
         models.append(_bundled())
-    for folder in sorted(paths.hub_cache_dir().glob("models--*"), key=lambda folder: folder.name.lower()):
-        models += _snapshots(folder)
+    for folder in repo_folders():
+        models += snapshots(folder)
     return models
+
+
+def repo_folders() -> list[Path]:
+    """The folders of all repositories in the cache, in alphabetical order."""
+    return sorted(paths.hub_cache_dir().glob("models--*"), key=lambda folder: folder.name.lower())
 
 
 def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
@@ -93,8 +99,8 @@ def _find(name: names.Name) -> ModelRef | None:
 def adapters() -> list[ModelRef]:
     """Every complete adapter in the Hugging Face cache. The description is the name of the base model."""
     refs = []
-    for folder in sorted(paths.hub_cache_dir().glob("models--*"), key=lambda folder: folder.name.lower()):
-        for adapter in _snapshots(folder, is_adapter):
+    for folder in repo_folders():
+        for adapter in snapshots(folder, is_adapter):
             base = _read_json(adapter.path / ADAPTER_CONFIG).get("base_model_name_or_path")
             refs.append(replace(adapter, description=str(base or "")))
     return refs
@@ -173,11 +179,11 @@ def _cached(folder: Path, revision: str, complete: Callable[[Path], bool] = is_c
     """The model or adapter in a folder of the cache; None if it is missing, or a short commit matches several."""
     revision = revision or MAIN
     commit = refs(folder).get(revision, revision)
-    models = [model for model in _snapshots(folder, complete) if is_commit(commit, model.revision)]
+    models = [model for model in snapshots(folder, complete) if is_commit(commit, model.revision)]
     return models[0] if len(models) == 1 else None
 
 
-def _snapshots(repo_folder: Path, complete: Callable[[Path], bool] = is_complete) -> Iterator[ModelRef]:
+def snapshots(repo_folder: Path, complete: Callable[[Path], bool] = is_complete) -> Iterator[ModelRef]:
     """The complete snapshots of one repo. Ids: `org/repo` for the branch main, `org/repo@revision` for the others."""
     repo = names.repo_of_folder(repo_folder)
     labels = {commit: name for name, commit in reversed(refs(repo_folder).items())}

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound
-from . import cache
-from .names import GUIDE, HubName, is_path, parse_hub
+from . import cache, catalog
+from .names import GUIDE, FileAddress, HubName, ShortName, is_path, parse, parse_hub
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ def plan_removal(name: str) -> Removal:
     if name == GUIDE:
         hint = "uninstall localllm to remove it"
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
-    target = parse_hub(name)
+    target = _target(name)
     if not target.folder.is_dir():
         raise ModelNotFound(f"model {target.repo!r} is not in {paths.hub_cache_dir()}", hint="see localllm list")
     if target.revision:
@@ -38,6 +38,16 @@ def plan_removal(name: str) -> Removal:
     snapshots = list((target.folder / "snapshots").glob("*"))
     folders = [target.folder, *_packed_outside(snapshots)]
     return Removal(target.repo, sum(map(_size, folders)), lambda: _remove(folders))
+
+
+def _target(name: str) -> HubName:
+    """The repository of a name, an alias, a short name or the address of a file. Raises InvalidRequest."""
+    target = catalog.expand(parse(name))
+    if isinstance(target, FileAddress):
+        target = HubName(target.repo)
+    if isinstance(target, ShortName):
+        raise InvalidRequest(f"{name[:200]!r} is not a downloaded model", hint="see localllm list", param="model")
+    return target if isinstance(target, HubName) else parse_hub(name)
 
 
 def _plan_revision_removal(target: HubName) -> Removal:

@@ -33,6 +33,12 @@ COMMANDS = [
     "inspect",
     "fit",
     "rm",
+    "show",
+    "verify",
+    "prune",
+    "import",
+    "alias",
+    "search",
     "adapters",
     "doctor",
     "bench",
@@ -162,7 +168,8 @@ def test_every_command_rejects_a_malformed_settings_file(
     file.write_text("prot = 1\n")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
     names = [param.name for param in LEAVES[command].params if isinstance(param, click.Argument) and param.required]
-    arguments = {"model": "guide", "name": "org/none", "names": "org/none", "shell": "bash", "adapter": "org/none"}
+    arguments = {"model": "guide", "shell": "bash", "path": "none"}
+    arguments |= dict.fromkeys(("name", "names", "adapter"), "org/none")
     code = main([*command, *(arguments[str(name)] for name in names)])
     out, err = capsys.readouterr()
     if command == ("completion",):  # an error would disturb the start of a shell

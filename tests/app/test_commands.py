@@ -18,7 +18,7 @@ from localllm.app.client import Done, LoadedModel, LoadFlags, ReasoningPiece, Te
 from localllm.app.commands import bench, chat, console, daemon, models, run, selftest, session, settings
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
-from localllm.app.store import preferences
+from localllm.app.store import listing, preferences
 from localllm.app.store.cache import ModelRef
 
 READY = LoadedModel(id="m", state="ready", pid=7, backend="b", device="d", dtype="float32", options=("--quant int8",))
@@ -329,7 +329,7 @@ def test_list_prints_the_models(
         ModelRef(id="guide", path=models.cache.paths.guide_dir(), bundled=True, size=10, context=64),
         ModelRef(id="org/m", path=models.cache.paths.guide_dir(), size=20, packed=packed, revision="c"),
     ]
-    monkeypatch.setattr(models.cache, "available", lambda: available)
+    monkeypatch.setattr(listing, "listed", lambda: available)
     assert models.list_models(False) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[1].split() == ["guide", "10", "B", "64"]
@@ -373,10 +373,10 @@ def test_rm_deletes_nothing_without_confirmation(
     monkeypatch.setattr(models.click, "confirm", lambda *_, **__: agrees)
     if code is None:
         with pytest.raises(InvalidRequest) as refused:
-            models.remove("m", packed, yes)
+            models.remove("m", packed, yes, False)
         assert refused.value.hint == "add --yes to delete without confirmation"
     else:
-        assert models.remove("m", packed, yes) == code
+        assert models.remove("m", packed, yes, False) == code
     assert deleted == (["plan_packed_removal" if packed else "plan_removal"] if code == 0 else [])
     assert ("deleted nothing" in capsys.readouterr().err) is (code == 1)
 

@@ -24,7 +24,15 @@ def test_loading_model_has_default_numbers() -> None:
 
 def test_model_entry_defaults() -> None:
     entry = msgspec.to_builtins(ModelEntry(id="m"))
-    assert entry == {"id": "m", "bundled": False, "loaded": False, "size": 0, "context": 0, "description": ""}
+    assert entry == {
+        "id": "m",
+        "bundled": False,
+        "loaded": False,
+        "size": 0,
+        "context": 0,
+        "description": "",
+        "problem": "",
+    }
 
 
 def test_status_defaults() -> None:

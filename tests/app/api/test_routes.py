@@ -93,7 +93,8 @@ async def client(models: FakeModels, stops: list[bool], monkeypatch: pytest.Monk
         ModelRef(id=name, path=tmp_path, context=context, size=9, description="d", bundled=name == "here")
         for name, context in (("here", 64), ("coming", 64), ("org/cold", 0))
     ]
-    monkeypatch.setattr(routes.cache, "available", lambda: known)
+    monkeypatch.setattr(routes.listing, "listed", lambda: known)
+    monkeypatch.setattr(routes.cache, "is_complete", lambda path: True)
     monkeypatch.setattr(routes.cache, "resolve", lambda name: next(model for model in known if model.id == name))
     app = build(models, Address(url="http://u", stop=lambda: stops.append(True)))  # type: ignore[arg-type]
 
@@ -117,7 +118,7 @@ async def test_models_route(client: httpx.AsyncClient) -> None:
 async def test_admin_models_route(client: httpx.AsyncClient, models: FakeModels) -> None:
     entries = (await client.get("/admin/models")).json()
     assert entries[0] == {
-        "id": "here", "bundled": True, "loaded": True, "size": 9, "context": 64, "description": "d",
+        "id": "here", "bundled": True, "loaded": True, "size": 9, "context": 64, "description": "d", "problem": "",
     }  # fmt: skip
     assert [entry["loaded"] for entry in entries] == [True, True, False]
     assert [model["id"] for model in (await client.get("/admin/loaded")).json()] == ["other", "here"]

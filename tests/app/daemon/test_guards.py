@@ -18,7 +18,7 @@ from localllm.app.config import Settings
 from localllm.app.daemon import connection as connections
 from localllm.app.daemon.models import LoadedModels
 from localllm.app.daemon.server import build
-from localllm.app.store import cache
+from localllm.app.store import listing
 
 KEY = "k" * 40
 ORIGIN = "https://app.example"
@@ -184,7 +184,7 @@ async def test_every_route_but_health_requires_the_key() -> None:
 
 async def test_admin_needs_the_socket_or_the_key() -> None:
     routes = [route for route in app().routes if isinstance(route, Route) and route.path.startswith("/admin")]
-    assert len(routes) == 6
+    assert len(routes) == 7
     for route in routes:
         for method in route.methods or ():
             response = await ask(route.path, method, json={"model": "x"})
@@ -198,7 +198,7 @@ async def test_unexpected_exception_is_a_500_without_details(monkeypatch: pytest
     def broken() -> list[Any]:
         raise RuntimeError("secret of the house")
 
-    monkeypatch.setattr(cache, "available", broken)
+    monkeypatch.setattr(listing, "listed", broken)
     response = await ask("/v1/models")
     assert response.status_code == 500
     assert response.headers["x-should-retry"] == "false"

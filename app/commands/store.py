@@ -1,0 +1,240 @@
+"""`localllm show`, `verify`, `prune`, `import`, `alias` and `search`: the models on disk, and their names."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from .. import config
+from ..errors import AppError, InvalidRequest
+from ..sizes import size
+from ..store import cache, catalog, preferences
+from ..store.names import GUIDE, is_path, parse
+from .console import say, table
+
+DAMAGED = 1  # exit code of verify
+
+
+def show(name: str, as_json: bool) -> int:
+    """Print the provenance of a model or an adapter: repository, revision, hashes, time, licence, settings."""
+    config.load()
+    facts = _facts(_find(name))
+    if as_json:
+        click.echo(json.dumps(facts, indent=2))
+        return 0
+    for key, value in facts.items():
+        if key not in ("files", "settings") and value not in ("", [], None):
+            click.echo(f"{key:12}{', '.join(value) if isinstance(value, list) else value}")
+    for setting, value in facts["settings"].items():
+        click.echo(f"{'setting':12}{setting}={value}")
+    table(("FILE", "SIZE", "HASH"), [(file["name"], size(file["size"]), file["hash"]) for file in facts["files"]])
+    return 0
+
+
+def _find(name: str) -> cache.ModelRef:
+    """The model or the adapter of a name. Raises ModelNotFound."""
+    model = cache.find(name, allow_path=True)
+    if model is not None:
+        return model
+    try:
+        return cache.resolve_adapter(name, allow_path=True)
+    except AppError:
+        return cache.resolve(name, allow_path=True)  # raises the error that names similar models
+
+
+def _facts(model: cache.ModelRef) -> dict[str, Any]:
+    from ..store.check import check
+    from ..store.inspect import licence
+    from ..store.trial import try_folder
+    from ..store.verify import expected_hash
+
+    files: list[dict[str, Any]] = []
+    newest = 0.0
+    for path in sorted(model.path.rglob("*")):
+        if path.is_file() and ".localllm" not in path.parts:
+            digest, blob = expected_hash(path)
+            newest = max(newest, blob.stat().st_mtime)
+            files.append({"name": str(path.relative_to(model.path)), "size": blob.stat().st_size, "hash": digest})
+    is_adapter = cache.is_adapter(model.path) and not (model.path / "config.json").is_file()
+    template = None if is_adapter else try_folder(model.path)
+    preferred = preferences.read()
+    return {
+        "id": model.id,
+        "kind": "adapter" if is_adapter else "model",
+        "path": str(model.path),
+        "repository": model.id.partition("@")[0] if model.revision else "",
+        "revision": model.revision,
+        "stored": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if newest else "",
+        "size": size(sum(file["size"] for file in files)),
+        "context": model.context or None,
+        "licence": licence(model.path),
+        "template": f"{template.status} {template.reason}".strip() if template else None,
+        "aliases": [alias for alias, target in preferred.aliases.items() if target == model.id],
+        "problems": check(model.path, ask_backends=False),
+        "settings": config.model_settings(preferred.settings, model.id),
+        "files": files,
+    }
+
+
+def verify(names: tuple[str, ...], as_json: bool) -> int:
+    """Hash the files of models and compare them with the hashes of the cache. The exit code is 1 for a difference."""
+    config.load()
+    from ..store.verify import verify as verify_model
+
+    models = [_find(name) for name in names] or [*cache.available(), *cache.adapters()]
+    results: list[dict[str, Any]] = []
+    for model in models:
+        verdicts = list(verify_model(model))
+        wrong = [verdict for verdict in verdicts if verdict.status in ("damaged", "missing")]
+        without_hash = sum(verdict.status == "unknown" for verdict in verdicts)
+        results.append({"id": model.id, "ok": not wrong, "files": [asdict(verdict) for verdict in verdicts]})
+        if as_json:
+            continue
+        for verdict in wrong:
+            say(f"{model.id}: {verdict.file} is {verdict.status}")
+        if wrong:
+            repair = f"localllm rm {model.id}, then localllm pull {model.id}"
+            say(f"hint: {repair}" if model.revision else "hint: install localllm again" if model.bundled else "")
+        else:
+            note = f", {without_hash} without a hash" if without_hash else ""
+            click.echo(f"{model.id}: {len(verdicts)} files are correct{note}")
+    if as_json:
+        click.echo(json.dumps(results, indent=2))
+    return 0 if all(result["ok"] for result in results) else DAMAGED
+
+
+def prune(dry_run: bool, yes: bool, everything: bool, as_json: bool) -> int:
+    """Print the files in the cache that nothing uses, and delete them after a confirmation."""
+    config.load()
+    from ..store import prune as pruning
+
+    unused = pruning.find_unused(everything=everything)
+    total = sum(item.disk_bytes for item in unused)
+    is_deleted = bool(unused) and not dry_run and (yes or _confirms(len(unused), total, as_json))
+    freed = pruning.delete(unused) if is_deleted else 0
+    if as_json:
+        items = [{**asdict(item), "paths": [str(path) for path in item.paths]} for item in unused]
+        click.echo(json.dumps({"unused": items, "bytes": total, "deleted": is_deleted, "freed": freed}, indent=2))
+        return 0
+    if unused:
+        table(
+            ("REPOSITORY", "KIND", "SIZE", "FILE"),
+            [(item.repo, item.kind, size(item.disk_bytes), item.paths[0].name) for item in unused],
+        )
+    if is_deleted:
+        say(f"freed {size(freed)}")
+    elif unused:
+        say(f"{size(total)} can be freed; localllm prune --yes deletes these files")
+    else:
+        say("nothing to delete" if everything else "nothing to delete; --all includes files of the last 24 hours")
+    return 0
+
+
+def _confirms(count: int, total: int, as_json: bool) -> bool:
+    """Ask for a confirmation. Without a terminal the answer is no."""
+    if as_json or not sys.stdin.isatty():
+        return False
+    return click.confirm(f"Delete {count} unused files and free {size(total)}?", err=True)
+
+
+def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
+    """Add a model folder to the store."""
+    config.load()
+    from ..store.importing import import_model
+
+    model = import_model(Path(path), name, copy=copy)
+    if as_json:
+        click.echo(json.dumps({"id": model.id, "path": str(model.path), "size": model.size}))
+        return 0
+    command = "chat" if cache.is_complete(model.path) else "adapters load"
+    say(f"{model.id} is ready ({size(model.size)}); try: localllm {command} {model.id}")
+    return 0
+
+
+def alias(name: str | None, model: str | None, remove: bool, as_json: bool) -> int:
+    """Print all aliases, or add, replace or remove one."""
+    config.load()
+    aliases = preferences.read().aliases
+    if name is not None and remove:
+        if name not in aliases:
+            raise InvalidRequest(f"{name[:200]!r} is not an alias", hint="localllm alias shows all aliases")
+        preferences.set_alias(name, None)
+    elif name is not None and model is not None:
+        _set_alias(name, model)
+    elif name is not None:
+        raise InvalidRequest("the model of the alias is missing", hint=f"for example: localllm alias {name} guide")
+    aliases = preferences.read().aliases
+    if as_json:
+        click.echo(json.dumps(aliases, indent=2))
+    elif name is not None:
+        say(f"removed {name}" if remove else f"{name} is now {aliases[name]}")
+    elif aliases:
+        table(("ALIAS", "MODEL"), sorted(aliases.items()))
+    else:
+        say("there are no aliases; for example: localllm alias small Qwen/Qwen3-0.6B")
+    return 0
+
+
+def _set_alias(name: str, model: str) -> None:
+    catalog.check_alias(name)
+    target = parse(model)
+    if str(target) in preferences.read().aliases:
+        raise InvalidRequest(f"{model} is itself an alias", hint="name its model", param="model")
+    text = str(Path(model).expanduser().absolute()) if is_path(model) else str(target)
+    if cache.find(text, allow_path=True) is None and text != GUIDE:
+        say(f"{text} is not on this machine yet; localllm pull {text} downloads it")
+    preferences.set_alias(name, text)
+
+
+def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> int:
+    """Print the entries of the catalog, and with words also models on Hugging Face, whose names have the words."""
+    config.load()
+    from ..store.searching import search_catalog, search_hub
+
+    text = " ".join(words)
+    entries = search_catalog(text)
+    problem: AppError | None = None
+    repositories: list[Any] = []
+    if text and not offline:
+        try:
+            repositories = search_hub(text, limit)
+        except AppError as error:
+            problem = error
+    if as_json:
+        result = {
+            "catalog": [{"name": name, **_entry_json(entry)} for name, entry in entries.items()],
+            "hub": [asdict(repository) for repository in repositories],
+            "error": problem.message if problem else None,
+        }
+        click.echo(json.dumps(result, indent=2))
+    else:
+        _print_search(entries, repositories)
+    if problem is not None and not as_json:
+        raise problem
+    return problem.exit_code if problem else 0
+
+
+def _entry_json(entry: catalog.Entry) -> dict[str, object]:
+    import msgspec
+
+    return {**msgspec.to_builtins(entry), "supported": entry.is_supported}
+
+
+def _print_search(entries: dict[str, catalog.Entry], repositories: list[Any]) -> None:
+    if entries:
+        rows = []
+        for name, entry in entries.items():
+            note = entry.description if entry.is_supported else "needs the backend llamacpp, not built yet"
+            notes = ", ".join(filter(None, ("gated" if entry.gated else "", note)))
+            rows.append((name, f"{entry.size:g} GB", f"{entry.memory:g} GB", entry.licence, entry.repository, notes))
+        table(("NAME", "SIZE", "MEMORY", "LICENCE", "REPOSITORY", ""), rows)
+    if repositories:
+        table(("ON HUGGING FACE", "DOWNLOADS"), [(item.id, str(item.downloads)) for item in repositories])
+    if not entries and not repositories:
+        say("no model has these words in its name")

@@ -1,0 +1,69 @@
+"""The list of models for people: also damaged and incomplete models, with the problem, and unfinished downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from . import cache, names
+from .cache import ModelRef
+from .check import check
+
+UNFINISHED = (".incomplete", ".localllm")  # parts of the names of files that a download has not completed
+
+
+def listed() -> list[ModelRef]:
+    """Every model and unfinished download, the built-in model first. `problem` says why one cannot be used."""
+    models = [with_problem(model) for model in cache.available() if model.bundled]
+    for folder in cache.repo_folders():
+        repository = list(_models_of(folder))
+        models += repository
+        if not repository and (unfinished := unfinished_bytes(folder)):
+            name = names.repo_of_folder(folder)
+            problem = f"the download is not complete; localllm pull {name} continues it"
+            models.append(ModelRef(id=name, path=folder, size=unfinished, problem=problem))
+    return models
+
+
+def with_problem(model: ModelRef) -> ModelRef:
+    """The model with its first problem, by its headers. Reads no weights and starts no process."""
+    return replace(model, problem=_first_problem(model.path, _version(model.path)))
+
+
+def unfinished_bytes(folder: Path) -> int:
+    """Bytes on disk of the unfinished files of one repository."""
+    total = 0
+    for file in (folder / "blobs").glob("*"):
+        if any(part in file.name for part in UNFINISHED):
+            total += file.stat().st_blocks * 512  # a file with holes is larger than its data
+    return total
+
+
+def _models_of(folder: Path) -> Iterator[ModelRef]:
+    """The models of one repository, without adapters and without snapshots that have no weights."""
+    for model in cache.snapshots(folder, _has_model_files):
+        if cache.is_complete(model.path):
+            yield with_problem(model)
+        else:
+            yield replace(model, problem=f"files are missing; localllm pull {model.id} downloads them")
+
+
+def _has_model_files(snapshot: Path) -> bool:
+    """True if a snapshot has the configuration of a model and a weight file of any format, also a dangling link."""
+    is_model = (snapshot / "config.json").is_symlink() or (snapshot / "config.json").is_file()
+    return is_model and any(snapshot.glob("*.safetensors*"))
+
+
+def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of the files that a check reads. A changed file is checked again."""
+    files = [*folder.glob("*.safetensors*"), *folder.glob("*.json")]
+    status = [(file.name, file.stat()) for file in sorted(files) if file.is_file()]
+    return tuple((name, value.st_size, value.st_mtime_ns) for name, value in status)
+
+
+@lru_cache(maxsize=1000)
+def _first_problem(folder: Path, version: tuple[object, ...]) -> str:
+    problems = check(folder, ask_backends=False)
+    return problems[0] if problems else ""

@@ -1,0 +1,90 @@
+"""Finds files in the cache that nothing uses: blobs without a snapshot, and unfinished downloads."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import cache, names
+from .transfer.leftovers import partials
+from .transfer.lock import is_locked
+
+STALE_SECONDS = 24 * 3600.0  # a file that changed since then may belong to a download that runs in another program
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """Files that no model uses."""
+
+    repo: str
+    kind: str  # blob, or partial
+    paths: tuple[Path, ...]  # in the order of deletion
+    disk_bytes: int
+    resumable: bool = False  # a pull would continue this download
+
+
+def find_unused(*, everything: bool = False) -> list[Unused]:
+    """The unused files of all repositories that no download uses now.
+
+    Files that changed in the last 24 hours are left out, unless `everything`.
+    """
+    unused: list[Unused] = []
+    for folder in cache.repo_folders():
+        blobs = folder / "blobs"
+        if folder.is_symlink() or blobs.is_symlink() or is_locked(folder):
+            continue
+        unused += _unused_of(folder)
+    return [item for item in unused if everything or _is_stale(item)]
+
+
+def delete(items: Iterable[Unused]) -> int:
+    """Delete the files of a plan. A file that a snapshot uses meanwhile stays. Returns the freed bytes."""
+    freed = 0
+    for item in items:
+        folder = item.paths[0].parents[1] if item.kind == "blob" else None
+        if folder is not None and item.paths[0].name in _used_blobs(folder):
+            continue
+        for path in item.paths:
+            _delete_one(path)
+        freed += item.disk_bytes
+    return freed
+
+
+def _unused_of(folder: Path) -> Iterator[Unused]:
+    repo = names.repo_of_folder(folder)
+    unfinished: set[Path] = set()
+    for leftover in partials(folder):
+        unfinished.update(leftover.paths)
+        if not leftover.active:
+            yield Unused(repo, "partial", leftover.paths, leftover.disk_bytes, leftover.resumable)
+    used = _used_blobs(folder)
+    for blob in sorted((folder / "blobs").glob("*")):
+        if blob not in unfinished and blob.name not in used and blob.is_file() and not blob.is_symlink():
+            yield Unused(repo, "blob", (blob,), blob.stat().st_blocks * 512)
+
+
+def _used_blobs(folder: Path) -> set[str]:
+    """The names of the blobs that a link in a snapshot names."""
+    root = os.path.realpath(folder / "blobs")
+    used = set()
+    for link in (folder / "snapshots").rglob("*"):
+        if link.is_symlink():
+            parent, name = os.path.split(os.path.realpath(link))
+            if parent == root:
+                used.add(name)
+    return used
+
+
+def _is_stale(item: Unused) -> bool:
+    newest = max((path.lstat().st_mtime for path in item.paths if os.path.lexists(path)), default=0.0)
+    return time.time() - newest > STALE_SECONDS
+
+
+def _delete_one(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)

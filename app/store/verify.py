@@ -1,0 +1,65 @@
+"""Compares the files of a model with their hashes: the name of a blob is the SHA-256 of the file or its git hash."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .cache import ModelRef
+
+Status = Literal["ok", "damaged", "missing", "unknown"]
+BLOCK = 2**20  # bytes
+SHA256 = re.compile(r"[0-9a-f]{64}")
+GIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The result for one file. `unknown`: the cache has no hash of the file."""
+
+    file: str
+    status: Status
+    size: int
+    hash: str = ""  # the expected hash: `sha256:…` or `git:…`
+
+
+def verify(model: ModelRef, progress: Callable[[int], None] = lambda _: None) -> Iterator[Verdict]:
+    """Hash every file of a model and yield a verdict on each. `progress` gets the number of bytes of each read."""
+    for path in sorted(model.path.rglob("*")):
+        name = str(path.relative_to(model.path))
+        if path.is_dir() or name.startswith(".localllm"):
+            continue
+        yield verify_file(name, path, progress)
+
+
+def verify_file(name: str, path: Path, progress: Callable[[int], None] = lambda _: None) -> Verdict:
+    """The verdict on one file of a snapshot. `path`: a link to a blob, or a file without a hash."""
+    expected, blob = expected_hash(path)
+    if not path.is_file():
+        return Verdict(name, "missing", 0, expected)
+    size = blob.stat().st_size
+    if not expected:
+        return Verdict(name, "unknown", size)
+    digest = hashlib.sha256() if expected.startswith("sha256:") else hashlib.sha1(b"blob %d\0" % size)
+    with blob.open("rb") as file:
+        while block := file.read(BLOCK):
+            digest.update(block)
+            progress(len(block))
+    status: Status = "ok" if expected.partition(":")[2] == digest.hexdigest() else "damaged"
+    return Verdict(name, status, size, expected)
+
+
+def expected_hash(path: Path) -> tuple[str, Path]:
+    """The hash in the name of a file's blob, and the blob. The hash is empty if the name is not a hash."""
+    blob = path.resolve()
+    if not path.is_symlink():
+        return "", blob
+    if SHA256.fullmatch(blob.name):
+        return f"sha256:{blob.name}", blob
+    if GIT.fullmatch(blob.name):
+        return f"git:{blob.name}", blob
+    return "", blob

@@ -1,0 +1,287 @@
+"""list, show, verify, import, alias, search and rm, over a store in a temporary folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from huggingface_hub import constants, scan_cache_dir
+
+from localllm.app import paths
+from localllm.app.commands import models, store
+from localllm.app.errors import AppError, DownloadFailed, InvalidRequest, ModelNotFound, ModelUnusable
+from localllm.app.store import cache, hub, listing, preferences, searching
+from localllm.app.store.importing import import_model
+from localllm.app.store.verify import verify
+
+from .tiny_qwen import write_model
+
+
+def git_hash(data: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+def store_model(repo: str, folder: Path, commit: str = "a" * 40, ref: str = "main") -> Path:
+    """A repository in the layout of huggingface_hub, with hashes as the names of the blobs."""
+    root = paths.hub_cache_dir() / f"models--{repo.replace('/', '--')}"
+    snapshot = root / "snapshots" / commit
+    snapshot.mkdir(parents=True)
+    (root / "blobs").mkdir(exist_ok=True)
+    (root / "refs").mkdir(exist_ok=True)
+    (root / "refs" / ref).write_text(commit)
+    for file in folder.iterdir():
+        if file.is_file():
+            data = file.read_bytes()
+            name = hashlib.sha256(data).hexdigest() if file.suffix == ".safetensors" else git_hash(data)
+            (root / "blobs" / name).write_bytes(data)
+            (snapshot / file.name).symlink_to(Path("../../blobs") / name)
+    return snapshot
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "tiny-model"
+    folder.mkdir()
+    write_model(folder)
+    (folder / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
+    return folder
+
+
+def weights_of(snapshot: Path) -> Path:
+    return next(snapshot.glob("*.safetensors")).resolve()
+
+
+DAMAGES = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "random bytes": lambda data: bytes(range(256)) * 2000,
+    "empty": lambda data: b"",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_list_marks_models_with_damaged_weights(tiny: Path, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    store_model("org/good", tiny)
+    blob = weights_of(store_model("org/bad", tiny))
+    blob.write_bytes(DAMAGES[damage](blob.read_bytes()))
+    problems = {model.id: model.problem for model in listing.listed()}
+    assert (problems["guide"], problems["org/good"]) == ("", "")
+    assert problems["org/bad"]
+    models.list_models(False)
+    printed = capsys.readouterr()
+    assert "org/bad cannot be used" in printed.err
+    assert next(line for line in printed.out.splitlines() if "org/bad" in line).split()[-2] == "!"
+    blob.write_bytes(weights_of(paths.hub_cache_dir() / "models--org--good/snapshots" / ("a" * 40)).read_bytes())
+    assert not any(model.problem for model in listing.listed()), "a repaired model is checked again"
+
+
+def test_list_shows_unfinished_downloads_and_missing_files(tiny: Path) -> None:
+    weights_of(store_model("org/gone", tiny)).unlink()
+    blobs = paths.hub_cache_dir() / "models--org--half" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "abc.0123.incomplete").write_bytes(bytes(100_000))
+    entries = {model.id: model for model in listing.listed()}
+    assert "files are missing" in entries["org/gone"].problem
+    assert entries["org/half"].size >= 100_000
+    assert "localllm pull org/half continues" in entries["org/half"].problem
+    assert [model.id for model in cache.available()] == ["guide"]
+
+
+def test_list_of_200_models_takes_less_than_300_ms(tiny: Path) -> None:
+    for number in range(200):
+        store_model(f"org/m{number}", tiny)
+    durations = []
+    for _ in range(3):
+        listing._first_problem.cache_clear()
+        start = time.perf_counter()
+        assert len(listing.listed()) == 201
+        durations.append(time.perf_counter() - start)
+    assert min(durations) < 0.6, "twice the goal, for slow machines"
+
+
+def test_verify_finds_one_changed_byte(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    snapshot = store_model("org/m", tiny)
+    assert {verdict.status for verdict in verify(cache.resolve("org/m"))} == {"ok"}
+    assert store.verify(("org/m",), False) == 0
+    capsys.readouterr()
+    for path in (weights_of(snapshot), (snapshot / "config.json").resolve()):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        assert store.verify((), True) == 1
+        (model,) = [entry for entry in json.loads(capsys.readouterr().out) if not entry["ok"]]
+        assert [file["status"] for file in model["files"] if file["status"] != "ok"] == ["damaged"]
+        path.write_bytes(data)
+    (snapshot / "tokenizer.json").resolve().unlink()
+    assert store.verify(("org/m",), False) == 1
+    assert "tokenizer.json is missing" in capsys.readouterr().err
+
+
+def test_verify_without_hashes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert store.verify(("guide",), False) == 0
+    assert "without a hash" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_imported_model_is_listed_and_rm_keeps_the_files_of_the_user(tiny: Path, copy: bool) -> None:
+    model = import_model(tiny, "mine", copy=copy)
+    assert (model.id, listing.with_problem(model).problem) == ("local/mine", "")
+    assert "local/mine" in [entry.id for entry in listing.listed()]
+    statuses = {verdict.status for verdict in verify(model)}
+    assert statuses == ({"ok"} if copy else {"unknown"})
+    assert "local/mine" in [repo.repo_id for repo in scan_cache_dir(paths.hub_cache_dir()).repos]
+    with pytest.raises(InvalidRequest, match="already in the store"):
+        import_model(tiny, "mine")
+    before = sorted(file.name for file in tiny.iterdir())
+    hub.plan_removal("local/mine").execute()
+    assert sorted(file.name for file in tiny.iterdir()) == before
+    assert cache.find("local/mine") is None
+
+
+def test_import_has_the_name_of_the_folder(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store.import_(str(tiny), "", copy=False, as_json=True)
+    assert json.loads(capsys.readouterr().out)["id"] == "local/tiny-model"
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "../x", "a@b", "a:Q4_0", "a b", "nul", "a--b", "/etc", ".x", "x" * 200])
+def test_import_refuses_names_that_leave_the_store(tiny: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        import_model(tiny, name)
+    assert not list(paths.hub_cache_dir().glob("*"))
+
+
+def test_import_refuses_damaged_models_and_files(tiny: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="is not a folder"):
+        import_model(tmp_path / "none")
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in tiny.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ModelUnusable):
+        import_model(broken)
+    assert not list(paths.hub_cache_dir().glob("*"))
+
+
+def test_rm_of_one_revision_keeps_the_blobs_of_another(tiny: Path, tmp_path: Path) -> None:
+    kept = store_model("org/m", tiny)
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    for file in tiny.iterdir():
+        (changed / file.name).write_bytes(file.read_bytes())
+    (changed / "README.md").write_text("other")
+    store_model("org/m", changed, "b" * 40, "v2")
+    preferences.set_alias("second", "org/m@v2")
+    plan = hub.plan_removal("second")
+    assert plan.frees < 10_000, "only README.md belongs to this revision alone"
+    plan.execute()
+    assert cache.find("org/m@v2") is None
+    assert all(file.is_file() for file in kept.iterdir())
+    assert {verdict.status for verdict in verify(cache.resolve("org/m"))} == {"ok"}
+
+
+def test_rm_accepts_short_names_and_refuses_paths(tiny: Path) -> None:
+    store_model("Qwen/Qwen3-0.6B", tiny)
+    hub.plan_removal("qwen3:0.6b").execute()
+    assert cache.find("qwen3:0.6b") is None
+    for name in (str(tiny), "unknown", "../../etc"):
+        with pytest.raises(AppError):
+            hub.plan_removal(name)
+
+
+def test_show_has_the_provenance_of_a_model(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store_model("org/m", tiny)
+    preferences.set_alias("mine", "org/m")
+    preferences.set_settings("org/m", {"quant": "int8"})
+    assert store.show("mine", True) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["id"], facts["repository"], facts["revision"]) == ("org/m", "org/m", "a" * 40)
+    assert (facts["licence"], facts["aliases"], facts["settings"]) == ("apache-2.0", ["mine"], {"quant": "int8"})
+    assert facts["problems"] == []
+    hashes = {file["name"]: file["hash"].partition(":")[0] for file in facts["files"]}
+    assert (hashes["config.json"], hashes["model.safetensors"]) == ("git", "sha256")
+    store.show("org/m", False)
+    assert "quant=int8" in capsys.readouterr().out
+    with pytest.raises(ModelNotFound):
+        store.show("org/none", False)
+
+
+def test_alias_command_adds_lists_and_removes(capsys: pytest.CaptureFixture[str]) -> None:
+    store.alias("tiny", "guide", False, False)
+    assert cache.resolve("tiny").id == "guide"
+    store.alias(None, None, False, True)
+    assert json.loads(capsys.readouterr().out) == {"tiny": "guide"}
+    for name, model in (("tiny2", "tiny"), ("guide", "org/m"), ("x", None), ("y/z", "guide"), ("x", "a b")):
+        with pytest.raises(InvalidRequest):
+            store.alias(name, model, False, False)
+    store.alias("tiny", None, True, False)
+    assert preferences.read().aliases == {}
+    with pytest.raises(InvalidRequest, match="is not an alias"):
+        store.alias("tiny", None, True, False)
+    store.alias("later", "org/later", False, False)
+    assert "localllm pull org/later" in capsys.readouterr().err
+
+
+def test_search_lists_the_catalog_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
+    assert store.search((), 20, False, False) == 0
+    assert "qwen3:0.6b" in capsys.readouterr().out
+    assert store.search(("llama", "q4"), 20, True, True) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [entry["name"] for entry in result["catalog"]] == ["llama3.2:1b-q4", "llama3.2:3b-q4"]
+    assert not result["catalog"][0]["supported"]
+
+
+def answer_search(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response | Exception) -> None:
+    def get(url: str, **_: object) -> httpx.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        answer.request = httpx.Request("GET", url)
+        return answer
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(httpx, "get", get)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (httpx.ConnectError("no route to host"), "no route to host"),
+        (httpx.Response(503), "503"),
+        (httpx.Response(302, headers={"location": "https://other.example"}), "302"),
+        (httpx.Response(200, content=b"<html>"), "cannot search"),
+        (httpx.Response(200, json={"error": "x"}), "cannot search"),
+        (httpx.Response(200, json=[{}]), "cannot search"),
+    ],
+)
+def test_search_error_of_the_hub_is_plain(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answer: httpx.Response | Exception,
+    words: str,
+) -> None:
+    answer_search(monkeypatch, answer)
+    with pytest.raises(DownloadFailed, match=words):
+        store.search(("qwen3",), 3, False, False)
+    assert "qwen3:0.6b" in capsys.readouterr().out, "the catalog is printed before the error"
+    assert store.search(("qwen3",), 3, False, True) == DownloadFailed.exit_code
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DownloadFailed, match="offline mode is on"):
+        searching.search_hub("x", 3)
+
+
+def test_search_lists_the_models_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"id": "org/m", "downloads": 7, "tags": ["license:mit", "x"]}
+    answer_search(monkeypatch, httpx.Response(200, json=[model]))
+    assert searching.search_hub("m", 3) == [searching.Repository("org/m", 7, "mit")]
+
+
+def test_run_with_a_folder_does_not_walk_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+
+    def walk(*_: object, **__: object) -> object:
+        raise AssertionError("walks the folder")
+
+    monkeypatch.setattr(Path, "rglob", walk)
+    with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
+        cache.resolve(str(tmp_path), allow_path=True)
