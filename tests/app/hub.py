@@ -178,6 +178,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, b"{}", {"X-Error-Code": "EntryNotFound"})
             return
         data = self.hub.repos[repo][name]
+        sha = self.hub.commit(repo, sha) or sha
         if not name.endswith(LFS) or not self.hub.redirects:
             self._send_file(name, data, {"X-Repo-Commit": sha})
             return

@@ -165,6 +165,14 @@ def _chunks_of_request(size: int, policy: Policy) -> int:
     return max(1, min(share, policy.request_bytes // policy.chunk_bytes))
 
 
+def remove_leftovers(disk: Disk, blobs: Path, file: RemoteFile) -> None:
+    """Delete the data and the journal of a complete file: its process died before it deleted them."""
+    for suffix in (DATA_SUFFIX, JOURNAL_SUFFIX):
+        leftover = blobs / (file.key + suffix)
+        if leftover.exists():
+            disk.remove(leftover)
+
+
 def store_small(disk: Disk, blobs: Path, file: RemoteFile, content: bytes) -> str | None:
     """Store a file that arrived in one piece. Returns the name of the blob; None if the hash is wrong."""
     hashed = new_hash(file)

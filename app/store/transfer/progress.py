@@ -35,6 +35,7 @@ class Progress:
     files: tuple[FileProgress, ...] = ()
     speed: float = 0.0  # bytes/s
     eta: float | None = None  # seconds; None: unknown
+    arrived: int = 0  # bytes from the network in this process, with those that were downloaded again
 
 
 class Meter:
@@ -96,6 +97,7 @@ class Meter:
                 files,
                 self._speed if state == "downloading" else 0.0,
                 eta,
+                self._arrived,
             )
 
     def _measure(self) -> None:

@@ -46,7 +46,8 @@ def publish(folder: Path, commit: str, blobs: Mapping[str, str], disk: Disk) -> 
             _link(snapshot, name, blobs[name], disk)
     else:
         staged = stage(folder, commit, blobs, disk)
-        disk.sync_folder(staged)
+        for linked in {staged, *((staged / name).parent for name in blobs)}:
+            disk.sync_folder(linked)
         disk.rename(staged, snapshot)
     disk.sync_folder(snapshot.parent)
     discard_stage(folder)

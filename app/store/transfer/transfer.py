@@ -23,7 +23,7 @@ from . import hasher
 from .disk import Disk
 from .http import Credentials
 from .limiter import Limiter
-from .partial import PartialFile
+from .partial import PartialFile, remove_leftovers
 from .policy import Policy
 from .progress import Meter, Progress, State
 from .worker import Worker
@@ -105,6 +105,7 @@ class Transfer:
         blob = self._blobs / file.key
         if not blob.is_file() or blob.stat().st_size != file.size:
             return False
+        remove_leftovers(self._disk, self._blobs, file)
         self.blob_names[file.name] = file.key
         self._meter.finish(file.name)
         return True

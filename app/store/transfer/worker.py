@@ -147,6 +147,9 @@ class Worker:
         began, count = time.monotonic(), 0
         try:
             for block in reply.blocks():
+                if wait := self._limiter.delay(len(block)):
+                    self._work.sleep(job, wait)
+                    began += wait
                 self._work.check(job)
                 yield block
                 self._received += len(block)
@@ -156,9 +159,6 @@ class Worker:
                     if count < policy.minimum_speed * (now - began):
                         raise Transient(f"the connection is too slow: {count} bytes in {now - began:.0f} s")
                     began, count = now, 0
-                if wait := self._limiter.delay(len(block)):
-                    self._work.sleep(job, wait)
-                    began += wait
         except Transient:
             if self.connection.interrupted:
                 raise Interrupted from None

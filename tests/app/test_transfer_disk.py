@@ -1,0 +1,83 @@
+"""Every write of a download fails once, and the power is cut at random moments."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localllm.app.errors import AppError
+from localllm.app.store.remote import Repository
+from localllm.app.store.transfer.disk import Disk
+from localllm.app.store.transfer.leftovers import partials
+from localllm.app.store.transfer.policy import Policy
+
+from .failing_disks import CountingDisk, PowerCutDisk, failing_disk
+from .hub import Hub, serving
+from .test_transfer_kill import FILES, POLICY, check_visible, remote_files
+from .transfer_child import download
+
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
+SINGLE = Policy(**{**POLICY, "connections": 1, "first_connections": 1, "headroom": 0})
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with serving(Hub({"org/a": FILES})) as hub:
+        yield hub
+
+
+def repository(hub: Hub, folder: Path) -> Repository:
+    return Repository("org/a", "c" * 40, tuple(remote_files(hub, FILES)), folder)
+
+
+@pytest.mark.parametrize("codes", [1, pytest.param(len(ERRORS), marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_every_call_that_fails_leaves_a_store_that_a_second_pull_completes(
+    codes: int, hub: Hub, tmp_path: Path
+) -> None:
+    """In the normal suite each call fails with one of the errors; in the slow suite with each of them."""
+    counting = CountingDisk()
+    download(repository(hub, tmp_path / "first"), SINGLE, counting)
+    assert counting.count > 60
+    failed = 0
+    for position in range(counting.count):
+        for code in (ERRORS * 2)[position % len(ERRORS) :][:codes]:
+            folder = tmp_path / f"models--{position}-{code}"
+            try:
+                download(repository(hub, folder), SINGLE, failing_disk(position, code))
+            except OSError as error:
+                assert error.errno == code  # noqa: PT017 - a later call may not be reached
+                failed += 1
+            check_visible(folder)
+            download(repository(hub, folder), SINGLE, Disk())
+            check_visible(folder)
+            assert (folder / "refs" / "main").read_text() == "c" * 40
+            assert partials(folder) == []
+    assert failed >= 0.9 * counting.count * codes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/fd")
+@pytest.mark.parametrize("cuts", [60, pytest.param(400, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+def test_power_cut_leaves_a_store_that_a_second_pull_completes(cuts: int, hub: Hub, tmp_path: Path) -> None:
+    """Writes that were not synced are lost at random, halves of writes and the last names too."""
+    numbers = random.Random(cuts)
+    counting = CountingDisk()
+    download(repository(hub, tmp_path / "first"), Policy(**POLICY), counting)
+    for number in range(cuts):
+        folder = tmp_path / f"models--{number}"
+        saved = tmp_path / f"saved{number}"
+        saved.mkdir()
+        for _ in range(1 + number % 2):  # a second cut hits the continued download
+            disk = PowerCutDisk(numbers.randrange(counting.count), saved)
+            with contextlib.suppress(OSError, AppError):
+                download(repository(hub, folder), Policy(**POLICY), disk)
+            disk.cut(numbers)
+            check_visible(folder)
+        download(repository(hub, folder), Policy(**POLICY), Disk())
+        check_visible(folder)
+        assert (folder / "refs" / "main").read_text() == "c" * 40
