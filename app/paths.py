@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
+from functools import cache
 from pathlib import Path
 
 import platformdirs
@@ -132,6 +133,7 @@ def port_file() -> Path:
     return runtime_dir() / "daemon.port"
 
 
+@cache
 def assets_dir() -> Path:
     return Path(__file__).resolve().parent.parent / "assets"
 

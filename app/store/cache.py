@@ -44,12 +44,15 @@ class ModelRef:
 
 def available() -> list[ModelRef]:
     """Every complete model, the built-in model first."""
-    models = []
-    if is_complete(paths.guide_dir()):
-        models.append(_bundled())
+    models = bundled()
     for folder in repo_folders():
         models += snapshots(folder)
     return models
+
+
+def bundled() -> list[ModelRef]:
+    """The built-in model, if it is installed."""
+    return [_bundled()] if is_complete(paths.guide_dir()) else []
 
 
 def repo_folders() -> list[Path]:
@@ -219,7 +222,8 @@ def _describe(
 ) -> ModelRef:
     config = _read_json(folder / "config.json")
     packed = paths.packed_dir(folder)
-    files_of_model = [file for file in files or folder.rglob("*") if packed not in file.parents]
+    inside_packed = f"{packed}{os.sep}"
+    files_of_model = [file for file in files or folder.rglob("*") if not str(file).startswith(inside_packed)]
     return ModelRef(
         id=name,
         path=folder,

@@ -16,7 +16,7 @@ UNFINISHED = (".incomplete", ".localllm")  # parts of the names of files that a 
 
 def listed() -> list[ModelRef]:
     """Every model and unfinished download, the built-in model first. `problem` says why one cannot be used."""
-    models = [with_problem(model) for model in cache.available() if model.bundled]
+    models = [with_problem(model) for model in cache.bundled()]
     for folder in cache.repo_folders():
         repository = list(_models_of(folder))
         models += repository
