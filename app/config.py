@@ -33,7 +33,7 @@ KERNEL_VARIABLES = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CU
 # Settings that decide how a model is loaded. The daemon reads them once, when it starts.
 LOADING = tuple(
     "backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads adapter_slots "
-    "adapter_rank".split()
+    "adapter_rank lora_backend".split()
 )
 CLIENT_ONLY = frozenset({"model"})  # settings that only the commands read, not the daemon
 
@@ -53,13 +53,6 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     attention: Annotated[
         str,
         Meta(description="Attention implementation: auto, ours (built in) or flashinfer (NVIDIA GPUs only)."),
-    ] = "auto"
-    lora_backend: Annotated[
-        str,
-        Meta(
-            description="Implementation of LoRA products: auto, torch_native (the reference), or another that the "
-            "device supports; a wrong name shows the list."
-        ),
     ] = "auto"
     self_test: Annotated[
         Literal["on", "off"],
@@ -128,6 +121,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = 8
     adapter_rank: Annotated[int, Meta(ge=1, le=1024, description="Maximum rank of a LoRA adapter.")] = 16
+    lora_backend: Annotated[
+        Literal["auto", "torch_native", "triton", "csgmv", "cpp"],
+        Meta(
+            description="Kernels that compute LoRA adapters. auto: the fastest on this device; torch_native: torch's "
+            "products, one adapter after the other; triton: Triton kernels, one request per tile; csgmv: Triton "
+            "kernels, tiles that join the requests of an adapter; cpp: C++ kernels (NVIDIA GPUs: decode steps)."
+        ),
+    ] = "auto"
     host: Annotated[
         str, Meta(description="Address of the daemon; an address other than loopback requires an API key.")
     ] = "127.0.0.1"

@@ -283,6 +283,40 @@ def decoder_step(pick: random.Random) -> object:
     return decoders(**device_arguments(case, ops, arguments, "cuda", torch.bfloat16))
 
 
+def lora(pick: random.Random, project: bool) -> object:
+    """LoRA products, alone or with the product of the base model."""
+    from localllm.kernels.cuda import lora
+    from localllm.kernels.cuda.linear import dense, pack_slices
+    from localllm.kernels.ops.lora import random_adapters, random_weights
+    from localllm.kernels.ops.projection import Product
+    from localllm.kernels.ops.reference_check import copy_to
+
+    dtype = torch.bfloat16 if project else pick.choice(FLOATS)
+    in_features = pick.choice([pick.randint(1, 300), 8 * pick.randint(1, 400)])
+    multiple = pick.choice([1, 4, 64])
+    widths = tuple(multiple * pick.randint(1, 1 + 700 // multiple) for _ in range(pick.randint(1, 3)))
+    ranks = (0, *(pick.choice([0, 1, 8, 16, 64, 80]) for _ in range(pick.randint(1, 5))))
+    if project:
+        in_features = 8 * pick.randint(1, 400)
+        ranks = (0, 16, 8, 16)
+    generator = torch.Generator().manual_seed(pick.randrange(10**6))
+    rows = [(pick.choice([1, 1, 5]), pick.randrange(len(ranks))) for _ in range(pick.randint(1, 5 if project else 40))]
+    adapters = copy_to(random_adapters([(1, 1), *rows], generator), "cuda")
+    weights = copy_to(random_weights(ranks, in_features, widths, generator, dtype), "cuda")
+    tokens = len(adapters.slots)
+    x = rows_apart(pick, tokens, in_features, dtype=dtype)
+    if not project:
+        out = rows_apart(pick, tokens, sum(widths), dtype=pick.choice([dtype, torch.float32]))
+        torch.cuda.synchronize()  # the kernels read factors before they wait
+        return lora.add(out, x, weights, adapters)
+    weight = pack_slices([floats(sum(widths), in_features)], sum(widths), dtype)
+    bias = floats(sum(widths), dtype=pick.choice(FLOATS)) if pick.random() < 0.3 else None
+    ops = Ops(linear=Linear(dense=dense))
+    torch.cuda.synchronize()
+    out_dtype = pick.choice([torch.bfloat16, torch.float32])
+    return lora.project(Product("dense", weight, bias), x, ops, weights, adapters, out_dtype)
+
+
 def beyond(pick: random.Random) -> object:
     """Decode attention that reads a missing page: a deliberate error that memcheck must report."""
     from localllm.kernels.cuda.attention import paged_attention
@@ -304,6 +338,9 @@ KERNELS: Mapping[str, Draw] = {
     "embedding": embedding,
     **{f"small_batch_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
     **{f"small_batch_{op}_alone": partial(product, op, max_rows=1) for op in ("dense", "int8", "int4")},
+    "lora_shrink": partial(lora, project=False),
+    "lora_expand": partial(lora, project=False),
+    "small_batch_lora": partial(lora, project=True),
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,
     "decoder_step": decoder_step,

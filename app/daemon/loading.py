@@ -54,7 +54,7 @@ def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
         threads=settings.threads or None,
         reference_ops=settings.developer.reference_ops,
         attention=settings.developer.attention,
-        lora_backend=settings.developer.lora_backend,
+        lora_backend=settings.lora_backend,
         adapter_slots=settings.adapter_slots,
         adapter_rank=settings.adapter_rank,
         self_test_dir=paths.self_test_dir() if settings.developer.self_test == "on" else None,

@@ -11,14 +11,17 @@ from ...engine.options import LoadOptions
 from ...engine.runner import Runner
 from ...kernels.library import LibraryMissing
 from ...kernels.ops import Ops
+from ...kernels.ops.lora import Lora
 from ..pytorch.device import Device
 from ..pytorch.opening import open_runner
 from ..pytorch.slot_memory import MainMemory
 from .machine import BF16_FLAGS, BF16_VARIANTS, cores, cpu_flags, variant
 
+LORA_BACKENDS = {"torch_native": Lora()}
 try:
     from .ops import OPS
 
+    LORA_BACKENDS["cpp"] = OPS.lora
     MISSING = ""
 except LibraryMissing as error:
     OPS = Ops()
@@ -27,7 +30,16 @@ except LibraryMissing as error:
 # Activations are float32, as in transformers on CPUs: float32 represents every stored dtype exactly. Without bfloat16
 # instructions it is as fast as bfloat16, because the weights keep their stored dtype.
 # A step counts as hung after one hour: even slow CPUs compute a prefill chunk of an 8B model faster.
-DEVICE = Device("cpu", "cpu", torch.cpu, OPS, dtype=torch.float32, slot_memory=MainMemory, step_seconds=3600.0)
+DEVICE = Device(
+    "cpu",
+    "cpu",
+    torch.cpu,
+    OPS,
+    dtype=torch.float32,
+    lora_backends=LORA_BACKENDS,
+    slot_memory=MainMemory,
+    step_seconds=3600.0,
+)
 
 
 def open_on_cpu(files: ModelFiles, options: LoadOptions, free: int) -> Runner:

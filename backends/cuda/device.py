@@ -25,7 +25,7 @@ from ..pytorch.opening import DTYPES, open_runner, plan_memory
 from ..pytorch.selftest import self_tested
 from ..pytorch.streams import SideStream
 from .driver import Driver
-from .ops import CANDIDATES, MISSING, OPS
+from .ops import CANDIDATES, LORA_BACKENDS, MISSING, OPS
 
 
 def _flashinfer(ops: Ops) -> Ops:
@@ -60,7 +60,7 @@ DEVICE = Device(
     # An H200 computes this number of multiplications while the host launches the kernels of one layer.
     layer_work=3.5e10,
     attentions=MappingProxyType({"flashinfer": _flashinfer}),
-    lora_backends=("torch_native", "triton", "csgmv"),
+    lora_backends=LORA_BACKENDS,
     step_seconds=120.0,  # most steps take less than a second, but a first step may compile kernels
 )
 
@@ -92,7 +92,9 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
         gpu = torch.cuda.get_device_name()
         tested = DTYPES.get(options.dtype, dtype)
         ops, replacements = self_tested(CANDIDATES, device.type, tested, options.self_test_dir, gpu, _versions())
-        device = replace(device, ops=ops, warnings=warnings + replacements)
+        # A LoRA kernel that failed the self-test cannot be chosen by name.
+        backends = {name: lora for name, lora in LORA_BACKENDS.items() if name != "cpp" or lora == ops.lora}
+        device = replace(device, ops=ops, lora_backends=backends, warnings=warnings + replacements)
     return open_runner(files, options, device, free)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.util import find_spec
+from types import MappingProxyType
 
 from ...kernels.library import LibraryMissing
 from ...kernels.ops import Ops
@@ -12,13 +14,14 @@ from ...kernels.ops.attention import Attention
 from ...kernels.ops.kv import KV
 from ...kernels.ops.layer import Layer
 from ...kernels.ops.linear import Linear
+from ...kernels.ops.lora import Lora
 from ...kernels.ops.norm import Norm
 from ...kernels.ops.rope import Rope
 
 
 def _with_library(ops: Ops) -> Ops:
     """`ops`, with the CUDA C++ kernels for all ops that have one. Raises LibraryMissing if they are not built."""
-    from ...kernels.cuda import attention, kv, layer, linear, step
+    from ...kernels.cuda import attention, kv, layer, linear, lora, step
     from ...kernels.elements import activation, embedding, norm, rope
 
     return replace(
@@ -39,6 +42,7 @@ def _with_library(ops: Ops) -> Ops:
             embedding=embedding.embedding,
             pack_slices=linear.pack_slices,
         ),
+        lora=Lora(add=lora.add, project=lora.project, embedding=lora.embedding),
         kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
         attention=Attention(paged=attention.paged_attention),
         layer=Layer(decoder=layer.decoder, decoders=step.decoders, prepare_stack=step.prepare_stack),
@@ -61,5 +65,19 @@ def _candidates() -> tuple[tuple[Ops, ...], str]:
     return tuple(candidates), missing
 
 
+def _lora_backends(ops: Ops, missing: str) -> Mapping[str, Lora]:
+    """Device.lora_backends of this machine. `ops` has the CUDA C++ kernels if they are not `missing`."""
+    backends = {"torch_native": Lora()}
+    if find_spec("triton") is not None:
+        from ...kernels.triton.ops import with_triton
+
+        triton = with_triton(Ops()).lora
+        backends |= {"triton": triton, "csgmv": triton}
+    if not missing:
+        backends["cpp"] = ops.lora
+    return MappingProxyType(backends)
+
+
 CANDIDATES, MISSING = _candidates()
 OPS = CANDIDATES[0]
+LORA_BACKENDS = _lora_backends(OPS, MISSING)

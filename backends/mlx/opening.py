@@ -74,7 +74,12 @@ def _memory() -> tuple[int, int]:
 
 
 def _refuse_settings(options: LoadOptions) -> None:
-    supported = {"cache_dtype": ("auto",), "attention": ("auto", "ours"), "graphs": ("auto", "off")}
+    supported = {
+        "cache_dtype": ("auto",),
+        "attention": ("auto", "ours"),
+        "graphs": ("auto", "off"),
+        "lora_backend": ("auto",),
+    }
     for name, values in supported.items():
         if getattr(options, name) not in values:
             raise SettingRefused(f"{name} {getattr(options, name)} is not supported by mlx", f"set {name} to auto")

@@ -27,15 +27,17 @@ def with_attention(device: Device, options: LoadOptions) -> Device:
 def with_lora_backend(device: Device, options: LoadOptions) -> Device:
     """`device` with the LoRA products named by `options`. Raises SettingRefused if the device does not support them.
 
-    "auto" joins the requests of an adapter for every shape: tiles that join requests are never more than tiles of one
-    request each, so the kernels read the factors less often or as often.
+    With "auto" the device's ops choose the fastest implementation of each shape. Except with "triton", tiles join the
+    requests of an adapter: they are never more than tiles of one request each, so the kernels read the factors less
+    often or as often.
     """
     name = options.lora_backend
     if name == "auto":
         return device
-    if name not in device.lora_backends:
+    lora = device.lora_backends.get(name)
+    if lora is None:
         supported = ", ".join(("auto", *device.lora_backends))
         raise SettingRefused(f"lora_backend {name} is not supported on {device.name}", f"set it to one of {supported}")
     if name == "torch_native":
         return replace(device, ops=device.ops.with_references(["lora"]))
-    return replace(device, joins_requests=name == "csgmv")
+    return replace(device, ops=replace(device.ops, lora=lora), joins_requests=name != "triton")

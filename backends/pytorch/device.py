@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...engine.options import Graphs
 from ...kernels.ops import Ops
+from ...kernels.ops.lora import Lora
 from .slot_memory import DeviceMemory, SlotMemory
 from .streams import InOrder, Streams
 
@@ -71,9 +72,10 @@ class Device:
     # Third-party attention: the name in LoadOptions.attention -> a function that puts that attention into the ops. The
     # function raises SettingRefused if the attention is not installed.
     attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
-    # Supported values of lora_backend besides "auto". torch_native: the reference; triton: kernels over tiles of one
-    # request each; csgmv: the same kernels, over tiles that join the requests of an adapter.
-    lora_backends: tuple[str, ...] = ("torch_native",)
+    # Supported values of LoadOptions.lora_backend besides "auto", and the LoRA products of each. torch_native: the
+    # reference; triton: kernels over tiles of one request each; csgmv: the same kernels, over tiles that join the
+    # requests of an adapter; cpp: C++ kernels over tiles that join requests.
+    lora_backends: Mapping[str, Lora] = field(default_factory=lambda: {"torch_native": Lora()})
     slot_memory: Callable[[Device], SlotMemory] = DeviceMemory
     joins_requests: bool = True  # whether a tile of the LoRA products may have tokens of several requests
     captures_attention: bool = True  # False: attention runs code on the host, so a whole step cannot be captured

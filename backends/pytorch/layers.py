@@ -152,8 +152,10 @@ class Decoder:
         rotations = [rotary.rows(step.positions) for rotary in self.rotaries]
         x = ops.linear.embedding(step.tokens, self.embedding, self.embedding_scale, self.dtype)
         if step.adapters is not None and self.embedding_lora is not None:
-            scaled = step.adapters._replace(scales=step.adapters.scales * self.embedding_scale)
-            ops.lora.embedding(x, step.tokens, self.embedding_lora, scaled)
+            adapters = step.adapters
+            if self.embedding_scale != 1.0:
+                adapters = adapters._replace(scales=adapters.scales * self.embedding_scale)
+            ops.lora.embedding(x, step.tokens, self.embedding_lora, adapters)
         stream = torch.zeros_like(x)
         answers = None if step.last_rows is None else Answers(step.last, step.last_rows, step.answer_adapters)
         layer_step = LayerStep(step.rows, step.slots, rotations, kv.cache, step.adapters, answers)

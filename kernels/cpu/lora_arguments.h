@@ -12,7 +12,7 @@ namespace localllm {
 LoraArgs lora_factors(const Op& op, const Tensor& a, const Tensor& b, const std::vector<int64_t>& widths);
 
 // Stores the tiles of a step in `args`, for factors of `slots` slots: scales and order [tokens], starts [tiles + 1],
-// tile_slots [tiles]. `order` has each token once.
+// tile_slots [tiles]. `order` has each token once. Does not check values on a CUDA device.
 void lora_tiles(const Op& op, LoraArgs& args, int64_t slots, int64_t tokens, const Tensor& scales, const Tensor& order,
                 const Tensor& starts, const Tensor& tile_slots);
 

@@ -15,8 +15,11 @@ CUDA_OPS = (
     "decode_attention",
     "decoder_step",
     "decoder_step_shared_bytes",
+    "lora_expand",
+    "lora_shrink",
     "small_batch",
     "small_batch_fits",
+    "small_batch_lora",
 )
 
 load_ops(find_cuda_library(), CUDA_OPS, "make build CUDA=1")

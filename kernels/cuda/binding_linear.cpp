@@ -1,4 +1,6 @@
-// The ops small_batch and small_batch_fits: checks of their arguments. linear.h describes the arguments.
+// The ops small_batch, small_batch_lora and small_batch_fits: checks of their arguments. linear.h describes the arguments.
+#include <vector>
+
 #include "../cpu/checks.h"
 #include "linear.h"
 #include "pages.h"
@@ -71,9 +73,10 @@ void set_norm(ProductArgs& args, const Tensor& x, const Optional& stream, const 
   if (args.stream == args.stream_out) refuse(OP, ": stream_out must not be the memory of stream");
 }
 
-void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional scale, Optional bias,
-                    int64_t format, int64_t group, bool resident, Optional stream, Optional stream_out, Optional norm,
-                    double eps, double offset, int64_t gate) {
+// The arguments of a product without a norm.
+ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& weight, const Optional& records,
+                              const Optional& scale, const Optional& bias, int64_t format, int64_t group,
+                              bool resident, int64_t gate) {
   Argument to({OP, x}, "out", out), from({OP, x}, "x", x);
   from.shaped({ANY, ANY}).of(ScalarType::BFloat16).dense_rows();
   to.shaped({from.size(0), ANY}).written_rows();
@@ -97,13 +100,16 @@ void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optio
   if (has_dtype(weight, ScalarType::BFloat16) != (args.format == Weights::bf16))
     refuse(OP, ": weight has the wrong dtype");
   set_weight(args, weight, records, scale);
-  set_norm(args, x, stream, stream_out, norm, eps, offset);
   if (bias) {
     Argument shift({OP, x}, "bias", *bias);
     shift.shaped({args.out_features}).dense();
     args.bias = shift.data();
     args.bias_type = shift.number();
   }
+  return args;
+}
+
+void multiply(ProductArgs& args, const Tensor& out, const Tensor& x) {
   Queue queue(out);
   Tensor shared = x;
   if (int64_t bytes = product_shared(args)) {
@@ -111,6 +117,52 @@ void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optio
     args.shared = shared.data_ptr();
   }
   product(args, queue);
+}
+
+void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional scale, Optional bias,
+                    int64_t format, int64_t group, bool resident, Optional stream, Optional stream_out, Optional norm,
+                    double eps, double offset, int64_t gate) {
+  ProductArgs args = product_arguments(out, x, weight, records, scale, bias, format, group, resident, gate);
+  set_norm(args, x, stream, stream_out, norm, eps, offset);
+  multiply(args, out, x);
+}
+
+// The LoRA product of `inner` [shares, tokens, slices * rank] and `b` [slots, out_features, rank].
+LoraTerm lora_term(const Tensor& x, const Tensor& inner, const Tensor& b, const Tensor& slots,
+                   const std::vector<int64_t>& widths, int64_t out_features) {
+  const Op op(OP, x);
+  const int64_t slices = check_range(op, "the number of slices", widths.size(), 1, MAX_LORA_SLICES);
+  LoraTerm term{};
+  int64_t outputs = 0;
+  for (int slice = 0; slice < MAX_LORA_SLICES; slice++) {
+    if (slice < slices) outputs += check_range(op, "a width", widths[slice], 0, INT32_MAX);
+    if (slice < 2) term.ends[slice] = slice + 1 < slices ? (int)outputs : INT32_MAX;
+  }
+  if (outputs != out_features) refuse(op.name, ": the widths add up to ", outputs, ", ", out_features, " expected");
+  Argument products(op, "inner", inner), factors(op, "lora_b", b), token_slots(op, "slots", slots);
+  factors.shaped({ANY, out_features, ANY}).of(ScalarType::BFloat16).dense_rows();
+  products.shaped({ANY, x.size(0), slices * factors.size(2)}).of(ScalarType::Float).dense();
+  token_slots.shaped({x.size(0)}).of(ScalarType::Int).dense();
+  refuse_unaligned(OP, b, "lora_b");
+  if (factors.size(2) % 8 || factors.stride() % 8)
+    refuse(op.name, ": rank ", factors.size(2), ", a multiple of 8 expected");
+  if (products.size(1) * products.size(2) > MAX_LORA_INNER)
+    refuse(op.name, ": ", products.size(1) * products.size(2), " inner products, at most ", MAX_LORA_INNER,
+           " expected");
+  term.inner = products.data<float>();
+  term.b = factors.data();
+  term.slots = token_slots.data<int32_t>();
+  term.shares = (int)products.size(0), term.width = (int)products.size(2), term.rank = (int)factors.size(2);
+  term.tokens = (int)x.size(0), term.slot_count = (int)factors.size(0);
+  term.b_stride = factors.stride();
+  return term;
+}
+
+void small_batch_lora_op(Tensor out, Tensor x, Tensor weight, Optional bias, Tensor inner, Tensor b, Tensor slots,
+                         std::vector<int64_t> widths) {
+  ProductArgs args = product_arguments(out, x, weight, {}, {}, bias, (int64_t)Weights::bf16, x.size(1), true, -1);
+  args.lora = lora_term(x, inner, b, slots, widths, args.out_features);
+  multiply(args, out, x);
 }
 
 // The op has no tensor arguments, so that callers need no weight on the device.
@@ -140,9 +192,15 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
       "small_batch(Tensor(a!) out, Tensor x, Tensor weight, Tensor? records, Tensor? scale, Tensor? bias, int format, "
       "int group, bool resident, Tensor? stream, Tensor(b!)? stream_out, Tensor? norm, float eps, float offset, "
       "int gate) -> ()");
+  library.def(
+      "small_batch_lora(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, Tensor inner, Tensor lora_b, "
+      "Tensor slots, int[] widths) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) { library.impl("small_batch", TORCH_BOX(&small_batch_op)); }
+STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
+  library.impl("small_batch", TORCH_BOX(&small_batch_op));
+  library.impl("small_batch_lora", TORCH_BOX(&small_batch_lora_op));
+}
 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CompositeExplicitAutograd, library) {
   library.impl("small_batch_fits", TORCH_BOX(&fits_op));

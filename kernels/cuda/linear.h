@@ -1,7 +1,7 @@
 // Linear layers for 1 to 16 rows: the arguments and entry points that all weight formats share.
 #pragma once
 
-#include "kernels.h"
+#include "lora.h"
 
 namespace localllm::cuda {
 
@@ -25,7 +25,8 @@ struct ProductArgs {
   const void* norm;  // weight of the norm [in_features]; null: x is multiplied without a norm
   Type norm_type;
   float eps, offset;
-  void* shared;  // scratch memory, product_shared(args) bytes
+  LoraTerm lora;  // only with bf16 weights and without a gate
+  void* shared;   // scratch memory, product_shared(args) bytes
 };
 
 // True if the current GPU has enough shared memory for a product of this shape. `normed`: the norm is fused.

@@ -157,7 +157,7 @@ def _pack(weight: Weight) -> Packed:
 
 
 def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_small_batch(x, weight) and _beats_torch(x.numel() // weight.in_features, weight, dtype):
+    if is_small_batch_of_bf16(x, weight, dtype):
         return _small_batch_product(x, weight, bias, dtype)
     plain = weight.data if isinstance(weight, Packed) else weight
     if dtype == torch.float32 and x.is_cuda and x.dtype == plain.dtype == torch.bfloat16:
@@ -235,6 +235,11 @@ def _is_small_batch(x: Tensor, weight: Any, format: int | None = None) -> bool:
         return False
     dense_rows = x.stride(-1) == 1 and (rows == 1 or x.stride(-2) % 8 == 0)
     return dense_rows and x.data_ptr() % 16 == 0 and fits(weight, rows, format)
+
+
+def is_small_batch_of_bf16(x: Tensor, weight: Any, dtype: torch.dtype | None) -> bool:
+    """True if small_batch supports x and a bf16 weight, and is faster than torch."""
+    return _is_small_batch(x, weight) and _beats_torch(x.numel() // weight.in_features, weight, dtype)
 
 
 def fits(weight: Packed, rows: int, format: int | None = None, gated: bool = False, normed: bool = False) -> bool:

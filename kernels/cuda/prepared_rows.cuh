@@ -3,8 +3,9 @@
 // the launch of a separate kernel.
 #pragma once
 
-#include "small_batch_plan.h"
+#include "lora.h"
 #include "overlap.cuh"
+#include "small_batch_plan.h"
 
 namespace localllm::cuda {
 
@@ -35,6 +36,7 @@ struct SmallBatch {
   const void* norm;    // [in_features]; null: no norm
   Type norm_type;
   float eps, offset;
+  LoraTerm lora;  // inner null: no LoRA product
 };
 
 static __device__ inline float number(const void* from, Type type, int64_t index) {

@@ -1,6 +1,8 @@
 // Converts ProductArgs to the arguments of the small-batch kernel in one weight format, and starts it.
 #pragma once
 
+#include <type_traits>
+
 #include "linear.h"
 #include "small_batch_launch.cuh"
 
@@ -31,12 +33,16 @@ static inline SmallBatch small_batch_of(const ProductArgs& args) {
   a.norm_type = args.norm_type;
   a.eps = args.eps;
   a.offset = args.offset;
+  a.lora = args.lora;
   Subgroups subgroups = subgroups_of(F::TRAITS, args.in_features, args.group);
   a.chunks_per_subgroup = subgroups.chunks_per_subgroup;
   a.subgroups = subgroups.subgroups;
   a.prepared_pitch = prepared_pitch(F::TRAITS, shape_of(a));
   return a;
 }
+
+template <class F>
+constexpr bool HAS_LORA = std::is_same_v<F, Bf16>;  // formats whose kernel adds a LoRA product
 
 template <class F>
 constexpr bool ROUNDED = sizeof(typename F::X) == 1;
@@ -64,7 +70,9 @@ void product_of(const ProductArgs& args, cudaStream_t stream) {
     a.x_stride = padded;
     (F::ROUNDED_IN_GROUPS ? a.subgroup_scale : a.row_scale) = scales;
   }
-  start_small_batch<F>(a, stream);
+  if constexpr (HAS_LORA<F>)
+    if (a.lora.inner) return start_small_batch<F, true>(a, stream);
+  start_small_batch<F, false>(a, stream);
 }
 
 }  // namespace localllm::cuda

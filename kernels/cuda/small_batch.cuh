@@ -17,6 +17,7 @@
 // in a fixed order, so the result does not depend on the number of rows or blocks.
 #pragma once
 
+#include "mma.cuh"
 #include "prepared_rows.cuh"
 
 namespace localllm::cuda {
@@ -52,21 +53,6 @@ static __device__ inline void wait_slots(int pending) {
     case 6: return wait_copies<6>();
     default: return wait_copies<7>();
   }
-}
-
-// c [16, 8] += a b: 16 rows of activations, 8 outputs.
-static __device__ inline void multiply_add(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                           uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-static __device__ inline void multiply_add(int (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                           uint32_t b0, uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // The tile and step that this block fetches or computes.
@@ -204,22 +190,84 @@ struct Stream {
   }
 };
 
+constexpr int LORA_SHARES = 8;  // shares of an inner product that a thread reads early
+
+// The LoRA products of a block: inner products in shared memory, [rows][width].
+struct LoraRows {
+  const LoraTerm& lora;
+  float* inner;
+  int* slots;  // [rows]; 0: no adapter
+
+  // All threads call it, and a barrier follows. No kernel writes the slots.
+  __device__ void read_slots(int rows) const {
+    if (int(threadIdx.x) >= rows) return;
+    const int slot = lora.slots[lora.first + int(threadIdx.x)];
+    slots[threadIdx.x] = slot > 0 && slot < lora.slot_count ? slot : 0;
+  }
+  // The share of an inner product, after the kernel that computed it has ended. Element e is [row][column].
+  __device__ float share(int rows, int e, int index) const {
+    const bool exists = e < rows * lora.width && index < lora.shares;
+    const int64_t stride = int64_t(lora.tokens) * lora.width, first = int64_t(lora.first) * lora.width;
+    return exists ? lora.inner[index * stride + first + e] : 0.0f;
+  }
+  // Starts to read the first shares of this thread's element.
+  __device__ void read_shares(int rows, float (&shares)[LORA_SHARES]) const {
+#pragma unroll
+    for (int i = 0; i < LORA_SHARES; i++) shares[i] = share(rows, int(threadIdx.x), i);
+  }
+  // Adds up the shares. All threads call it, and a barrier follows. `shares`: see read_shares.
+  __device__ void sum_shares(int rows, const float (&shares)[LORA_SHARES]) const {
+    for (int e = int(threadIdx.x); e < rows * lora.width; e += THREADS) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int i = 0; i < LORA_SHARES; i++) sum += e < THREADS ? shares[i] : share(rows, e, i);
+#pragma unroll 1
+      for (int i = LORA_SHARES; i < lora.shares; i++) sum += share(rows, e, i);
+      inner[e] = slots[e / lora.width] ? sum : 0.0f;
+    }
+  }
+  __device__ const __nv_bfloat16* factors(int slot, int64_t output) const {
+    return static_cast<const __nv_bfloat16*>(lora.b) + slot * lora.b_stride + output * lora.rank;
+  }
+  // The product of an output. `first`: its factors of the first 8 ranks.
+  __device__ float product(int row, int slot, int64_t output, uint4 first) const {
+    const int slice = (output >= lora.ends[0]) + (output >= lora.ends[1]);
+    const float* x = inner + row * lora.width + slice * lora.rank;
+    float sum = 0.0f;
+#pragma unroll 1  // fewer registers: a block of the shrink kernel must fit beside this block
+    for (int k = 0; k < lora.rank; k += 8) {
+      float values[8], products[8];
+      if (k) first = *reinterpret_cast<const uint4*>(factors(slot, output) + k);
+      unpack(first, values);
+      load<8>(x + k, products);
+#pragma unroll
+      for (int i = 0; i < 8; i++) sum += values[i] * products[i];
+    }
+    return sum;
+  }
+};
+
 // One output of a tile. One thread reduces the warps' sums of it, or of a gate and the value that the gate multiplies.
 struct Epilogue {
   bool active;           // false: this thread has no output in this tile
   int row, tile_output;  // tile_output: index of the output in the tile
   int64_t output;
   float scale[2], shift[2];  // loaded early, so that the products of the tile hide their latency
+  uint4 factors;  // the LoRA factors of the first 8 ranks, if the row has an adapter
 };
 
-template <class F, int J, class S>
-static __device__ inline Epilogue epilogue_of(const SmallBatch& a, const S& s, int tile, int iteration) {
+template <class F, int J, bool LORA, class S>
+static __device__ inline Epilogue epilogue_of(const SmallBatch& a, const S& s, const LoraRows& lora, int tile,
+                                              int iteration) {
   int e = (s.tid + iteration * 32) % THREADS;  // index of this thread's output; each tile begins with a different warp
   int row = a.gated ? e / (J * 4) : e / (J * 8), tile_output = a.gated ? e % (J * 4) : e % (J * 8);
   Epilogue epilogue{row < a.rows, row, tile_output, int64_t(tile) * (a.gated ? J * 4 : J * 8) + tile_output,
-                    {1.0f, 1.0f}, {}};
+                    {1.0f, 1.0f}, {}, {}};
   epilogue.active &= epilogue.output < (a.gated ? a.gated : a.out_features);
   if (!epilogue.active) return epilogue;
+  if constexpr (LORA)
+    if (int slot = lora.slots[row])
+      epilogue.factors = *reinterpret_cast<const uint4*>(lora.factors(slot, epilogue.output));
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     if (i && !a.gated) break;
@@ -233,10 +281,10 @@ static __device__ inline Epilogue epilogue_of(const SmallBatch& a, const S& s, i
 // Writes each warp's sums of a tile to `partial` [warp][J][rows][8], reduces them over the warps and stores the
 // outputs. With two such buffers, warps without outputs continue with the next tile. `single_buffer`: there is one
 // buffer.
-template <class F, int J, int NT, class S>
+template <class F, int J, int NT, bool LORA, class S>
 static __device__ inline void finish(const SmallBatch& a, const S& s, const PreparedRows<F>& rows,
                                      typename F::Sum* partial, const typename F::Sum (&sums)[J][4],
-                                     const Epilogue& epilogue, bool single_buffer) {
+                                     const LoraRows& lora, const Epilogue& epilogue, bool single_buffer) {
   if (single_buffer) __syncthreads();  // waits until the sums of the previous tile have been read
 #pragma unroll
   for (int j = 0; j < J; j++)
@@ -257,7 +305,11 @@ static __device__ inline void finish(const SmallBatch& a, const S& s, const Prep
     float scale = epilogue.scale[i];
     if (sizeof(typename F::X) == 1 && !F::ROUNDED_IN_GROUPS)
       scale = (a.prepared_pitch ? rows.row_scale[epilogue.row] : a.row_scale[epilogue.row]) * scale;
-    return float(sum) * scale + epilogue.shift[i];
+    float output = float(sum) * scale + epilogue.shift[i];
+    if constexpr (LORA)
+      if (int slot = lora.slots[epilogue.row])
+        output += lora.product(epilogue.row, slot, epilogue.output, epilogue.factors);
+    return output;
   };
   int j = epilogue.tile_output / 8;
   float result = a.gated ? activated(a.gate, rounded(value(0, 2 * j))) * rounded(value(1, 2 * j + 1)) : value(0, j);
@@ -266,16 +318,19 @@ static __device__ inline void finish(const SmallBatch& a, const S& s, const Prep
 
 // Minimum of resident blocks per multiprocessor. 2 limits the registers, so that a block of the next kernel can
 // prefetch its weights; this is faster for short products and slower for long ones.
-template <class F, int J, int NT>
-constexpr int RESIDENT_BLOCKS = F::RECORDS == 0 && J == 1 && NT == 1 ? 2 : 1;
+template <class F, int J, int NT, bool LORA>
+constexpr int RESIDENT_BLOCKS = F::RECORDS == 0 && J == 1 && NT == 1 && !LORA ? 2 : 1;
 
-template <class F, int J, int P, int NT>
-__global__ void __launch_bounds__(THREADS, (RESIDENT_BLOCKS<F, J, NT>)) small_batch(const SmallBatch a) {
+template <class F, int J, int P, int NT, bool LORA>
+__global__ void __launch_bounds__(THREADS, (RESIDENT_BLOCKS<F, J, NT, LORA>)) small_batch(const SmallBatch a) {
   extern __shared__ uint4 memory[];
   using S = Stream<F, J, P, NT>;
   using Sum = typename F::Sum;
   char* after_ring = reinterpret_cast<char*>(memory) + a.slots * a.slot_bytes;
   Sum* partial = reinterpret_cast<Sum*>(after_ring);
+  __shared__ alignas(32) float lora_inner[LORA ? MAX_LORA_INNER : 1];
+  __shared__ int lora_slots[LORA ? MAX_LORA_ROWS : 1];
+  const LoraRows lora{a.lora, lora_inner, lora_slots};
   PreparedRows<F> rows(a, after_ring + a.sum_buffers * WARPS * J * a.rows * 8 * sizeof(Sum));
   S s(a, memory, rows.x);
   if (!a.resident) wait_for_previous();
@@ -285,11 +340,14 @@ __global__ void __launch_bounds__(THREADS, (RESIDENT_BLOCKS<F, J, NT>)) small_ba
     s.fetch_weights(from, fetch_position.step, slot);
     if (fetch_position.advance(s.steps)) from = s.source(fetch_position.tile);
   };
+  if (LORA) lora.read_slots(a.rows);
   for (int slot = 0; slot < a.slots - 1; slot++) {
     fetch(slot);
     commit_slot();
   }
   if (a.resident) wait_for_previous();
+  float shares[LORA ? LORA_SHARES : 1];
+  if constexpr (LORA) lora.read_shares(a.rows, shares);
   int first_wait = 0;  // 1: the first step waits for the activations, which were copied after the weights of all slots
   if (a.prepared_pitch) {
     rows.fill();
@@ -298,11 +356,15 @@ __global__ void __launch_bounds__(THREADS, (RESIDENT_BLOCKS<F, J, NT>)) small_ba
     commit_slot();
     first_wait = 1;
   }
+  if constexpr (LORA) {
+    __syncthreads();  // the slots have been read
+    lora.sum_shares(a.rows, shares);
+  }
   launch_dependents();  // not earlier: the next kernel's prefetches would delay this kernel's activations
 
   int slot = 0, next_slot = a.slots - 1, iteration = 0;
   for (int tile = blockIdx.x; tile < s.tiles; tile += gridDim.x, iteration++) {
-    Epilogue epilogue = epilogue_of<F, J>(a, s, tile, iteration);
+    Epilogue epilogue = epilogue_of<F, J, LORA>(a, s, lora, tile, iteration);
     Sum sums[J][4] = {};
     for (int step = 0; step < s.steps; step++) {
       if (!a.prepared_pitch) s.fetch_x(fetch_position.step, next_slot);
@@ -328,7 +390,7 @@ __global__ void __launch_bounds__(THREADS, (RESIDENT_BLOCKS<F, J, NT>)) small_ba
       if (++slot == a.slots) slot = 0;
     }
     Sum* buffer = partial + iteration % a.sum_buffers * (WARPS * J * a.rows * 8);
-    finish<F, J, NT>(a, s, rows, buffer, sums, epilogue, a.sum_buffers == 1);
+    finish<F, J, NT, LORA>(a, s, rows, buffer, sums, lora, epilogue, a.sum_buffers == 1);
   }
   wait_copies<0>();
 }

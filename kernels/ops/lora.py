@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,10 @@ from torch.nn import functional as F
 
 from .case import Case, Make
 from .step import Adapters, Tiles
+
+if TYPE_CHECKING:
+    from . import Ops
+    from .projection import Projection
 
 Ints = NDArray[np.int32]
 
@@ -71,6 +75,16 @@ def _expand(out: Tensor, inner: Tensor, weights: LoraWeights, slot: int) -> None
         target.copy_(target + part @ b.to(inner.dtype).T)
 
 
+def project(
+    base: Projection, x: Tensor, ops: Ops, weights: LoraWeights, adapters: Adapters, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The projection `base` of x [tokens, in_features], plus the LoRA product -> [tokens, out_features] in `dtype`, by
+    default x's dtype."""
+    result = base(x, ops, None, dtype)
+    ops.lora.add(result, x, weights, adapters)
+    return result
+
+
 def embedding(out: Tensor, tokens: Tensor, weights: LoraWeights, adapters: Adapters) -> None:
     """out[t] += scale[t] * B[slot[t]] A[slot[t]][:, token[t]] for each token t, in place.
 
@@ -108,6 +122,7 @@ class Lora:
 
     add: Callable[[Tensor, Tensor, LoraWeights, Adapters], None] = add
     embedding: Callable[[Tensor, Tensor, LoraWeights, Adapters], None] = embedding
+    project: Callable[..., Tensor] = project
 
 
 def random_adapters(rows: list[tuple[int, int]], generator: torch.Generator, captured: bool = False) -> Adapters:
@@ -168,6 +183,22 @@ def _product(
     return make
 
 
+def _projection(
+    rows: list[tuple[int, int]], in_features: int = 64, widths: tuple[int, ...] = (64, 32), bias: bool = False
+) -> Make:
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        from . import Ops
+        from .projection import Product
+
+        arguments = dict(_product(rows, in_features=in_features, widths=widths)(generator, dtype))
+        out = arguments.pop("out")
+        weight = torch.randn(out.shape[1], in_features, generator=generator) / in_features**0.5
+        shift = torch.randn(out.shape[1], generator=generator) if bias else None
+        return {"base": Product("dense", weight.to(dtype), shift), "ops": Ops(), **arguments}
+
+    return make
+
+
 def _lookup(rows: list[tuple[int, int]], captured: bool = False) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         adapters = random_adapters(rows, generator, captured)
@@ -202,6 +233,17 @@ CASES = [
             ("gate-up", _product(_DECODE, widths=(96, 96))),
             ("ranks", _product([(2, 1), (1, 4), (1, 3), (4, 2), (1, 0)], _RANKS)),
             ("odd-shape", _product(_MIXED, (0, 3, 5), in_features=37, widths=(29, 7))),
+        ]
+    ),
+    *(
+        Case("lora.project", label, make, packs=("base",))
+        for label, make in [
+            ("one-row", _projection([(1, 1)])),
+            ("decode", _projection(_DECODE)),
+            ("decode-bias", _projection(_DECODE, bias=True)),
+            ("mixed", _projection(_MIXED)),
+            ("mixed-bias", _projection(_MIXED, widths=(48, 16, 16), bias=True)),
+            ("odd-shape", _projection(_MIXED, 37, (29, 7))),
         ]
     ),
     Case("lora.embedding", "mixed", _lookup(_MIXED), mutates=("out",)),

@@ -80,7 +80,6 @@ class Adapted(NamedTuple):
     def __call__(
         self, x: Tensor, ops: Ops, step: LayerStep | HeadStep | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
-        result = self.base(x, ops, step, dtype)
-        if step is not None and step.adapters is not None:
-            ops.lora.add(result, x, self.lora, step.adapters)
-        return result
+        if step is None or step.adapters is None:
+            return self.base(x, ops, step, dtype)
+        return ops.lora.project(self.base, x, ops, self.lora, step.adapters, dtype)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .layer import DecoderLayer
 from .mlp import GatedMlp
-from .projection import Adapted
+from .projection import Adapted, Product
 
 if TYPE_CHECKING:
     from . import Ops
@@ -54,12 +54,14 @@ def call_op(case: Case, op: Any, arguments: Mapping[str, Any]) -> list[Tensor]:
 
 
 def pack_value(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
-    """A weight, a layer or a tuple of layers, packed and prepared by `ops`."""
+    """A weight, a product, a layer or a tuple of layers, packed and prepared by `ops`."""
     match value:
         case DecoderLayer():
             return ops.layer.prepare(_pack_layer(ops, value, dtype))
         case (DecoderLayer(), *_):
             return ops.layer.prepare_stack([pack_value(ops, layer, dtype) for layer in value])
+        case Product():
+            return value._replace(weight=ops.linear.pack(value.weight, dtype))
     return ops.linear.pack(value, dtype)
 
 
@@ -67,7 +69,7 @@ def _pack_layer(ops: Ops, layer: DecoderLayer, dtype: torch.dtype) -> DecoderLay
     def packed(projection: Any) -> Any:
         if isinstance(projection, Adapted):
             return projection._replace(base=packed(projection.base))
-        return projection._replace(weight=ops.linear.pack(projection.weight, dtype))
+        return pack_value(ops, projection, dtype)
 
     mlp = layer.mlp
     if isinstance(mlp, GatedMlp):

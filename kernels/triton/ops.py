@@ -33,7 +33,7 @@ def with_triton(ops: Ops) -> Ops:
             fp8=linear.fp8,
             pack_slices=linear.pack_slices,
         ),
-        lora=Lora(lora.add, lora.embedding),
+        lora=Lora(add=lora.add, embedding=lora.embedding),
         kv=replace(ops.kv, append=kv.append),
         attention=Attention(paged=attention.paged_attention),
         sampling=Sampling(

@@ -1,8 +1,9 @@
 """Steps with adapters: time that 1, 8, 32 or 64 different adapters add to a decode step of the base model.
 
 `python scripts/bench/lora.py --shape llama-8b --rows 64 --adapters 1,8,32,64`. Base model and adapters have random
-weights; every linear layer has LoRA factors. All step kinds take turns in one run. The bound of an adapter step is the
-base step, plus the bytes of its adapters divided by the read bandwidth, which is measured in the same run.
+weights; every linear layer has LoRA factors. All step kinds take turns in one run. "LoRA off" is a second runner
+without adapter slots: base rows of a model with adapter slots should take no longer. The bound of an adapter step is
+the base step, plus the bytes of its adapters divided by the read bandwidth, which is measured in the same run.
 `--backend cpu --shape tiny --adapters 1,4 --rows 4` shows that everything runs.
 
 `--prompt 32 --lora-backends csgmv,triton --adapters 8` compares LoRA backends in prefill: each row has a prompt of 32
@@ -16,9 +17,10 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +39,13 @@ from localllm.engine.lora import Adapter
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling
 from localllm.engine.runner import DeviceInfo, Runner, page_bytes
+
+
+class Kind(NamedTuple):
+    """A kind of step: the runner and the batch that it repeats."""
+
+    runner: Runner
+    batch: Batch
 
 
 def linear_sizes(shape: Shape) -> dict[str, tuple[int, int]]:
@@ -103,6 +112,7 @@ def measure(shape: Shape, options: argparse.Namespace, folder: Path, read: float
     )
     files = stand_in(shape, folder)
     stepped = Stepped("base", backend.open(files, load))
+    off = Stepped("LoRA off", backend.open(files, replace(load, adapter_slots=0)))
     adapter = write_adapter(shape, options.rank, folder)
     runner = stepped.watched.runner
     runner.prepare_adapter(adapter)
@@ -112,21 +122,35 @@ def measure(shape: Shape, options: argparse.Namespace, folder: Path, read: float
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     load_seconds = (time.perf_counter() - start) / slots
-    stepped.steady(options.rows, 64, options.steps)
+    for each in (stepped, off):
+        each.steady(options.rows, 64, options.steps)
     base = stepped.watched.batch
+    plain_batch = off.watched.batch
     assert base is not None
-    batches = {0: base}
+    assert plain_batch is not None
+    kinds = {"base": Kind(runner, base), "LoRA off": Kind(off.watched.runner, plain_batch)}
     for count in options.adapters:
         adapters = 1 + np.arange(options.rows, dtype=np.int32) % count
-        batches[count] = replace(base, adapters=adapters)
-    times = interleaved(runner, batches, options)
+        kinds[f"{count} adapters"] = Kind(runner, replace(base, adapters=adapters))
+    times = interleaved(kinds, options)
     label = f"{shape.name}, LoRA rank {options.rank}, {options.rows} rows"
     device = backend.probe()
     name = device.name if isinstance(device, DeviceInfo) else ""
-    plain = statistics.median(times[0])
-    rows = [row(f"{label}, base", 1e3 * plain, "ms", device=name, load_ms=round(1e3 * load_seconds, 1))]
+    plain = statistics.median(times["base"])
+    without = statistics.median(times["LoRA off"])
+    rows = [
+        row(f"{label}, LoRA off", 1e3 * without, "ms", device=name),
+        row(
+            f"{label}, base",
+            1e3 * plain,
+            "ms",
+            ratio=without / plain,
+            device=name,
+            load_ms=round(1e3 * load_seconds, 1),
+        ),
+    ]
     for count in options.adapters:
-        seconds = statistics.median(times[count])
+        seconds = statistics.median(times[f"{count} adapters"])
         bound = plain + count * adapter_bytes(shape, options.rank) / read if read else 0.0
         more = {"added_ms": round(1e3 * (seconds - plain), 3), "bound_ms": round(1e3 * bound, 3)}
         ratio = plain / seconds
@@ -158,11 +182,7 @@ def measure_prefill(shape: Shape, options: argparse.Namespace, folder: Path) -> 
             runners[name].load_adapter(slot, adapter)
     first = next(iter(runners.values()))
     batch = replace(prefill_batch(first, options), adapters=skewed(options.rows, max(options.adapters)))
-    times: dict[str, list[float]] = {name: [] for name in runners}
-    for number in range(options.rounds):
-        order = list(runners)
-        for name in order[:: 1 if number % 2 == 0 else -1]:
-            times[name].append(step_seconds(runners[name], batch, options.steps))
+    times = interleaved({name: Kind(each, batch) for name, each in runners.items()}, options)
     device = backend.probe()
     device_name = device.name if isinstance(device, DeviceInfo) else ""
     label = f"{shape.name}, LoRA rank {options.rank}, prefill of {options.rows} x {options.prompt} tokens"
@@ -196,12 +216,13 @@ def skewed(rows: int, adapters: int) -> NDArray[np.int32]:
     return (slots + 1).astype(np.int32)
 
 
-def interleaved(runner: Runner, batches: dict[int, Batch], options: argparse.Namespace) -> dict[int, list[float]]:
-    times: dict[int, list[float]] = {count: [] for count in batches}
+def interleaved(kinds: Mapping[str, Kind], options: argparse.Namespace) -> dict[str, list[float]]:
+    """The seconds of a step of each kind, one value for each round. Every second round has the reverse order."""
+    times: dict[str, list[float]] = {name: [] for name in kinds}
     for number in range(options.rounds):
-        order: Sequence[int] = list(batches)
-        for count in order[:: 1 if number % 2 == 0 else -1]:
-            times[count].append(step_seconds(runner, batches[count], options.steps))
+        order = list(kinds)
+        for name in order[:: 1 if number % 2 == 0 else -1]:
+            times[name].append(step_seconds(*kinds[name], options.steps))
     return times
 
 
@@ -227,9 +248,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shape = SHAPES[options.shape]
         if options.prompt:
-            save(options.save, measure_prefill(shape, options, Path(folder)))
+            save(options.save, measure_prefill(shape, options, Path(folder)), part=True)
         else:
-            save(options.save, measure(shape, options, Path(folder), read))
+            save(options.save, measure(shape, options, Path(folder), read), part=True)
 
 
 if __name__ == "__main__":

@@ -176,6 +176,7 @@ def test_defaults_of_all_settings() -> None:
         "threads": 0,
         "adapter_slots": 8,
         "adapter_rank": 16,
+        "lora_backend": "auto",
         "host": "127.0.0.1",
         "port": 11811,
         "api_key": "",

@@ -77,17 +77,27 @@ def test_third_party_attention_gives_known_tokens(tmp_path: Path, graphs: Any) -
 
 
 def test_lora_backends() -> None:
-    device = replace(CPU, lora_backends=("torch_native", "triton", "csgmv"))
+    tiled = Lora(add=lambda *_: None)
+    compiled = Lora(embedding=lambda *_: None)
+    backends = {"torch_native": Lora(), "triton": tiled, "csgmv": tiled, "cpp": compiled}
+    device = replace(CPU, ops=replace(CPU.ops, lora=compiled), lora_backends=backends)
     assert with_lora_backend(device, LoadOptions()) is device
-    assert with_lora_backend(device, LoadOptions(lora_backend="csgmv")).joins_requests
-    assert not with_lora_backend(device, LoadOptions(lora_backend="triton")).joins_requests
-    assert with_lora_backend(device, LoadOptions(lora_backend="torch_native")).ops.lora == Lora()
+    for name, lora in backends.items():
+        chosen = with_lora_backend(device, LoadOptions(lora_backend=name))
+        assert chosen.ops.lora is lora or name == "torch_native"
+        assert chosen.ops.lora == lora
+        assert chosen.joins_requests == (name != "triton")
+
+
+def test_lora_backends_of_the_cpu() -> None:
+    assert dict(CPU.lora_backends) == {"torch_native": Lora(), "cpp": CPU.ops.lora}
+    assert with_lora_backend(CPU, LoadOptions(lora_backend="cpp")).ops == CPU.ops
 
 
 def test_device_without_the_lora_backend_refuses_by_name(tmp_path: Path) -> None:
     with pytest.raises(SettingRefused, match="lora_backend csgmv is not supported on cpu") as refused:
         cpu.open(read_model(canary.save(tmp_path)), LoadOptions(lora_backend="csgmv"))
-    assert refused.value.hint == "set it to one of auto, torch_native"
+    assert refused.value.hint == "set it to one of auto, torch_native, cpp"
 
 
 def test_cuda_offers_flashinfer_if_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,9 @@ from .tiny import TINIES, VOCAB
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 # Whole layers cannot be cut. The C++ kernels and the reference compute any tiles.
-TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()), lora_backends=("triton",))
+TAPED = replace(
+    DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()), lora_backends={"triton": DEVICE.ops.lora}
+)
 
 
 @pytest.mark.parametrize(

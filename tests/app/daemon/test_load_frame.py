@@ -34,12 +34,12 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "threads": (3, {"threads": 3}),
     "adapter_slots": (2, {"adapter_slots": 2}),
     "adapter_rank": (64, {"adapter_rank": 64}),
+    "lora_backend": ("torch_native", {"lora_backend": "torch_native"}),
 }
 DEVELOPER: dict[str, tuple[Any, dict[str, Any]]] = {
     "compiler": ("eager", {"compiler": "eager"}),
     "attention": ("flashinfer", {"attention": "flashinfer"}),
     "reference_ops": (("norm", "rope.neox"), {"reference_ops": ("norm", "rope.neox")}),
-    "lora_backend": ("torch_native", {"lora_backend": "torch_native"}),
     "self_test": ("off", {"self_test_dir": None}),
 }
 
