@@ -28,6 +28,7 @@ KERNELS = {
     "linear_int4": "small_batch",
     "linear_int4_wide": "small_batch",
     "linear_int8": "small_batch",
+    "lora": "shrink_tiles",
     "norm": "normalise",
     "one_row": "one_row_kernel",
     "rope": "rotate",
