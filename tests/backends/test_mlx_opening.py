@@ -95,6 +95,7 @@ def test_weights_beyond_the_free_memory_are_refused(files: ModelFiles, monkeypat
         (LoadOptions(quant="fp8"), "quant fp8"),
         (LoadOptions(cache_dtype="fp8"), "cache_dtype fp8"),
         (LoadOptions(attention="flashinfer"), "attention flashinfer"),
+        (LoadOptions(lora_backend="csgmv"), "lora_backend csgmv"),
         (LoadOptions(graphs="full"), "graphs full"),
         (LoadOptions(reference_ops=("norm",)), "reference_ops"),
     ],
