@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localllm.app.client import AdapterEntry, LoadedModel, ModelEntry
+from localllm.app.client import AdapterEntry, LoadedModel, LoadFlags, ModelEntry
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, DaemonUnreachable, InvalidRequest, ModelNotFound, WorkerDied
 from localllm.app.tui import export, text
@@ -223,7 +223,7 @@ async def test_connection_follows_the_state_of_the_daemon() -> None:
         clients.append(FakeClient())
         return clients[-1]
 
-    connection = Connection(Settings(), connect, "cpu", "int8")
+    connection = Connection(Settings(), connect, LoadFlags(backend="cpu", quant="int8"))
     changes: list[str] = []
     connection.on_change = lambda: changes.append(connection.state)
     assert connection.is_bundled("guide")
@@ -233,7 +233,7 @@ async def test_connection_follows_the_state_of_the_daemon() -> None:
     assert states == ["starting the daemon"]
     expected = ["loading m", "starting the daemon", "ready", "reading 50%"]
     assert changes == [*expected, "reading 50%", "ready"], "a refresh of the models also calls on_change"
-    assert clients[0].how == [("m", {"backend": "cpu", "quant": "int8"})]
+    assert clients[0].how == [("m", {"flags": LoadFlags(backend="cpu", quant="int8"), "exact": True})]
     assert (connection.context("m"), connection.context("n"), connection.context("x")) == (32, 128, 0)
     assert (connection.is_bundled("n"), connection.running("m"), connection.running("n")) == (True, READY, None)
     for error, keeps, loaded in (
