@@ -351,6 +351,7 @@ def fit(name: str, context: int, parallel: int, quant: Any, backend: str | None,
 
     Weights, KV cache and adapter slots against the free memory of each backend, before a load. The speed is an
     estimate: the read bandwidth of the memory, which is measured, divided by the bytes of weights that a token reads.
+    The memory of loaded models is not free; localllm stop MODEL frees it.
     The exit code is 5 if the model fits on no backend.
 
     \b

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +51,7 @@ def _rank(values: dict[str, object]) -> int:
 
 def _configuration(folder: Path) -> dict[str, object]:
     """The fields of adapter_config.json. It is empty for a malformed file: a load names the problem."""
-    try:
-        value = json.loads((folder / cache.ADAPTER_CONFIG).read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return cache.read_object(folder / cache.ADAPTER_CONFIG)
 
 
 def _bytes(folder: Path) -> int:

@@ -10,12 +10,13 @@ This module reads the cache without huggingface_hub, because the import of huggi
 from __future__ import annotations
 
 import difflib
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...engine.errors import ModelRefused
+from ...engine.modelfiles import read_json
 from .. import paths
 from ..errors import AdapterNotFound, InvalidRequest, ModelNotFound
 from . import catalog, names, preferences
@@ -104,7 +105,7 @@ def adapters() -> list[ModelRef]:
     refs = []
     for folder in repo_folders():
         for adapter in snapshots(folder, is_adapter):
-            base = _read_json(adapter.path / ADAPTER_CONFIG).get("base_model_name_or_path")
+            base = read_object(adapter.path / ADAPTER_CONFIG).get("base_model_name_or_path")
             refs.append(replace(adapter, description=str(base or "")))
     return refs
 
@@ -158,10 +159,10 @@ def is_complete(folder: Path) -> bool:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return any(file.is_file() for file in folder.glob("*.safetensors"))
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         return False
-    return all(isinstance(shard, str) and (folder / shard).is_file() for shard in set(weight_map.values()))
+    return all(isinstance(shard, str) and _is_file(folder / shard) for shard in set(weight_map.values()))
 
 
 def refs(repo_folder: Path) -> dict[str, str]:
@@ -196,6 +197,13 @@ def snapshots(repo_folder: Path, complete: Callable[[Path], bool] = is_complete)
             yield _describe(repo if label == MAIN else f"{repo}@{label}", snapshot, revision=snapshot.name)
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name that no file system allows
+        return False
+
+
 def _is_folder(path: Path) -> bool:
     return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises an error if the path is too long
 
@@ -220,7 +228,7 @@ def _describe(
     description: str = "",
     files: Iterable[Path] | None = None,
 ) -> ModelRef:
-    config = _read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     packed = paths.packed_dir(folder)
     inside_packed = f"{packed}{os.sep}"
     files_of_model = [file for file in files or folder.rglob("*") if not str(file).startswith(inside_packed)]
@@ -248,13 +256,12 @@ def _context(config: dict[str, object]) -> int:
     return context if isinstance(context, int) else 0
 
 
-def _read_json(file: Path) -> dict[str, object]:
+def read_object(file: Path) -> dict[str, object]:
     """The JSON object in a file. It is empty for a malformed file, so that a broken repo does not hide the others."""
     try:
-        value = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError):
+        return dict(read_json(file))
+    except ModelRefused:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _similar(name: str) -> list[str]:

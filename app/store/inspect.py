@@ -35,7 +35,7 @@ from .skeleton import skeleton
 from .tensors import dtype_shares, num_parameters
 from .trial import try_folder, try_templates
 
-SOURCES = {"hf": "Hugging Face", "ms": "ModelScope", "url": "file"}
+SOURCES = {"hf": "Hugging Face", "ms": "ModelScope", "url": ""}
 NO_GGUF = "it reads no GGUF files"
 CODE_SUFFIX = ".py"
 README = "README.md"
@@ -77,9 +77,9 @@ def opened(name: str) -> Iterator[tuple[Path, Origin]]:
     remote = catalog.remote_name(name)
     repository = lookup(remote)
     files = _selected(remote, repository)
-    source = f"{SOURCES[repository.source]} {repository.name}"
-    if repository.source != "url":
-        source += f"@{repository.commit[:12]}"
+    source = f"{SOURCES[repository.source]} {repository.name}@{repository.commit[:12]}"
+    if isinstance(remote, names.FileAddress):
+        source = f"file {remote}"
     all_names = tuple(file.name for file in repository.files)
     origin = Origin(str(remote), source, local=False, licence=repository.licence, files=all_names)
     with range_requests() as fetch, skeleton(files, fetch) as folder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import os
 import re
 import time
@@ -15,6 +14,7 @@ from threading import Thread
 from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
+from ...engine import jsontext
 from ..errors import AppError, DownloadFailed, ModelNotFound
 from .names import FileAddress, HubName
 from .remote import MAIN, RemoteFile, Repository, check_names
@@ -173,7 +173,7 @@ def _lookup_modelscope(name: HubName, policy: Policy) -> Repository:
     url = f"{endpoint}/api/v1/models/{name.repo}/repo/files?{query}"
 
     def fetch() -> Any:
-        return get_json(url, policy, credentials(), json.loads, MAX_REPLY)
+        return get_json(url, policy, credentials(), jsontext.parse, MAX_REPLY)
 
     reply = _retry(policy, lambda: _translated(endpoint, str(name), policy, fetch))
     try:

@@ -28,6 +28,13 @@ def test_folder_outside_the_cache_is_described(tmp_path: Path, configuration: ob
     assert folder.size == 5 + len(json.dumps(configuration))
 
 
+@pytest.mark.parametrize("content", ["", "{", "[" * 100_000, "\udcff"])
+def test_malformed_configuration_has_no_facts(tmp_path: Path, content: str) -> None:
+    (tmp_path / "adapter_config.json").write_bytes(content.encode(errors="surrogateescape"))
+    folder = next(folder for folder in adapters.folders([tmp_path]) if folder.path == tmp_path)
+    assert (folder.base, folder.rank) == ("", 0)
+
+
 def test_missing_folder_has_no_facts(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     folder = adapters.folders([missing])[-1]

@@ -67,11 +67,32 @@ def test_model_is_listed_when_its_last_shard_exists() -> None:
     assert names() == ["org/sharded"]
 
 
-@pytest.mark.parametrize("index", ["", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 5}}', '{"weight_map": {}}'])
-def test_broken_index_hides_only_its_model(index: str) -> None:
+BROKEN_INDEXES = {
+    "empty file": "",
+    "a list": "[]",
+    "map is a number": '{"weight_map": 3}',
+    "file is a number": '{"weight_map": {"a": 5}}',
+    "empty map": '{"weight_map": {}}',
+    "long file name": json.dumps({"weight_map": {"a": "x" * 5000}}),
+    "file name with a zero byte": json.dumps({"weight_map": {"a": "x\0y"}}),
+    "file name with a surrogate": '{"weight_map": {"a": "\\ud800"}}',
+    "deep lists": "[" * 100_000,
+    "deep objects": '{"weight_map":' * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN_INDEXES)
+def test_broken_index_hides_only_its_model(kind: str) -> None:
+    index = BROKEN_INDEXES[kind]
     make("org/broken", {**WHOLE, "model.safetensors.index.json": index})
     make("org/fine", WHOLE)
     assert names() == ["org/fine"]
+
+
+def test_broken_config_hides_no_other_model() -> None:
+    make("org/deep", {**WHOLE, "config.json": "[" * 100_000})
+    make("org/fine", WHOLE)
+    assert "org/fine" in names()
 
 
 def test_context_is_read_from_text_config() -> None:

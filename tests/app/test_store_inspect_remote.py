@@ -85,6 +85,12 @@ def test_other_kinds_are_inspected_before_their_download(hub: Hub) -> None:
     assert "tensors end at byte" in broken["problems"][0]
 
 
+def test_file_of_another_host_is_inspected(hub: Hub) -> None:
+    address = f"{hub.url}/org/gguf/resolve/main/Q4_K_M/m-Q4_K_M-00001-of-00001.gguf"
+    code, result = run(hub, "inspect", address)
+    assert (code, result["kind"], result["architecture"], result["source"]) == (5, "gguf", "llama", f"file {address}")
+
+
 def test_model_is_measured_before_its_download(hub: Hub) -> None:
     code, result = run(hub, "fit", "org/tiny", "--backend", "cpu", "--parallel", "2")
     [entry] = result["fits"]
