@@ -1,0 +1,272 @@
+"""Downloads from a hub on loopback: localllm beside aria2c and huggingface_hub, interleaved.
+
+Usage: python scripts/bench/downloads.py [--size GIB] [--small COUNT] [--rounds N]
+
+One row for each program: seconds, MB/s and the largest resident memory. The server is a process of its own that sends
+files with sendfile. All programs write to the same disk; the programs are compared by the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+BLOCK = 2**20
+COMMIT = "a" * 40
+SERVER = "server"
+LARGE = "org/large"
+SMALL = "org/small"
+
+CHILD = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from localllm.app.store.names import HubName
+from localllm.app.store.lookup import lookup
+from localllm.app.store.transfer import publish
+from localllm.app.store.transfer.disk import Disk
+from localllm.app.store.transfer.http import Credentials
+from localllm.app.store.transfer.policy import Policy
+from localllm.app.store.transfer.transfer import Transfer
+from localllm.app.store.transfer import partial
+
+if sys.argv[2] == "unhashed":
+    class NoHash:
+        def update(self, data): pass
+        def hexdigest(self): return ""
+    partial.new_hash = lambda file: NoHash()
+    partial.matches = lambda file, digest: True
+repository = lookup(HubName(sys.argv[1]))
+transfer = Transfer(repository.folder, repository.files, policy=Policy(), credentials=Credentials(), disk=Disk())
+transfer.fetch(repository.files)
+publish.publish(repository.folder, repository.commit, transfer.blob_names, Disk())
+"""
+HUGGINGFACE_HUB = """
+import sys
+from huggingface_hub import snapshot_download
+snapshot_download(sys.argv[1], max_workers=16)
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", type=float, default=4.0, help="GiB of the large file set")
+    parser.add_argument("--files", type=int, default=4, help="number of large files")
+    parser.add_argument("--small", type=int, default=20_000, help="number of small files")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        root = Path(name)
+        names = {
+            LARGE: make_large(root / "served" / "large", arguments.size, arguments.files),
+            SMALL: make_small(root / "served" / "small", arguments.small),
+        }
+        index = root / "index.json"
+        index.write_text(json.dumps(names))
+        server = subprocess.Popen([sys.executable, __file__, SERVER, str(index)], stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        url = server.stdout.readline().strip()
+        try:
+            measure(root, url, names, arguments.rounds)
+        finally:
+            server.kill()
+            server.wait()
+
+
+def make_large(folder: Path, gib: float, count: int) -> list[dict[str, object]]:
+    """Files of random bytes, repeated with a counter, so that no two blocks are equal."""
+    folder.mkdir(parents=True)
+    block = os.urandom(BLOCK)
+    files = []
+    for number in range(count):
+        path = folder / f"model-{number}.safetensors"
+        digest = hashlib.sha256()
+        with path.open("wb") as file:
+            for index in range(int(gib * 1024 / count)):
+                data = number.to_bytes(8, "little") + index.to_bytes(8, "little") + block[16:]
+                digest.update(data)
+                file.write(data)
+        files.append({"name": path.name, "path": str(path), "size": path.stat().st_size, "sha256": digest.hexdigest()})
+    return files
+
+
+def make_small(folder: Path, count: int) -> list[dict[str, object]]:
+    folder.mkdir(parents=True)
+    files = []
+    for number in range(count):
+        path = folder / f"{number:05}.json"
+        data = b'{"number": %d, "rest": "%b"}' % (number, b"x" * 1000)
+        path.write_bytes(data)
+        oid = hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+        files.append({"name": f"part{number // 1000}/{path.name}", "path": str(path), "size": len(data), "oid": oid})
+    return files
+
+
+def measure(root: Path, url: str, names: dict[str, list[dict[str, object]]], rounds: int) -> None:
+    programs: list[tuple[str, str, Callable[[Path, str], list[str]]]] = [
+        ("localllm", LARGE, lambda _, repo: [sys.executable, "-c", CHILD, repo, "hashed"]),
+        ("localllm, no hashes", LARGE, lambda _, repo: [sys.executable, "-c", CHILD, repo, "unhashed"]),
+        ("huggingface_hub", LARGE, lambda _, repo: [sys.executable, "-c", HUGGINGFACE_HUB, repo]),
+        ("localllm", SMALL, lambda _, repo: [sys.executable, "-c", CHILD, repo, "hashed"]),
+        ("huggingface_hub", SMALL, lambda _, repo: [sys.executable, "-c", HUGGINGFACE_HUB, repo]),
+    ]
+    if shutil.which("aria2c"):
+        addresses = root / "addresses"
+        addresses.write_text("".join(f"{url}/{LARGE}/resolve/{COMMIT}/{file['name']}\n" for file in names[LARGE]))
+        programs.insert(0, ("aria2c, 16 connections", LARGE, lambda target, _: aria2c(addresses, target)))
+    else:
+        print("aria2c is not installed: no comparison with it", file=sys.stderr)
+    results: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for _ in range(rounds):
+        for name, repo, command in programs:
+            if names[repo]:
+                target = root / "target"
+                results.setdefault((name, repo), []).append(run(command(target, repo), target, url))
+                shutil.rmtree(target)
+                os.sync()
+    for (name, repo), values in results.items():
+        seconds = statistics.median(value[0] for value in values)
+        memory = max(value[1] for value in values)
+        total = sum(int(str(file["size"])) for file in names[repo])
+        label = f"{len(names[repo])} files, {total / 2**20:.0f} MiB"
+        print(f"{name:24} {label:24} {seconds:8.2f} s {total / seconds / 1e6:8.0f} MB/s {memory:6.0f} MiB resident")
+
+
+def aria2c(addresses: Path, target: Path) -> list[str]:
+    options = "-x16 -s16 -j4 -k4M --file-allocation=none --console-log-level=error --summary-interval=0 --quiet".split()
+    return ["aria2c", *options, "-d", str(target), "-i", str(addresses)]
+
+
+def run(command: list[str], target: Path, url: str) -> tuple[float, float]:
+    """Seconds and MiB of resident memory of a command that downloads to a new cache."""
+    environment = {
+        **os.environ,
+        "HF_HOME": str(target),
+        "HF_ENDPOINT": url,
+        "HF_HUB_OFFLINE": "0",
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
+    target.mkdir()
+    began = time.perf_counter()
+    process = subprocess.Popen(command, env=environment)
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    if status:
+        raise SystemExit(f"{command[0]} failed with {status}")
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return seconds, usage.ru_maxrss / unit
+
+
+def serve(index: Path) -> None:
+    """A server for one thread per connection, with sendfile."""
+    names = json.loads(index.read_text())
+    files = {(repo, file["name"]): file for repo, entries in names.items() for file in entries}
+    listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    while True:
+        connection, _ = listener.accept()
+        threading.Thread(target=answer_all, args=(connection, names, files), daemon=True).start()
+
+
+def answer_all(connection: socket.socket, names: dict[str, object], files: dict[tuple[str, str], dict]) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    reader = connection.makefile("rb", buffering=16384)
+    try:
+        while line := reader.readline():
+            method, path, _ = line.decode().split(" ")
+            headers = {}
+            while (header := reader.readline()) not in (b"\r\n", b""):
+                name, _, value = header.decode().partition(":")
+                headers[name.lower()] = value.strip()
+            answer(connection, method, path.partition("?")[0], headers, names, files)
+    except OSError:
+        pass
+    finally:
+        connection.close()
+
+
+def answer(
+    connection: socket.socket,
+    method: str,
+    path: str,
+    headers: dict[str, str],
+    names: dict[str, object],
+    files: dict[tuple[str, str], dict],
+) -> None:
+    if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/revision/.+", path):
+        siblings = []
+        for file in names[match[1]]:
+            sibling = {"rfilename": file["name"], "size": file["size"], "blobId": file.get("oid", COMMIT)}
+            if "sha256" in file:
+                sibling["lfs"] = {"sha256": file["sha256"], "size": file["size"], "pointerSize": 134}
+            siblings.append(sibling)
+        send(connection, 200, json.dumps({"id": match[1], "sha": COMMIT, "siblings": siblings}).encode())
+        return
+    if match := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/.+", path):
+        send(connection, 200, json.dumps([tree_entry(file) for file in names[match[1]]]).encode())
+        return
+    match = re.fullmatch(r"/([^/]+/[^/]+)/resolve/[^/]+/(.+)", path)
+    file = files.get((match[1], match[2])) if match else None
+    if file is None:
+        send(connection, 404, b"{}")
+        return
+    send_file(connection, method, file, headers.get("range", ""))
+
+
+def tree_entry(file: dict) -> dict[str, object]:
+    entry = {"type": "file", "path": file["name"], "size": file["size"], "oid": file.get("oid", COMMIT)}
+    if "sha256" in file:
+        entry["lfs"] = {"oid": file["sha256"], "size": file["size"], "pointerSize": 134}
+    return entry
+
+
+def send(connection: socket.socket, status: int, body: bytes) -> None:
+    head = f"HTTP/1.1 {status} OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+
+
+def send_file(connection: socket.socket, method: str, file: dict, ranges: str) -> None:
+    size, start = file["size"], 0
+    end = size
+    if ranges:
+        first, _, last = ranges.removeprefix("bytes=").partition("-")
+        start = int(first)
+        end = int(last) + 1 if last else size
+    fields = [
+        f"HTTP/1.1 {206 if ranges else 200} OK",
+        "Accept-Ranges: bytes",
+        f'ETag: "{file.get("sha256") or file["oid"]}"',
+        f"X-Repo-Commit: {COMMIT}",
+        f"Content-Length: {end - start}",
+    ]
+    if ranges:
+        fields.append(f"Content-Range: bytes {start}-{end - 1}/{size}")
+    connection.sendall("\r\n".join([*fields, "", ""]).encode())
+    if method == "GET":
+        with open(file["path"], "rb") as source:  # noqa: PTH123 - the path is text
+            connection.sendfile(source, start, end - start)
+
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    if sys.argv[1:2] == [SERVER]:
+        serve(Path(sys.argv[2]))
+    else:
+        main()
