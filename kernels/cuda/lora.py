@@ -67,12 +67,13 @@ def project(
         return reference.project(base, x, ops, weights, adapters, dtype)
     inner = _inner(x, arguments)
     weight = _plain_weight(base)
-    if weight is not None and _fits_small_batch(x, weight, weights, inner, dtype):
+    bias = base.bias if isinstance(base, Product) else None
+    small_batch = is_small_batch_of_bf16(x, weight, dtype)
+    if weight is not None and small_batch and _fits_epilogue(weights, inner):
         result = x.new_empty(len(x), weight.out_features, dtype=dtype)
-        bias = base.bias if isinstance(base, Product) else None
         _small_batch(result, x, weight.data, bias, inner, weights.b, adapters.slots, weights.widths)
         return result
-    if weight is not None and dtype == x.dtype and isinstance(base, Product) and base.bias is None:
+    if weight is not None and not small_batch and dtype == x.dtype and bias is None:
         result = x.new_empty(len(x), weight.out_features)
         _expand(result, inner, *arguments, False)
         return result.addmm_(x, weight.data.t())
@@ -111,12 +112,11 @@ def _plain_weight(base: Projection) -> Packed | None:
     return weight if isinstance(weight, Packed) and weight.format == BF16 else None
 
 
-def _fits_small_batch(x: Tensor, weight: Packed, weights: LoraWeights, inner: Tensor, dtype: torch.dtype) -> bool:
-    """True if the product of the base model is a small-batch product that can add the LoRA product."""
+def _fits_epilogue(weights: LoraWeights, inner: Tensor) -> bool:
+    """True if a small-batch product can add the LoRA product in its epilogue."""
     b = weights.b
     aligned = weights.rank % 8 == 0 and b.stride(0) % 8 == 0 and b.data_ptr() % 16 == 0
-    few = inner.shape[1] * inner.shape[2] <= MAX_SMALL_BATCH_INNER
-    return aligned and few and is_small_batch_of_bf16(x, weight, dtype)
+    return aligned and inner.shape[1] * inner.shape[2] <= MAX_SMALL_BATCH_INNER
 
 
 def _long_steps() -> Any:

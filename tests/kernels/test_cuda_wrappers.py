@@ -22,7 +22,9 @@ from localllm.kernels.library import LibraryMissing, find_library
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.layer import inputs as layer_inputs
-from localllm.kernels.ops.linear import Fp8, Int4, Int8
+from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear
+from localllm.kernels.ops.lora import random_adapters, random_weights
+from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.reference_check import pack_value
 
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
@@ -319,6 +321,58 @@ class TestAppend:
     )  # fmt: skip
     def test_values_beyond_the_limit_use_other_kernels(self, library: Library, beyond: dict[str, Any]) -> None:
         assert self.calls(library, **beyond) == ["parts"]
+
+
+class TestLora:
+    """The library's ops that a step with adapters calls. Each op starts one kernel."""
+
+    def calls(
+        self,
+        library: Library,
+        slots: list[int],
+        *,
+        rank: int = 16,
+        dtype: torch.dtype = torch.bfloat16,
+        out_dtype: torch.dtype | None = None,
+        bias: bool = False,
+        op: str = "project",
+    ) -> list[str]:
+        generator = torch.Generator().manual_seed(0)
+        adapters = random_adapters([(1, slot) for slot in slots], generator)
+        weights = random_weights((0, *[rank] * max(slots)), 2048, (32, 16), generator, dtype)
+        x = gpu(torch.ones(len(slots), 2048, dtype=dtype))
+        if op == "add":
+            module("lora").add(gpu(torch.zeros(len(slots), 48, dtype=dtype)), x, weights, adapters)
+        else:
+            weight = module("linear").pack_slices([torch.ones(48, 2048, dtype=dtype)], 48, dtype)
+            base = Product("dense", weight, torch.zeros(48) if bias else None)
+            ops = Ops(linear=Linear(dense=module("linear").dense))
+            module("lora").project(base, x, ops, weights, adapters, out_dtype)
+        return library.called()
+
+    @pytest.mark.parametrize("slots", [[1], [1] * 8, [*range(1, 9)], [0, 1, 2] * 20], ids=str)
+    def test_product_has_two_launches(self, library: Library, slots: list[int]) -> None:
+        """For one adapter and for several, for all slices of a projection."""
+        assert self.calls(library, slots, op="add") == ["lora_shrink", "lora_expand"]
+
+    def test_small_batch_adds_the_product_itself(self, library: Library) -> None:
+        for slots in ([1], [1, 0, 2], [*range(1, 9)] * 2):
+            assert self.calls(library, slots) == ["lora_shrink", "small_batch_lora"]
+        assert self.calls(library, [1], bias=True, out_dtype=torch.float32) == ["lora_shrink", "small_batch_lora"]
+
+    def test_other_projections_have_a_product_and_two_launches(self, library: Library) -> None:
+        """Only the product of a small batch adds the LoRA product itself, and only with few aligned factors."""
+        for slots, rank in (([1] * 17, 16), ([1] * 64, 16)):
+            assert self.calls(library, slots, rank=rank) == ["lora_shrink", "lora_expand"]
+            assert self.calls(library, slots, rank=rank, bias=True) == ["lora_shrink", "lora_expand"]
+        for rank in (12, 520):
+            assert self.calls(library, [1], rank=rank) == ["lora_shrink", "small_batch", "lora_expand"]
+
+    def test_other_kernels_compute_long_steps(self, library: Library) -> None:
+        """Triton or the reference. They see no GPU here."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module("lora"), "TRITON", False)
+            assert self.calls(library, [1] * 257, op="add") == []
 
 
 def test_every_op_of_the_library_has_a_schema(library: Library) -> None:
