@@ -13,7 +13,7 @@ import httpx
 import pytest
 from msgspec import structs
 
-from localllm.app import frames
+from localllm.app import frames, paths
 from localllm.app.api import routes
 from localllm.app.api.admin import AdapterEntry, LoadedModel, LoadFlags
 from localllm.app.api.routes import Address
@@ -113,6 +113,15 @@ async def test_models_route(client: httpx.AsyncClient) -> None:
     assert cards["org/cold"] == same | {"id": "org/cold", "loaded": False, "max_model_len": None}
     assert (await client.get("/models/org/cold")).json() == cards["org/cold"]
     assert (await client.get("/v1/models/~/x")).json()["error"]["code"] == "model_not_found"
+
+
+async def test_models_with_a_problem_are_marked(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = ModelRef(id="broken", path=paths.guide_dir(), problem="model.safetensors is truncated")
+    monkeypatch.setattr(routes.listing, "listed", lambda: [broken])
+    (card,) = (await client.get("/v1/models")).json()["data"]
+    assert card["problem"] == broken.problem
+    (entry,) = (await client.get("/admin/models")).json()
+    assert entry["problem"] == broken.problem
 
 
 async def test_admin_models_route(client: httpx.AsyncClient, models: FakeModels) -> None:
