@@ -25,9 +25,10 @@ from .console import safe
 
 def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: str | None, as_json: bool) -> int:
     """Print the fit on each backend. The exit code is 5 if the model fits on none."""
-    settings = load_settings(config.load(), name, LoadFlags(quant=quant, backend=backend))
+    defaults = config.load()
     try:
         with opened(name) as (path, origin):
+            settings = load_settings(defaults, origin.name, LoadFlags(quant=quant, backend=backend))
             files = replace(read_model(path), name=origin.name)
             options = load_options(settings, ModelRef(id=origin.name, path=path))
             fits = fit_files(files, options, settings.backend, context or settings.context, parallel)

@@ -12,6 +12,7 @@ from localllm import backends
 from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.store import fit as fits
+from localllm.app.store import preferences
 from localllm.app.store.fit import Fit, fit
 from localllm.app.store.inspect import opened
 from localllm.app.worker.faults import app_error
@@ -196,5 +197,9 @@ def test_command_prints_the_fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "about 12 tokens/s for one answer (estimated)" in text
     assert main(["fit", "guide", "--backend", "cpu", "--context", "4096"]) == 5
     assert "the model has a context of 2048 tokens" in capsys.readouterr().out
+    preferences.set_settings("guide", {"context": 300, "quant": "int8"})
+    assert main(["fit", "guide", "--backend", "cpu", "--json"]) == 0
+    [entry] = json.loads(capsys.readouterr().out)["fits"]
+    assert entry["context"] == 300
     with opened("guide") as (path, origin):
         assert (path, origin.local) == (paths.guide_dir(), True)
