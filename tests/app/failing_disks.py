@@ -11,7 +11,7 @@ from pathlib import Path
 
 from localllm.app.store.transfer.disk import Disk
 
-CALLS = "make_folder open close write_at append read_at resize sync sync_folder rename link remove".split()
+CALLS = "make_folder open close write_at append read_at resize sync sync_all sync_folder rename link remove".split()
 
 
 class CountingDisk(Disk):
@@ -133,6 +133,10 @@ class PowerCutDisk(CountingDisk):
         super().sync(descriptor)
         inode = os.fstat(descriptor).st_ino
         self._undos = [undo for undo in self._undos if undo.owner != inode]
+
+    def sync_all(self, folder: Path) -> None:
+        super().sync_all(folder)
+        self._undos.clear()
 
     def sync_folder(self, folder: Path) -> None:
         super().sync_folder(folder)

@@ -13,6 +13,7 @@ import pytest
 
 from localllm.app.errors import AppError
 from localllm.app.store.remote import Repository
+from localllm.app.store.transfer import partial
 from localllm.app.store.transfer.disk import Disk
 from localllm.app.store.transfer.leftovers import partials
 from localllm.app.store.transfer.policy import Policy
@@ -63,8 +64,13 @@ def test_every_call_that_fails_leaves_a_store_that_a_second_pull_completes(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/fd")
 @pytest.mark.parametrize("cuts", [60, pytest.param(400, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_power_cut_leaves_a_store_that_a_second_pull_completes(cuts: int, hub: Hub, tmp_path: Path) -> None:
-    """Writes that were not synced are lost at random, halves of writes and the last names too."""
+def test_power_cut_leaves_a_store_that_a_second_pull_completes(
+    cuts: int, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writes that were not synced are lost at random, halves of writes and the last names too.
+
+    Small files are synced one by one or together.
+    """
     numbers = random.Random(cuts)
     counting = CountingDisk()
     download(repository(hub, tmp_path / "first"), Policy(**POLICY), counting)
@@ -72,6 +78,7 @@ def test_power_cut_leaves_a_store_that_a_second_pull_completes(cuts: int, hub: H
         folder = tmp_path / f"models--{number}"
         saved = tmp_path / f"saved{number}"
         saved.mkdir()
+        monkeypatch.setattr(partial, "MAX_SINGLE_SYNCS", 16 * (number % 2))
         for _ in range(1 + number % 2):  # a second cut hits the continued download
             disk = PowerCutDisk(numbers.randrange(counting.count), saved)
             with contextlib.suppress(OSError, AppError):

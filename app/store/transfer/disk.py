@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 _sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+CAN_SYNC_ALL = hasattr(_libc, "syncfs")
 
 
 class Disk:
@@ -53,6 +58,17 @@ class Disk:
     def sync(self, descriptor: int) -> None:
         """Return when the content of the file is on the disk."""
         _sync_data(descriptor)
+
+    def sync_all(self, folder: Path) -> None:
+        """Return when every file of the file system of `folder` is on the disk. Needs `CAN_SYNC_ALL`."""
+        assert _libc is not None
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            if _libc.syncfs(descriptor):
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), str(folder))
+        finally:
+            os.close(descriptor)
 
     def sync_folder(self, folder: Path) -> None:
         """Return when the names in a folder are on the disk."""

@@ -1,10 +1,13 @@
-"""The thread that hashes, syncs and publishes large files."""
+"""The thread that hashes large files, and syncs and publishes all files."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 
 from ...errors import AppError
+from .partial import publish_small
 from .worklist import Job, WorkList
 
 
@@ -12,8 +15,8 @@ def hash_files(work: WorkList) -> None:
     """Hash the prefix of each large file as it grows, and publish complete files, until the transfer ends."""
     synced = time.monotonic()
     try:
-        while job := _wait_for_job(work):
-            _advance(work, job)
+        while step := _wait_for_step(work):
+            step()
             if time.monotonic() - synced > work.policy.sync_interval:
                 sync(work)
                 synced = time.monotonic()
@@ -24,39 +27,56 @@ def hash_files(work: WorkList) -> None:
 def sync(work: WorkList) -> None:
     """Write all received data to the disk, so that a power cut loses only what arrives later."""
     with work.changed:
-        partials = [job.partial for job in work.large if job.partial is not None]
-    for partial in partials:
-        partial.sync()
+        files = [job.partial for job in work.large if job.partial is not None]
+    for file in files:
+        file.sync()
 
 
-def _wait_for_job(work: WorkList) -> Job | None:
-    """The next file with a chunk to hash, or to reset. None: the transfer has ended."""
+def _wait_for_step(work: WorkList) -> Callable[[], None] | None:
+    """The next step: publish small files, or advance a large file. None: the transfer has ended."""
     with work.changed:
         while not (work.cancelled or work.failure is not None):
-            for job in work.large:
-                assert job.partial is not None
-                if job.restarting:
-                    if not job.partial.chunks.leased:
-                        return job
-                elif job.partial.can_hash or job.partial.is_hashed:
-                    return job
+            if work.has_batch:
+                return lambda: _publish_small(work)
+            if job := _next_job(work):
+                return partial(_advance, work, job)
             if work.ended:
                 return None
             work.changed.wait()
         return None
 
 
+def _next_job(work: WorkList) -> Job | None:
+    """The first large file with a chunk to hash, or to reset or publish."""
+    for job in work.large:
+        assert job.partial is not None
+        if job.restarting:
+            if not job.partial.chunks.leased:
+                return job
+        elif job.partial.can_hash or job.partial.is_hashed:
+            return job
+    return None
+
+
+def _publish_small(work: WorkList) -> None:
+    with work.changed:
+        stored = list(work.stored)
+    publish_small(work.disk, work.blobs, [(job.file, name) for job, name in stored])
+    for job, name in stored:
+        work.publish(job, name)
+
+
 def _advance(work: WorkList, job: Job) -> None:
     """Do one step of a file: reset it, hash one chunk, or publish it."""
-    partial = job.partial
-    assert partial is not None
+    file = job.partial
+    assert file is not None
     if job.restarting:
-        partial.reset()
+        file.reset()
         with work.changed:
             job.restarting = False
             work.changed.notify_all()
-    elif partial.is_hashed:
-        name = partial.publish()
+    elif file.is_hashed:
+        name = file.publish()
         if name is None:
             work.wrong_content(job, "its hash is not the hub's")
         else:
@@ -66,12 +86,12 @@ def _advance(work: WorkList, job: Job) -> None:
 
 
 def _hash_chunk(work: WorkList, job: Job) -> None:
-    partial = job.partial
-    assert partial is not None
-    index = partial.hashed
-    if partial.hash_next():
+    file = job.partial
+    assert file is not None
+    index = file.hashed
+    if file.hash_next():
         return
     with work.changed:
-        partial.chunks.invalidate(index)
-        work.meter.lose(job.file.name, partial.chunks.length(index))
+        file.chunks.invalidate(index)
+        work.meter.lose(job.file.name, file.chunks.length(index))
         work.changed.notify_all()

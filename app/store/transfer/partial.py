@@ -18,17 +18,19 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from ..remote import RemoteFile
 from .chunks import Chunks, Lease
-from .disk import Disk
+from .disk import CAN_SYNC_ALL, Disk
 from .journal import SUFFIX as JOURNAL_SUFFIX
 from .journal import Journal
 from .policy import Policy
 
 DATA_SUFFIX = ".localllm.incomplete"
+MAX_SINGLE_SYNCS = 16
 
 
 class Hash(Protocol):
@@ -174,20 +176,37 @@ def remove_leftovers(disk: Disk, blobs: Path, file: RemoteFile) -> None:
 
 
 def store_small(disk: Disk, blobs: Path, file: RemoteFile, content: bytes) -> str | None:
-    """Store a file that arrived in one piece. Returns the name of the blob; None if the hash is wrong."""
+    """Write a file that arrived in one piece. Returns the name of its blob; None if the hash is wrong.
+
+    `publish_small` then syncs it and gives it this name.
+    """
     hashed = new_hash(file)
     hashed.update(content)
     digest = hashed.hexdigest()
     if not matches(file, digest):
         return None
-    name = blob_name(file, digest)
-    path = blobs / (file.key + DATA_SUFFIX)
-    descriptor = disk.open(path)
+    descriptor = disk.open(blobs / (file.key + DATA_SUFFIX))
     try:
         disk.resize(descriptor, len(content))
         disk.write_at(descriptor, content, 0)
-        disk.sync(descriptor)
     finally:
         disk.close(descriptor)
-    disk.rename(path, blobs / name)
-    return name
+    return blob_name(file, digest)
+
+
+def publish_small(disk: Disk, blobs: Path, names: Sequence[tuple[RemoteFile, str]]) -> None:
+    """Sync small files, then move them to their final names. `names`: each file, and the name of its blob.
+
+    One sync of the file system is faster than many of single files, but also waits for other programs.
+    """
+    if CAN_SYNC_ALL and len(names) > MAX_SINGLE_SYNCS:
+        disk.sync_all(blobs)
+    else:
+        for file, _ in names:
+            descriptor = disk.open(blobs / (file.key + DATA_SUFFIX))
+            try:
+                disk.sync(descriptor)
+            finally:
+                disk.close(descriptor)
+    for file, name in names:
+        disk.rename(blobs / (file.key + DATA_SUFFIX), blobs / name)

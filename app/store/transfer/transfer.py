@@ -138,8 +138,7 @@ class Transfer:
         count = max(1, min(self._policy.connections, work.count_tasks()))
         self._workers = [Worker(work, self._limiter, self._credentials, targets) for _ in range(count)]
         bodies: list[Callable[[], None]] = [worker.run for worker in self._workers]
-        if work.large:
-            bodies.append(lambda: hasher.hash_files(work))
+        bodies.append(lambda: hasher.hash_files(work))
         threads = [threading.Thread(target=body, daemon=True) for body in bodies]
         for thread in threads:
             thread.start()
@@ -153,7 +152,7 @@ class Transfer:
             raise work.failure
         if self._cancelled:
             raise Cancelled("the download was cancelled", hint="run the command again to continue")
-        if work.large:
+        if work.large or work.stored:
             raise DownloadFailed("the download ended early")
 
     def _watch(self, work: WorkList, threads: Sequence[threading.Thread]) -> None:

@@ -94,7 +94,7 @@ class Worker:
         if name is None:
             self._work.wrong_content(job, "its hash is not the hub's")
             raise Transient("wrong hash")
-        self._work.publish(job, name)
+        self._work.store(job, name)
 
     def _download_lease(self, job: Job, lease: Lease, url: str) -> None:
         """Download the rest of a lease. A repetition continues behind the last byte."""

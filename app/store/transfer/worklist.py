@@ -24,6 +24,7 @@ from .partial import PartialFile
 from .policy import Policy
 from .progress import Meter
 
+SMALL_BATCH = 512  # small files with one sync
 RETRY_HINT = "check the network and the proxy settings; then run the command again to continue"
 
 
@@ -71,7 +72,9 @@ class WorkList:
         self.abandoned = False  # a thread still runs after the end of the transfer
         self.large: list[Job] = []  # not yet published, in order
         self.blob_names: dict[str, str] = {}  # key → name of the complete blob
+        self.stored: list[tuple[Job, str]] = []  # small files that are written but not yet synced, and their names
         self._small: deque[Job] = deque()
+        self._small_active = 0
         self._active = 0
         self._limit = float(policy.first_connections)
 
@@ -94,7 +97,7 @@ class WorkList:
 
     @property
     def _is_finished(self) -> bool:
-        return not (self._small or self.large or self._active)
+        return not (self._small or self.large or self.stored or self._active)
 
     def next(self) -> Assignment | None:
         """Wait for the next task of a worker. None: the transfer has ended."""
@@ -102,6 +105,7 @@ class WorkList:
             while not self.ended:
                 if not self.paused and self._active < int(self._limit) and (task := self._take()):
                     self._active += 1
+                    self._small_active += task.lease is None
                     return task
                 self.changed.wait()
             return None
@@ -110,6 +114,7 @@ class WorkList:
         """End a task. A task that neither succeeded nor failed for good goes back to the list."""
         with self.changed:
             self._active -= 1
+            self._small_active -= task.lease is None
             if task.lease is not None:
                 assert task.job.partial is not None
                 task.job.partial.chunks.give_back(task.lease)
@@ -181,11 +186,25 @@ class WorkList:
             self.meter.reset(job.file.name)
             self.changed.notify_all()
 
+    def store(self, job: Job, name: str) -> None:
+        """A small file is verified and written. The hasher publishes it."""
+        with self.changed:
+            self.stored.append((job, name))
+            self.changed.notify_all()
+
+    @property
+    def has_batch(self) -> bool:
+        """True if the stored small files are as many as one sync should have, or the last ones."""
+        is_last = not (self._small or self._small_active)
+        return len(self.stored) >= SMALL_BATCH or (is_last and bool(self.stored))
+
     def publish(self, job: Job, name: str) -> None:
         """A file is complete, verified and has its final name `name`."""
         with self.changed:
             if job in self.large:
                 self.large.remove(job)
+            if (job, name) in self.stored[:1]:
+                del self.stored[0]
             self.meter.finish(job.file.name)
             self.blob_names[job.file.key] = name
             self.changed.notify_all()
