@@ -16,6 +16,7 @@ from .chatml import ASSISTANT, DOCUMENT_END, END, render
 from .corpus import conversations, with_system
 from .facts import Facts
 from .shape import CONTEXT
+from .styles import Style, rewrite
 
 WIDTHS = np.array(
     [32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 1024, 1280, 1536, CONTEXT]
@@ -30,19 +31,33 @@ class Bucket:
     answer_mask: torch.Tensor  # [rows, width] bool
 
 
-def texts(seed: int, shard: int, count: int, facts: Facts) -> list[str]:
-    return [render(with_system(c), c.tools or None) for c in conversations(seed, shard, count, facts)]
+def texts(seed: int, shard: int, count: int, facts: Facts, style: Style | None = None) -> list[str]:
+    """The conversations of a shard. `style`: the style of their answers; None leaves them unchanged."""
+    rendered = []
+    for conversation in conversations(seed, shard, count, facts):
+        messages = with_system(conversation)
+        rendered.append(render(rewrite(messages, style) if style else messages, conversation.tools or None))
+    return rendered
 
 
-def build(tokenizer: Tokenizer, seed: int, shards: int, per_shard: int, facts: Facts, workers: int) -> list[Bucket]:
+def build(
+    tokenizer: Tokenizer,
+    seed: int,
+    shards: int,
+    per_shard: int,
+    facts: Facts,
+    workers: int,
+    style: Style | None = None,
+) -> list[Bucket]:
     """All conversations of a seed. The number of workers does not change the result."""
-    arguments = (repeat(tokenizer.to_str()), repeat(seed), range(shards), repeat(per_shard), repeat(facts))
+    constants = (repeat(per_shard), repeat(facts), repeat(style))
+    arguments = (repeat(tokenizer.to_str()), repeat(seed), range(shards), *constants)
     shards_by_width: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
     if workers > 1:
         with ProcessPoolExecutor(workers, initializer=_single_threaded) as pool:
             results = list(pool.map(_shard, *arguments))
     else:
-        results = [_shard(tokenizer.to_str(), seed, shard, per_shard, facts) for shard in range(shards)]
+        results = list(map(_shard, *arguments))
     for result in results:
         for width, arrays in result.items():
             shards_by_width.setdefault(width, []).append(arrays)
@@ -61,14 +76,14 @@ def _single_threaded() -> None:
 
 
 def _shard(
-    tokenizer_json: str, seed: int, shard: int, count: int, facts: Facts
+    tokenizer_json: str, seed: int, shard: int, count: int, facts: Facts, style: Style | None
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
     tokenizer = Tokenizer.from_str(tokenizer_json)
     opening = tokenizer.encode(ASSISTANT).ids
     end = tokenizer.token_to_id(END)
     padding = tokenizer.token_to_id(DOCUMENT_END)
     rows: dict[int, list[list[int]]] = {}
-    for encoding in tokenizer.encode_batch_fast(texts(seed, shard, count, facts)):
+    for encoding in tokenizer.encode_batch_fast(texts(seed, shard, count, facts, style)):
         ids = encoding.ids
         if len(ids) <= CONTEXT:
             rows.setdefault(int(WIDTHS[np.searchsorted(WIDTHS, len(ids))]), []).append(ids)

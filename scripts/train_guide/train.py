@@ -84,12 +84,21 @@ class Progress:
 def train(
     config: Qwen3Config, buckets: list[Bucket], plan: Plan, device: str, checkpoint: Path | None = None
 ) -> tuple[Qwen3ForCausalLM, list[dict[str, float]]]:
-    """Returns the model and its loss curve: step, mean loss since the last entry, learning rate, seconds.
-
-    Continues from the file `checkpoint` if it exists, and writes it every `save_every` steps.
-    """
+    """Train a new model. Returns the model and the loss curve of `fit`."""
     torch.manual_seed(plan.seed)
-    model = Qwen3ForCausalLM(config).to(device).train()
+    model = Qwen3ForCausalLM(config)
+    return model, fit(model, buckets, plan, device, checkpoint)
+
+
+def fit(
+    model: Qwen3ForCausalLM, buckets: list[Bucket], plan: Plan, device: str, checkpoint: Path | None = None
+) -> list[dict[str, float]]:
+    """Train the parameters of a model that require gradients. Seed torch before the model is created.
+
+    Returns the loss curve: step, mean loss since the last entry, learning rate, seconds. Continues from the file
+    `checkpoint` if it exists, and writes it every `save_every` steps.
+    """
+    model.to(device).train()
     add_dropout(model, plan.dropout)
     optimizer = _optimizer(model, plan, device)
     progress = Progress(0, [], torch.zeros((), device=device), 0.0)
@@ -123,13 +132,15 @@ def train(
             progress.step = step + 1
             progress.seconds = time.monotonic() - start
             _save(checkpoint, run, model, optimizer, progress, device)
-    return model.eval(), progress.curve
+    model.eval()
+    return progress.curve
 
 
 def _optimizer(model: Qwen3ForCausalLM, plan: Plan, device: str) -> torch.optim.AdamW:
     """AdamW without weight decay for the weights of norms."""
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
+    trained = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim > 1]
+    vectors = [p for p in trained if p.ndim == 1]
     return torch.optim.AdamW(
         [{"params": matrices, "weight_decay": plan.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
         betas=(0.9, 0.95),

@@ -1,0 +1,178 @@
+"""Trains the demonstration adapters of guide: LoRA factors for one style each, in the layout of PEFT.
+
+    python -m scripts.train_guide.adapters [NAME ...] [--out FOLDER] [--steps N] [--smoke]
+
+The conversations are those of guide, with another seed and with answers in the style. Held-out questions are not among
+them. The same seed with the same software gives the same data. `--smoke` trains for a few steps on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import nn
+from torch.nn import functional
+from transformers import Qwen3ForCausalLM
+
+from . import evaluate, facts, stale
+from .corpus import HELDOUT
+from .dataset import build
+from .styles import FORMS, STYLES, Style, prompts
+from .train import Plan, fit
+
+ADAPTERS = evaluate.ROOT / "assets" / "adapters"
+RANKS = {"pirate": 16, "steps": 8}
+ALPHA_PER_RANK = 2  # lora_alpha / rank, the factor of the products of A and B
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PLAN = Plan(
+    seed=20261123, shards=16, per_shard=10_000, steps=800, peak=2e-3, warm_up=50, weight_decay=0.0, log_every=100
+)
+SMOKE = replace(PLAN, shards=1, per_shard=400, steps=20, tokens_per_batch=2048, warm_up=5, log_every=5)
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer and its LoRA factors: y = W x + scale * B A x. At the start B is zero."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.scale = float(ALPHA_PER_RANK)
+        self.a = nn.Parameter(torch.empty(rank, base.in_features))
+        self.b = nn.Parameter(torch.zeros(base.out_features, rank))
+        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] -> [..., out_features]"""
+        return self.base(x) + self.scale * functional.linear(functional.linear(x, self.a), self.b)
+
+
+def attach(model: Qwen3ForCausalLM, rank: int) -> None:
+    """Freeze the model and add LoRA factors to the linear layers of TARGETS."""
+    model.requires_grad_(False)
+    for layer in model.model.layers:
+        for parent in (layer.self_attn, layer.mlp):
+            for name in TARGETS:
+                if hasattr(parent, name):
+                    setattr(parent, name, LoraLinear(getattr(parent, name), rank))
+
+
+def factors(model: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
+    """The factors of all layers by their names in PEFT's files."""
+    tensors = {}
+    for name, module in model.named_modules():
+        if isinstance(module, LoraLinear):
+            for letter, factor in (("A", module.a), ("B", module.b)):
+                tensors[f"base_model.model.{name}.lora_{letter}.weight"] = factor.detach()
+    return tensors
+
+
+def save(model: Qwen3ForCausalLM, rank: int, folder: Path) -> None:
+    """Write the factors in bfloat16 and the configuration to a folder, in the layout of PEFT."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.to("cpu", torch.bfloat16).contiguous() for name, tensor in factors(model).items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": "guide",
+        "r": rank,
+        "lora_alpha": ALPHA_PER_RANK * rank,
+        "lora_dropout": 0.0,
+        "target_modules": list(TARGETS),
+        "bias": "none",
+        "inference_mode": True,
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+
+
+def load(folder: Path) -> Qwen3ForCausalLM:
+    """guide with the factors of a folder, in float32."""
+    model = _guide()
+    rank = json.loads((folder / "adapter_config.json").read_text("utf-8"))["r"]
+    attach(model, rank)
+    stored = load_file(folder / "adapter_model.safetensors")
+    for name, factor in factors(model).items():
+        factor.copy_(stored[name])
+    return model.eval()
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The share of answers in the style, and of answers with the facts that their questions ask for."""
+
+    style: float  # of the held-out prompts for prose
+    right: float  # of all held-out questions; keys are compared with the answer in plain style
+    right_prose: float  # of the held-out questions that ask for prose
+    base_style: float  # of the answers of guide without the adapter
+    base_right: float
+
+
+def scores(model: Qwen3ForCausalLM, style: Style, device: str) -> Scores:
+    tokenizer = Tokenizer.from_file(str(evaluate.GUIDE / "tokenizer.json"))
+    questions = evaluate.load(HELDOUT)
+    asked = set(prompts())
+
+    def run(which: Qwen3ForCausalLM) -> tuple[float, float, float]:
+        results = evaluate.run_dialogues(questions, evaluate.greedy(which.to(device), tokenizer))
+        right = [result.question.right(style.plain(result.answer)) for result in results]
+        prose = [good for good, result in zip(right, results, strict=True) if result.question.topic not in FORMS]
+        styled = [style.matches(result.answer) for result in results if result.question.turns[0] in asked]
+        return _share(styled), _share(right), _share(prose)
+
+    base_style, base_right, _ = run(_guide().eval())
+    return Scores(*run(model), base_style, base_right)
+
+
+def make(name: str, plan: Plan, out: Path, device: str, workers: int) -> None:
+    """Train an adapter, and write it with its plan, loss curve and scores to a subfolder of `out`."""
+    style = STYLES[name]
+    tokenizer = Tokenizer.from_file(str(evaluate.GUIDE / "tokenizer.json"))
+    program = facts.Facts.load(stale.TRAINED_ON)
+    buckets = build(tokenizer, plan.seed, plan.shards, plan.per_shard, program, workers, style)
+    torch.manual_seed(plan.seed)
+    model = _guide()
+    attach(model, RANKS[name])
+    curve = fit(model, buckets, plan, device)
+    save(model, RANKS[name], out / name)
+    result = asdict(scores(load(out / name), style, device))
+    print(name, json.dumps(result), flush=True)
+    table = {"plan": asdict(plan), "torch": torch.__version__, "device": device, "scores": result, "curve": curve}
+    (out / name / "training.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+
+
+def _guide() -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM.from_pretrained(evaluate.GUIDE, dtype=torch.float32)
+
+
+def _share(marks: list[bool]) -> float:
+    return round(sum(marks) / len(marks), 4)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Train the demonstration adapters of guide.")
+    parser.add_argument("names", nargs="*", default=list(RANKS), choices=list(RANKS), metavar="NAME")
+    parser.add_argument("--out", type=Path, default=ADAPTERS)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--smoke", action="store_true", help="train for a few steps on a CPU")
+    arguments = parser.parse_args()
+    plan = SMOKE if arguments.smoke else PLAN
+    if arguments.steps:
+        plan = replace(plan, steps=arguments.steps)
+    device = "cuda" if torch.cuda.is_available() and not arguments.smoke else "cpu"
+    workers = 1 if arguments.smoke else os.cpu_count() or 1
+    for name in arguments.names:
+        make(name, plan, arguments.out, device, workers)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
