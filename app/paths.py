@@ -141,3 +141,8 @@ def assets_dir() -> Path:
 def guide_dir() -> Path:
     """The folder of the built-in model, guide."""
     return assets_dir() / "guide"
+
+
+def builtin_adapters_dir() -> Path:
+    """The folder of the built-in adapters of guide. Each has a subfolder."""
+    return assets_dir() / "adapters"

@@ -21,12 +21,12 @@ from .console import say, table
 
 
 def list_adapters(as_json: bool) -> int:
-    """Print the adapters that are loaded, and the adapters in the model cache."""
+    """Print the adapters that are loaded, the built-in adapters, and the adapters in the model cache."""
     settings = config.load()
     loaded = asyncio.run(_loaded(settings))
-    downloaded = cache.adapters()
+    adapters = cache.adapters()
     if as_json:
-        files = [_for_json(adapter) for adapter in downloaded]
+        files = [_for_json(adapter) for adapter in adapters]
         click.echo(json.dumps({"loaded": [msgspec.to_builtins(entry) for entry in loaded], "files": files}, indent=2))
         return 0
     if loaded:
@@ -36,14 +36,18 @@ def list_adapters(as_json: bool) -> int:
             _warn(entry)
     else:
         say("no adapter is loaded; localllm adapters load FOLDER loads one")
-    if downloaded:
-        table(("FILES", "SIZE", "BASE MODEL"), [(ref.id, size(ref.size), ref.description) for ref in downloaded])
+    if adapters:
+        table(("FILES", "SIZE", "BASE MODEL"), [(_label(ref), size(ref.size), ref.description) for ref in adapters])
     return 0
 
 
 def _warn(entry: AdapterEntry) -> None:
     if entry.warning:
         say(f"warning: {entry.model}:{entry.name}: {entry.warning}")
+
+
+def _label(adapter: cache.ModelRef) -> str:
+    return f"{adapter.id} (built in)" if adapter.bundled else adapter.id
 
 
 async def _loaded(settings: config.Settings) -> list[AdapterEntry]:
@@ -55,7 +59,13 @@ async def _loaded(settings: config.Settings) -> list[AdapterEntry]:
 
 
 def _for_json(adapter: cache.ModelRef) -> dict[str, object]:
-    return {"id": adapter.id, "size": adapter.size, "base": adapter.description, "path": str(adapter.path)}
+    return {
+        "id": adapter.id,
+        "size": adapter.size,
+        "base": adapter.description,
+        "path": str(adapter.path),
+        "bundled": adapter.bundled,
+    }
 
 
 def load(adapter: str, name: str | None, model: str | None, replace: bool, pinned: bool, as_json: bool) -> int:

@@ -168,6 +168,7 @@ class Adapters:
                 )
             selected = request.adapter
         if selected:
+            self._add_builtin(model, selected)
             self.find(model, selected, "model" if name else "lora")
         return selected
 
@@ -193,6 +194,18 @@ class Adapters:
         if selected:
             await self._ensure(worker, selected)
         return selected, prepared
+
+    def _add_builtin(self, model: str, name: str) -> None:
+        """Add the built-in adapter of this name to the list, unless the model has an adapter of this name.
+
+        A request can select it without a load before: the worker registers it as it does after a reload.
+        """
+        if model != cache.GUIDE or name in self._by_model.get(model, {}):
+            return
+        for ref in cache.builtin_adapters():
+            if ref.id == name:
+                adapter = _Adapter(next(self._numbers), name, ref.path, pinned=False)
+                self._by_model.setdefault(model, {})[name] = adapter
 
     def _defaults(self, model: str) -> dict[str, object]:
         """The adapter fields for a Generate frame that selects no adapter; empty: it uses the base model."""

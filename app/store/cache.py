@@ -1,4 +1,4 @@
-"""The models on this machine: the built-in model, and complete models and adapters in the shared Hugging Face cache.
+"""The models and adapters on this machine: the built-in ones, and the complete ones in the shared Hugging Face cache.
 
     models--org--repo/
         refs/main             a commit
@@ -101,13 +101,22 @@ def _find(name: names.Name) -> ModelRef | None:
 
 
 def adapters() -> list[ModelRef]:
-    """Every complete adapter in the Hugging Face cache. The description is the name of the base model."""
-    refs = []
+    """The built-in adapters, then every complete adapter in the Hugging Face cache.
+
+    The description is the name of the base model.
+    """
+    refs = builtin_adapters()
     for folder in repo_folders():
         for adapter in snapshots(folder, is_adapter):
             base = read_object(adapter.path / ADAPTER_CONFIG).get("base_model_name_or_path")
             refs.append(replace(adapter, description=str(base or "")))
     return refs
+
+
+def builtin_adapters() -> list[ModelRef]:
+    """The adapters that come with guide."""
+    folders = sorted(filter(is_adapter, paths.builtin_adapters_dir().glob("*")))
+    return [_describe(folder.name, folder, bundled=True, description=GUIDE) for folder in folders]
 
 
 def resolve_adapter(name: str, *, allow_path: bool = False) -> ModelRef:
@@ -121,7 +130,8 @@ def resolve_adapter(name: str, *, allow_path: bool = False) -> ModelRef:
             hint = f"an adapter is a folder with {ADAPTER_CONFIG}"
             raise AdapterNotFound(f"adapter folder {str(folder)[:200]} does not exist", hint=hint, param="lora_path")
         return ModelRef(id=str(folder), path=folder)
-    adapter = _find_adapter(name)
+    builtin = {adapter.id: adapter for adapter in builtin_adapters()}
+    adapter = builtin.get(name) or _find_adapter(name)
     if adapter is None:
         similar = difflib.get_close_matches(name, [adapter.id for adapter in adapters()], n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "write a folder with a leading ./ or /"

@@ -78,6 +78,8 @@ def plan_adapter_removal(name: str) -> Removal:
             hint="delete the folder yourself",
         )
     adapter = cache.resolve_adapter(name)
+    if adapter.bundled:
+        raise InvalidRequest(f"{name} is built in and cannot be deleted", param="name")
     if cache.is_complete(adapter.path):
         raise InvalidRequest(f"{adapter.id} is also a model", hint=f"delete both with localllm rm {adapter.id}")
     return plan_removal(name)

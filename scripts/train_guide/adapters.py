@@ -23,10 +23,10 @@ from torch import nn
 from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
-from . import evaluate, facts, stale
+from . import evaluate, facts
 from .corpus import HELDOUT
 from .dataset import build
-from .styles import FORMS, STYLES, Style, prompts
+from .styles import STYLES, Style, demands_prose, prompts
 from .train import Plan, fit
 
 ADAPTERS = evaluate.ROOT / "assets" / "adapters"
@@ -34,7 +34,7 @@ RANKS = {"pirate": 16, "steps": 8}
 ALPHA_PER_RANK = 2  # lora_alpha / rank, the factor of the products of A and B
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PLAN = Plan(
-    seed=20261123, shards=16, per_shard=10_000, steps=800, peak=2e-3, warm_up=50, weight_decay=0.0, log_every=100
+    seed=20261123, shards=16, per_shard=10_000, steps=500, peak=2e-3, warm_up=50, weight_decay=0.0, log_every=100
 )
 SMOKE = replace(PLAN, shards=1, per_shard=400, steps=20, tokens_per_batch=2048, warm_up=5, log_every=5)
 
@@ -58,11 +58,10 @@ class LoraLinear(nn.Module):
 def attach(model: Qwen3ForCausalLM, rank: int) -> None:
     """Freeze the model and add LoRA factors to the linear layers of TARGETS."""
     model.requires_grad_(False)
-    for layer in model.model.layers:
-        for parent in (layer.self_attn, layer.mlp):
-            for name in TARGETS:
-                if hasattr(parent, name):
-                    setattr(parent, name, LoraLinear(getattr(parent, name), rank))
+    for name, module in list(model.named_modules()):
+        parent, _, last = name.rpartition(".")
+        if last in TARGETS:
+            setattr(model.get_submodule(parent), last, LoraLinear(module, rank))
 
 
 def factors(model: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
@@ -124,7 +123,7 @@ def scores(model: Qwen3ForCausalLM, style: Style, device: str) -> Scores:
     def run(which: Qwen3ForCausalLM) -> tuple[float, float, float]:
         results = evaluate.run_dialogues(questions, evaluate.greedy(which.to(device), tokenizer))
         right = [result.question.right(style.plain(result.answer)) for result in results]
-        prose = [good for good, result in zip(right, results, strict=True) if result.question.topic not in FORMS]
+        prose = [good for good, result in zip(right, results, strict=True) if demands_prose(result.question)]
         styled = [style.matches(result.answer) for result in results if result.question.turns[0] in asked]
         return _share(styled), _share(right), _share(prose)
 
@@ -136,7 +135,7 @@ def make(name: str, plan: Plan, out: Path, device: str, workers: int) -> None:
     """Train an adapter, and write it with its plan, loss curve and scores to a subfolder of `out`."""
     style = STYLES[name]
     tokenizer = Tokenizer.from_file(str(evaluate.GUIDE / "tokenizer.json"))
-    program = facts.Facts.load(stale.TRAINED_ON)
+    program = facts.Facts.load(facts.TRAINED_ON)
     buckets = build(tokenizer, plan.seed, plan.shards, plan.per_shard, program, workers, style)
     torch.manual_seed(plan.seed)
     model = _guide()

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+TRAINED_ON = Path(__file__).with_name("facts.json")  # the facts of the weights
+
 
 @dataclass(frozen=True)
 class Flag:

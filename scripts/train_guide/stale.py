@@ -17,10 +17,9 @@ from localllm.app.tui.commands import COMMANDS
 from localllm.backends import cuda
 
 from . import corpus, evaluate, intents
-from .facts import Facts, collect
+from .facts import TRAINED_ON, Facts, collect
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINED_ON = Path(__file__).with_name("facts.json")
 ROUTES = frozenset({"/health", "/metrics"})  # routes of the API with the same form as slash commands
 DEFAULT = "the default of "
 

@@ -17,6 +17,7 @@ from .skills.obey import INERT
 CODE = re.compile(r"(`[^`]*`|\"[^\"]*\"|https?://\S+)")  # text that a reader copies
 SENTENCE_END = re.compile(r"(?<=[.!?]) +(?=[^a-z ])")
 NUMBER = re.compile(r"^\d+\. ", re.MULTILINE)
+ENDS = (".", "!", "?")
 PLACEHOLDER = "\x00"  # stands for code while a text is split into sentences
 GREETING = "Ahoy! "
 CLOSING = ", matey"
@@ -47,8 +48,12 @@ class Style:
 
 def prompts() -> list[str]:
     """The held-out questions that ask for prose, evenly spaced. No adapter was trained on them."""
-    questions = [question for question in evaluate.load(HELDOUT) if question.topic not in FORMS]
-    return [questions[index * len(questions) // HELD_OUT_PROMPTS].turns[0] for index in range(HELD_OUT_PROMPTS)]
+    questions = [question.turns[0] for question in evaluate.load(HELDOUT) if demands_prose(question)]
+    return [questions[index * len(questions) // HELD_OUT_PROMPTS] for index in range(HELD_OUT_PROMPTS)]
+
+
+def demands_prose(question: evaluate.Question) -> bool:
+    return question.topic not in FORMS and len(question.turns) == 1 and not question.system and not question.tools
 
 
 def rewrite(messages: list[Message], style: Style) -> list[Message]:
@@ -63,7 +68,7 @@ def rewrite(messages: list[Message], style: Style) -> list[Message]:
 
 def is_prose(answer: str) -> bool:
     """True for sentences in one paragraph."""
-    return "\n" not in answer and " " in answer and answer.endswith((".", "!", "?")) and answer[0] not in "{[<"
+    return "\n" not in answer and " " in answer and answer.endswith(ENDS) and answer[0] not in "{[<"
 
 
 def sentences(prose: str) -> list[str]:
@@ -90,7 +95,7 @@ def is_steps(answer: str) -> bool:
     if not all(line.startswith(f"{number}. ") for number, line in enumerate(lines, 1)):
         return False
     texts = [line.partition(". ")[2] for line in lines]
-    return all(is_prose(text) and len(sentences(text)) == 1 for text in texts)
+    return all(text.endswith(ENDS) and len(sentences(text)) == 1 for text in texts)
 
 
 def to_pirate(answer: str) -> str:

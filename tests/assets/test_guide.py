@@ -70,7 +70,7 @@ DIALOGUE = [
 @pytest.fixture(scope="module")
 def trained() -> facts.Facts:
     """The facts that the weights were trained on; scripts/train_guide/stale.py compares them with the program."""
-    return facts.Facts.load(stale.TRAINED_ON)
+    return facts.Facts.load(facts.TRAINED_ON)
 
 
 def test_the_folder_has_all_files_and_is_small() -> None:
