@@ -158,17 +158,20 @@ def _share(marks: list[bool]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Train the demonstration adapters of guide.")
-    parser.add_argument("names", nargs="*", default=list(RANKS), choices=list(RANKS), metavar="NAME")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{' or '.join(RANKS)}; default: all")
     parser.add_argument("--out", type=Path, default=ADAPTERS)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--smoke", action="store_true", help="train for a few steps on a CPU")
     arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in RANKS:
+            parser.error(f"unknown adapter {name!r}")
     plan = SMOKE if arguments.smoke else PLAN
     if arguments.steps:
         plan = replace(plan, steps=arguments.steps)
     device = "cuda" if torch.cuda.is_available() and not arguments.smoke else "cpu"
     workers = 1 if arguments.smoke else os.cpu_count() or 1
-    for name in arguments.names:
+    for name in arguments.names or RANKS:
         make(name, plan, arguments.out, device, workers)
     return 0
 
