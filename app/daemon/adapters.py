@@ -65,7 +65,7 @@ class Adapters:
         """The adapter of a model. Raises AdapterNotFound, which names the adapters of the model."""
         adapters = self._by_model.get(model, {})
         if name not in adapters:
-            raise _not_found(f"{model} has no adapter {name!r}", name, adapters, param)
+            raise _not_found(f"{model} has no adapter {name!r}", name, adapters, param, _builtin(model))
         return adapters[name]
 
     def has(self, name: str) -> bool:
@@ -200,12 +200,12 @@ class Adapters:
 
         A request can select it without a load before: the worker registers it as it does after a reload.
         """
-        if model != cache.GUIDE or name in self._by_model.get(model, {}):
+        if name in self._by_model.get(model, {}):
             return
-        for ref in cache.builtin_adapters():
-            if ref.id == name:
-                adapter = _Adapter(next(self._numbers), name, ref.path, pinned=False)
-                self._by_model.setdefault(model, {})[name] = adapter
+        folder = _builtin(model).get(name)
+        if folder is not None:
+            adapter = _Adapter(next(self._numbers), name, folder, pinned=False)
+            self._by_model.setdefault(model, {})[name] = adapter
 
     def _defaults(self, model: str) -> dict[str, object]:
         """The adapter fields for a Generate frame that selects no adapter; empty: it uses the base model."""
@@ -258,12 +258,22 @@ def _describe(model: str, adapter: _Adapter) -> AdapterEntry:
     )
 
 
-def _not_found(message: str, name: str, names: Iterable[str], param: str) -> AdapterNotFound:
+def _builtin(model: str) -> dict[str, Path]:
+    """The folders of the built-in adapters of a model, by their names."""
+    return {ref.id: ref.path for ref in cache.builtin_adapters()} if model == cache.GUIDE else {}
+
+
+def _not_found(
+    message: str, name: str, loaded: Iterable[str], param: str, builtin: Iterable[str] = ()
+) -> AdapterNotFound:
     """The error for an unknown adapter. Its hint has all names, after a similar name if there is one."""
-    names = list(names)
-    similar = difflib.get_close_matches(name, names, n=1)
+    loaded = list(loaded)
+    others = [other for other in builtin if other not in loaded]
+    similar = difflib.get_close_matches(name, [*loaded, *others], n=1)
     hint = f"did you mean {similar[0]}? " if similar else ""
-    return AdapterNotFound(message, hint=f"{hint}loaded adapters: {', '.join(names) or 'none'}", param=param)
+    hint += f"loaded adapters: {', '.join(loaded) or 'none'}"
+    hint += f"; built in: {', '.join(others)}" if others else ""
+    return AdapterNotFound(message, hint=hint, param=param)
 
 
 def split_name(name: str | None) -> tuple[str | None, str]:

@@ -266,7 +266,7 @@ def test_adapters_are_listed_apart_from_models() -> None:
     folder = make("org/pirate", ADAPTER)
     make("org/empty", {"adapter_config.json": "{}"})
     assert names() == ["org/base"]
-    (adapter,) = cache.adapters()
+    (adapter,) = (ref for ref in cache.adapters() if not ref.bundled)
     assert (adapter.id, adapter.path, adapter.description) == ("org/pirate", folder, "org/base")
     assert cache.resolve_adapter("org/pirate") == cache.resolve_adapter("org/pirate@main")
     with pytest.raises(ModelNotFound):
@@ -275,7 +275,10 @@ def test_adapters_are_listed_apart_from_models() -> None:
 
 def test_unknown_adapter_has_a_hint(tmp_path: Path) -> None:
     make("org/pirate", ADAPTER)
-    hints = {"org/pirat": "did you mean org/pirate?", "pirate-lora-folder": "write a folder with a leading ./ or /"}
+    hints = {
+        "org/pirat": "did you mean org/pirate or pirate?",
+        "pirate-lora-folder": "write a folder with a leading ./ or /",
+    }
     for name, hint in hints.items():
         with pytest.raises(AdapterNotFound) as refused:
             cache.resolve_adapter(name, allow_path=True)

@@ -99,7 +99,7 @@ def test_pull_downloads_an_adapter_that_adapters_rm_deletes(hub: Hub) -> None:
     assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
     removed = localllm(hub, "adapters", "rm", "org/adapter", "--yes", "--json")
     assert json.loads(removed.stdout)["deleted"] == "org/adapter"
-    assert cache.adapters() == []
+    assert all(adapter.bundled for adapter in cache.adapters())
 
 
 def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None:

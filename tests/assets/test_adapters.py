@@ -186,7 +186,11 @@ def check_styles(folder: Path, prompts: list[str]) -> None:
             answers.submit(prompt, adapter)
     beside = answers.finish()
     base = [f"|{prompt}" for prompt in prompts]
-    assert {name: beside[name] for name in base} == alone, "the base beside the adapters differs from the base alone"
+    for name in base:
+        assert [token for token, _ in beside[name]] == [token for token, _ in alone[name]], name
+        # The number of rows in a step may change the last bits.
+        logprobs = [logprob for _, logprob in alone[name]]
+        assert [logprob for _, logprob in beside[name]] == pytest.approx(logprobs, abs=1e-4), name
     for adapter in NAMES:
         style = styles.STYLES[adapter]
         styled = [style.matches(answers.text(beside[f"{adapter}|{prompt}"])) for prompt in prompts]
@@ -195,7 +199,7 @@ def check_styles(folder: Path, prompts: list[str]) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("every", [25, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
 def test_adapters_answer_in_their_style_beside_the_unchanged_base(every: int) -> None:
     check_styles(FOLDER, styles.prompts()[::every])
 

@@ -100,6 +100,24 @@ def test_request_selects_an_adapter(api: Api, tmp_path: Path) -> None:
     assert completion.json()["model"] == f"{MODEL}:pirate"
 
 
+def test_builtin_adapters_of_guide_need_no_load(api: Api) -> None:
+    try:
+        assert api.selected("guide:pirate") == ("guide:pirate", "pirate", 1.0)
+        assert api.selected("guide", lora=[{"name": "steps", "scale": 2}]) == ("guide:steps", "steps", 2.0)
+        assert api.names() == ["pirate", "steps"]
+        assert api.load("pirate", "pirate", model="guide").status_code == 400  # it is loaded already
+        api.unload("pirate")
+        assert api.selected("guide:pirate") == ("guide:pirate", "pirate", 1.0)
+        unknown = api.chat("guide:pirat")
+        assert error(unknown) == (404, "adapter_not_found", "model")
+        assert unknown.json()["error"]["hint"] == "did you mean pirate? loaded adapters: steps, pirate"
+        assert error(api.chat(f"{MODEL}:pirate")) == (404, "adapter_not_found", "model")
+    finally:
+        api.http.post("/admin/unload", json={"model": "guide"})
+    assert api.names() == []
+    assert api.chat("guide:other").json()["error"]["hint"] == "loaded adapters: none; built in: pirate, steps"
+
+
 def test_unusable_selection_is_refused_by_name(api: Api, tmp_path: Path) -> None:
     api.load("pirate", tmp_path)
     unknown = api.chat(f"{MODEL}:pirates")
@@ -196,7 +214,7 @@ def test_tcp_client_with_key_names_no_folder(start_daemon: Callable[..., Daemon]
     for path in (str(tmp_path), "../pirate", "~/pirate"):
         assert error(load(path)) == (403, "forbidden", None), path
     assert load("org/../../pirate").status_code == 404
-    assert load("org/pirat").json()["error"]["hint"] == "did you mean org/pirate?"
+    assert load("org/pirat").json()["error"]["hint"] == "did you mean org/pirate or pirate?"
     assert load("org/pirate").status_code == 200
 
 
@@ -256,9 +274,10 @@ def test_commands_load_list_use_and_unload(api: Api, tmp_path: Path) -> None:
     again = cli(daemon, "adapters", "load", str(folder), "--model", MODEL)
     assert (again.returncode, "--replace" in again.stderr) == (2, True)
     listed = cli(daemon, "adapters", "list", "--json")
-    assert json.loads(listed.stdout) == {"loaded": [entry], "files": []}
+    assert json.loads(listed.stdout)["loaded"] == [entry]
     table = cli(daemon, "adapters", "list")
     assert f"{MODEL}:pirate" in table.stdout
+    assert "steps (built in)" in table.stdout
     assert f"warning: {MODEL}:pirate: another base model" in table.stderr
     answer = cli(daemon, "run", MODEL, "body", "--adapter", "pirate=0.5")
     frame = json.loads(answer.stdout)
@@ -276,6 +295,10 @@ def test_commands_without_a_daemon(short_folder: Callable[[], Path]) -> None:
     env = environment(folder)
     command = [sys.executable, "-m", "localllm.app.cli", "adapters"]
     listed = subprocess.run([*command, "list", "--json"], env=env, capture_output=True, text=True)
-    assert (listed.returncode, json.loads(listed.stdout)) == (0, {"loaded": [], "files": []})
+    assert (listed.returncode, json.loads(listed.stdout)["loaded"]) == (0, [])
+    assert [(file["id"], file["base"]) for file in json.loads(listed.stdout)["files"]] == [
+        ("pirate", "guide"),
+        ("steps", "guide"),
+    ]
     unloaded = subprocess.run([*command, "unload", "pirate"], env=env, capture_output=True, text=True)
     assert unloaded.returncode == 8
