@@ -21,7 +21,8 @@ from ..api.admin import AdapterEntry
 from ..api.models import Request
 from ..errors import AdapterNotFound, InvalidRequest, Stopping, WorkerDied
 from ..frames import AdapterLoaded, Generate, LoadAdapter, UnloadAdapter
-from ..store.names import is_path
+from ..store import cache
+from ..store.names import GUIDE, is_path
 from .process import WorkerProcess
 
 log = logging.getLogger(__name__)
@@ -260,7 +261,7 @@ def _describe(model: str, adapter: _Adapter) -> AdapterEntry:
 
 def _builtin(model: str) -> dict[str, Path]:
     """The folders of the built-in adapters of a model, by their names."""
-    return {ref.id: ref.path for ref in cache.builtin_adapters()} if model == cache.GUIDE else {}
+    return {ref.id: ref.path for ref in cache.builtin_adapters()} if model == GUIDE else {}
 
 
 def _not_found(
