@@ -13,6 +13,7 @@ from __future__ import annotations
 import gc
 import random
 import statistics
+import sys
 import tempfile
 import threading
 import time
@@ -45,6 +46,7 @@ SWAP_ADAPTERS = 4  # more than their slots, so each swap loads its adapter
 GROUP = 50  # swaps until the streams begin again, so that their contexts stay short
 CONTEXT = 1024
 COPIES = 20  # plain copies that are timed
+BEGIN = time.perf_counter()
 
 
 class Interval(NamedTuple):
@@ -167,9 +169,15 @@ class Times:
     first_swap: list[float] = field(default_factory=list)
 
 
+def tell(stage: str) -> None:
+    print(f"{time.perf_counter() - BEGIN:.0f} s: {stage}", file=sys.stderr, flush=True)
+
+
 def measure(load: Load, adapter: Adapter, slot_bytes: int, streams: int, swaps: int, device: str) -> Times:
     times = Times(copies=copy_seconds(slot_bytes, device))
+    tell("steps of the base model")
     times.base_before = base_steps(load, streams, swaps)
+    tell("first steps with adapters")
     names = [replace(adapter, name=f"adapter-{number}") for number in range(STREAM_ADAPTERS + SWAP_ADAPTERS)]
     used = names[: min(STREAM_ADAPTERS, streams)]
     for each in names:
@@ -183,6 +191,7 @@ def measure(load: Load, adapter: Adapter, slot_bytes: int, streams: int, swaps: 
     gc.freeze()  # as the worker does
     load.timed.loads.clear()
     for group in range(0, swaps, GROUP):
+        tell(f"swaps from {group}")
         running = load.streams(streams, used)
         first = len(load.timed.ends)
         first_load = len(load.timed.loads)
@@ -283,7 +292,9 @@ def main() -> None:
         cache_bytes=pages * page_bytes(16, shape.kv_heads, shape.head_dim, shape.layers, 4),
         adapter_slots=min(STREAM_ADAPTERS, options.streams) + SWAP_SLOTS,
         adapter_rank=options.rank,
+        graphs="full",  # all steps are decode steps
     )
+    tell("opening the model")
     with tempfile.TemporaryDirectory() as folder:
         files = stand_in(shape, Path(folder))
         load = Load(backend.open(files, load_options))
