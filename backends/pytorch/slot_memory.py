@@ -48,7 +48,7 @@ class MainMemory:
 class DeviceMemory:
     """Adapter slots in the memory of a device. Adapters are copied on a queue of their own, beside the steps.
 
-    No kernel may run on that queue: see SideStream for its cost.
+    A queue that runs only copies costs the steps nothing. No kernel may run on it: see SideStream for its cost.
     """
 
     def __init__(self, device: Device) -> None:
