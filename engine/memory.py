@@ -33,8 +33,8 @@ class MemoryPlan:
 
     @property
     def max_cache(self) -> int:
-        """Maximum bytes of the KV cache."""
-        return self.max_pages * self.page_bytes
+        """Maximum bytes of the KV cache. A setting may give the cache more memory than is free."""
+        return min(self.max_pages * self.page_bytes, max(0, self.free - self.weights))
 
     @property
     def reserve(self) -> int:
@@ -54,7 +54,7 @@ class MemoryPlan:
         """The largest context that fits `parallel` times; 0: none."""
         if not self.weights_fit:
             return 0
-        return min(self.max_positions, self.max_pages // parallel * self.page_size)
+        return min(self.max_positions, self.max_cache // self.page_bytes // parallel * self.page_size)
 
     def numbers(self) -> dict[str, int]:
         """The fields of the error body of a refused load."""

@@ -58,6 +58,9 @@ def test_plan_adds_up() -> None:
     short = replace(PLAN, free=399)
     assert (short.fits(1), short.largest_context(), short.reserve) == (False, 0, 0)
     assert PLAN.numbers()["max_context"] == 128
+    excessive = replace(PLAN, max_pages=10**6, max_positions=10**6)
+    assert (excessive.max_cache, excessive.largest_context()) == (600, 30 * 16)
+    assert not excessive.fits(30 * 16 + 1)
 
 
 @pytest.mark.parametrize("quant", ["none", "int8", "int4"])
