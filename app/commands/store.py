@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,6 +17,9 @@ from ..sizes import size
 from ..store import cache, catalog, preferences
 from ..store.names import GUIDE, is_path, parse
 from .console import say, table
+
+if TYPE_CHECKING:
+    from ..store.prune import Unused
 
 DAMAGED = 1  # exit code of verify
 
@@ -119,7 +122,7 @@ def prune(dry_run: bool, yes: bool, everything: bool, as_json: bool) -> int:
     is_deleted = bool(unused) and not dry_run and (yes or _confirms(len(unused), total, as_json))
     freed = pruning.delete(unused) if is_deleted else 0
     if as_json:
-        items = [{**asdict(item), "paths": [str(path) for path in item.paths]} for item in unused]
+        items = [_unused_json(item) for item in unused]
         click.echo(json.dumps({"unused": items, "bytes": total, "deleted": is_deleted, "freed": freed}, indent=2))
         return 0
     if unused:
@@ -134,6 +137,10 @@ def prune(dry_run: bool, yes: bool, everything: bool, as_json: bool) -> int:
     else:
         say("nothing to delete" if everything else "nothing to delete; --all includes files of the last 24 hours")
     return 0
+
+
+def _unused_json(item: Unused) -> dict[str, object]:
+    return {**asdict(item), "folder": str(item.folder), "paths": [str(path) for path in item.paths]}
 
 
 def _confirms(count: int, total: int, as_json: bool) -> bool:

@@ -20,6 +20,7 @@ class Unused:
     """Files that no model uses."""
 
     repo: str
+    folder: Path  # of the repository in the cache
     kind: str  # blob, or partial
     paths: tuple[Path, ...]  # in the order of deletion
     disk_bytes: int
@@ -41,11 +42,14 @@ def find_unused(*, everything: bool = False) -> list[Unused]:
 
 
 def delete(items: Iterable[Unused]) -> int:
-    """Delete the files of a plan. A file that a snapshot uses meanwhile stays. Returns the freed bytes."""
+    """Delete the files of a plan. Returns the freed bytes.
+
+    Files stay if a download of their repository runs now, or if a snapshot uses them meanwhile.
+    """
     freed = 0
     for item in items:
-        folder = item.paths[0].parents[1] if item.kind == "blob" else None
-        if folder is not None and item.paths[0].name in _used_blobs(folder):
+        is_used = item.kind == "blob" and item.paths[0].name in _used_blobs(item.folder)
+        if is_used or is_locked(item.folder):
             continue
         for path in item.paths:
             _delete_one(path)
@@ -58,12 +62,11 @@ def _unused_of(folder: Path) -> Iterator[Unused]:
     unfinished: set[Path] = set()
     for leftover in partials(folder):
         unfinished.update(leftover.paths)
-        if not leftover.active:
-            yield Unused(repo, "partial", leftover.paths, leftover.disk_bytes, leftover.resumable)
+        yield Unused(repo, folder, "partial", leftover.paths, leftover.disk_bytes, leftover.resumable)
     used = _used_blobs(folder)
     for blob in sorted((folder / "blobs").glob("*")):
         if blob not in unfinished and blob.name not in used and blob.is_file() and not blob.is_symlink():
-            yield Unused(repo, "blob", (blob,), blob.stat().st_blocks * 512)
+            yield Unused(repo, folder, "blob", (blob,), blob.stat().st_blocks * 512)
 
 
 def _used_blobs(folder: Path) -> set[str]:

@@ -71,12 +71,15 @@ def test_fresh_files_stay_unless_all_are_selected(blobs: Path) -> None:
 
 
 def test_files_of_a_running_download_stay(blobs: Path) -> None:
+    before = prune.find_unused()
     lock = lock_file(blobs.parent)
     lock.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     try:
         assert prune.find_unused(everything=True) == []
+        assert prune.delete(before) == 0, "the download began after the plan"
+        assert (blobs / "orphan").exists()
     finally:
         os.close(descriptor)
     assert names()
