@@ -15,12 +15,14 @@ import msgspec
 from ..engine.adapterbase import agree
 from ..engine.ranges import RANGES, Range
 from . import paths
-from .api.admin import AdapterEntry, AdapterFolder, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status
+from .api.admin import AdapterEntry, AdapterFolder, Catalog, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status
 from .config import Settings, loading
 from .daemon.owner import owner_pid
 from .errors import AppError, DaemonUnreachable, InvalidRequest, PortTaken
-from .frames import Fault
+from .frames import Fault, Machine
+from .store.jobs import Job
 from .store.names import is_path
+from .store.offers import Offer, fit_of, speed_of
 from .version import VERSION
 
 __all__ = [
@@ -28,12 +30,16 @@ __all__ = [
     "RANGES",
     "AdapterEntry",
     "AdapterFolder",
+    "Catalog",
     "ChatEvent",
     "Client",
     "Done",
+    "Job",
     "LoadFlags",
     "LoadedModel",
+    "Machine",
     "ModelEntry",
+    "Offer",
     "Range",
     "ReasoningPiece",
     "TextPiece",
@@ -41,6 +47,8 @@ __all__ = [
     "Usage",
     "adapter_selection",
     "agree",
+    "fit_of",
+    "speed_of",
 ]
 
 NO_FLAGS = LoadFlags()
@@ -200,6 +208,25 @@ class Client:
 
     async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
         await self._post("/v1/unload_lora_adapter", {"lora_name": name, "model": model})
+
+    async def catalog(self) -> Catalog:
+        """The device of this machine, and the models that can be downloaded."""
+        return msgspec.json.decode(await self._get("/admin/catalog"), type=Catalog)
+
+    async def downloads(self) -> list[Job]:
+        return msgspec.json.decode(await self._get("/admin/downloads"), type=list[Job])
+
+    async def download(self, name: str) -> Job:
+        """Start a download in the daemon. It goes on when this client has ended."""
+        return msgspec.json.decode(await self._post("/admin/downloads", {"name": name}), type=Job)
+
+    async def change_download(self, name: str, action: str) -> Job:
+        """`action`: pause, resume or cancel."""
+        return msgspec.json.decode(await self._post(f"/admin/downloads/{action}", {"name": name}), type=Job)
+
+    async def delete(self, model: str) -> None:
+        """Unload a model and delete its files."""
+        await self._post("/admin/delete", {"model": model})
 
     async def unload(self, model: str) -> None:
         await self._post("/admin/unload", {"model": _name(model)})

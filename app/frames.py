@@ -320,3 +320,13 @@ async def read_to_worker(reader: asyncio.StreamReader) -> ToWorker:
 async def read_from_worker(reader: asyncio.StreamReader) -> FromWorker:
     """The next frame from a worker. Raises asyncio.IncompleteReadError if the worker has ended."""
     return _from_worker.decode(await _read_body(reader))
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """The device on which models run. Empty fields and 0: unknown, or no backend works."""
+
+    backend: str = ""
+    device: str = ""
+    memory: int = 0  # bytes
+    free: int = 0  # bytes that were free at the probe
+    bandwidth: float = 0.0  # read bandwidth of the memory in bytes per second

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from ...engine.quantization import Quant
+from ..frames import Machine
+from ..store.offers import Offer
 from .body import WireBody
 
 
@@ -130,5 +132,24 @@ class LoadProgress(msgspec.Struct, frozen=True):
 
 class UnloadBody(WireBody):
     """POST /admin/unload."""
+
+    model: str
+
+
+class Catalog(msgspec.Struct, frozen=True, kw_only=True):
+    """GET /admin/catalog."""
+
+    machine: Machine
+    offers: list[Offer]
+
+
+class DownloadBody(WireBody):
+    """POST /admin/downloads, and /admin/downloads/pause, resume and cancel."""
+
+    name: str  # as in localllm pull
+
+
+class DeleteBody(WireBody):
+    """POST /admin/delete."""
 
     model: str

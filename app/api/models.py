@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ..config import Settings
-from ..frames import AskStats, Detokenize, Generate, LoadAdapter, ModelInfo, Stats, Tokenize, UnloadAdapter
+from ..frames import AskStats, Detokenize, Generate, LoadAdapter, Machine, ModelInfo, Stats, Tokenize, UnloadAdapter
 from .admin import AdapterEntry, LoadedModel, LoadFlags
 from .stream import Stream
 
@@ -63,6 +63,9 @@ class Models(Protocol):
 
         Raises an AppError if the load fails.
         """
+
+    async def machine(self) -> Machine:
+        """The device on which models run, measured once."""
 
     def find(self, model_id: str) -> Model | None:
         """The model with this id; None if it is not loaded."""

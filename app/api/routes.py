@@ -20,6 +20,7 @@ from .. import frames
 from ..config import loading
 from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import cache, listing
+from ..store.jobs import Jobs
 from ..store.names import is_path
 from ..version import VERSION
 from .adapters import AdapterRoutes
@@ -33,6 +34,7 @@ from .models import Models
 from .openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from .openapi import describe
 from .replies import error_response
+from .store import StoreRoutes
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -82,6 +84,17 @@ class _Api:
             ("POST", "/admin/shutdown", self.for_admin(self.shutdown)),
         ]
         adapters = AdapterRoutes(self.models, self.limit)
+        store = StoreRoutes(self.models, Jobs(), self.limit)
+        daemon_routes += [
+            ("GET", "/admin/catalog", self.for_admin(store.catalog)),
+            ("GET", "/admin/downloads", self.for_admin(store.downloads)),
+            ("POST", "/admin/downloads", self.for_admin(store.start)),
+            ("GET", "/admin/downloads/events", self.for_admin(store.events)),
+            ("POST", "/admin/downloads/pause", self.for_admin(store.pause)),
+            ("POST", "/admin/downloads/resume", self.for_admin(store.resume)),
+            ("POST", "/admin/downloads/cancel", self.for_admin(store.cancel)),
+            ("POST", "/admin/delete", self.for_admin(store.delete)),
+        ]
         openai_routes += [
             ("POST", "/load_lora_adapter", self.for_admin(adapters.load)),
             ("POST", "/unload_lora_adapter", self.for_admin(adapters.unload)),

@@ -21,6 +21,7 @@ from ..store import cache
 from ..store.names import is_path
 from .adapters import Adapters, split_name
 from .loading import as_flags, check_backend, difference, fits, load_frame, load_settings
+from .machine import MachineProbe
 from .process import COMMAND, WorkerProcess
 
 STOPPING = "the daemon is stopping"
@@ -52,6 +53,7 @@ class LoadedModels:
         self._log_dir = log_dir or paths.log_dir()
         self._entries: dict[str, _Entry] = {}
         self._adapters = Adapters()
+        self.machine = MachineProbe()
         # Workers that have ended. Their processes may still exist and use memory; the next load waits for them.
         self._ended: list[WorkerProcess] = []
         self._load_lock = asyncio.Lock()  # one load at a time: two loads would both count on the same free memory

@@ -2,7 +2,7 @@
 
 app           the application        chat/     header, messages, hints, prompt, status
 connection    the daemon             history/  the history file and its screen
-conversation  the tree of messages   models, settings, help, ask: one screen each
+conversation  the tree of messages   models, adapters, settings, help, ask: one screen each
 """
 
 from __future__ import annotations

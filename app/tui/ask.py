@@ -1,4 +1,4 @@
-"""A dialog with one input line."""
+"""Dialogs with one question."""
 
 from __future__ import annotations
 
@@ -28,3 +28,18 @@ class AskScreen(ModalScreen[str | None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self.dismiss(event.value.strip() or None)
+
+
+class ConfirmScreen(ModalScreen[bool]):
+    """Asks a question. Returns True for yes."""
+
+    BINDINGS = [("y", "dismiss(True)", "Yes"), ("n,escape", "dismiss(False)", "No")]
+
+    def __init__(self, question: str) -> None:
+        super().__init__()
+        self._question = question
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog"):
+            yield Static(self._question, markup=False)
+            yield Static("y yes · n no", classes="keys")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from .. import paths
-from ..client import NO_FLAGS, AdapterEntry, AdapterFolder, Client, LoadedModel, LoadFlags, ModelEntry
+from ..client import NO_FLAGS, AdapterEntry, AdapterFolder, Catalog, Client, Job, LoadedModel, LoadFlags, ModelEntry
 from ..config import Settings
 from ..errors import AppError, DaemonUnreachable, WorkerDied
 from .text import one_line
@@ -34,6 +34,7 @@ class Connection:
         self.entries: list[ModelEntry] = []
         self.loaded: list[LoadedModel] = []
         self.adapters: list[AdapterEntry] = []  # loaded adapters of all models
+        self.downloads: list[Job] = []
 
     async def client(self) -> Client:
         """The client of the daemon. Connects if there is no connection, or the daemon has stopped.
@@ -78,6 +79,33 @@ class Connection:
         self.entries = await client.models()
         self.loaded = await client.loaded()
         self.adapters = await client.adapters()
+
+    async def store(self) -> tuple[Catalog, list[AdapterFolder]]:
+        """The models that can be downloaded, and the adapters on this machine. Updates all lists. Raises AppError."""
+        await self.refresh()
+        folders = await self.adapter_folders()
+        self.downloads = await self._call(lambda client: client.downloads())
+        return await self._call(lambda client: client.catalog()), folders
+
+    async def refresh_downloads(self) -> list[Job]:
+        """Update `downloads`. Raises AppError."""
+        self.downloads = await self._call(lambda client: client.downloads())
+        return self.downloads
+
+    async def download(self, name: str) -> None:
+        """Start a download in the daemon. Raises AppError."""
+        await self._call(lambda client: client.download(name))
+        await self.refresh_downloads()
+
+    async def change_download(self, name: str, action: str) -> None:
+        """`action`: pause, resume or cancel. Raises AppError."""
+        await self._call(lambda client: client.change_download(name, action))
+        await self.refresh_downloads()
+
+    async def delete(self, model: str) -> None:
+        """Delete the files of a model. Raises AppError."""
+        await self._call(lambda client: client.delete(model))
+        await self.refresh()
 
     async def adapter_folders(self) -> list[AdapterFolder]:
         """The adapters on this machine, loaded or not. Also updates `adapters`. Raises AppError."""

@@ -42,7 +42,7 @@ class HelpScreen(ModalScreen[None]):
                 yield Static("")
                 yield Static(_table([_row(command) for command in COMMANDS]))
                 yield Static(
-                    "\nThe built-in guide is a tiny model. For a larger one: localllm pull org/repo, then /model here.",
+                    "\nThe built-in guide is a tiny model. F2 suggests larger models that fit this machine.",
                     markup=False,
                 )
             yield Static("Esc closes", classes="keys")

@@ -16,9 +16,8 @@ def welcome(model: str, bundled: bool) -> Content:
     return Content.assemble(
         (f"This is {model}, a {TINY}.", "bold"),
         " It answers questions about localllm, knows little else, and makes mistakes.",
-        "\n\nFor a larger model, run ",
-        ("localllm pull org/repo", "bold"),
-        ", then use ",
-        ("/model", "bold"),
+        "\n\n",
+        ("F2", "bold"),
+        " suggests larger models that fit this machine, and downloads them.",
         KEYS,
     )

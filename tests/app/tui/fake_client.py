@@ -6,15 +6,21 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from msgspec import structs
+
 from localllm.app.client import (
     NO_FLAGS,
     AdapterEntry,
     AdapterFolder,
+    Catalog,
     ChatEvent,
     Done,
+    Job,
     LoadedModel,
     LoadFlags,
+    Machine,
     ModelEntry,
+    Offer,
     ReasoningPiece,
     TextPiece,
     ToolCall,
@@ -25,6 +31,26 @@ from localllm.app.errors import AdapterNotFound, AppError, ModelNotFound
 GUIDE = ModelEntry(id="guide", bundled=True, size=24_800_000, context=2048, description="tiny built-in model")
 LARGE = ModelEntry(id="Qwen/Qwen3-4B", size=8_040_000_000, context=40_960)
 SMALL = ModelEntry(id="HuggingFaceTB/SmolLM2-360M-Instruct", size=724_000_000, context=8192)
+MACHINE = Machine(backend="cpu", device="Test CPU", memory=16 * 2**30, free=12 * 2**30, bandwidth=40e9)
+QWEN = Offer(
+    name="qwen3:1.7b",
+    repository="Qwen/Qwen3-1.7B",
+    licence="apache-2.0",
+    size=4_100_000_000,
+    memory=5_000_000_000,
+    fit="fits",
+    speed=9.8,
+    suggested=True,
+)
+HUGE = Offer(
+    name="qwen3:32b",
+    repository="Qwen/Qwen3-32B",
+    licence="apache-2.0",
+    size=65_000_000_000,
+    memory=70_000_000_000,
+    fit="too large",
+)
+
 PIRATE = AdapterFolder(id="pirate", path="/assets/adapters/pirate", base="guide", rank=8, size=1_200_000, bundled=True)
 PIRATE_ENTRY = AdapterEntry(id=0, name="pirate", model="guide", path=PIRATE.path, scale=0.0, pinned=False)
 POET = AdapterFolder(id="org/poet", path="/hub/poet", base="someone/guide", rank=16, size=2_400_000)
@@ -46,6 +72,9 @@ class FakeClient:
         self.in_memory: list[LoadedModel] = []
         self.loaded_adapters: list[AdapterEntry] = []
         self.folders: list[AdapterFolder] = []
+        self.machine = Machine()
+        self.offers: list[Offer] = []
+        self.jobs: dict[str, Job] = {}
         self.requests: list[dict[str, Any]] = []
         self.cancelled = 0
         self.connects = 0
@@ -140,6 +169,26 @@ class FakeClient:
 
     async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
         self.loaded_adapters = [entry for entry in self.loaded_adapters if (entry.name, entry.model) != (name, model)]
+
+    async def catalog(self) -> Catalog:
+        return Catalog(machine=self.machine, offers=self.offers)
+
+    async def downloads(self) -> list[Job]:
+        return list(self.jobs.values())
+
+    async def download(self, name: str) -> Job:
+        if name.endswith("missing"):
+            raise ModelNotFound(f"{name} is not on the hub", hint="check the name")
+        self.jobs[name] = Job(name=name, state="downloading", total=4_000_000_000, received=1_400_000_000)
+        return self.jobs[name]
+
+    async def change_download(self, name: str, action: str) -> Job:
+        states: dict[str, Any] = {"pause": "paused", "resume": "downloading", "cancel": "cancelled"}
+        self.jobs[name] = structs.replace(self.jobs[name], state=states[action])
+        return self.jobs[name]
+
+    async def delete(self, model: str) -> None:
+        self.entries = [entry for entry in self.entries if entry.id != model]
 
     async def unload(self, model: str) -> None:
         self.in_memory = [loaded for loaded in self.in_memory if loaded.id != model]

@@ -46,7 +46,7 @@ async def test_adapter_changes_between_two_questions(chat: OpenChat) -> None:
 async def test_question_and_answer(chat: OpenChat) -> None:
     async with chat(FakeClient(["Hel", "lo **you**."])) as c:
         assert "tiny built-in model" in c.shown()
-        assert "localllm pull org/repo" in c.shown()
+        assert "F2 suggests larger models" in c.shown()
         await c.send("Hi [bold]there[/bold]")
         assert [message.content for message in c.path] == ["Hi [bold]there[/bold]", "Hello **you**."]
         assert c.client.requests == [

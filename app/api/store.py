@@ -1,0 +1,98 @@
+"""The routes of the model store: the catalog, downloads in the background, and the removal of models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from ..errors import ModelNotFound
+from ..store import cache, catalog, hub
+from ..store.jobs import ENDED, Job, Jobs
+from ..store.offers import offers
+from .admin import Catalog, DeleteBody, DownloadBody
+from .answers import event
+from .body import read_json
+from .models import Models
+
+EVENT_SECONDS = 0.25  # seconds between two events
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_SECONDS = 10.0
+
+
+class StoreRoutes:
+    """The handlers of the store's routes."""
+
+    def __init__(self, models: Models, jobs: Jobs, limit: int) -> None:
+        """`limit`: maximum size of a request body in bytes."""
+        self.models = models
+        self.jobs = jobs
+        self.limit = limit
+
+    async def catalog(self, request: Request) -> Response:
+        """GET /admin/catalog: this machine, and the models that it can download."""
+        machine = await self.models.machine()
+        installed = [model.id for model in await asyncio.to_thread(cache.available)]
+        return _json(Catalog(machine=machine, offers=offers(catalog.entries(), machine, installed)))
+
+    async def downloads(self, request: Request) -> Response:
+        """GET /admin/downloads."""
+        return _json(self.jobs.list())
+
+    async def start(self, request: Request) -> Response:
+        """POST /admin/downloads. The download runs in the daemon and goes on when the client has ended."""
+        return await self._change(request, self.jobs.start)
+
+    async def pause(self, request: Request) -> Response:
+        """POST /admin/downloads/pause."""
+        return await self._change(request, self.jobs.pause)
+
+    async def resume(self, request: Request) -> Response:
+        """POST /admin/downloads/resume."""
+        return await self._change(request, self.jobs.resume)
+
+    async def cancel(self, request: Request) -> Response:
+        """POST /admin/downloads/cancel."""
+        return await self._change(request, self.jobs.cancel)
+
+    async def events(self, request: Request) -> Response:
+        """GET /admin/downloads/events: server-sent events with the list of downloads, until all have ended."""
+        return StreamingResponse(self._events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+
+    async def delete(self, request: Request) -> Response:
+        """POST /admin/delete: unload a model and delete its files."""
+        body = await read_json(request.scope, request.receive, DeleteBody, self.limit)
+        removal = await asyncio.to_thread(hub.plan_removal, body.model)
+        with suppress(ModelNotFound):  # it is not loaded
+            await self.models.unload(body.model)
+        await asyncio.to_thread(removal.execute)
+        return _json({"deleted": removal.name, "freed": removal.frees})
+
+    async def _change(self, request: Request, action: Callable[[str], Job]) -> Response:
+        body = await read_json(request.scope, request.receive, DownloadBody, self.limit)
+        return _json(await asyncio.to_thread(action, body.name))
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        previous: list[Job] | None = None
+        quiet = 0.0
+        while True:
+            jobs = self.jobs.list()
+            if jobs != previous:
+                yield event(jobs)
+                quiet = 0.0
+            elif quiet > KEEP_ALIVE_SECONDS:
+                yield KEEP_ALIVE
+                quiet = 0.0
+            if all(job.state in ENDED for job in jobs):
+                return
+            previous = jobs
+            quiet += EVENT_SECONDS
+            await asyncio.sleep(EVENT_SECONDS)
+
+
+def _json(value: object) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
