@@ -22,7 +22,7 @@ from .text import one_line, visible
 
 POLL_SECONDS = 0.5  # seconds between updates of running downloads
 TYPING_KEYS = "Enter uses or downloads it · ↓ list: pause, cancel, delete · Esc closes"
-LIST_KEYS = "Enter uses or downloads · p pause/resume · c cancel · x delete · / filter"
+LIST_KEYS = "Enter uses or downloads · p pause · c cancel · x delete · / filter · Esc"
 
 
 class Models(OptionList):

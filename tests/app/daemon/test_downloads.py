@@ -1,0 +1,71 @@
+"""Downloads of the daemon from a hub on loopback: progress, the end, errors, removal, and the catalog."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ..hub import Hub, model_files, serving
+from .conftest import Daemon
+
+
+@pytest.fixture(scope="module")
+def http(short_folder: Callable[[], Path]) -> Iterator[httpx.Client]:
+    with serving(Hub({"org/whole": model_files()})) as hub:
+        env = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+        daemon = Daemon(short_folder(), env=env)
+        assert daemon.url
+        with daemon.local() as client:
+            client.timeout = httpx.Timeout(30)
+            yield client
+        assert httpx.get(f"{daemon.url}/admin/downloads", trust_env=False).status_code == 403
+        daemon.stop()
+
+
+def finished(http: httpx.Client, name: str) -> dict[str, Any]:
+    """The download of this name when it has ended."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        (job,) = [job for job in http.get("/admin/downloads").json() if job["name"] == name]
+        if job["state"] in ("done", "failed", "cancelled"):
+            return dict(job)
+        time.sleep(0.02)
+    raise AssertionError(job)
+
+
+def test_download_of_a_model_then_removal(http: httpx.Client) -> None:
+    assert http.post("/admin/downloads", json={"name": "org/whole"}).json()["state"] == "planning"
+    events = [line for line in http.get("/admin/downloads/events").text.split("\n\n") if line]
+    (last,) = json.loads(events[-1].removeprefix("data: "))
+    assert (last["name"], last["state"]) == ("org/whole", "done")
+    job = finished(http, "org/whole")
+    assert job["received"] == job["total"] > 300_000
+    assert job["model"] in [entry["id"] for entry in http.get("/admin/models").json()]
+    deleted = http.post("/admin/delete", json={"model": "org/whole"})
+    assert deleted.json()["freed"] > 300_000
+    assert "org/whole" not in [entry["id"] for entry in http.get("/admin/models").json()]
+
+
+def test_missing_repository_is_a_failed_download(http: httpx.Client) -> None:
+    http.post("/admin/downloads", json={"name": "org/nothing"})
+    job = finished(http, "org/nothing")
+    assert job["state"] == "failed"
+    assert "org/nothing" in job["error"]
+
+
+def test_wrong_requests_are_refused(http: httpx.Client) -> None:
+    assert http.post("/admin/downloads", json={"name": "../etc"}).status_code in (400, 404)
+    assert http.post("/admin/downloads/pause", json={"name": "org/unknown"}).status_code == 404
+    assert http.post("/admin/delete", json={"model": "org/unknown"}).status_code == 404
+
+
+def test_catalog_names_the_machine_and_its_offers(http: httpx.Client) -> None:
+    catalog = http.get("/admin/catalog", timeout=60).json()
+    assert catalog["machine"]["memory"] > catalog["machine"]["free"] > 0
+    assert all(offer["fit"] != "unknown" for offer in catalog["offers"] if offer["memory"])
