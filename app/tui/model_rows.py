@@ -33,6 +33,11 @@ class Row:
     adapters: tuple[str, ...] = ()
 
     @property
+    def is_usable(self) -> bool:
+        """True for a complete model on this machine."""
+        return self.entry is not None and not self.entry.problem
+
+    @property
     def downloads(self) -> bool:
         return self.job is not None and self.job.state not in ENDED
 
@@ -42,13 +47,15 @@ def rows(
 ) -> list[Row]:
     """The models on this machine, then other downloads, then the models of the catalog, suggestions first."""
     by_name = {job.name: job for job in jobs}
-    local = [Row(entry.id, entry=entry, adapters=_adapters(entry, folders)) for entry in entries]
+    local = [
+        Row(entry.id, entry=entry, job=by_name.pop(entry.id, None), adapters=_adapters(entry, folders))
+        for entry in entries
+    ]
     offered = []
     for offer in catalog.offers:
         if not offer.installed:
             offered.append(Row(offer.name, offer=offer, job=by_name.pop(offer.name, None)))
-    names = {row.key for row in local}
-    others = [Row(name, job=job) for name, job in by_name.items() if name not in names and job.state != "done"]
+    others = [Row(name, job=job) for name, job in by_name.items() if job.state != "done"]
     offered.sort(key=_order)
     return [*local, *others, *offered]
 
@@ -106,6 +113,8 @@ def duration(seconds: float) -> str:
 
 
 def _local_facts(entry: ModelEntry, machine: Machine, running: LoadedModel | None) -> list[str]:
+    if entry.problem:
+        return [one_line(f"cannot be used: {entry.problem}", 200)]
     loaded = f"loaded, {running.backend}" if running else "loaded" if entry.loaded else ""
     texts = [loaded, "built-in, tiny" if entry.bundled else ""]
     texts.append(size(entry.size) if entry.size else "")

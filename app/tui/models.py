@@ -161,11 +161,11 @@ class ModelScreen(ModalScreen[str | None]):
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
     def _use(self) -> None:
-        """Select a model on this machine; download another one."""
+        """Select a complete model on this machine; download another one."""
         row = self._highlighted()
         if row is None:
             return
-        if row.entry is not None:
+        if row.is_usable:
             self.dismiss(row.key)
         else:
             self.action_download()
@@ -186,7 +186,7 @@ class ModelScreen(ModalScreen[str | None]):
         row = self._highlighted()
         if row is None:
             return
-        if row.entry is not None:
+        if row.is_usable:
             self._say("This model is on this machine already. Enter uses it.")
             return
         if row.downloads:

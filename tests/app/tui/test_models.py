@@ -110,6 +110,23 @@ async def test_model_is_deleted_after_a_confirmation(chat: OpenChat) -> None:
             assert len(c.client.entries) == count
 
 
+async def test_incomplete_model_is_marked_and_its_download_goes_on(chat: OpenChat) -> None:
+    fake = client()
+    half = ModelEntry(
+        id="org/half", size=5, problem="the download is not complete; localllm pull org/half continues it"
+    )
+    fake.entries = [GUIDE, half]
+    async with chat(fake) as c:
+        await open_models(c)
+        assert "cannot be used: the download is not complete" in c.shown()
+        await highlight(c, "org/half")
+        await c.pilot.press("enter")
+        await c.settle()
+        assert isinstance(c.app.screen, ModelScreen)
+        assert list(fake.jobs) == ["org/half"]
+        assert "downloading · 35%" in c.shown()
+
+
 def test_rows_show_running_downloads_before_suggestions() -> None:
     catalog = Catalog(machine=MACHINE, offers=[HUGE, QWEN, structs.replace(QWEN, name="a:1", suggested=False)])
     jobs = [Job(name="qwen3:32b", state="downloading"), Job(name="org/x", state="failed", error="no space")]
