@@ -141,9 +141,9 @@ class _Api:
             raise ModelNotFound(f"model {name!r} is not on this machine", param="model")
         for entry in self.models.adapters():
             if name == f"{entry.model}:{entry.name}":
-                base = await asyncio.to_thread(cache.resolve, entry.model)
+                base = await asyncio.to_thread(_checked_model, entry.model)
                 return _json(_adapter_card(entry, self._card(base)))
-        return _json(self._card(await asyncio.to_thread(cache.resolve, name)))
+        return _json(self._card(await asyncio.to_thread(_checked_model, name)))
 
     def _card(self, model: cache.ModelRef) -> dict[str, Any]:
         loaded = self.models.find(model.id)
@@ -229,6 +229,11 @@ class _Api:
     async def shutdown(self, request: Request) -> Response:
         self.address.stop()
         return _json({}, status=202)
+
+
+def _checked_model(name: str) -> cache.ModelRef:
+    """The model of this name, with its problem as in the list. Raises ModelNotFound."""
+    return listing.with_problem(cache.resolve(name))
 
 
 def _adapter_card(entry: AdapterEntry, base: dict[str, Any]) -> dict[str, Any]:
