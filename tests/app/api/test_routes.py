@@ -94,6 +94,7 @@ async def client(models: FakeModels, stops: list[bool], monkeypatch: pytest.Monk
         for name, context in (("here", 64), ("coming", 64), ("org/cold", 0))
     ]
     monkeypatch.setattr(routes.listing, "listed", lambda: known)
+    monkeypatch.setattr(routes.listing, "with_problem", lambda model: model)
     monkeypatch.setattr(routes.cache, "is_complete", lambda path: True)
     monkeypatch.setattr(routes.cache, "resolve", lambda name: next(model for model in known if model.id == name))
     app = build(models, Address(url="http://u", stop=lambda: stops.append(True)))  # type: ignore[arg-type]
@@ -118,8 +119,10 @@ async def test_models_route(client: httpx.AsyncClient) -> None:
 async def test_models_with_a_problem_are_marked(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = ModelRef(id="broken", path=paths.guide_dir(), problem="model.safetensors is truncated")
     monkeypatch.setattr(routes.listing, "listed", lambda: [broken])
+    monkeypatch.setattr(routes.listing, "with_problem", lambda model: broken)
     (card,) = (await client.get("/v1/models")).json()["data"]
     assert card["problem"] == broken.problem
+    assert (await client.get("/v1/models/here")).json() == card
     (entry,) = (await client.get("/admin/models")).json()
     assert entry["problem"] == broken.problem
 
