@@ -80,12 +80,9 @@ class Connection:
         self.loaded = await client.loaded()
         self.adapters = await client.adapters()
 
-    async def store(self) -> tuple[Catalog, list[AdapterFolder]]:
-        """The models that can be downloaded, and the adapters on this machine. Updates all lists. Raises AppError."""
-        await self.refresh()
-        folders = await self.adapter_folders()
-        self.downloads = await self._call(lambda client: client.downloads())
-        return await self._call(lambda client: client.catalog()), folders
+    async def catalog(self) -> Catalog:
+        """This machine, and the models that it can download. The first call takes seconds. Raises AppError."""
+        return await self._call(lambda client: client.catalog())
 
     async def refresh_downloads(self) -> list[Job]:
         """Update `downloads`. Raises AppError."""

@@ -68,12 +68,16 @@ class ModelScreen(ModalScreen[str | None]):
 
     @work(exclusive=True, group="refresh")
     async def _refresh(self, highlighted: str = "") -> None:
-        """Ask the daemon for all lists."""
+        """Ask the daemon for all lists. The catalog is last: the first time, the daemon measures the machine for it."""
         try:
-            self._catalog, self._folders = await self._connection.store()
+            await self._connection.refresh()
+            self._folders = await self._connection.adapter_folders()
+            await self._connection.refresh_downloads()
+            self._active = self._active_downloads()
+            self._fill(highlighted)
+            self._catalog = await self._connection.catalog()
         except AppError as error:
             self._say_error(error)
-        self._active = self._active_downloads()
         self._show_machine()
         self._fill(highlighted)
 
@@ -217,6 +221,7 @@ class ModelScreen(ModalScreen[str | None]):
             return
         try:
             await self._connection.change_download(row.key, action)
+            self._say("")
         except AppError as error:
             self._say_error(error)
         self._fill()

@@ -80,6 +80,8 @@ def test_download_reports_its_progress_and_ends_with_the_model() -> None:
     assert fixture.jobs.start("m").name == "m"  # the same download
     fixture.downloads[0].release.set()
     assert fixture.wait("done").model == "org/model"
+    fixture.downloads[0].notify(Progress("downloading", 100, 100, 2, 2))  # a late report of a thread
+    assert fixture.jobs.list()[0].state == "done"
     fixture.jobs.start("m")  # ended, so it starts again
     assert fixture.wait("downloading").received == 40
     fixture.downloads[-1].release.set()
