@@ -275,9 +275,9 @@ def _quantization(config: Mapping[str, Any], files: ModelFiles | None) -> str:
         parsed = files.config.quantization
         if parsed.method != "foreign":
             return parsed.title
-    mlx = config.get("quantization")
-    if isinstance(mlx, dict) and "bits" in mlx:
-        return f"mlx {mlx['bits']!s:.20}-bit"
+    group_format = config.get("quantization")
+    if isinstance(group_format, dict) and "bits" in group_format:
+        return f"mlx {group_format['bits']!s:.20}-bit"
     table = config.get("quantization_config")
     return _text(table.get("quant_method")) or "unknown" if isinstance(table, dict) else ""
 

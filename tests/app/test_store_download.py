@@ -22,13 +22,14 @@ import pytest
 from localllm.app import paths
 from localllm.app.errors import StorageFailed
 from localllm.app.frames import Load
-from localllm.app.store import cache, download
+from localllm.app.store import cache, download, listing, prune
 from localllm.app.store import hub as hub_module
 from localllm.app.store.disk_errors import translate_disk_errors
 from localllm.app.store.download import RemoteFile
 from localllm.app.store.names import HubName
 from localllm.app.store.selection import select
 from localllm.app.store.transfer.leftovers import partials
+from localllm.app.store.verify import verify
 from localllm.app.worker.opening import open_model
 from localllm.engine.modelfiles import INDEX, SINGLE
 from localllm.engine.options import LoadOptions
@@ -131,6 +132,20 @@ def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None
     assert "293." in removed.stderr
     assert "org/whole" not in [model.id for model in cache.available()]
     assert not list(paths.hub_cache_dir().glob("models--*"))
+
+
+def test_pull_of_a_short_name_leaves_verified_files_and_nothing_to_prune(hub: Hub) -> None:
+    paths.user_catalog_file().parent.mkdir(parents=True, exist_ok=True)
+    paths.user_catalog_file().write_text('["mine:1b"]\nrepository = "org/whole"')
+    done = localllm(hub, "pull", "mine:1b")
+    assert done.returncode == 0, done.stderr
+    model = cache.resolve("mine:1b")
+    assert model.id == "org/whole"
+    assert {verdict.status for verdict in verify(model)} == {"ok"}
+    assert prune.find_unused(everything=True) == []
+    assert listing.with_problem(model).problem == ""
+    assert localllm(hub, "rm", "mine:1b", "--yes", "--json").returncode == 0
+    assert cache.find("mine:1b") is None
 
 
 def test_config_is_downloaded_first(hub: Hub) -> None:
