@@ -211,6 +211,6 @@ def test_bad_arguments_are_refused_by_name(ops: Ops) -> None:
     shifted = torch.zeros(2 * 2048, dtype=torch.bfloat16, device="cuda")[1 : 1 + there["x"].numel()].view_as(there["x"])
     with pytest.raises(RuntimeError, match=r"decoder_step: x is not aligned"):
         ops.layer.decoders(**{**there, "x": shifted})
-    short = replace(there["stack"], room=64, shared={})
+    short = replace(there["stack"], shared_bytes=64, shared={})
     with pytest.raises(RuntimeError, match="decoder_step: shared has 64 bytes, too few"):
         ops.layer.decoders(**{**there, "stack": short})
