@@ -6,6 +6,7 @@
   tokens per second from the first prompt to the last token. The loop gets all prompts as one array and knows their
   ends; the engine gets requests;
 - uneven: decode of rows of very different lengths, beside as many rows of their mean length;
+- adapters: decode while each row uses one of four adapters, beside the base model;
 - prefix: time to the first token of a prompt whose first 4,096 tokens are cached, beside a prompt without a prefix hit;
   again with new lengths, for which MLX may have to compile.
 
@@ -19,7 +20,8 @@ import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from lora import write_adapter
 from mlx.utils import tree_map
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import _get_classes, load_model, save_model
@@ -35,6 +38,7 @@ from shapes import SHAPES, Shape
 
 from localllm.backends import mlx
 from localllm.engine.engine import Engine
+from localllm.engine.lora import Adapter
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Delta, Request
@@ -44,6 +48,8 @@ CONTEXT = 128  # tokens
 STEPS = 64
 WARMUP = 8  # steps
 PREFIX = 4096  # tokens
+ADAPTERS = 4
+RANK = 16
 QUESTION = 16  # tokens after the prefix
 
 
@@ -86,7 +92,8 @@ class Bench:
         self.device = device.name
         self.pairs = pairs
         self.counts = counts
-        self._folder = folder
+        self.folder = folder
+        self.shape = shape
         self._quant = quant
         self.title = f"mlx {shape} {'bf16' if quant == 'none' else quant}"
         options = LoadOptions(context=2 * PREFIX, max_rows=max(counts), cache_bytes=2**34, quant=quant)
@@ -94,7 +101,7 @@ class Bench:
 
     @cached_property
     def peer(self) -> nn.Module:
-        model = load_model(self._folder)[0]
+        model = load_model(self.folder)[0]
         if self._quant != "none":
             nn.quantize(model, 64, {"int8": 8, "int4": 4}[self._quant])
         return model
@@ -139,13 +146,16 @@ def decode(bench: Bench) -> Iterator[Row]:
         yield bench.row(f"prompts and decode {count} x {CONTEXT}", localllm.overall, peer.overall)
 
 
-def engine_rates(runner: Runner, lengths: list[int]) -> Rates:
-    """The rates of rows with different prompts of these lengths."""
+def engine_rates(runner: Runner, lengths: list[int], adapters: Sequence[Adapter] = ()) -> Rates:
+    """The rates of rows with different prompts of these lengths. The rows take turns in the use of the adapters."""
     engine = Engine(SharedRunner(runner))
+    for adapter in adapters:
+        engine.register_adapter(adapter)
     rng = np.random.default_rng()
     for index, length in enumerate(lengths):
         prompt = rng.integers(3, runner.spec.vocab_size, length).tolist()
-        engine.submit(Request(str(index), tuple(prompt), STEPS + WARMUP + 1))
+        adapter = adapters[index % len(adapters)] if adapters else None
+        engine.submit(Request(str(index), tuple(prompt), STEPS + WARMUP + 1, adapter=adapter))
     began = time.perf_counter()
     tokens = Counter[str]()  # of each request
     while len(tokens) < len(lengths) or min(tokens.values()) < WARMUP:
@@ -178,7 +188,9 @@ class SharedRunner:
     def __init__(self, runner: Runner) -> None:
         self.spec = runner.spec
         self.run = runner.run
+        self.prepare_adapter = runner.prepare_adapter
         self.load_adapter = runner.load_adapter
+        self.forget_adapter = runner.forget_adapter
 
     def close(self) -> None:
         pass
@@ -222,6 +234,23 @@ def uneven(bench: Bench) -> Iterator[Row]:
     yield bench.row(f"decode {count} rows of 64…2048 tokens, peer: all of {mean}", localllm.steady, peer.steady)
 
 
+def with_adapters(bench: Bench) -> Iterator[Row]:
+    count = max(bench.counts)
+    adapters = []
+    for number in range(ADAPTERS):
+        folder = bench.folder / f"adapter-{number}"
+        folder.mkdir()
+        adapters.append(replace(write_adapter(SHAPES[bench.shape], RANK, folder), name=folder.name))
+    localllm, base = alternate(
+        bench.pairs,
+        lambda: engine_rates(bench.runner, [CONTEXT] * count, adapters),
+        lambda: engine_rates(bench.runner, [CONTEXT] * count),
+    )
+    label = f"{count} x {CONTEXT}, {ADAPTERS} adapters of rank {RANK}, peer: base model"
+    yield bench.row(f"decode {label}", localllm.steady, base.steady)
+    yield bench.row(f"prompts and decode {label}", localllm.overall, base.overall)
+
+
 def first_tokens(bench: Bench, length: int, less: int) -> tuple[float, float]:
     """Seconds to the first token without a prefix hit of `length` tokens, then with a hit of `length - less` tokens."""
     rng = np.random.default_rng()
@@ -252,6 +281,7 @@ def prefix(bench: Bench) -> Iterator[Row]:
 PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "decode": decode,
     "uneven": uneven,
+    "adapters": with_adapters,
     "prefix": prefix,
 }
 
