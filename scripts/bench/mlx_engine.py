@@ -56,6 +56,7 @@ QUESTION = 16  # tokens after the prefix
 def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    arguments.add_argument("--layers", type=int, default=0, help="number of layers; 0: all of the shape")
     arguments.add_argument("--rows", default="1,2,8,32")
     arguments.add_argument("--parts", default=",".join(PARTS))
     arguments.add_argument("--pairs", type=int, default=5)
@@ -64,8 +65,13 @@ def main() -> None:
     options = arguments.parse_args()
     counts = [int(count) for count in options.rows.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        checkpoint(SHAPES[options.shape], Path(folder))
-        bench = Bench(Path(folder), options.shape, options.quant, options.pairs, counts)
+        shape = SHAPES[options.shape]
+        name = options.shape
+        if options.layers:
+            shape = replace(shape, layers=options.layers)
+            name = f"{name} {options.layers} layers"
+        checkpoint(shape, Path(folder))
+        bench = Bench(Path(folder), shape, name, options.quant, options.pairs, counts)
         for part in options.parts.split(","):
             for figure in PARTS[part](bench):
                 save(options.save, [figure], part=True)  # at once: a later measurement may fail
@@ -86,7 +92,7 @@ def checkpoint(shape: Shape, folder: Path) -> None:
 class Bench:
     """One model, loaded by localllm and by mlx-lm, and the parameters of the measurements."""
 
-    def __init__(self, folder: Path, shape: str, quant: Any, pairs: int, counts: list[int]) -> None:
+    def __init__(self, folder: Path, shape: Shape, name: str, quant: Any, pairs: int, counts: list[int]) -> None:
         device = mlx.probe()
         assert isinstance(device, DeviceInfo)
         self.device = device.name
@@ -95,7 +101,7 @@ class Bench:
         self.folder = folder
         self.shape = shape
         self._quant = quant
-        self.title = f"mlx {shape} {'bf16' if quant == 'none' else quant}"
+        self.title = f"mlx {name} {'bf16' if quant == 'none' else quant}"
         options = LoadOptions(context=2 * PREFIX, max_rows=max(counts), cache_bytes=2**34, quant=quant)
         self.runner = mlx.open(read_model(folder), options)
 
@@ -240,7 +246,7 @@ def with_adapters(bench: Bench) -> Iterator[Row]:
     for number in range(ADAPTERS):
         folder = bench.folder / f"adapter-{number}"
         folder.mkdir()
-        adapters.append(replace(write_adapter(SHAPES[bench.shape], RANK, folder), name=folder.name))
+        adapters.append(replace(write_adapter(bench.shape, RANK, folder), name=folder.name))
     localllm, base = alternate(
         bench.pairs,
         lambda: engine_rates(bench.runner, [CONTEXT] * count, adapters),
