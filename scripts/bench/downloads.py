@@ -1,14 +1,14 @@
 """Downloads from a hub on loopback: localllm beside aria2c and huggingface_hub, interleaved.
 
-Usage: python scripts/bench/downloads.py [--size GIB] [--small COUNT] [--rounds N]
+Usage: python scripts/bench/downloads.py [--size GIB] [--small COUNT] [--rounds N] [--save NAME]
 
-One row for each program: seconds, MB/s and the largest resident memory. The server is a process of its own that sends
-files with sendfile. All programs write to the same disk; the programs are compared by the median of the rounds.
+`ours` is the median time of localllm, `peer` that of the other program; `ratio` is above 1 if localllm is faster. The
+server is a process of its own that sends files with sendfile. All programs write to the same disk. localllm syncs its
+files, the other programs do not.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -22,14 +22,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from rows import Row, parser, row, save
 
 BLOCK = 2**20
 COMMIT = "a" * 40
 SERVER = "server"
+OURS = "localllm"
 LARGE = "org/large"
 SMALL = "org/small"
+Names = dict[str, list[dict[str, object]]]  # repository → its files
 
 CHILD = """
 import sys
@@ -63,13 +67,14 @@ snapshot_download(sys.argv[1], max_workers=16)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", type=float, default=4.0, help="GiB of the large file set")
-    parser.add_argument("--files", type=int, default=4, help="number of large files")
-    parser.add_argument("--small", type=int, default=20_000, help="number of small files")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--size", type=float, default=4.0, help="GiB of the large file set")
+    options.add_argument("--files", type=int, default=4, help="number of large files")
+    options.add_argument("--small", type=int, default=20_000, help="number of small files")
+    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--folder", type=Path, default=None, help="folder on the disk to measure")
+    options.add_argument("--save", default="", help="name of the results file; empty: only print the rows")
+    arguments = options.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         root = Path(name)
         names = {
@@ -82,7 +87,7 @@ def main() -> None:
         assert server.stdout is not None
         url = server.stdout.readline().strip()
         try:
-            measure(root, url, names, arguments.rounds)
+            measure(root, url, names, arguments.rounds, arguments.save)
         finally:
             server.kill()
             server.wait()
@@ -117,12 +122,12 @@ def make_small(folder: Path, count: int) -> list[dict[str, object]]:
     return files
 
 
-def measure(root: Path, url: str, names: dict[str, list[dict[str, object]]], rounds: int) -> None:
+def measure(root: Path, url: str, names: Names, rounds: int, saved_as: str) -> None:
     programs: list[tuple[str, str, Callable[[Path, str], list[str]]]] = [
-        ("localllm", LARGE, lambda _, repo: [sys.executable, "-c", CHILD, repo, "hashed"]),
-        ("localllm, no hashes", LARGE, lambda _, repo: [sys.executable, "-c", CHILD, repo, "unhashed"]),
+        (OURS, LARGE, lambda _, repo: [sys.executable, "-c", CHILD, repo, "hashed"]),
+        ("localllm without hashes", LARGE, lambda _, repo: [sys.executable, "-c", CHILD, repo, "unhashed"]),
         ("huggingface_hub", LARGE, lambda _, repo: [sys.executable, "-c", HUGGINGFACE_HUB, repo]),
-        ("localllm", SMALL, lambda _, repo: [sys.executable, "-c", CHILD, repo, "hashed"]),
+        (OURS, SMALL, lambda _, repo: [sys.executable, "-c", CHILD, repo, "hashed"]),
         ("huggingface_hub", SMALL, lambda _, repo: [sys.executable, "-c", HUGGINGFACE_HUB, repo]),
     ]
     if shutil.which("aria2c"):
@@ -139,12 +144,26 @@ def measure(root: Path, url: str, names: dict[str, list[dict[str, object]]], rou
                 results.setdefault((name, repo), []).append(run(command(target, repo), target, url))
                 shutil.rmtree(target)
                 os.sync()
+    save(saved_as, make_rows(results, names))
+
+
+def make_rows(results: dict[tuple[str, str], list[tuple[float, float]]], names: Names) -> Iterator[Row]:
+    """One row for each program beside localllm: median seconds, and the largest resident memory of localllm in MiB."""
     for (name, repo), values in results.items():
-        seconds = statistics.median(value[0] for value in values)
-        memory = max(value[1] for value in values)
+        if name == OURS:
+            continue
+        mine = results[OURS, repo]
+        seconds = statistics.median(value[0] for value in mine)
+        peer = statistics.median(value[0] for value in values)
         total = sum(int(str(file["size"])) for file in names[repo])
-        label = f"{len(names[repo])} files, {total / 2**20:.0f} MiB"
-        print(f"{name:24} {label:24} {seconds:8.2f} s {total / seconds / 1e6:8.0f} MB/s {memory:6.0f} MiB resident")
+        yield row(
+            f"download of {len(names[repo])} files, {total / 2**20:.0f} MiB, beside {name}",
+            seconds,
+            "s",
+            peer=round(peer, 2),
+            ratio=peer / seconds,
+            resident_mib=round(max(value[1] for value in mine)),
+        )
 
 
 def aria2c(addresses: Path, target: Path) -> list[str]:
