@@ -21,14 +21,20 @@ from localllm.app.store.transfer.policy import Policy
 from localllm.app.store.transfer.transfer import Transfer
 
 
-def download(repository: Repository, policy: Policy, disk: Disk) -> None:
-    """The part of `localllm pull` behind the metadata."""
+def download(repository: Repository, policy: Policy, disk: Disk) -> int:
+    """The part of `localllm pull` behind the metadata. Returns the number of bytes that arrived."""
     with lock.locked(repository.folder, disk, lambda: None):
         transfer = Transfer(repository.folder, repository.files, policy=policy, credentials=Credentials(), disk=disk)
         transfer.fetch([file for file in repository.files if file.name == "config.json"])
         transfer.fetch([file for file in repository.files if file.name != "config.json"])
         publish.publish(repository.folder, repository.commit, transfer.blob_names, disk)
         publish.write_ref(repository.folder, "main", repository.commit, disk)
+        return transfer.progress().arrived
+
+
+def arrived_file(folder: Path) -> Path:
+    """Where a complete download writes how many bytes it requested."""
+    return folder.with_suffix(".arrived")
 
 
 def main() -> None:
@@ -40,7 +46,8 @@ def main() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            download(repository, policy, Disk())
+            arrived = download(repository, policy, Disk())
+            arrived_file(repository.folder).write_text(str(arrived))
             os._exit(0)
         time.sleep(int(line) / 1e6)
         os.kill(child, signal.SIGKILL)
