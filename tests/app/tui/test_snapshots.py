@@ -13,7 +13,7 @@ from localllm.app.tui.app import ChatApp
 from localllm.app.tui.conversation import Conversation
 from localllm.app.tui.text import clean
 
-from .fake_client import OTHER, PIRATE, PIRATE_ENTRY, POET, FakeClient
+from .fake_client import HUGE, MACHINE, OTHER, PIRATE, PIRATE_ENTRY, POET, QWEN, FakeClient
 
 ANSWER = """Use the **manager**:
 
@@ -64,6 +64,7 @@ SCENES: dict[str, tuple[list[list], Scene]] = {
     "hostile": ([[clean("\x1b[31m\u202eevil [red]x[/red] <b>y</b>")]], scene("Try to \x1b[2Jbreak it.")),
     "hints": ([], scene("slash", "s")),
     "models": ([], scene("f2")),
+    "download": ([], scene("f2", *"1.7b", "enter", "down")),
     "settings": ([], scene("f4", "tab")),
     "adapters": ([], scene("f5", "down")),
     "comparison": (
@@ -82,6 +83,8 @@ def test_screen(name: str, size: tuple[int, int], make_app: Callable[..., ChatAp
     conversation = Conversation("guide", "Be brief.", {"temperature": 0.7})
     client = FakeClient(*script)
     client.folders = [PIRATE, OTHER, POET]
+    client.machine = MACHINE
+    client.offers = [HUGE, QWEN]
     client.loaded_adapters = [PIRATE_ENTRY]
     assert snap_compare(make_app(client, conversation), terminal_size=size, run_before=play)
 
