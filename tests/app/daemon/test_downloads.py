@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ..hub import Hub, model_files, serving
-from .conftest import Daemon
+from .conftest import Daemon, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +69,30 @@ def test_catalog_names_the_machine_and_its_offers(http: httpx.Client) -> None:
     catalog = http.get("/admin/catalog", timeout=60).json()
     assert catalog["machine"]["memory"] > catalog["machine"]["free"] > 0
     assert all(offer["fit"] != "unknown" for offer in catalog["offers"] if offer["memory"])
+
+
+def test_daemon_stops_with_a_download_and_the_next_daemon_continues_it(short_folder: Callable[[], Path]) -> None:
+    folder = short_folder()
+    hub = Hub({"org/slow": model_files(48 * 2**20)}, speed=4_000_000)
+    with serving(hub):
+        env = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}
+        daemon = Daemon(folder, env=env)
+        assert daemon.url
+        with daemon.local() as client:
+            client.post("/admin/downloads", json={"name": "org/slow"})
+            wait_until(lambda: client.get("/admin/downloads").json()[0]["received"] > 24 * 2**20)
+            assert client.post("/admin/downloads/pause", json={"name": "org/slow"}).json()["state"] == "paused"
+        assert daemon.stop() == 0, daemon.log
+        (partial,) = (folder / "hub/models--org--slow/blobs").glob("*.incomplete")
+        assert partial.stat().st_size > 0
+        hub.speed = 0
+        hub.sent = 0
+        daemon = Daemon(folder, env=env)
+        assert daemon.url
+        with daemon.local() as client:
+            assert client.get("/admin/downloads").json() == []
+            client.post("/admin/downloads", json={"name": "org/slow"})
+            assert finished(client, "org/slow")["state"] == "done"
+        assert hub.sent < 48 * 2**20  # complete chunks are not sent again
+        assert daemon.stop() == 0, daemon.log
+        assert "Traceback" not in daemon.log
