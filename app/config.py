@@ -122,11 +122,12 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = 8
     adapter_rank: Annotated[int, Meta(ge=1, le=1024, description="Maximum rank of a LoRA adapter.")] = 16
     lora_backend: Annotated[
-        Literal["auto", "torch_native", "triton", "csgmv", "cpp"],
+        str,
         Meta(
             description="Kernels that compute LoRA adapters. auto: the fastest on this device; torch_native: torch's "
             "products, one adapter after the other; triton: Triton kernels, one request per tile; csgmv: Triton "
-            "kernels, tiles that join the requests of an adapter; cpp: C++ kernels (NVIDIA GPUs: decode steps)."
+            "kernels, tiles that join the requests of an adapter; cpp: C++ kernels (NVIDIA GPUs: decode steps). The "
+            "load of a model refuses a value that its device does not support."
         ),
     ] = "auto"
     host: Annotated[
