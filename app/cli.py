@@ -299,8 +299,9 @@ def list_(as_json: bool) -> int:
 def pull(names: tuple[str, ...], yes: bool, anyway: bool, limit: float, as_json: bool) -> int:
     """Download models and adapters.
 
-    NAME is org/repo or org/repo@revision on Hugging Face, or ms:org/repo on ModelScope. The files are stored in the
-    Hugging Face cache, which other programs share. Only safetensors weights are downloaded. The configuration comes
+    NAME is a short name such as qwen3:0.6b (localllm search lists them), org/repo or org/repo@revision on Hugging Face,
+    or ms:org/repo on ModelScope. The files are stored in the Hugging Face cache, which other programs share. Only
+    safetensors weights are downloaded. The configuration comes
     first: a model that no backend supports is refused before its weights. Every file is verified with the hash of the
     hub, and the model appears when all files are complete. After an interruption, run the command again to continue.
     With --json, each line of standard output is an event: plan, progress or complete.
@@ -309,7 +310,7 @@ def pull(names: tuple[str, ...], yes: bool, anyway: bool, limit: float, as_json:
 
     \b
     Examples:
-      localllm pull Qwen/Qwen3-0.6B
+      localllm pull qwen3:0.6b
       localllm pull Qwen/Qwen3-0.6B@main --limit 5
       localllm pull ms:Qwen/Qwen3-0.6B --yes
     """

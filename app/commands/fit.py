@@ -55,7 +55,7 @@ def _print(entry: Fit) -> None:
         ("weights", size(entry.weights)),
         ("adapters", size(entry.adapters)),
         ("KV cache", f"{size(entry.cache)} for {sequences}{entry.context} tokens; limit {size(entry.max_cache)}"),
-        ("reserve", f"{size(entry.reserve)} for intermediate results and graphs"),
+        ("rest", f"{size(entry.reserve)} for intermediate results, graphs and other programs"),
         ("context", f"at most {entry.largest_context} tokens{' each' if entry.parallel > 1 else ''}"),
     ]
     if entry.tokens_per_second is not None:

@@ -105,8 +105,8 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
             repair = f"localllm rm {model.id}, then localllm pull {model.id}"
             say(f"hint: {repair}" if model.revision else "hint: install localllm again" if model.bundled else "")
         else:
-            note = f", {without_hash} without a hash" if without_hash else ""
-            click.echo(f"{model.id}: {len(verdicts)} files are correct{note}")
+            note = f"; {without_hash} have no hash and are not compared" if without_hash else ""
+            click.echo(f"{model.id}: {len(verdicts) - without_hash} files are correct{note}")
     if as_json:
         click.echo(json.dumps(results, indent=2))
     return 0 if all(result["ok"] for result in results) else DAMAGED

@@ -122,7 +122,7 @@ def remote_name(text: str) -> HubName | FileAddress:
     name = expand(parse(text))
     if isinstance(name, LocalPath):
         raise InvalidRequest(
-            f"{text[:200]} is on this machine", hint="localllm import PATH adds a model to the store", param="model"
+            f"{text[:200]} is a path, not a download", hint="localllm import PATH adds a model folder", param="model"
         )
     if name is None or isinstance(name, ShortName):
         if text == GUIDE:
