@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .. import config
-from ..errors import AppError, InvalidRequest
+from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
 from ..store import cache, catalog, preferences
 from ..store.names import GUIDE, is_path, parse
@@ -195,6 +195,8 @@ def _set_alias(name: str, model: str) -> None:
         raise InvalidRequest(f"{model} is itself an alias", hint="name its model", param="model")
     text = str(Path(model).expanduser().absolute()) if is_path(model) else str(target)
     if cache.find(text, allow_path=True) is None and text != GUIDE:
+        if catalog.expand(target) is None:  # a name that pull refuses
+            raise ModelNotFound(f"model {text[:200]!r} is not on this machine", hint=cache.hint(text), param="model")
         say(f"{text} is not on this machine yet; localllm pull {text} downloads it")
     preferences.set_alias(name, text)
 

@@ -70,7 +70,7 @@ def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
         return _from_path(Path(name).expanduser())
     model = find(name)
     if model is None:
-        raise ModelNotFound(f"model {name[:200]!r} is not on this machine", hint=_hint(name), param="model")
+        raise ModelNotFound(f"model {name[:200]!r} is not on this machine", hint=hint(name), param="model")
     return model
 
 
@@ -287,7 +287,8 @@ def _similar(name: str) -> list[str]:
     return [ids[id] for id in similar]
 
 
-def _hint(name: str) -> str:
+def hint(name: str) -> str:
+    """What to do about a model that is not on this machine: the names that the user may mean, or the way to get it."""
     try:
         parsed = names.parse(name)
     except InvalidRequest as error:

@@ -42,7 +42,13 @@ def plan_removal(name: str) -> Removal:
 
 def _target(name: str) -> HubName:
     """The repository of a name, an alias, a short name or the address of a file. Raises InvalidRequest."""
-    target = catalog.expand(parse(name))
+    parsed = parse(name)
+    target = catalog.expand(parsed)
+    if target is None and isinstance(parsed, ShortName):
+        target = HubName(parsed.family, parsed.revision)  # a cached repository without an organisation
+        if parsed.tag or not target.folder.is_dir():
+            message = f"model {name[:200]!r} is not on this machine"
+            raise ModelNotFound(message, hint=cache.hint(name), param="model")
     if isinstance(target, FileAddress):
         target = HubName(target.repo)
     if isinstance(target, ShortName):

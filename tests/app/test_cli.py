@@ -81,6 +81,13 @@ def test_help_fits_100_columns_and_has_examples(name: str, capsys: pytest.Captur
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_help_of_pull_has_each_kind_of_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pull", "--help"]) == 0
+    text = capsys.readouterr().out
+    for name in ("qwen3:0.6b", "org/repo@revision", "ms:org/repo"):
+        assert name in text
+
+
 def test_examples_are_accepted() -> None:
     """Every example in a help text parses: its command and flags exist."""
     commands = [*cli.commands.values(), *LEAVES.values()]

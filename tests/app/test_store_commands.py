@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -190,6 +191,20 @@ def test_rm_accepts_short_names_and_refuses_paths(tiny: Path) -> None:
             hub.plan_removal(name)
 
 
+def test_rm_accepts_repositories_without_an_organisation(tiny: Path) -> None:
+    store_model("gpt2", tiny)
+    assert cache.find("gpt2") is not None
+    hub.plan_removal("gpt2").execute()
+    assert cache.find("gpt2") is None
+
+
+@pytest.mark.parametrize("find", [hub.plan_removal, cache.resolve])
+def test_unknown_names_have_near_matches(find: Callable[[str], object]) -> None:
+    with pytest.raises(ModelNotFound) as error:
+        find("guid")
+    assert error.value.hint == "did you mean guide?"
+
+
 def test_show_has_the_provenance_of_a_model(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store_model("org/m", tiny)
     preferences.set_alias("mine", "org/m")
@@ -221,6 +236,9 @@ def test_alias_command_adds_lists_and_removes(capsys: pytest.CaptureFixture[str]
         store.alias("tiny", None, True, False)
     store.alias("later", "org/later", False, False)
     assert "localllm pull org/later" in capsys.readouterr().err
+    with pytest.raises(ModelNotFound, match="not on this machine"):  # neither here nor a name that pull accepts
+        store.alias("never", "nosuch", False, False)
+    assert "never" not in preferences.read().aliases
 
 
 def test_search_lists_the_catalog_without_a_network(capsys: pytest.CaptureFixture[str]) -> None:
