@@ -92,6 +92,8 @@ class AdapterPool:
 
     def begin(self, adapter: Adapter) -> None:
         """Count one more request or registration in progress. It keeps the adapter in memory until `end` is called."""
+        if not self._requests[adapter]:
+            self._errors.pop(adapter, None)  # the request of a failed load may have ended before the load
         self._requests[adapter] += 1
 
     def end(self, adapter: Adapter) -> None:

@@ -149,6 +149,21 @@ def test_the_error_of_a_load_is_for_the_request_that_waits() -> None:
     assert pool.acquire(A) == 1
 
 
+def test_the_error_of_a_load_ends_with_its_cancelled_request() -> None:
+    loads = Loads(1, 1, delayed=True)
+    pool = loads.pool
+    loads.broken = frozenset("a")
+    pool.begin(A)
+    assert pool.acquire(A) is None
+    pool.end(A)
+    loads.end(A)
+    loads.broken = frozenset()
+    pool.begin(A)
+    assert pool.acquire(A) is None, "a later request loads the adapter again"
+    loads.end(A)
+    assert pool.acquire(A) == 1
+
+
 def test_fitting_slots_count_the_slot_of_the_base_model() -> None:
     assert [fitting_slots(8, 10, free) for free in (0, 19, 20, 55, 90, 1000)] == [0, 0, 1, 4, 8, 8]
     assert fitting_slots(0, 10, 1000) == 0
