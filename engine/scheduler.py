@@ -66,7 +66,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()  # sequences without a lease, oldest first
         self._launched: deque[Launched] = deque()  # steps that are not committed yet, at most two
         self._ended: list[Delta] = []  # the last deltas of requests that ended outside a step
-        self._blocked = False  # True: the first waiting sequence did not fit, and nothing was freed since then
+        self._blocked = False  # True: no waiting sequence can start until something is freed
         self._stats = Stats(cache_tokens=cache.total_tokens)
 
     @property
@@ -287,7 +287,7 @@ class Scheduler:
         if lease is None:
             if sequence.request.adapter is not None:
                 self._adapters.release(sequence.request.adapter)
-            self._blocked = True
+            self._blocked = not self._adapters.is_loading  # an earlier sequence may start when its load ends
             return None
         del self._waiting[index]
         for earlier in islice(self._waiting, index):

@@ -10,8 +10,11 @@ import pytest
 
 from localllm.engine import scheduler
 from localllm.engine.engine import Engine
-from localllm.engine.lora import Adapter
+from localllm.engine.kv import KVCache
+from localllm.engine.lora import Adapter, AdapterPool
 from localllm.engine.request import Request
+from localllm.engine.runner import CacheGroup
+from localllm.engine.scheduler import Scheduler
 
 from .token_device import SPEC, App, TokenDevice, finish_all, outputs, solo, start
 
@@ -243,3 +246,26 @@ def test_a_slot_is_loaded_after_the_steps_that_read_it() -> None:
     b = Request("b", (3, 4), 3, adapter=B)
     engine.submit(b)
     assert outputs(finish_all(engine))["b"] == solo(b, spec)
+
+
+def test_a_later_request_without_memory_does_not_delay_one_whose_load_ends() -> None:
+    spec = replace(TWO_SLOTS, groups=(CacheGroup(4, 12),))
+    device = TokenDevice(spec)
+    device.prepare_adapter(A)
+    pool = AdapterPool(2, 2, device.load_adapter)  # a load ends when the test calls `loaded`
+    pool.register(A)
+    scheduler = Scheduler(spec, KVCache(spec), pool)
+
+    def step() -> set[str]:
+        batch = scheduler.schedule()
+        assert batch is not None
+        return {delta.request_id for delta in scheduler.commit(device.run(batch).result())}
+
+    scheduler.add(Request("stream", tuple(range(12)), 20))
+    assert step() == {"stream"}
+    scheduler.add(Request("adapted", (4, 5), 2, adapter=A))
+    scheduler.add(Request("large", tuple(range(40, 84)), 2))
+    assert step() == {"stream"}
+    assert scheduler.stats().waiting == 2
+    pool.loaded(A)
+    assert step() == {"stream", "adapted"}
