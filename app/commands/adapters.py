@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ..sizes import size
 from ..store import cache
 from ..store.names import is_path
 from .console import say, table
+from .removal import carry_out
 
 
 def list_adapters(as_json: bool) -> int:
@@ -127,18 +127,4 @@ def remove(name: str, yes: bool, as_json: bool) -> int:
     from ..store import hub
 
     plan = hub.plan_adapter_removal(name)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise InvalidRequest(
-                "localllm adapters rm needs a terminal to ask for confirmation",
-                hint="add --yes to delete without confirmation",
-            )
-        if not click.confirm(f"Delete {plan.name} and free {size(plan.frees)}?", err=True):
-            say("deleted nothing")
-            return 1
-    plan.execute()
-    if as_json:
-        click.echo(json.dumps({"deleted": plan.name, "freed": plan.frees}))
-    else:
-        say(f"deleted {plan.name}; freed {size(plan.frees)}")
-    return 0
+    return carry_out(plan, "localllm adapters rm", yes=yes, as_json=as_json)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import click
 
 from .. import config
-from ..errors import InvalidRequest
 from ..sizes import size
 from ..store import cache
 from .console import say, table
+from .removal import carry_out
 
 
 def list_models(as_json: bool) -> int:
@@ -70,17 +69,4 @@ def remove(name: str, packed: bool, yes: bool, as_json: bool) -> int:
     from ..store import hub
 
     plan = hub.plan_packed_removal(name) if packed else hub.plan_removal(name)
-    if not yes:
-        if not sys.stdin.isatty():
-            raise InvalidRequest(
-                "localllm rm needs a terminal to ask for confirmation", hint="add --yes to delete without confirmation"
-            )
-        if not click.confirm(f"Delete {plan.name} and free {size(plan.frees)}?", err=True):
-            say("deleted nothing")
-            return 1
-    plan.execute()
-    if as_json:
-        click.echo(json.dumps({"deleted": plan.name, "freed": plan.frees}))
-    else:
-        say(f"deleted {plan.name}; freed {size(plan.frees)}")
-    return 0
+    return carry_out(plan, "localllm rm", yes=yes, as_json=as_json)

@@ -202,7 +202,7 @@ def _set_alias(name: str, model: str) -> None:
 
 
 def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> int:
-    """Print the entries of the catalog, and with words also models on Hugging Face, whose names have the words."""
+    """Print the entries of the catalog. With search words, also print the models on Hugging Face with these words."""
     config.load()
     from ..store.searching import search_catalog, search_hub
 

@@ -1,4 +1,4 @@
-"""The result of `localllm inspect`: what a model or an adapter is, and whether this machine runs it.
+"""The result of `localllm inspect`: the facts about a model or an adapter, and the backends that run it.
 
 The classes convert to JSON with dataclasses.asdict, and back with msgspec.convert.
 """

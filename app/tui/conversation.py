@@ -113,7 +113,7 @@ class Conversation:
         self.leaf = leaf
 
     def request(self, answer: Message) -> list[dict[str, Any]]:
-        """The messages of a request for `answer`. A question whose answer is empty is omitted, and so is the answer.
+        """The messages of a request for `answer`. A question with an empty answer is omitted, and so is the answer.
 
         If only the answer were omitted, two user messages would follow each other: many chat templates reject that.
         """

@@ -1,4 +1,4 @@
-"""The KV memory of a runner: groups, whose rows are being computed, and the pool of pages that sequences share."""
+"""The KV memory of a runner: the groups of rows in computation, and the pool of pages that sequences share."""
 
 from __future__ import annotations
 

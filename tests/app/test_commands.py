@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from localllm.app.client import Done, LoadedModel, LoadFlags, ReasoningPiece, TextPiece, ToolCall, Usage
-from localllm.app.commands import bench, chat, console, daemon, models, run, selftest, session, settings
+from localllm.app.commands import bench, chat, console, daemon, models, removal, run, selftest, session, settings
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
 from localllm.app.store import listing, preferences
@@ -369,8 +369,8 @@ def test_rm_deletes_nothing_without_confirmation(
     for kind in ("plan_packed_removal", "plan_removal"):
         plan = hub.Removal("m", 10, lambda kind=kind: deleted.append(kind))
         monkeypatch.setattr(hub, kind, lambda name, plan=plan: plan)
-    monkeypatch.setattr(models.sys, "stdin", Piped(terminal=terminal))
-    monkeypatch.setattr(models.click, "confirm", lambda *_, **__: agrees)
+    monkeypatch.setattr(removal.sys, "stdin", Piped(terminal=terminal))
+    monkeypatch.setattr(removal.click, "confirm", lambda *_, **__: agrees)
     if code is None:
         with pytest.raises(InvalidRequest) as refused:
             models.remove("m", packed, yes, False)

@@ -87,7 +87,7 @@ def _line(payload: str) -> bytes:
 
 
 def _payloads(text: bytes) -> Iterator[str]:
-    """The lines whose check is right, without the check."""
+    """The undamaged lines of the journal, without their checks."""
     for line in text.split(b"\n"):
         payload, _, check = line.rpartition(b" ")
         if payload and check == b"%08x" % zlib.crc32(payload):

@@ -26,7 +26,7 @@ class Policy:
     first_wait: float = 0.5  # before the second attempt; doubles each time
     longest_wait: float = 20.0
     longest_retry_after: float = 300.0  # a server that asks for more is an error
-    content_attempts: int = 3  # downloads of one file whose hash is wrong
+    content_attempts: int = 3  # maximum downloads of one file with a wrong hash
     bandwidth: int = 0  # bytes/s of all connections; 0: no limit
     sync_interval: float = 2.0  # between two writes of received data to the disk
     tick: float = 0.1  # between two progress events

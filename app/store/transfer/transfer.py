@@ -205,7 +205,7 @@ class Transfer:
 
 
 def _close(jobs: Sequence[Job]) -> None:
-    """Close partial files. A file whose content is wrong to the end is deleted."""
+    """Close partial files. A file with a wrong hash after all attempts is deleted."""
     for job in jobs:
         if job.partial is None:
             continue

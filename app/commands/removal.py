@@ -1,0 +1,37 @@
+"""Confirms and carries out a planned deletion: the common part of `localllm rm` and `localllm adapters rm`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from ..errors import InvalidRequest
+from ..sizes import size
+from .console import say
+
+if TYPE_CHECKING:
+    from ..store.hub import Removal
+
+
+def carry_out(plan: Removal, command: str, *, yes: bool, as_json: bool) -> int:
+    """Delete the files of a plan, after a confirmation unless `yes`. The result is the exit code.
+
+    `command` is the name of the command in the error message. Raises InvalidRequest if no terminal can confirm.
+    """
+    if not yes:
+        if not sys.stdin.isatty():
+            raise InvalidRequest(
+                f"{command} needs a terminal to ask for confirmation", hint="add --yes to delete without confirmation"
+            )
+        if not click.confirm(f"Delete {plan.name} and free {size(plan.frees)}?", err=True):
+            say("deleted nothing")
+            return 1
+    plan.execute()
+    if as_json:
+        click.echo(json.dumps({"deleted": plan.name, "freed": plan.frees}))
+    else:
+        say(f"deleted {plan.name}; freed {size(plan.frees)}")
+    return 0
