@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import Screen
-from textual.worker import Worker, WorkerCancelled, WorkerFailed
 
 from ...errors import AppError, InvalidRequest, StorageFailed
 from .. import commands, selection
@@ -19,16 +17,14 @@ from ..connection import Connection
 from ..conversation import Conversation, Message
 from ..history.recorder import Recorder
 from ..text import visible
-from .answer import Channel, sentence
-from .answer import run as run_answer
-from .compare import CompareScreen
+from .answer import sentence
+from .answering import Answering
 from .dispatch import execute
 from .dock import Dock
 from .header import Header
 from .message import MessageView
 from .messages import Messages
 from .prompt import Prompt
-from .rate import Rate
 from .status import Figures, StatusLine
 from .welcome import welcome
 
@@ -62,10 +58,7 @@ class ChatScreen(Screen[None]):
         self.recorder = recorder
         self.conversation = conversation
         self.folder = folder
-        self._clock = clock
-        self._answer_worker: Worker[None] | None = None
-        self._comparison: CompareScreen | None = None
-        self._rate = 0.0
+        self._answering = Answering(self, clock)
         self._unsaved = False
 
     def compose(self) -> ComposeResult:
@@ -75,16 +68,15 @@ class ChatScreen(Screen[None]):
 
     def on_mount(self) -> None:
         self.query_one(Prompt).focus()
-        self.connection.on_change = self._update_figures
-        self._update_figures()
+        self.connection.on_change = self.update_figures
+        self.update_figures()
         self.use_model(self.conversation.model)
 
     # Section: questions and answers
 
     @property
     def is_answering(self) -> bool:
-        is_comparing = self._comparison is not None and self._comparison.is_answering
-        return is_comparing or (self._answer_worker is not None and self._answer_worker.is_running)
+        return self._answering.is_running
 
     def ask(self, text: str) -> bool:
         """Send a question at the end of the current branch, or as an alternative of the edited question.
@@ -115,87 +107,11 @@ class ChatScreen(Screen[None]):
         dock = self.query_one(Dock)
         other_adapter = dock.other_adapter
         dock.leave()
-        answer = self.conversation.add("assistant", parent=question.index)
-        if other_adapter is None:
-            self._answer_worker = self._run(self.conversation, answer)
-            return
-        other = self.conversation.add("assistant", parent=question.index)
-        other.adapter = other_adapter
-        self._compare(self.conversation, (answer, other))
-
-    @work
-    async def _compare(self, conversation: Conversation, pair: tuple[Message, Message]) -> None:
-        """Show two answers side by side. The conversation goes on with the one that the user chooses."""
-
-        async def go_on(answer: Message | None) -> None:
-            assert answer is not None
-            self._comparison = None
-            conversation.show(answer)
-            conversation.adapter = answer.adapter
-            if conversation is self.conversation:
-                await self.query_one(Messages).show(conversation)
-                await self.save()
-
-        await self.save()
-        self._comparison = CompareScreen(self.connection, conversation, pair, self._clock)
-        self.app.push_screen(self._comparison, go_on)
-
-    @work(group="answer")
-    async def _run(self, conversation: Conversation, answer: Message) -> None:
-        messages = self.query_one(Messages)
-        try:
-            await messages.show(conversation)
-            await self.save()
-            await run_answer(
-                self.connection,
-                conversation,
-                answer,
-                self._text_callback(messages, answer),
-                conversation.parameters,
-            )
-        finally:
-            answer.finish = answer.finish or "stopped"
-            self._rate = 0.0
-            if (view := messages.view(answer)) is not None:
-                await view.end()
-            await self.save()
-            self._answer_worker = None
-            self._update_figures()
-        if answer.finish in ("stop", "length"):
-            await self._refresh_figures()
-
-    def _text_callback(self, messages: Messages, answer: Message) -> Callable[[Channel, str], None]:
-        """A callback that shows each addition to an answer and updates its rate."""
-        view = messages.view(answer)
-        rate = Rate(self._clock)
-
-        def show(channel: Channel, text: str) -> None:
-            is_new = rate.add()
-            if view is not None:
-                view.append(channel, text)
-                if rate.additions == 1:
-                    view.refresh_notes(view.place)
-            if is_new:
-                self._rate = rate.value
-                self._update_status()
-
-        return show
-
-    async def _refresh_figures(self) -> None:
-        """Update the figures of the status line. An error only changes the shown state: the answer is complete."""
-        try:
-            await self.connection.refresh()
-        except AppError as error:
-            self.connection.lost(error)
+        self._answering.start(question, other_adapter)
 
     async def stop(self) -> None:
         """Stop the running answer, or both answers of a comparison, and save the text so far."""
-        if self._comparison is not None:
-            await self._comparison.stop()
-        if (worker := self._answer_worker) is not None:
-            worker.cancel()
-            with suppress(WorkerCancelled, WorkerFailed):
-                await worker.wait()
+        await self._answering.stop()
 
     def _is_busy(self) -> bool:
         if self.is_answering:
@@ -213,7 +129,7 @@ class ChatScreen(Screen[None]):
             if not self._unsaved:
                 self.say(f"{error.message} {error.hint}", severity="warning")
             self._unsaved = True
-        self._update_figures()
+        self.update_figures()
 
     async def begin(self, conversation: Conversation) -> None:
         """Switch to another conversation."""
@@ -223,7 +139,7 @@ class ChatScreen(Screen[None]):
         self.conversation = conversation
         self.query_one(Dock).leave()
         await self.query_one(Messages).show(conversation)
-        self._update_figures()
+        self.update_figures()
         self.query_one(Prompt).focus()
         if changed:
             self.use_model(conversation.model)
@@ -264,7 +180,7 @@ class ChatScreen(Screen[None]):
             self.conversation.model = model
             self.say(f"Now using {model}.{self._unset_adapter()}")
             await self.save()
-        self._update_figures()
+        self.update_figures()
 
     def _unset_adapter(self) -> str:
         """Unset an adapter that the model does not have. Returns a sentence about it; empty: nothing was unset."""
@@ -286,7 +202,7 @@ class ChatScreen(Screen[None]):
                     self.say(entry.warning, severity="warning")
         else:
             self.say("The next answer uses the base model alone.")
-        self._update_figures()
+        self.update_figures()
 
     # Section: keys and events
 
@@ -367,8 +283,8 @@ class ChatScreen(Screen[None]):
         """Handle Esc: close the completions, cancel the special purpose of the prompt, or stop the answer."""
         dock = self.query_one(Dock)
         is_handled = dock.close_hints() or dock.leave()
-        if not is_handled and self._answer_worker is not None:
-            self._answer_worker.cancel()
+        if not is_handled:
+            self._answering.cancel()
         self.query_one(Prompt).focus()
 
     def action_scroll_messages(self, pages: int) -> None:
@@ -391,16 +307,16 @@ class ChatScreen(Screen[None]):
     def say(self, words: str, *, severity: str = "information", title: str = "") -> None:
         self.app.notify(visible(words), severity=severity, title=title, markup=False)  # type: ignore[arg-type]
 
-    def _update_figures(self) -> None:
+    def update_figures(self) -> None:
         """Update header, welcome text and status line."""
         conversation = self.conversation
         connection = self.connection
         bundled = connection.is_bundled(conversation.model)
         self.query_one(Header).show(conversation.model, bundled, conversation.title)
         self.query_one(Messages).welcome(welcome(conversation.model, bundled))
-        self._update_status()
+        self.update_status()
 
-    def _update_status(self) -> None:
+    def update_status(self) -> None:
         conversation = self.conversation
         connection = self.connection
         answers = [message for message in conversation.path() if message.prompt_tokens]
@@ -412,7 +328,7 @@ class ChatScreen(Screen[None]):
                 connection.running(conversation.model),
                 connection.context(conversation.model),
                 answers[-1] if answers else None,
-                self._rate,
+                self._answering.rate,
                 self._unsaved,
             )
         )
