@@ -20,6 +20,8 @@ import msgspec
 import msgspec.inspect
 from msgspec import Meta
 
+from ..kernels.gpu_limits import VARIABLES as GPU_VARIABLES
+from ..kernels.gpu_limits import LimitRefused, read_limits
 from . import paths
 from .errors import ConfigError
 
@@ -29,7 +31,7 @@ DEFAULT_PORT = 11811
 
 # Variables that start with LOCALLLM_ but are not settings: app/paths.py reads the first two, the kernels the others.
 PATH_VARIABLES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})
-KERNEL_VARIABLES = frozenset("LOCALLLM_CPU_LIBRARY LOCALLLM_CPU_LANE LOCALLLM_CUDA_LIBRARY".split())
+KERNEL_VARIABLES = frozenset({"LOCALLLM_CPU_LIBRARY", "LOCALLLM_CPU_LANE", "LOCALLLM_CUDA_LIBRARY", *GPU_VARIABLES})
 # Settings that decide how a model is loaded. The daemon reads them once, when it starts.
 LOADING = tuple(
     "backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads adapter_slots "
@@ -277,8 +279,17 @@ def explain(
     settings, origin = _read(Settings, values, described)
     variables = {setting.name: setting for setting in describe_developer()}
     developer, _ = _read(Developer, _from_variables(env, DEVELOPER_PREFIX, variables), variables)
+    _check_gpu_limits(env)
     flags = tuple(name for name, value in (overrides or {}).items() if value is not None)
     return msgspec.structs.replace(settings, developer=developer, flags=flags), origin
+
+
+def _check_gpu_limits(env: Mapping[str, str]) -> None:
+    """Raises ConfigError for an invalid limit of the GPU, which the kernels read."""
+    try:
+        read_limits(env)
+    except LimitRefused as error:
+        raise ConfigError(str(error), hint="docs/add-a-kernel.md describes the variables that imitate a GPU") from None
 
 
 def _read(

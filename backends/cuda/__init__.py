@@ -9,6 +9,7 @@ from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
+from ...kernels.gpu_limits import gpu_limits
 from ...kernels.library import LibraryMissing, find_cuda_library, find_library
 from ..pytorch.models import accepts as accepted_by_torch
 from .driver import Driver, DriverFailed
@@ -31,6 +32,9 @@ def probe() -> DeviceInfo | Unavailable:
     if problem:
         return Unavailable(name, f"{gpu.name} is present, but {problem}")
     features = {"compute capability": capability, "GPUs": f"{gpu.count}, the first is used"}
+    limits = gpu_limits().describe()
+    if limits:
+        features["imitated GPU"] = limits
     return DeviceInfo(name, gpu.name, gpu.memory, gpu.free, features | _kernels())
 
 

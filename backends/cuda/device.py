@@ -16,6 +16,7 @@ from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
+from ...kernels.gpu_limits import gpu_limits
 from ...kernels.library import find_cuda_library
 from ...kernels.ops import Ops
 from ...kernels.ops.layer import Layer
@@ -70,7 +71,7 @@ WORKSPACE = 2**30
 
 def _versions() -> Iterator[str]:
     """Versions that a self-test's verdicts depend on, in addition to those of torch and the GPU: the versions of the
-    driver, Triton and the CUDA C++ kernels."""
+    driver, Triton and the CUDA C++ kernels, and the limits of gpu_limits."""
     yield Driver().version()
     if find_spec("triton") is None:
         yield "no Triton"
@@ -80,10 +81,12 @@ def _versions() -> Iterator[str]:
         yield triton.__version__
     if not MISSING:
         yield hashlib.sha256(find_cuda_library().read_bytes()).hexdigest()
+    yield from filter(None, [gpu_limits().describe()])
 
 
 def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model on the first GPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
+    _limit_allocator()
     free = _free()
     dtype = _dtype(files)
     warnings = (f"the CUDA C++ kernels are not used (slower): {MISSING}",) if MISSING else ()
@@ -106,8 +109,18 @@ def plan_on_cuda(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
 def _free() -> int:
     """Bytes of free GPU memory for a model."""
     torch.cuda.init()
-    free, _ = torch.cuda.mem_get_info()
+    free, _ = gpu_limits().limit_memory(*torch.cuda.mem_get_info())
     return max(0, free - WORKSPACE)
+
+
+def _limit_allocator() -> None:
+    """Make torch run out of memory at the limit of gpu_limits, if there is one."""
+    torch.cuda.init()
+    free, total = torch.cuda.mem_get_info()
+    limits = gpu_limits()
+    if limits.memory is not None:
+        limited, _ = limits.limit_memory(free, total)
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + limited) / total)
 
 
 def _dtype(files: ModelFiles) -> torch.dtype:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ...kernels.gpu_limits import LimitRefused, gpu_limits
+
+_PROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
 _MINOR = 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…
+_SHARED = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 
 
 class DriverFailed(Exception):
@@ -15,7 +19,7 @@ class DriverFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """The first GPU, and the number of GPUs."""
+    """The first GPU with the limits of gpu_limits, and the number of GPUs."""
 
     name: str
     count: int  # number of GPUs
@@ -51,7 +55,7 @@ class Driver:
         return f"CUDA {cuda.value}"
 
     def first(self) -> Gpu:
-        """GPU 0 of CUDA. Raises DriverFailed if there is no GPU."""
+        """GPU 0 of CUDA. Raises DriverFailed if there is no GPU, or if it does not reach a limit of gpu_limits."""
         count = ctypes.c_int()
         self._cuda.cuDeviceGetCount(ctypes.byref(count))
         if count.value == 0:
@@ -60,8 +64,25 @@ class Driver:
         self._cuda.cuDeviceGetName(title, len(title), 0)
         total = ctypes.c_size_t()
         self._cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0)
-        capability = self._attribute(_MAJOR), self._attribute(_MINOR)
-        return Gpu(title.value.decode(errors="replace"), count.value, capability, total.value, self._free(total.value))
+        gpu = Gpu(
+            title.value.decode(errors="replace"),
+            count.value,
+            (self._attribute(_MAJOR), self._attribute(_MINOR)),
+            total.value,
+            self._free(total.value),
+        )
+        try:
+            return self._limited(gpu)
+        except LimitRefused as error:
+            raise DriverFailed(str(error)) from None
+
+    def _limited(self, gpu: Gpu) -> Gpu:
+        """`gpu` with the limits of gpu_limits. Raises LimitRefused if the GPU does not reach one of them."""
+        limits = gpu_limits()
+        limits.limit_processors(self._attribute(_PROCESSORS))
+        limits.limit_shared(self._attribute(_SHARED))
+        free, memory = limits.limit_memory(gpu.free, gpu.memory)
+        return replace(gpu, capability=limits.limit_capability(gpu.capability), memory=memory, free=free)
 
     def _attribute(self, number: int) -> int:
         value = ctypes.c_int()

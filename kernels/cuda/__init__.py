@@ -6,7 +6,10 @@ activations, RoPE and the embedding.
 
 from __future__ import annotations
 
+import torch
+
 from .. import cpu  # noqa: F401  its library defines the schemas of ops that both libraries implement
+from ..gpu_limits import gpu_limits
 from ..library import find_cuda_library, load_ops
 
 # Ops that only this library defines. extend_attention is not listed: it exists only in builds for Hopper.
@@ -15,6 +18,7 @@ CUDA_OPS = (
     "decode_attention",
     "decoder_step",
     "decoder_step_shared_bytes",
+    "limit_gpu",
     "lora_expand",
     "lora_shrink",
     "small_batch",
@@ -23,3 +27,13 @@ CUDA_OPS = (
 )
 
 load_ops(find_cuda_library(), CUDA_OPS, "make build CUDA=1")
+
+
+def _limit_gpu() -> None:
+    """Pass the limits of gpu_limits to the library."""
+    limits = gpu_limits()
+    capability = limits.capability or (0, 0)
+    torch.ops.localllm.limit_gpu.default(*capability, limits.processors or 0, limits.shared or 0)
+
+
+_limit_gpu()

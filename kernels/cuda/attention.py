@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from functools import cache
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from ..gpu_properties import gpu_properties
 from ..ops.attention import Rows
 from .attention_extend import extend, loads_aligned
 from .attention_extend import supports as supports_prefill
@@ -72,9 +72,4 @@ def _supports_cache(pages: Tensor, dtype: torch.dtype, dim: int) -> bool:
     if pages.dtype == dtype:
         return True
     fp8 = pages.dtype == torch.float8_e4m3fn and dim == FP8_DIM
-    return fp8 and _capability(pages.device) >= CONVERTING
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+    return fp8 and gpu_properties(pages.device).capability >= CONVERTING

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 
+from ..gpu_properties import gpu_properties
 from ..ops.attention import Rows
 
 _extend = getattr(torch.ops.localllm, "extend_attention", None)  # only in builds for Hopper
@@ -87,8 +86,8 @@ def _leaves_idle(rows: Rows, group: int, kv_heads: int, processors: int) -> bool
     return tiles_of(rows, group, SHORT_QUERIES + 1) * kv_heads * IDLE <= processors and max(rows.contexts) >= LONG
 
 
-@cache
 def _processors(device: torch.device) -> int:
     """The number of multiprocessors of a Hopper GPU; 0 for other devices."""
-    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
-    return torch.cuda.get_device_properties(device).multi_processor_count if hopper else 0
+    if device.type != "cuda" or gpu_properties(device).capability != (9, 0):
+        return 0
+    return gpu_properties(device).processors

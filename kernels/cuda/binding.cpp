@@ -1,6 +1,8 @@
 // The CUDA implementations of ops whose schemas the CPU library defines (../cpu/schema.cpp, loaded first). Checks
 // shapes, dtypes and strides. Indices are device data and not checked; kernels skip indices outside the cache.
+#include "../cpu/checks.h"
 #include "../cpu/element_arguments.h"
+#include "gpu.h"
 #include "queue.h"
 
 namespace localllm::cuda {
@@ -71,9 +73,21 @@ void embedding_op(Tensor out, Tensor tokens, Tensor weight, double scale) {
   embedding(args, Queue(out));
 }
 
+// Sets upper limits of the properties of all GPUs; 0: no limit.
+void limit_gpu_op(int64_t major, int64_t minor, int64_t processors, int64_t shared_bytes) {
+  const char* op = "limit_gpu";
+  Gpu limits{};
+  limits.major = (int)check_range(op, "major", major ? major : INT_MAX, 1, INT_MAX);
+  limits.minor = (int)check_range(op, "minor", minor, 0, 9);
+  limits.processors = (int)check_range(op, "processors", processors ? processors : INT_MAX, 1, INT_MAX);
+  limits.shared_limit = (int)check_range(op, "shared_bytes", shared_bytes ? shared_bytes : INT_MAX, 1, INT_MAX);
+  gpu_table = GpuTable{limits};
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
+  library.def("limit_gpu(int major, int minor, int processors, int shared_bytes) -> ()");
   library.def("copy_cache_pages(Tensor(a!) pages, Tensor sources, Tensor targets) -> ()");
 }
 
@@ -87,6 +101,10 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
   library.impl("copy_cache_pages", TORCH_BOX(&copy_cache_pages_op));
   library.impl("append", TORCH_BOX(&append_op));
   library.impl("embedding", TORCH_BOX(&embedding_op));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(localllm, CompositeExplicitAutograd, library) {
+  library.impl("limit_gpu", TORCH_BOX(&limit_gpu_op));
 }
 
 }  // namespace localllm::cuda

@@ -5,6 +5,7 @@
 // `launch_dependents` permits the start of the next kernel. On older GPUs both functions do nothing.
 #pragma once
 
+#include "gpu.h"
 #include "vec.cuh"
 
 namespace localllm::cuda {
@@ -19,28 +20,6 @@ static __device__ inline void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-}
-
-struct Gpu {
-  int major, minor, processors, shared_limit;  // shared_limit: bytes of shared memory per block (opt-in limit)
-};
-
-// The properties of the current device, cached.
-static inline const Gpu& gpu() {
-  static Gpu cached[64];
-  int device = 0;
-  cudaGetDevice(&device);
-  Gpu& properties = cached[device % 64];
-  if (!properties.processors) {
-    cudaDeviceGetAttribute(&properties.major, cudaDevAttrComputeCapabilityMajor, device);
-    cudaDeviceGetAttribute(&properties.minor, cudaDevAttrComputeCapabilityMinor, device);
-    cudaDeviceGetAttribute(&properties.shared_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-#ifdef LOCALLLM_SHARED
-    if (properties.shared_limit > LOCALLLM_SHARED) properties.shared_limit = LOCALLLM_SHARED;
-#endif
-    cudaDeviceGetAttribute(&properties.processors, cudaDevAttrMultiProcessorCount, device);
-  }
-  return properties;
 }
 
 template <class... Parameters, class... Arguments>

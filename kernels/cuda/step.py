@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..elements.arguments import GATES
+from ..gpu_properties import gpu_properties
 from ..ops import Ops
 from ..ops import layer as reference
 from ..ops.layer import DecoderLayer
@@ -158,7 +159,7 @@ def _aligned_bf16(tensor: Tensor) -> bool:
 
 
 def _hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    return device.type == "cuda" and gpu_properties(device).capability[0] == 9
 
 
 def _bytes(layer: DecoderLayer) -> int:

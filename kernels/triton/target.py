@@ -10,6 +10,8 @@ import torch
 import triton
 from torch import Tensor
 
+from ..gpu_limits import gpu_limits
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 STREAMS = 32  # largest number of streams of a device that run kernels with counters
 
@@ -39,10 +41,17 @@ def device_properties(device: torch.device) -> Device:
     driver = triton.runtime.driver.active
     properties = driver.utils.get_device_properties(device.index or 0)
     target = driver.get_current_target()
+    processors = properties["multiprocessor_count"]
+    shared = properties["max_shared_mem"]
+    if target.backend == "cuda":
+        limits = gpu_limits()
+        capability = limits.limit_capability(divmod(target.arch, 10))
+        processors = limits.limit_processors(processors)
+        shared = limits.limit_shared(shared)
     return Device(
-        properties["multiprocessor_count"],
-        properties["max_shared_mem"],
-        converts_fp8=target.backend == "cuda" and target.arch >= 89,
+        processors,
+        shared,
+        converts_fp8=target.backend == "cuda" and capability >= (8, 9),
         narrow=target.backend == "hip" and target.warp_size == 32,
         compiler=target.backend,
     )

@@ -36,6 +36,7 @@ from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.options import CacheDtype, Compiler, Graphs, LoadOptions
 from localllm.engine.request import Sampling
 from localllm.engine.runner import Backend, Unavailable, page_bytes
+from localllm.kernels.gpu_limits import gpu_limits
 
 if TYPE_CHECKING:
     from localllm.kernels.benchmark.gpu_peaks import Peaks
@@ -254,7 +255,8 @@ def _free(backend: Backend) -> int:
         return 0
     gc.collect()  # frees closed runners
     torch.cuda.empty_cache()
-    return int(torch.cuda.mem_get_info()[0])
+    free, _ = gpu_limits().limit_memory(*torch.cuda.mem_get_info())
+    return free
 
 
 def _room(options: argparse.Namespace, jobs: set[str], shape: Shape, gpu: str) -> dict[str, Any]:

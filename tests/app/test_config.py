@@ -9,6 +9,7 @@ import pytest
 
 from localllm.app import config
 from localllm.app.errors import ConfigError
+from localllm.kernels.gpu_limits import VARIABLES as GPU_VARIABLES
 
 
 def load(text: str, tmp_path: Path, env: dict[str, str] | None = None, **flags: object) -> config.Settings:
@@ -141,6 +142,8 @@ def test_developer_options_are_environment_variables_only(tmp_path: Path) -> Non
         ("LOCALLLM_DEV_ATENTION", "ours", "unknown setting 'atention' in LOCALLLM_DEV_ATENTION"),
         ("LOCALLLM_DEV_SELF_TEST", "never", "self_test in LOCALLLM_DEV_SELF_TEST"),
         ("LOCALLLM_DEV_PORT", "3", "unknown setting 'port' in LOCALLLM_DEV_PORT"),
+        ("LOCALLLM_DEV_CUDA_SHARES", "1", "unknown setting 'cuda_shares' in LOCALLLM_DEV_CUDA_SHARES"),
+        ("LOCALLLM_DEV_CUDA_MEMORY", "8 GiB", "LOCALLLM_DEV_CUDA_MEMORY=8 GiB: a size such as 8GiB"),
     ],
 )
 def test_unknown_developer_option_is_rejected_by_name(variable: str, text: str, says: str, tmp_path: Path) -> None:
@@ -148,6 +151,11 @@ def test_unknown_developer_option_is_rejected_by_name(variable: str, text: str, 
         load("", tmp_path, {variable: text})
     assert says in caught.value.message
     assert caught.value.hint
+
+
+def test_valid_limits_of_the_gpu_are_left_to_the_kernels(tmp_path: Path) -> None:
+    env = {"LOCALLLM_DEV_CUDA_CAPABILITY": "8.6", "LOCALLLM_DEV_CUDA_MEMORY": "8GiB"}
+    assert load("", tmp_path, env) == load("", tmp_path, {})
 
 
 def test_every_setting_has_a_description() -> None:
@@ -217,7 +225,7 @@ def test_flag_and_variable_name_of_a_setting() -> None:
     assert (port.meaning, port.choices) == (port.sentence, ())
 
 
-@pytest.mark.parametrize("variable", sorted(config.PATH_VARIABLES | config.KERNEL_VARIABLES))
+@pytest.mark.parametrize("variable", sorted((config.PATH_VARIABLES | config.KERNEL_VARIABLES) - set(GPU_VARIABLES)))
 def test_other_localllm_variables_are_ignored(tmp_path: Path, variable: str) -> None:
     assert config.explain(env={variable: "x", "OTHER_PORT": "1"}, file=tmp_path / "none") == (config.Settings(), {})
     with pytest.raises(ConfigError) as caught:

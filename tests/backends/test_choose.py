@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ from localllm.backends.cpu.kernels import kernels
 from localllm.backends.cuda.driver import Driver
 from localllm.engine.errors import ModelRefused
 from localllm.engine.runner import DeviceInfo, Unavailable
+from localllm.kernels.gpu_limits import gpu_limits
 
 
 def test_probes_return_their_name_and_import_no_tensor_library() -> None:
@@ -222,7 +223,8 @@ class FakeCuda:
 
     def cuDeviceGetAttribute(self, value: Any, number: int, device: int) -> int:
         assert device == 0
-        value._obj.value = self.capability[number - 75]
+        major, minor = self.capability
+        value._obj.value = {16: 132, 75: major, 76: minor, 97: 227 << 10}[number]
         return 0
 
 
@@ -312,6 +314,45 @@ def test_free_memory_is_at_most_the_total_memory(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("ctypes.CDLL", lambda name: management if name == "libnvidia-ml.so.1" else fake.load(name))
     gpu = Driver().first()
     assert (gpu.memory, gpu.free, gpu.count, gpu.capability) == (141 * 2**30, 141 * 2**30, 2, (8, 6))
+
+
+@pytest.fixture
+def imitate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Sets variables of gpu_limits, for a process whose driver shows an H200 with 100 GiB in use."""
+
+    def set_variables(**values: str) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(f"LOCALLLM_DEV_CUDA_{name}", value)
+        gpu_limits.cache_clear()
+
+    fake = FakeCuda(capability=(9, 0))
+    management = FakeManagement(41 * 2**30)
+    monkeypatch.setattr("ctypes.CDLL", lambda name: management if name == "libnvidia-ml.so.1" else fake.load(name))
+    yield set_variables
+    gpu_limits.cache_clear()
+
+
+def test_driver_reports_the_imitated_gpu(imitate: Callable[..., None]) -> None:
+    imitate(CAPABILITY="8.6", SHARED="101376", PROCESSORS="28", MEMORY="102GiB")
+    gpu = Driver().first()
+    assert (gpu.capability, gpu.memory, gpu.free) == ((8, 6), 102 * 2**30, 2 * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("CAPABILITY", "10.0", "CAPABILITY=10.0: this GPU has only 9.0"),
+        ("SHARED", "300000", "SHARED=300000: this GPU has only 232448"),
+        ("PROCESSORS", "133", "PROCESSORS=133: this GPU has only 132"),
+        ("MEMORY", "142GiB", f"MEMORY={142 * 2**30}: this GPU has only {141 * 2**30}"),
+        ("MEMORY", "8GB", "MEMORY=8GB: a size such as 8GiB"),
+    ],
+)
+def test_limits_that_the_gpu_does_not_reach_make_it_unavailable(
+    imitate: Callable[..., None], name: str, value: str, says: str
+) -> None:
+    imitate(**{name: value})
+    assert says in reason(cuda.probe())
 
 
 def test_driver_reports_the_cuda_version_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
+from localllm.kernels.gpu_limits import GpuLimits
 from localllm.kernels.library import LibraryMissing
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
@@ -111,7 +112,24 @@ def test_new_driver_compiler_or_library_repeats_the_self_test(tmp_path: Path, mo
     assert version_lists[-1][1] == "no Triton"
     monkeypatch.setattr(on_cuda, "MISSING", "not built")
     version_lists.append(tuple(on_cuda._versions()))
+    monkeypatch.setattr(on_cuda, "gpu_limits", lambda: GpuLimits(shared=101376))
+    version_lists.append(tuple(on_cuda._versions()))
     assert len(set(version_lists)) == len(version_lists)
+
+
+def test_imitated_memory_limits_the_plan_and_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    fractions: list[float] = []
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (130 * gib, 140 * gib))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 * gib)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
+    on_cuda._limit_allocator()
+    assert fractions == [], "no limit is set"
+    monkeypatch.setattr(on_cuda, "gpu_limits", lambda: GpuLimits(memory=24 * gib))
+    on_cuda._limit_allocator()
+    assert fractions == [(4 + 24 - 10) / 140]
+    assert on_cuda._free() == 14 * gib - on_cuda.WORKSPACE
 
 
 def test_cuda_candidates_end_with_references(monkeypatch: pytest.MonkeyPatch) -> None:

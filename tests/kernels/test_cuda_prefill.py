@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from localllm.kernels.gpu_properties import gpu_properties
 from localllm.kernels.ops.attention import CASES
 from localllm.kernels.ops.attention import paged_attention as reference
 from localllm.kernels.ops.case import TOLERANCES
@@ -20,7 +21,7 @@ from localllm.kernels.ops.case import TOLERANCES
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_attention import inputs, on_device
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+HOPPER = torch.cuda.is_available() and gpu_properties(torch.device("cuda")).capability == (9, 0)
 pytestmark = [pytest.mark.real, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
 UNTOUCHED = 7.0
 

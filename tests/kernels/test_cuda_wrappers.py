@@ -18,6 +18,7 @@ from torch import Tensor
 
 from localllm import kernels
 from localllm.backends.cuda.ops import _with_library
+from localllm.kernels.gpu_properties import GpuProperties
 from localllm.kernels.library import LibraryMissing, find_library
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
@@ -224,7 +225,7 @@ class TestAttention:
     @pytest.fixture(autouse=True)
     def _others(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         attention = module("attention")
-        monkeypatch.setattr(attention, "_capability", lambda device: (9, 0))
+        monkeypatch.setattr(attention, "gpu_properties", lambda device: GpuProperties((9, 0), 132))
         monkeypatch.setattr(module("attention_extend"), "_processors", lambda device: 132)
         monkeypatch.setattr(attention, "fallback", lambda *_: library.calls.append("fallback"))
 
