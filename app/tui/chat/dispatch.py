@@ -13,7 +13,7 @@ from ..commands import Call
 from ..conversation import Conversation, Message
 from ..help import HelpScreen
 from ..history.screen import HistoryScreen
-from ..models import ModelScreen
+from ..models.screen import ModelScreen
 from ..settings import NewSettings, SettingsScreen
 from ..text import clean, one_line
 from ..theme import DARK, LIGHT

@@ -17,7 +17,7 @@ from localllm.app.tui.chat.hints import Hints
 from localllm.app.tui.conversation import Conversation
 from localllm.app.tui.help import HelpScreen
 from localllm.app.tui.history.screen import Conversations, HistoryScreen
-from localllm.app.tui.models import ModelScreen
+from localllm.app.tui.models.screen import ModelScreen
 from localllm.app.tui.parameters import PARAMETERS
 from localllm.app.tui.settings import SettingsScreen
 

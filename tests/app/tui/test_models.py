@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 from msgspec import structs
+from rich.cells import cell_len
 
 from localllm.app.client import Catalog, Job, ModelEntry
-from localllm.app.tui.model_rows import bar, duration, progress, rows
-from localllm.app.tui.models import Models, ModelScreen
+from localllm.app.tui.models.facts import bar, duration, progress
+from localllm.app.tui.models.listing import ModelList
+from localllm.app.tui.models.rows import rows
+from localllm.app.tui.models.screen import ModelScreen
 
 from .conftest import Chat, OpenChat
 from .fake_client import GUIDE, HUGE, LARGE, MACHINE, OTHER, PIRATE, QWEN, SMALL, FakeClient
@@ -30,7 +33,7 @@ async def open_models(c: Chat) -> ModelScreen:
 
 async def highlight(c: Chat, name: str) -> None:
     """Type a name into the filter, and move the focus to the list."""
-    await c.pilot.press("slash" if isinstance(c.app.focused, Models) else "home")
+    await c.pilot.press("slash" if isinstance(c.app.focused, ModelList) else "home")
     await c.pilot.press(*name, "down")
     await c.pilot.pause()
 
@@ -41,10 +44,11 @@ async def test_model_screen_judges_models(chat: OpenChat) -> None:
         shown = c.shown()
         assert "Test CPU (cpu), 12.0 GiB free" in shown
         assert "40,960 tokens · fits this machine · estimated 5 tok/s" in shown
-        assert "suggested · 3.8 GiB · fits this machine · estimated 10 tok/s · apache-2.0" in shown
+        assert "3.8 GiB · fits this machine · estimated 10 tok/s · apache-2.0" in shown
         assert "60.5 GiB · too large for this machine" in shown
         assert "adapters (F5): pirate" in shown
-        assert shown.index("Qwen/Qwen3-4B") < shown.index("qwen3:1.7b") < shown.index("qwen3:32b")
+        order = ["On this machine", "Qwen/Qwen3-4B", "Suggested for this machine", "qwen3:1.7b", "qwen3:32b"]
+        assert sorted(order, key=shown.index) == order
 
 
 async def test_download_runs_pauses_resumes_and_is_cancelled(chat: OpenChat) -> None:
@@ -127,11 +131,59 @@ async def test_incomplete_model_is_marked_and_its_download_goes_on(chat: OpenCha
         assert "downloading · 35%" in c.shown()
 
 
-def test_rows_show_running_downloads_before_suggestions() -> None:
+def test_rows_begin_with_running_and_failed_downloads() -> None:
     catalog = Catalog(machine=MACHINE, offers=[HUGE, QWEN, structs.replace(QWEN, name="a:1", suggested=False)])
     jobs = [Job(name="qwen3:32b", state="downloading"), Job(name="org/x", state="failed", error="no space")]
     names = [row.key for row in rows([GUIDE, LARGE], catalog, jobs, [])]
-    assert names == ["guide", LARGE.id, "org/x", "qwen3:32b", "qwen3:1.7b", "a:1"]
+    assert names == ["org/x", "qwen3:32b", "guide", LARGE.id, "qwen3:1.7b", "a:1"]
+
+
+async def test_failed_download_shows_its_reason_and_enter_tries_again(chat: OpenChat) -> None:
+    fake = client()
+    fake.jobs["qwen3:1.7b"] = Job(
+        name="qwen3:1.7b", state="failed", error="no space on the disk", hint="free 2.0 GiB", total=4, received=1
+    )
+    async with chat(fake) as c:
+        await open_models(c)
+        shown = c.shown()
+        assert "failed: no space on the disk" in shown
+        assert "free 2.0 GiB · Enter tries again" in shown
+        assert shown.index("Downloads") < shown.index("qwen3:1.7b") < shown.index("On this machine")
+        await highlight(c, "qwen3:1.7b")
+        assert "Enter tries again" in c.text_of(".keys")
+        await c.pilot.press("enter")
+        await c.settle()
+        assert fake.jobs["qwen3:1.7b"].state == "downloading"
+
+
+async def test_a_line_of_text_from_outside_stays_one_line(chat: OpenChat) -> None:
+    fake = client()
+    hostile = "org/[red]a[/red]\n\x1b[2Jb\u202e" + "界" * 200
+    fake.entries = [GUIDE, ModelEntry(id=hostile, size=5, problem="bad\nheader")]
+    async with chat(fake) as c:
+        await open_models(c)
+        lines = c.shown().splitlines()
+        assert sum("[red]a[/red] [2Jb⟨U+202E⟩界" in line for line in lines) == 1
+        assert any("cannot be used: bad header" in line for line in lines)
+        assert all(cell_len(line) == 80 for line in lines)
+
+
+async def test_list_of_many_models_does_not_scroll_while_a_download_runs(chat: OpenChat) -> None:
+    fake = client()
+    fake.entries = [GUIDE, *(ModelEntry(id=f"org/model-{index}", size=10**9) for index in range(200))]
+    fake.jobs["org/new"] = Job(name="org/new", state="downloading", total=100, received=1)
+    async with chat(fake) as c:
+        screen = await open_models(c)
+        models = screen.query_one(ModelList)
+        models.scroll_to(y=50, animate=False)
+        await c.pilot.pause()
+        fake.jobs["org/new"] = Job(name="org/new", state="downloading", total=100, received=50)
+        screen._poll()
+        await c.settle()
+        assert models.scroll_y == 50
+        await c.pilot.press("down", "home")
+        await c.pilot.pause()
+        assert "50% of 100 B" in c.shown()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +194,7 @@ def test_rows_show_running_downloads_before_suggestions() -> None:
             Job(name="m", state="downloading", received=50, total=200, speed=2**20, eta=90.0),
             "downloading · 25% of 200 B · 1.0 MiB/s · 2 min left",
         ),
-        (Job(name="m", state="failed", error="no space", hint="free some"), "failed: no space. free some"),
+        (Job(name="m", state="failed", error="no space", hint="free some"), "failed: no space"),
     ],
 )
 def test_progress_of_a_download(job: Job, text: str) -> None:

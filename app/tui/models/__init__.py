@@ -1,0 +1,1 @@
+"""The model screen: finds, judges, downloads, verifies, configures and deletes models."""

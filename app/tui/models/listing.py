@@ -1,0 +1,107 @@
+"""The list of the model screen: rows under headings, with single-letter keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from textual.binding import Binding
+from textual.content import Content
+from textual.fuzzy import Matcher
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from ...client import LoadedModel, Machine
+from ..text import one_line
+from .facts import advice, bar, facts
+from .rows import HEADINGS, Row
+
+MAX_NAME = 120  # characters
+
+
+class ModelList(OptionList):
+    """The rows of the model screen. A heading is an option that cannot be highlighted."""
+
+    BINDINGS = [
+        Binding("d", "screen.run('download')", "Download"),
+        Binding("p", "screen.run('pause')", "Pause or resume"),
+        Binding("c", "screen.run('cancel')", "Cancel"),
+        Binding("x,delete", "screen.run('delete')", "Delete"),
+        Binding("slash", "screen.filter", "Filter"),
+    ]
+
+    def __init__(self, current: str) -> None:
+        """`current`: id of the model of the conversation."""
+        super().__init__(markup=False)
+        self._current = current
+        self._options_shown: list[tuple[str, Content]] = []
+        self._rows: list[Row | None] = []  # one for each option; None: a heading
+
+    @property
+    def row(self) -> Row | None:
+        """The highlighted row."""
+        if self.highlighted is None or self.highlighted >= len(self._rows):
+            return None
+        return self._rows[self.highlighted]
+
+    def show(
+        self,
+        rows: Sequence[Row],
+        machine: Machine,
+        loaded: Sequence[LoadedModel],
+        *,
+        filter: str = "",
+        highlighted: str = "",
+    ) -> None:
+        """Show rows. Without a filter, each section has a heading.
+
+        `highlighted`: key of the row to highlight; empty: the highlight stays on its row.
+        """
+        running = {model.id: model for model in loaded}
+        matcher = Matcher(filter) if filter else None
+        if not highlighted and self.row is not None:
+            highlighted = self.row.key
+        listed: list[Row | None] = []
+        shown: list[tuple[str, Content]] = []
+        heading = ""
+        for row in rows:
+            title = "" if filter else HEADINGS.get(row.kind, "")
+            if title != heading:
+                heading = title
+                listed.append(None)
+                shown.append((title, Content.styled(title, "bold")))
+            listed.append(row)
+            shown.append((row.key, self._text(row, machine, running.get(row.key), matcher)))
+        self._rows = listed
+        self._replace(shown)
+        self._highlight(highlighted)
+
+    def _replace(self, shown: list[tuple[str, Content]]) -> None:
+        """Replace the options. Only texts change if the rows stay the same, so that the list does not scroll."""
+        before = self._options_shown
+        self._options_shown = shown
+        if [key for key, _ in before] == [key for key, _ in shown]:
+            for index, (_, text) in enumerate(shown):
+                if text != before[index][1]:
+                    self.replace_option_prompt_at_index(index, text)
+            return
+        self.set_options([Option(text, disabled=self._rows[index] is None) for index, (_, text) in enumerate(shown)])
+
+    def _highlight(self, key: str) -> None:
+        """Highlight the row with a key, or the first row if there is none."""
+        keys = {row.key: index for index, row in enumerate(self._rows) if row is not None}
+        if keys:
+            self.highlighted = keys.get(key, min(keys.values()))
+
+    def _text(self, row: Row, machine: Machine, running: LoadedModel | None, matcher: Matcher | None) -> Content:
+        name = one_line(row.key, MAX_NAME)
+        title = matcher.highlight(name) if matcher else Content(name)
+        mark = "● " if row.key == self._current else "  "
+        lines = [Content.assemble(mark, title), Content.styled(f"    {facts(row, machine, running)}", "dim")]
+        if row.job is not None and (progress := bar(row.job)):
+            lines.append(Content(f"    {progress}"))
+        if text := advice(row):
+            lines.append(Content.styled(f"    {text}", "dim"))
+        if row.adapters:
+            names = ", ".join(one_line(adapter, 30) for adapter in row.adapters[:4])
+            lines.append(Content.styled(f"    adapters (F5): {names}", "dim"))
+        return Content("\n").join(lines)
