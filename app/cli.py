@@ -299,14 +299,24 @@ def list_(as_json: bool) -> int:
 def pull(names: tuple[str, ...], yes: bool, anyway: bool, limit: float, as_json: bool) -> int:
     """Download models and adapters.
 
-    NAME is a short name such as qwen3:0.6b (localllm search lists them), org/repo or org/repo@revision on Hugging Face,
-    or ms:org/repo on ModelScope. The files are stored in the Hugging Face cache, which other programs share. Only
-    safetensors weights are downloaded. The configuration comes
-    first: a model that no backend supports is refused before its weights. Every file is verified with the hash of the
-    hub, and the model appears when all files are complete. After an interruption, run the command again to continue.
-    With --json, each line of standard output is an event: plan, progress or complete.
-    The environment variables HF_TOKEN, HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE work as in huggingface_hub. HF_ENDPOINT
-    may have several addresses with commas between them: mirrors, which are tried in this order.
+    Shows what it downloads and how much, and asks for confirmation on a terminal. The files are stored in the Hugging
+    Face cache, which other programs share. Only safetensors weights are downloaded, never pickle. The configuration
+    comes first: a model that no backend supports is refused before its weights. Every file is verified with the hash
+    of the hub, and the model appears when all files are complete. After an interruption, run the command again to
+    continue. With --json, each line of standard output is an event: plan, progress or complete.
+
+    \b
+    NAME is one of:
+      qwen3:0.6b                       short name; localllm search lists them
+      org/repo, org/repo@revision      repository of Hugging Face, or its branch, tag or commit
+      ms:org/repo                      repository of ModelScope
+      org/repo:Q4_K_M                  GGUF files of one quantisation (--anyway: no backend runs them)
+      https://huggingface.co/org/repo  page of a repository or of a weight file
+      https://host/model.safetensors   one weight file of another host (--anyway: no complete model)
+
+    The variables HF_TOKEN, HF_TOKEN_PATH, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HTTPS_PROXY and NO_PROXY
+    work as in huggingface_hub. HF_ENDPOINT may have several addresses with commas between them: mirrors, which are
+    tried in this order. MODELSCOPE_ENDPOINT and MODELSCOPE_API_TOKEN are those of ModelScope.
 
     \b
     Examples:

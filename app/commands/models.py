@@ -55,7 +55,7 @@ def _print(models: list[cache.ModelRef]) -> None:
     if any(packed):
         say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):
-        say("for a larger model: localllm pull org/repo, for example Qwen/Qwen3-0.6B")
+        say("for a larger model: localllm pull qwen3:0.6b; localllm search shows more models")
 
 
 def _state(model: cache.ModelRef) -> str:

@@ -14,7 +14,7 @@ import click
 from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
-from ..store import cache, catalog, preferences
+from ..store import cache, catalog, preferences, suggestions
 from ..store.names import GUIDE, is_path, parse
 from .console import say, table
 
@@ -48,7 +48,12 @@ def _find(name: str) -> cache.ModelRef:
     try:
         return cache.resolve_adapter(name, allow_path=True)
     except AppError:
-        return cache.resolve(name, allow_path=True)  # raises the error that names similar models
+        if is_path(name):
+            return cache.resolve(name, allow_path=True)  # raises the error about the folder
+        message = f"no model and no adapter {name[:200]!r} is on this machine"
+        raise ModelNotFound(
+            message, hint=suggestions.hint_for_stored(name, cache.stored_ids()), param="model"
+        ) from None
 
 
 def _facts(model: cache.ModelRef) -> dict[str, Any]:
@@ -241,9 +246,14 @@ def _print_search(entries: dict[str, catalog.Entry], repositories: list[Any]) ->
         for name, entry in entries.items():
             note = entry.description if entry.is_supported else "needs the backend llamacpp, not built yet"
             notes = ", ".join(filter(None, ("gated" if entry.gated else "", note)))
-            rows.append((name, f"{entry.size:g} GB", f"{entry.memory:g} GB", entry.licence, entry.repository, notes))
+            rows.append((name, _about(entry.size), _about(entry.memory), entry.licence, entry.repository, notes))
         table(("NAME", "SIZE", "MEMORY", "LICENCE", "REPOSITORY", ""), rows)
     if repositories:
         table(("ON HUGGING FACE", "DOWNLOADS"), [(item.id, str(item.downloads)) for item in repositories])
     if not entries and not repositories:
         say("no model has these words in its name")
+
+
+def _about(gigabytes: float) -> str:
+    """An approximate size of the catalog; 0 means unknown."""
+    return f"about {gigabytes:g} GB" if gigabytes else "unknown"

@@ -280,7 +280,8 @@ class LoadedModels:
             return model, ""
         base, adapter = split_name(name)
         if adapter:
-            return await self._resolve(base or self._only(), local), adapter
+            model = await self._find(base or self._only(), local)
+            return model or await self._resolve(name, local), adapter
         # Clients of vLLM use the name of an adapter as the name of a model.
         if self._adapters.has(name):
             return await self._resolve(self._adapters.find_model(name), local), name

@@ -9,7 +9,6 @@ This module reads the cache without huggingface_hub, because the import of huggi
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from ...engine.errors import ModelRefused
 from ...engine.modelfiles import read_json
 from .. import paths
 from ..errors import AdapterNotFound, InvalidRequest, ModelNotFound
-from . import catalog, names, preferences
+from . import catalog, names, suggestions
 from .names import GUIDE, MAIN, FileAddress, HubName, LocalPath, ShortName, is_path
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -133,8 +132,7 @@ def resolve_adapter(name: str, *, allow_path: bool = False) -> ModelRef:
     builtin = {adapter.id: adapter for adapter in builtin_adapters()}
     adapter = builtin.get(name) or _find_adapter(name)
     if adapter is None:
-        similar = difflib.get_close_matches(name, [adapter.id for adapter in adapters()], n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(similar)}?" if similar else "write a folder with a leading ./ or /"
+        hint = suggestions.hint_for_adapter(name, [adapter.id for adapter in adapters()])
         raise AdapterNotFound(f"adapter {name[:200]!r} is not on this machine", hint=hint, param="lora_path")
     return adapter
 
@@ -274,34 +272,13 @@ def read_object(file: Path) -> dict[str, object]:
         return {}
 
 
-def _similar(name: str) -> list[str]:
-    """The model ids and aliases that are spelled like `name`, then the ids whose repo name contains `name`."""
-    known_names = [model.id for model in available()] + list(preferences.read().aliases)
-    ids = {id.lower(): id for id in known_names}
-    matches = difflib.get_close_matches(name, ids, n=3, cutoff=0.6)
-    similar = [id for id in ids if id in matches]
-    for id in ids:
-        repo = id.split("/", 1)[-1]
-        if name and name in repo and id not in matches:
-            similar.append(id)
-    return [ids[id] for id in similar]
-
-
 def hint(name: str) -> str:
-    """What to do about a model that is not on this machine: the names that the user may mean, or the way to get it."""
-    try:
-        parsed = names.parse(name)
-    except InvalidRequest as error:
-        return error.hint
-    target = catalog.expand(parsed)
-    if isinstance(target, LocalPath) and not isinstance(parsed, LocalPath):
-        return f"{name} is an alias of {target}, which is not the folder of a model"
-    if target not in (None, parsed):  # a short name or an alias of a model that is not here
-        return f"to download it: localllm pull {name}"
-    similar = [] if catalog.tags(name) else _similar(name.lower())
-    if similar:
-        return f"did you mean {' or '.join(similar[:3])}?"
-    if isinstance(parsed, HubName):
-        return f"to download it: localllm pull {name}"
-    no_match = "localllm list shows the models on this machine; localllm search shows models to download"
-    return catalog.hint(name) or no_match
+    """The hint about a model that is not on this machine: the names that the user may mean, or the way to get it."""
+    return suggestions.hint(name, [model.id for model in available()])
+
+
+def stored_ids() -> list[str]:
+    """The ids of all models, adapters and unfinished downloads on this machine."""
+    ids = [model.id for model in (*available(), *adapters())]
+    ids += [names.repo_of_folder(folder) for folder in repo_folders()]
+    return list(dict.fromkeys(ids))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,9 +14,9 @@ import msgspec
 from msgspec import Meta
 
 from .. import paths
-from ..errors import ConfigError, InvalidRequest, ModelNotFound
+from ..errors import ConfigError, InvalidRequest
 from . import preferences
-from .names import GUIDE, LOCAL, MAIN, FileAddress, HubName, LocalPath, Name, ShortName, is_path, parse
+from .names import GUIDE, MAIN, HubName, Name, ShortName, is_path, parse
 
 GB = 10**9
 
@@ -115,36 +114,6 @@ def expand(name: Name) -> Name | None:
         entry = find(str(other))
         return entry.target if entry else other
     return other
-
-
-def remote_name(text: str) -> HubName | FileAddress:
-    """The repository or file to download for a name. Raises InvalidRequest, or ModelNotFound with similar names."""
-    name = expand(parse(text))
-    if isinstance(name, LocalPath):
-        raise InvalidRequest(
-            f"{text[:200]} is a path, not a download", hint="localllm import PATH adds a model folder", param="model"
-        )
-    if name is None or isinstance(name, ShortName):
-        if text == GUIDE:
-            raise InvalidRequest("guide is built in", hint="localllm chat guide", param="model")
-        other = "localllm search shows the short names; other models have a name such as Qwen/Qwen3-0.6B"
-        raise ModelNotFound(f"no short name {text[:200]!r}", hint=hint(text) or other, param="model")
-    if isinstance(name, HubName) and name.repo.startswith(f"{LOCAL}/"):
-        raise InvalidRequest(f"{name} is an imported model, which no hub has", hint="see localllm list", param="model")
-    return name
-
-
-def hint(text: str) -> str:
-    """The short names that the user may mean; empty if none is similar."""
-    names = tags(text) or difflib.get_close_matches(text.lower(), entries(), n=3, cutoff=0.75)
-    if not names:
-        names = tags(text.partition(":")[0])
-    return f"short names: {', '.join(map(_label, names))}" if names else ""
-
-
-def _label(name: str) -> str:
-    entry = entries()[name]
-    return f"{name} ({entry.size:g} GB)" if entry.size else name
 
 
 def check_alias(alias: str) -> str:

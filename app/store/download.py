@@ -17,13 +17,14 @@ from ...engine.errors import ModelRefused
 from .. import paths
 from ..errors import ModelUnusable, StorageFailed
 from ..sizes import size
-from . import cache, catalog
+from . import cache
 from .check import check, unsupported_architecture
 from .disk_errors import translate_disk_errors
 from .lookup import credentials, lookup
 from .names import MAIN, FileAddress, HubName
 from .remote import RemoteFile, Repository
 from .selection import gguf_refusal, select, selects_gguf
+from .targets import remote_name
 from .transfer import lock, publish
 from .transfer.disk import Disk
 from .transfer.leftovers import partials
@@ -59,7 +60,7 @@ class Download:
         policy: Policy | None = None,
         anyway: bool = False,
     ) -> None:
-        self.name = catalog.remote_name(name)
+        self.name = remote_name(name)
         self.notify = notify
         self._policy = policy or from_environment()
         self._anyway = anyway

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound
-from . import cache, catalog
+from . import cache, catalog, suggestions
 from .names import GUIDE, FileAddress, HubName, ShortName, is_path, parse, parse_hub
 
 
@@ -32,7 +32,8 @@ def plan_removal(name: str) -> Removal:
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
     target = _target(name)
     if not target.folder.is_dir():
-        raise ModelNotFound(f"model {target.repo!r} is not in {paths.hub_cache_dir()}", hint="see localllm list")
+        message = f"model {target.repo!r} is not in {paths.hub_cache_dir()}"
+        raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, cache.stored_ids()), param="model")
     if target.revision:
         return _plan_revision_removal(target)
     snapshots = list((target.folder / "snapshots").glob("*"))
@@ -48,7 +49,7 @@ def _target(name: str) -> HubName:
         target = HubName(parsed.family, parsed.revision)  # a cached repository without an organisation
         if parsed.tag or not target.folder.is_dir():
             message = f"model {name[:200]!r} is not on this machine"
-            raise ModelNotFound(message, hint=cache.hint(name), param="model")
+            raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, cache.stored_ids()), param="model")
     if isinstance(target, FileAddress):
         target = HubName(target.repo)
     if isinstance(target, ShortName):

@@ -23,7 +23,7 @@ from ...engine.modelfiles import PICKLE_SUFFIXES, ModelFiles, read_json, read_mo
 from ...engine.runner import Unavailable
 from ...engine.tensorfiles import StoredTensor
 from ..errors import AdapterNotFound, ModelNotFound, ModelUnusable
-from . import cache, catalog, names
+from . import cache, names
 from .check import GGUF, TOKENIZER, check_gguf
 from .headers import LocalFile, read_gguf
 from .inspection import BackendVerdict, Inspection, TemplateVerdict
@@ -32,6 +32,7 @@ from .ranges import range_requests
 from .remote import RemoteFile, Repository
 from .selection import select
 from .skeleton import skeleton
+from .targets import remote_name
 from .tensors import dtype_shares, num_parameters
 from .trial import try_folder, try_templates
 
@@ -74,7 +75,7 @@ def opened(name: str) -> Iterator[tuple[Path, Origin]]:
     if local is not None:
         yield local
         return
-    remote = catalog.remote_name(name)
+    remote = remote_name(name)
     repository = lookup(remote)
     files = _selected(remote, repository)
     source = f"{SOURCES[repository.source]} {repository.name}@{repository.commit[:12]}"
@@ -111,7 +112,8 @@ def _local(name: names.Name) -> tuple[Path, Origin] | None:
     """The folder or the GGUF file of a name, and its origin; None if it is not on this machine."""
     if isinstance(name, names.LocalPath):
         if not os.path.exists(name.path):  # noqa: PTH110 - Path.exists raises an error if the path is too long
-            raise ModelNotFound(f"{name.text[:200]} does not exist", param="model")
+            hint = "a path begins with /, ./, ../ or ~; other names are those of localllm list and localllm search"
+            raise ModelNotFound(f"{str(name.path)[:200]} does not exist", hint=hint, param="model")
         return name.path, Origin(str(name.path), str(name.path))
     ref = cache.find(str(name))
     if ref is None:

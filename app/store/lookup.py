@@ -18,6 +18,7 @@ from ...engine import jsontext
 from ..errors import AppError, DownloadFailed, ModelNotFound
 from .names import FileAddress, HubName
 from .remote import MAIN, RemoteFile, Repository, check_names
+from .suggestions import hint_for_hub
 from .transfer.failures import Changed, Refused, Transient, wait_before
 from .transfer.http import Connection, Credentials, get_json, origin
 from .transfer.policy import Policy, from_environment
@@ -154,7 +155,7 @@ def _hub_error(endpoint: str, name: HubName, error: Any) -> Exception:
             message = f"{name.repo} has no branch, tag or commit {name.revision or MAIN!r}"
             return ModelNotFound(message, hint="omit @revision to use the main branch", param="model")
         case errors.RepositoryNotFoundError():
-            hint = "check the spelling; for a private model, set HF_TOKEN"
+            hint = hint_for_hub(name.repo) or "check the spelling; for a private model, set HF_TOKEN"
             return ModelNotFound(f"no model {name.repo!r} at {endpoint}", hint=hint, param="model")
     status = error.response.status_code
     if status in (401, 403):

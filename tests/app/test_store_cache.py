@@ -277,7 +277,8 @@ def test_unknown_adapter_has_a_hint(tmp_path: Path) -> None:
     make("org/pirate", ADAPTER)
     hints = {
         "org/pirat": "did you mean org/pirate or pirate?",
-        "pirate-lora-folder": "write a folder with a leading ./ or /",
+        "pirate-lora-folder": "localllm adapters list shows the adapters on this machine; a folder has a "
+        "leading ./ or /",
     }
     for name, hint in hints.items():
         with pytest.raises(AdapterNotFound) as refused:

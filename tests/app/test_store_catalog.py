@@ -8,7 +8,7 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.errors import ConfigError, InvalidRequest, ModelNotFound
-from localllm.app.store import cache, catalog, preferences
+from localllm.app.store import cache, catalog, preferences, targets
 from localllm.app.store.names import HubName, LocalPath, ShortName, parse
 
 from .test_store_cache import CONFIG, WHOLE, make
@@ -45,7 +45,7 @@ def test_short_name_is_the_model_of_its_repository() -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("qwen3", "qwen3:0.6b (1.5 GB), qwen3:"),
+        ("qwen3", "approximate sizes: qwen3:0.6b (1.5 GB), qwen3:"),
         ("qwen3:0.7b", "qwen3:0.6b"),
         ("qwn3:0.6b", "qwen3:0.6b"),
         ("nothing", "localllm search"),
@@ -53,7 +53,7 @@ def test_short_name_is_the_model_of_its_repository() -> None:
 )
 def test_unknown_short_name_gets_similar_names(name: str, words: str) -> None:
     with pytest.raises(ModelNotFound) as unknown:
-        catalog.remote_name(name)
+        targets.remote_name(name)
     assert words in unknown.value.hint
     with pytest.raises(ModelNotFound) as missing:
         cache.resolve(name)
@@ -63,13 +63,15 @@ def test_unknown_short_name_gets_similar_names(name: str, words: str) -> None:
 def test_remote_name_is_the_repository_to_download() -> None:
     preferences.set_alias("small", "Qwen/Qwen3-0.6B@v1")
     preferences.set_alias("tiny", "qwen3:0.6b")
-    assert catalog.remote_name("Qwen3:0.6b") == HubName("Qwen/Qwen3-0.6B")
-    assert catalog.remote_name("small") == HubName("Qwen/Qwen3-0.6B", "v1")
-    assert catalog.remote_name("tiny") == HubName("Qwen/Qwen3-0.6B")
-    assert catalog.remote_name("org/repo") == HubName("org/repo")
-    for name in ("guide", "./folder", "local/mine"):
+    assert targets.remote_name("Qwen3:0.6b") == HubName("Qwen/Qwen3-0.6B")
+    assert targets.remote_name("small") == HubName("Qwen/Qwen3-0.6B", "v1")
+    assert targets.remote_name("tiny") == HubName("Qwen/Qwen3-0.6B")
+    assert targets.remote_name("org/repo") == HubName("org/repo")
+    for name in ("guide", "./folder"):
         with pytest.raises(InvalidRequest):
-            catalog.remote_name(name)
+            targets.remote_name(name)
+    with pytest.raises(ModelNotFound, match="belong to imported models"):
+        targets.remote_name("local/mine")
 
 
 def test_user_catalog_adds_and_replaces_entries() -> None:

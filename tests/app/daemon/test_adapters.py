@@ -124,6 +124,7 @@ def test_unusable_selection_is_refused_by_name(api: Api, tmp_path: Path) -> None
     assert error(unknown) == (404, "adapter_not_found", "model")
     assert unknown.json()["error"]["hint"] == "did you mean pirate? loaded adapters: pirate"
     assert error(api.chat(f"{MODEL}:")) == (404, "model_not_found", "model")
+    assert "'qwen3:0.7b'" in api.chat("qwen3:0.7b").json()["error"]["message"], "the complete name"
     assert error(api.chat(":")) == (404, "model_not_found", "model")
     assert error(api.chat("/" + "a" * 400)) == (404, "model_not_found", "model")
     assert error(api.chat(lora=[{"name": "other"}])) == (404, "adapter_not_found", "lora")
