@@ -10,7 +10,7 @@ class MemoryPlan:
     """Weights, KV cache and adapter slots in bytes. The rest of the free memory is for intermediate results and graphs.
 
     | free                                                                      |
-    | weights | cache (num_pages, at most max_pages) | adapters |  reserve      |
+    | weights | cache (num_pages, at most max_pages) | adapters |  remaining    |
 
     Adapter slots get only what the weights and `num_pages` pages leave. They take it with the first adapter.
     """
@@ -37,8 +37,8 @@ class MemoryPlan:
         return min(self.max_pages * self.page_bytes, max(0, self.free - self.weights))
 
     @property
-    def reserve(self) -> int:
-        """Bytes that stay free beside the largest KV cache, for intermediate results and captured graphs."""
+    def remaining(self) -> int:
+        """Bytes that weights, adapters and the largest KV cache leave, for intermediate results and captured graphs."""
         return max(0, self.free - self.weights - self.adapters - self.max_cache)
 
     def cache_bytes(self, context: int, parallel: int = 1) -> int:

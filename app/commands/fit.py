@@ -17,8 +17,8 @@ from ..daemon.loading import load_options, load_settings
 from ..errors import ModelUnusable, NoBackend
 from ..sizes import size
 from ..store.cache import ModelRef
-from ..store.fit import Fit
 from ..store.fit import fit as fit_files
+from ..store.fitting import Fit
 from ..store.inspect import opened
 from .console import safe
 
@@ -55,7 +55,7 @@ def _print(entry: Fit) -> None:
         ("weights", size(entry.weights)),
         ("adapters", size(entry.adapters)),
         ("KV cache", f"{size(entry.cache)} for {sequences}{entry.context} tokens; limit {size(entry.max_cache)}"),
-        ("rest", f"{size(entry.reserve)} for intermediate results, graphs and other programs"),
+        ("remaining", f"{size(entry.remaining)} for intermediate results, graphs and other programs"),
         ("context", f"at most {entry.largest_context} tokens{' each' if entry.parallel > 1 else ''}"),
     ]
     if entry.tokens_per_second is not None:

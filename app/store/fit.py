@@ -5,8 +5,7 @@ The numbers are those of the memory plan that a backend computes when it loads t
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 from ... import backends
 from ...engine.errors import ModelRefused, SettingRefused
@@ -14,29 +13,7 @@ from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import Backend, DeviceInfo, Unavailable
-
-
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """The memory of a model on one backend. All sizes are in bytes."""
-
-    backend: str
-    device: str
-    fits: bool
-    reason: str  # why the model does not fit or cannot be measured; empty if it fits
-    context: int  # positions of one sequence
-    parallel: int  # sequences at the same time
-    largest_context: int  # the largest context that fits `parallel` times; 0: none
-    free: int = 0
-    weights: int = 0
-    adapters: int = 0  # all adapter slots
-    cache: int = 0  # KV cache of `parallel` sequences of `context` positions
-    max_cache: int = 0  # KV cache that a load may use at most
-    reserve: int = 0  # for intermediate results and captured graphs
-    tokens_per_second: float | None = None  # of one sequence at an empty context, estimated; None: unknown
-
-    def for_json(self) -> dict[str, Any]:
-        return asdict(self)
+from .fitting import Fit
 
 
 def fit(files: ModelFiles, options: LoadOptions, backend: str, context: int, parallel: int) -> list[Fit]:
@@ -89,7 +66,7 @@ def _fit_on(
         adapters=plan.adapters,
         cache=plan.cache_bytes(context, parallel),
         max_cache=plan.max_cache,
-        reserve=plan.reserve,
+        remaining=plan.remaining,
         tokens_per_second=_speed(backend, plan) if fits else None,
     )
 

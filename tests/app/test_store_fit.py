@@ -13,7 +13,8 @@ from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.store import fit as fits
 from localllm.app.store import preferences
-from localllm.app.store.fit import Fit, fit
+from localllm.app.store.fit import fit
+from localllm.app.store.fitting import Fit
 from localllm.app.store.inspect import opened
 from localllm.app.worker.faults import app_error
 from localllm.backends import cpu
@@ -47,7 +48,7 @@ def guide() -> ModelFiles:
 
 
 def test_plan_adds_up() -> None:
-    assert (PLAN.max_cache, PLAN.reserve) == (400, 100)
+    assert (PLAN.max_cache, PLAN.remaining) == (400, 100)
     assert PLAN.cache_bytes(17, 3) == 3 * 2 * 20
     assert PLAN.largest_context() == 128
     assert PLAN.largest_context(4) == 80
@@ -56,7 +57,7 @@ def test_plan_adds_up() -> None:
     assert not PLAN.fits(81, 4)
     assert not PLAN.fits(129)
     short = replace(PLAN, free=399)
-    assert (short.fits(1), short.largest_context(), short.reserve) == (False, 0, 0)
+    assert (short.fits(1), short.largest_context(), short.remaining) == (False, 0, 0)
     assert PLAN.numbers()["max_context"] == 128
     excessive = replace(PLAN, max_pages=10**6, max_positions=10**6)
     assert (excessive.max_cache, excessive.largest_context()) == (600, 30 * 16)
@@ -193,8 +194,11 @@ def test_command_prints_the_fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert main(["fit", "guide", "--backend", "cpu", "--context", "1000", "--parallel", "2", "--json"]) == 0
     [entry] = json.loads(capsys.readouterr().out)["fits"]
     assert (entry["backend"], entry["fits"], entry["context"], entry["parallel"]) == ("cpu", True, 1000, 2)
+    sizes = sum(entry[name] for name in ("weights", "adapters", "max_cache", "remaining"))
+    assert sizes == entry["free"]
     assert main(["fit", "guide", "--backend", "cpu"]) == 0
     text = capsys.readouterr().out
+    assert "remaining" in text
     assert "fits" in text
     assert "at most 2048 tokens" in text
     assert "about 12 tokens/s for one answer (estimated)" in text
