@@ -7,19 +7,42 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import msgspec
 
 from ..engine.adapterbase import agree
+from ..engine.quantization import Quant
 from ..engine.ranges import RANGES, Range
 from . import paths
-from .api.admin import AdapterEntry, AdapterFolder, Catalog, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status
+from .api.admin import (
+    AdapterEntry,
+    AdapterFolder,
+    Catalog,
+    CatalogMatch,
+    FileProgress,
+    FileVerdict,
+    HubMatch,
+    Imported,
+    LoadedModel,
+    LoadFlags,
+    LoadProgress,
+    ModelEntry,
+    ModelFacts,
+    Pruning,
+    SearchResult,
+    Status,
+    StoredFile,
+    UnusedFiles,
+    Verification,
+)
 from .config import Settings, loading
 from .daemon.owner import owner_pid
 from .errors import AppError, DaemonUnreachable, InvalidRequest, PortTaken
 from .frames import Fault, Machine
+from .store.fitting import Fit
+from .store.inspection import BackendVerdict, DtypeShare, Inspection, TemplateVerdict
 from .store.jobs import Job
 from .store.names import is_path
 from .store.offers import Offer, fit_of, speed_of
@@ -30,21 +53,37 @@ __all__ = [
     "RANGES",
     "AdapterEntry",
     "AdapterFolder",
+    "BackendVerdict",
     "Catalog",
+    "CatalogMatch",
     "ChatEvent",
     "Client",
     "Done",
+    "DtypeShare",
+    "FileProgress",
+    "FileVerdict",
+    "Fit",
+    "HubMatch",
+    "Imported",
+    "Inspection",
     "Job",
     "LoadFlags",
     "LoadedModel",
     "Machine",
     "ModelEntry",
+    "ModelFacts",
     "Offer",
+    "Pruning",
     "Range",
     "ReasoningPiece",
+    "SearchResult",
+    "StoredFile",
+    "TemplateVerdict",
     "TextPiece",
     "ToolCall",
+    "UnusedFiles",
     "Usage",
+    "Verification",
     "adapter_selection",
     "agree",
     "fit_of",
@@ -52,6 +91,8 @@ __all__ = [
 ]
 
 NO_FLAGS = LoadFlags()
+OnFile = Callable[[FileProgress], None]
+Result = TypeVar("Result")
 CONNECT_SECONDS = 5.0
 WAIT_SECONDS = 30.0  # maximum wait for a daemon that is starting or stopping
 STOP_SECONDS = 30.0  # maximum wait for the end of the daemon, in addition to the setting drain
@@ -228,6 +269,51 @@ class Client:
         """Unload a model and delete its files."""
         await self._post("/admin/delete", {"model": model})
 
+    async def show(self, model: str) -> ModelFacts:
+        """The facts about a model or an adapter on this machine."""
+        return msgspec.json.decode(await self._post("/admin/show", {"model": _name(model)}), type=ModelFacts)
+
+    async def inspect(self, model: str) -> Inspection:
+        """The architecture, the size and the usable backends of a model, also before it is downloaded."""
+        return msgspec.json.decode(await self._post("/admin/inspect", {"model": _name(model)}), type=Inspection)
+
+    async def fit(
+        self, model: str, *, context: int = 0, parallel: int = 1, quant: Quant | None = None, backend: str | None = None
+    ) -> list[Fit]:
+        """The memory of a model on each backend. `context`: 0 means the largest context that fits."""
+        body = {"model": _name(model), "context": context, "parallel": parallel, "quant": quant, "backend": backend}
+        return msgspec.json.decode(await self._post("/admin/fit", body), type=list[Fit])
+
+    async def search(self, query: str, *, limit: int = 20, offline: bool = False) -> SearchResult:
+        """The entries of the catalog and the repositories of the hub with these words."""
+        body = {"query": query, "limit": limit, "offline": offline}
+        return msgspec.json.decode(await self._post("/admin/search", body), type=SearchResult)
+
+    async def verify(self, model: str, *, on_progress: OnFile | None = None) -> Verification:
+        """Compare every file of a model with its hash. A cancelled call ends the work in the daemon."""
+        return await self._work("/admin/verify", {"model": _name(model)}, Verification, on_progress)
+
+    async def prune(self, *, dry_run: bool = True, everything: bool = False) -> Pruning:
+        """List the files in the cache that no model uses; without `dry_run`, delete them."""
+        body = {"dry_run": dry_run, "everything": everything}
+        return msgspec.json.decode(await self._post("/admin/prune", body), type=Pruning)
+
+    async def import_model(
+        self, path: str, name: str = "", *, copy: bool = False, on_progress: OnFile | None = None
+    ) -> Imported:
+        """Add a model folder to the store. A cancelled call ends the work in the daemon."""
+        body = {"path": _absolute(path), "name": name, "copy": copy}
+        return await self._work("/admin/import", body, Imported, on_progress)
+
+    async def aliases(self) -> dict[str, str]:
+        """Alias -> name of a model."""
+        return msgspec.json.decode(await self._get("/admin/aliases"), type=dict[str, str])
+
+    async def set_alias(self, alias: str, name: str | None) -> dict[str, str]:
+        """Add or replace an alias; None removes the alias. Returns all aliases."""
+        body = {"alias": alias, "name": None if name is None else _name(name)}
+        return msgspec.json.decode(await self._post("/admin/alias", body), type=dict[str, str])
+
     async def unload(self, model: str) -> None:
         await self._post("/admin/unload", {"model": _name(model)})
 
@@ -265,6 +351,16 @@ class Client:
             raise DaemonUnreachable("the daemon stopped in the middle of the answer")
         seconds = time.perf_counter() - start
         yield Done(finish=finish, usage=usage, ttft=max(seconds - decode, 0.0), seconds=seconds)
+
+    async def _work(self, path: str, body: dict[str, Any], kind: type[Result], on_progress: OnFile | None) -> Result:
+        """The last event of some work, after its events of progress."""
+        async with aclosing(self._events(path, body)) as events:
+            async for event in events:
+                if "done" not in event:
+                    return msgspec.convert(event, kind)
+                if on_progress is not None:
+                    on_progress(msgspec.convert(event, FileProgress))
+        raise DaemonUnreachable("the daemon stopped before the end of the work")
 
     async def _status(self) -> Status:
         """The daemon's status. Waits for a daemon that is starting or stopping."""
@@ -401,7 +497,11 @@ async def _start(settings: Settings) -> None:
 
 def _name(model: str) -> str:
     """The name of a model for the daemon: its id, or the absolute path of a folder."""
-    return str(Path(model).expanduser().absolute()) if is_path(model) else model
+    return _absolute(model) if is_path(model) else model
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().absolute())
 
 
 def _lost(error: httpx.HTTPError) -> AppError:

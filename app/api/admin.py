@@ -153,3 +153,161 @@ class DeleteBody(WireBody):
     """POST /admin/delete."""
 
     model: str
+
+
+class ModelBody(WireBody):
+    """POST /admin/show, /admin/inspect and /admin/verify."""
+
+    model: str  # a model or an adapter; a path on the unix socket only
+
+
+class FitBody(WireBody):
+    """POST /admin/fit."""
+
+    model: str
+    context: Annotated[int, msgspec.Meta(ge=0, le=2**40)] = 0  # tokens; 0: the largest that fits
+    parallel: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1  # answers at the same time
+    quant: Quant | None = None
+    backend: str | None = None
+
+
+class SearchBody(WireBody):
+    """POST /admin/search."""
+
+    query: str = ""  # words; empty: the whole catalog, and no results of the hub
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20  # results of the hub
+    offline: bool = False  # search only the catalog
+
+
+class PruneBody(WireBody):
+    """POST /admin/prune."""
+
+    dry_run: bool = True  # delete nothing
+    everything: bool = False  # include files that changed in the last 24 hours
+
+
+class ImportBody(WireBody):
+    """POST /admin/import, on the unix socket only."""
+
+    path: str  # absolute
+    name: str = ""  # the part after local/; empty: the name of the folder
+    copy: bool = False  # copy the files; False: links to the files in `path`
+
+
+class AliasBody(WireBody):
+    """POST /admin/alias."""
+
+    alias: str
+    name: str | None  # a model; None: remove the alias
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file of a model on this machine."""
+
+    name: str
+    size: int  # bytes
+    hash: str  # sha256:… or git:…; empty: the cache has no hash of the file
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply to POST /admin/show: the facts about a model or an adapter on this machine."""
+
+    id: str
+    kind: Literal["model", "adapter"]
+    path: str
+    repository: str  # empty: built in, or a folder
+    revision: str  # commit; empty: not in the Hugging Face cache
+    stored: str  # time at which the newest file was stored, in ISO 8601
+    size: str  # of all files, with its unit
+    context: int | None  # tokens; None: unknown
+    licence: str
+    template: str | None  # verdict on the chat template; None: adapters have none
+    aliases: list[str]
+    problems: list[str]
+    settings: dict[str, Any]
+    files: list[StoredFile]
+
+
+class CatalogMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry of the catalog that a search matches. The sizes are approximate."""
+
+    name: str  # short name
+    repository: str
+    revision: str = ""
+    licence: str = ""
+    size: float = 0.0  # GB to download; 0: unknown
+    memory: float = 0.0  # GB to run; 0: unknown
+    formats: tuple[str, ...] = ()
+    gated: bool = False
+    description: str = ""
+    supported: bool = True  # whether a backend of this version reads one of the formats
+
+
+class HubMatch(msgspec.Struct, frozen=True, kw_only=True):
+    """A repository on a hub that a search matches."""
+
+    id: str
+    downloads: int = 0
+    licence: str = ""
+
+
+class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply to POST /admin/search."""
+
+    catalog: list[CatalogMatch]
+    hub: list[HubMatch]
+    error: str | None = None  # why the hub was not searched
+
+
+class FileProgress(msgspec.Struct, frozen=True):
+    """An event of POST /admin/verify and /admin/import."""
+
+    file: str  # the file that is read now
+    done: int  # bytes of all files that have been read
+    total: int  # bytes of all files
+
+
+class FileVerdict(msgspec.Struct, frozen=True):
+    """The comparison of one file with its hash."""
+
+    file: str
+    status: Literal["ok", "damaged", "missing", "unknown"]  # unknown: the cache has no hash of the file
+    size: int
+    hash: str = ""  # the expected hash
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """The last event of POST /admin/verify."""
+
+    id: str
+    ok: bool
+    problems: list[str]  # sentences; empty if no file is damaged or missing
+    files: list[FileVerdict]
+
+
+class UnusedFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Files in the cache that no model uses."""
+
+    repo: str
+    folder: str
+    kind: str  # blob, or partial
+    paths: list[str]
+    disk_bytes: int
+    resumable: bool = False  # a download would continue with these files
+
+
+class Pruning(msgspec.Struct, frozen=True, kw_only=True):
+    """The reply to POST /admin/prune."""
+
+    unused: list[UnusedFiles]
+    bytes: int  # of all unused files
+    deleted: bool  # False: a dry run, or there is nothing to delete
+    freed: int  # bytes
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True):
+    """The last event of POST /admin/import."""
+
+    id: str
+    path: str
+    size: int  # bytes

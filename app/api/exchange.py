@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -21,6 +21,7 @@ from .replies import CachedTokens, UsageReport
 from .stream import Stream
 
 KEEP_ALIVE_SECONDS = 10.0
+Result = TypeVar("Result")
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -160,8 +161,8 @@ async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:
             await write(data)
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Await `work`. If the client disconnects first, cancel `work` and raise ClientGone.
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of `work`. If the client disconnects first, cancel `work` and raise ClientGone.
 
     Read the body of the request before the call: this function receives and drops all further messages of the client.
     """
@@ -177,7 +178,7 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> None
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
             raise ClientGone
-        working.result()
+        return working.result()
     finally:
         working.cancel()
         watching.cancel()

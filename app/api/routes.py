@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,20 +14,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from .. import frames
 from ..config import loading
-from ..errors import AppError, Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
+from ..errors import Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import cache, listing
 from ..store.jobs import Jobs
 from ..store.names import is_path
 from ..version import VERSION
 from .adapters import AdapterRoutes
-from .admin import AdapterEntry, LoadBody, LoadFlags, LoadProgress, ModelEntry, Status, UnloadBody
-from .answers import error_event, event
+from .admin import AdapterEntry, LoadBody, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status, UnloadBody
 from .body import is_local, read_json
-from .exchange import SSE_HEADERS, Exchange, unless_gone
+from .events import EventStream, Report
+from .exchange import Exchange
 from .messages import plain_messages
 from .metrics import CONTENT_TYPE, Metrics
 from .models import Models
@@ -35,7 +35,9 @@ from .openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from .openapi import describe
 from .replies import error_response
 from .store import StoreRoutes
+from .store_commands import StoreCommands
 
+MAX_LOAD_BODY = 2**20  # bytes
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
@@ -79,7 +81,7 @@ class _Api:
             ("GET", "/admin/status", self.for_admin(self.status)),
             ("GET", "/admin/models", self.for_admin(self.available)),
             ("GET", "/admin/loaded", self.for_admin(self.loaded)),
-            ("POST", "/admin/load", _Load(self.models, self.address)),
+            ("POST", "/admin/load", self.for_admin(self.load)),
             ("POST", "/admin/unload", self.for_admin(self.unload)),
             ("POST", "/admin/shutdown", self.for_admin(self.shutdown)),
         ]
@@ -95,6 +97,8 @@ class _Api:
             ("POST", "/admin/downloads/cancel", self.for_admin(store.cancel)),
             ("POST", "/admin/delete", self.for_admin(store.delete)),
         ]
+        commands = StoreCommands(self.models, self.limit)
+        daemon_routes += [(*route, self.for_admin(endpoint)) for route, endpoint in commands.routes()]
         openai_routes += [
             ("POST", "/load_lora_adapter", self.for_admin(adapters.load)),
             ("POST", "/unload_lora_adapter", self.for_admin(adapters.unload)),
@@ -221,6 +225,21 @@ class _Api:
     async def loaded(self, request: Request) -> Response:
         return _json(await self.models.loaded())
 
+    async def load(self, request: Request) -> Response:
+        """POST /admin/load."""
+        body = await read_json(request.scope, request.receive, LoadBody, MAX_LOAD_BODY)
+
+        async def work(report: Report) -> LoadedModel:
+            return await self.models.load(
+                body.model,
+                local=is_local(request.scope),
+                flags=LoadFlags(backend=body.backend, quant=body.quant, context=body.context),
+                exact=body.exact,
+                progress=lambda stage, done: report(LoadProgress(stage, done)),
+            )
+
+        return EventStream(work)
+
     async def unload(self, request: Request) -> Response:
         body = await read_json(request.scope, request.receive, UnloadBody, self.limit)
         await self.models.unload(body.model)
@@ -239,46 +258,6 @@ def _checked_model(name: str) -> cache.ModelRef:
 def _adapter_card(entry: AdapterEntry, base: dict[str, Any]) -> dict[str, Any]:
     """The model card of an adapter: the card of its base model with another id, and the base model as `parent`."""
     return base | {"id": f"{entry.model}:{entry.name}", "parent": entry.model}
-
-
-class _Load:
-    """POST /admin/load. The reply is server-sent events: the progress of the load, then the model or an error."""
-
-    def __init__(self, models: Models, address: Address) -> None:
-        self.models = models
-        self.address = address
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        check_admin(scope, self.address)
-        body = await read_json(scope, receive, LoadBody, 2**20)
-        await unless_gone(receive, self._answer(body, is_local(scope), send))
-
-    async def _answer(self, body: LoadBody, local: bool, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-        async for data in self._events(body, local):
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _events(self, body: LoadBody, local: bool) -> AsyncIterator[bytes]:
-        events: asyncio.Queue[bytes | None] = asyncio.Queue()
-        load = asyncio.create_task(
-            self.models.load(
-                body.model,
-                local=local,
-                flags=LoadFlags(backend=body.backend, quant=body.quant, context=body.context),
-                exact=body.exact,
-                progress=lambda stage, done: events.put_nowait(event(LoadProgress(stage, done))),
-            )
-        )
-        load.add_done_callback(lambda _: events.put_nowait(None))
-        try:
-            while data := await events.get():
-                yield data
-            yield event(load.result())
-        except AppError as error:
-            yield error_event(error)
-        finally:
-            load.cancel()
 
 
 def check_admin(scope: Scope, address: Address) -> None:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from contextlib import suppress
 
 import msgspec
 
 from ...engine.options import LoadOptions
-from .. import config, paths
+from .. import children, config, paths
 from ..api.admin import LoadFlags
 from ..config import Settings
 from ..errors import InvalidRequest, NoBackend
 from ..frames import Fault, Load
 from ..store import cache, preferences
-from .process import WorkerProcess, worker_environment
+from .process import WorkerProcess
 
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
 CHECK_SECONDS = 60.0  # maximum duration of a backend probe: a call into a broken driver may never return
@@ -104,29 +102,11 @@ async def check_backend(backend: str, ref: cache.ModelRef) -> None:
     Raises the error that a load would raise if the backend cannot run the model, and NoBackend if the child process
     crashes or hangs.
     """
-    process = await asyncio.create_subprocess_exec(
-        *CHECK,
-        backend,
-        ref.id,
-        str(ref.path),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=worker_environment(),
-        process_group=0,
-    )
     try:
-        async with asyncio.timeout(CHECK_SECONDS):
-            output, _ = await process.communicate()
+        probe = await children.run((*CHECK, backend, ref.id, str(ref.path)), CHECK_SECONDS)
     except TimeoutError:
         raise NoBackend(f"cannot probe backend {backend}: no result within {CHECK_SECONDS:g} s") from None
-    finally:
-        if process.returncode is None:  # the probe hangs, or this task was cancelled
-            process.kill()
-            with suppress(TimeoutError):  # a driver may delay the end of the process
-                async with asyncio.timeout(1.0):
-                    await process.communicate()
-    if output:
-        raise msgspec.json.decode(output, type=Fault).error()
-    if process.returncode:
-        raise NoBackend(f"cannot probe backend {backend}: the probe process exited with status {process.returncode}")
+    if probe.output:
+        raise msgspec.json.decode(probe.output, type=Fault).error()
+    if probe.code:
+        raise NoBackend(f"cannot probe backend {backend}: the probe process exited with status {probe.code}")

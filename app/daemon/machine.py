@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from contextlib import suppress
 
 import msgspec
 
+from .. import children
+from ..errors import WorkerDied
 from ..frames import Machine
-from .process import worker_environment
 
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.worker.machine_child")
 SECONDS = 60.0  # maximum duration: a call into a broken driver may never return
@@ -31,24 +31,8 @@ class MachineProbe:
 
 
 async def _probe() -> Machine:
-    process = await asyncio.create_subprocess_exec(
-        *COMMAND,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env=worker_environment(),
-        process_group=0,
-    )
-    output = b""
     try:
-        async with asyncio.timeout(SECONDS):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        pass
-    finally:
-        if process.returncode is None:
-            process.kill()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await process.communicate()
+        output = (await children.run(COMMAND, SECONDS)).output
+    except (TimeoutError, WorkerDied):
+        output = b""
     return msgspec.json.decode(output, type=Machine) if output else Machine()

@@ -12,9 +12,7 @@ Unexpected ends, and how the daemon detects them:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -26,10 +24,9 @@ from typing import Literal
 
 import msgspec
 
-from .. import frames
+from .. import children, frames
 from ..api.models import Progress, Request
 from ..api.stream import Stream
-from ..config import PREFIX
 from ..errors import AppError, BodyTooLarge, InvalidRequest, WorkerDied
 from ..frames import AskStats, Cancel, FromWorker, Load, Loading, ModelInfo, Stats
 from .worker_log import copy_output, log_name
@@ -131,7 +128,7 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=worker_environment(),
+                env=children.environment(),
                 process_group=0,  # Ctrl-C in the terminal must reach the daemon only
             )
         except OSError as error:
@@ -192,7 +189,7 @@ class WorkerProcess:
     async def kill(self) -> None:
         """Kill the process; returns after its end, or after GONE_SECONDS."""
         if self._process is not None:
-            self._kill_group(self._process.pid)
+            children.kill_group(self._process.pid)
             await self.wait_gone()
         self._end(self.end_error)
         for task in self._tasks:
@@ -327,18 +324,11 @@ class WorkerProcess:
                 await self._process.wait()
         except TimeoutError:
             log.warning("worker of %s closed its connection but still runs: killing it", self.model)
-        self._kill_group(self._process.pid)
+        children.kill_group(self._process.pid)
         code = await self._process.wait()
         if self.expected_end is None:
             cause = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             log.error("worker of %s (pid %d) ended: %s", self.model, self._process.pid, cause)
-
-    @staticmethod
-    def _kill_group(pid: int) -> None:
-        """Kill the process group of a worker: the worker and its child processes."""
-        # ProcessLookupError: the group has no process any more. On macOS, a zombie causes PermissionError.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)
 
     @property
     def end_error(self) -> AppError:
@@ -369,8 +359,3 @@ class WorkerProcess:
         if self._watching is not None and self._watching is not asyncio.current_task():
             self._watching.cancel()
         self._on_over(self)
-
-
-def worker_environment() -> dict[str, str]:
-    """The environment of the daemon without its API key."""
-    return {name: value for name, value in os.environ.items() if name != f"{PREFIX}API_KEY"}

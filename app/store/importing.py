@@ -6,7 +6,9 @@ import hashlib
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .. import paths
@@ -18,6 +20,7 @@ from .names import LOCAL, MAIN, HubName
 from .selection import select
 
 BLOCK = 2**20  # bytes
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +30,14 @@ class _File:
     path: Path
 
 
-def import_model(source: Path, name: str = "", *, copy: bool = False) -> cache.ModelRef:
+def import_model(
+    source: Path, name: str = "", *, copy: bool = False, progress: Progress = lambda *_: None
+) -> cache.ModelRef:
     """Add the model or adapter in a folder to the store, and return it. Without `copy`, the files stay where they are.
 
-    `name`: the part after `local/`; empty: the name of the folder. Raises InvalidRequest for a malformed or used name
-    or a path that is not a folder, ModelUnusable for damaged files, StorageFailed.
+    `name`: the part after `local/`; empty: the name of the folder. `progress` gets the name of the file that is copied,
+    and the bytes of all files: copied, and in total; an error that it raises ends the import. Raises InvalidRequest for
+    a malformed or used name or a path that is not a folder, ModelUnusable for damaged files, StorageFailed.
     """
     source = source.expanduser().absolute()
     if not source.is_dir():
@@ -48,12 +54,14 @@ def import_model(source: Path, name: str = "", *, copy: bool = False) -> cache.M
     if copy:
         _check_space(selection.files)
     try:
-        commit = _store(target.folder, selection.files, copy)
+        commit = _store(target.folder, selection.files, copy, progress)
         (target.folder / "refs").mkdir()
         (target.folder / "refs" / MAIN).write_text(commit, "ascii")
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(target.folder, ignore_errors=True)
-        raise StorageFailed(f"cannot import {source}: {error}") from None
+        if isinstance(error, OSError):
+            raise StorageFailed(f"cannot import {source}: {error}") from None
+        raise
     find = cache.resolve_adapter if selection.kind == "adapter" else cache.resolve
     return find(str(target))
 
@@ -70,33 +78,42 @@ def _default_name(source: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._]+|-{2,}", "-", source.resolve().name).strip(".-_")[:96] or "model"
 
 
-def _store(folder: Path, files: list[_File], copy: bool) -> str:
+def _store(folder: Path, files: list[_File], copy: bool, progress: Progress) -> str:
     """Create the snapshot. Returns its commit, which depends on the files."""
     staging = folder / "snapshots" / f".import-{os.getpid()}"
     (folder / "blobs").mkdir(parents=True)
     staging.mkdir(parents=True)
     identity = hashlib.sha1()
+    total = sum(file.size for file in files)
+    done = 0
     for file in files:
+        progress(file.name, done, total)
         link = staging / file.name
         if copy:
-            blob = _copy(file.path, folder / "blobs")
+            blob = _copy(file.path, folder / "blobs", partial(_add, progress, file.name, done, total))
             identity.update(f"{file.name}\0{blob}\n".encode())
             link.symlink_to(Path("../../blobs") / blob)
         else:
             identity.update(f"{file.name}\0{file.size}\0{file.path.stat().st_mtime_ns}\n".encode())
             link.symlink_to(file.path.resolve())
+        done += file.size
     staging.rename(staging.with_name(identity.hexdigest()))  # atomic: a model is never visible in part
     return identity.hexdigest()
 
 
-def _copy(source: Path, blobs: Path) -> str:
-    """Copy a file to the blob with the name of its SHA-256. Returns this name."""
+def _add(progress: Progress, name: str, before: int, total: int, copied: int) -> None:
+    progress(name, before + copied, total)
+
+
+def _copy(source: Path, blobs: Path, progress: Callable[[int], None]) -> str:
+    """Copy a file to the blob with the name of its SHA-256. Returns this name. `progress` gets the copied bytes."""
     temporary = blobs / f".import-{os.getpid()}"
     digest = hashlib.sha256()
     with source.open("rb") as reader, temporary.open("wb") as writer:
         while block := reader.read(BLOCK):
             digest.update(block)
             writer.write(block)
+            progress(writer.tell())
         writer.flush()
         os.fsync(writer.fileno())
     temporary.rename(blobs / digest.hexdigest())

@@ -29,11 +29,18 @@ class Verdict:
 
 def verify(model: ModelRef, progress: Callable[[int], None] = lambda _: None) -> Iterator[Verdict]:
     """Hash every file of a model and yield a verdict on each. `progress` gets the number of bytes of each read."""
+    for name, path in files_of(model):
+        yield verify_file(name, path, progress)
+
+
+def files_of(model: ModelRef) -> list[tuple[str, Path]]:
+    """The name and the path of every file of a model, without the files that localllm derives from them."""
+    files = []
     for path in sorted(model.path.rglob("*")):
         name = str(path.relative_to(model.path))
-        if path.is_dir() or name.startswith(".localllm"):
-            continue
-        yield verify_file(name, path, progress)
+        if not path.is_dir() and not name.startswith(".localllm"):
+            files.append((name, path))
+    return files
 
 
 def verify_file(name: str, path: Path, progress: Callable[[int], None] = lambda _: None) -> Verdict:

@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from msgspec import structs
+from starlette.requests import Request
+from starlette.types import Message, Receive
 
 from localllm.app import frames, paths
 from localllm.app.api import routes
@@ -201,11 +203,29 @@ async def test_load_route_sends_events(client: httpx.AsyncClient, models: FakeMo
     assert large.status_code == 413
 
 
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "server": ("/socket", None),
+    "headers": [(b"content-type", b"application/json")],
+}
+
+
+def body_of(value: object) -> Receive:
+    async def receive() -> Message:
+        return {"type": "http.request", "body": json.dumps(value).encode(), "more_body": False}
+
+    return receive
+
+
 async def test_disconnect_ends_the_events_of_a_load(models: FakeModels) -> None:
     """The tasks of the request end; the load itself continues."""
-    events = routes._Load(models, Address())._events(routes.LoadBody(model="here"), True)  # type: ignore[arg-type]
+    load = routes.routes(models, Address())  # type: ignore[arg-type]
+    [endpoint] = [route.endpoint for route in load if route.path == "/admin/load"]
+    response = await endpoint(Request(SCOPE, body_of({"model": "here"})))
+    events = response.events()
     assert b"reading" in await anext(events)
-    await events.aclose()  # type: ignore[attr-defined]
+    await events.aclose()
     await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) == 1
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 from msgspec import structs
 
-from localllm.app import frames
+from localllm.app import children, frames
 from localllm.app.daemon import process
 from localllm.app.daemon.process import WorkerProcess
 from localllm.app.daemon.worker_log import log_name
@@ -323,8 +323,8 @@ async def test_child_processes_end_with_the_worker(tmp_path: Path) -> None:
 
 def test_worker_environment_has_no_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
-    assert {**process.worker_environment(), "LOCALLLM_API_KEY": "secret"} == dict(os.environ)
-    assert "LOCALLLM_API_KEY" not in process.worker_environment()
+    assert {**children.environment(), "LOCALLLM_API_KEY": "secret"} == dict(os.environ)
+    assert "LOCALLLM_API_KEY" not in children.environment()
 
 
 READ_ENDS = {
