@@ -314,6 +314,11 @@ class Client:
         body = {"alias": alias, "name": None if name is None else _name(name)}
         return msgspec.json.decode(await self._post("/admin/alias", body), type=dict[str, str])
 
+    async def configure(self, model: str, changes: dict[str, str]) -> dict[str, Any]:
+        """Change the settings of one model; an empty text removes a setting. Returns all settings of the model."""
+        reply = await self._post("/admin/settings", {"model": _name(model), "changes": changes})
+        return msgspec.json.decode(reply, type=dict[str, Any])
+
     async def unload(self, model: str) -> None:
         await self._post("/admin/unload", {"model": _name(model)})
 

@@ -202,7 +202,7 @@ def check_model_settings(model: str, values: Mapping[str, object]) -> None:
 def model_value(name: str, text: str) -> Any:
     """The value of a setting from a command line: a number, or the text. Raises ConfigError."""
     described = {setting.name: setting for setting in describe()}
-    return _from_text(described[name], text) if name in described else text
+    return _from_text(described[name], text, name) if name in described else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +335,7 @@ def _from_variables(
         name = variable.removeprefix(prefix).lower()
         if name not in described:
             raise _unknown(name, variable, described)
-        yield variable, name, _from_text(described[name], env[variable])
+        yield variable, name, _from_text(described[name], env[variable], variable)
 
 
 def _unknown(name: str, source: str, described: Mapping[str, Setting]) -> ConfigError:
@@ -358,7 +358,8 @@ def _from_file(file: Path) -> dict[str, object]:
         raise ConfigError(f"{file}: {error}", hint="fix the file, or delete it to use the defaults") from None
 
 
-def _from_text(setting: Setting, text: str) -> object:
+def _from_text(setting: Setting, text: str, source: str) -> object:
+    """The value of a text. `source`: the variable or the setting that an error names."""
     default = setting.default
     if isinstance(default, tuple):
         return list(filter(None, map(str.strip, text.split(","))))
@@ -368,4 +369,4 @@ def _from_text(setting: Setting, text: str) -> object:
     try:
         return type(default)(text)
     except ValueError:
-        raise ConfigError(f"{setting.env}: expected a number, got {text!r}", hint=setting.meaning) from None
+        raise ConfigError(f"{source}: expected a number, got {text[:200]!r}", hint=setting.meaning) from None

@@ -201,6 +201,13 @@ class AliasBody(WireBody):
     name: str | None  # a model; None: remove the alias
 
 
+class ConfigureBody(WireBody):
+    """POST /admin/settings."""
+
+    model: str
+    changes: dict[str, str] = {}  # setting -> text of the value; empty text: remove the setting
+
+
 class StoredFile(msgspec.Struct, frozen=True):
     """A file of a model on this machine."""
 

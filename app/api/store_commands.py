@@ -1,4 +1,4 @@
-"""The routes for the commands of the store: show, inspect, fit, search, verify, prune, import and alias."""
+"""The routes for the commands of the store: show, inspect, fit, search, verify, prune, import, alias, config."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..errors import Forbidden, InvalidRequest
+from .. import config
+from ..errors import ConfigError, Forbidden, InvalidRequest
 from ..store import preferences
 from ..store.names import is_path
 from . import commands
 from .admin import (
     AliasBody,
+    ConfigureBody,
     FitBody,
     ImportBody,
     Imported,
@@ -58,6 +60,7 @@ class StoreCommands:
             (("POST", "/admin/import"), self.import_),
             (("POST", "/admin/alias"), self.alias),
             (("GET", "/admin/aliases"), self.aliases),
+            (("POST", "/admin/settings"), self.configure),
         ]
 
     async def show(self, request: Request) -> Response:
@@ -114,6 +117,15 @@ class StoreCommands:
         """GET /admin/aliases: alias -> name."""
         return _json(preferences.read().aliases)
 
+    async def configure(self, request: Request) -> Response:
+        """POST /admin/settings. The reply is the settings of the model after the changes."""
+        body = await self._read(request, ConfigureBody)
+        _check_name(request, body.model)
+        _check_settings(body)
+        changes = [f"{name}={text}" for name, text in body.changes.items()]
+        result = await self._run(request, commands.run("config", body.model, *changes))
+        return _json(result["settings"])
+
     async def verify(self, request: Request) -> Response:
         """POST /admin/verify. The reply is server-sent events: FileProgress, then a Verification or an error."""
         body = await self._read(request, ModelBody)
@@ -166,6 +178,15 @@ def _check_name(request: Request, name: str) -> None:
         raise Forbidden(
             f"{name[:200]!r} is a path; the model must be a name", hint="clients on the unix socket may name a folder"
         )
+
+
+def _check_settings(body: ConfigureBody) -> None:
+    """Raises InvalidRequest for a setting that a model cannot have, or a wrong value."""
+    try:
+        values = {name: config.model_value(name, text) for name, text in body.changes.items() if text}
+        config.check_model_settings(body.model, values)
+    except ConfigError as error:
+        raise InvalidRequest(error.message, hint=error.hint, param="changes") from None
 
 
 def _json(value: object) -> Response:

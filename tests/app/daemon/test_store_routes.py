@@ -20,7 +20,7 @@ from ..hub import Hub, git_oid, model_files, serving
 from ..tiny_qwen import write_model
 from .conftest import Daemon
 
-ROUTES = ("show", "inspect", "fit", "search", "verify", "prune", "import", "alias")
+ROUTES = ("show", "inspect", "fit", "search", "verify", "prune", "import", "alias", "settings")
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,20 @@ async def test_alias_is_added_listed_and_removed(client: Client) -> None:
         await client.set_alias("small", None)
     with pytest.raises(ModelNotFound):
         await client.set_alias("small", "nonsense")
+
+
+async def test_settings_of_a_model_are_changed_and_removed(client: Client) -> None:
+    assert await client.configure("guide", {}) == {}
+    assert await client.configure("guide", {"quant": "int8", "context": "512"}) == {"quant": "int8", "context": 512}
+    assert (await client.show("guide")).settings == {"quant": "int8", "context": 512}
+    assert await client.configure("guide", {"quant": "", "context": ""}) == {}
+    with pytest.raises(InvalidRequest, match="contxt"):
+        await client.configure("guide", {"contxt": "5"})
+    with pytest.raises(InvalidRequest, match="context: expected a number"):
+        await client.configure("guide", {"context": "many"})
+    with pytest.raises(ModelNotFound):
+        await client.configure("nonsense", {"quant": "int8"})
+    assert await client.configure("guide", {}) == {}
 
 
 async def test_import_adds_a_folder(client: Client, tiny: Path) -> None:
