@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from pathlib import Path
 
 import click
 
 from ... import backends
+from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import read_model
+from ...engine.modelfiles import read_json, read_model
 from ...engine.quantization import Quant
 from .. import config
 from ..api.admin import LoadFlags
@@ -19,7 +20,8 @@ from ..sizes import size
 from ..store.cache import ModelRef
 from ..store.fit import fit as fit_files
 from ..store.fitting import Fit
-from ..store.inspect import opened
+from ..store.opening import Origin, opened
+from ..store.selection import NO_CONFIG, NO_GGUF, OTHER_REPO
 from .console import safe
 
 
@@ -28,8 +30,9 @@ def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: st
     defaults = config.load()
     try:
         with opened(name) as (path, origin):
+            _refuse_other_kinds(path, origin)
             settings = load_settings(defaults, origin.name, LoadFlags(quant=quant, backend=backend))
-            files = replace(read_model(path), name=origin.name)
+            files = read_model(path, origin.name)
             options = load_options(settings, ModelRef(id=origin.name, path=path))
             fits = fit_files(files, options, settings.backend, context or settings.context, parallel)
     except ModelRefused as error:
@@ -42,6 +45,21 @@ def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: st
         for entry in fits:
             _print(entry)
     return 0 if any(entry.fits for entry in fits) else ModelUnusable.exit_code
+
+
+def _refuse_other_kinds(path: Path, origin: Origin) -> None:
+    """Raises ModelUnusable for adapters, GGUF models and weights without config.json."""
+    if origin.problem:
+        raise ModelUnusable(origin.problem, param="model")
+    if (path / "config.json").exists():
+        return
+    if (path / ADAPTER_CONFIG).exists():
+        base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path") or "MODEL"
+        hint = f"fit its base model, which reserves memory for adapters: localllm fit {base!s:.100}"
+        raise ModelUnusable(f"{origin.name} is an adapter", hint=hint, param="model")
+    if path.suffix.lower() == ".gguf" or any(path.rglob("*.gguf")):
+        raise ModelUnusable(f"{origin.name}: {NO_GGUF}", hint=OTHER_REPO, param="model")
+    raise ModelUnusable(f"{origin.name}: {NO_CONFIG}", hint="name the folder or the repository", param="model")
 
 
 def _print(entry: Fit) -> None:

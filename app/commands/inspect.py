@@ -46,6 +46,9 @@ def _lines(inspection: Inspection) -> list[tuple[str, str]]:
     else:
         context = f"{inspection.context} tokens" if inspection.context else "unknown"
         lines += [("quantisation", inspection.quantization or "none"), ("context", context)]
+    if len(inspection.variants) > 1:
+        sizes = [f"{variant.quant} {size(variant.bytes)}" for variant in inspection.variants]
+        lines.append(("variants", ", ".join(sizes)))
     if inspection.template is not None:
         lines.append(("chat template", _template(inspection.template)))
     lines += _titled("refused", _refused(inspection))

@@ -12,7 +12,7 @@ import click
 
 from .. import config
 from ..sizes import size
-from ..store import cache
+from ..store import cache, listing
 from ..store.download import Download, Plan
 from ..store.transfer.policy import from_environment
 from ..store.transfer.progress import Progress
@@ -66,12 +66,13 @@ def _show_result(model: cache.ModelRef, as_json: bool) -> None:
     if as_json:
         _event("complete", model=model.id, path=str(model.path), size=model.size)
         return
-    if cache.is_complete(model.path):
+    problem = listing.problem_of(model.path)
+    if problem:
+        say(f"{model.id} is in {model.path} ({size(model.size)}); it cannot be used: {problem}")
+    elif cache.is_complete(model.path):
         say(f"{model.id} is ready ({size(model.size)}); try: localllm chat {model.id}")
-    elif cache.is_adapter(model.path):
-        say(f"{model.id} is ready ({size(model.size)}); try: localllm adapters load {model.id}")
     else:
-        say(f"{model.id} is in {model.path}")
+        say(f"{model.id} is ready ({size(model.size)}); try: localllm adapters load {model.id}")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import click
 from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
-from ..store import cache, catalog, preferences, suggestions
+from ..store import cache, catalog, preferences, stored
 from ..store.names import GUIDE, is_path, parse
 from .console import say, table
 
@@ -27,7 +27,7 @@ DAMAGED = 1  # exit code of verify
 def show(name: str, as_json: bool) -> int:
     """Print the provenance of a model or an adapter: repository, revision, hashes, time, licence, settings."""
     config.load()
-    facts = _facts(_find(name))
+    facts = _facts(stored.resolve(name))
     if as_json:
         click.echo(json.dumps(facts, indent=2))
         return 0
@@ -40,25 +40,10 @@ def show(name: str, as_json: bool) -> int:
     return 0
 
 
-def _find(name: str) -> cache.ModelRef:
-    """The model or the adapter of a name. Raises ModelNotFound."""
-    model = cache.find(name, allow_path=True)
-    if model is not None:
-        return model
-    try:
-        return cache.resolve_adapter(name, allow_path=True)
-    except AppError:
-        if is_path(name):
-            return cache.resolve(name, allow_path=True)  # raises the error about the folder
-        message = f"no model and no adapter {name[:200]!r} is on this machine"
-        raise ModelNotFound(
-            message, hint=suggestions.hint_for_stored(name, cache.stored_ids()), param="model"
-        ) from None
-
-
 def _facts(model: cache.ModelRef) -> dict[str, Any]:
     from ..store.check import check
     from ..store.inspect import licence
+    from ..store.listing import problem_of
     from ..store.trial import try_folder
     from ..store.verify import expected_hash
 
@@ -69,12 +54,12 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
             digest, blob = expected_hash(path)
             newest = max(newest, blob.stat().st_mtime)
             files.append({"name": str(path.relative_to(model.path)), "size": blob.stat().st_size, "hash": digest})
-    is_adapter = cache.is_adapter(model.path) and not (model.path / "config.json").is_file()
-    template = None if is_adapter else try_folder(model.path)
+    kind = stored.kind_of(model.path)
+    template = try_folder(model.path) if kind == "model" else None
     preferred = preferences.read()
     return {
         "id": model.id,
-        "kind": "adapter" if is_adapter else "model",
+        "kind": kind,
         "path": str(model.path),
         "repository": model.id.partition("@")[0] if model.revision else "",
         "revision": model.revision,
@@ -84,7 +69,7 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "licence": licence(model.path),
         "template": f"{template.status} {template.reason}".strip() if template else None,
         "aliases": [alias for alias, target in preferred.aliases.items() if target == model.id],
-        "problems": check(model.path, ask_backends=False),
+        "problems": check(model.path, ask_backends=False) if kind in ("model", "adapter") else [problem_of(model.path)],
         "settings": config.model_settings(preferred.settings, model.id),
         "files": files,
     }
@@ -95,7 +80,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
     config.load()
     from ..store.verify import verify as verify_model
 
-    models = [_find(name) for name in names] or [*cache.available(), *cache.adapters()]
+    models = [stored.resolve(name) for name in names] or [*cache.available(), *cache.adapters()]
     results: list[dict[str, Any]] = []
     for model in models:
         verdicts = list(verify_model(model))

@@ -77,25 +77,25 @@ def find(name: str, *, allow_path: bool = False) -> ModelRef | None:
     """The model of this name; None if it is not on this machine, or the name is malformed."""
     try:
         parsed = names.parse(name)
-        if isinstance(parsed, LocalPath) and not allow_path:
-            return None
-        return _find(catalog.expand(parsed) or parsed)
+        target = catalog.expand(parsed) or parsed
+        if isinstance(target, LocalPath):
+            return _from_path(target.path) if allow_path or target is not parsed else None
+        return find_snapshot(target, is_complete)
     except (InvalidRequest, ModelNotFound):
         return None
 
 
-def _find(name: names.Name) -> ModelRef | None:
+def find_snapshot(name: names.Name, complete: Callable[[Path], bool]) -> ModelRef | None:
+    """The snapshot of a name for which `complete` is true; None without one, and for the path of a folder."""
     match name:
-        case LocalPath():
-            return _from_path(name.path)
         case ShortName(family=names.GUIDE, tag="", revision=""):
             return _bundled() if is_complete(paths.guide_dir()) else None
         case ShortName(tag=""):
-            return _cached(names.repo_folder(name.family), name.revision)
+            return _cached(names.repo_folder(name.family), name.revision, complete)
         case HubName(quant=""):
-            return _cached(name.folder, name.revision)
+            return _cached(name.folder, name.revision, complete)
         case FileAddress():
-            return _cached(name.folder, "")
+            return _cached(name.folder, "", complete)
     return None
 
 
@@ -275,10 +275,3 @@ def read_object(file: Path) -> dict[str, object]:
 def hint(name: str) -> str:
     """The hint about a model that is not on this machine: the names that the user may mean, or the way to get it."""
     return suggestions.hint(name, [model.id for model in available()])
-
-
-def stored_ids() -> list[str]:
-    """The ids of all models, adapters and unfinished downloads on this machine."""
-    ids = [model.id for model in (*available(), *adapters())]
-    ids += [names.repo_of_folder(folder) for folder in repo_folders()]
-    return list(dict.fromkeys(ids))

@@ -23,7 +23,7 @@ from .disk_errors import translate_disk_errors
 from .lookup import credentials, lookup
 from .names import MAIN, FileAddress, HubName
 from .remote import RemoteFile, Repository
-from .selection import gguf_refusal, select, selects_gguf
+from .selection import OTHER_REPO, gguf_refusal, select, selects_gguf
 from .targets import remote_name
 from .transfer import lock, publish
 from .transfer.disk import Disk
@@ -40,7 +40,7 @@ class Plan:
     """The files of a download."""
 
     repository: Repository
-    kind: str  # model, adapter or file
+    kind: str  # model, adapter, gguf or file
     files: tuple[RemoteFile, ...]
     missing: tuple[RemoteFile, ...]  # not yet on this machine
 
@@ -78,9 +78,9 @@ class Download:
         if isinstance(name, FileAddress):
             return self._plan_file(name)
         if selects_gguf(name) and not self._anyway:
-            raise gguf_refusal(name)
+            raise gguf_refusal(name, hint=f"{OTHER_REPO}, or add --anyway to download the files")
         repository = lookup(name, self._policy)
-        selection = select(name, repository.files)
+        selection = select(name, repository.files, gguf=self._anyway)
         return Plan(repository, selection.kind, tuple(selection.files), tuple(_missing(repository, selection.files)))
 
     def _plan_file(self, name: FileAddress) -> Plan:
@@ -154,7 +154,7 @@ class Download:
 
     def _refuse_damaged(self, plan: Plan, transfer: Transfer) -> None:
         """Raises ModelUnusable if the complete files are damaged: they are as the hub has them, but no model."""
-        if self._anyway or plan.kind == "file":
+        if self._anyway:
             return
         repository = plan.repository
         blobs = _existing_blobs(plan) | transfer.blob_names
@@ -194,8 +194,9 @@ class Download:
 
     def _resolve(self, plan: Plan) -> cache.ModelRef:
         repository = plan.repository
-        if plan.kind == "file":
-            return cache.ModelRef(str(self.name), repository.snapshot, revision=repository.commit)
+        if plan.kind in ("file", "gguf"):
+            size_on_disk = sum(file.size for file in plan.files)
+            return cache.ModelRef(str(self.name), repository.snapshot, revision=repository.commit, size=size_on_disk)
         resolve = cache.resolve_adapter if plan.kind == "adapter" else cache.resolve
         prefix = "ms:" if repository.source == "ms" else ""
         return resolve(f"{prefix}{repository.name}@{repository.commit}")

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound
-from . import cache, catalog, suggestions
+from . import cache, catalog, stored, suggestions
 from .names import GUIDE, FileAddress, HubName, ShortName, is_path, parse, parse_hub
+from .selection import gguf_quant
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,9 @@ def plan_removal(name: str) -> Removal:
     target = _target(name)
     if not target.folder.is_dir():
         message = f"model {target.repo!r} is not in {paths.hub_cache_dir()}"
-        raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, cache.stored_ids()), param="model")
+        raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, stored.ids()), param="model")
+    if target.quant:
+        _refuse_other_quants(target)
     if target.revision:
         return _plan_revision_removal(target)
     snapshots = list((target.folder / "snapshots").glob("*"))
@@ -49,12 +52,24 @@ def _target(name: str) -> HubName:
         target = HubName(parsed.family, parsed.revision)  # a cached repository without an organisation
         if parsed.tag or not target.folder.is_dir():
             message = f"model {name[:200]!r} is not on this machine"
-            raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, cache.stored_ids()), param="model")
+            raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, stored.ids()), param="model")
     if isinstance(target, FileAddress):
         target = HubName(target.repo)
     if isinstance(target, ShortName):
         raise InvalidRequest(f"{name[:200]!r} is not a downloaded model", hint="see localllm list", param="model")
     return target if isinstance(target, HubName) else parse_hub(name)
+
+
+def _refuse_other_quants(target: HubName) -> None:
+    """Raises ModelNotFound or InvalidRequest unless the GGUF files of a repository are those of one quantisation."""
+    snapshots = (target.folder / "snapshots").glob("*")
+    quants = {gguf_quant(file.name) for folder in snapshots for file in folder.rglob("*.gguf")}
+    if target.quant not in quants:
+        hint = f"it has {', '.join(sorted(quants - {''})) or 'none'}"
+        raise ModelNotFound(f"{target.repo} has no GGUF file {target.quant} on this machine", hint=hint, param="model")
+    if len(quants) > 1:
+        message = f"{target.repo} also has {', '.join(sorted(quants - {target.quant}))}"
+        raise InvalidRequest(message, hint=f"localllm rm {target.repo} deletes all of them", param="model")
 
 
 def _plan_revision_removal(target: HubName) -> Removal:

@@ -6,11 +6,9 @@ skeleton.py.
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +19,23 @@ from ...engine.errors import ModelRefused
 from ...engine.gguf import GgufHeader
 from ...engine.modelfiles import PICKLE_SUFFIXES, ModelFiles, read_json, read_model, read_tensors
 from ...engine.runner import Unavailable
-from ...engine.tensorfiles import StoredTensor
-from ..errors import AdapterNotFound, ModelNotFound, ModelUnusable
-from . import cache, names
+from ...engine.tensorfiles import StoredTensor, read_header
+from ..errors import ModelUnusable
 from .check import GGUF, TOKENIZER, check_gguf
 from .headers import LocalFile, read_gguf
-from .inspection import BackendVerdict, Inspection, TemplateVerdict
-from .lookup import lookup
-from .ranges import range_requests
-from .remote import RemoteFile, Repository
-from .selection import select
-from .skeleton import skeleton
-from .targets import remote_name
+from .inspection import BackendVerdict, Inspection, TemplateVerdict, Variant
+from .opening import Origin, opened
+from .selection import NO_CONFIG, default_quant, gguf_quant, gguf_variants, is_gguf_model
 from .tensors import dtype_shares, num_parameters
 from .trial import try_folder, try_templates
 
-SOURCES = {"hf": "Hugging Face", "ms": "ModelScope", "url": ""}
 NO_GGUF = "it reads no GGUF files"
+SAFETENSORS = ".safetensors"
 CODE_SUFFIX = ".py"
 README = "README.md"
 MAX_README = 2**20  # bytes
 _FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---", re.DOTALL)
 _LICENCE = re.compile(r"^license(?:_name)?:[ \t]*[\"']?([A-Za-z0-9][\w .+-]{0,80})", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The facts about a model that its folder does not have."""
-
-    name: str
-    source: str
-    local: bool = True
-    licence: str = ""
-    files: tuple[str, ...] = ()  # all files of the repository, also those that a download leaves out
 
 
 def inspect(name: str) -> Inspection:
@@ -68,60 +50,23 @@ def inspect(name: str) -> Inspection:
         raise ModelUnusable(str(error), hint=error.hint, param="model") from error
 
 
-@contextmanager
-def opened(name: str) -> Iterator[tuple[Path, Origin]]:
-    """The folder or the GGUF file of a name, and its origin. Raises as `inspect` does, or ModelRefused."""
-    local = _local(names.parse(name))
-    if local is not None:
-        yield local
-        return
-    remote = remote_name(name)
-    repository = lookup(remote)
-    files = _selected(remote, repository)
-    source = f"{SOURCES[repository.source]} {repository.name}@{repository.commit[:12]}"
-    if isinstance(remote, names.FileAddress):
-        source = f"file {remote}"
-    all_names = tuple(file.name for file in repository.files)
-    origin = Origin(str(remote), source, local=False, licence=repository.licence, files=all_names)
-    with range_requests() as fetch, skeleton(files, fetch) as folder:
-        yield (folder / files[0].name if isinstance(remote, names.FileAddress) else folder), origin
-
-
-def _selected(name: names.HubName | names.FileAddress, repository: Repository) -> Sequence[RemoteFile]:
-    """The files that a download would fetch. Raises ModelUnusable, ModelNotFound."""
-    if isinstance(name, names.FileAddress):
-        return repository.files
-    return select(name, repository.files, gguf=True).files
-
-
 def inspect_path(path: Path, origin: Origin) -> Inspection:
     """Inspect a model folder, an adapter folder or a GGUF file. Raises ModelRefused if it is none of these."""
     origin = replace(origin, files=origin.files or _names(path), licence=origin.licence or licence(path))
     ggufs = [path] if path.suffix.lower() == GGUF else _gguf_files(path)
     has_config = (path / "config.json").exists()
+    weights = [path] if path.suffix.lower() == SAFETENSORS else sorted(path.glob(f"*{SAFETENSORS}"))
     if (path / ADAPTER_CONFIG).exists() and not has_config:
         return _inspect_adapter(path, origin)
-    if ggufs and not any(path.glob("*.safetensors")):
-        return _inspect_gguf(ggufs, origin)
-    if not has_config:
-        raise ModelRefused(f"{path} is not a model: it has no config.json", "a model folder is as on Hugging Face")
-    return _inspect_model(path, origin)
-
-
-def _local(name: names.Name) -> tuple[Path, Origin] | None:
-    """The folder or the GGUF file of a name, and its origin; None if it is not on this machine."""
-    if isinstance(name, names.LocalPath):
-        if not os.path.exists(name.path):  # noqa: PTH110 - Path.exists raises an error if the path is too long
-            hint = "a path begins with /, ./, ../ or ~; other names are those of localllm list and localllm search"
-            raise ModelNotFound(f"{str(name.path)[:200]} does not exist", hint=hint, param="model")
-        return name.path, Origin(str(name.path), str(name.path))
-    ref = cache.find(str(name))
-    if ref is None:
-        try:
-            ref = cache.resolve_adapter(str(name))
-        except AdapterNotFound:
-            return None
-    return ref.path, Origin(ref.id, str(ref.path))
+    if ggufs and not weights:
+        variants = origin.variants or gguf_variants((file.name, file.stat().st_size) for file in ggufs)
+        return _inspect_gguf(_one_model(ggufs, origin.quant, variants), replace(origin, variants=variants))
+    if has_config:
+        return _inspect_model(path, origin)
+    if weights:
+        return _inspect_weights(weights, origin)
+    reason = origin.problem or f"{origin.name} is not a model: it has no config.json"
+    raise ModelRefused(reason, "a model folder is as on Hugging Face")
 
 
 def licence(folder: Path) -> str:
@@ -140,8 +85,14 @@ def licence(folder: Path) -> str:
 
 
 def _gguf_files(folder: Path) -> list[Path]:
-    """The GGUF files in a folder; without any, those in its subfolders, where some repositories have the shards."""
-    return sorted(folder.glob(f"*{GGUF}")) or sorted(folder.glob(f"*/*{GGUF}"))
+    """The GGUF files in a folder and in its subfolders, where some repositories have the shards."""
+    return sorted([*folder.glob(f"*{GGUF}"), *folder.glob(f"*/*{GGUF}")])
+
+
+def _one_model(files: list[Path], quant: str, variants: tuple[Variant, ...]) -> list[Path]:
+    """The files of one model: of `quant`, else of the quantisation that represents the variants."""
+    selected = quant or default_quant(variants)
+    return [file for file in files if is_gguf_model(file.name) and gguf_quant(file.name) == selected] or files
 
 
 def _names(path: Path) -> tuple[str, ...]:
@@ -158,6 +109,8 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
     problems = []
     try:
         config = read_json(folder / "config.json")
+        if origin.problem:
+            raise ModelRefused(origin.problem)
         tensors = read_tensors(folder)
         files = read_model(folder, origin.name)
         if not (folder / TOKENIZER).exists():
@@ -183,6 +136,32 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
         problems=tuple(problems),
         backends=verdicts,
         choice=_choice(files) if not problems else "",
+    )
+
+
+def _inspect_weights(paths: list[Path], origin: Origin) -> Inspection:
+    """`paths`: safetensors files without config.json."""
+    problem = f"{origin.name}: {NO_CONFIG}"
+    tensors: dict[str, StoredTensor] = {}
+    try:
+        for path in paths:
+            tensors.update(read_header(path))
+    except ModelRefused as error:
+        problem = str(error)
+    return Inspection(
+        name=origin.name,
+        kind="model",
+        source=origin.source,
+        local=origin.local,
+        architecture="",
+        parameters=num_parameters(tensors, {}) or None,
+        bytes=sum(tensor.num_bytes for tensor in tensors.values()),
+        dtypes=dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors.values()),
+        quantization="",
+        context=0,
+        licence=origin.licence,
+        problems=(problem,),
+        backends=backend_verdicts(None, NO_CONFIG),
     )
 
 
@@ -242,6 +221,7 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
         pickles=_pickles(origin.files),
         problems=tuple(problems),
         backends=backend_verdicts(None, problems[0] if problems else NO_GGUF),
+        variants=origin.variants,
     )
 
 

@@ -38,6 +38,14 @@ class BackendVerdict:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """The GGUF files of one quantisation in a repository."""
+
+    quant: str  # as in org/repo:QUANT
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Inspection:
     """The facts in the configuration and the headers of a model, an adapter or a GGUF file."""
 
@@ -60,6 +68,7 @@ class Inspection:
     problems: tuple[str, ...] = ()  # reasons why no backend can load it
     backends: tuple[BackendVerdict, ...] = ()  # in order of preference; empty for an adapter
     choice: str = ""  # the backend that would run the model; empty: none
+    variants: tuple[Variant, ...] = ()  # the GGUF models of the repository, of which this is one
 
     @property
     def usable(self) -> bool:

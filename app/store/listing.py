@@ -7,9 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from . import cache, names
+from . import cache, names, stored
 from .cache import ModelRef
 from .check import check
+from .names import LOCAL
+from .selection import NO_CONFIG, NO_GGUF
 
 UNFINISHED = (".incomplete", ".localllm")  # parts of the names of files that a download has not completed
 
@@ -29,7 +31,18 @@ def listed() -> list[ModelRef]:
 
 def with_problem(model: ModelRef) -> ModelRef:
     """The model with its first problem, by its headers. Reads no weights and starts no process."""
-    return replace(model, problem=_first_problem(model.path, _version(model.path)))
+    return replace(model, problem=problem_of(model.path))
+
+
+def problem_of(folder: Path) -> str:
+    """The reason why the files in a folder cannot be used; empty if they can. Starts no process."""
+    match stored.kind_of(folder):
+        case "gguf":
+            return NO_GGUF
+        case "weights":
+            return NO_CONFIG
+        case _:
+            return _first_problem(folder, _version(folder))
 
 
 def unfinished_bytes(folder: Path) -> int:
@@ -43,11 +56,21 @@ def unfinished_bytes(folder: Path) -> int:
 
 def _models_of(folder: Path) -> Iterator[ModelRef]:
     """The models of one repository, without adapters and without snapshots that have no weights."""
-    for model in cache.snapshots(folder, _has_model_files):
+    for model in cache.snapshots(folder, _is_listed):
         if cache.is_complete(model.path):
             yield with_problem(model)
-        else:
+        elif _has_model_files(model.path):
             yield replace(model, problem=f"files are missing; localllm pull {model.id} downloads them")
+        else:
+            yield replace(model, description=stored.kind_of(model.path), problem=problem_of(model.path))
+
+
+def _is_listed(snapshot: Path) -> bool:
+    """True for models, GGUF models, and weight files of other hosts. Other programs also store other weights."""
+    if _has_model_files(snapshot) or stored.has_gguf(snapshot):
+        return True
+    is_local = snapshot.parent.parent.name.startswith(names.repo_folder(f"{LOCAL}/").name)
+    return is_local and stored.has_weights(snapshot) and not cache.is_adapter(snapshot)
 
 
 def _has_model_files(snapshot: Path) -> bool:

@@ -15,6 +15,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from ...engine.modelfiles import INDEX, PICKLE_SUFFIXES, SINGLE
 from ..errors import ModelNotFound, ModelUnusable
+from .inspection import Variant
 from .names import QUANT, HubName
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -35,8 +36,10 @@ WEIGHTS = "*.safetensors"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
 GGUF_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 GGUF_QUANT = re.compile(rf"(?:^|[-._])({QUANT})(?=[-.]|$)", re.IGNORECASE)
+DEFAULT_QUANT = "Q4_K_M"
 OTHER_REPO = "find a repo of the same model with .safetensors files"
 NO_GGUF = "GGUF models need the backend llamacpp, which this version does not have"
+NO_CONFIG = "weights without config.json are no complete model"
 
 
 class File(Protocol):
@@ -87,9 +90,9 @@ def selects_gguf(name: HubName) -> bool:
     return bool(name.quant) or name.file.lower().endswith(".gguf")
 
 
-def gguf_refusal(name: HubName) -> ModelUnusable:
+def gguf_refusal(name: HubName, hint: str = OTHER_REPO) -> ModelUnusable:
     """The error for a name that selects a GGUF file; a caller may raise it before it asks the hub."""
-    return ModelUnusable(f"cannot use {name}: {NO_GGUF}", hint=OTHER_REPO)
+    return ModelUnusable(f"cannot use {name}: {NO_GGUF}", hint=hint)
 
 
 def _select_safetensors(name: HubName, files: list[FileType]) -> Selection[FileType]:
@@ -119,7 +122,7 @@ def _model_weights(weights: list[FileType]) -> list[FileType]:
 
 def _gguf_files(name: HubName, files: list[FileType]) -> list[FileType]:
     """The GGUF files that `name` selects: one file, or all shards of one model."""
-    candidates = [file for file in files if _is_gguf_model(file.name)]
+    candidates = [file for file in files if is_gguf_model(file.name)]
     if name.file:
         chosen = [file for file in candidates if _gguf_stem(file.name) == _gguf_stem(name.file)]
     else:
@@ -138,9 +141,38 @@ def _gguf_files(name: HubName, files: list[FileType]) -> list[FileType]:
     return chosen
 
 
+def small_files(files: Sequence[FileType]) -> list[FileType]:
+    """The configuration, the tokenizer and the texts of a repository; empty without config.json."""
+    if not any(file.name == "config.json" for file in files):
+        return []
+    return _matching(sorted(files, key=attrgetter("name")), *SMALL)
+
+
+def gguf_variants(files: Iterable[tuple[str, int]]) -> tuple[Variant, ...]:
+    """The quantisations of the GGUF models among files, and their sizes. The smallest is first.
+
+    `files`: pairs of name and bytes.
+    """
+    sizes: dict[str, int] = {}
+    for name, size in files:
+        quant = gguf_quant(name)
+        if quant and is_gguf_model(name):
+            sizes[quant] = sizes.get(quant, 0) + size
+    variants = [Variant(quant, size) for quant, size in sizes.items()]
+    return tuple(sorted(variants, key=attrgetter("bytes", "quant")))
+
+
+def default_quant(variants: Sequence[Variant]) -> str:
+    """The quantisation that represents a repository: Q4_K_M, else the smallest; empty without a variant."""
+    quants = [variant.quant for variant in variants]
+    if DEFAULT_QUANT in quants:
+        return DEFAULT_QUANT
+    return quants[0] if quants else ""
+
+
 def gguf_quants(names: Iterable[str]) -> list[str]:
     """The GGUF quantisations of the models among these files, in upper case."""
-    quants = {gguf_quant(name) for name in names if _is_gguf_model(name)}
+    quants = {gguf_quant(name) for name in names if is_gguf_model(name)}
     return sorted(quants - {""})
 
 
@@ -150,7 +182,7 @@ def gguf_quant(name: str) -> str:
     return matches[-1].upper() if matches else ""
 
 
-def _is_gguf_model(name: str) -> bool:
+def is_gguf_model(name: str) -> bool:
     """True for a GGUF file with a model; false for projectors of images and importance matrices."""
     base = name.rpartition("/")[2].lower()
     return base.endswith(".gguf") and not ("mmproj" in base or "imatrix" in base)
@@ -188,7 +220,8 @@ def _no_weights(name: HubName, files: set[str]) -> ModelUnusable:
     """The error for a repository without safetensors weights."""
     quants = gguf_quants(files)
     if quants or any(file.lower().endswith(".gguf") for file in files):
-        return ModelUnusable(f"{name} has only GGUF weights; {NO_GGUF}", hint=OTHER_REPO)
+        selectors = f"; it has {', '.join(f'{name}:{quant}' for quant in quants)}" if quants else ""
+        return ModelUnusable(f"{name} has only GGUF weights; {NO_GGUF}", hint=OTHER_REPO + selectors)
     pickles = sorted(file for file in files if file.endswith(tuple(PICKLE_SUFFIXES)))
     if pickles:
         reason = f"has only pickle weights ({pickles[0]}); loading them would run code from the repo"

@@ -15,7 +15,7 @@ from localllm.app.store import fit as fits
 from localllm.app.store import preferences
 from localllm.app.store.fit import fit
 from localllm.app.store.fitting import Fit
-from localllm.app.store.inspect import opened
+from localllm.app.store.opening import opened
 from localllm.app.worker.faults import app_error
 from localllm.backends import cpu
 from localllm.engine.errors import ModelRefused

@@ -14,8 +14,9 @@ from safetensors.numpy import save_file
 
 from localllm.app.errors import ModelNotFound, ModelUnusable
 from localllm.app.store import skeleton as skeletons
-from localllm.app.store.inspect import Origin, inspect, inspect_path, licence
+from localllm.app.store.inspect import inspect, inspect_path, licence
 from localllm.app.store.inspection import DtypeShare, Inspection
+from localllm.app.store.opening import Origin
 from localllm.app.store.remote import RemoteFile
 from localllm.app.store.skeleton import RemoteHead, skeleton
 from localllm.app.store.tensors import num_parameters
