@@ -1,4 +1,4 @@
-"""GGUF models, single weight files and repositories without usable weights: inspect, fit, pull, list, show, verify, rm."""
+"""GGUF models, single weight files and repositories without usable weights, on every command of the store."""
 
 from __future__ import annotations
 
