@@ -39,7 +39,7 @@ from .api.admin import (
 )
 from .config import Settings, loading
 from .daemon.owner import owner_pid
-from .errors import AppError, DaemonUnreachable, InvalidRequest, PortTaken
+from .errors import AppError, DaemonUnreachable, InvalidRequest, OtherOptions, PortTaken
 from .frames import Fault, Machine
 from .store.fitting import Fit
 from .store.inspection import BackendVerdict, DtypeShare, Inspection, TemplateVerdict
@@ -87,6 +87,7 @@ __all__ = [
     "adapter_selection",
     "agree",
     "fit_of",
+    "kept_notice",
     "speed_of",
 ]
 
@@ -145,8 +146,11 @@ class Client:
     Methods raise an AppError. An error of the daemon has the same class as in the daemon.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, on_status: Callable[[str], None] = lambda _: None) -> None:
+        """`on_status` gets messages for the user."""
         self._settings = settings
+        self._say = on_status
+        self._flags: dict[str, LoadFlags] = {}  # model → flags of the last exact load: answers need the same
         self._http = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(paths.socket_file())),
             base_url="http://localhost",
@@ -168,7 +172,7 @@ class Client:
                 raise DaemonUnreachable("no daemon is running", hint="localllm serve, chat or run starts one")
             say("starting the daemon")
             await _start(settings)
-        client = cls(settings)
+        client = cls(settings, say)
         try:
             status = await client._status()
         except BaseException:
@@ -214,17 +218,28 @@ class Client:
     ) -> LoadedModel:
         """Load a model, or return the loaded one. `on_progress` gets (stage, fraction from 0 to 1).
 
-        `exact`: if the model is idle and was loaded with other flags or settings, load it again.
+        `exact`: if the model is idle and was loaded with other flags or settings, load it again. All later answers of
+        this client need the same flags: if another client loads the model with others, it is loaded again.
         """
         body = {"model": _name(model), **msgspec.structs.asdict(flags), "exact": exact}
         async with aclosing(self._events("/admin/load", body)) as events:
             async for event in events:
                 if "stage" not in event:
-                    return msgspec.convert(event, LoadedModel)
+                    info = msgspec.convert(event, LoadedModel)
+                    self._remember(model, flags if exact and not info.kept else None, info)
+                    return info
                 progress = msgspec.convert(event, LoadProgress)
                 if on_progress is not None:
                     on_progress(progress.stage, progress.done)
         raise DaemonUnreachable("the daemon stopped while it loaded the model")
+
+    def _remember(self, model: str, flags: LoadFlags | None, info: LoadedModel) -> None:
+        """Remember the flags of a load. None: answers use the model as it is loaded."""
+        for name in {_name(model), info.id}:
+            if flags is None:
+                self._flags.pop(name, None)
+            else:
+                self._flags[name] = flags
 
     def chat(self, model: str, messages: list[dict[str, Any]], **parameters: Any) -> AsyncGenerator[ChatEvent]:
         """Yield the events of one chat answer. Closing the iterator cancels the request.
@@ -341,7 +356,7 @@ class Client:
             adapter = body.pop("adapter")
             body["lora"] = [adapter_selection(adapter)] if adapter else []
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
-        async with aclosing(self._events(path, body)) as events:
+        async with aclosing(self._answer_events(path, body)) as events:
             async for event in events:
                 if event.get("usage"):
                     usage = _usage(event["usage"])
@@ -356,6 +371,26 @@ class Client:
             raise DaemonUnreachable("the daemon stopped in the middle of the answer")
         seconds = time.perf_counter() - start
         yield Done(finish=finish, usage=usage, ttft=max(seconds - decode, 0.0), seconds=seconds)
+
+    async def _answer_events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+        """The events of an answer. The model has the flags of this client's load, or a message says that it has not."""
+        model = body["model"]
+        flags = self._flags.get(model)
+        if flags is not None:
+            try:
+                async with aclosing(self._events(path, _with_flags(body, flags))) as events:
+                    async for event in events:
+                        yield event
+                return
+            except OtherOptions:  # before the first event
+                info = await self.load(model, flags=flags, exact=True)
+            if info.kept:
+                self._say(kept_notice(info))
+            else:
+                body = _with_flags(body, flags)
+        async with aclosing(self._events(path, body)) as events:
+            async for event in events:
+                yield event
 
     async def _work(self, path: str, body: dict[str, Any], kind: type[Result], on_progress: OnFile | None) -> Result:
         """The last event of some work, after its events of progress."""
@@ -408,6 +443,16 @@ class Client:
                     yield event
         except httpx.HTTPError as error:
             raise _lost(error) from None
+
+
+def kept_notice(info: LoadedModel) -> str:
+    """The notice about a load that had no effect, because the model answers requests of other clients."""
+    options = " ".join(info.options) or "the settings of the daemon"
+    return f"{info.id} is busy and stays loaded with {options}; this call has no effect on that"
+
+
+def _with_flags(body: dict[str, Any], flags: LoadFlags) -> dict[str, Any]:
+    return body | {"load": msgspec.structs.asdict(flags)}
 
 
 def adapter_selection(text: str) -> dict[str, Any]:

@@ -44,6 +44,10 @@ class UnsupportedParameter(InvalidRequest, code="unsupported_parameter"):
     pass
 
 
+class OtherOptions(InvalidRequest, status=409, code="other_load_options"):
+    """The model answers requests, and was loaded with other options than this request needs."""
+
+
 class ContextTooLong(InvalidRequest, code="context_length_exceeded"):
     pass
 

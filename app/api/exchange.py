@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -12,6 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import AppError, Stopping
 from ..frames import Finished, Generate, ModelInfo, Piece
+from .admin import LoadFlags
 from .answers import KEEP_ALIVE, Answer, ChatAnswer, CompletionAnswer, Head, error_event
 from .body import ClientGone, is_local, read_json
 from .metrics import Metrics, Watch
@@ -32,22 +33,33 @@ SSE_HEADERS = [
 class Exchange:
     """The ASGI app of one route: chats (`body=ChatBody`) or completions (`body=CompletionBody`)."""
 
-    def __init__(self, models: Models, metrics: Metrics, body: type[ChatBody | CompletionBody], version: str) -> None:
+    def __init__(
+        self,
+        models: Models,
+        metrics: Metrics,
+        body: type[ChatBody | CompletionBody],
+        version: str,
+        check_admin: Callable[[Scope], None],
+    ) -> None:
+        """`check_admin` raises Forbidden if the client may not choose how a model is loaded."""
         self.models = models
         self.metrics = metrics
         self.body = body
         self.version = version
+        self.check_admin = check_admin
         self.limit = models.settings.max_body_mib * 2**20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_json(scope, receive, self.body, self.limit)
+        if body.load is not None:
+            self.check_admin(scope)
         await unless_gone(receive, self._answer(body, scope, receive, send))
 
     async def _answer(self, body: ChatBody | CompletionBody, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{uuid.uuid4().hex}"
         requests = body.frames(request_id)
         choices = len(requests) * requests[0].n
-        stream = await self._open(body.model, requests, choices, is_local(scope))
+        stream = await self._open(body, requests, choices, is_local(scope))
         model = stream.info.model
         name = f"{model}:{stream.adapter}" if stream.adapter else model
         head = Head(request_id, name, _fingerprint(self.version, stream.info))
@@ -70,14 +82,20 @@ class Exchange:
         finally:
             self.metrics.requests.labels(model, outcome).inc()
 
-    async def _open(self, name: str | None, requests: list[Generate], choices: int, local: bool) -> Stream:
+    async def _open(
+        self, body: ChatBody | CompletionBody, requests: list[Generate], choices: int, local: bool
+    ) -> Stream:
         """Send the requests to the model.
 
         The metrics count a refused request only if its model is loaded: any other name comes from the client and must
         not become a label.
         """
+        name = body.model
+        flags = None
+        if body.load is not None:
+            flags = LoadFlags(backend=body.load.backend, quant=body.load.quant, context=body.load.context)
         try:
-            return await self.models.open(name, requests, weight=choices, local=local)
+            return await self.models.open(name, requests, weight=choices, local=local, flags=flags)
         except AppError as error:
             if name and self.models.find(name):
                 self.metrics.requests.labels(name, error.code).inc()

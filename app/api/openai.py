@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 
 from msgspec import Meta
 
+from ...engine.quantization import Quant
 from ...engine.ranges import RANGES
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import Generate, ResponseFormat
@@ -96,11 +97,20 @@ class LoraEntry(WireBody):
     scale: float = 1.0
 
 
+class LoadFields(WireBody, kw_only=True):
+    """The options with which the model of a request must be loaded; None: the settings of the model."""
+
+    backend: str | None = None
+    quant: Quant | None = None
+    context: Annotated[int, Meta(ge=0)] | None = None  # tokens; 0: the model's own limit
+
+
 class SamplingBody(WireBody, kw_only=True):
     """The fields that chats and completions have in common."""
 
     model: Name | None = None  # a model, or model:adapter; optional while exactly one model is loaded
     lora: list[LoraEntry] | None = None  # at most one adapter; an empty list selects the base model
+    load: LoadFields | None = None  # load the model with these options (unix socket or API key only)
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None

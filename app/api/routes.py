@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -64,8 +65,9 @@ class _Api:
         self.limit = models.settings.max_body_mib * 2**20
 
     def routes(self) -> list[Route]:
-        chat = Exchange(self.models, self.metrics, ChatBody, VERSION)
-        completion = Exchange(self.models, self.metrics, CompletionBody, VERSION)
+        check = partial(check_admin, address=self.address)
+        chat = Exchange(self.models, self.metrics, ChatBody, VERSION, check)
+        completion = Exchange(self.models, self.metrics, CompletionBody, VERSION, check)
         openai_routes: list[tuple[str, str, Any]] = [
             ("POST", "/chat/completions", chat),
             ("POST", "/completions", completion),

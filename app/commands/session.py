@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
-from ..client import Client, LoadedModel, LoadFlags
+from ..client import Client, LoadedModel, LoadFlags, kept_notice
 from ..config import Settings
 from .console import say
 
@@ -48,9 +48,9 @@ def _notice(info: LoadedModel, previous_pid: int | None) -> str:
 
     `previous_pid`: the worker process before this call; None: the model was not loaded.
     """
-    options = " ".join(info.options) or "the settings of the daemon"
     if info.kept:
-        return f"{info.id} is busy and stays loaded with {options}; this call has no effect on that"
+        return kept_notice(info)
+    options = " ".join(info.options) or "the settings of the daemon"
     if info.pid == previous_pid:
         return ""
     if previous_pid is not None:

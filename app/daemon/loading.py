@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 
 import msgspec
 
@@ -10,7 +11,7 @@ from ...engine.options import LoadOptions
 from .. import children, config, paths
 from ..api.admin import LoadFlags
 from ..config import Settings
-from ..errors import InvalidRequest, NoBackend
+from ..errors import InvalidRequest, NoBackend, OtherOptions
 from ..frames import Fault, Load
 from ..store import cache, preferences
 from .process import WorkerProcess
@@ -77,11 +78,29 @@ def fits(worker: WorkerProcess, loaded: Settings, requested: Settings) -> bool:
     return config.loading(loaded) == config.loading(requested)
 
 
-def difference(worker: WorkerProcess, flags: LoadFlags) -> InvalidRequest | None:
-    """The error for a call whose flags differ from those of a loaded and busy model.
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """The options that a call needs. `settings` are those that its flags and the settings of the model result in."""
 
-    None if the loaded model fits the flags, or its worker has ended.
-    """
+    flags: LoadFlags
+    settings: Settings
+    exact: bool = False  # all settings must be those of the call, not only its flags
+
+    def mismatch(self, worker: WorkerProcess, loaded: Settings) -> InvalidRequest | None:
+        """The error of this call if the worker, which was loaded with `loaded`, is busy; None if it fits the call."""
+        flag = _differing_flag(worker, self.flags)
+        if flag is not None:
+            return flag
+        if self.exact and not fits(worker, loaded, self.settings):
+            return OtherOptions(
+                f"{worker.model} is busy with other options than this request needs",
+                hint="try again when its answers have ended, or unload it first (localllm stop)",
+                param="load",
+            )
+        return None
+
+
+def _differing_flag(worker: WorkerProcess, flags: LoadFlags) -> InvalidRequest | None:
     info = worker.info
     if info is None:
         return None

@@ -10,18 +10,20 @@ from pathlib import Path
 
 import msgspec
 
-from .. import paths
+from .. import config, paths
 from ..api.admin import AdapterEntry, LoadedModel, LoadFlags
 from ..api.models import Progress, Request
 from ..api.stream import Stream
 from ..config import Settings
-from ..errors import Forbidden, InvalidRequest, ModelNotFound, Overloaded, Stopping
+from ..errors import AppError, Forbidden, InvalidRequest, ModelNotFound, OtherOptions, Overloaded, Stopping
 from ..frames import Stats
 from ..store import cache
 from ..store.names import is_path
-from .adapters import Adapters, split_name
-from .loading import as_flags, check_backend, difference, fits, load_frame, load_settings
+from .adapters import Adapters
+from .description import describe
+from .loading import LoadRequest, as_flags, check_backend, load_frame, load_settings
 from .machine import MachineProbe
+from .names import Names
 from .process import COMMAND, WorkerProcess
 
 STOPPING = "the daemon is stopping"
@@ -53,6 +55,7 @@ class LoadedModels:
         self._log_dir = log_dir or paths.log_dir()
         self._entries: dict[str, _Entry] = {}
         self._adapters = Adapters()
+        self._names = Names(self._entries, self._adapters)
         self.machine = MachineProbe()
         # Workers that have ended. Their processes may still exist and use memory; the next load waits for them.
         self._ended: list[WorkerProcess] = []
@@ -68,51 +71,78 @@ class LoadedModels:
         exact: bool = False,
         progress: Progress | None = None,
     ) -> WorkerProcess:
-        """The ready worker of a model. Starts the worker if necessary; concurrent calls wait for the same worker.
+        """The ready worker of a model. The parameters and errors are those of `load`."""
+        ref = await self._names.resolve(name, local)
+        entry = await self._entry(ref, self._request(ref, flags, exact=exact), progress, keeps=True)
+        return entry.worker
 
-        `local`: the client uses the unix socket and may name a folder. `flags` precede the settings. `exact`: if the
-        model is idle and was loaded with other settings than this call would load it with, load it again.
-        Raises ModelNotFound, the error of a failed load, Stopping, ConfigError for a malformed setting of the model, or
-        InvalidRequest if the model is busy and was loaded with other `flags`.
+    def _request(self, ref: cache.ModelRef, flags: LoadFlags, *, exact: bool = False) -> LoadRequest:
+        """Raises ConfigError for a malformed setting of the model."""
+        return LoadRequest(flags, load_settings(self.settings, ref.id, flags), exact)
+
+    async def _entry(
+        self, ref: cache.ModelRef, request: LoadRequest, progress: Progress | None = None, *, keeps: bool = False
+    ) -> _Entry:
+        """A model with a ready worker. Starts the worker if necessary; concurrent calls wait for the same worker.
+
+        A loaded model that does not have the options of the request is loaded again if it is idle. `keeps`: if it is
+        busy and only its settings differ, it stays as it is. Raises the error of a failed load, Stopping, or
+        InvalidRequest if the model is busy with other options.
         """
-        ref = await self._resolve(name, local)
-        settings = load_settings(self.settings, ref.id, flags)
-        checked = False
+        backend = request.flags.backend
         while True:
-            self._refuse_when_stopping()
-            entry = self._entries.get(ref.id) or self._start(ref, settings)
-            if entry.unloading is not None:
-                await asyncio.shield(entry.unloading)
+            entry = await self._loaded_entry(ref, request.settings, progress)
+            if entry is None:
                 continue
-            worker = entry.worker
-            if progress is not None:
-                worker.listeners.append(progress)
-            await asyncio.shield(entry.loading)
-            refusal = difference(worker, flags)
-            if worker.state != "ready":
+            mismatch = request.mismatch(entry.worker, entry.settings)
+            if mismatch is None:
+                return entry
+            if entry.worker.unfinished:
+                if keeps and isinstance(mismatch, OtherOptions):
+                    return entry
+                raise mismatch
+            if mismatch.param == "backend" and backend is not None:
+                await check_backend(backend, ref)  # before the loaded worker is stopped
+                backend = None
                 continue
-            if refusal is None:
-                is_outdated = exact and not fits(worker, entry.settings, settings)
-                if worker.unfinished or not is_outdated:
-                    return worker
-            elif refusal.param == "backend" and flags.backend is not None and not checked:
-                await check_backend(flags.backend, ref)  # before the loaded worker is stopped
-                checked = True
-                continue
-            elif worker.unfinished:
-                raise refusal
             await asyncio.shield(self._unload_task(entry, drain=0.0))
 
+    async def _loaded_entry(self, ref: cache.ModelRef, settings: Settings, progress: Progress | None) -> _Entry | None:
+        """Wait for the load of a model, which this call starts if necessary. None: the model was unloaded meanwhile."""
+        self._refuse_when_stopping()
+        entry = self._entries.get(ref.id) or self._start(ref, settings)
+        if entry.unloading is not None:
+            await asyncio.shield(entry.unloading)
+            return None
+        if progress is not None:
+            entry.worker.listeners.append(progress)
+        try:
+            await asyncio.shield(entry.loading)
+        except Stopping:
+            raise
+        except AppError:
+            if config.loading(entry.settings) == config.loading(settings):
+                raise
+            return None  # another call chose the options that failed
+        return entry if entry.worker.state == "ready" else None
+
     async def open(
-        self, name: str | None, requests: Sequence[Request], *, weight: int = 1, local: bool = False
+        self,
+        name: str | None,
+        requests: Sequence[Request],
+        *,
+        weight: int = 1,
+        local: bool = False,
+        flags: LoadFlags | None = None,
     ) -> Stream:
         """Load the model if necessary and send requests to it. The stream returns the replies.
 
         `name`: a model, `model:adapter`, or an adapter that only one model has; None selects the only loaded model.
-        `weight`: number of answers to the requests. `local`: see `worker`.
-        Raises the errors of `worker`; InvalidRequest if `weight` exceeds the setting max_queue; Overloaded if `weight`
-        and the unfinished answers of the worker together exceed max_queue; AdapterNotFound; AdapterUnusable if the
-        files of the adapter are missing after a reload of the model.
+        `weight`: number of answers to the requests. `local`: the client uses the unix socket and may name a folder.
+        `flags`: the model must be loaded with these flags; None: the requests use the model as it is loaded.
+        Raises ModelNotFound; the errors of `_entry`; InvalidRequest if `weight` exceeds the setting max_queue;
+        Overloaded if `weight` and the unfinished answers of the worker together exceed max_queue; AdapterNotFound;
+        AdapterUnusable if the files of the adapter are missing after a reload of the model.
         """
         self._refuse_when_stopping()
         limit = self.settings.max_queue
@@ -122,9 +152,10 @@ class LoadedModels:
                 hint="to raise the limit, use the setting max_queue",
                 param="n",
             )
-        ref, adapter = await self._select(name, local)
+        ref, adapter = await self._names.select(name, local)
         self._adapters.check(ref.id, adapter, requests)  # before a load, which may take minutes
-        worker = await self.worker(ref.id, local=local)
+        request = self._request(ref, flags or NO_FLAGS, exact=flags is not None)
+        worker = (await self._entry(ref, request)).worker
         selected, requests = await self._adapters.prepare(worker, adapter, requests)
         if worker.unfinished + weight > limit:
             raise Overloaded(
@@ -144,25 +175,20 @@ class LoadedModels:
         exact: bool = False,
         progress: Progress | None = None,
     ) -> LoadedModel:
-        """Load a model or `model:adapter`, and describe it. Raises the errors of `worker`, AdapterNotFound."""
-        ref, adapter = await self._select(name, local)
-        self._adapters.check(ref.id, adapter, ())
-        worker = await self.worker(ref.id, local=local, flags=flags, exact=exact, progress=progress)
-        description = self._describe(worker, await worker.stats(STATS_SECONDS))
-        entry = self._entries.get(worker.model)
-        if not exact or entry is None:
-            return description
-        requested = load_settings(self.settings, ref.id, flags)
-        return msgspec.structs.replace(description, kept=not fits(worker, entry.settings, requested))
+        """Load a model or `model:adapter`, and describe it.
 
-    def _only(self) -> str:
-        """The id of the only loaded model. Raises InvalidRequest unless exactly one model is loaded."""
-        if len(self._entries) != 1:
-            loaded = ", ".join(self._entries) or "none"
-            raise InvalidRequest(
-                f"model is missing; it is optional only if exactly one model is loaded ({loaded})", param="model"
-            )
-        return next(iter(self._entries))
+        `flags` precede the settings. `exact`: if the model is idle and was loaded with other settings than this call
+        would load it with, load it again; if it is busy, the field `kept` of the description is true.
+        Raises ModelNotFound, the errors of `_entry`, AdapterNotFound, or ConfigError for a malformed setting of the
+        model.
+        """
+        ref, adapter = await self._names.select(name, local)
+        self._adapters.check(ref.id, adapter, ())
+        request = self._request(ref, flags, exact=exact)
+        entry = await self._entry(ref, request, progress, keeps=True)
+        kept = request.mismatch(entry.worker, entry.settings) is not None
+        description = self._describe(entry, await entry.worker.stats(STATS_SECONDS))
+        return msgspec.structs.replace(description, kept=kept)
 
     def find(self, model_id: str) -> WorkerProcess | None:
         """The worker of a loaded or loading model; None if there is none."""
@@ -176,12 +202,14 @@ class LoadedModels:
         return list(zip(workers, stats, strict=True))
 
     async def loaded(self) -> list[LoadedModel]:
-        return [self._describe(worker, stats) for worker, stats in await self.stats() if worker.state != "over"]
+        entries = list(self._entries.values())
+        stats = await asyncio.gather(*(entry.worker.stats(STATS_SECONDS) for entry in entries))
+        described = zip(entries, stats, strict=True)
+        return [self._describe(entry, figures) for entry, figures in described if entry.worker.state != "over"]
 
-    def _describe(self, worker: WorkerProcess, stats: Stats | None) -> LoadedModel:
-        entry = self._entries.get(worker.model)
-        options = as_flags(entry.settings, self.settings) if entry else ()
-        return _describe(worker, stats, self.settings.idle_unload, options)
+    def _describe(self, entry: _Entry, stats: Stats | None) -> LoadedModel:
+        options = as_flags(entry.settings, self.settings)
+        return describe(entry.worker, stats, self.settings.idle_unload, options)
 
     def adapters(self) -> list[AdapterEntry]:
         """The adapters of all models, in the order in which they were first loaded."""
@@ -199,8 +227,8 @@ class LoadedModels:
     ) -> AdapterEntry:
         """Load an adapter for a model, which is loaded if necessary. `path`: a folder, or a name in the model cache.
 
-        `model`: None selects the only loaded model. Raises the errors of `worker`; Forbidden for a folder if the
-        client is not `local`; AdapterNotFound if the folder does not exist; the errors of `Adapters.load`.
+        `model`: None selects the only loaded model. Raises ModelNotFound; the errors of `_entry`; Forbidden for a
+        folder if the client is not `local`; AdapterNotFound for a missing folder; the errors of `Adapters.load`.
         """
         if not local and is_path(path):
             raise Forbidden(
@@ -208,7 +236,7 @@ class LoadedModels:
                 hint="clients on the unix socket may name a folder",
             )
         folder = await asyncio.to_thread(cache.resolve_adapter, path, allow_path=local)
-        worker = await self.worker(model or self._only(), local=local)
+        worker = await self.worker(model or self._names.only(), local=local)
         return await self._adapters.load(worker, name, folder.path, replace=replace, pinned=pinned)
 
     async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
@@ -253,39 +281,6 @@ class LoadedModels:
     def _refuse_when_stopping(self) -> None:
         if self.stopping:
             raise Stopping(STOPPING)
-
-    async def _resolve(self, name: str, local: bool) -> cache.ModelRef:
-        if not local and is_path(name):
-            raise ModelNotFound("model must be an id, not a path", param="model")
-        entry = self._entries.get(name)
-        return entry.ref if entry else await asyncio.to_thread(cache.resolve, name, allow_path=local)
-
-    async def _find(self, name: str, local: bool) -> cache.ModelRef | None:
-        entry = self._entries.get(name)
-        if entry is not None:
-            return entry.ref
-        if is_path(name) and not local:
-            return None
-        return await asyncio.to_thread(cache.find, name, allow_path=local)
-
-    async def _select(self, name: str | None, local: bool) -> tuple[cache.ModelRef, str]:
-        """The model and the adapter of a name; the adapter is empty if the name has none.
-
-        The name of a model precedes `model:adapter`: `qwen3:0.6b` is a short name. An adapter alone is last.
-        """
-        if name is None:
-            return await self._resolve(self._only(), local), ""
-        model = await self._find(name, local)
-        if model is not None:
-            return model, ""
-        base, adapter = split_name(name)
-        if adapter:
-            model = await self._find(base or self._only(), local)
-            return model or await self._resolve(name, local), adapter
-        # Clients of vLLM use the name of an adapter as the name of a model.
-        if self._adapters.has(name):
-            return await self._resolve(self._adapters.find_model(name), local), name
-        return await self._resolve(name, local), ""
 
     def _start(self, ref: cache.ModelRef, settings: Settings) -> _Entry:
         worker = WorkerProcess(
@@ -341,28 +336,3 @@ class LoadedModels:
             for entry in list(self._entries.values()):
                 if entry.worker.idle > limit:
                     self._unload_task(entry, drain=0.0)
-
-
-def _describe(worker: WorkerProcess, stats: Stats | None, idle_limit: float, options: tuple[str, ...]) -> LoadedModel:
-    info = worker.info
-    if info is None:
-        return LoadedModel(id=worker.model, state="loading", pid=worker.pid, options=options)
-    return LoadedModel(
-        id=worker.model,
-        state="ready",
-        pid=worker.pid,
-        backend=info.backend,
-        device=info.device,
-        dtype=info.dtype,
-        quant=info.quant,
-        context=info.context,
-        memory=info.weight_bytes + info.cache_bytes,
-        token_bytes=info.token_bytes,
-        cache_tokens=info.cache_tokens,
-        cache_used=stats.cache_used if stats else 0,
-        requests=worker.unfinished,
-        idle=worker.idle,
-        unload_in=max(idle_limit - worker.idle, 0.0) if idle_limit and not worker.unfinished else None,
-        warnings=info.warnings,
-        options=options,
-    )

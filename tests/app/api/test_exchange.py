@@ -10,17 +10,24 @@ import pytest
 from msgspec import structs
 
 from localllm.app.api import exchange
+from localllm.app.api.admin import LoadFlags
 from localllm.app.api.answers import ChatAnswer, Head
-from localllm.app.api.body import ClientGone
+from localllm.app.api.body import ClientGone, is_local
 from localllm.app.api.exchange import unless_gone
 from localllm.app.api.metrics import Metrics
 from localllm.app.api.openai import ChatBody, CompletionBody
 from localllm.app.api.stream import Stream
 from localllm.app.config import Settings
-from localllm.app.errors import AppError, Overloaded, Stopping, WorkerDied
+from localllm.app.errors import AppError, Forbidden, Overloaded, Stopping, WorkerDied
 from localllm.app.frames import Failed, Fault, Finished, Generate, Piece, Started
 
 from ..samples import model_info
+
+
+def check_admin(scope: Any) -> None:
+    """As the check of the routes, for a daemon without an API key."""
+    if not is_local(scope):
+        raise Forbidden("no")
 
 
 def tally(*frames: Any, requests: tuple[Generate, ...] = (Generate(id="a"),)) -> exchange._Tally:
@@ -159,8 +166,11 @@ class FakeModels:
     def find(self, name: str) -> Any:
         return name if name == "m" else None
 
-    async def open(self, name: str | None, requests: list[Generate], *, weight: int, local: bool) -> Stream:
+    async def open(
+        self, name: str | None, requests: list[Generate], *, weight: int, local: bool, flags: LoadFlags | None
+    ) -> Stream:
         self.calls.append((name, local, requests, weight))
+        self.flags = flags
         if self.refusal is not None:
             raise self.refusal
         self.opened.set()
@@ -193,7 +203,7 @@ async def exchanged(
         "headers": [(b"content-type", b"application/json")],
         "server": ("/socket", None) if local else ("127.0.0.1", 1),
     }
-    endpoint = exchange.Exchange(models, metrics, kind, "1.2")  # type: ignore[arg-type]
+    endpoint = exchange.Exchange(models, metrics, kind, "1.2", check_admin)  # type: ignore[arg-type]
     try:
         await endpoint(scope, receive, send)
     except AppError as error:
@@ -237,6 +247,18 @@ async def test_weight_counts_prompts_times_choices() -> None:
     assert [choice["text"] for choice in answer["choices"]] == ["x", "", "x", ""]
 
 
+async def test_load_options_reach_the_model_from_local_clients_only() -> None:
+    for load, flags in (({"quant": "int8"}, LoadFlags(quant="int8")), ({}, LoadFlags()), (None, None)):
+        models = FakeModels(*ENDS)
+        await exchanged(models, local=True, messages=HI, model="m", load=load)
+        assert models.flags == flags
+    models = FakeModels(*ENDS)
+    (error,), _ = await exchanged(models, messages=HI, model="m", load={})
+    assert (error.code, models.calls) == ("forbidden", [])
+    (error,), _ = await exchanged(models, messages=HI, model="m", load={"quant": "int3"})
+    assert error.param == "load.quant"
+
+
 async def test_metrics_count_outcomes() -> None:
     failing = Failed(id="", fault=Fault(code="context_length_exceeded", message="too long"))
     for stream in (False, True):
@@ -256,7 +278,7 @@ async def test_metrics_count_outcomes() -> None:
 async def test_disconnect_counts_as_cancelled() -> None:
     models = FakeModels(ENDS[0])
     metrics = Metrics()
-    endpoint = exchange.Exchange(models, metrics, ChatBody, "1.2")  # type: ignore[arg-type]
+    endpoint = exchange.Exchange(models, metrics, ChatBody, "1.2", check_admin)  # type: ignore[arg-type]
     body = json.dumps({"messages": HI, "model": "m"}).encode()
     messages = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
     read = asyncio.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from localllm.app.daemon import background
 from localllm.app.errors import (
     ContextTooLong,
     DaemonUnreachable,
+    InvalidRequest,
     ModelNotFound,
     ModelUnusable,
     UnsupportedParameter,
@@ -347,8 +348,8 @@ async def connecting(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | None
     made: list[Client] = []
 
     class Mocked(Client):
-        def __init__(self, settings: Settings) -> None:
-            super().__init__(settings)
+        def __init__(self, settings: Settings, on_status: Callable[[str], None]) -> None:
+            super().__init__(settings, on_status)
             made.append(self)
             self._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://localhost")
 
@@ -482,3 +483,30 @@ async def test_complete_sends_a_plain_prompt(monkeypatch: pytest.MonkeyPatch) ->
     assert 0 <= done.ttft <= done.seconds
     body = json.loads(asked[0][3])
     assert (asked[0][1], body["prompt"], body["max_tokens"], body["stream"]) == ("/v1/completions", "hi", 3, True)
+
+
+async def test_answers_have_the_options_of_the_load_of_their_client(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCALLLM_RUNTIME_DIR", daemon.env["LOCALLLM_RUNTIME_DIR"])
+    notices: list[str] = []
+    async with (
+        await Client.connect(Settings(), start=False) as first,
+        await Client.connect(Settings(), start=False, on_status=notices.append) as second,
+    ):
+        flags = LoadFlags(quant="int8")
+        assert (await first.load("test/other", flags=flags, exact=True)).options == ("--quant int8",)
+        assert (await second.load("test/other", exact=True)).options == ()
+        for client, options in ((first, ("--quant int8",)), (second, ()), (second, ()), (first, ("--quant int8",))):
+            assert [event async for event in client.chat("test/other", say("echo a"))]
+            assert daemon.loaded()["test/other"]["options"] == list(options)
+        busy = first.chat("test/other", say("slow 100"))
+        await anext(busy)
+        assert [event async for event in second.chat("test/other", say("echo a"))]
+        assert notices == ["test/other is busy and stays loaded with --quant int8; this call has no effect on that"]
+        with pytest.raises(InvalidRequest, match="busy with quant int8"):
+            await second.load("test/other", flags=LoadFlags(quant="int4"), exact=True)
+        await busy.aclose()
+        await first.unload("test/other")
+        assert [event async for event in first.chat("test/other", say("echo a"))]
+        assert daemon.loaded()["test/other"]["options"] == ["--quant int8"], "also after it was unloaded"
