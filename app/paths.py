@@ -85,6 +85,11 @@ def compiled_dir() -> Path:
     return Path(folder).expanduser() if folder else cache_dir() / "compiled"
 
 
+def architectures_file() -> Path:
+    """The file of the answers of the backends about architectures."""
+    return cache_dir() / "architectures.json"
+
+
 def self_test_dir() -> Path:
     """The folder of the results of the kernel self-test (not created here)."""
     return cache_dir() / "self-test"

@@ -18,7 +18,7 @@ def list_models(as_json: bool) -> int:
     config.load()
     from ..store import listing
 
-    models = listing.listed()
+    models = listing.listed(wait=True)
     if as_json:
         click.echo(json.dumps([_for_json(model) for model in models], indent=2))
     else:

@@ -13,6 +13,7 @@ import click
 from .. import config
 from ..sizes import size
 from ..store import cache, listing
+from ..store.check import check
 from ..store.download import Download, Plan
 from ..store.transfer.policy import from_environment
 from ..store.transfer.progress import Progress
@@ -66,7 +67,7 @@ def _show_result(model: cache.ModelRef, as_json: bool) -> None:
     if as_json:
         _event("complete", model=model.id, path=str(model.path), size=model.size)
         return
-    problem = listing.problem_of(model.path)
+    problem = listing.problem_of(model.path) or "".join(check(model.path)[:1])
     if problem:
         say(f"{model.id} is in {model.path} ({size(model.size)}); it cannot be used: {problem}")
     elif cache.is_complete(model.path):

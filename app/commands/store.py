@@ -69,7 +69,7 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "licence": licence(model.path),
         "template": f"{template.status} {template.reason}".strip() if template else None,
         "aliases": [alias for alias, target in preferred.aliases.items() if target == model.id],
-        "problems": check(model.path, ask_backends=False) if kind in ("model", "adapter") else [problem_of(model.path)],
+        "problems": check(model.path) if kind in ("model", "adapter") else [problem_of(model.path)],
         "settings": config.model_settings(preferred.settings, model.id),
         "files": files,
     }

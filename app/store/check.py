@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.adapterfiles import read_adapter_header
 from ...engine.errors import ModelRefused
-from ...engine.modelconfig import FAMILIES
-from ...engine.modelfiles import read_architecture, read_model
+from ...engine.modelfiles import read_model
+from .architectures import unsupported
 from .headers import LocalFile, read_gguf
 
 TOKENIZER = "tokenizer.json"
 GGUF = ".gguf"
-ACCEPTS = (sys.executable, "-P", "-m", "localllm.app.worker.accepts_child")
-CHILD_SECONDS = 60.0  # maximum duration of that process
 
 # A shard of a GGUF model, for example model-00001-of-00003.gguf.
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -64,31 +60,12 @@ def missing_shards(names: Sequence[str]) -> list[str]:
     return list(problems.values())
 
 
-def unsupported_architecture(folder: Path) -> str:
-    """The reason why no backend supports the architecture and the weight format in config.json; empty if one does.
-
-    Starts a process for an architecture that is not in FAMILIES: a backend may have architectures of its own. Raises
-    ModelRefused for a malformed config.json.
-    """
-    config = read_architecture(folder).config
-    is_foreign = config.quantization is not None and config.quantization.method == "foreign"
-    if config.model_type in FAMILIES and not is_foreign:
-        return ""
-    try:
-        child = subprocess.run((*ACCEPTS, str(folder)), capture_output=True, text=True, timeout=CHILD_SECONDS)
-    except subprocess.TimeoutExpired:
-        return f"the backends gave no answer about {config.model_type:.50} within {CHILD_SECONDS:g} s"
-    if child.returncode:
-        return f"the backends cannot be asked about {config.model_type:.50}: the process ended with {child.returncode}"
-    return f"no backend supports this model ({child.stdout.strip()})" if child.stdout.strip() else ""
-
-
 def _check_model(folder: Path, ask_backends: bool) -> list[str]:
     try:
         read_model(folder)
         if not (folder / TOKENIZER).exists():
             return [f"{TOKENIZER} is missing"]
-        reason = unsupported_architecture(folder) if ask_backends else ""
+        reason = unsupported(folder) if ask_backends else ""
     except ModelRefused as error:
         return [str(error)]
     return [reason] if reason else []

@@ -18,7 +18,8 @@ from .. import paths
 from ..errors import ModelUnusable, StorageFailed
 from ..sizes import size
 from . import cache
-from .check import check, unsupported_architecture
+from .architectures import unsupported
+from .check import check
 from .disk_errors import translate_disk_errors
 from .lookup import credentials, lookup
 from .names import MAIN, FileAddress, HubName
@@ -143,7 +144,7 @@ class Download:
             return
         staged = publish.stage(repository.folder, repository.commit, transfer.blob_names, self._disk)
         try:
-            reason = unsupported_architecture(staged)
+            reason = unsupported(staged)
         except ModelRefused as error:
             reason = str(error)
         publish.discard_stage(repository.folder)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from . import cache, names, stored
+from . import architectures, cache, names, stored
 from .cache import ModelRef
 from .check import check
 from .names import LOCAL
@@ -16,8 +16,12 @@ from .selection import NO_CONFIG, NO_GGUF
 UNFINISHED = (".incomplete", ".localllm")  # parts of the names of files that a download has not completed
 
 
-def listed() -> list[ModelRef]:
-    """Every model and unfinished download, the built-in model first. `problem` says why one cannot be used."""
+def listed(*, wait: bool = False) -> list[ModelRef]:
+    """Every model and unfinished download, the built-in model first. `problem` says why one cannot be used.
+
+    A process asks the backends about architectures that no list had before. With `wait`, the list has its answers;
+    without, the process runs in the background, and a later list has them.
+    """
     models = [with_problem(model) for model in cache.bundled()]
     for folder in cache.repo_folders():
         repository = list(_models_of(folder))
@@ -26,23 +30,41 @@ def listed() -> list[ModelRef]:
             name = names.repo_of_folder(folder)
             problem = f"the download is not complete; localllm pull {name} continues it"
             models.append(ModelRef(id=name, path=folder, size=unfinished, problem=problem))
-    return models
+    undecided = [model.path for model in models if not model.problem and _unanswered(model.path)]
+    if not undecided:
+        return models
+    if not wait:
+        architectures.ask_in_background(undecided)
+        return models
+    reasons = architectures.ask(undecided)
+    return [replace(model, problem=model.problem or reasons.get(model.path, "")) for model in models]
 
 
 def with_problem(model: ModelRef) -> ModelRef:
-    """The model with its first problem, by its headers. Reads no weights and starts no process."""
+    """The model with its first problem. Reads no weights and starts no process."""
     return replace(model, problem=problem_of(model.path))
 
 
 def problem_of(folder: Path) -> str:
-    """The reason why the files in a folder cannot be used; empty if they can. Starts no process."""
+    """The reason why the files in a folder cannot be used; empty if they can. Reads headers, starts no process.
+
+    An architecture about which no process has asked the backends is no problem.
+    """
     match stored.kind_of(folder):
         case "gguf":
             return NO_GGUF
         case "weights":
             return NO_CONFIG
-        case _:
-            return _first_problem(folder, _version(folder))
+        case "adapter":
+            return _checked(folder, _version(folder)).problem
+        case "model":
+            checked = _checked(folder, _version(folder))
+            return checked.problem or architectures.answer(checked.question) or ""
+
+
+def _unanswered(folder: Path) -> bool:
+    """True if the backends have to be asked about the architecture of a model without another problem."""
+    return architectures.answer(_checked(folder, _version(folder)).question) is None
 
 
 def unfinished_bytes(folder: Path) -> int:
@@ -86,7 +108,17 @@ def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple((name, value.st_size, value.st_mtime_ns) for name, value in status)
 
 
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """The result of a check of headers."""
+
+    problem: str = ""
+    question: str = ""  # see architectures.question
+
+
 @lru_cache(maxsize=1000)
-def _first_problem(folder: Path, version: tuple[object, ...]) -> str:
+def _checked(folder: Path, version: tuple[object, ...]) -> _Checked:
     problems = check(folder, ask_backends=False)
-    return problems[0] if problems else ""
+    if problems or not (folder / "config.json").exists():
+        return _Checked(problem="".join(problems[:1]))
+    return _Checked(question=architectures.question(folder))

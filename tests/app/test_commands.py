@@ -329,7 +329,7 @@ def test_list_prints_the_models(
         ModelRef(id="guide", path=models.cache.paths.guide_dir(), bundled=True, size=10, context=64),
         ModelRef(id="org/m", path=models.cache.paths.guide_dir(), size=20, packed=packed, revision="c"),
     ]
-    monkeypatch.setattr(listing, "listed", lambda: available)
+    monkeypatch.setattr(listing, "listed", lambda wait: available)
     assert models.list_models(False) == 0
     printed = capsys.readouterr()
     assert printed.out.splitlines()[1].split() == ["guide", "10", "B", "64"]

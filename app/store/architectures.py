@@ -1,0 +1,131 @@
+"""Whether a backend supports the architecture of a model. A process asks the backends once for each config.json.
+
+The answers are in a file of the cache folder, because a list of models must not start a process for each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from importlib import metadata
+from pathlib import Path
+
+from ...engine.modelconfig import FAMILIES
+from ...engine.modelfiles import read_architecture
+from .. import paths
+from ..version import VERSION
+
+ACCEPTS = (sys.executable, "-P", "-m", "localllm.app.worker.accepts_child")
+START_SECONDS = 60.0  # maximum duration of that process for one model
+SECONDS_PER_MODEL = 5.0  # more for each further model
+
+_asking = threading.Lock()
+
+
+def unsupported(folder: Path) -> str:
+    """The reason why no backend supports the architecture and the weight format in config.json; empty if one does.
+
+    Starts a process if the answer is not remembered. Raises ModelRefused for a malformed config.json.
+    """
+    reason = answer(question(folder))
+    return ask([folder])[folder] if reason is None else reason
+
+
+def question(folder: Path) -> str:
+    """The key of the answer about a config.json; empty if the architecture is certainly supported.
+
+    Raises ModelRefused for a malformed config.json.
+    """
+    config = read_architecture(folder).config
+    is_foreign = config.quantization is not None and config.quantization.method == "foreign"
+    return "" if config.model_type in FAMILIES and not is_foreign else _key(folder)
+
+
+def answer(question: str) -> str | None:
+    """The remembered reason why no backend supports an architecture; empty if one does, None without an answer."""
+    return _read().get(question) if question else ""
+
+
+def ask(folders: Sequence[Path]) -> dict[Path, str]:
+    """The reason for each folder, by one process that asks the backends. Remembers the answers.
+
+    The reason of a process that fails is not remembered.
+    """
+    command = (*ACCEPTS, *map(str, folders))
+    seconds = START_SECONDS + SECONDS_PER_MODEL * len(folders)
+    try:
+        child = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return dict.fromkeys(folders, f"the backends gave no answer about the architecture within {seconds:g} s")
+    if child.returncode:
+        problem = f"the backends cannot be asked about the architecture: the process ended with {child.returncode}"
+        return dict.fromkeys(folders, problem)
+    reasons = dict(zip(folders, json.loads(child.stdout), strict=True))
+    _remember({_key(folder): reason for folder, reason in reasons.items()})
+    return reasons
+
+
+def ask_in_background(folders: Sequence[Path]) -> None:
+    """Ask the backends in a thread, and remember the answers. Does nothing while another thread asks."""
+    if folders and _asking.acquire(blocking=False):
+        threading.Thread(target=_ask_and_release, args=(folders,), name="architectures", daemon=True).start()
+
+
+def _ask_and_release(folders: Sequence[Path]) -> None:
+    try:
+        ask(folders)
+    finally:
+        _asking.release()
+
+
+def _key(folder: Path) -> str:
+    """The hash of the configuration, and of the versions that decide about it."""
+    content = _versions().encode() + (folder / "config.json").read_bytes()
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+@cache
+def _versions() -> str:
+    """The versions of localllm and of mlx-lm, whose architectures a backend supports too."""
+    try:
+        return f"{VERSION} {metadata.version('mlx-lm')} "
+    except metadata.PackageNotFoundError:
+        return f"{VERSION} "
+
+
+def _read() -> Mapping[str, str]:
+    file = paths.architectures_file()
+    try:
+        status = file.stat()
+    except OSError:
+        return {}
+    return _read_version(file, status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+@lru_cache(maxsize=4)
+def _read_version(file: Path, *version: int) -> Mapping[str, str]:
+    """The answers in one version of the file; empty for a damaged file."""
+    try:
+        values = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(values, dict):
+        return {}
+    return {key: reason for key, reason in values.items() if isinstance(reason, str)}
+
+
+def _remember(reasons: Mapping[str, str]) -> None:
+    """Add answers to the file. A file that cannot be written only costs another process."""
+    file = paths.architectures_file()
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps({**_read(), **reasons}), "utf-8")
+        temporary.replace(file)
