@@ -463,7 +463,9 @@ def prune(dry_run: bool, everything: bool, yes: bool, as_json: bool) -> int:
 def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
     """Add a model or adapter folder to the list of models.
 
-    The model gets the name local/NAME. localllm rm deletes the links or copies, never the files in FOLDER.
+    The model gets the name local/NAME. The store has links to the files in FOLDER, or copies of them with --copy.
+    localllm rm deletes the links or copies, never the files in FOLDER. Only complete models and adapters with
+    safetensors weights are added, never single files.
 
     \b
     Examples:

@@ -144,13 +144,16 @@ def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
     """Add a model folder to the store."""
     config.load()
     from ..store.importing import import_model
+    from .transfer_bars import file_bar
 
-    model = import_model(Path(path), name, copy=copy)
+    with file_bar(copy and not as_json and sys.stderr.isatty()) as show:
+        model = import_model(Path(path), name, copy=copy, progress=show)
     if as_json:
-        click.echo(json.dumps({"id": model.id, "path": str(model.path), "size": model.size}))
+        click.echo(json.dumps({"id": model.id, "path": str(model.path), "size": model.size, "copied": copy}))
         return 0
     command = "chat" if cache.is_complete(model.path) else "adapters load"
-    say(f"{model.id} is ready ({size(model.size)}); try: localllm {command} {model.id}")
+    files = f"copies of {size(model.size)}" if copy else f"links to the files in {Path(path).expanduser().absolute()}"
+    say(f"{model.id} is ready ({files}); try: localllm {command} {model.id}")
     return 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
@@ -19,19 +21,34 @@ LABELS = {
 }
 
 
+@contextmanager
+def file_bar(visible: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """The function that shows the progress of one bar: name of the file, bytes of all files done and in total."""
+    if not visible:
+        yield lambda *_: None
+        return
+    with _bars() as bars:
+        task = bars.add_task("", total=None)
+        yield lambda name, done, total: bars.update(task, description=safe(name), completed=done, total=total)
+
+
+def _bars() -> RichProgress:
+    return RichProgress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+        console=Console(stderr=True),
+        transient=True,
+    )
+
+
 class Bars:
     """One bar for all files, and one for each of the files in transfer."""
 
     def __init__(self) -> None:
-        self._bars = RichProgress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(compact=True),
-            console=Console(stderr=True),
-            transient=True,
-        )
+        self._bars = _bars()
         self._total: TaskID | None = None
         self._files: dict[str, TaskID] = {}
 

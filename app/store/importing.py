@@ -11,14 +11,22 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
+from ...engine.modelfiles import PICKLE_SUFFIXES
 from .. import paths
-from ..errors import InvalidRequest, ModelUnusable, StorageFailed
+from ..errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
 from ..sizes import size
 from . import cache, names
 from .check import check
+from .disk_errors import translate_disk_errors
 from .names import LOCAL, MAIN, HubName
-from .selection import select
+from .selection import NO_CONFIG, NO_GGUF, OTHER_REPO, Selection, select
+from .transfer import lock, publish
+from .transfer.disk import Disk
+from .transfer.leftovers import FOREIGN_SUFFIX
+from .transfer.policy import HEADROOM
 
+FOLDER = "localllm import takes a folder with config.json, tokenizer.json and *.safetensors, or an adapter folder"
 BLOCK = 2**20  # bytes
 Progress = Callable[[str, int, int], None]
 
@@ -37,33 +45,72 @@ def import_model(
 
     `name`: the part after `local/`; empty: the name of the folder. `progress` gets the name of the file that is copied,
     and the bytes of all files: copied, and in total; an error that it raises ends the import. Raises InvalidRequest for
-    a malformed or used name or a path that is not a folder, ModelUnusable for damaged files, StorageFailed.
+    a malformed or used name or a path that is not a folder, ModelUnusable for damaged files and for files that no
+    backend reads, StorageFailed.
     """
     source = source.expanduser().absolute()
-    if not source.is_dir():
-        hint = "a model is a folder with config.json, tokenizer.json and *.safetensors"
-        raise InvalidRequest(f"{source} is not a folder", hint=hint, param="path")
+    if not _is_folder(source):
+        raise _no_folder(source)
     target = _target(name or _default_name(source))
-    if target.folder.exists():
-        hint = f"choose another name with --name, or delete it with localllm rm {target}"
-        raise InvalidRequest(f"{target} is already in the store", hint=hint, param="name")
+    _refuse_used_name(target)
     if problems := check(source):
         raise ModelUnusable(f"{source}: {problems[0]}", hint="localllm inspect shows more")
-    present = [_File(file.name, file.stat().st_size, file) for file in source.iterdir() if file.is_file()]
-    selection = select(target, present)
-    if copy:
-        _check_space(selection.files)
-    try:
-        commit = _store(target.folder, selection.files, copy, progress)
-        (target.folder / "refs").mkdir()
-        (target.folder / "refs" / MAIN).write_text(commit, "ascii")
-    except BaseException as error:
-        shutil.rmtree(target.folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise StorageFailed(f"cannot import {source}: {error}") from None
-        raise
+    selection = _selected(source, target)
+    disk = Disk()
+    with translate_disk_errors(), lock.locked(target.folder, disk, lambda: _refuse_second_import(target)):
+        _refuse_used_name(target)
+        shutil.rmtree(target.folder, ignore_errors=True)  # of an import that died
+        try:
+            _store(target.folder, selection.files, copy, progress, disk)
+        except BaseException:
+            shutil.rmtree(target.folder, ignore_errors=True)
+            raise
     find = cache.resolve_adapter if selection.kind == "adapter" else cache.resolve
     return find(str(target))
+
+
+def _is_folder(path: Path) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises an error if the path is too long
+
+
+def _no_folder(path: Path) -> AppError:
+    """The error for a path that is not a folder. It names the folder to import, or the reason why there is none."""
+    text = str(path)[:200]
+    suffix = path.suffix.lower()
+    if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises an error if the path is too long
+        return InvalidRequest(f"{text} does not exist", hint=FOLDER, param="path")
+    if suffix == ".gguf":
+        return ModelUnusable(f"{text}: {NO_GGUF}", hint=OTHER_REPO, param="path")
+    if suffix in PICKLE_SUFFIXES:
+        return ModelUnusable(f"{text} is a pickle file: loading it could run code", hint=OTHER_REPO, param="path")
+    if suffix == ".safetensors" and any((path.parent / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
+        hint = f"import its folder: localllm import {path.parent}"
+        return InvalidRequest(f"{text} is one file of a model", hint=hint, param="path")
+    if suffix == ".safetensors":
+        return ModelUnusable(f"{text}: {NO_CONFIG}", hint=FOLDER, param="path")
+    return InvalidRequest(f"{text} is not a folder", hint=FOLDER, param="path")
+
+
+def _selected(source: Path, target: HubName) -> Selection[_File]:
+    """The files of a folder that a load reads. Raises ModelUnusable."""
+    files = [*source.iterdir(), *source.glob("additional_chat_templates/*.jinja")]
+    present = [_File(str(file.relative_to(source)), file.stat().st_size, file) for file in files if file.is_file()]
+    try:
+        return select(target, present)
+    except ModelUnusable as error:
+        if any(file.name.lower().endswith(".gguf") for file in present):
+            raise ModelUnusable(f"{source} has only GGUF weights; {NO_GGUF}", hint=OTHER_REPO) from None
+        raise ModelUnusable(error.message.replace(str(target), str(source)), hint=FOLDER) from None
+
+
+def _refuse_used_name(target: HubName) -> None:
+    if any((target.folder / "snapshots").glob("*")):
+        hint = f"choose another name with --name, or delete it with localllm rm {target}"
+        raise InvalidRequest(f"{target} is already in the store", hint=hint, param="name")
+
+
+def _refuse_second_import(target: HubName) -> None:
+    raise InvalidRequest(f"another process imports {target} now", hint="choose another name with --name", param="name")
 
 
 def _target(name: str) -> HubName:
@@ -78,27 +125,38 @@ def _default_name(source: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._]+|-{2,}", "-", source.resolve().name).strip(".-_")[:96] or "model"
 
 
-def _store(folder: Path, files: list[_File], copy: bool, progress: Progress) -> str:
-    """Create the snapshot. Returns its commit, which depends on the files."""
-    staging = folder / "snapshots" / f".import-{os.getpid()}"
-    (folder / "blobs").mkdir(parents=True)
-    staging.mkdir(parents=True)
-    identity = hashlib.sha1()
+def _store(folder: Path, files: list[_File], copy: bool, progress: Progress, disk: Disk) -> None:
+    """Create the snapshot and the branch main. The commit depends on the files."""
     total = sum(file.size for file in files)
+    if copy:
+        _check_space(total)
+    blobs = folder / "blobs"
+    staging = folder / publish.STAGING / "import"  # as deep as a snapshot
+    disk.make_folder(blobs)
+    disk.make_folder(staging)
+    identity = hashlib.sha1()
     done = 0
     for file in files:
         progress(file.name, done, total)
         link = staging / file.name
+        disk.make_folder(link.parent)
         if copy:
-            blob = _copy(file.path, folder / "blobs", partial(_add, progress, file.name, done, total))
+            blob = _copy(file.path, blobs, partial(_add, progress, file.name, done, total))
             identity.update(f"{file.name}\0{blob}\n".encode())
-            link.symlink_to(Path("../../blobs") / blob)
+            disk.link(os.path.relpath(blobs / blob, link.parent), link)
         else:
             identity.update(f"{file.name}\0{file.size}\0{file.path.stat().st_mtime_ns}\n".encode())
-            link.symlink_to(file.path.resolve())
+            disk.link(str(file.path.resolve()), link)
         done += file.size
-    staging.rename(staging.with_name(identity.hexdigest()))  # atomic: a model is never visible in part
-    return identity.hexdigest()
+    progress("", total, total)
+    commit = identity.hexdigest()
+    disk.make_folder(folder / "snapshots")
+    for changed in (blobs, staging):
+        disk.sync_folder(changed)
+    disk.rename(staging, folder / "snapshots" / commit)  # atomic: a model is never visible in part
+    disk.sync_folder(folder / "snapshots")
+    publish.discard_stage(folder)
+    publish.write_ref(folder, MAIN, commit, disk)
 
 
 def _add(progress: Progress, name: str, before: int, total: int, copied: int) -> None:
@@ -107,7 +165,7 @@ def _add(progress: Progress, name: str, before: int, total: int, copied: int) ->
 
 def _copy(source: Path, blobs: Path, progress: Callable[[int], None]) -> str:
     """Copy a file to the blob with the name of its SHA-256. Returns this name. `progress` gets the copied bytes."""
-    temporary = blobs / f".import-{os.getpid()}"
+    temporary = blobs / f"import-{os.getpid()}{FOREIGN_SUFFIX}"  # an unfinished file for list and prune
     digest = hashlib.sha256()
     with source.open("rb") as reader, temporary.open("wb") as writer:
         while block := reader.read(BLOCK):
@@ -120,9 +178,8 @@ def _copy(source: Path, blobs: Path, progress: Callable[[int], None]) -> str:
     return digest.hexdigest()
 
 
-def _check_space(files: list[_File]) -> None:
-    needed = sum(file.size for file in files)
+def _check_space(needed: int) -> None:
     free = paths.disk_free(paths.hub_cache_dir())
-    if needed > free:
+    if needed + HEADROOM > free:
         message = f"not enough disk space: the copy needs {size(needed)}, {paths.hub_cache_dir()} has {size(free)} free"
         raise StorageFailed(message, hint="import without --copy", needed=needed, free=free)

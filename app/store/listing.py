@@ -28,7 +28,7 @@ def listed(*, wait: bool = False) -> list[ModelRef]:
         models += repository
         if not repository and (unfinished := unfinished_bytes(folder)):
             name = names.repo_of_folder(folder)
-            problem = f"the download is not complete; localllm pull {name} continues it"
+            problem = _unfinished(name)
             models.append(ModelRef(id=name, path=folder, size=unfinished, problem=problem))
     undecided = [model.path for model in models if not model.problem and _unanswered(model.path)]
     if not undecided:
@@ -38,6 +38,18 @@ def listed(*, wait: bool = False) -> list[ModelRef]:
         return models
     reasons = architectures.ask(undecided)
     return [replace(model, problem=model.problem or reasons.get(model.path, "")) for model in models]
+
+
+def _unfinished(name: str) -> str:
+    if name.startswith(f"{LOCAL}/"):
+        return f"the import is not complete; run it again, or delete it with localllm rm {name}"
+    return f"the download is not complete; localllm pull {name} continues it"
+
+
+def _incomplete(name: str) -> str:
+    if name.startswith(f"{LOCAL}/"):
+        return f"imported files have moved or were deleted; localllm rm {name}, then import the model again"
+    return f"files are missing; localllm pull {name} downloads them"
 
 
 def with_problem(model: ModelRef) -> ModelRef:
@@ -82,7 +94,7 @@ def _models_of(folder: Path) -> Iterator[ModelRef]:
         if cache.is_complete(model.path):
             yield with_problem(model)
         elif _has_model_files(model.path):
-            yield replace(model, problem=f"files are missing; localllm pull {model.id} downloads them")
+            yield replace(model, problem=_incomplete(model.id))
         else:
             yield replace(model, description=stored.kind_of(model.path), problem=problem_of(model.path))
 

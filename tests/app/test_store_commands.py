@@ -154,7 +154,7 @@ def test_import_refuses_names_that_leave_the_store(tiny: Path, name: str) -> Non
 
 
 def test_import_refuses_damaged_models_and_files(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="is not a folder"):
+    with pytest.raises(InvalidRequest, match="does not exist"):
         import_model(tmp_path / "none")
     broken = tmp_path / "broken"
     broken.mkdir()

@@ -153,7 +153,7 @@ async def test_import_adds_a_folder(client: Client, tiny: Path) -> None:
     assert (await client.verify("local/mine")).ok
     with pytest.raises(InvalidRequest, match="already in the store"):
         await client.import_model(str(tiny), "mine")
-    with pytest.raises(InvalidRequest, match="is not a folder"):
+    with pytest.raises(InvalidRequest, match="does not exist"):
         await client.import_model(str(tiny / "nothing"))
     await client.delete("local/mine")
 

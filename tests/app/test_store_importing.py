@@ -1,0 +1,177 @@
+"""`localllm import`: folders of models and adapters; files, damaged folders and half imports are refused by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from localllm.app import paths
+from localllm.app.cli import main
+from localllm.app.errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
+from localllm.app.store import cache, importing, listing, prune
+from localllm.app.store.importing import import_model
+from localllm.app.store.names import repo_folder
+from localllm.app.store.transfer import lock
+from localllm.app.store.transfer.disk import Disk
+
+from ..engine.gguf_files import sound
+from .hub import adapter_files, safetensors
+from .tiny_qwen import write_model
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    write_model(folder)
+    return folder
+
+
+def adapter_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "lora"
+    folder.mkdir()
+    for name, data in {**adapter_files(), "optimizer.pt": b"x"}.items():
+        (folder / name).write_bytes(data)
+    return folder
+
+
+def write(name: str, data: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(data)
+        return folder / name
+
+    return make
+
+
+def beside_config(folder: Path) -> Path:
+    write_model(folder)
+    return folder / "model.safetensors"
+
+
+def gguf_folder(folder: Path) -> Path:
+    (folder / "m-Q4_0.gguf").write_bytes(sound().content())
+    return folder
+
+
+def pickle_folder(folder: Path) -> Path:
+    write_model(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (write("m.gguf", b"GGUF"), ModelUnusable, "m.gguf: GGUF models need the backend llamacpp"),
+        (write("m.safetensors", safetensors(10)), ModelUnusable, "m.safetensors: weights without config.json"),
+        (beside_config, InvalidRequest, "model.safetensors is one file of a model"),
+        (write("m.bin", b"x"), ModelUnusable, "m.bin is a pickle file"),
+        (write("notes.txt", b"x"), InvalidRequest, "notes.txt is not a folder"),
+        (lambda folder: folder / "none", InvalidRequest, "none does not exist"),
+        (lambda folder: folder, ModelUnusable, "has no config.json"),
+        (gguf_folder, ModelUnusable, "has only GGUF weights; GGUF models need"),
+        (pickle_folder, ModelUnusable, "only pickle weights"),
+        (lambda folder: folder / ("x" * 5000), InvalidRequest, "does not exist"),
+    ],
+)
+def test_import_refuses_other_things_by_name(
+    make: Callable[[Path], Path], error: type[AppError], words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error) as refused:
+        import_model(make(tmp_path))
+    assert words in refused.value.message
+    assert refused.value.hint
+    assert "local/" not in refused.value.message
+    assert not list(paths.hub_cache_dir().glob("models--*"))
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_imported_adapter_has_only_the_files_of_an_adapter(tmp_path: Path, copy: bool) -> None:
+    adapter = import_model(adapter_folder(tmp_path), copy=copy)
+    assert adapter.id == "local/lora"
+    assert {file.name for file in adapter.path.iterdir()} == set(adapter_files())
+    assert cache.resolve_adapter("local/lora").path == adapter.path
+
+
+def test_import_says_if_it_links_or_copies(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["import", str(tiny)]) == 0
+    assert f"(links to the files in {tiny})" in capsys.readouterr().err
+    assert main(["import", str(tiny), "--name", "two", "--copy"]) == 0
+    assert "(copies of" in capsys.readouterr().err
+
+
+def test_import_takes_templates_in_their_folder(tiny: Path) -> None:
+    (tiny / "additional_chat_templates").mkdir()
+    (tiny / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    for copy in (False, True):
+        model = import_model(tiny, f"copy-{copy}".lower(), copy=copy)
+        assert (model.path / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
+
+
+def test_full_disk_is_reported_before_the_copy(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "disk_free", lambda _: importing.HEADROOM + 1000)
+    with pytest.raises(StorageFailed, match="not enough disk space") as refused:
+        import_model(tiny, copy=True)
+    assert refused.value.hint == "import without --copy"
+    assert not list(paths.hub_cache_dir().glob("models--*"))
+    assert import_model(tiny).id == "local/tiny"
+
+
+def test_half_import_is_never_listed_as_a_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state before each change of the disk is the state that a killed process leaves."""
+    states: list[list[str]] = []
+
+    def observing(name: str) -> None:
+        original = getattr(Disk, name)
+
+        def observed(self: Disk, *args: object) -> object:
+            usable = [model.id for model in listing.listed() if not model.problem and not model.bundled]
+            states.append(usable + [model.id for model in cache.available() if not model.bundled])
+            return original(self, *args)
+
+        monkeypatch.setattr(Disk, name, observed)
+
+    for name in ("rename", "link", "sync_folder"):
+        observing(name)
+    import_model(tiny, copy=True)
+    ready = states.index(next(state for state in states if state))
+    assert ready > 5
+    assert all(len(state) == 2 for state in states[ready:]), "complete in both lists, and never gone"
+
+
+def test_import_replaces_the_files_of_an_import_that_died(tiny: Path) -> None:
+    folder = repo_folder("local/tiny")
+    (folder / "blobs").mkdir(parents=True)
+    (folder / "blobs" / "import-1.incomplete").write_bytes(bytes(10_000))
+    [unfinished] = [model for model in listing.listed() if model.id == "local/tiny"]
+    assert "the import is not complete" in unfinished.problem
+    assert [item.repo for item in prune.find_unused(everything=True)] == ["local/tiny"]
+    assert import_model(tiny, copy=True).id == "local/tiny"
+    assert not (folder / "blobs" / "import-1.incomplete").exists()
+
+
+def test_second_import_of_a_name_at_the_same_time_is_refused(tiny: Path) -> None:
+    with lock.locked(repo_folder("local/tiny"), Disk(), lambda: None):
+        with pytest.raises(InvalidRequest, match="another process imports local/tiny"):
+            import_model(tiny)
+
+
+def test_list_says_that_imported_files_have_moved(tiny: Path) -> None:
+    import_model(tiny)
+    tiny.rename(tiny.with_name("moved"))
+    [model] = [model for model in listing.listed() if model.id == "local/tiny"]
+    assert "have moved" in model.problem
+    assert "localllm pull" not in model.problem
+
+
+def test_import_of_a_read_only_store_is_an_error_with_the_path(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Disk, text: str, link: Path) -> None:
+        raise PermissionError(13, os.strerror(13), str(link))
+
+    monkeypatch.setattr(Disk, "link", fail)
+    with pytest.raises(StorageFailed, match="Permission denied"):
+        import_model(tiny)
+    assert not list(paths.hub_cache_dir().glob("models--*"))
