@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -115,9 +116,14 @@ def _has_model_files(snapshot: Path) -> bool:
 
 def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of the files that a check reads. A changed file is checked again."""
-    files = [*folder.glob("*.safetensors*"), *folder.glob("*.json")]
-    status = [(file.name, file.stat()) for file in sorted(files) if file.is_file()]
-    return tuple((name, value.st_size, value.st_mtime_ns) for name, value in status)
+    versions = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            is_read = entry.name.endswith(".json") or ".safetensors" in entry.name
+            if is_read and entry.is_file():
+                status = entry.stat()
+                versions.append((entry.name, status.st_size, status.st_mtime_ns))
+    return tuple(sorted(versions))
 
 
 @dataclass(frozen=True, slots=True)
