@@ -3,6 +3,7 @@
 transfer     the threads; pause, resume, cancel
 worklist     the work that is left, shared by the threads
 worker       one connection: retries and mirrors
+transport    connections below httpx; bodies in large blocks
 http         redirects, access tokens, checked replies
 failures     which failures another attempt may end
 chunks       which connection downloads which bytes

@@ -79,7 +79,7 @@ def translate(error: httpx.HTTPError | httpx.InvalidURL, host: str) -> Transient
     if isinstance(error, httpx.TimeoutException):
         return Transient(f"{host} sent no data for too long")
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
-        return Refused(f"malformed address: {error}")
+        return Refused(f"malformed address of {host} or of its proxy: {error}")
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLCertVerificationError):

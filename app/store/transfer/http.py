@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -23,6 +21,7 @@ import httpx
 from ...version import VERSION
 from .failures import Changed, Interrupted, Refused, Transient, WithoutRanges, check_status, translate
 from .policy import Policy
+from .transport import Transport
 
 MAX_REDIRECTS = 8
 CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.IGNORECASE)
@@ -48,7 +47,9 @@ class Credentials:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    return httpx.create_ssl_context()
+    context = httpx.create_ssl_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 class Reply:
@@ -63,7 +64,10 @@ class Reply:
         return str(self._response.headers.get("etag", ""))
 
     def blocks(self) -> Iterator[bytes]:
-        """The body as it arrives. Raises Transient for an error of the network or an incomplete body."""
+        """The body as it arrives; a block is valid until the next one.
+
+        Raises Transient for an error of the network or an incomplete body.
+        """
         host = self._response.request.url.host
         try:
             yield from self._response.iter_raw()
@@ -85,12 +89,10 @@ class Connection:
         self._policy = policy
         self._credentials = credentials
         self._targets = {} if targets is None else targets
-        self._sockets: list[socket.socket] = []
-        self._lock = threading.Lock()
-        self._interrupted = False
         self._expired = False
+        self._transport = Transport(_certificates())
         timeout = httpx.Timeout(policy.stall_timeout, connect=policy.connect_timeout)
-        self._client = httpx.Client(verify=_certificates(), timeout=timeout, follow_redirects=False)
+        self._client = httpx.Client(transport=self._transport, timeout=timeout, follow_redirects=False)
 
     def open(self, url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
         """Request an address; follow redirects. The body of the response is not yet read.
@@ -135,32 +137,24 @@ class Connection:
 
     def interrupt(self) -> None:
         """End the request in progress: its thread gets Interrupted. Called by another thread."""
-        self._interrupted = True
-        self._shut_down()
+        self._transport.interrupt()
 
     def expire(self) -> None:
         """End the request in progress: its thread gets Transient. Called by another thread."""
         self._expired = True
-        self._shut_down()
+        self._transport.shut_down()
 
     def restart(self) -> None:
         """Allow requests again after an interruption."""
-        self._interrupted = False
+        self._transport.restart()
         self._expired = False
 
     @property
     def interrupted(self) -> bool:
-        return self._interrupted
+        return self._transport.interrupted
 
     def close(self) -> None:
         self._client.close()
-
-    def _shut_down(self) -> None:
-        with self._lock:
-            for connected in self._sockets:
-                with contextlib.suppress(OSError):
-                    connected.shutdown(socket.SHUT_RDWR)
-            self._sockets.clear()
 
     def _remember(self, url: str, address: httpx.URL) -> None:
         if str(address) != url:
@@ -169,7 +163,7 @@ class Connection:
             self._targets[url] = address
 
     def _send(self, address: httpx.URL, headers: Mapping[str, str]) -> httpx.Response:
-        if self._interrupted:
+        if self.interrupted:
             raise Interrupted
         request = self._client.build_request(
             "GET",
@@ -180,28 +174,16 @@ class Connection:
                 **headers,
                 **self._credentials.of(address),
             },
-            extensions={"trace": self._trace},
         )
         try:
             return self._client.send(request, stream=True)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            if self._interrupted:
+            if self.interrupted:
                 raise Interrupted from error
             if self._expired:
                 self._expired = False
                 raise Transient(f"{address.host} sent no reply for too long") from error
             raise translate(error, address.host) from error
-
-    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """Keep the sockets of this connection, so that `interrupt` can shut them down."""
-        if not event.endswith(("connect_tcp.complete", "start_tls.complete")):
-            return
-        connected = info["return_value"].get_extra_info("socket")
-        with self._lock:
-            self._sockets = [other for other in self._sockets if other.fileno() >= 0]
-            self._sockets.append(connected)
-        if self._interrupted:
-            self._shut_down()
 
 
 def get_json(url: str, policy: Policy, credentials: Credentials, parse: Callable[[bytes], Any], limit: int) -> Any:
