@@ -52,6 +52,7 @@ if sys.argv[2] == "unhashed":
     class NoHash:
         def update(self, data): pass
         def hexdigest(self): return ""
+        def copy(self): return self
     partial.new_hash = lambda file: NoHash()
     partial.matches = lambda file, digest: True
 repository = lookup(HubName(sys.argv[1]))

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from localllm.app.store.transfer.disk import Disk
 
-CALLS = "make_folder open close write_at append read_at resize sync sync_all sync_folder rename link remove".split()
+FILE_CALLS = "open close write_at append read_at read_into resize sync".split()
+CALLS = [*FILE_CALLS, *"make_folder sync_all sync_folder rename link remove".split()]
 
 
 class CountingDisk(Disk):

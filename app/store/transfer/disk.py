@@ -51,6 +51,10 @@ class Disk:
             length, offset = length - len(block), offset + len(block)
         return b"".join(blocks) if len(blocks) != 1 else blocks[0]
 
+    def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        """Read up to the length of a buffer. Returns the number of bytes; 0 at the end of the file."""
+        return os.preadv(descriptor, [buffer], offset)
+
     def resize(self, descriptor: int, length: int) -> None:
         """Set the length of a file. New bytes are zero and take no space."""
         os.ftruncate(descriptor, length)

@@ -10,12 +10,15 @@ from ...errors import AppError
 from .partial import publish_small
 from .worklist import Job, WorkList
 
+BLOCK_BYTES = 2**18
+
 
 def hash_files(work: WorkList) -> None:
     """Hash the prefix of each large file as it grows, and publish complete files, until the transfer ends."""
     synced = time.monotonic()
+    buffer = memoryview(bytearray(BLOCK_BYTES))
     try:
-        while step := _wait_for_step(work):
+        while step := _wait_for_step(work, buffer):
             step()
             if time.monotonic() - synced > work.policy.sync_interval:
                 sync(work)
@@ -32,14 +35,14 @@ def sync(work: WorkList) -> None:
         file.sync()
 
 
-def _wait_for_step(work: WorkList) -> Callable[[], None] | None:
+def _wait_for_step(work: WorkList, buffer: memoryview) -> Callable[[], None] | None:
     """The next step: publish small files, or advance a large file. None: the transfer has ended."""
     with work.changed:
         while not (work.cancelled or work.failure is not None):
             if work.has_batch:
                 return lambda: _publish_small(work)
             if job := _next_job(work):
-                return partial(_advance, work, job)
+                return partial(_advance, work, job, buffer)
             if work.ended:
                 return None
             work.changed.wait()
@@ -66,7 +69,7 @@ def _publish_small(work: WorkList) -> None:
         work.publish(job, name)
 
 
-def _advance(work: WorkList, job: Job) -> None:
+def _advance(work: WorkList, job: Job, buffer: memoryview) -> None:
     """Do one step of a file: reset it, hash one chunk, or publish it."""
     file = job.partial
     assert file is not None
@@ -82,14 +85,14 @@ def _advance(work: WorkList, job: Job) -> None:
         else:
             work.publish(job, name)
     else:
-        _hash_chunk(work, job)
+        _hash_chunk(work, job, buffer)
 
 
-def _hash_chunk(work: WorkList, job: Job) -> None:
+def _hash_chunk(work: WorkList, job: Job, buffer: memoryview) -> None:
     file = job.partial
     assert file is not None
     index = file.hashed
-    if file.hash_next():
+    if file.hash_next(buffer):
         return
     with work.changed:
         file.chunks.invalidate(index)

@@ -20,7 +20,7 @@ import hashlib
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 from ..remote import RemoteFile
 from .chunks import Chunks, Lease
@@ -29,6 +29,9 @@ from .journal import SUFFIX as JOURNAL_SUFFIX
 from .journal import Journal
 from .policy import Policy
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
 DATA_SUFFIX = ".localllm.incomplete"
 MAX_SINGLE_SYNCS = 16
 
@@ -36,8 +39,9 @@ MAX_SINGLE_SYNCS = 16
 class Hash(Protocol):
     """The part of a hashlib object that a file needs."""
 
-    def update(self, data: bytes, /) -> None: ...
+    def update(self, data: Buffer, /) -> None: ...
     def hexdigest(self) -> str: ...
+    def copy(self) -> Self: ...
 
 
 def new_hash(file: RemoteFile) -> Hash:
@@ -115,15 +119,28 @@ class PartialFile:
     def is_hashed(self) -> bool:
         return self._hashed == self.chunks.count
 
-    def hash_next(self) -> bool:
-        """Add the next chunk to the hash. Returns False if the chunk does not have the CRC of the journal."""
+    def hash_next(self, buffer: memoryview) -> bool:
+        """Add the next chunk to the hash. Returns False if the chunk does not have the CRC of the journal.
+
+        The chunk passes through `buffer` in blocks, which stay in the processor's cache.
+        """
         index = self._hashed
-        length = self.chunks.length(index)
-        data = self._disk.read_at(self._descriptor, length, index * self.chunks.chunk_bytes)
         claim = self._unverified.pop(index, None)
-        if len(data) != length or (claim is not None and claim != zlib.crc32(data)):
+        extended = self._hash.copy()
+        offset = index * self.chunks.chunk_bytes
+        end = offset + self.chunks.length(index)
+        crc = 0
+        while offset < end:
+            count = self._disk.read_into(self._descriptor, buffer[: end - offset], offset)
+            if not count:
+                return False
+            extended.update(buffer[:count])
+            if claim is not None:
+                crc = zlib.crc32(buffer[:count], crc)
+            offset += count
+        if claim is not None and claim != crc:
             return False
-        self._hash.update(data)
+        self._hash = extended
         self._hashed += 1
         return True
 
