@@ -9,6 +9,7 @@ import msgspec
 from ...engine.quantization import Quant
 from ..frames import Machine
 from ..store.offers import Offer
+from ..store.stored import Kind
 from .body import WireBody
 
 
@@ -220,7 +221,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The reply to POST /admin/show: the facts about a model or an adapter on this machine."""
 
     id: str
-    kind: Literal["model", "adapter"]
+    kind: Kind
     path: str
     repository: str  # empty: built in, or a folder
     revision: str  # commit; empty: not in the Hugging Face cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.responses import Response
@@ -13,6 +14,8 @@ from .answers import KEEP_ALIVE, error_event, event
 from .exchange import SSE_HEADERS, unless_gone
 
 KEEP_ALIVE_SECONDS = 10.0
+
+log = logging.getLogger(__name__)
 
 Report = Callable[[object], None]  # sends one event; call it on the event loop
 
@@ -44,6 +47,9 @@ class EventStream(Response):
             yield event(work.result())
         except AppError as error:
             yield error_event(error)
+        except Exception:  # the status of the response is already sent
+            log.exception("internal error in the work of an event stream")
+            yield error_event(AppError("internal error in the daemon; see its log"))
         finally:
             work.cancel()
 

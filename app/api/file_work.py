@@ -11,7 +11,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import AdapterNotFound
 from ..store import cache
 from ..store.importing import import_model
 from ..store.verify import files_of, verify_file
@@ -69,21 +68,6 @@ class _Notifier:
         if now - self._time >= EVENT_SECONDS:
             self._time = now
             self._send(FileProgress(file, done, total))
-
-
-async def find(name: str, *, allow_path: bool) -> cache.ModelRef:
-    """The model or the adapter of a name. Raises ModelNotFound."""
-    return await asyncio.to_thread(_find, name, allow_path)
-
-
-def _find(name: str, allow_path: bool) -> cache.ModelRef:
-    model = cache.find(name, allow_path=allow_path)
-    if model is not None:
-        return model
-    try:
-        return cache.resolve_adapter(name, allow_path=allow_path)
-    except AdapterNotFound:
-        return cache.resolve(name, allow_path=allow_path)  # raises the error that names similar models
 
 
 def verify(model: cache.ModelRef, progress: Progress) -> Verification:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Protocol
 
 from ..config import Settings
@@ -109,3 +111,6 @@ class Models(Protocol):
 
     async def unload(self, name: str) -> None:
         """Unload a model when its running requests have ended. Raises ModelNotFound if it is not loaded."""
+
+    def without(self, folders: Sequence[Path]) -> AbstractAsyncContextManager[None]:
+        """Unload the models with files in these folders; until the end of the block, no call loads them again."""

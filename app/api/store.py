@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ..errors import ModelNotFound
 from ..store import cache, catalog, hub
 from ..store.jobs import ENDED, Job, Jobs
 from ..store.offers import offers
@@ -67,9 +65,8 @@ class StoreRoutes:
         """POST /admin/delete: unload a model and delete its files."""
         body = await read_json(request.scope, request.receive, DeleteBody, self.limit)
         removal = await asyncio.to_thread(hub.plan_removal, body.model)
-        with suppress(ModelNotFound):  # it is not loaded
-            await self.models.unload(body.model)
-        await asyncio.to_thread(removal.execute)
+        async with self.models.without(removal.folders):
+            await asyncio.to_thread(removal.execute)
         return _json({"deleted": removal.name, "freed": removal.frees})
 
     async def _change(self, request: Request, action: Callable[[str], Job]) -> Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -11,7 +12,7 @@ from starlette.responses import Response
 
 from .. import config
 from ..errors import ConfigError, Forbidden, InvalidRequest
-from ..store import preferences
+from ..store import preferences, stored
 from ..store.names import is_path
 from . import commands
 from .admin import (
@@ -28,7 +29,7 @@ from .admin import (
 from .body import Body, is_local, read_json
 from .events import EventStream, Report
 from .exchange import unless_gone
-from .file_work import FileWork, find, import_folder, verify
+from .file_work import FileWork, import_folder, verify
 from .models import Models
 from .places import Places
 
@@ -129,8 +130,9 @@ class StoreCommands:
     async def verify(self, request: Request) -> Response:
         """POST /admin/verify. The reply is server-sent events: FileProgress, then a Verification or an error."""
         body = await self._read(request, ModelBody)
-        _check_name(request, body.model)
-        model = await find(body.model, allow_path=is_local(request.scope))
+        if is_path(body.model):
+            raise InvalidRequest(f"{body.model[:200]!r} is a folder, whose files have no hashes", param="model")
+        model = await asyncio.to_thread(stored.resolve, body.model)
         self.file_work.places.check()
 
         async def work(report: Report) -> Verification:
@@ -143,7 +145,7 @@ class StoreCommands:
         body = await self._read(request, ImportBody)
         if not is_local(request.scope):
             raise Forbidden("only clients on the unix socket may import a folder")
-        if not body.path.startswith(("/", "~/")):
+        if not body.path.startswith(("/", "~/")) or not body.path.isprintable():
             raise InvalidRequest(f"{body.path[:200]!r} is not an absolute path", param="path")
         self.file_work.places.check()
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +60,7 @@ class LoadedModels:
         self.machine = MachineProbe()
         # Workers that have ended. Their processes may still exist and use memory; the next load waits for them.
         self._ended: list[WorkerProcess] = []
+        self._blocked: list[Path] = []  # folders that are being deleted
         self._load_lock = asyncio.Lock()  # one load at a time: two loads would both count on the same free memory
         self._idle_task: asyncio.Task[None] | None = None
 
@@ -110,6 +112,8 @@ class LoadedModels:
     async def _loaded_entry(self, ref: cache.ModelRef, settings: Settings, progress: Progress | None) -> _Entry | None:
         """Wait for the load of a model, which this call starts if necessary. None: the model was unloaded meanwhile."""
         self._refuse_when_stopping()
+        if _is_inside(ref.path, self._blocked):
+            raise ModelNotFound(f"model {ref.id} is being deleted", param="model")
         entry = self._entries.get(ref.id) or self._start(ref, settings)
         if entry.unloading is not None:
             await asyncio.shield(entry.unloading)
@@ -266,6 +270,20 @@ class LoadedModels:
         await asyncio.shield(self._unload_task(entry, self.settings.drain))
         self._adapters.forget(name)  # again: a load of an adapter may have ended during the unload
 
+    @asynccontextmanager
+    async def without(self, folders: Sequence[Path]) -> AsyncIterator[None]:
+        """Unload the models with files in these folders; until the end of the block, no call loads them again."""
+        self._blocked += folders
+        try:
+            entries = [entry for entry in self._entries.values() if _is_inside(entry.ref.path, folders)]
+            for entry in entries:
+                self._adapters.forget(entry.ref.id)
+            await asyncio.gather(*(self._unload_task(entry, self.settings.drain) for entry in entries))
+            yield
+        finally:
+            for folder in folders:
+                self._blocked.remove(folder)
+
     async def drain(self, seconds: float) -> None:
         """Refuse new requests from now on; returns when no request is running, or after `seconds`."""
         self.stopping = True
@@ -336,3 +354,8 @@ class LoadedModels:
             for entry in list(self._entries.values()):
                 if entry.worker.idle > limit:
                     self._unload_task(entry, drain=0.0)
+
+
+def _is_inside(path: Path, folders: Iterable[Path]) -> bool:
+    """True if the path or a parent of it is one of the folders, also through symbolic links."""
+    return any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .. import paths
@@ -12,6 +13,7 @@ from ..errors import InvalidRequest, ModelNotFound
 from . import cache, catalog, stored, suggestions
 from .names import GUIDE, FileAddress, HubName, ShortName, is_path, parse, parse_hub
 from .selection import gguf_quant
+from .transfer.lock import unless_locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +22,8 @@ class Removal:
 
     name: str
     frees: int  # bytes of disk space that the deletion frees
-    execute: Callable[[], None]
+    execute: Callable[[], None]  # raises InvalidRequest if a transfer of the repository runs
+    folders: tuple[Path, ...] = ()  # the deleted folders of models
 
 
 def plan_removal(name: str) -> Removal:
@@ -41,7 +44,16 @@ def plan_removal(name: str) -> Removal:
         return _plan_revision_removal(target)
     snapshots = list((target.folder / "snapshots").glob("*"))
     folders = [target.folder, *_packed_outside(snapshots)]
-    return Removal(target.repo, sum(map(_size, folders)), lambda: _remove(folders))
+    execute = partial(_remove_unless_locked, target, lambda: _remove(folders))
+    return Removal(target.repo, sum(map(_size, folders)), execute, (target.folder,))
+
+
+def _remove_unless_locked(target: HubName, remove: Callable[[], None]) -> None:
+    with unless_locked(target.folder) as is_idle:
+        if not is_idle:
+            hint = "cancel the download first"
+            raise InvalidRequest(f"{target.repo} is being downloaded", hint=hint, param="model")
+        remove()
 
 
 def _target(name: str) -> HubName:
@@ -89,7 +101,8 @@ def _plan_revision_removal(target: HubName) -> Removal:
         _remove(packed)
 
     frees = plan.expected_freed_size + sum(map(_size, packed))
-    return Removal(f"{target.repo}@{target.revision}", frees, execute)
+    name = f"{target.repo}@{target.revision}"
+    return Removal(name, frees, partial(_remove_unless_locked, target, execute), tuple(snapshots))
 
 
 def plan_adapter_removal(name: str) -> Removal:

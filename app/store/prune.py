@@ -10,7 +10,7 @@ from pathlib import Path
 
 from . import cache, names
 from .transfer.leftovers import partials
-from .transfer.lock import is_locked
+from .transfer.lock import is_locked, unless_locked
 
 STALE_SECONDS = 24 * 3600.0  # a file that changed since then may belong to a download that runs in another program
 
@@ -48,13 +48,16 @@ def delete(items: Iterable[Unused]) -> int:
     """
     freed = 0
     for item in items:
-        is_used = item.kind == "blob" and item.paths[0].name in _used_blobs(item.folder)
-        if is_used or is_locked(item.folder):
-            continue
-        for path in item.paths:
-            _delete_one(path)
-        freed += item.disk_bytes
+        with unless_locked(item.folder) as is_idle:
+            if is_idle and not _is_used(item):
+                for path in item.paths:
+                    _delete_one(path)
+                freed += item.disk_bytes
     return freed
+
+
+def _is_used(item: Unused) -> bool:
+    return item.kind == "blob" and item.paths[0].name in _used_blobs(item.folder)
 
 
 def _unused_of(folder: Path) -> Iterator[Unused]:

@@ -34,9 +34,11 @@ def find(name: str, *, allow_path: bool = False) -> ModelRef | None:
     if model is not None:
         return model
     try:
-        return cache.resolve_adapter(name, allow_path=allow_path)
+        adapter = cache.resolve_adapter(name, allow_path=allow_path)
     except AdapterNotFound:
         return find_weights(name)
+    has_files = cache.is_adapter(adapter.path) or _has_weights_directly(adapter.path)
+    return adapter if has_files else None  # another folder, such as /, may have millions of files
 
 
 def find_weights(name: str) -> ModelRef | None:
@@ -76,6 +78,10 @@ def has_weights(folder: Path, quant: str = "") -> bool:
 def has_gguf(folder: Path) -> bool:
     """True if the folder or a folder in it has a GGUF file."""
     return any(_files(folder, GGUF))
+
+
+def _has_weights_directly(folder: Path) -> bool:
+    return any(file.suffix in names.WEIGHT_FILES for file in folder.glob("*"))
 
 
 def _files(folder: Path, suffix: str) -> Iterator[Path]:

@@ -38,6 +38,25 @@ def locked(folder: Path, disk: Disk, while_waiting: Callable[[], None]) -> Itera
         os.close(descriptor)
 
 
+@contextmanager
+def unless_locked(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a repository, so that no transfer begins. False: a process transfers files of it now.
+
+    True without the lock if no lock file can be created: the file system is read-only.
+    """
+    file = lock_file(folder)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError:
+        yield True
+        return
+    try:
+        yield _try_lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def is_locked(folder: Path) -> bool:
     """True if a process transfers files of this repository now."""
     try:

@@ -96,3 +96,26 @@ def test_daemon_stops_with_a_download_and_the_next_daemon_continues_it(short_fol
         assert hub.sent < 48 * 2**20  # complete chunks are not sent again
         assert daemon.stop() == 0, daemon.log
         assert "Traceback" not in daemon.log
+
+
+def test_files_of_a_running_download_are_not_deleted(short_folder: Callable[[], Path]) -> None:
+    folder = short_folder()
+    hub = Hub({"org/slow": model_files(16 * 2**20)}, speed=4_000_000)
+    with serving(hub):
+        daemon = Daemon(folder, env={"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"})
+        assert daemon.url
+        with daemon.local() as client:
+            client.timeout = httpx.Timeout(30)
+            client.post("/admin/downloads", json={"name": "org/slow"})
+            wait_until(lambda: client.get("/admin/downloads").json()[0]["received"] > 2**20)
+            assert client.post("/admin/downloads/pause", json={"name": "org/slow"}).status_code == 200
+            pruned = client.post("/admin/prune", json={"dry_run": False, "everything": True}).json()
+            assert pruned["unused"] == []
+            deleted = client.post("/admin/delete", json={"model": "org/slow"})
+            assert (deleted.status_code, "is being downloaded" in deleted.text) == (400, True)
+            hub.speed = 0
+            client.post("/admin/downloads/resume", json={"name": "org/slow"})
+            assert finished(client, "org/slow")["state"] == "done"
+            lines = client.post("/admin/verify", json={"model": "org/slow"}).text.split("\n\n")
+            assert json.loads(lines[-2].removeprefix("data: "))["ok"]
+        assert daemon.stop() == 0, daemon.log

@@ -194,6 +194,22 @@ async def test_admin_needs_the_socket_or_the_key() -> None:
     assert (await ask("/admin/status", key=KEY, server=("/run/daemon.sock", None))).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/etc", "./x", "~", "../x"])
+async def test_tcp_client_cannot_name_a_path_even_with_the_key(path: str) -> None:
+    bodies: dict[str, dict[str, Any]] = {
+        "show": {"model": path},
+        "inspect": {"model": path},
+        "fit": {"model": path},
+        "alias": {"alias": "small", "name": path},
+        "import": {"path": path},
+    }
+    for route, body in bodies.items():
+        response = await ask(f"/admin/{route}", "POST", key=KEY, headers=[("X-Api-Key", KEY)], json=body)
+        assert (response.status_code, response.json()["error"]["code"]) == (403, "forbidden"), route
+    response = await ask("/admin/verify", "POST", key=KEY, headers=[("X-Api-Key", KEY)], json={"model": path})
+    assert response.status_code == 400
+
+
 async def test_unexpected_exception_is_a_500_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> list[Any]:
         raise RuntimeError("secret of the house")

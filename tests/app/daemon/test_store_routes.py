@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -18,9 +20,7 @@ from localllm.app.errors import InvalidRequest, ModelNotFound
 
 from ..hub import Hub, git_oid, model_files, serving
 from ..tiny_qwen import write_model
-from .conftest import Daemon
-
-ROUTES = ("show", "inspect", "fit", "search", "verify", "prune", "import", "alias", "settings")
+from .conftest import Daemon, events, snapshot, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +117,6 @@ async def test_verify_reports_progress_and_problems(client: Client, daemon: Daem
 
 def test_verify_of_an_unknown_model_has_a_status(http: httpx.Client) -> None:
     assert http.post("/admin/verify", json={"model": "org/nothing"}).status_code == 404
-    assert http.post("/admin/verify", json={"model": "../../etc"}).status_code == 404
 
 
 async def test_alias_is_added_listed_and_removed(client: Client) -> None:
@@ -169,3 +168,75 @@ async def test_prune_shows_then_deletes(client: Client, daemon: Daemon) -> None:
     deleted = await client.prune(dry_run=False, everything=True)
     assert (deleted.deleted, deleted.freed) == (True, shown.bytes)
     assert not any(blobs.iterdir())
+
+
+HOSTILE = [
+    ("show", {"model": "../../etc/passwd"}),
+    ("show", {"model": "a\x00b"}),
+    ("show", {"model": "--help"}),
+    ("show", {"model": ""}),
+    ("show", {"model": "x" * 100_000}),
+    ("show", {"model": "org/\u202e/x"}),
+    ("show", {"model": 5}),
+    ("show", {}),
+    ("inspect", {"model": "guide", "extra": 1}),
+    ("inspect", {"model": ["guide"]}),
+    ("fit", {"model": "guide", "context": -1}),
+    ("fit", {"model": "guide", "context": 10**30}),
+    ("fit", {"model": "guide", "parallel": 0}),
+    ("fit", {"model": "guide", "quant": "--help"}),
+    ("fit", {"model": "guide", "backend": "x\ny"}),
+    ("fit", {"model": "guide", "backend": "no such backend"}),
+    ("search", {"query": "x", "limit": 10_000}),
+    ("search", {"query": "x " * 100_000}),
+    ("search", {"query": "a\x00b"}),
+    ("verify", {"model": "/"}),
+    ("verify", {"model": "org/nothing"}),
+    ("prune", {"dry_run": "no"}),
+    ("prune", {"dry_run": None}),
+    ("import", {"path": "relative"}),
+    ("import", {"path": "~nobody/x"}),
+    ("import", {"path": "/\x00"}),
+    ("alias", {"alias": "small"}),
+    ("alias", {"alias": "small\n[settings]", "name": "guide"}),
+    ("alias", {"alias": "guide", "name": "guide"}),
+    ("alias", {"alias": "qwen3:0.6b", "name": "guide"}),
+    ("alias", {"alias": "../x", "name": "guide"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("route", "body"), HOSTILE)
+def test_hostile_body_is_a_typed_error(http: httpx.Client, route: str, body: dict[str, Any]) -> None:
+    response = http.post(f"/admin/{route}", json=body)
+    error = response.json()["error"] if response.status_code != 200 else events(response.text)[-1]["error"]
+    assert response.status_code in (200, 400, 404, 413, 422)
+    assert error["code"] in ("invalid_request", "model_not_found", "unsupported_parameter", "request_too_large")
+    assert http.get("/admin/aliases").json() == {}
+
+
+def test_large_body_is_refused(http: httpx.Client) -> None:
+    assert http.post("/admin/show", json={"model": "x" * 2**21}).status_code == 413
+    assert http.post("/admin/show", content=b"{", headers={"content-type": "application/json"}).status_code == 400
+    assert http.post("/admin/show", content=b"{}", headers={"content-type": "text/plain"}).status_code == 415
+
+
+def test_model_that_is_loading_is_unloaded_before_its_files_are_deleted(daemon: Daemon, http: httpx.Client) -> None:
+    folder = snapshot(daemon, "slow")
+    (folder / "wait").write_text("on")
+    assert http.post("/admin/alias", json={"alias": "snail", "name": "test/slow"}).status_code == 200
+    replies: list[str] = []
+
+    def load() -> None:
+        with daemon.local() as other:
+            replies.append(other.post("/admin/load", json={"model": "snail"}, timeout=30).text)
+
+    loading = threading.Thread(target=load)
+    loading.start()
+    wait_until(lambda: "test/slow" in daemon.loaded())
+    assert http.post("/admin/delete", json={"model": "snail"}).json()["deleted"] == "test/slow"
+    loading.join()
+    assert events(replies[0])[-1]["error"]["code"] == "server_stopping"
+    assert not folder.exists()
+    assert "test/slow" not in daemon.loaded()
+    assert http.post("/admin/load", json={"model": "snail"}).text.count("model_not_found") == 1
+    http.post("/admin/alias", json={"alias": "snail", "name": None})
