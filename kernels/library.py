@@ -40,17 +40,22 @@ def find_library() -> Path:
 
 
 def find_cuda_library() -> Path:
-    """Path of the CUDA library: LOCALLLM_CUDA_LIBRARY, else the build of a checkout, else the file in the package.
+    """Path of the CUDA library: LOCALLLM_CUDA_LIBRARY, else the build of a checkout (make build CUDA=1, or make wheel),
+    else the file in the package.
 
     Raises LibraryMissing.
     """
     package = find_spec(f"{__package__}.cuda")
     locations = package.submodule_search_locations if package else None
-    folders = [_HERE.parent / "build" / "kernels" / "cuda", *map(Path, locations or ())]
+    build = _HERE.parent / "build"
+    folders = [build / "kernels" / "cuda", build / "wheel" / "kernels" / "cuda", *map(Path, locations or ())]
     library = _first_file(CUDA_VARIABLE, *(folder / CUDA_LIBRARY for folder in folders))
     if library:
         return library
-    raise LibraryMissing("the CUDA kernels were not built: install nvcc and run make build CUDA=1")
+    raise LibraryMissing(
+        "the CUDA kernels were not built: install a wheel of localllm that has them, or install nvcc and run "
+        "make build CUDA=1"
+    )
 
 
 def load_ops(library: Path, ops: Iterable[str], make: str) -> None:

@@ -9,8 +9,10 @@ from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
+from ...kernels.cuda_architectures import read_architectures, require_code
 from ...kernels.gpu_limits import gpu_limits
 from ...kernels.library import LibraryMissing, find_cuda_library, find_library
+from ...kernels.triton_problem import triton_problem
 from ..pytorch.models import accepts as accepted_by_torch
 from .driver import Driver, DriverFailed
 
@@ -21,7 +23,8 @@ MIN_CAPABILITY = (8, 0)  # the first compute capability with bfloat16 instructio
 
 def probe() -> DeviceInfo | Unavailable:
     try:
-        gpu = Driver().first()
+        driver = Driver()
+        gpu = driver.first()
     except DriverFailed as error:
         return Unavailable(name, str(error))
     capability = _version(gpu.capability)
@@ -31,11 +34,15 @@ def probe() -> DeviceInfo | Unavailable:
     problem = _torch_problem()
     if problem:
         return Unavailable(name, f"{gpu.name} is present, but {problem}")
-    features = {"compute capability": capability, "GPUs": f"{gpu.count}, the first is used"}
+    features = {
+        "compute capability": capability,
+        "GPUs": f"{gpu.count}, the first is used",
+        "driver": driver.version(),
+    }
     limits = gpu_limits().describe()
     if limits:
         features["imitated GPU"] = limits
-    return DeviceInfo(name, gpu.name, gpu.memory, gpu.free, features | _kernels())
+    return DeviceInfo(name, gpu.name, gpu.memory, gpu.free, features | _kernels(driver.capability()))
 
 
 def accepts(files: ModelFiles) -> str:
@@ -55,7 +62,7 @@ def plan_memory(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
 
 
 def read_bandwidth() -> float | None:
-    if find_spec("triton") is None:
+    if triton_problem():
         return None
     from . import bandwidth
 
@@ -77,13 +84,19 @@ def _torch_problem() -> str:
     return "the installed torch was built without CUDA: install a torch with CUDA (see pytorch.org)"
 
 
-def _kernels() -> dict[str, str]:
-    """The kernels that a model on this GPU uses, as title -> value pairs for `localllm doctor`."""
-    triton = find_spec("triton") is not None
+def _kernels(capability: tuple[int, int]) -> dict[str, str]:
+    """The kernels that a model on this GPU uses, as title -> value pairs for `localllm doctor`.
+
+    `capability`: the compute capability of the GPU, without the limits of gpu_limits.
+    """
+    problem = triton_problem()
+    features = {"Triton": f"no, references instead: {problem}" if problem else "yes"}
     try:
         find_library()  # the CUDA library depends on the CPU library
-        kernels = str(find_cuda_library())
+        library = find_cuda_library()
+        require_code(library, capability)
     except LibraryMissing as error:
-        replacement = "Triton" if triton else "references"
-        kernels = f"none, {replacement} instead (slower): {error}"
-    return {"kernels": kernels, "Triton": "yes" if triton else "no, references instead"}
+        replacement = "references" if problem else "Triton"
+        return {"kernels": f"none, {replacement} instead (slower): {error}"} | features
+    architectures = ", ".join(map(str, read_architectures(library)))
+    return {"kernels": str(library), "built for": architectures or "not stated in the file"} | features

@@ -20,6 +20,7 @@ from ...kernels.gpu_limits import gpu_limits
 from ...kernels.library import find_cuda_library
 from ...kernels.ops import Ops
 from ...kernels.ops.layer import Layer
+from ...kernels.triton_problem import triton_problem
 from ..pytorch.device import Device
 from ..pytorch.graphs.cuda import CudaRecorder
 from ..pytorch.opening import DTYPES, open_runner, plan_memory
@@ -73,7 +74,7 @@ def _versions() -> Iterator[str]:
     """Versions that a self-test's verdicts depend on, in addition to those of torch and the GPU: the versions of the
     driver, Triton and the CUDA C++ kernels, and the limits of gpu_limits."""
     yield Driver().version()
-    if find_spec("triton") is None:
+    if triton_problem():
         yield "no Triton"
     else:
         import triton
@@ -89,7 +90,7 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     _limit_allocator()
     free = _free()
     dtype = _dtype(files)
-    warnings = (f"the CUDA C++ kernels are not used (slower): {MISSING}",) if MISSING else ()
+    warnings = tuple(_missing_kernels())
     device = replace(DEVICE, dtype=dtype, warnings=warnings)
     if options.self_test_dir is not None:
         gpu = torch.cuda.get_device_name()
@@ -104,6 +105,15 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
 def plan_on_cuda(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     """The memory of a model on the first GPU. Raises ModelRefused or SettingRefused."""
     return plan_memory(files, options, replace(DEVICE, dtype=_dtype(files)), _free())
+
+
+def _missing_kernels() -> Iterator[str]:
+    """Warnings about kernels that this machine lacks."""
+    if MISSING:
+        yield f"the CUDA C++ kernels are not used (slower): {MISSING}"
+    problem = triton_problem()
+    if problem:
+        yield f"the Triton kernels are not used (slower): {problem}"
 
 
 def _free() -> int:

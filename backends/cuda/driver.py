@@ -54,6 +54,10 @@ class Driver:
         self._cuda.cuDriverGetVersion(ctypes.byref(cuda))
         return f"CUDA {cuda.value}"
 
+    def capability(self) -> tuple[int, int]:
+        """The compute capability of GPU 0, without the limits of gpu_limits."""
+        return self._attribute(_MAJOR), self._attribute(_MINOR)
+
     def first(self) -> Gpu:
         """GPU 0 of CUDA. Raises DriverFailed if there is no GPU, or if it does not reach a limit of gpu_limits."""
         count = ctypes.c_int()
@@ -67,7 +71,7 @@ class Driver:
         gpu = Gpu(
             title.value.decode(errors="replace"),
             count.value,
-            (self._attribute(_MAJOR), self._attribute(_MINOR)),
+            self.capability(),
             total.value,
             self._free(total.value),
         )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.util import find_spec
 from types import MappingProxyType
 
-from ...kernels.library import LibraryMissing
+from ...kernels.cuda_architectures import require_code
+from ...kernels.library import LibraryMissing, find_cuda_library
 from ...kernels.ops import Ops
 from ...kernels.ops.activation import Activation
 from ...kernels.ops.attention import Attention
@@ -17,10 +17,14 @@ from ...kernels.ops.linear import Linear
 from ...kernels.ops.lora import Lora
 from ...kernels.ops.norm import Norm
 from ...kernels.ops.rope import Rope
+from ...kernels.triton_problem import triton_problem
+from .driver import Driver, DriverFailed
 
 
 def _with_library(ops: Ops) -> Ops:
-    """`ops`, with the CUDA C++ kernels for all ops that have one. Raises LibraryMissing if they are not built."""
+    """`ops`, with the CUDA C++ kernels for all ops that have one. Raises LibraryMissing if they are not built, or not
+    for this GPU."""
+    _require_code_for_gpu()
     from ...kernels.cuda import attention, kv, layer, linear, lora, step
     from ...kernels.elements import activation, embedding, norm, rope
 
@@ -49,12 +53,23 @@ def _with_library(ops: Ops) -> Ops:
     )
 
 
+def _require_code_for_gpu() -> None:
+    """Raises LibraryMissing if the library has no code for the GPU of this machine."""
+    library = find_cuda_library()
+    try:
+        driver = Driver()
+        driver.first()
+    except DriverFailed:  # no GPU: the ops are only listed
+        return
+    require_code(library, driver.capability())
+
+
 def _candidates() -> tuple[tuple[Ops, ...], str]:
     """The implementations of the ops that this machine can use, the fastest first and the references last; and the
     reason why the CUDA C++ kernels are missing, empty if they are built."""
     candidates = [Ops()]
     missing = ""
-    if find_spec("triton") is not None:
+    if not triton_problem():
         from ...kernels.triton.ops import with_triton
 
         candidates.insert(0, with_triton(Ops()))
@@ -68,7 +83,7 @@ def _candidates() -> tuple[tuple[Ops, ...], str]:
 def _lora_backends(ops: Ops, missing: str) -> Mapping[str, Lora]:
     """Device.lora_backends of this machine. `ops` has the CUDA C++ kernels if they are not `missing`."""
     backends = {"torch_native": Lora()}
-    if find_spec("triton") is not None:
+    if not triton_problem():
         from ...kernels.triton.ops import with_triton
 
         triton = with_triton(Ops()).lora

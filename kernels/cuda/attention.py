@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
 from ..gpu_properties import gpu_properties
 from ..ops.attention import Rows
+from ..triton_problem import triton_problem
 from .attention_extend import extend, loads_aligned
 from .attention_extend import supports as supports_prefill
 
-if find_spec("triton"):
-    from ..triton.attention import paged_attention as fallback
-else:
+if triton_problem():
     from ..ops.attention import paged_attention as fallback
+else:
+    from ..triton.attention import paged_attention as fallback
 
 _decode = torch.ops.localllm.decode_attention.default
 

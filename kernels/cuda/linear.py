@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from functools import cache
-from importlib.util import find_spec
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -18,8 +17,9 @@ from torch import Tensor
 
 from ..ops import linear as reference
 from ..ops.linear import Fp8, Int4, Int8, Weight
+from ..triton_problem import triton_problem
 
-TRITON = find_spec("triton") is not None
+TRITON = not triton_problem()
 _REFERENCES = reference.Linear()
 
 SMALL_BATCH = 16  # largest number of rows that small_batch supports

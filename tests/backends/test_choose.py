@@ -244,7 +244,8 @@ def test_unusable_nvidia_gpus_give_a_reason(fake: FakeCuda, says: str, monkeypat
 def test_nvidia_gpu_needs_torch_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", FakeCuda().load)
     torch = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(cuda, "find_spec", lambda name: torch if name == "torch" else None)
+    monkeypatch.setattr(cuda, "find_spec", lambda name: torch)
+    monkeypatch.setattr(cuda, "triton_problem", lambda: "Triton is not installed")
     assert "the installed torch was built without CUDA" in reason(cuda.probe())
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "libtorch_cuda.so").touch()
@@ -258,6 +259,14 @@ def test_nvidia_gpu_needs_torch_with_cuda(tmp_path: Path, monkeypatch: pytest.Mo
     assert features(cuda.probe())["kernels"] == said
     library.touch()
     assert features(cuda.probe())["kernels"] == str(library)
+    assert features(cuda.probe())["built for"] == "not stated in the file"
+    library.write_bytes(b"...localllm CUDA architectures: 80-real 90a-real 120\0...")
+    assert features(cuda.probe())["built for"] == "8.0, 9.0a, 12.0 and later (PTX)"
+    library.write_bytes(b"localllm CUDA architectures: 80-real 120\0")
+    said = (
+        f"none, references instead (slower): {library} has kernels for compute capability 8.0, 12.0 and later (PTX), "
+    )
+    assert features(cuda.probe())["kernels"].startswith(said + "and this GPU has 9.0: run make build CUDA=1")
     monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(tmp_path / "absent.so"))
     assert features(cuda.probe())["kernels"].startswith("none, "), "one does not come without the other"
 
@@ -371,7 +380,9 @@ def test_no_nvidia_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nvidia_gpus_without_torch_or_triton(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", FakeCuda(capability=(8, 0)).load)
     modules: dict[str, Any] = {}
+    problems = ["Triton is not installed"]
     monkeypatch.setattr(cuda, "find_spec", modules.get)
+    monkeypatch.setattr(cuda, "triton_problem", lambda: problems[0])
     assert reason(cuda.probe()) == "NVIDIA H200 is present, but torch is not installed"
     modules["torch"] = SimpleNamespace(origin=None)
     assert reason(cuda.probe()) == "NVIDIA H200 is present, but torch is not installed"
@@ -380,9 +391,9 @@ def test_nvidia_gpus_without_torch_or_triton(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "lib" / "libtorch_cuda.so").touch()
     result = features(cuda.probe())
     assert result["compute capability"] == "8.0"
-    assert result["Triton"] == "no, references instead"
+    assert result["Triton"] == "no, references instead: Triton is not installed"
     assert cuda.read_bandwidth() is None
-    modules["triton"] = object()
+    problems[0] = ""
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "absent.so"))
     result = features(cuda.probe())
     assert result["Triton"] == "yes"

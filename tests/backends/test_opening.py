@@ -107,7 +107,7 @@ def test_new_driver_compiler_or_library_repeats_the_self_test(tmp_path: Path, mo
     version_lists.append(tuple(on_cuda._versions()))
     version[0] = "580.2"
     version_lists.append(tuple(on_cuda._versions()))
-    monkeypatch.setattr(on_cuda, "find_spec", lambda name: None)
+    monkeypatch.setattr(on_cuda, "triton_problem", lambda: "Triton is not installed")
     version_lists.append(tuple(on_cuda._versions()))
     assert version_lists[-1][1] == "no Triton"
     monkeypatch.setattr(on_cuda, "MISSING", "not built")
@@ -142,13 +142,13 @@ def test_cuda_candidates_end_with_references(monkeypatch: pytest.MonkeyPatch) ->
     triton_ops = pytest.importorskip("localllm.kernels.triton.ops")
     triton = replace(Ops(), activation=Activation(silu_and_mul=canary.save))
     monkeypatch.setattr(triton_ops, "with_triton", lambda ops: triton)
-    for specified, library, candidates in (
-        (None, without_library, (Ops(),)),
-        (None, with_library, (with_library(Ops()), Ops())),
-        (object(), without_library, (triton, Ops())),
-        (object(), with_library, (with_library(triton), triton, Ops())),
+    for problem, library, candidates in (
+        ("no compiler", without_library, (Ops(),)),
+        ("no compiler", with_library, (with_library(Ops()), Ops())),
+        ("", without_library, (triton, Ops())),
+        ("", with_library, (with_library(triton), triton, Ops())),
     ):
-        monkeypatch.setattr(cuda_ops, "find_spec", lambda name, result=specified: result)
+        monkeypatch.setattr(cuda_ops, "triton_problem", lambda result=problem: result)
         monkeypatch.setattr(cuda_ops, "_with_library", library)
         assert cuda_ops._candidates() == (candidates, "not built" if library is without_library else "")
 

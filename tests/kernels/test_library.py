@@ -40,6 +40,8 @@ def test_the_first_cpu_library_is_used(package: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_first_cuda_library_is_used(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    of_wheel = made(package.parent / "build" / "wheel" / "kernels" / "cuda" / "localllm_cuda.so")
+    assert find_cuda_library() == of_wheel
     built = made(package.parent / "build" / "kernels" / "cuda" / "localllm_cuda.so")
     assert find_cuda_library() == built
     named = made(package / "another.so")
