@@ -17,7 +17,7 @@ from torch import Tensor
 from ..ops import linear as reference
 from ..ops import linear_fp8, linear_int4, linear_int8
 from ..ops.linear import Fp8, Int4, Int8, Weight
-from . import FLOATS
+from . import FLOATS, supports
 from .round_rows import as_rounded, round_rows, scale_back
 from .small_batch import MAX_IN_FEATURES, MAX_ROWS, small_batch
 from .small_batch_transposed import small_batch_transposed
@@ -87,6 +87,17 @@ def _sums(x: Tensor, weights: Tensor) -> Tensor:
     if x.dtype != torch.float32 and device_properties(x.device).mixed_products:
         return torch.mm(x, weights.t(), out_dtype=torch.float32)
     return torch.mm(x.float(), weights.t().float())
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """The product with a plain weight. Float32 outputs (logits) of 16-bit inputs are sums that were not rounded."""
+    narrow = weight.dtype == x.dtype != torch.float32 and supports(x)
+    if dtype != torch.float32 or not narrow or x.numel() == 0 or not device_properties(x.device).mixed_products:
+        return reference.dense(x, weight, bias, dtype)
+    sums = _sums(x.reshape(-1, x.shape[-1]), weight)
+    if bias is not None:
+        sums += bias
+    return sums.view(*x.shape[:-1], len(weight))
 
 
 def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -27,6 +27,7 @@ def with_triton(ops: Ops) -> Ops:
         rope=Rope(neox=rope.rope, interleaved=rope.interleaved_rope),
         linear=replace(
             ops.linear,
+            dense=linear.dense,
             int8=linear.int8,
             int4=linear.int4,
             int4_wide=linear.int4_wide,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="there is no GPU"),
 ]
 SLOW = [pytest.mark.slow] if INTERPRETED else []
-PRODUCTS = ("linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8")
+PRODUCTS = ("linear.dense", "linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8")
 
 
 def runs() -> Iterator[Any]:
@@ -265,3 +266,23 @@ def test_rounding_equals_the_reference_exactly() -> None:
         padded = torch.nn.functional.pad(x, (0, -2500 % group)).unflatten(-1, (-1, group))
         whole, scale = rounded(padded)
         assert torch.equal(as_rounded(given, group).cpu(), (whole * scale).flatten(-2)[:, :2500])
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_are_sums_that_were_not_rounded(dtype: torch.dtype, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float32 outputs of 16-bit inputs. In the interpreter, a float32 product stands in for torch's mixed product."""
+    from localllm.kernels.triton import linear
+
+    if INTERPRETED:
+        monkeypatch.setattr(linear, "device_properties", lambda device: SimpleNamespace(mixed_products=True))
+        monkeypatch.setattr(linear, "_sums", lambda x, weights: x.float() @ weights.float().t())
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(2, 3, 256, generator=generator).to(dtype)
+    weight = torch.randn(96, 256, generator=generator).to(dtype)
+    shift = torch.randn(96, generator=generator).to(dtype) if bias else None
+    expected = x.double() @ weight.double().t() + (shift.double() if shift is not None else 0.0)
+    on_device = None if shift is None else shift.to(DEVICE)
+    out = linear.dense(x.to(DEVICE), weight.to(DEVICE), on_device, torch.float32)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=0, atol=1e-4)
