@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 from ..kernels.ops import MultiPlatformOp, Ops
 from . import ORDER
 from .pytorch.references import with_references
+
+if TYPE_CHECKING:
+    from .pytorch.product_test import ProductResult
 
 
 def platforms() -> dict[str, Ops]:
@@ -19,6 +23,22 @@ def platforms() -> dict[str, Ops]:
         if find_spec(module):
             platforms[name] = import_module(module).OPS
     return platforms
+
+
+def gpu_products(name: str, dtype: str) -> Iterator[ProductResult]:
+    """Tests the products of a backend's GPU with the widths of real models; yields nothing for other backends.
+
+    `dtype`: the name of the activations' dtype. Imports torch.
+    """
+    if not find_spec(f"{__package__}.{name}.device"):
+        return
+    import torch
+
+    from .pytorch.product_test import run_products
+
+    device = import_module(f"{__package__}.{name}.device").DEVICE
+    if device.type != "cpu":
+        yield from run_products(device.ops, device.type, getattr(torch, dtype))
 
 
 def matrix(reference_ops: Sequence[str] = ()) -> list[MultiPlatformOp]:

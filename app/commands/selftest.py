@@ -1,4 +1,5 @@
-"""`localllm selftest`: checks a backend with the known answers of the built-in model."""
+"""`localllm selftest`: checks a backend with the known answers of the built-in model, and the products of a GPU with
+the widths of real models. Owners of other GPUs paste its report into an issue."""
 
 from __future__ import annotations
 
@@ -6,10 +7,11 @@ import asyncio
 import json
 import platform
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,6 +24,9 @@ from ..store.names import GUIDE
 from ..version import VERSION
 from .console import say
 from .session import loaded_client
+
+if TYPE_CHECKING:
+    from ...backends.pytorch.product_test import ProductResult
 
 HOT: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "max_tokens": 24, "ignore_eos": True}
 HOTTER = HOT | {"temperature": 6.0, "top_p": 1.0}  # with HOT, two seeds may give the same answer
@@ -54,6 +59,7 @@ class Report:
     features: dict[str, str]
     dtype: str
     quant: str
+    warnings: tuple[str, ...] = ()  # of the loaded model, for example that a kernel failed its self-test
     checks: list[Check] = field(default_factory=list)
 
     @property
@@ -75,6 +81,8 @@ def _print(report: Report) -> None:
     click.echo(f"{report.backend} on {report.device} ({report.dtype}), localllm {report.localllm}, {report.machine}")
     for name, value in report.features.items():
         click.echo(f"  {name}: {value}")
+    for warning in report.warnings:
+        click.echo(f"  warning: {warning}")
     for check in report.checks:
         click.echo(check.line)
     click.echo("all checks passed" if report.ok else "some checks failed: please report this output")
@@ -87,14 +95,28 @@ async def _selftest(flags: LoadFlags) -> Report:
         async for check in _checks(_Chat(client)):
             report.checks.append(check)
             say(f"{len(report.checks)} checks finished")
+    from ...backends.platforms import gpu_products  # imports torch
+
+    for result in gpu_products(info.backend, info.dtype):
+        report.checks.append(_product_check(result))
+        say(f"{len(report.checks)} checks finished")
     return report
+
+
+def _product_check(result: ProductResult) -> Check:
+    """The check of a product, with its durations as the details."""
+    durations = [f"{rows} rows {1000 * seconds:.3f} ms" for rows, seconds in result.seconds.items()]
+    return Check(result.title, not result.defect, ", ".join(filter(None, (result.defect, *durations))))
 
 
 def _report(info: LoadedModel) -> Report:
     device = load(info.backend).probe()
     features = dict(device.features) if isinstance(device, DeviceInfo) else {}
     machine = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
-    return Report(VERSION, machine, info.backend, info.device, features, info.dtype, info.quant)
+    for package in ("torch", "triton"):
+        with suppress(PackageNotFoundError):
+            features[f"{package} version"] = version(package)
+    return Report(VERSION, machine, info.backend, info.device, features, info.dtype, info.quant, info.warnings)
 
 
 @dataclass(frozen=True, slots=True)

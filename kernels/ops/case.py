@@ -13,6 +13,10 @@ TOLERANCES: Mapping[torch.dtype, float] = MappingProxyType(
     {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 )
 
+# (in_features, out_features) of products in models with 0.6 and 8 billion weights, and the rows of a large batch.
+REAL_WIDTHS = ((1024, 3072), (4096, 4096))
+REAL_ROWS = 64
+
 Make = Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]  # returns the arguments of a case
 
 

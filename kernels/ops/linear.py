@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from . import linear_fp8 as linear_fp8
 from . import linear_int4 as linear_int4
 from . import linear_int8 as linear_int8
-from .case import Case, Make
+from .case import REAL_ROWS, REAL_WIDTHS, Case, Make
 from .linear_fp8 import Fp8 as Fp8
 from .linear_int4 import Int4 as Int4
 from .linear_int8 import Int8 as Int8
@@ -147,4 +147,15 @@ CASES = [
     *linear_int8.CASES,
     *linear_int4.CASES,
     *linear_fp8.CASES,
+]
+
+# Products of real models, for `localllm selftest`. The tests of all devices use the smaller CASES.
+REAL_CASES = [
+    *(
+        Case("linear.dense", f"{widths[0]}-to-{widths[1]}", _product(REAL_ROWS, *widths), packs=_WEIGHT)
+        for widths in REAL_WIDTHS
+    ),
+    *linear_int8.REAL_CASES,
+    *linear_int4.REAL_CASES,
+    *linear_fp8.REAL_CASES,
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case, Make
+from .case import REAL_ROWS, REAL_WIDTHS, Case, Make
 from .linear_int8 import rounded
 
 
@@ -95,4 +95,10 @@ CASES = [
         ("head", _inputs(3, 64, 500, 64, dtype=torch.float32)),
         ("head-40-rows", _inputs(40, 64, 500, 64, dtype=torch.float32)),
     ]
+]
+
+REAL_CASES = [
+    Case(f"linear.{op}", f"{widths[0]}-to-{widths[1]}", _inputs(REAL_ROWS, *widths, 64), packs=("weight",))
+    for op in ("int4", "int4_wide")
+    for widths in REAL_WIDTHS
 ]

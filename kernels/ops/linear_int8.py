@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case, Make
+from .case import REAL_ROWS, REAL_WIDTHS, Case, Make
 
 
 class Int8(NamedTuple):
@@ -75,4 +75,9 @@ CASES = [
         ("head", _inputs(3, 64, 500, dtype=torch.float32)),
         ("head-40-rows", _inputs(40, 64, 500, dtype=torch.float32)),
     ]
+]
+
+REAL_CASES = [
+    Case("linear.int8", f"{widths[0]}-to-{widths[1]}", _inputs(REAL_ROWS, *widths), packs=("weight",))
+    for widths in REAL_WIDTHS
 ]

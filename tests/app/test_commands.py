@@ -20,6 +20,7 @@ from localllm.app.config import Settings
 from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
 from localllm.app.store import listing, preferences
 from localllm.app.store.cache import ModelRef
+from localllm.backends.pytorch.product_test import ProductResult
 
 READY = LoadedModel(id="m", state="ready", pid=7, backend="b", device="d", dtype="float32", options=("--quant int8",))
 
@@ -435,6 +436,13 @@ async def test_selftest_checks_an_answer_with_a_schema(text: str, ok: bool) -> N
     assert client.requests[0][2]["response_format"]["json_schema"]["strict"]
 
 
+def test_selftest_reports_products_with_their_durations() -> None:
+    right = selftest._product_check(ProductResult("linear.int4", "", {1: 0.0000215, 64: 0.001}))
+    assert right.line == "  ok      linear.int4: 1 rows 0.022 ms, 64 rows 1.000 ms"
+    wrong = selftest._product_check(ProductResult("linear.int4", "2 rows: returns NaN", {1: 0.001}))
+    assert wrong.line == "  FAILED  linear.int4: 2 rows: returns NaN, 1 rows 1.000 ms"
+
+
 @pytest.mark.parametrize("ok", [False, True])
 @pytest.mark.parametrize("as_json", [False, True])
 def test_selftest_exit_code(
@@ -442,7 +450,7 @@ def test_selftest_exit_code(
 ) -> None:
     async def report(flags: LoadFlags) -> selftest.Report:
         checks = [selftest.Check("one", True), selftest.Check("two", ok, "why")]
-        return selftest.Report("1", "here", "cpu", "d", {"f": "v"}, "float32", "", checks)
+        return selftest.Report("1", "here", "cpu", "d", {"f": "v"}, "float32", "", ("slow",), checks)
 
     monkeypatch.setattr(selftest, "_selftest", report)
     assert selftest.selftest({}, as_json) == (0 if ok else 1)
@@ -452,6 +460,7 @@ def test_selftest_exit_code(
     else:
         assert f"  {'ok    ' if ok else 'FAILED'}  two: why\n" in printed
         assert "  f: v\n" in printed
+        assert "  warning: slow\n" in printed
         assert ("all checks passed" in printed) is ok
 
 
