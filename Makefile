@@ -2,6 +2,7 @@
 # make test      run the checks and the tests
 # make test-all  make test with slow tests and coverage, then the address sanitizer, aarch64 and the exam of guide
 # make bench     run all benchmarks of this machine and its GPU; takes many minutes and 5 GB of disk; stop other programs
+# make wheel     build dist/localllm-*.whl for Linux with the CUDA kernels of all GPUs; needs nvcc and takes many minutes
 # make build     compile the CPU kernels for every instruction set; MAX_JOBS=1 uses one core, CUDA=1 adds the CUDA kernels
 # make clean     delete .venv and all build results
 # Each target first sets up .venv, which takes minutes once.
@@ -19,7 +20,7 @@ ifdef MAX_JOBS
 export CMAKE_BUILD_PARALLEL_LEVEL := $(MAX_JOBS)
 endif
 
-.PHONY: build chat test test-all lint bench bench-cuda clean
+.PHONY: build chat test test-all wheel lint bench bench-cuda clean
 
 chat: $(VENV)/.runtime
 	@$(REBUILD) >/dev/null || true
@@ -28,10 +29,13 @@ chat: $(VENV)/.runtime
 test: $(VENV)/.dev build lint
 	scripts/test
 
-# All tests with coverage, and the checks that are too slow for CI: the address sanitizer, the kernels on aarch64 (if its
-# compiler and an emulator are installed), and the complete exam of guide. `stale` warns about facts that are no longer true.
+# All tests with coverage, and the checks that are too slow for CI: the wheel with its CUDA kernels (if nvcc is installed),
+# the address sanitizer, the kernels on aarch64 (if its compiler and an emulator are installed), and the complete exam of
+# guide. `stale` warns about facts that are no longer true.
 test-all: $(VENV)/.dev build lint
+	! command -v nvcc >/dev/null || $(MAKE) wheel
 	scripts/test --all
+	! command -v nvcc >/dev/null || $(BIN)/python -m scripts.cuda_resources
 	scripts/sanitize
 	scripts/aarch64
 	$(BIN)/python -m scripts.train_guide.stale
@@ -45,6 +49,10 @@ build: $(VENV)/.runtime
 	@! grep -q '^VARIANTS:.*=native$$' build/kernels/CMakeCache.txt || cmake -UVARIANTS build/kernels
 	@test -z "$(CUDA)" || cmake -DLOCALLLM_CUDA=ON build/kernels
 	@$(REBUILD)
+
+# Other machines can use the library of the wheel too: a checkout with build/wheel needs no nvcc.
+wheel: $(VENV)/.dev
+	scripts/wheel
 
 lint: $(VENV)/.dev
 	scripts/check
