@@ -48,7 +48,7 @@ def _test(case: Case, ops: Ops, device: str, dtype: torch.dtype) -> tuple[str, d
     arguments, (expected,) = reference_run(case, dict(Ops())[case.op], dtype)
     on_device = device_arguments(case, ops, arguments, device, dtype)
     op = dict(ops)[case.op]
-    seconds = {}
+    seconds: dict[int, float] = {}
     for rows in ROWS:
         some = on_device | {"x": on_device["x"][:rows]}
         defect = mismatch(call_op(case, op, some), [expected[:rows]], case.tolerances[dtype])
