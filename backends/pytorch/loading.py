@@ -11,6 +11,7 @@ import torch
 
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
+from ...kernels.ops.linear import weight_tensors
 from .device import Device
 from .lora import AdapterSlots, slot_values
 from .mapped import DTYPES
@@ -45,9 +46,9 @@ class Loader:
             self._packed = PackedFile(options.packed_dir / f"{self._quant}.safetensors", key, type(sample))
 
     def expected_token_bytes(self) -> int:
-        """Estimated bytes of the weights that are read to compute one token: all except the embedding table."""
-        embedding = self._files.tensors.get(EMBEDDING)
-        return self.expected_bytes() - (0 if embedding is None else embedding.num_bytes)
+        """Estimated bytes of the weights that are read to compute one token: all except an embedding table that the
+        output head does not use."""
+        return self.expected_bytes() - self._table_bytes()
 
     def expected_bytes(self) -> int:
         """Estimated bytes of the loaded weights, correct within a few percent."""
@@ -64,9 +65,25 @@ class Loader:
             is_product = is_matrix and (not is_embedding or self._files.config.tie_embeddings)
             if is_product:
                 total += prod(tensor.shape) * value_bytes(tensor.dtype)
-            if is_embedding or not is_matrix:
+            if not is_matrix and not is_embedding:
                 total += tensor.num_bytes
-        return round(total)
+        return round(total) + self._table_bytes()
+
+    def _table_bytes(self) -> int:
+        """Bytes of the embedding table; 0 if the output head has the same weight and shares its memory."""
+        embedding = self._files.tensors.get(EMBEDDING)
+        if embedding is None:
+            return 0
+        is_tied = self._files.config.tie_embeddings and embedding.dtype in STORED
+        if is_tied and self._keeps_values(DTYPES[embedding.dtype]):
+            return 0
+        return embedding.num_bytes
+
+    def _keeps_values(self, stored: torch.dtype) -> bool:
+        """Whether a packed weight has a tensor that equals the weight in the file, which has the dtype `stored`."""
+        plain = self._plain_sample(stored)
+        packed = weight_tensors(self._sample(stored))
+        return any(tensor.dtype == stored and torch.equal(tensor, plain) for tensor in packed)
 
     def load(self, build: Callable[[Weights], Model], adapter_slots: int) -> tuple[Model, Weights]:
         """The model that `build` returns, and its weights. Raises ModelRefused if the files do not fit the model."""
@@ -82,7 +99,10 @@ class Loader:
 
     def _sample(self, stored: torch.dtype) -> Any:
         """A small sample weight of dtype `stored`, quantised and packed in the same way as the model's weights."""
-        plain = torch.linspace(-1.0, 1.0, prod(_SAMPLE)).view(_SAMPLE).to(stored)
+        plain = self._plain_sample(stored)
         quantise = ON_LOAD[self._quant]
         weight = plain if quantise is None else quantise(plain)
         return self._device.ops.linear.pack(weight, self._dtype)
+
+    def _plain_sample(self, stored: torch.dtype) -> torch.Tensor:
+        return torch.linspace(-1.0, 1.0, prod(_SAMPLE)).view(_SAMPLE).to(stored)

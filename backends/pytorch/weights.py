@@ -14,7 +14,7 @@ from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.tensorfiles import StoredTensor
 from ...kernels.ops.layer import DecoderLayer
-from ...kernels.ops.linear import Weight, map_tensors
+from ...kernels.ops.linear import Weight, map_tensors, weight_tensors
 from ...kernels.ops.projection import Product, Projection, SideBySide
 from .device import Device
 from .lora import AdapterSlots
@@ -116,6 +116,7 @@ class Weights:
         self._scheme = scheme
         self._cached = cached
         self._tensors = StoredTensors(files)
+        self._tied_product: Projection | None = None  # the output head, if it has the weight of the embedding
         self.slots = slots or AdapterSlots(0, 0, 0, device, dtype)
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
@@ -127,14 +128,34 @@ class Weights:
         return tensor.to(self._device.type, copy=True)
 
     def embedding(self, name: str, shape: Sequence[int]) -> Tensor:
-        """The embedding table in its stored dtype. On the CPU it stays a mapped file: only the used rows are read."""
+        """The embedding table in its stored dtype. On the CPU it stays a mapped file: only the used rows are read.
+
+        If the output head has the same weight and its packed form is the table itself, both share memory.
+        """
+        if self._files.config.tie_embeddings:
+            self._tied_product = self._linear([name], [shape[0]], shape[1], bias=False)
+            self._tensors.mark_unread(f"{name}.weight")
         tensor = self._tensors.read(f"{name}.weight", shape, STORED)
         for rows in tensor.split(max(1, SLICE_VALUES // max(1, shape[1]))):
             check_finite(f"{name}.weight", rows)
             self._tensors.drop_pages()
+        shared = self._shared_table(tensor)
         self._tensors.release()
+        if shared is not None:
+            return shared
         self.bytes += tensor.nbytes
         return tensor.to(self._device.type)
+
+    def _shared_table(self, stored: Tensor) -> Tensor | None:
+        """The tensor of the tied output head that has the same values as the embedding table `stored`; None: none."""
+        if not isinstance(self._tied_product, Product):
+            return None
+        rows = max(1, SLICE_VALUES // max(1, stored.shape[1]))
+        for tensor in weight_tensors(self._tied_product.weight):
+            is_alike = tensor.dtype == stored.dtype and tensor.shape == stored.shape
+            if is_alike and torch.equal(tensor[:rows], stored[:rows].to(tensor.device)):
+                return tensor
+        return None
 
     def linear(
         self, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool = False
@@ -164,19 +185,18 @@ class Weights:
 
     def tied_head(self, embedding: str, head: str, out_features: int, in_features: int) -> Projection:
         """The output head with the weight of the embedding. Raises ModelRefused if the files have a different head."""
+        assert self._tied_product is not None, "the embedding is loaded first"
         shape = (out_features, in_features)
-        self._tensors.mark_unread(f"{embedding}.weight")
         if f"{head}.weight" in self._tensors:
+            self._tensors.mark_unread(f"{embedding}.weight")
             copy = self._tensors.read(f"{head}.weight", shape, STORED)
             original = self._tensors.read(f"{embedding}.weight", shape, STORED)
             if not self._equal(copy, original):
                 raise ModelRefused(
                     f"{self._files.name}: {head}.weight differs from the embedding, contrary to tie_word_embeddings"
                 )
-            self._tensors.mark_unread(f"{embedding}.weight")
-        base = self._linear([embedding], [out_features], in_features, bias=False)
         self.slots.tied_embedding = embedding
-        return self.slots.adapt([head], [out_features], in_features, base)
+        return self.slots.adapt([head], [out_features], in_features, self._tied_product)
 
     def prepare(self, layer: DecoderLayer) -> Any:
         """The argument of the device's op `layer.decoder` for this layer."""

@@ -13,10 +13,13 @@ from safetensors.torch import load_file, save_file
 
 from localllm.backends import cpu
 from localllm.backends.cpu.device import DEVICE
+from localllm.backends.pytorch.loading import Loader
+from localllm.backends.pytorch.models import llama
 from localllm.backends.pytorch.opening import open_runner
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
+from localllm.engine.quantization import Quant
 from localllm.kernels.ops import Ops
 
 from .tiny import TINIES, VOCAB
@@ -133,13 +136,30 @@ def test_sharded_weights_may_be_in_any_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("label", ["llama", "llama-tied", "qwen2"])
 def test_bytes_are_counted_as_in_memory(label: str, tmp_path: Path) -> None:
-    """A token reads one row of the embedding. A tied head is a second copy of the embedding."""
+    """A token reads one row of the embedding. A tied head whose packed form is the embedding shares its memory."""
     BY_LABEL[label].save(tmp_path)
     files = read_model(tmp_path)
     spec = open_runner(files, BUDGET, replace(DEVICE, ops=Ops()), 2**30).spec
     embedding = files.tensors["model.embed_tokens.weight"].num_bytes
-    assert spec.weight_bytes == files.weight_bytes + (embedding if files.config.tie_embeddings else 0)
-    assert spec.token_bytes == spec.weight_bytes - embedding
+    assert spec.weight_bytes == files.weight_bytes
+    assert spec.token_bytes == spec.weight_bytes - (0 if files.config.tie_embeddings else embedding)
+
+
+@pytest.mark.parametrize(
+    ("stored", "quant", "is_shared"),
+    [(torch.float32, "none", True), (torch.float32, "int8", False), (torch.float16, "none", False)],
+)
+def test_tied_head_shares_the_memory_of_the_embedding(
+    stored: torch.dtype, quant: Quant, is_shared: bool, tmp_path: Path
+) -> None:
+    """A quantised head has other values, and float16 is converted: then the embedding has memory of its own."""
+    BY_LABEL["llama-tied"].save(tmp_path, stored)
+    files = read_model(tmp_path)
+    loader = Loader(files, replace(BUDGET, quant=quant), replace(DEVICE, ops=Ops()), torch.float32)
+    model, loaded = loader.load(lambda weights: llama.build(weights, files.config, 16), 0)
+    assert (model.head.weight is model.embedding) == is_shared
+    assert loaded.bytes == pytest.approx(loader.expected_bytes(), rel=0.05)
+    assert loaded.token_bytes == pytest.approx(loader.expected_token_bytes(), rel=0.05)
 
 
 class TestBudget:
