@@ -39,13 +39,17 @@ class CacheOverflow(RequestRefused):
 class ModelRefused(EngineError):
     """Model files are missing, corrupt or unsafe, the architecture is unknown, or the model does not fit in memory.
 
-    `numbers`: the memory plan of a model that does not fit; otherwise empty.
+    `numbers`: see ModelTooLarge; otherwise empty.
     """
 
     def __init__(self, message: str, hint: str = "", numbers: Mapping[str, int] = MappingProxyType({})) -> None:
         self.hint = hint
         self.numbers = numbers
         super().__init__(message)
+
+
+class ModelTooLarge(ModelRefused):
+    """The model does not fit in memory. `numbers` has the memory plan of the load, if there is one."""
 
 
 class SettingRefused(EngineError):

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """Weights, KV cache and adapter slots in bytes. The rest of the free memory is for intermediate results and graphs.
+    """Weights, KV cache, adapter slots and workspace in bytes. Steps need the workspace for intermediate results,
+    libraries and captured graphs.
 
-    | free                                                                      |
-    | weights | cache (num_pages, at most max_pages) | adapters |  remaining    |
+    | free                                                                                  |
+    | weights | cache (num_pages, at most max_pages) | adapters | remaining, with workspace |
 
-    Adapter slots get only what the weights and `num_pages` pages leave. They take it with the first adapter.
+    Adapter slots get only what the weights, the workspace and `num_pages` pages leave. They take it with the first
+    adapter.
     """
 
     free: int  # before the load
@@ -25,16 +27,17 @@ class MemoryPlan:
     max_pages: int  # the KV cache's share of the free memory, or the size in the options
     context: int  # requested positions of one sequence; the maximum of the model if the options have none
     max_positions: int  # maximum context of the model
+    workspace: int = 0  # estimated before the load, and measured after it if the memory is small; 0: unknown
     adapter_slots: int = 0  # number of adapter slots that `adapters` has, besides the slot of the base model
 
     @property
     def weights_fit(self) -> bool:
-        return self.weights <= self.free
+        return self.weights + self.workspace <= self.free
 
     @property
     def max_cache(self) -> int:
         """Maximum bytes of the KV cache. A setting may give the cache more memory than is free."""
-        return min(self.max_pages * self.page_bytes, max(0, self.free - self.weights))
+        return min(self.max_pages * self.page_bytes, max(0, self.free - self.weights - self.workspace))
 
     @property
     def remaining(self) -> int:
@@ -61,6 +64,7 @@ class MemoryPlan:
         return {
             "free_bytes": self.free,
             "weight_bytes": self.weights,
+            "workspace_bytes": self.workspace,
             "adapter_bytes": self.adapters,
             "cache_bytes": self.cache_bytes(self.context),
             "max_cache_bytes": self.max_cache,

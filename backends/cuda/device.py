@@ -27,6 +27,7 @@ from ..pytorch.opening import DTYPES, open_runner, plan_memory
 from ..pytorch.selftest import self_tested
 from ..pytorch.streams import SideStream
 from .driver import Driver
+from .memory import METER, free_memory, limit_allocator
 from .ops import CANDIDATES, LORA_BACKENDS, MISSING, OPS
 
 
@@ -52,7 +53,9 @@ DEVICE = Device(
     dtype=torch.bfloat16,
     overlap=True,
     pinned=True,
-    cache_share=0.85,
+    cache_share=0.85,  # the rest is for adapters, other programs and fragments
+    context_share=0.95,
+    meter=METER,
     step_tokens=2048,
     row_tokens=None,
     fp8_cache=True,
@@ -65,9 +68,6 @@ DEVICE = Device(
     lora_backends=LORA_BACKENDS,
     step_seconds=120.0,  # most steps take less than a second, but a first step may compile kernels
 )
-
-# Bytes of GPU memory that stay free for intermediate results, workspaces of libraries and captured graphs.
-WORKSPACE = 2**30
 
 
 def _versions() -> Iterator[str]:
@@ -87,8 +87,8 @@ def _versions() -> Iterator[str]:
 
 def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model on the first GPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
-    _limit_allocator()
-    free = _free()
+    limit_allocator()
+    free = free_memory()
     dtype = _dtype(files)
     warnings = tuple(_missing_kernels())
     device = replace(DEVICE, dtype=dtype, warnings=warnings)
@@ -104,7 +104,7 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
 
 def plan_on_cuda(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     """The memory of a model on the first GPU. Raises ModelRefused or SettingRefused."""
-    return plan_memory(files, options, replace(DEVICE, dtype=_dtype(files)), _free())
+    return plan_memory(files, options, replace(DEVICE, dtype=_dtype(files)), free_memory())
 
 
 def _missing_kernels() -> Iterator[str]:
@@ -114,23 +114,6 @@ def _missing_kernels() -> Iterator[str]:
     problem = triton_problem()
     if problem:
         yield f"the Triton kernels are not used (slower): {problem}"
-
-
-def _free() -> int:
-    """Bytes of free GPU memory for a model."""
-    torch.cuda.init()
-    free, _ = gpu_limits().limit_memory(*torch.cuda.mem_get_info())
-    return max(0, free - WORKSPACE)
-
-
-def _limit_allocator() -> None:
-    """Make torch run out of memory at the limit of gpu_limits, if there is one."""
-    torch.cuda.init()
-    free, total = torch.cuda.mem_get_info()
-    limits = gpu_limits()
-    if limits.memory is not None:
-        limited, _ = limits.limit_memory(free, total)
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + limited) / total)
 
 
 def _dtype(files: ModelFiles) -> torch.dtype:

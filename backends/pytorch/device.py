@@ -50,6 +50,15 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Meter:
+    """Measures the memory of a device, so that a load can reserve the workspace that steps need."""
+
+    free: Callable[[], int]  # bytes that this process can still allocate
+    release: Callable[[], None]  # returns the unused memory of torch's allocator to the device
+    libraries: int  # expected bytes of loaded kernels and of the workspaces of libraries
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """A torch device with its ops and limits. Code with this record does not check the type of the device."""
 
@@ -61,6 +70,7 @@ class Device:
     overlap: bool = False  # whether a step runs while the host plans the next step
     pinned: bool = False  # whether copies to the device use page-locked host memory
     cache_share: float = 0.25  # fraction of the free memory after loading that the KV cache may use
+    context_share: float = 0.0  # as cache_share, if one sequence of the maximum context needs more than cache_share
     page_size: int = 16  # tokens per page of the KV cache
     step_tokens: int = 512  # maximum number of tokens in a step; larger steps delay the rows that decode
     row_tokens: int | None = 512  # tokens per row in a KV cache of automatic size; None: the maximum context
@@ -77,6 +87,7 @@ class Device:
     # requests of an adapter; cpp: C++ kernels over tiles that join requests.
     lora_backends: Mapping[str, Lora] = field(default_factory=lambda: {"torch_native": Lora()})
     slot_memory: Callable[[Device], SlotMemory] = DeviceMemory
+    meter: Meter | None = None  # None: the KV cache's share leaves enough memory for every workspace
     joins_requests: bool = True  # whether a tile of the LoRA products may have tokens of several requests
     captures_attention: bool = True  # False: attention runs code on the host, so a whole step cannot be captured
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import torch
 
-from ...engine.errors import ModelRefused, OutOfMemory, RunnerFailed
+from ...engine.errors import ModelTooLarge, OutOfMemory, RunnerFailed
 
 # Errors that torch raises when a kernel, an index or an allocation fails.
 _FAILURES = (RuntimeError, IndexError, ValueError, MemoryError)
@@ -39,7 +39,7 @@ class failures:
 
 
 class load_failures:
-    """A context that translates an out-of-memory error to ModelRefused, and the failure of a device to RunnerFailed.
+    """A context that translates an out-of-memory error to ModelTooLarge, and the failure of a device to RunnerFailed.
     It does not translate other errors, which may be bugs."""
 
     def __init__(self, model: str) -> None:
@@ -52,7 +52,7 @@ class load_failures:
         if not isinstance(error, (OutOfMemory, *_FAILURES)):
             return
         if isinstance(error, OutOfMemory) or is_shortage(error):
-            raise ModelRefused(
+            raise ModelTooLarge(
                 f"{self._model} does not fit into the device memory: {_brief(error)}",
                 "close other programs, use a smaller cache, or choose a smaller model",
             ) from error

@@ -143,8 +143,15 @@ class Decoder:
         )
         self.embedding_scale = embedding_scale
         self.soft_cap = config.logit_soft_cap
+        self._ropes = tuple(config.ropes.values())
+        self.rotaries: list[Rotary] = []
+        self.set_context(context)
+
+    def set_context(self, context: int) -> None:
+        """Set the maximum context. Graphs captured before this call would not see it."""
         device = self.embedding.device.type
-        self.rotaries = [Rotary(rope, context, device) for rope in config.ropes.values()]
+        self.rotaries = []  # frees the tables before the new ones are allocated
+        self.rotaries = [Rotary(rope, context, device) for rope in self._ropes]
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
         """The final hidden states [answers, hidden] of the tokens `step.last`, normalised. Keys and values of all

@@ -73,6 +73,11 @@ class AdapterSlots:
         self._blank = torch.zeros(1, dtype=dtype, device=device.type)  # value of all factors before the allocation
         self._allocating = Lock()  # several threads may prepare adapters
 
+    def limit(self, count: int) -> int:
+        """Reduce the number of slots to at most `count`, before the first adapter is prepared. Returns the number."""
+        self.count = min(self.count, count)
+        return self.count
+
     def adapt(self, names: Sequence[str], widths: Sequence[int], in_features: int, base: Projection) -> Projection:
         """`base`, the projection that merges these modules, with buffers for their LoRA factors. `base` unchanged if
         there are no adapter slots."""

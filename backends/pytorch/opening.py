@@ -7,7 +7,7 @@ from importlib import import_module
 
 import torch
 
-from ...engine.errors import ModelRefused
+from ...engine.errors import ModelRefused, ModelTooLarge
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
@@ -15,6 +15,7 @@ from ...engine.runner import Runner
 from .choice import with_attention, with_lora_backend
 from .device import Device
 from .failures import load_failures
+from .fitting import fitting_options
 from .graphs.compiling import Compiler
 from .graphs.runner import GraphRunner
 from .graphs.split import SplitModel
@@ -23,9 +24,12 @@ from .loading import Loader
 from .models import accepts
 from .references import with_references
 from .runner import Model, TorchRunner
-from .sizing import cache_dtype, capturable_tokens, chosen_graphs, measure, plan
+from .sizing import cache_dtype, capturable_tokens, chosen_graphs, expected_workspace, measure, plan
+from .workspace import measured_workspace
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # without "auto", which means Device.dtype
+
+MEASURED_BELOW = 4  # the workspace is measured if less than this multiple of its estimate stays free
 
 
 def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
@@ -36,8 +40,18 @@ def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: i
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
-    with load_failures(files.name):
-        return _load(files, options, device, free)
+    device = _configured(device, options)
+    try:
+        with load_failures(files.name):
+            return _load(files, options, device, free)
+    except ModelTooLarge as error:
+        failed = error
+
+    def memory(changed: LoadOptions) -> MemoryPlan:
+        return _plan(files, changed, device, free)
+
+    numbers = failed.numbers or memory(options).numbers()
+    raise ModelTooLarge(str(failed), fitting_options(memory, options), numbers) from failed.__cause__
 
 
 def plan_memory(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> MemoryPlan:
@@ -48,7 +62,10 @@ def plan_memory(files: ModelFiles, options: LoadOptions, device: Device, free: i
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
-    device = _configured(device, options)
+    return _plan(files, options, _configured(device, options), free)
+
+
+def _plan(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> MemoryPlan:
     dtype = DTYPES.get(options.dtype, device.dtype)
     loader = Loader(files, options, device, dtype)
     return measure(files, options, free, dtype, loader.expected_bytes(), device, loader.expected_token_bytes())
@@ -62,29 +79,50 @@ def _configured(device: Device, options: LoadOptions) -> Device:
 
 def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
     config = files.config
-    device = _configured(device, options)
     dtype = DTYPES.get(options.dtype, device.dtype)
     loader = Loader(files, options, device, dtype)
     spec = plan(files, options, free, dtype, loader.expected_bytes(), device)
-    with torch.inference_mode():
-        build = import_module(f".models.{config.model_type}", __package__).build
-        model: Model
-        model, weights = loader.load(lambda weights: build(weights, config, spec.max_context), spec.num_adapters)
-        spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes)
-        kv = PagedKV(
+    capturable = capturable_tokens(config, spec.max_tokens, device)
+
+    def cache(pages: int) -> PagedKV:
+        return PagedKV(
             config.num_layers,
-            spec.groups[0].num_pages,
+            pages,
             spec.groups[0].page_size,
             config.num_kv_heads,
             config.head_dim,
             cache_dtype(options, dtype, device),
             device.type,
         )
+
+    with torch.inference_mode():
+        build = import_module(f".models.{config.model_type}", __package__).build
+        model: Model
+        model, weights = loader.load(lambda weights: build(weights, config, spec.max_context), spec.num_adapters)
+        estimate = expected_workspace(config, options, dtype, device)
+        rest = free - weights.bytes - spec.cache_bytes
+        if device.meter is not None and rest < MEASURED_BELOW * estimate:
+            # The measured steps have the largest context that the memory could have room for.
+            largest = plan(files, options, free, dtype, weights.bytes, device, workspace=0)
+            model.set_context(largest.max_context)
+            probe = replace(spec, max_context=largest.max_context)
+            workspace = measured_workspace(model, cache(1), probe, device, capturable)
+            free = device.meter.free() + weights.bytes
+            spec = plan(files, options, free, dtype, weights.bytes, device, workspace)
+            slots = weights.slots.limit(spec.num_adapters)
+            spec = replace(spec, num_adapters=slots, adapters_per_step=slots)
+            model.set_context(spec.max_context)
+        spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes)
+        kv = cache(spec.groups[0].num_pages)
     recorder = None if device.recorder is None else device.recorder()
     split = None
     if recorder is not None and chosen_graphs(options, device) == "split":
         compiler = Compiler(options.compiler, options.compiled_dir)
         split = SplitModel(model, kv, device.ops, compiler, recorder.call)
-    capturable = capturable_tokens(config, spec.max_tokens, device)
     runner = TorchRunner(model, kv, spec, device, recorder, split, capturable, weights.slots)
-    return GraphRunner(runner) if spec.graph_rows or spec.graph_tokens else runner
+    if not (spec.graph_rows or spec.graph_tokens):
+        return runner
+    graphs = GraphRunner(runner)
+    if device.meter is not None:
+        device.meter.release()  # memory of the first steps on the stream of the captures
+    return graphs

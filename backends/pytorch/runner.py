@@ -37,6 +37,10 @@ class Model(Protocol):
         hidden state; None: no row has an adapter."""
         ...
 
+    def set_context(self, context: int) -> None:
+        """Set the maximum context, before any step is captured."""
+        ...
+
 
 class TorchPending:
     """A step in the device's queue. When it ends, its tokens and hidden states are copied to main memory."""

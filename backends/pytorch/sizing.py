@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.errors import ModelRefused, ModelTooLarge, SettingRefused
 from ...engine.graphs import decode_sizes, token_sizes
 from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory import MemoryPlan
@@ -17,6 +17,8 @@ from .lora import slot_values
 
 # Maximum number of tokens in a captured step. The intermediate tensors of the largest capture stay allocated.
 MAX_TOKENS = 2048
+MIN_CONTEXT = 128  # tokens; with less room for a conversation, an automatic context is refused
+LOGITS_COPIES = 4  # copies of the logits in memory while tokens are drawn and log-probabilities are listed
 
 
 def measure(
@@ -27,6 +29,7 @@ def measure(
     weights: int,
     device: Device,
     token_bytes: int = 0,
+    workspace: int | None = None,
 ) -> MemoryPlan:
     """The memory of a model on `device`, with the arguments of `plan`. The model may not fit.
 
@@ -37,8 +40,11 @@ def measure(
     page_size = options.page_size or device.page_size
     cache = cache_dtype(options, dtype, device)
     page = page_bytes(page_size, config.num_kv_heads, config.head_dim, config.num_layers, cache.itemsize)
-    rest = max(0, free - weights)
-    num_pages = _num_pages(options, device, rest, page, page_size, context)
+    if workspace is None:
+        workspace = expected_workspace(config, options, dtype, device)
+    rest = max(0, free - weights - workspace)
+    max_pages = _max_pages(options, device, rest, page, -(-context // page_size))
+    num_pages = _num_pages(options, device, max_pages, page_size, context)
     slot_bytes = slot_values(config, options.adapter_rank) * dtype.itemsize
     slots = fitting_slots(options.adapter_slots, slot_bytes, rest - num_pages * page)
     return MemoryPlan(
@@ -50,43 +56,38 @@ def measure(
         page_size=page_size,
         page_bytes=page,
         num_pages=num_pages,
-        max_pages=_max_pages(options, device, rest, page),
+        max_pages=max_pages,
         context=context,
         max_positions=config.max_positions,
+        workspace=workspace,
     )
 
 
 def plan(
-    files: ModelFiles, options: LoadOptions, free: int, dtype: torch.dtype, weights: int, device: Device
+    files: ModelFiles,
+    options: LoadOptions,
+    free: int,
+    dtype: torch.dtype,
+    weights: int,
+    device: Device,
+    workspace: int | None = None,
 ) -> RunnerSpec:
     """The spec of a runner on `device`, which has `free` bytes of free memory and will load `weights` bytes of weights.
-    Activations have `dtype`.
+    Activations have `dtype`. `workspace`: see MemoryPlan; None: an estimate.
 
-    Raises ModelRefused if the weights or the context do not fit, and SettingRefused for an unsupported cache dtype.
+    Raises ModelTooLarge if the weights or the context do not fit, and SettingRefused for an unsupported cache dtype.
     """
     config = files.config
-    memory = measure(files, options, free, dtype, weights, device)
-    if not memory.weights_fit:
-        raise ModelRefused(
-            f"{files.name} needs {_size(weights)} for its weights, but only {_size(free)} is free",
-            "close other programs, or choose a smaller model",
-            memory.numbers(),
-        )
+    memory = measure(files, options, free, dtype, weights, device, workspace=workspace)
+    _check_fits(files, options, memory)
     context = memory.context
     page_size = memory.page_size
     num_pages = memory.num_pages
     fitting = num_pages * page_size
-    if fitting < (options.context or 1):
-        raise ModelRefused(
-            f"{files.name}: a context of {context} tokens needs {_size(memory.cache_bytes(context))} of KV "
-            f"cache, but the limit is {_size(num_pages * memory.page_bytes)}",
-            "use a smaller context, or a larger cache",
-            memory.numbers(),
-        )
     graphs = chosen_graphs(options, device)
     captures_decode = graphs != "off" and device.captures_attention
     captures_prefill = graphs in ("split", "breakable")
-    max_tokens = max(options.max_step_tokens or device.step_tokens, options.max_rows)
+    max_tokens = step_tokens(options, device)
     return RunnerSpec(
         vocab_size=config.vocab_size,
         max_tokens=max_tokens,
@@ -103,9 +104,61 @@ def plan(
         weight_bytes=weights,
         quant=_weight_format(config, options),
         cache_bytes=num_pages * memory.page_bytes,
-        warnings=device.warnings,
+        warnings=(*device.warnings, *_context_warnings(options, memory, min(context, fitting))),
         step_seconds=device.step_seconds,
     )
+
+
+def _check_fits(files: ModelFiles, options: LoadOptions, memory: MemoryPlan) -> None:
+    """Raises ModelTooLarge if the weights or the context do not fit."""
+    if not memory.weights_fit:
+        steps = f" and {_size(memory.workspace)} for its steps" if memory.workspace else ""
+        raise ModelTooLarge(
+            f"{files.name} needs {_size(memory.weights)} for its weights{steps}, but only {_size(memory.free)} is free",
+            "close other programs, or choose a smaller model",
+            memory.numbers(),
+        )
+    is_automatic = options.cache_bytes is None and options.cache_share is None
+    needed = options.context or (min(MIN_CONTEXT, memory.max_positions) if is_automatic else 1)
+    if memory.num_pages * memory.page_size < needed:
+        raise ModelTooLarge(
+            f"{files.name}: a context of {needed} tokens needs {_size(memory.cache_bytes(needed))} of KV "
+            f"cache, but the limit is {_size(memory.num_pages * memory.page_bytes)}",
+            "use a smaller context, or a larger cache",
+            memory.numbers(),
+        )
+
+
+def _context_warnings(options: LoadOptions, memory: MemoryPlan, context: int) -> tuple[str, ...]:
+    """The warning of a context that is smaller than that of the model, unless the options have this context."""
+    if options.context is not None or context >= memory.max_positions:
+        return ()
+    return (f"the memory has room for a context of {context} tokens; the model supports {memory.max_positions}",)
+
+
+def expected_workspace(config: ModelConfig, options: LoadOptions, dtype: torch.dtype, device: Device) -> int:
+    """Estimated bytes of the intermediate results of the largest step, of captured graphs and of libraries. 0 for a
+    device without a meter."""
+    if device.meter is None:
+        return 0
+    max_tokens = step_tokens(options, device)
+    captured = 0
+    if chosen_graphs(options, device) != "off":
+        captured = max(capturable_tokens(config, max_tokens, device), options.max_rows)
+    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    token_values = 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
+    step_values = (max_tokens + captured) * token_values
+    if options.quant != "none" or config.quantization is not None:
+        # Products of many rows convert a whole weight to the dtype of activations.
+        largest = config.hidden_size * max(2 * config.intermediate_size, heads)
+        step_values += 2 * largest if captured else largest
+    logits = options.max_rows * config.vocab_size * torch.float32.itemsize
+    return device.meter.libraries + step_values * dtype.itemsize + LOGITS_COPIES * logits
+
+
+def step_tokens(options: LoadOptions, device: Device) -> int:
+    """Maximum number of tokens in a step."""
+    return max(options.max_step_tokens or device.step_tokens, options.max_rows)
 
 
 def _requested_context(files: ModelFiles, options: LoadOptions) -> int:
@@ -118,10 +171,8 @@ def _requested_context(files: ModelFiles, options: LoadOptions) -> int:
     return options.context
 
 
-def _num_pages(options: LoadOptions, device: Device, free: int, page: int, page_size: int, context: int) -> int:
-    """The number of pages of the KV cache: pages of `page` bytes and `page_size` tokens. `free` is the number of bytes
-    that are free after the weights are loaded."""
-    max_pages = _max_pages(options, device, free, page)
+def _num_pages(options: LoadOptions, device: Device, max_pages: int, page_size: int, context: int) -> int:
+    """The number of pages of the KV cache, of `page_size` tokens each."""
     if options.cache_bytes is not None or options.cache_share is not None:
         return max_pages
     row_tokens = min(context, device.row_tokens or context)
@@ -129,11 +180,16 @@ def _num_pages(options: LoadOptions, device: Device, free: int, page: int, page_
     return min(-(-tokens // page_size), max_pages)
 
 
-def _max_pages(options: LoadOptions, device: Device, free: int, page: int) -> int:
-    """The maximum number of pages of `page` bytes: the size or the share in the options, or the device's share."""
+def _max_pages(options: LoadOptions, device: Device, free: int, page: int, context_pages: int) -> int:
+    """The maximum number of pages of `page` bytes: the size or the share in the options, or the device's share. `free`
+    is the number of bytes that weights and workspace leave. One sequence of `context_pages` pages may take more."""
     if options.cache_bytes is not None:
         return options.cache_bytes // page
-    return int(free * (options.cache_share or device.cache_share)) // page
+    if options.cache_share is not None:
+        return int(free * options.cache_share) // page
+    share = int(free * device.cache_share) // page
+    context_share = int(free * device.context_share) // page
+    return max(share, min(context_pages, context_share))
 
 
 def _weight_format(config: ModelConfig, options: LoadOptions) -> str:

@@ -258,7 +258,7 @@ def test_gpu_runs_without_sizes_that_do_not_fit(tmp_path: Path, max_tokens: int,
 def test_model_without_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelRefused, match="does not fit into the device memory") as refused:
         open_runner(read_model(canary.save(tmp_path)), replace(BUDGET, cache_bytes=2**60), DEVICE, 2**30)
-    assert "smaller cache" in refused.value.hint
+    assert "set cache_mib to" in refused.value.hint
 
 
 @GPU

@@ -14,6 +14,7 @@ import torch
 from localllm.backends import cpu
 from localllm.backends.cpu import device as on_cpu
 from localllm.backends.cuda import device as on_cuda
+from localllm.backends.cuda import memory
 from localllm.backends.cuda import ops as cuda_ops
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.opening import open_runner
@@ -60,10 +61,10 @@ def test_gpu_uses_bfloat16_except_for_float32_models(
         (torch.bfloat16, torch.bfloat16),
     ):
         device, free = opened(files_of(tmp_path / str(dtype), dtype), LoadOptions())
-        assert (device.dtype, free) == (computes, 4 * GIB)
+        assert (device.dtype, free) == (computes, 5 * GIB)
         assert device.ops is on_cuda.DEVICE.ops
     files = files_of(tmp_path / "model", torch.bfloat16)
-    assert opened(files, LoadOptions(), GIB - 1)[1] == 0
+    assert opened(files, LoadOptions(), GIB - 1)[1] == GIB - 1
     monkeypatch.setattr(on_cuda, "MISSING", "not built")
     assert opened(files, LoadOptions())[0].warnings == ("the CUDA C++ kernels are not used (slower): not built",)
     monkeypatch.setattr(on_cuda, "MISSING", "")
@@ -124,12 +125,12 @@ def test_imitated_memory_limits_the_plan_and_torch(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (130 * gib, 140 * gib))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 4 * gib)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", fractions.append)
-    on_cuda._limit_allocator()
+    memory.limit_allocator()
     assert fractions == [], "no limit is set"
-    monkeypatch.setattr(on_cuda, "gpu_limits", lambda: GpuLimits(memory=24 * gib))
-    on_cuda._limit_allocator()
+    monkeypatch.setattr(memory, "gpu_limits", lambda: GpuLimits(memory=24 * gib))
+    memory.limit_allocator()
     assert fractions == [(4 + 24 - 10) / 140]
-    assert on_cuda._free() == 14 * gib - on_cuda.WORKSPACE
+    assert memory.free_memory() == 14 * gib
 
 
 def test_cuda_candidates_end_with_references(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,16 @@ def test_automatic_cache_is_limited_by_its_rows(files: ModelFiles) -> None:
     assert planned(files, LoadOptions(max_rows=3), 1000, whole).groups[0].num_pages == 96
 
 
+def test_one_context_may_take_more_than_the_share_of_the_cache(files: ModelFiles) -> None:
+    device = replace(CPU, cache_share=0.5, context_share=0.9, row_tokens=None)
+    options = LoadOptions(max_rows=4)
+    assert planned(files, options, 20, device).groups[0].num_pages == 18, "less than one context"
+    assert planned(files, options, 50, device).groups[0].num_pages == 32, "one whole context"
+    assert planned(files, options, 100, device).groups[0].num_pages == 50, "the share"
+    assert planned(files, replace(options, context=160), 20, device).groups[0].num_pages == 10
+    assert planned(files, replace(options, cache_share=0.5), 20, device).groups[0].num_pages == 10
+
+
 def test_context_may_be_the_maximum_of_model_and_memory(files: ModelFiles) -> None:
     budget = LoadOptions(context=canary.CONTEXT, cache_bytes=32 * PAGE)
     assert planned(files, budget, 0).max_context == canary.CONTEXT
@@ -120,7 +130,8 @@ def test_device_defaults_claim_no_features(files: ModelFiles) -> None:
     """A device with default fields is correct, as docs/add-a-backend.md says."""
     device = Device("cpu", "cpu", torch.cpu, Ops(), torch.float32)
     spec = planned(files, LoadOptions(max_rows=1, graphs="full"), 40, device)
-    assert (spec.overlap, spec.warnings, spec.step_seconds) == (False, (), 0.0)
+    assert (spec.overlap, spec.step_seconds) == (False, 0.0)
+    assert spec.warnings == ("the memory has room for a context of 160 tokens; the model supports 512",)
     assert (spec.graph_rows, spec.graph_tokens) == ((), ())
     assert spec.max_tokens == 512
     assert spec.groups[0].num_pages == 10, "a quarter of what is free"

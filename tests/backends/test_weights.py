@@ -159,7 +159,7 @@ def test_tied_head_shares_the_memory_of_the_embedding(
     model, loaded = loader.load(lambda weights: llama.build(weights, files.config, 16), 0)
     assert (model.head.weight is model.embedding) == is_shared
     assert loaded.bytes == pytest.approx(loader.expected_bytes(), rel=0.05)
-    assert loaded.token_bytes == pytest.approx(loader.expected_token_bytes(), rel=0.05)
+    assert loaded.token_bytes == pytest.approx(loader.expected_token_bytes(), rel=0.1)
 
 
 class TestBudget:

@@ -1,0 +1,36 @@
+"""The free memory of the GPU, with the limit of gpu_limits."""
+
+from __future__ import annotations
+
+import torch
+
+from ...kernels.gpu_limits import gpu_limits
+from ..pytorch.device import Meter
+
+# Bytes that the driver and libraries take in the first steps: code of kernels, and workspaces of cuBLAS on each stream.
+LIBRARIES = 288 * 2**20
+
+
+def free_memory() -> int:
+    """Bytes of GPU memory that this process can still allocate."""
+    torch.cuda.init()
+    free, _ = gpu_limits().limit_memory(*torch.cuda.mem_get_info())
+    return free
+
+
+def limit_allocator() -> None:
+    """Make torch run out of memory at the limit of gpu_limits, if there is one."""
+    torch.cuda.init()
+    free, total = torch.cuda.mem_get_info()
+    limits = gpu_limits()
+    if limits.memory is not None:
+        limited, _ = limits.limit_memory(free, total)
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + limited) / total)
+
+
+def _release() -> None:
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+METER = Meter(free_memory, _release, LIBRARIES)

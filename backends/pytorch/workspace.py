@@ -1,0 +1,99 @@
+"""Measures the workspace of a loaded model: the memory of intermediate results, libraries and captured graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ...engine.batch import AnswerSampling, Batch, Want
+from ...engine.runner import CacheGroup, RunnerSpec
+from .device import Device
+from .failures import failures
+from .kv import PagedKV
+from .runner import Model, TorchRunner
+
+LOGPROBS = 20  # listed log-probabilities in a measured step: the maximum of the API
+
+
+def measured_workspace(model: Model, kv: PagedKV, spec: RunnerSpec, device: Device, capturable: int) -> int:
+    """Bytes of workspace that steps of at most `spec.max_tokens` tokens need. `kv` has one page; its content is lost.
+
+    Runs the largest steps, whose results have no meaning. Raises OutOfMemory.
+    """
+    meter = device.meter
+    assert meter is not None
+    kv.keys.zero_()
+    kv.values.zero_()
+    one_page = replace(spec, groups=(CacheGroup(spec.groups[0].page_size, 1),))
+    runner = TorchRunner(model, kv, one_page, device, capturable=capturable)
+    prefill = _prefill(spec, spec.max_tokens)
+    decode = _step(spec, [1] * spec.max_rows, spec.max_context - 1)
+    with failures("the largest step failed"):
+        meter.release()
+        free = meter.free()
+        for batch in (prefill, decode):
+            runner.run(batch).result()
+        steps = free - meter.free()
+        meter.release()
+        if device.recorder is None or not (spec.graph_rows or spec.graph_tokens):
+            return steps
+        # A recorder has memory of its own: as much as the largest captured step needs.
+        free = meter.free()
+        with device.recorder().session():
+            for batch in (_prefill(spec, max(spec.graph_tokens, default=1)), decode):
+                runner.run(batch).result()
+        captures = free - meter.free()
+        meter.release()
+    return steps + captures
+
+
+def _prefill(spec: RunnerSpec, tokens: int) -> Batch:
+    """A step of at most `tokens` tokens in rows of at most the maximum context, which begin at position 0."""
+    rows = min(spec.max_rows, -(-tokens // spec.max_context))
+    return _step(spec, [min(spec.max_context, tokens // rows)] * rows, 0)
+
+
+def _step(spec: RunnerSpec, lens: Sequence[int], start: int) -> Batch:
+    """A step whose rows have `lens` tokens at the positions from `start`. All positions are in page 0. Each row draws a
+    token with the settings that need most memory."""
+    rows = len(lens)
+    pages = -(-(start + max(lens)) // spec.groups[0].page_size)
+    zeros = np.zeros(rows, np.int32)
+    none = np.zeros(0, np.int32)
+    return Batch(
+        tokens=np.zeros(sum(lens), np.int32),
+        positions=np.concatenate([np.arange(start, start + length, dtype=np.int32) for length in lens]),
+        row_starts=np.cumsum([0, *lens]).astype(np.int32),
+        drafts=zeros,
+        page_tables=(np.zeros((rows, pages), np.int32),),
+        states=np.full(rows, -1, np.int32),
+        adapters=zeros,
+        adapter_scales=np.ones(rows, np.float32),
+        carry=np.full(rows, -1, np.int32),
+        wants=np.full(rows, Want.TOKEN, np.uint8),
+        sampling=AnswerSampling(
+            temperature=np.ones(rows, np.float32),
+            top_k=zeros,
+            top_p=np.full(rows, 0.9, np.float32),
+            min_p=np.zeros(rows, np.float32),
+            repetition_penalty=np.ones(rows, np.float32),
+            presence_penalty=np.zeros(rows, np.float32),
+            frequency_penalty=np.zeros(rows, np.float32),
+            seed=np.zeros(rows, np.uint64),
+            draw=zeros,
+            logprobs=np.full(rows, LOGPROBS, np.int32),
+            bias_answers=none,
+            bias_tokens=none,
+            bias_values=np.zeros(0, np.float32),
+            history_answers=none,
+            history_tokens=none,
+            history_prompt=none,
+            history_output=none,
+        ),
+        mask_answers=np.arange(rows, dtype=np.int32),
+        masks=np.full((rows, -(-spec.vocab_size // 32)), 0xFFFFFFFF, np.uint32),
+        page_copies=(np.zeros((0, 2), np.int32),),
+        state_copies=np.zeros((0, 2), np.int32),
+    )

@@ -1,0 +1,193 @@
+"""Devices with little memory: the workspace is measured, the largest context is chosen, and hints name options that
+fit. The device is the CPU with a limit for torch's tensors."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.backends.cpu.device import DEVICE as CPU
+from localllm.backends.pytorch import opening, quant, weights
+from localllm.backends.pytorch.device import Device
+from localllm.backends.pytorch.loading import Loader
+from localllm.backends.pytorch.models.llama import build
+from localllm.backends.pytorch.opening import open_runner, plan_memory
+from localllm.backends.pytorch.slot_memory import DeviceMemory
+from localllm.engine.errors import ModelTooLarge
+from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.options import Graphs, LoadOptions
+from localllm.engine.quantization import Quant
+from localllm.engine.runner import Runner
+from localllm.kernels.ops import Ops
+
+from .batches import Row, make_batch
+from .capped import CappedMemory
+from .tape import Tape
+from .tiny import Tiny
+
+MIB = 2**20
+SLICE = 2**15  # values of a weight that are converted at a time
+CONTEXT = 16_384
+OPTIONS = LoadOptions(max_rows=4, adapter_slots=0)
+EVERYTHING = 2**40  # bytes
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> ModelFiles:
+    """A random model with a context whose KV cache is larger than its weights."""
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": CONTEXT,
+    }
+    folder = tmp_path_factory.mktemp("model")
+    Tiny("llama", "llama", shape).save(folder)
+    return read_model(folder)
+
+
+def device_with(memory: CappedMemory, device: Device = CPU) -> Device:
+    return replace(device, cache_share=0.5, context_share=0.95, row_tokens=None, meter=memory.meter)
+
+
+def opened(files: ModelFiles, options: LoadOptions, memory: CappedMemory, device: Device = CPU) -> Runner:
+    memory.release()
+    return open_runner(files, options, device_with(memory, device), memory.free())
+
+
+def run_largest_steps(runner: Runner) -> None:
+    spec = runner.spec
+    pages = list(range(1, spec.groups[0].num_pages + 1))
+    length = min(spec.max_tokens, spec.max_context)
+    prompt = Row([5] * length, 0, pages[: -(-length // spec.groups[0].page_size)])
+    runner.run(make_batch([prompt], spec.vocab_size)).result()
+    row = Row([5], spec.max_context - 1, pages[: -(-spec.max_context // spec.groups[0].page_size)])
+    runner.run(make_batch([row] * spec.max_rows, spec.vocab_size)).result()
+
+
+def smallest_limit(files: ModelFiles, options: LoadOptions) -> int:
+    """The bytes of weights and expected workspace: a smaller device refuses the model."""
+    plan = plan_memory(files, options, device_with(CappedMemory(EVERYTHING)), EVERYTHING)
+    return plan.weights + plan.workspace
+
+
+@pytest.mark.parametrize("extra", [MIB, 3 * MIB])
+def test_largest_context_is_chosen_and_its_steps_fit(files: ModelFiles, extra: int) -> None:
+    memory = CappedMemory(smallest_limit(files, OPTIONS) + extra)
+    with memory:
+        runner = opened(files, OPTIONS, memory)
+        spec = runner.spec
+        assert 0 < spec.max_context < CONTEXT
+        (warning,) = spec.warnings
+        assert warning == (
+            f"the memory has room for a context of {spec.max_context} tokens; the model supports {CONTEXT}"
+        )
+        run_largest_steps(runner)
+        assert memory.peak <= memory.limit
+        assert memory.peak >= 0.8 * memory.limit, "most of the memory is used"
+        runner.close()
+
+
+def test_captured_graphs_have_a_workspace_of_their_own(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorder does not use the memory of steps without graphs."""
+    workspaces = []
+
+    def measure(*arguments: Any) -> int:
+        workspaces.append(inner(*arguments))
+        return workspaces[-1]
+
+    inner = opening.measured_workspace
+    monkeypatch.setattr(opening, "measured_workspace", measure)
+    taped = replace(CPU, ops=Ops(), recorder=Tape, graphs="breakable")
+    graphs: Graphs
+    for graphs in ("off", "breakable"):
+        options = replace(OPTIONS, graphs=graphs, context=512)
+        memory = CappedMemory(EVERYTHING)
+        with memory, monkeypatch.context() as patch:
+            patch.setattr(opening, "MEASURED_BELOW", EVERYTHING)
+            patch.setattr(opening, "GraphRunner", lambda runner: runner)
+            open_runner(files, options, device_with(memory, taped), EVERYTHING).close()
+    assert workspaces[1] == pytest.approx(2 * workspaces[0], rel=0.2)
+
+
+def test_workspace_is_measured_only_if_memory_is_short(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+
+    def measure(*arguments: Any) -> int:
+        measured.append(inner(*arguments))
+        return measured[-1]
+
+    inner = opening.measured_workspace
+    monkeypatch.setattr(opening, "measured_workspace", measure)
+    memory = CappedMemory(EVERYTHING)
+    with memory:
+        opened(files, OPTIONS, memory).close()
+    assert not measured
+    memory = CappedMemory(smallest_limit(files, OPTIONS) + MIB)
+    with memory:
+        opened(files, OPTIONS, memory).close()
+    assert len(measured) == 1
+    assert 0.2 * MIB < measured[0] < 16 * MIB
+
+
+@pytest.mark.parametrize("context", [None, CONTEXT])
+def test_hints_of_a_refused_load_fit(files: ModelFiles, context: int | None) -> None:
+    """The flags in the hint are used on the same device, which then loads the model."""
+    options = replace(OPTIONS, context=context)
+    sizes = [smallest_limit(files, replace(OPTIONS, quant=name)) for name in ("none", "int8", "int4")]  # type: ignore[arg-type]
+    hinted = set()
+    for limit in range(sizes[2] - MIB // 4, sizes[0] + 5 * MIB, 2 * MIB):
+        memory = CappedMemory(limit)
+        with memory:
+            try:
+                opened(files, options, memory).close()
+            except ModelTooLarge as error:
+                hint, numbers = error.hint, error.numbers
+            else:
+                continue
+            assert numbers["free_bytes"] == limit
+            assert numbers["weight_bytes"] > 0
+            for quant_name, tokens in re.findall(r"--quant (\w+)(?: --context (\d+))?", hint):
+                hinted.add((quant_name, bool(tokens)))
+                changed = replace(options, quant=quant_name, context=int(tokens) if tokens else context)
+                opened(files, changed, memory).close()
+            for tokens in re.findall(r"with --context (\d+)", hint):
+                hinted.add(("", True))
+                opened(files, replace(options, context=int(tokens)), memory).close()
+    assert {name for name, _ in hinted} >= {"int8", "int4"}
+    if context is not None:
+        assert ("", True) in hinted
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("name", ["none", "int8", "int4", "fp8"])
+def test_load_never_holds_two_copies_of_a_weight(
+    name: Quant, tied: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each moment of a load, the device has at most the loaded weights and two slices: of the stored weight and of
+    the packed one."""
+    equal = torch.equal
+    monkeypatch.setattr(quant, "SLICE_VALUES", SLICE)
+    monkeypatch.setattr(weights, "SLICE_VALUES", SLICE)
+    monkeypatch.setattr(torch, "equal", lambda one, other: other.device.type == "meta" or equal(one, other))
+    shape = {"hidden_size": 128, "intermediate_size": 1024, "num_hidden_layers": 2, "vocab_size": 4096}
+    Tiny("llama", "llama", {**shape, "tie_word_embeddings": tied}).save(tmp_path, torch.bfloat16)
+    files = read_model(tmp_path)
+    device = replace(CPU, type="meta", ops=Ops(), slot_memory=DeviceMemory)
+    loader = Loader(files, replace(OPTIONS, quant=name), device, torch.bfloat16)
+    memory = CappedMemory(EVERYTHING, "meta")
+    with memory, torch.inference_mode():
+        _, loaded = loader.load(lambda weights: build(weights, files.config, 16), 0)
+        assert loaded.bytes == pytest.approx(memory.live(), rel=0.02)
+    assert loaded.bytes == pytest.approx(loader.expected_bytes(), rel=0.05)
+    assert loaded.token_bytes == pytest.approx(loader.expected_token_bytes(), rel=0.05)
+    largest = 2 * SLICE * torch.bfloat16.itemsize + 1024
+    assert memory.peak - loaded.bytes <= largest
+    stored = 4096 * 128 * torch.bfloat16.itemsize
+    assert largest < stored / 4, "two copies of a weight would be noticed"
