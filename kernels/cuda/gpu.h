@@ -32,9 +32,6 @@ inline Gpu query_gpu(int device) {
     gpu.minor = limits.minor;
   }
   gpu.shared_limit = std::min(gpu.shared_limit, limits.shared_limit);
-#ifdef LOCALLLM_SHARED
-  gpu.shared_limit = std::min(gpu.shared_limit, LOCALLLM_SHARED);
-#endif
   gpu.processors = std::min(gpu.processors, limits.processors);
   return gpu;
 }

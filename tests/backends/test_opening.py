@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from localllm.backends.cpu import device as on_cpu
 from localllm.backends.cuda import device as on_cuda
 from localllm.backends.cuda import memory
 from localllm.backends.cuda import ops as cuda_ops
+from localllm.backends.cuda.driver import DriverFailed
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
@@ -69,6 +71,8 @@ def test_gpu_uses_bfloat16_except_for_float32_models(
     assert opened(files, LoadOptions())[0].warnings == ("the CUDA C++ kernels are not used (slower): not built",)
     monkeypatch.setattr(on_cuda, "MISSING", "")
     assert opened(files, LoadOptions())[0].warnings == ()
+    monkeypatch.setattr(on_cuda, "triton_problem", lambda: "no compiler")
+    assert opened(files, LoadOptions())[0].warnings == ("the Triton kernels are not used (slower): no compiler",)
 
 
 def test_self_test_uses_the_dtype_of_activations(
@@ -131,6 +135,25 @@ def test_imitated_memory_limits_the_plan_and_torch(monkeypatch: pytest.MonkeyPat
     memory.limit_allocator()
     assert fractions == [(4 + 24 - 10) / 140]
     assert memory.free_memory() == 14 * gib
+
+
+def test_library_without_code_for_the_gpu_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels would fail at their first launch. On a machine without a GPU the library's ops are listed."""
+    library = tmp_path / "localllm_cuda.so"
+    library.write_bytes(b"localllm CUDA architectures: 90a-real\0")
+    monkeypatch.setattr(cuda_ops, "find_cuda_library", lambda: library)
+    driver = SimpleNamespace(first=lambda: None, capability=lambda: (8, 6))
+    monkeypatch.setattr(cuda_ops, "Driver", lambda: driver)
+    with pytest.raises(LibraryMissing, match=r"kernels for compute capability 9\.0a, and this GPU has 8\.6"):
+        cuda_ops._with_library(Ops())
+    driver.capability = lambda: (9, 0)
+    cuda_ops._require_code_for_gpu()
+
+    def no_driver() -> None:
+        raise DriverFailed("no driver")
+
+    monkeypatch.setattr(cuda_ops, "Driver", no_driver)
+    cuda_ops._require_code_for_gpu()
 
 
 def test_cuda_candidates_end_with_references(monkeypatch: pytest.MonkeyPatch) -> None:

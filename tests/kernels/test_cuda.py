@@ -186,3 +186,20 @@ def test_bad_arguments_are_refused_by_name(ops: Ops) -> None:
     for op, arguments, told in refused():
         with pytest.raises(RuntimeError, match=re.escape(told)):
             getattr(torch.ops.localllm, op)(*arguments)
+
+
+def test_library_plans_for_the_limits_of_the_gpu(ops: Ops) -> None:
+    """The limits that LOCALLLM_DEV_CUDA_… set reach the plans of the library."""
+    package = importlib.import_module("localllm.kernels.cuda")
+    fits = torch.ops.localllm.small_batch_fits.default
+    product = 0, 16, 4096, 4096, 8192, 0, 4096, False, False  # device, rows, sizes of a bf16 weight, group, not fused
+    limit = torch.ops.localllm.limit_gpu.default
+    assert fits(*product)
+    try:
+        limit(8, 0, 16, 4096)
+        assert not fits(*product)
+        with pytest.raises(RuntimeError, match="limit_gpu: processors is -1"):
+            limit(8, 0, -1, 0)
+    finally:
+        package._limit_gpu()
+    assert fits(*product)
