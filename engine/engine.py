@@ -295,6 +295,7 @@ class Engine:
         with self._state:
             self._closed = self._left_open = True
             lost = self._scheduler.request_ids
+        self._loader.shutdown(wait=False, cancel_futures=True)  # a load may hang on the broken device
         failure = RunnerFailed(str(error) or type(error).__name__, lost)
         failure.__cause__ = error
         self._on_failure(failure)

@@ -269,3 +269,20 @@ def test_a_later_request_without_memory_does_not_delay_one_whose_load_ends() -> 
     assert scheduler.stats().waiting == 2
     pool.loaded(A)
     assert step() == {"stream", "adapted"}
+
+
+def test_a_failure_ends_the_thread_of_the_loads() -> None:
+    """Nobody closes a failed engine if that could hang: its threads must not stay, and waiting loads must not start."""
+    device = SlowLoads(TWO_SLOTS, fail_at=1)
+    engine, app = started(device)
+    for adapter in (A, B):
+        engine.submit(Request(adapter.name, (1, 2), 5, adapter=adapter))
+    assert device.begun.acquire(timeout=30)
+    engine.submit(Request("plain", (1, 2), 20))
+    app.wait(failures=1)
+    [loader] = [thread for thread in threading.enumerate() if thread.name.startswith("adapters")]
+    device.gate.release()
+    loader.join(30)
+    assert not loader.is_alive()
+    assert not device.begun.acquire(blocking=False), "the second load did not start"
+    engine.close()
