@@ -37,6 +37,7 @@ class AdapterRoutes:
             model=body.model,
             local=is_local(request.scope),
             replace=body.load_inplace,
+            reuse=body.reuse,
             pinned=body.pinned,
         )
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")

@@ -81,11 +81,12 @@ class AdapterScale(WireBody):
 
 
 class LoadAdapterBody(WireBody):
-    """POST /v1/load_lora_adapter: the fields of vLLM, and `model` and `pinned`."""
+    """POST /v1/load_lora_adapter: the fields of vLLM, and `reuse`, `model` and `pinned`."""
 
     lora_name: str
     lora_path: str  # a folder (unix socket only), or the name of a downloaded adapter
     load_inplace: bool = False  # replace an adapter of the same name
+    reuse: bool = False  # an adapter of the same name, folder and files is no error
     model: str | None = None  # optional if exactly one model is loaded
     pinned: bool = False  # the adapter keeps its slot on the device
 

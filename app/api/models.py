@@ -96,6 +96,7 @@ class Models(Protocol):
         model: str | None = None,
         local: bool = False,
         replace: bool = False,
+        reuse: bool = False,
         pinned: bool = False,
     ) -> AdapterEntry:
         """Load an adapter for a model, which is loaded if necessary. `path`: a folder, or a name in the model cache.

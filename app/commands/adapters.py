@@ -74,12 +74,14 @@ def load(adapter: str, name: str | None, model: str | None, replace: bool, pinne
     source = cache.resolve_adapter(adapter, allow_path=True)
     path = str(source.path) if is_path(adapter) else source.id
     name = name or Path(source.id.partition("@")[0]).name
-    entry = asyncio.run(_load(settings, name, path, model, load_inplace=replace, pinned=pinned))
+    options = {"load_inplace": replace, "reuse": not replace, "pinned": pinned}
+    entry = asyncio.run(_load(settings, name, path, model, **options))
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(entry)))
     else:
         _warn(entry)
-        say(f"loaded {entry.model}:{entry.name}; try: localllm chat {entry.model} --adapter {entry.name}")
+        name = f"{entry.model}:{entry.name}"
+        say(f"{name} is loaded and ready; try: localllm chat {entry.model} --adapter {entry.name}")
     return 0
 
 

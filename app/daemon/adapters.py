@@ -86,12 +86,20 @@ class Adapters:
         return models[0]
 
     async def load(
-        self, worker: WorkerProcess, name: str, path: Path, *, replace: bool = False, pinned: bool = False
+        self,
+        worker: WorkerProcess,
+        name: str,
+        path: Path,
+        *,
+        replace: bool = False,
+        reuse: bool = False,
+        pinned: bool = False,
     ) -> AdapterEntry:
         """Register the adapter in the folder `path` with a worker. Running requests go on.
 
-        Raises InvalidRequest for a malformed name, or a name in use without `replace`; AdapterUnusable if the folder is
-        not an adapter of this model.
+        `replace`: the adapter may replace one of the same name. `reuse`: an adapter of the same name, folder and files
+        stays. Raises InvalidRequest for a malformed name, or a name in use otherwise; AdapterUnusable if the folder is
+        not an adapter of this model, or has other files than the adapter to reuse.
         """
         if not NAME.fullmatch(name):
             raise InvalidRequest(
@@ -102,7 +110,8 @@ class Adapters:
         async with self._locks[worker.model]:
             adapters = self._by_model.get(worker.model, {})
             previous = adapters.get(name)
-            if previous is not None and not replace:
+            is_reused = reuse and not replace and previous is not None and previous.path == path
+            if previous is not None and not replace and not is_reused:
                 raise InvalidRequest(
                     f"adapter {name!r} is already loaded",
                     hint="to replace it, use load_inplace: true (localllm adapters load --replace)",
@@ -111,7 +120,9 @@ class Adapters:
             if previous is None:
                 adapter = _Adapter(next(self._numbers), name, path, pinned)
             else:
-                adapter = _Adapter(previous.number, name, path, pinned, previous.scale)
+                version = previous.version if is_reused else ""
+                pinned = pinned or (is_reused and previous.pinned)
+                adapter = _Adapter(previous.number, name, path, pinned, previous.scale, version)
             await _register(worker, adapter)
             self._by_model.setdefault(worker.model, {})[name] = adapter
             return _describe(worker.model, adapter)

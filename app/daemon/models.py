@@ -227,6 +227,7 @@ class LoadedModels:
         model: str | None = None,
         local: bool = False,
         replace: bool = False,
+        reuse: bool = False,
         pinned: bool = False,
     ) -> AdapterEntry:
         """Load an adapter for a model, which is loaded if necessary. `path`: a folder, or a name in the model cache.
@@ -241,7 +242,7 @@ class LoadedModels:
             )
         folder = await asyncio.to_thread(cache.resolve_adapter, path, allow_path=local)
         worker = await self.worker(model or self._names.only(), local=local)
-        return await self._adapters.load(worker, name, folder.path, replace=replace, pinned=pinned)
+        return await self._adapters.load(worker, name, folder.path, replace=replace, reuse=reuse, pinned=pinned)
 
     async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
         """Unload an adapter; requests that run with it go on.

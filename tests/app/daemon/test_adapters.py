@@ -106,6 +106,7 @@ def test_builtin_adapters_of_guide_need_no_load(api: Api) -> None:
         assert api.selected("guide", lora=[{"name": "steps", "scale": 2}]) == ("guide:steps", "steps", 2.0)
         assert api.names() == ["pirate", "steps"]
         assert api.load("pirate", "pirate", model="guide").status_code == 400  # it is loaded already
+        assert api.load("pirate", "pirate", model="guide", reuse=True).status_code == 200
         api.unload("pirate")
         assert api.selected("guide:pirate") == ("guide:pirate", "pirate", 1.0)
         unknown = api.chat("guide:pirat")
@@ -164,6 +165,18 @@ def test_name_in_use_needs_load_inplace(api: Api, tmp_path: Path) -> None:
     broken.mkdir()
     assert api.load("pirate", broken, load_inplace=True).status_code == 400
     assert [entry["path"] for entry in api.http.get("/lora-adapters").json()] == [str(other)]
+
+
+def test_same_adapter_may_be_loaded_again_with_reuse(api: Api, tmp_path: Path) -> None:
+    assert api.load("pirate", tmp_path, pinned=True).status_code == 200
+    before = api.http.get("/lora-adapters").json()
+    assert api.load("pirate", tmp_path, reuse=True).status_code == 200
+    assert api.http.get("/lora-adapters").json() == before
+    other = tmp_path / "other"
+    other.mkdir()
+    assert error(api.load("pirate", other, reuse=True)) == (400, "invalid_request", "lora_name")
+    assert api.load("new", other, reuse=True).status_code == 200
+    assert api.names() == ["pirate", "new"]
 
 
 def test_default_scales(api: Api, tmp_path: Path) -> None:
@@ -273,7 +286,9 @@ def test_commands_load_list_use_and_unload(api: Api, tmp_path: Path) -> None:
     entry = json.loads(loaded.stdout)
     assert (entry["name"], entry["model"], entry["path"], entry["pinned"]) == ("pirate", MODEL, str(folder), True)
     again = cli(daemon, "adapters", "load", str(folder), "--model", MODEL)
-    assert (again.returncode, "--replace" in again.stderr) == (2, True)
+    assert (again.returncode, f"{MODEL}:pirate is loaded and ready" in again.stderr) == (0, True)
+    other = cli(daemon, "adapters", "load", str(tmp_path), "--name", "pirate", "--model", MODEL)
+    assert (other.returncode, "--replace" in other.stderr) == (2, True)
     listed = cli(daemon, "adapters", "list", "--json")
     assert json.loads(listed.stdout)["loaded"] == [entry]
     table = cli(daemon, "adapters", "list")

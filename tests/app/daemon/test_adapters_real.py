@@ -88,6 +88,18 @@ def test_reload_of_the_model_registers_its_adapters_again(api: Api) -> None:
         api.unload(name)
 
 
+def test_changed_files_are_not_reused(api: Api) -> None:
+    folder = api.folder / "edited"
+    canary.save_adapter(folder, 1)
+    api.post_load("edited", folder)
+    assert api.post_load("edited", folder, reuse=True).status_code == 200
+    canary.save_adapter(folder, 2)
+    changed = api.post_load("edited", folder, reuse=True)
+    assert (changed.status_code, changed.json()["error"]["code"]) == (400, "adapter_unusable")
+    assert api.text("edited") == answer(1), "the version that was loaded goes on"
+    api.unload("edited")
+
+
 def test_adapter_that_does_not_fit_is_refused_with_the_reason(api: Api) -> None:
     refused = api.post_load("misfit", with_config(api.folder / "misfit", use_dora=True))
     assert refused.status_code == 400
