@@ -22,7 +22,9 @@ def run_command(command: click.Command, args: list[str]) -> int:
     """Run a click command and return its exit code. An error prints one line and a hint."""
     try:
         code = command.main(args, prog_name="localllm", standalone_mode=False)
-    except click.Abort:
+    except click.Abort as abort:
+        if abort.__cause__ is None and sys.stderr.isatty():  # Ctrl-C at a prompt leaves the cursor in its line
+            say("")
         return INTERRUPTED
     except (click.ClickException, AppError, OSError) as error:
         return report(_app_error(error), as_json="--json" in args)

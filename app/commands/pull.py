@@ -12,9 +12,10 @@ import click
 
 from .. import config
 from ..sizes import size
-from ..store import cache, listing
+from ..store import cache, listing, stored
 from ..store.check import check
-from ..store.download import Download, Plan
+from ..store.download import Download, Plan, check_space
+from ..store.lookup import is_offline, offline_error
 from ..store.transfer.policy import from_environment
 from ..store.transfer.progress import Progress
 from .console import safe, say
@@ -27,13 +28,19 @@ def pull(names: Sequence[str], *, yes: bool, anyway: bool, as_json: bool, limit:
     """Download the files of models and adapters that are missing on this machine."""
     config.load()
     policy = replace(from_environment(), bandwidth=int(limit * MIB))
-    downloads = [Download(name, policy=policy, anyway=anyway) for name in names]
+    downloads = [Download(name, policy=policy, anyway=anyway) for name in dict.fromkeys(names)]
+    if is_offline():
+        for download in downloads:
+            _show_result(_stored(download), as_json)
+            say("offline mode is on: localllm did not compare it with the hub")
+        return 0
     plans = [download.plan() for download in downloads]
     for plan in plans:
         _show_plan(plan, as_json)
+    remaining = sum(plan.missing_bytes - plan.received_bytes for plan in plans)
+    check_space(remaining)  # for all together, before the first byte
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or as_json)
-    missing = sum(plan.missing_bytes for plan in plans)
-    if asks and missing and not click.confirm(f"Download {size(missing)}?", default=True, err=True):
+    if asks and remaining and not click.confirm(f"Download {size(remaining)}?", default=True, err=True):
         say("downloaded nothing")
         return 1
     for download, plan in zip(downloads, plans, strict=True):
@@ -44,23 +51,34 @@ def pull(names: Sequence[str], *, yes: bool, anyway: bool, as_json: bool, limit:
     return 0
 
 
+def _stored(download: Download) -> cache.ModelRef:
+    """The complete model or adapter of a download. Raises DownloadFailed if it is not on this machine."""
+    name = str(download.name)
+    model = stored.find(name)
+    if model is None or not (cache.is_complete(model.path) or cache.is_adapter(model.path)):
+        raise offline_error(name)
+    return model
+
+
 def _show_plan(plan: Plan, as_json: bool) -> None:
     repository = plan.repository
     if as_json:
         _event(
             "plan",
-            repository=repository.name,
+            repository=repository.id,
             revision=repository.revision,
             commit=repository.commit,
             licence=repository.licence,
             files=[{"name": file.name, "size": file.size} for file in plan.files],
             missing_files=len(plan.missing),
             missing_bytes=plan.missing_bytes,
+            received_bytes=plan.received_bytes,
         )
     elif plan.missing:
         licence = f", licence {safe(repository.licence)}" if repository.licence else ""
+        received = f", {size(plan.received_bytes)} of it received before" if plan.received_bytes else ""
         count = f"{len(plan.missing)} of {len(plan.files)} files"
-        say(f"downloading {count} of {repository.name}, {size(plan.missing_bytes)}{licence}")
+        say(f"{repository.id}: {count} to download, {size(plan.missing_bytes)}{received}{licence}")
 
 
 def _show_result(model: cache.ModelRef, as_json: bool) -> None:

@@ -47,7 +47,13 @@ class Plan:
 
     @property
     def missing_bytes(self) -> int:
+        """Bytes of the missing files."""
         return sum(file.size for file in self.missing)
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of the missing files that an unfinished download has received."""
+        return min(_received(self.repository), self.missing_bytes)
 
 
 class Download:
@@ -199,8 +205,7 @@ class Download:
             size_on_disk = sum(file.size for file in plan.files)
             return cache.ModelRef(str(self.name), repository.snapshot, revision=repository.commit, size=size_on_disk)
         resolve = cache.resolve_adapter if plan.kind == "adapter" else cache.resolve
-        prefix = "ms:" if repository.source == "ms" else ""
-        return resolve(f"{prefix}{repository.name}@{repository.commit}")
+        return resolve(f"{repository.id}@{repository.commit}")
 
 
 def check_space(needed: int) -> None:

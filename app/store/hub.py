@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from .. import paths
-from ..errors import InvalidRequest, ModelNotFound
+from ..errors import InvalidRequest, ModelNotFound, StorageFailed
 from . import cache, catalog, stored, suggestions
 from .names import GUIDE, FileAddress, HubName, ShortName, is_path, parse, parse_hub
 from .selection import gguf_quant
@@ -36,7 +36,7 @@ def plan_removal(name: str) -> Removal:
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
     target = _target(name)
     if not target.folder.is_dir():
-        message = f"model {target.repo!r} is not in {paths.hub_cache_dir()}"
+        message = f"model {target.id!r} is not in {paths.hub_cache_dir()}"
         raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, stored.ids()), param="model")
     if target.quant:
         _refuse_other_quants(target)
@@ -45,14 +45,14 @@ def plan_removal(name: str) -> Removal:
     snapshots = list((target.folder / "snapshots").glob("*"))
     folders = [target.folder, *_packed_outside(snapshots)]
     execute = partial(_remove_unless_locked, target, lambda: _remove(folders))
-    return Removal(target.repo, sum(map(_size, folders)), execute, (target.folder,))
+    return Removal(target.id, sum(map(_size, folders)), execute, (target.folder,))
 
 
 def _remove_unless_locked(target: HubName, remove: Callable[[], None]) -> None:
     with unless_locked(target.folder) as is_idle:
         if not is_idle:
             hint = "cancel the download first"
-            raise InvalidRequest(f"{target.repo} is being downloaded", hint=hint, param="model")
+            raise InvalidRequest(f"{target.id} is being downloaded", hint=hint, param="model")
         remove()
 
 
@@ -78,10 +78,10 @@ def _refuse_other_quants(target: HubName) -> None:
     quants = {gguf_quant(file.name) for folder in snapshots for file in folder.rglob("*.gguf")}
     if target.quant not in quants:
         hint = f"it has {', '.join(sorted(quants - {''})) or 'none'}"
-        raise ModelNotFound(f"{target.repo} has no GGUF file {target.quant} on this machine", hint=hint, param="model")
+        raise ModelNotFound(f"{target.id} has no GGUF file {target.quant} on this machine", hint=hint, param="model")
     if len(quants) > 1:
-        message = f"{target.repo} also has {', '.join(sorted(quants - {target.quant}))}"
-        raise InvalidRequest(message, hint=f"localllm rm {target.repo} deletes all of them", param="model")
+        message = f"{target.id} also has {', '.join(sorted(quants - {target.quant}))}"
+        raise InvalidRequest(message, hint=f"localllm rm {target.id} deletes all of them", param="model")
 
 
 def _plan_revision_removal(target: HubName) -> Removal:
@@ -91,9 +91,16 @@ def _plan_revision_removal(target: HubName) -> Removal:
     folders = (target.folder / "snapshots").glob("*")
     snapshots = [folder for folder in folders if cache.is_commit(commit, folder.name)]
     if len(snapshots) != 1:
-        message = f"{target.repo} has no revision {target.revision!r} on this machine"
+        message = f"{target.id} has no revision {target.revision!r} on this machine"
         raise ModelNotFound(message, hint="see localllm list --json")
-    plan = scan_cache_dir(paths.hub_cache_dir()).delete_revisions(snapshots[0].name)
+    scanned = scan_cache_dir(paths.hub_cache_dir())
+    folder = target.folder.resolve()
+    repositories = frozenset(repo for repo in scanned.repos if repo.repo_path.resolve() == folder)
+    if not repositories:
+        message = f"cannot delete one revision of {target.id}: its folder is damaged"
+        raise StorageFailed(message, hint=f"localllm rm {target.id} deletes all revisions")
+    # delete_revisions deletes a commit in one of the repositories that have it; a renamed repository has two names
+    plan = replace(scanned, repos=repositories).delete_revisions(snapshots[0].name)
     packed = _packed_outside(snapshots)
 
     def execute() -> None:
@@ -101,7 +108,7 @@ def _plan_revision_removal(target: HubName) -> Removal:
         _remove(packed)
 
     frees = plan.expected_freed_size + sum(map(_size, packed))
-    name = f"{target.repo}@{target.revision}"
+    name = f"{target.id}@{target.revision}"
     return Removal(name, frees, partial(_remove_unless_locked, target, execute), tuple(snapshots))
 
 

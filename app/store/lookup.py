@@ -43,7 +43,7 @@ def lookup(name: HubName | FileAddress, policy: Policy | None = None) -> Reposit
     cache cannot store).
     """
     if is_offline():
-        raise DownloadFailed(f"cannot download {name}: offline mode is on", hint="unset HF_HUB_OFFLINE")
+        raise offline_error(str(name))
     policy = policy or from_environment()
     if isinstance(name, FileAddress):
         repository = _lookup_file(name, policy)
@@ -53,6 +53,10 @@ def lookup(name: HubName | FileAddress, policy: Policy | None = None) -> Reposit
         repository = _lookup_hugging_face(name, policy)
     check_names(repository.name, [file.name for file in repository.files])
     return repository
+
+
+def offline_error(name: str) -> DownloadFailed:
+    return DownloadFailed(f"{name} is not on this machine, and offline mode is on", hint="unset HF_HUB_OFFLINE")
 
 
 def is_offline() -> bool:
@@ -137,8 +141,7 @@ def _once(endpoint: str, name: HubName, policy: Policy, fetch: Callable[[], Resu
     except errors.HfHubHTTPError as error:
         raise _hub_error(endpoint, name, error) from error
     except errors.OfflineModeIsEnabled as error:
-        hint = "unset HF_HUB_OFFLINE"
-        raise DownloadFailed(f"cannot download {name}: offline mode is on", hint=hint) from error
+        raise offline_error(str(name)) from error
     except (errors.HTTPError, FutureTimeout, OSError) as error:
         raise Transient(f"cannot reach {endpoint}: {error or type(error).__name__}") from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -240,7 +243,8 @@ def _translated(server: str, name: str, policy: Policy, fetch: Callable[[], Resu
         return _within(policy.lookup_timeout, fetch)
     except Refused as error:
         if error.status in (404, 410):
-            hint = "check the spelling"
+            hint = "check the spelling; for a private model, set MODELSCOPE_API_TOKEN" if name.startswith("ms:") else ""
+            hint = hint or "check the spelling"
             raise ModelNotFound(f"no model {name!r} at {server}", hint=hint, param="model") from error
         raise DownloadFailed(f"cannot download {name}: {error}", hint=RETRY_HINT) from error
     except FutureTimeout as error:

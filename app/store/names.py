@@ -73,9 +73,13 @@ class HubName:
     file: str = ""  # the only weight file to select; empty: none selected
 
     def __str__(self) -> str:
-        prefix = "" if self.hub == "hf" else f"{self.hub}:"
         revision = f"@{self.revision}" if self.revision else ""
-        return f"{prefix}{self.repo}{revision}" + (f":{self.quant}" if self.quant else "")
+        return f"{self.id}{revision}" + (f":{self.quant}" if self.quant else "")
+
+    @property
+    def id(self) -> str:
+        """The name of the repository with its hub, without the selection."""
+        return self.repo if self.hub == "hf" else f"{self.hub}:{self.repo}"
 
     @property
     def folder(self) -> Path:

@@ -63,6 +63,11 @@ class Repository:
     licence: str = ""  # as the hub names it; empty: unknown
 
     @property
+    def id(self) -> str:
+        """The name of the repository, as a user types it."""
+        return f"ms:{self.name}" if self.source == "ms" else self.name
+
+    @property
     def snapshot(self) -> Path:
         """The folder of the links to this revision's files."""
         return self.folder / "snapshots" / self.commit

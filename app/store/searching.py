@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import DownloadFailed
 from . import catalog
+from .lookup import endpoints, is_offline
 
 SECONDS = 10.0  # maximum wait for an answer of the hub
 
@@ -32,18 +33,31 @@ def search_catalog(text: str) -> dict[str, catalog.Entry]:
 
 
 def search_hub(text: str, limit: int) -> list[Repository]:
-    """The most downloaded repositories with safetensors weights for text generation. Raises DownloadFailed."""
+    """The most downloaded repositories with safetensors weights for text generation. Raises DownloadFailed.
+
+    The first endpoint that replies has the results. Only the first endpoint gets the token.
+    """
+    if is_offline():
+        raise DownloadFailed("cannot search Hugging Face: offline mode is on", hint="unset HF_HUB_OFFLINE")
+    failure: DownloadFailed | None = None
+    for number, endpoint in enumerate(endpoints()):
+        try:
+            return _search(endpoint, text, limit, with_token=number == 0)
+        except DownloadFailed as error:
+            failure = failure or error
+    assert failure is not None, "there is at least one endpoint"
+    raise failure
+
+
+def _search(endpoint: str, text: str, limit: int, with_token: bool) -> list[Repository]:
     import httpx
-    from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers
 
-    if constants.HF_HUB_OFFLINE:
-        raise DownloadFailed("cannot search Hugging Face: offline mode is on", hint="unset HF_HUB_OFFLINE")
-    endpoint = constants.ENDPOINT.split(",")[0].rstrip("/")
     filters = {"search": text, "limit": str(limit), "sort": "downloads", "filter": "safetensors,text-generation"}
+    headers = build_hf_headers(token=None if with_token else False)
     try:
         # huggingface_hub repeats a failed request for 23 seconds, too long for a search
-        response = httpx.get(f"{endpoint}/api/models", params=filters, headers=build_hf_headers(), timeout=SECONDS)
+        response = httpx.get(f"{endpoint}/api/models", params=filters, headers=headers, timeout=SECONDS)
         response.raise_for_status()
         return [_repository(model) for model in response.json()]
     except (httpx.HTTPError, OSError, ValueError, AttributeError, TypeError, KeyError) as error:

@@ -62,6 +62,7 @@ class Hub:
     fault: Fault | None = None
     redirects: bool = True  # large files come from the other port
     speed: int = 0  # bytes/s of each response; 0: no limit
+    prefix: str = ""  # path of the endpoint, such as /hf; requests to other paths get status 404
     log: list[tuple[str, str]] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
     sent: int = 0  # bytes of files
@@ -107,6 +108,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path, _, query = self.path.partition("?")
         self.hub.log.append((self.command, path))
+        path = path.removeprefix(self.hub.prefix) if path.startswith((self.hub.prefix, "/content/")) else "/"
         if self.hub.fails_with:
             self.reply(self.hub.fails_with, b"{}")
             return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from huggingface_hub import constants, scan_cache_dir
+from huggingface_hub import scan_cache_dir
 
 from localllm.app import paths
 from localllm.app.commands import models, store
@@ -257,7 +257,7 @@ def answer_search(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response | Exce
         answer.request = httpx.Request("GET", url)
         return answer
 
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(httpx, "get", get)
 
 
@@ -283,7 +283,7 @@ def test_search_error_of_the_hub_is_plain(
         store.search(("qwen3",), 3, False, False)
     assert "qwen3:0.6b" in capsys.readouterr().out, "the catalog is printed before the error"
     assert store.search(("qwen3",), 3, False, True) == DownloadFailed.exit_code
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DownloadFailed, match="offline mode is on"):
         searching.search_hub("x", 3)
 

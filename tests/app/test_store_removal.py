@@ -92,3 +92,12 @@ def test_removal_of_an_adapter_deletes_only_files_of_the_cache(tmp_path: Path) -
     hub.plan_adapter_removal("org/pirate").execute()
     assert not folder.exists()
     assert tmp_path.exists()
+
+
+def test_removal_of_a_revision_keeps_the_same_commit_of_other_repositories() -> None:
+    """A renamed repository has two names and one commit. huggingface_hub deletes the commit of one of the two."""
+    names = [f"org/name{number}" for number in range(12)] + ["ms/org--name0"]
+    folders = {name: make(name, WHOLE, "a" * 40) for name in names}
+    hub.plan_removal("org/name0@main").execute()
+    assert [name for name, folder in folders.items() if not folder.exists()] == ["org/name0"]
+    assert hub.plan_removal("ms:org/name0").name == "ms:org/name0"
