@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
+import os
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,11 +19,12 @@ from localllm.app.store.remote import Repository
 from localllm.app.store.transfer import partial
 from localllm.app.store.transfer.disk import Disk
 from localllm.app.store.transfer.leftovers import partials
+from localllm.app.store.transfer.partial import DATA_SUFFIX
 from localllm.app.store.transfer.policy import Policy
 
 from .failing_disks import CountingDisk, PowerCutDisk, failing_disk
 from .hub import Hub, serving
-from .test_transfer_kill import FILES, POLICY, check_visible, remote_files
+from .test_transfer_kill import CHUNK, FILES, POLICY, check_visible, remote_files
 from .transfer_child import download
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
@@ -88,3 +92,66 @@ def test_power_cut_leaves_a_store_that_a_second_pull_completes(
         download(repository(hub, folder), Policy(**POLICY), Disk())
         check_visible(folder)
         assert (folder / "refs" / "main").read_text() == "c" * 40
+
+
+class MeetingDisk(Disk):
+    """The first two reads wait for each other."""
+
+    def __init__(self) -> None:
+        self._both = threading.Barrier(2)
+        self._reads = itertools.count()
+
+    def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        if next(self._reads) < 2:
+            self._both.wait(10)
+        return super().read_into(descriptor, buffer, offset)
+
+
+def test_files_are_hashed_at_the_same_time(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "models--a"
+    download(repository(hub, folder), Policy(**POLICY), MeetingDisk())
+    check_visible(folder)
+
+
+class SlowDisk(Disk):
+    """The periodic sync of received data ends when a file is complete."""
+
+    def __init__(self) -> None:
+        self.complete = threading.Event()
+        self.waited = False
+
+    def sync(self, descriptor: int) -> None:
+        is_periodic = threading.current_thread().name == "sync" and os.fstat(descriptor).st_size > CHUNK
+        if is_periodic and not self.waited:
+            self.waited = True
+            assert self.complete.wait(10)
+        super().sync(descriptor)
+
+    def rename(self, source: Path, target: Path) -> None:
+        super().rename(source, target)
+        if source.name.endswith(DATA_SUFFIX) and target.stat().st_size > CHUNK:
+            self.complete.set()
+
+
+class BrokenDisk(Disk):
+    """Reads fail as no disk does."""
+
+    def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        raise LookupError("a defect")
+
+
+def test_defect_in_a_thread_ends_the_download(hub: Hub, tmp_path: Path) -> None:
+    with pytest.raises(LookupError, match="a defect"):
+        download(repository(hub, tmp_path / "models--a"), Policy(**POLICY), BrokenDisk())
+
+
+def test_sync_does_not_delay_the_hash(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "models--a"
+    disk = SlowDisk()
+    hub.speed = 2_000_000
+    try:
+        download(repository(hub, folder), Policy(**POLICY), disk)
+    finally:
+        hub.speed = 0
+    assert disk.waited
+    check_visible(folder)

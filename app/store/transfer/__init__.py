@@ -9,7 +9,7 @@ failures     which failures another attempt may end
 chunks       which connection downloads which bytes
 partial      data, journal and hash of one file; states the order of the writes
 journal      which chunks are complete
-hasher       hashes and publishes large files
+hasher       hashes and publishes large files; syncs all files
 publish      snapshot and branch
 disk         every write
 lock         one process for each repository

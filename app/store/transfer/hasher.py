@@ -1,12 +1,10 @@
-"""The thread that hashes large files, and syncs and publishes all files."""
+"""The threads behind the workers: some hash and publish large files, one syncs all files and publishes small ones."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 
-from ...errors import AppError
 from .partial import publish_small
 from .worklist import Job, WorkList
 
@@ -14,17 +12,17 @@ BLOCK_BYTES = 2**18
 
 
 def hash_files(work: WorkList) -> None:
-    """Hash the prefix of each large file as it grows, and publish complete files, until the transfer ends."""
-    synced = time.monotonic()
+    """Hash the prefix of each large file as it grows, and publish complete files, until the transfer ends.
+
+    Several threads may call this function: each file has one of them at a time.
+    """
     buffer = memoryview(bytearray(BLOCK_BYTES))
-    try:
-        while step := _wait_for_step(work, buffer):
-            step()
-            if time.monotonic() - synced > work.policy.sync_interval:
-                sync(work)
-                synced = time.monotonic()
-    except (AppError, OSError) as error:
-        work.fail(error)
+    _run(work, lambda: _hash_files(work, buffer))
+
+
+def sync_files(work: WorkList) -> None:
+    """Sync received data every few seconds, and publish small files, until the transfer ends."""
+    _run(work, lambda: _sync_files(work))
 
 
 def sync(work: WorkList) -> None:
@@ -35,30 +33,31 @@ def sync(work: WorkList) -> None:
         file.sync()
 
 
-def _wait_for_step(work: WorkList, buffer: memoryview) -> Callable[[], None] | None:
-    """The next step: publish small files, or advance a large file. None: the transfer has ended."""
-    with work.changed:
-        while not (work.cancelled or work.failure is not None):
-            if work.has_batch:
-                return lambda: _publish_small(work)
-            if job := _next_job(work):
-                return partial(_advance, work, job, buffer)
-            if work.ended:
-                return None
-            work.changed.wait()
-        return None
+def _run(work: WorkList, body: Callable[[], None]) -> None:
+    try:
+        body()
+    except Exception as error:
+        work.fail(error)
 
 
-def _next_job(work: WorkList) -> Job | None:
-    """The first large file with a chunk to hash, or to reset or publish."""
-    for job in work.large:
-        assert job.partial is not None
-        if job.restarting:
-            if not job.partial.chunks.leased:
-                return job
-        elif job.partial.can_hash or job.partial.is_hashed:
-            return job
-    return None
+def _hash_files(work: WorkList, buffer: memoryview) -> None:
+    while job := work.next_to_hash():
+        try:
+            _advance(work, job, buffer)
+        finally:
+            work.finish_hashing(job)
+
+
+def _sync_files(work: WorkList) -> None:
+    synced = time.monotonic()
+    while not work.stopped:
+        if work.wait_for_batch(synced + work.policy.sync_interval - time.monotonic()):
+            _publish_small(work)
+        elif work.ended:
+            return
+        if time.monotonic() - synced > work.policy.sync_interval:
+            sync(work)
+            synced = time.monotonic()
 
 
 def _publish_small(work: WorkList) -> None:

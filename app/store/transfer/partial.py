@@ -63,7 +63,7 @@ def blob_name(file: RemoteFile, digest: str) -> str:
 
 
 class PartialFile:
-    """A file with chunks. Workers call `write`; only the hasher calls the other methods."""
+    """A file with chunks. Workers call `write`, one thread `sync`, and one hasher at a time the rest."""
 
     def __init__(self, disk: Disk, blobs: Path, file: RemoteFile, policy: Policy) -> None:
         self.file = file

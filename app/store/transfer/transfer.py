@@ -2,7 +2,8 @@
 
     caller: fetch() ── waits, sends progress, watches for slow replies
     workers (up to Policy.connections): requests and writes
-    hasher: hashes, syncs and publishes large files
+    hashers (up to Policy.hashers): hash and publish large files
+    one thread: syncs received data, publishes small files
 
 `pause`, `resume` and `cancel` may be called by any thread.
 """
@@ -138,8 +139,10 @@ class Transfer:
         count = max(1, min(self._policy.connections, work.count_tasks()))
         self._workers = [Worker(work, self._limiter, self._credentials, targets) for _ in range(count)]
         bodies: list[Callable[[], None]] = [worker.run for worker in self._workers]
-        bodies.append(lambda: hasher.hash_files(work))
+        bodies += [lambda: hasher.hash_files(work)] * min(self._policy.hashers, len(work.large))
+        bodies.append(lambda: hasher.sync_files(work))
         threads = [threading.Thread(target=body, daemon=True) for body in bodies]
+        threads[-1].name = "sync"
         for thread in threads:
             thread.start()
         try:

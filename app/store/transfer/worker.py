@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 
 from httpx import URL
 
-from ...errors import AppError
 from .chunks import Lease
 from .failures import Changed, Interrupted, Refused, Transient, WithoutRanges, wait_before
 from .http import Connection, Credentials, Reply
@@ -34,7 +33,7 @@ class Worker:
             while task := self._work.next():
                 self.connection.restart()
                 self._run_task(task)
-        except (AppError, OSError) as error:
+        except Exception as error:
             self._work.fail(error)
         finally:
             self.connection.close()

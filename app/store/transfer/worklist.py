@@ -1,7 +1,7 @@
 """The work that is left, shared by all threads of a transfer.
 
     next()  ── small file ──► worker ── request ── memory ── blob
-            ── lease ───────► worker ── request ── partial file ──► hasher ── blob
+            ── lease ───────► worker ── request ── partial file ──► hashers ── blob
 
 Every field is protected by `changed`.
 """
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...errors import AppError, DownloadFailed
+from ...errors import DownloadFailed
 from ..remote import RemoteFile
 from .chunks import Lease
 from .disk import Disk
@@ -38,7 +38,8 @@ class Job:
     reason: str = ""  # of the first address that failed
     hint: str = ""
     content_failures: int = 0  # downloads with a wrong hash
-    restarting: bool = False  # all data is wrong; the hasher resets the file when no lease is left
+    restarting: bool = False  # all data is wrong; a hasher resets the file when no lease is left
+    hashing: bool = False  # a hasher works on the file
     addresses: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class WorkList:
         self.disk = disk
         self.meter = meter
         self.changed = threading.Condition()
-        self.failure: AppError | OSError | None = None
+        self.failure: Exception | None = None
         self.paused = False
         self.cancelled = False
         self.abandoned = False  # a thread still runs after the end of the transfer
@@ -93,11 +94,16 @@ class WorkList:
     @property
     def ended(self) -> bool:
         """True if no worker may start another task."""
-        return self.cancelled or self.failure is not None or self._is_finished
+        return self.stopped or self._is_finished
 
     @property
     def _is_finished(self) -> bool:
         return not (self._small or self.large or self.stored or self._active)
+
+    @property
+    def stopped(self) -> bool:
+        """True if the transfer was cancelled or has failed."""
+        return self.cancelled or self.failure is not None
 
     def next(self) -> Assignment | None:
         """Wait for the next task of a worker. None: the transfer has ended."""
@@ -109,6 +115,30 @@ class WorkList:
                     return task
                 self.changed.wait()
             return None
+
+    def next_to_hash(self) -> Job | None:
+        """Wait for a large file with a chunk to hash, or to reset or publish. None: the transfer has ended.
+
+        The caller ends its step with `finish_hashing`.
+        """
+        with self.changed:
+            while not self.ended:
+                for job in self.large:
+                    if not job.hashing and _has_step(job):
+                        job.hashing = True
+                        return job
+                self.changed.wait()
+            return None
+
+    def finish_hashing(self, job: Job) -> None:
+        with self.changed:
+            job.hashing = False
+
+    def wait_for_batch(self, seconds: float) -> bool:
+        """Wait until a batch of small files is stored. Returns False after some seconds, or if the transfer ends."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.has_batch or self.ended, max(0.0, seconds))
+            return self.has_batch and not self.stopped
 
     def finish(self, task: Assignment, *, success: bool) -> None:
         """End a task. A task that neither succeeded nor failed for good goes back to the list."""
@@ -133,7 +163,7 @@ class WorkList:
             self.changed.notify_all()
             return lease.next < lease.end
 
-    def fail(self, error: AppError | OSError) -> None:
+    def fail(self, error: Exception) -> None:
         """End the transfer. The first error counts."""
         with self.changed:
             self.failure = self.failure or error
@@ -187,7 +217,7 @@ class WorkList:
             self.changed.notify_all()
 
     def store(self, job: Job, name: str) -> None:
-        """A small file is verified and written. The hasher publishes it."""
+        """A small file is verified and written. `hasher.sync_files` publishes it."""
         with self.changed:
             self.stored.append((job, name))
             self.changed.notify_all()
@@ -217,3 +247,12 @@ class WorkList:
             if not job.restarting and (lease := job.partial.chunks.take()):
                 return Assignment(job, lease)
         return None
+
+
+def _has_step(job: Job) -> bool:
+    """True if a hasher can hash a chunk of a large file, or reset or publish it."""
+    file = job.partial
+    assert file is not None
+    if job.restarting:
+        return not file.chunks.leased
+    return file.can_hash or file.is_hashed
