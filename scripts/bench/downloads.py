@@ -3,8 +3,10 @@
 Usage: python scripts/bench/downloads.py [--size GIB] [--small COUNT] [--rounds N] [--save NAME]
 
 `ours` is the median time of localllm, `peer` that of the other program; `ratio` is above 1 if localllm is faster. The
-server is a process of its own that sends files with sendfile. All programs write to the same disk. localllm syncs its
-files, the other programs do not.
+server is a process of its own that sends files with sendfile; it takes some percent of the processor time of a
+download. All programs write to the same folder. localllm syncs its files; of the others only "aria2c with sync" does.
+A download on loopback uses every core, so that the time of the hash adds to it. `LINK` is the speed of a network for
+which cores are free.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import socket
 import statistics
@@ -22,7 +25,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rows import Row, parser, row, save
@@ -31,8 +35,11 @@ BLOCK = 2**20
 COMMIT = "a" * 40
 SERVER = "server"
 OURS = "localllm"
+OVER_LINK = "localllm at 2.5 Gbit/s"
+LINK = 2_500_000_000 // 8  # bytes/s
 LARGE = "org/large"
 SMALL = "org/small"
+Results = dict[tuple[str, str], list[tuple[float, float]]]  # program, repository → seconds and MiB
 Names = dict[str, list[dict[str, object]]]  # repository → its files
 
 CHILD = """
@@ -56,7 +63,8 @@ if sys.argv[2] == "unhashed":
     partial.new_hash = lambda file: NoHash()
     partial.matches = lambda file, digest: True
 repository = lookup(HubName(sys.argv[1]))
-transfer = Transfer(repository.folder, repository.files, policy=Policy(), credentials=Credentials(), disk=Disk())
+policy = Policy(bandwidth=int(sys.argv[3]))
+transfer = Transfer(repository.folder, repository.files, policy=policy, credentials=Credentials(), disk=Disk())
 transfer.fetch(repository.files)
 publish.publish(repository.folder, repository.commit, transfer.blob_names, Disk())
 """
@@ -123,48 +131,82 @@ def make_small(folder: Path, count: int) -> list[dict[str, object]]:
     return files
 
 
-def measure(root: Path, url: str, names: Names, rounds: int, saved_as: str) -> None:
-    programs: list[tuple[str, str, Callable[[Path, str], list[str]]]] = [
-        (OURS, LARGE, lambda _, repo: [sys.executable, "-c", CHILD, repo, "hashed"]),
-        ("localllm without hashes", LARGE, lambda _, repo: [sys.executable, "-c", CHILD, repo, "unhashed"]),
-        ("huggingface_hub", LARGE, lambda _, repo: [sys.executable, "-c", HUGGINGFACE_HUB, repo]),
-        (OURS, SMALL, lambda _, repo: [sys.executable, "-c", CHILD, repo, "hashed"]),
-        ("huggingface_hub", SMALL, lambda _, repo: [sys.executable, "-c", HUGGINGFACE_HUB, repo]),
+@dataclass(frozen=True)
+class Program:
+    """A program that downloads a repository. `beside` names the localllm program that its row compares it with."""
+
+    name: str
+    repo: str
+    command: Callable[[Path], list[str]]
+    beside: str = OURS
+
+
+def programs(addresses: Path) -> list[Program]:
+    """`addresses`: the file with the addresses of the large files."""
+    portable = [
+        Program(OURS, LARGE, child(LARGE)),
+        Program("localllm without hashes", LARGE, child(LARGE, "unhashed")),
+        Program("huggingface_hub", LARGE, huggingface_hub(LARGE)),
+        Program(OVER_LINK, LARGE, child(LARGE, bandwidth=LINK), beside=OVER_LINK),
+        Program(f"{OVER_LINK} without hashes", LARGE, child(LARGE, "unhashed", LINK), beside=OVER_LINK),
+        Program(OURS, SMALL, child(SMALL)),
+        Program("huggingface_hub", SMALL, huggingface_hub(SMALL)),
     ]
-    if shutil.which("aria2c"):
-        addresses = root / "addresses"
-        addresses.write_text("".join(f"{url}/{LARGE}/resolve/{COMMIT}/{file['name']}\n" for file in names[LARGE]))
-        programs.insert(0, ("aria2c, 16 connections", LARGE, lambda target, _: aria2c(addresses, target)))
-    else:
+    if not shutil.which("aria2c"):
         print("aria2c is not installed: no comparison with it", file=sys.stderr)
-    results: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        return portable
+    return [
+        Program("aria2c, 16 connections", LARGE, lambda target: aria2c(addresses, target)),
+        Program("aria2c with sync, 16 connections", LARGE, lambda target: aria2c_with_sync(addresses, target)),
+        *portable,
+    ]
+
+
+def child(repo: str, hashes: str = "hashed", bandwidth: int = 0) -> Callable[[Path], list[str]]:
+    return lambda _: [sys.executable, "-c", CHILD, repo, hashes, str(bandwidth)]
+
+
+def huggingface_hub(repo: str) -> Callable[[Path], list[str]]:
+    return lambda _: [sys.executable, "-c", HUGGINGFACE_HUB, repo]
+
+
+def measure(root: Path, url: str, names: Names, rounds: int, saved_as: str) -> None:
+    addresses = root / "addresses"
+    addresses.write_text("".join(f"{url}/{LARGE}/resolve/{COMMIT}/{file['name']}\n" for file in names[LARGE]))
+    measured = [program for program in programs(addresses) if names[program.repo]]
+    results: Results = {}
     for _ in range(rounds):
-        for name, repo, command in programs:
-            if names[repo]:
-                target = root / "target"
-                results.setdefault((name, repo), []).append(run(command(target, repo), target, url))
-                shutil.rmtree(target)
-                os.sync()
-    save(saved_as, make_rows(results, names))
+        for program in measured:
+            target = root / "target"
+            seconds, mib = run(program.command(target), target, url)
+            results.setdefault((program.name, program.repo), []).append((seconds, mib))
+            shutil.rmtree(target)
+            os.sync()
+    save(saved_as, make_rows(measured, results, names))
 
 
-def make_rows(results: dict[tuple[str, str], list[tuple[float, float]]], names: Names) -> Iterator[Row]:
+def make_rows(measured: Sequence[Program], results: Results, names: Names) -> Iterator[Row]:
     """One row for each program beside localllm: median seconds, and the largest resident memory of localllm in MiB."""
-    for (name, repo), values in results.items():
-        if name == OURS:
+    for program in measured:
+        if program.name == program.beside:
             continue
-        mine = results[OURS, repo]
-        seconds = statistics.median(value[0] for value in mine)
-        peer = statistics.median(value[0] for value in values)
-        total = sum(int(str(file["size"])) for file in names[repo])
+        actual = results[program.beside, program.repo]
+        seconds = statistics.median(value[0] for value in actual)
+        peer = statistics.median(value[0] for value in results[program.name, program.repo])
+        files = names[program.repo]
+        total = sum(int(str(file["size"])) for file in files)
         yield row(
-            f"download of {len(names[repo])} files, {total / 2**20:.0f} MiB, beside {name}",
+            f"download of {len(files)} files, {total / 2**20:.0f} MiB, beside {program.name}",
             seconds,
             "s",
             peer=round(peer, 2),
             ratio=peer / seconds,
-            resident_mib=round(max(value[1] for value in mine)),
+            resident_mib=round(max(value[1] for value in actual)),
         )
+
+
+def aria2c_with_sync(addresses: Path, target: Path) -> list[str]:
+    return ["sh", "-c", f'"$@" && sync -f {shlex.quote(str(target))}', "sh", *aria2c(addresses, target)]
 
 
 def aria2c(addresses: Path, target: Path) -> list[str]:
