@@ -20,7 +20,7 @@ from ..sizes import size
 from . import selection
 from .ask import AskScreen
 from .connection import Connection
-from .text import one_line, visible
+from .text import explain, one_line, visible
 
 STEP = 0.1  # change of the scale by one key press
 KEYS = "←/→ scale · s type a scale · c compare · l load a folder · u unload · Esc closes"
@@ -215,7 +215,7 @@ class AdapterScreen(ModalScreen[Choice | None]):
         self._refresh("")
 
     def _say_error(self, error: AppError) -> None:
-        self._say(f"{error.message[0].upper()}{error.message[1:]}. {error.hint}".strip())
+        self._say(explain(error))
 
     def _say(self, words: str) -> None:
         self.query_one("#notice", Static).update(visible(words))

@@ -9,14 +9,18 @@ from textual.widgets import Input, Static
 
 
 class AskScreen(ModalScreen[str | None]):
-    """Asks for one line. Returns the line, or None if the user cancels."""
+    """Asks for one line. Returns the line, or None if the user cancels or enters nothing.
+
+    `allows_empty`: an empty line is an answer.
+    """
 
     BINDINGS = [("escape", "dismiss(None)", "Cancel")]
 
-    def __init__(self, question: str, value: str = "") -> None:
+    def __init__(self, question: str, value: str = "", *, allows_empty: bool = False) -> None:
         super().__init__()
         self._question = question
         self._value = value
+        self._allows_empty = allows_empty
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
@@ -24,10 +28,11 @@ class AskScreen(ModalScreen[str | None]):
             line = Input(self._value)
             line.cursor_blink = False
             yield line
-            yield Static("Enter saves · Esc cancels", classes="keys")
+            yield Static("Enter confirms · Esc cancels", classes="keys")
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        self.dismiss(event.value.strip() or None)
+        text = event.value.strip()
+        self.dismiss(text if text or self._allows_empty else None)
 
 
 class ConfirmScreen(ModalScreen[bool]):

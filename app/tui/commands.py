@@ -35,7 +35,7 @@ class Command:
 
 
 COMMANDS = (
-    Command("model", "[name]", "Select, download or delete a model.", key="F2"),
+    Command("model", "[name]", "Find, download, select or delete a model.", key="F2"),
     Command("adapter", "[name[=scale] | none]", "Select a LoRA adapter.", key="F5"),
     Command("compare", "[adapter [adapter]]", "Ask the next prompt of two adapters side by side."),
     Command("history", "[words]", "Search and resume earlier conversations.", ("resume",), key="F3"),

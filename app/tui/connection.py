@@ -72,7 +72,7 @@ class Connection:
 
     async def refresh(self) -> None:
         """Update the lists of models and loaded models. Raises AppError."""
-        await self._call(self._list_models)
+        await self.call(self._list_models)
         self.on_change()
 
     async def _list_models(self, client: Client) -> None:
@@ -82,49 +82,49 @@ class Connection:
 
     async def catalog(self) -> Catalog:
         """This machine, and the models that it can download. The first call takes seconds. Raises AppError."""
-        return await self._call(lambda client: client.catalog())
+        return await self.call(lambda client: client.catalog())
 
     async def refresh_downloads(self) -> list[Job]:
         """Update `downloads`. Raises AppError."""
-        self.downloads = await self._call(lambda client: client.downloads())
+        self.downloads = await self.call(lambda client: client.downloads())
         return self.downloads
 
     async def download(self, name: str) -> None:
         """Start a download in the daemon. Raises AppError."""
-        await self._call(lambda client: client.download(name))
+        await self.call(lambda client: client.download(name))
         await self.refresh_downloads()
 
     async def change_download(self, name: str, action: str) -> None:
         """`action`: pause, resume or cancel. Raises AppError."""
-        await self._call(lambda client: client.change_download(name, action))
+        await self.call(lambda client: client.change_download(name, action))
         await self.refresh_downloads()
 
     async def delete(self, model: str) -> None:
         """Delete the files of a model. Raises AppError."""
-        await self._call(lambda client: client.delete(model))
+        await self.call(lambda client: client.delete(model))
         await self.refresh()
 
     async def adapter_folders(self) -> list[AdapterFolder]:
         """The adapters on this machine, loaded or not. Also updates `adapters`. Raises AppError."""
-        return await self._call(self._list_adapters)
+        return await self.call(self._list_adapters)
 
     async def load_adapter(self, model: str, name: str, path: str) -> None:
         """Load an adapter of a model, and the model if necessary. Raises AppError."""
         if self.running(model) is None:
             await self.use(model)
-        await self._call(lambda client: client.load_adapter(name, path, model=model))
+        await self.call(lambda client: client.load_adapter(name, path, model=model))
         await self.refresh()
 
     async def unload_adapter(self, model: str, name: str) -> None:
         """Raises AppError."""
-        await self._call(lambda client: client.unload_adapter(name, model=model))
+        await self.call(lambda client: client.unload_adapter(name, model=model))
         await self.refresh()
 
     async def _list_adapters(self, client: Client) -> list[AdapterFolder]:
         self.adapters = await client.adapters()
         return await client.adapter_folders()
 
-    async def _call(self, request: Callable[[Client], Awaitable[Result]]) -> Result:
+    async def call(self, request: Callable[[Client], Awaitable[Result]]) -> Result:
         """Send a request; after an error, update the state. Raises AppError."""
         client = await self.client()
         try:

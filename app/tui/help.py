@@ -29,6 +29,17 @@ KEYS = (
     ("Ctrl+C", "Copy the selection; stop the answer; twice: quit"),
     ("Ctrl+Q", "Quit"),
 )
+MODEL_KEYS = (
+    ("Type words", "Filter the models; without a match, Enter searches the hub"),
+    ("Type org/repo, or a path", "Inspect a repository; add a folder of this machine"),
+    ("Enter", "Use a model; inspect a result of the hub; download a model"),
+    ("i", "Details: can this machine run it, how fast, files, hashes"),
+    ("d, p, c", "Download; pause or continue; cancel"),
+    ("v", "Verify the files of a model"),
+    ("s, a", "Settings of a model, such as quant and context; alias"),
+    ("x", "Delete a model or an adapter"),
+    ("f, u", "Add a folder; delete unused files and unfinished downloads"),
+)
 
 
 class HelpScreen(ModalScreen[None]):
@@ -39,6 +50,8 @@ class HelpScreen(ModalScreen[None]):
             yield Static("Keys and commands", classes="dialog-title")
             with VerticalScroll():
                 yield Static(_table(list(KEYS)))
+                yield Static("\nF2, the models", classes="dialog-title")
+                yield Static(_table(list(MODEL_KEYS)))
                 yield Static("")
                 yield Static(_table([_row(command) for command in COMMANDS]))
                 yield Static(

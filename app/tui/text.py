@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from ..errors import AppError
+
 # C0 without tab and newline, DEL, C1: every control sequence starts with one of them (ESC is in C0).
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 # Line breaks that `clean` replaces by a newline: Markdown does not split lines at U+2028, but str.splitlines does.
@@ -37,6 +39,15 @@ def one_line(text: str, width: int = 60) -> str:
     """Visible text on one line, truncated to `width` characters with an ellipsis."""
     line = " ".join(visible(text[: width * 8]).split())
     return line if len(line) <= width else line[: width - 1].rstrip() + "…"
+
+
+def explain(error: AppError) -> str:
+    """An error as sentences for the user: message and hint."""
+    sentences = []
+    for text in (error.message, error.hint):
+        if text:
+            sentences.append(f"{text[0].upper()}{text[1:].rstrip('.')}.")
+    return visible(" ".join(sentences))
 
 
 def is_long(text: str) -> bool:

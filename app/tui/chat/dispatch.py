@@ -13,7 +13,7 @@ from ..commands import Call
 from ..conversation import Conversation, Message
 from ..help import HelpScreen
 from ..history.screen import HistoryScreen
-from ..models.screen import ModelScreen
+from ..models.screen import ModelScreen, Selection
 from ..settings import NewSettings, SettingsScreen
 from ..text import clean, one_line
 from ..theme import DARK, LIGHT
@@ -31,14 +31,22 @@ async def execute(screen: ChatScreen, call: Call, message: Message | None = None
 
 
 async def _model(screen: ChatScreen, name: str) -> None:
-    def use(model: str | None) -> None:
-        if model:
-            screen.use_model(model)
-
     if name:
-        use(name)
-    else:
-        screen.app.push_screen(ModelScreen(screen.connection, screen.conversation.model), use)
+        screen.use_model(name)
+        return
+
+    async def use(selected: Selection | None) -> None:
+        if selected is not None:
+            screen.run_worker(_use_selection(screen, selected))
+
+    screen.app.push_screen(ModelScreen(screen.connection, screen.conversation.model), use)
+
+
+async def _use_selection(screen: ChatScreen, selected: Selection) -> None:
+    """Load the model, then the adapter."""
+    await screen.use_model(selected.model).wait()
+    if selected.adapter and screen.conversation.model == selected.model:
+        screen.execute(Call("adapter", selected.adapter))
 
 
 async def _adapter(screen: ChatScreen, name: str) -> None:

@@ -1,45 +1,72 @@
-"""What the keys of the model screen do. Each action gets the screen and works on its highlighted row."""
+"""The actions of the keys of the model screen. Each gets the screen and its highlighted row."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from ...client import Imported, Verification
+from ...errors import AppError
 from ...sizes import size
-from ..ask import ConfirmScreen
+from ..adapters import folder_path
+from ..ask import AskScreen, ConfirmScreen
+from .details import DetailScreen
+from .model_settings import ModelSettingsScreen
+from .pruning import PruneScreen
+from .work import OnFile, WorkScreen
 
 if TYPE_CHECKING:
     from .rows import Row
     from .screen import ModelScreen
 
 Action = Callable[["ModelScreen", "Row"], Awaitable[None]]
+MAX_PROBLEMS = 3  # problems of a verification in the notice
 
 
 async def run(screen: ModelScreen, name: str) -> None:
     """Run the action of a key. Raises AppError."""
-    row = screen.row
-    if row is not None:
-        await _ACTIONS[name](screen, row)
+    if name in _GLOBAL_ACTIONS:
+        await _GLOBAL_ACTIONS[name](screen)
+    elif (row := screen.row) is not None:
+        await _ROW_ACTIONS[name](screen, row)
 
 
-async def _use(screen: ModelScreen, row: Row) -> None:
-    """Select a complete model on this machine; download another one."""
+# Section: use, download
+
+
+async def _enter(screen: ModelScreen, row: Row) -> None:
+    """Select a complete model, search, inspect a result, add a folder, or download a model of the catalog."""
     if row.is_usable:
-        screen.dismiss(row.key)
+        screen.use(row)
+        return
+    actions: dict[str, Action] = {"search": _search, "result": _details, "name": _details, "folder": _add_folder}
+    if row.kind == "adapter":
+        screen.say("Its base model is not on this machine. Download the base model first.")
+    elif row.downloads:
+        await _details(screen, row)
     else:
-        await _download(screen, row)
+        await actions.get(row.kind, _download)(screen, row)
+
+
+async def _search(screen: ModelScreen, row: Row) -> None:
+    await screen.search()
 
 
 async def _download(screen: ModelScreen, row: Row) -> None:
-    if row.is_usable:
-        screen.say("This model is on this machine already. Enter uses it.")
+    if row.kind in ("search", "folder"):
+        await _enter(screen, row)
+        return
+    if row.is_usable or row.folder is not None:
+        screen.say("It is on this machine already. Enter uses it.")
         return
     if row.downloads:
         screen.say("This download runs already; p pauses it.")
         return
-    await screen.connection.download(row.key)
-    screen.say(f"Downloading {row.key}. The download goes on if you close this screen or localllm.")
-    screen.watch_downloads()
+    await screen.connection.download(row.name)
+    screen.say(f"Downloading {row.name}. The download goes on if you close this screen or localllm.")
+    screen.watch_downloads(row.key)
 
 
 async def _pause(screen: ModelScreen, row: Row) -> None:
@@ -55,31 +82,149 @@ async def _change(screen: ModelScreen, row: Row, action: str) -> None:
     if not row.downloads:
         screen.say("The highlighted model is not being downloaded.")
         return
-    await screen.connection.change_download(row.key, action)
+    await screen.connection.change_download(row.name, action)
     screen.say("")
     screen.fill()
 
 
-async def _delete(screen: ModelScreen, row: Row) -> None:
+# Section: facts
+
+
+async def _details(screen: ModelScreen, row: Row) -> None:
+    if row.kind in ("search", "folder"):
+        screen.say("Highlight a model to see its details.")
+        return
+    detail_screen = DetailScreen(screen.connection, row, partial(screen.keep_assessment, row.name))
+    choice = await screen.app.push_screen_wait(detail_screen)
+    if choice == "use":
+        screen.use(row)
+    elif choice == "download":
+        await _download(screen, row)
+
+
+async def _verify(screen: ModelScreen, row: Row) -> None:
+    """Compare the files of a model with their hashes."""
+    if not row.is_local:
+        screen.say("Only a model on this machine can be verified.")
+        return
+    result = await _work(screen, f"Verifying {row.name}", partial(_start_verify, screen, row.name))
+    if isinstance(result, Verification):
+        screen.say(_verified(row, result))
+
+
+async def _start_verify(screen: ModelScreen, name: str, on_file: OnFile) -> Verification:
+    return await screen.connection.call(lambda client: client.verify(name, on_progress=on_file))
+
+
+def _verified(row: Row, result: Verification) -> str:
+    if not result.ok:
+        more = len(result.problems) - MAX_PROBLEMS
+        problems = "; ".join(result.problems[:MAX_PROBLEMS]) + (f" and {more} more" if more > 0 else "")
+        remedy = "Install localllm again." if row.is_bundled else "Delete it (x) and download it again."
+        return f"{row.name}: {problems}. {remedy}"
+    without_hash = sum(file.status == "unknown" for file in result.files)
+    note = f" {without_hash} files have no hash and are not compared." if without_hash else ""
+    return f"{row.name}: {len(result.files) - without_hash} files are correct.{note}"
+
+
+# Section: changes
+
+
+async def _settings(screen: ModelScreen, row: Row) -> None:
+    """Edit the settings of one model."""
     if row.entry is None:
+        screen.say("Only a model on this machine has settings.")
+        return
+    name = row.name
+    current = await screen.connection.call(lambda client: client.configure(name, {}))
+    changes = await screen.app.push_screen_wait(ModelSettingsScreen(name, current))
+    if not changes:
+        return
+    await screen.connection.call(lambda client: client.configure(name, changes))
+    screen.say(f"Saved. They apply when {name} is loaded next.")
+
+
+async def _alias(screen: ModelScreen, row: Row) -> None:
+    """Set, rename or remove the alias of a model."""
+    if row.entry is None:
+        screen.say("Only a model on this machine can have an alias here.")
+        return
+    name = row.name
+    old = row.aliases[0] if row.aliases else ""
+    question = f"Alias of {name}" + ("; empty: remove it" if old else "")
+    alias = await screen.app.push_screen_wait(AskScreen(question, old, allows_empty=bool(old)))
+    if alias is None or alias == old:
+        return
+    if alias:
+        await screen.connection.call(lambda client: client.set_alias(alias, name))
+    if old:
+        await screen.connection.call(lambda client: client.set_alias(old, None))
+    screen.say(f"{alias} is now a name of {name}." if alias else f"Removed the alias {old}.")
+    screen.refresh_lists(row.key)
+
+
+async def _delete(screen: ModelScreen, row: Row) -> None:
+    if not row.is_local:
         screen.say("The highlighted model is not on this machine.")
         return
-    if row.entry.bundled or row.key == screen.current:
-        reason = "built in" if row.entry.bundled else "in use"
-        screen.say(f"{row.key} is {reason}, so it cannot be deleted here.")
+    if row.is_bundled or row.key == screen.current:
+        reason = "built in" if row.is_bundled else "in use"
+        screen.say(f"{row.name} is {reason}, so it cannot be deleted here.")
         return
-    question = f"Delete {row.key} and free {size(row.entry.size)}?"
+    question = f"Delete {row.name} and free {size(row.size)}?"
     if not await screen.app.push_screen_wait(ConfirmScreen(question)):
         return
-    await screen.connection.delete(row.key)
-    screen.say(f"Deleted {row.key}.")
+    await screen.connection.delete(row.name)
+    screen.say(f"Deleted {row.name}.")
     screen.refresh_lists()
 
 
-_ACTIONS: dict[str, Action] = {
-    "use": _use,
+async def _add_folder(screen: ModelScreen, row: Row | None = None) -> None:
+    """Add a model folder of this machine. The files stay in their folder."""
+    typed = row.key if row is not None else await screen.app.push_screen_wait(AskScreen("Folder of the model", "~/"))
+    if typed is None:
+        return
+    folder = folder_path(typed)
+    name = await screen.app.push_screen_wait(AskScreen("Name in localllm: local/…", PurePath(folder).name))
+    if name is None:
+        return
+    result = await _work(screen, f"Adding {folder}", partial(_start_import, screen, folder, name))
+    if isinstance(result, Imported):
+        screen.say(f"Added {result.id}. Its files stay in {folder}.")
+        screen.clear_filter()
+        screen.refresh_lists(result.id)
+
+
+async def _start_import(screen: ModelScreen, folder: str, name: str, on_file: OnFile) -> Imported:
+    return await screen.connection.call(lambda client: client.import_model(folder, name, on_progress=on_file))
+
+
+async def _prune(screen: ModelScreen) -> None:
+    freed = await screen.app.push_screen_wait(PruneScreen(screen.connection))
+    if freed is not None:
+        screen.say(f"Freed {size(freed)}.")
+        screen.refresh_lists()
+
+
+async def _work(screen: ModelScreen, title: str, operation: Callable[[OnFile], Awaitable[object]]) -> object:
+    """The result of a long operation; None if the user cancels. Raises AppError."""
+    result = await screen.app.push_screen_wait(WorkScreen(title, operation))
+    if isinstance(result, AppError):
+        raise result
+    if result is None:
+        screen.say("Cancelled.")
+    return result
+
+
+_ROW_ACTIONS: dict[str, Action] = {
+    "enter": _enter,
     "download": _download,
     "pause": _pause,
     "cancel": _cancel,
+    "details": _details,
+    "verify": _verify,
+    "settings": _settings,
+    "alias": _alias,
     "delete": _delete,
 }
+_GLOBAL_ACTIONS: dict[str, Callable[[ModelScreen], Awaitable[None]]] = {"add_folder": _add_folder, "prune": _prune}

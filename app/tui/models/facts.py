@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...client import Job, LoadedModel, Machine, ModelEntry, Offer, fit_of, speed_of
+from ...client import AdapterFolder, HubMatch, Job, LoadedModel, Machine, ModelEntry, Offer, fit_of, speed_of
 from ...sizes import size
 from ..text import one_line
 from .rows import ENDED, Row
@@ -19,7 +19,8 @@ FITS = {
 }
 TYPED = {
     "name": "Enter inspects it on the hub · d downloads it",
-    "folder": "Enter adds the model in this folder",
+    "folder": "Enter adds the model in this folder to localllm",
+    "search": "Enter asks the hub for models with these words",
 }
 
 
@@ -28,10 +29,14 @@ def facts(row: Row, machine: Machine, running: LoadedModel | None) -> str:
     if row.job is not None and row.job.state != "done":
         return progress(row.job)
     if row.entry is not None:
-        return joined(_local_facts(row.entry, machine, running))
+        return joined(_local_facts(row, row.entry, machine, running))
+    if row.folder is not None:
+        return joined(_adapter_facts(row, row.folder))
     if row.offer is not None:
         return joined(_offer_facts(row.offer))
-    return TYPED.get(row.kind, "")
+    if row.match is not None:
+        return joined(_hub_facts(row.match, row.verdict))
+    return row.verdict or TYPED.get(row.kind, "")
 
 
 def progress(job: Job) -> str:
@@ -55,11 +60,16 @@ def advice(row: Row) -> str:
     return one_line(joined([row.job.hint, "Enter tries again"]), MAX_LENGTH)
 
 
-def bar(job: Job, width: int = 24) -> str:
-    """A progress bar as text; empty if the total is not known yet."""
+def bar(job: Job) -> str:
+    """The progress bar of a download; empty if the download has ended, or if its size is not known yet."""
     if not job.total or job.state in ENDED:
         return ""
-    filled = int(width * min(1.0, job.received / job.total))
+    return bar_text(job.received, job.total)
+
+
+def bar_text(done: int, total: int, width: int = 24) -> str:
+    """A progress bar as text."""
+    filled = int(width * min(1.0, done / total)) if total else 0
     return "█" * filled + "░" * (width - filled)
 
 
@@ -77,12 +87,19 @@ def speed_text(speed: float) -> str:
     return f"estimated {speed:.0f} tok/s" if speed >= 1 else "estimated under 1 tok/s"
 
 
+def short_count(number: int) -> str:
+    """A number as text in thousands or millions."""
+    if number < 1000:
+        return str(number)
+    return f"{number / 1000:.0f} k" if number < 999_500 else f"{number / 1e6:.1f} M"
+
+
 def joined(texts: Iterable[str]) -> str:
     """The texts that are not empty, on one line."""
     return " · ".join(text for text in texts if text)
 
 
-def _local_facts(entry: ModelEntry, machine: Machine, running: LoadedModel | None) -> list[str]:
+def _local_facts(row: Row, entry: ModelEntry, machine: Machine, running: LoadedModel | None) -> list[str]:
     if entry.problem:
         return [one_line(f"cannot be used: {entry.problem}", MAX_LENGTH)]
     loaded = f"loaded, {running.backend}" if running else "loaded" if entry.loaded else ""
@@ -92,7 +109,24 @@ def _local_facts(entry: ModelEntry, machine: Machine, running: LoadedModel | Non
     if not entry.bundled:
         texts.append("" if loaded else FITS[fit_of(int(entry.size * OVERHEAD), machine)])
         texts.append(speed_text(speed_of(entry.size, machine)))
+    if row.aliases:
+        texts.append(f"alias {', '.join(row.aliases)}")
     return texts
+
+
+def _adapter_facts(row: Row, folder: AdapterFolder) -> list[str]:
+    return [
+        "" if row.base else _missing_base(folder),
+        f"rank {folder.rank}" if folder.rank else "",
+        size(folder.size) if folder.size else "",
+        "built-in" if folder.bundled else "",
+    ]
+
+
+def _missing_base(folder: AdapterFolder) -> str:
+    if not folder.base:
+        return "its base model is unknown"
+    return f"its base model {one_line(folder.base)} is not on this machine"
 
 
 def _offer_facts(offer: Offer) -> list[str]:
@@ -104,3 +138,8 @@ def _offer_facts(offer: Offer) -> list[str]:
         "needs an account" if offer.gated else "",
         offer.description,
     ]
+
+
+def _hub_facts(match: HubMatch, verdict: str) -> list[str]:
+    popularity = f"{short_count(match.downloads)} downloads" if match.downloads else ""
+    return [verdict or "i inspects it", popularity, one_line(match.licence, 30)]

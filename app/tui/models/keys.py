@@ -5,24 +5,48 @@ from __future__ import annotations
 from .facts import joined
 from .rows import Row
 
-ALWAYS = ("/ filter", "Esc closes")
+LIST_KEYS = "f add folder · u unused files · / search · Esc"
+TYPING_KEYS = "↓ list with more keys · Esc"
+ENTER = {
+    "download": "Enter downloads",
+    "suggestion": "Enter downloads",
+    "offer": "Enter downloads",
+    "result": "Enter inspects",
+    "name": "Enter inspects",
+    "folder": "Enter adds it",
+    "search": "Enter searches",
+}
 
 
-def keys(row: Row | None) -> str:
-    """The keys for a row, most useful first."""
-    texts: list[str] = []
-    if row is not None:
-        texts = _keys_of(row)
-    return joined([*texts, *ALWAYS])
+def keys(row: Row | None, *, is_typing: bool) -> str:
+    """The keys for a row. `is_typing`: the filter has the focus, so that letters are text."""
+    if is_typing:
+        return joined([_enter(row) if row else "", TYPING_KEYS])
+    return joined([*(_keys_of(row) if row else []), LIST_KEYS])
+
+
+def _enter(row: Row) -> str:
+    """What Enter does."""
+    if row.downloads:
+        return ""
+    if row.failed:
+        return "Enter tries again"
+    if row.is_usable:
+        return "Enter uses it"
+    if row.entry is not None:
+        return "Enter downloads the rest"
+    return ENTER.get(row.kind, "")
 
 
 def _keys_of(row: Row) -> list[str]:
     if row.downloads:
         assert row.job is not None
-        return ["p continues" if row.job.state == "paused" else "p pauses", "c cancels"]
-    if row.job is not None and row.job.state == "failed":
-        return ["Enter tries again"]
-    if row.entry is None:
-        return ["Enter downloads it"]
-    first = "Enter uses it" if row.is_usable else "Enter downloads the rest"
-    return [first, "" if row.entry.bundled else "x deletes"]
+        return ["p continue" if row.job.state == "paused" else "p pause", "c cancel", "i details"]
+    if row.kind in ("search", "folder"):
+        return [_enter(row)]
+    if not row.is_local:
+        return [_enter(row), "d download", "i details"]
+    delete = "" if row.is_bundled else "x delete"
+    if row.folder is not None:
+        return [_enter(row), "i details", "v verify", delete]
+    return [_enter(row), "i details", "v verify", "s settings", "a alias", delete]

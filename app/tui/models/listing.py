@@ -22,10 +22,16 @@ class ModelList(OptionList):
     """The rows of the model screen. A heading is an option that cannot be highlighted."""
 
     BINDINGS = [
+        Binding("i", "screen.run('details')", "Details"),
         Binding("d", "screen.run('download')", "Download"),
         Binding("p", "screen.run('pause')", "Pause or resume"),
         Binding("c", "screen.run('cancel')", "Cancel"),
+        Binding("v", "screen.run('verify')", "Verify"),
+        Binding("s", "screen.run('settings')", "Settings"),
+        Binding("a", "screen.run('alias')", "Alias"),
         Binding("x,delete", "screen.run('delete')", "Delete"),
+        Binding("f", "screen.run('add_folder')", "Add a folder"),
+        Binding("u", "screen.run('prune')", "Unused files"),
         Binding("slash", "screen.filter", "Filter"),
     ]
 
@@ -64,7 +70,7 @@ class ModelList(OptionList):
         shown: list[tuple[str, Content]] = []
         heading = ""
         for row in rows:
-            title = "" if filter else HEADINGS.get(row.kind, "")
+            title = "" if filter else _heading(row)
             if title != heading:
                 heading = title
                 listed.append(None)
@@ -93,15 +99,32 @@ class ModelList(OptionList):
             self.highlighted = keys.get(key, min(keys.values()))
 
     def _text(self, row: Row, machine: Machine, running: LoadedModel | None, matcher: Matcher | None) -> Content:
-        name = one_line(row.key, MAX_NAME)
-        title = matcher.highlight(name) if matcher else Content(name)
-        mark = "● " if row.key == self._current else "  "
-        lines = [Content.assemble(mark, title), Content.styled(f"    {facts(row, machine, running)}", "dim")]
+        known = facts(row, machine, running)
+        if row.folder is not None:
+            mark = "    ↳ " if row.base else "  "
+            return Content.assemble(mark, one_line(row.folder.id, MAX_NAME), "  ", (known, "dim"))
+        lines = [Content.assemble("● " if row.key == self._current else "  ", _title(row, matcher))]
+        lines.append(Content.styled(f"    {known}", "dim"))
         if row.job is not None and (progress := bar(row.job)):
             lines.append(Content(f"    {progress}"))
         if text := advice(row):
             lines.append(Content.styled(f"    {text}", "dim"))
-        if row.adapters:
-            names = ", ".join(one_line(adapter, 30) for adapter in row.adapters[:4])
-            lines.append(Content.styled(f"    adapters (F5): {names}", "dim"))
         return Content("\n").join(lines)
+
+
+def _heading(row: Row) -> str:
+    """The heading of the section of a row. An adapter is in the section of its base model."""
+    return HEADINGS.get("model" if row.base else row.kind, "")
+
+
+def _title(row: Row, matcher: Matcher | None) -> Content:
+    if row.kind == "search":
+        return Content(f"search the hub for “{one_line(row.key.removeprefix('search '))}”")
+    name = one_line(row.key, MAX_NAME)
+    title = Content(name)  # Matcher.highlight would parse the name as markup
+    if matcher is None:
+        return title
+    _, offsets = matcher.fuzzy_search.match(matcher.query, name)
+    for offset in offsets:
+        title = title.stylize(matcher.match_style, offset, offset + 1)
+    return title

@@ -1,49 +1,70 @@
-"""The model screen: finds, judges, downloads, pauses, deletes and selects models."""
+"""The model screen: lists models and downloads, filters them, searches the hub, and runs the actions of the keys."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 from textual import events, on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.screen import ModalScreen
+from textual.timer import Timer
 from textual.widgets import Input, OptionList, Static
+from textual.worker import Worker
 
-from ...client import AdapterFolder, Catalog, Machine
 from ...errors import AppError
 from ...sizes import size
 from ..connection import Connection
-from ..text import one_line, visible
+from ..text import explain, one_line, visible
 from . import actions
+from .assessment import Assessment, assess, verdict
 from .keys import keys
 from .listing import ModelList
-from .rows import ENDED, Row, matching, rows
+from .rows import ENDED, HubResults, Lists, Row, matching, rows
 
 POLL_SECONDS = 0.5  # seconds between updates of running downloads
+INSPECT_SECONDS = 0.6  # time for which a result of the hub is highlighted before it is inspected
+MAX_RESULTS = 20
 
 
-class ModelScreen(ModalScreen[str | None]):
-    """Lists the models. Returns the id of the selected model, or None if the user cancels."""
+@dataclass(frozen=True)
+class Selection:
+    """The model that the user selects, and the adapter; empty: none is selected."""
 
-    BINDINGS = [("escape,f2", "dismiss(None)", "Close")]
+    model: str
+    adapter: str = ""
+
+
+class ModelScreen(ModalScreen[Selection | None]):
+    """Lists the models. Returns the selection, or None if the user cancels."""
+
+    BINDINGS = [("escape", "back", "Close"), ("f2", "dismiss(None)", "Close")]
 
     def __init__(self, connection: Connection, current: str) -> None:
         """`current`: id of the model of the conversation."""
         super().__init__()
         self.connection = connection
         self.current = current
-        self._catalog = Catalog(machine=Machine(), offers=[])
-        self._folders: list[AdapterFolder] = []
+        self._lists = Lists()
         self._active: set[str] = set()  # names of the downloads that ran at the last update
+        self._results = HubResults()
+        self._assessments: dict[str, Assessment] = {}
+        self._inspection: Timer | None = None
+        self._request: Worker[None] | None = None  # of the key pressed last
 
     @property
     def row(self) -> Row | None:
         """The highlighted row."""
         return self.query_one(ModelList).row
 
+    @property
+    def _typed(self) -> str:
+        return self.query_one(Input).value.strip()
+
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
             yield Static("Models", classes="dialog-title", markup=False)
-            line = Input(placeholder="filter, or org/repo to download")
+            line = Input(placeholder="filter, words to search the hub, org/repo, or a folder")
             line.cursor_blink = False
             yield line
             yield ModelList(self.current)
@@ -60,14 +81,17 @@ class ModelScreen(ModalScreen[str | None]):
     @work(exclusive=True, group="refresh")
     async def refresh_lists(self, highlighted: str = "") -> None:
         """Ask the daemon for all lists. The catalog is last: the first time, the daemon measures the machine for it."""
+        connection = self.connection
         try:
-            await self.connection.refresh()
-            self._folders = await self.connection.adapter_folders()
-            await self.connection.refresh_downloads()
+            await connection.refresh()
+            folders = await connection.adapter_folders()
+            aliases = await connection.call(lambda client: client.aliases())
+            self._lists = replace(self._lists, folders=folders, aliases=aliases)
+            await connection.refresh_downloads()
             self.watch_downloads(highlighted)
-            self._catalog = await self.connection.catalog()
+            self._lists = replace(self._lists, catalog=await connection.catalog())
         except AppError as error:
-            self.say_error(error)
+            self.say(explain(error))
         self._show_machine()
         self.fill(highlighted)
 
@@ -87,7 +111,7 @@ class ModelScreen(ModalScreen[str | None]):
         try:
             jobs = await self.connection.refresh_downloads()
         except AppError as error:
-            self.say_error(error)
+            self.say(explain(error))
             return
         self.watch_downloads()
         complete = [job.model for job in jobs if job.name in before and job.state == "done"]
@@ -97,7 +121,7 @@ class ModelScreen(ModalScreen[str | None]):
             self.refresh_lists(complete[0] if complete else "")
 
     def _show_machine(self) -> None:
-        machine = self._catalog.machine
+        machine = self._lists.catalog.machine
         if machine.memory:
             text = f"Models · {one_line(machine.device, 40)} ({machine.backend}), {size(machine.free)} free"
             self.query_one(".dialog-title", Static).update(text)
@@ -107,11 +131,13 @@ class ModelScreen(ModalScreen[str | None]):
     def fill(self, highlighted: str = "") -> None:
         """Show the rows that match the filter. The highlight stays on its row, or goes to `highlighted`."""
         connection = self.connection
-        listed = rows(connection.entries, self._catalog, connection.downloads, self._folders)
-        typed = self.query_one(Input).value.strip()
+        lists = replace(self._lists, entries=connection.entries, jobs=connection.downloads)
+        listed = rows(lists)
+        typed = self._typed
         if typed:
-            listed = matching(listed, typed)
-        machine = self._catalog.machine
+            verdicts = {name: verdict(assessment) for name, assessment in self._assessments.items()}
+            listed = matching(listed, typed, self._results, verdicts)
+        machine = lists.catalog.machine
         self.query_one(ModelList).show(listed, machine, connection.loaded, filter=typed, highlighted=highlighted)
         self._show_keys()
 
@@ -120,9 +146,22 @@ class ModelScreen(ModalScreen[str | None]):
         self.query_one(ModelList).highlighted = None
         self.fill()
 
+    def clear_filter(self) -> None:
+        self.query_one(Input).value = ""
+
     @on(OptionList.OptionHighlighted)
+    def _highlighted(self) -> None:
+        self._show_keys()
+        if self._inspection is not None:
+            self._inspection.stop()
+        self._inspection = self.set_timer(INSPECT_SECONDS, self._inspect)
+
+    def on_descendant_focus(self) -> None:
+        self._show_keys()
+
     def _show_keys(self) -> None:
-        self.query_one(".keys", Static).update(keys(self.row))
+        is_typing = isinstance(self.focused, Input)
+        self.query_one(".keys", Static).update(keys(self.row, is_typing=is_typing))
 
     def on_key(self, event: events.Key) -> None:
         if event.key == "down" and isinstance(self.focused, Input):
@@ -132,23 +171,70 @@ class ModelScreen(ModalScreen[str | None]):
     def action_filter(self) -> None:
         self.query_one(Input).focus()
 
+    # Section: the hub
+
+    async def search(self) -> None:
+        """Search the hub for the typed words, and show the results. Raises AppError."""
+        text = self._typed
+        self.say(f"Searching the hub for “{text}”… Esc cancels.")
+        result = await self.connection.call(lambda client: client.search(text, limit=MAX_RESULTS))
+        if result.error:
+            self.say(f"{result.error[0].upper()}{result.error[1:]}.")
+            return
+        self._results = HubResults(text, result.hub)
+        if not result.hub:
+            self.say(f"The hub has no text model with the words “{text}”.")
+            self.fill()
+            return
+        self.say("")
+        self.query_one(ModelList).focus()
+        self.fill(result.hub[0].id)
+
+    @work(exclusive=True, group="inspect")
+    async def _inspect(self) -> None:
+        """Inspect the highlighted result of the hub: its row then says whether this machine runs it."""
+        row = self.row
+        if row is not None and row.kind == "result" and row.name not in self._assessments:
+            self.keep_assessment(row.name, await assess(self.connection, row.name))
+
+    def keep_assessment(self, name: str, assessment: Assessment) -> None:
+        """Show the verdict on a model in its row."""
+        self._assessments[name] = assessment
+        self.fill()
+
     # Section: actions
 
     @on(Input.Submitted)
     @on(OptionList.OptionSelected)
-    def _use(self) -> None:
-        self.action_run("use")
+    def _enter(self) -> None:
+        self.action_run("enter")
 
-    @work
-    async def action_run(self, name: str) -> None:
+    def action_run(self, name: str) -> None:
+        self._request = self._run(name)
+
+    @work(group="action")
+    async def _run(self, name: str) -> None:
         """Run the action of a key on the highlighted row, and show its error."""
         try:
             await actions.run(self, name)
         except AppError as error:
-            self.say_error(error)
+            self.say(explain(error))
 
-    def say_error(self, error: AppError) -> None:
-        self.say(f"{error.message[0].upper()}{error.message[1:]}. {error.hint}".strip())
+    def action_back(self) -> None:
+        """Handle Esc: cancel the running action, clear the filter, or close the screen."""
+        if self._request is not None and self._request.is_running:
+            self._request.cancel()
+            self.say("Cancelled.")
+        elif self._typed:
+            self.clear_filter()
+            self.query_one(ModelList).focus()
+        else:
+            self.dismiss(None)
+
+    def use(self, row: Row) -> None:
+        """Close the screen and use a model, or an adapter with its base model."""
+        adapter = row.name if row.folder is not None else ""
+        self.dismiss(Selection(row.base or row.key, adapter))
 
     def say(self, words: str) -> None:
         self.query_one("#notice", Static).update(visible(words))

@@ -12,21 +12,36 @@ from localllm.app.client import (
     NO_FLAGS,
     AdapterEntry,
     AdapterFolder,
+    BackendVerdict,
     Catalog,
     ChatEvent,
     Done,
+    DtypeShare,
+    FileProgress,
+    FileVerdict,
+    Fit,
+    HubMatch,
+    Imported,
+    Inspection,
     Job,
     LoadedModel,
     LoadFlags,
     Machine,
     ModelEntry,
+    ModelFacts,
     Offer,
+    Pruning,
     ReasoningPiece,
+    SearchResult,
+    StoredFile,
+    TemplateVerdict,
     TextPiece,
     ToolCall,
+    UnusedFiles,
     Usage,
+    Verification,
 )
-from localllm.app.errors import AdapterNotFound, AppError, ModelNotFound
+from localllm.app.errors import AdapterNotFound, AppError, InvalidRequest, ModelNotFound
 
 GUIDE = ModelEntry(id="guide", bundled=True, size=24_800_000, context=2048, description="tiny built-in model")
 LARGE = ModelEntry(id="Qwen/Qwen3-4B", size=8_040_000_000, context=40_960)
@@ -56,6 +71,59 @@ PIRATE_ENTRY = AdapterEntry(id=0, name="pirate", model="guide", path=PIRATE.path
 POET = AdapterFolder(id="org/poet", path="/hub/poet", base="someone/guide", rank=16, size=2_400_000)
 OTHER = AdapterFolder(id="org/qwen-lora", path="/hub/qwen", base="Qwen/Qwen3-4B", rank=32, size=66_000_000)
 
+MISTRAL = HubMatch(id="mistralai/Mistral-7B", downloads=1_234_567, licence="apache-2.0")
+MAMBA = HubMatch(id="state-spaces/mamba2", downloads=900)
+FITS = Fit(
+    backend="cpu",
+    device="Test CPU",
+    fits=True,
+    reason="",
+    context=32_768,
+    parallel=1,
+    largest_context=32_768,
+    free=12 * 2**30,
+    weights=7 * 2**30,
+    cache=4 * 2**30,
+    tokens_per_second=5.4,
+)
+UNUSED = UnusedFiles(
+    repo="org/half", folder="/hub/half", kind="partial", paths=["a"], disk_bytes=3 * 2**20, resumable=True
+)
+
+
+def inspection(name: str, **changed: Any) -> Inspection:
+    """The inspection of a model on the hub."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "kind": "model",
+        "source": f"{name}@0123abc",
+        "local": False,
+        "architecture": "mistral",
+        "parameters": 7_240_000_000,
+        "bytes": 14_480_000_000,
+        "dtypes": (DtypeShare("BF16", 291, 14_480_000_000),),
+        "quantization": "",
+        "context": 32_768,
+        "licence": "apache-2.0",
+        "template": TemplateVerdict("works", system=True),
+        "backends": (BackendVerdict("cpu", True, "Test CPU"),),
+        "choice": "cpu",
+    }
+    return Inspection(**{**fields, **changed})
+
+
+def refused(name: str) -> Inspection:
+    """The inspection of a model that no backend runs."""
+    return inspection(
+        name,
+        architecture="mamba2",
+        problems=("architecture mamba2 is not supported",),
+        pickles=("pytorch_model.bin",),
+        backends=(),
+        choice="",
+    )
+
+
 Step = str | AppError | asyncio.Event | ReasoningPiece | ToolCall
 
 
@@ -75,6 +143,17 @@ class FakeClient:
         self.machine = Machine()
         self.offers: list[Offer] = []
         self.jobs: dict[str, Job] = {}
+        self.results = [MISTRAL, MAMBA]  # of every search of the hub
+        self.search_error: str | None = None
+        self.inspections = {MISTRAL.id: inspection(MISTRAL.id), MAMBA.id: refused(MAMBA.id)}
+        self.inspected: list[str] = []
+        self.fits = [FITS]
+        self.problems: list[str] = []  # of every verification
+        self.unused = [UNUSED]
+        self.alias_names: dict[str, str] = {}
+        self.model_settings: dict[str, dict[str, Any]] = {}
+        self.gate: asyncio.Event | None = None  # long operations wait for it after their first progress
+        self.stopped: list[str] = []  # long operations that were cancelled
         self.requests: list[dict[str, Any]] = []
         self.cancelled = 0
         self.connects = 0
@@ -189,6 +268,84 @@ class FakeClient:
 
     async def delete(self, model: str) -> None:
         self.entries = [entry for entry in self.entries if entry.id != model]
+
+    async def show(self, model: str) -> ModelFacts:
+        return ModelFacts(
+            id=model,
+            kind="model",
+            path=f"/hub/{model}",
+            repository=model,
+            revision="0123abc",
+            stored="2026-09-21T14:13:20+00:00",
+            size="7.5 GiB",
+            context=40_960,
+            licence="apache-2.0",
+            template="works",
+            aliases=[alias for alias, name in self.alias_names.items() if name == model],
+            problems=[],
+            settings=self.model_settings.get(model, {}),
+            files=[StoredFile("model.safetensors", 8_040_000_000, "sha256:" + "a" * 64)],
+        )
+
+    async def inspect(self, model: str) -> Inspection:
+        self.inspected.append(model)
+        await self._pass("inspect")
+        if model not in self.inspections:
+            raise ModelNotFound(f"{model} is not on the hub", hint="check the name")
+        return self.inspections[model]
+
+    async def fit(self, model: str, **options: Any) -> list[Fit]:
+        return self.fits
+
+    async def search(self, query: str, *, limit: int = 20, offline: bool = False) -> SearchResult:
+        await self._pass("search")
+        return SearchResult(catalog=[], hub=self.results, error=self.search_error)
+
+    async def verify(self, model: str, *, on_progress: Callable[[FileProgress], None]) -> Verification:
+        on_progress(FileProgress("model.safetensors", 2 * 2**30, 8 * 2**30))
+        await self._pass("verify")
+        files = [FileVerdict("model.safetensors", "ok", 8 * 2**30), FileVerdict("notes", "unknown", 5)]
+        return Verification(id=model, ok=not self.problems, problems=self.problems, files=files)
+
+    async def prune(self, *, dry_run: bool = True, everything: bool = False) -> Pruning:
+        found = [*self.unused, structs.replace(UNUSED, repo="org/fresh")] if everything else self.unused
+        total = sum(files.disk_bytes for files in found)
+        if not dry_run:
+            self.unused = []
+        return Pruning(unused=found, bytes=total, deleted=not dry_run, freed=0 if dry_run else total)
+
+    async def import_model(self, path: str, name: str, *, on_progress: Callable[[FileProgress], None]) -> Imported:
+        on_progress(FileProgress("model.safetensors", 0, 10))
+        await self._pass("import")
+        if path.endswith("missing"):
+            raise InvalidRequest(f"{path} is not a folder", hint="a model is a folder with config.json")
+        self.entries = [*self.entries, ModelEntry(id=f"local/{name}", size=10)]
+        return Imported(id=f"local/{name}", path=path, size=10)
+
+    async def aliases(self) -> dict[str, str]:
+        return self.alias_names
+
+    async def set_alias(self, alias: str, name: str | None) -> dict[str, str]:
+        if " " in alias:
+            raise InvalidRequest(f"{alias!r} cannot be an alias", hint="an alias has no spaces")
+        self.alias_names = {key: value for key, value in self.alias_names.items() if key != alias}
+        if name is not None:
+            self.alias_names[alias] = name
+        return self.alias_names
+
+    async def configure(self, model: str, changes: dict[str, str]) -> dict[str, Any]:
+        values = {**self.model_settings.get(model, {}), **changes}
+        self.model_settings[model] = {name: value for name, value in values.items() if value}
+        return self.model_settings[model]
+
+    async def _pass(self, operation: str) -> None:
+        """Wait for the gate, if there is one."""
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.stopped.append(operation)
+            raise
 
     async def unload(self, model: str) -> None:
         self.in_memory = [loaded for loaded in self.in_memory if loaded.id != model]

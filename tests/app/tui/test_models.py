@@ -7,13 +7,13 @@ from msgspec import structs
 from rich.cells import cell_len
 
 from localllm.app.client import Catalog, Job, ModelEntry
-from localllm.app.tui.models.facts import bar, duration, progress
+from localllm.app.tui.models.facts import bar, bar_text, duration, progress
 from localllm.app.tui.models.listing import ModelList
-from localllm.app.tui.models.rows import rows
+from localllm.app.tui.models.rows import Lists, rows
 from localllm.app.tui.models.screen import ModelScreen
 
 from .conftest import Chat, OpenChat
-from .fake_client import GUIDE, HUGE, LARGE, MACHINE, OTHER, PIRATE, QWEN, SMALL, FakeClient
+from .fake_client import GUIDE, HUGE, LARGE, MACHINE, OTHER, PIRATE, QWEN, SMALL, FakeClient, inspection
 
 
 def client() -> FakeClient:
@@ -46,7 +46,7 @@ async def test_model_screen_judges_models(chat: OpenChat) -> None:
         assert "40,960 tokens · fits this machine · estimated 5 tok/s" in shown
         assert "3.8 GiB · fits this machine · estimated 10 tok/s · apache-2.0" in shown
         assert "60.5 GiB · too large for this machine" in shown
-        assert "adapters (F5): pirate" in shown
+        assert "↳ pirate  rank 8 · 1.1 MiB · built-in" in shown
         order = ["On this machine", "Qwen/Qwen3-4B", "Suggested for this machine", "qwen3:1.7b", "qwen3:32b"]
         assert sorted(order, key=shown.index) == order
 
@@ -87,15 +87,19 @@ async def test_complete_download_becomes_a_model_that_can_be_used(chat: OpenChat
         assert c.screen.conversation.model == "Qwen/Qwen3-1.7B"
 
 
-async def test_typed_repository_is_downloaded(chat: OpenChat) -> None:
-    async with chat(client()) as c:
+async def test_typed_repository_is_inspected_then_downloaded(chat: OpenChat) -> None:
+    fake = client()
+    fake.inspections["org/new"] = inspection("org/new")
+    async with chat(fake) as c:
         await open_models(c)
         await c.pilot.press(*"org/new", "enter")
+        await c.until(lambda: "fit on cpu" in c.shown())
+        await c.pilot.press("enter")
         await c.settle()
         assert list(c.client.jobs) == ["org/new"]
-        await c.pilot.press("home", "ctrl+k", *"org/missing", "enter")
+        await c.pilot.press("slash", "home", "ctrl+k", *"org/missing", "down", "d")
         await c.settle()
-        assert "is not on the hub. check the name" in c.text_of("#notice")
+        assert "is not on the hub. Check the name." in c.text_of("#notice")
 
 
 async def test_model_is_deleted_after_a_confirmation(chat: OpenChat) -> None:
@@ -134,7 +138,7 @@ async def test_incomplete_model_is_marked_and_its_download_goes_on(chat: OpenCha
 def test_rows_begin_with_running_and_failed_downloads() -> None:
     catalog = Catalog(machine=MACHINE, offers=[HUGE, QWEN, structs.replace(QWEN, name="a:1", suggested=False)])
     jobs = [Job(name="qwen3:32b", state="downloading"), Job(name="org/x", state="failed", error="no space")]
-    names = [row.key for row in rows([GUIDE, LARGE], catalog, jobs, [])]
+    names = [row.key for row in rows(Lists(catalog=catalog, entries=[GUIDE, LARGE], jobs=jobs))]
     assert names == ["org/x", "qwen3:32b", "guide", LARGE.id, "qwen3:1.7b", "a:1"]
 
 
@@ -202,6 +206,6 @@ def test_progress_of_a_download(job: Job, text: str) -> None:
 
 
 def test_bar_and_duration() -> None:
-    assert bar(Job(name="m", state="downloading", received=1, total=2), width=4) == "██░░"
+    assert bar_text(1, 2, width=4) == "██░░"
     assert bar(Job(name="m", state="done", received=2, total=2)) == ""
     assert [duration(seconds) for seconds in (5, 120, 5400)] == ["5 s", "2 min", "1.5 h"]

@@ -1,0 +1,82 @@
+"""Whether this machine runs a model that is not downloaded: its inspection, and its fit on each backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...client import Client, Fit, Inspection
+from ...errors import AppError
+from ...sizes import size
+from ..connection import Connection
+from ..text import one_line
+from .facts import MAX_LENGTH, joined, speed_text
+
+MAX_REASON = 60  # characters of the reason of a refusal on one line with other facts
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """The facts about a model that the daemon reads from its headers, or the error that prevents this."""
+
+    inspection: Inspection | None = None
+    fits: tuple[Fit, ...] = ()
+    error: AppError | None = None
+
+
+async def assess(connection: Connection, name: str) -> Assessment:
+    """Inspect a model and compute its fit. Errors are part of the result."""
+
+    async def inspect(client: Client) -> Inspection:
+        return await client.inspect(name)
+
+    async def fit(client: Client) -> list[Fit]:
+        return await client.fit(name)
+
+    inspection = None
+    try:
+        inspection = await connection.call(inspect)
+        if not inspection.usable or inspection.kind != "model":
+            return Assessment(inspection)
+        return Assessment(inspection, tuple(await connection.call(fit)))
+    except AppError as error:
+        return Assessment(inspection, error=error)
+
+
+def verdict(assessment: Assessment) -> str:
+    """The assessment on one line."""
+    inspection = assessment.inspection
+    if inspection is None:
+        assert assessment.error is not None
+        return one_line(assessment.error.message, MAX_LENGTH)
+    return one_line(joined([*_conclusion(assessment, inspection), *_properties(inspection)]), MAX_LENGTH)
+
+
+def refusal(inspection: Inspection) -> str:
+    """Why no backend of this machine runs the model; empty if one does."""
+    if inspection.usable:
+        return ""
+    if inspection.problems:
+        return inspection.problems[0]
+    reasons = [f"{verdict.backend}: {verdict.says}" for verdict in inspection.backends if not verdict.runs]
+    return "; ".join(reasons) or "no backend of this machine runs it"
+
+
+def _properties(inspection: Inspection) -> list[str]:
+    quantization = inspection.quantization
+    return [inspection.architecture, size(inspection.bytes) if inspection.bytes else "", quantization]
+
+
+def _conclusion(assessment: Assessment, inspection: Inspection) -> list[str]:
+    if reason := refusal(inspection):
+        return [f"cannot run here: {one_line(reason, MAX_REASON)}"]
+    if inspection.kind == "adapter":
+        return [f"adapter of {inspection.base}" if inspection.base else "adapter"]
+    fits = [fit for fit in assessment.fits if fit.fits]
+    if fits:
+        return [f"fits on {fits[0].backend}", _context(fits[0]), speed_text(fits[0].tokens_per_second or 0.0)]
+    reasons = [f"does not fit on {fit.backend}: {fit.reason}" for fit in assessment.fits[:1]]
+    return reasons or [f"runs on {inspection.choice}"]
+
+
+def _context(fit: Fit) -> str:
+    return f"context {fit.largest_context:,}"

@@ -1,0 +1,137 @@
+"""The lines of the detail screen: facts about a model as pairs of a title and a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ...client import Fit, Inspection, LoadedModel, ModelFacts, TemplateVerdict
+from ...sizes import size
+from .assessment import refusal
+from .facts import joined, speed_text
+
+Line = tuple[str, str]  # an empty title continues the line before
+MAX_NAMES = 3  # file names in one line
+
+
+def stored(facts: ModelFacts) -> list[Line]:
+    """The provenance and the properties of a model or an adapter on this machine."""
+    lines = [
+        ("repository", facts.repository),
+        ("revision", facts.revision),
+        ("stored", facts.stored),
+        ("size", facts.size),
+        ("context", f"{facts.context:,} tokens" if facts.context else ""),
+        ("licence", facts.licence),
+        ("chat template", facts.template or ""),
+        ("aliases", ", ".join(facts.aliases)),
+        ("settings", ", ".join(f"{name} = {value}" for name, value in facts.settings.items())),
+        *titled("problem", facts.problems),
+        ("folder", facts.path),
+    ]
+    return [line for line in lines if line[1]]
+
+
+def files(facts: ModelFacts) -> list[Line]:
+    """The files of a model with their sizes and hashes."""
+    texts = [f"{file.name}  {size(file.size)}  {file.hash or 'no hash'}" for file in facts.files]
+    return titled("files", texts)
+
+
+def loaded(model: LoadedModel | None) -> list[Line]:
+    """The state of a model in the memory of the daemon."""
+    if model is None:
+        return [("loaded", "no")]
+    text = joined([model.backend, model.dtype, model.quant, size(model.memory) if model.memory else ""])
+    return [("loaded", text), *titled("options", model.options)]
+
+
+def inspected(inspection: Inspection) -> list[Line]:
+    """The properties of a model before its download."""
+    shares = "; ".join(f"{share.dtype} {size(share.bytes)}" for share in inspection.dtypes)
+    lines = [
+        ("source", inspection.source + ("" if inspection.local else ", not downloaded")),
+        ("kind", "" if inspection.kind == "model" else inspection.kind),
+        ("architecture", inspection.architecture or "unknown"),
+        ("parameters", count(inspection.parameters)),
+        ("weights", f"{size(inspection.bytes)} ({shares})" if shares else size(inspection.bytes)),
+        ("base model", inspection.base),
+        ("quantisation", inspection.quantization),
+        ("context", f"{inspection.context:,} tokens" if inspection.context else ""),
+        ("licence", inspection.licence or "unknown"),
+        ("chat template", _template(inspection.template)),
+        *titled("refused", _refused(inspection)),
+        *titled("backends", _backends(inspection)),
+    ]
+    if reason := refusal(inspection):
+        lines.append(("cannot run", reason))
+    return [line for line in lines if line[1]]
+
+
+def fitted(fits: Iterable[Fit]) -> list[Line]:
+    """The memory that a model needs on each backend."""
+    lines = []
+    for fit in fits:
+        lines += titled(f"fit on {fit.backend}", _fit(fit))
+    return lines
+
+
+def titled(title: str, texts: Sequence[str]) -> list[Line]:
+    """The title before the first of some texts."""
+    return [("" if index else title, text) for index, text in enumerate(texts)]
+
+
+def count(parameters: int | None) -> str:
+    """A number of parameters, such as 596 M; empty if it is unknown."""
+    if parameters is None:
+        return ""
+    for unit, letter in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if parameters >= unit:
+            return f"{parameters / unit:.3g} {letter}"
+    return str(parameters)
+
+
+def _template(template: TemplateVerdict | None) -> str:
+    if template is None:
+        return ""
+    if template.status == "missing":
+        return "none: chat is not possible, only plain completions"
+    if template.status == "fails":
+        return f"fails: {template.reason}"
+    abilities = [name for name, present in (("system messages", template.system), ("tools", template.tools)) if present]
+    return f"works, with {' and '.join(abilities)}" if abilities else "works"
+
+
+def _refused(inspection: Inspection) -> list[str]:
+    """The files that localllm never downloads or loads."""
+    texts = []
+    if inspection.pickles:
+        texts.append(f"{_some(inspection.pickles)}: pickle weights could run code; never downloaded or loaded")
+    if inspection.code:
+        texts.append(f"{_some(inspection.code)}: code of the repository; never downloaded or run")
+    return texts
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _backends(inspection: Inspection) -> list[str]:
+    texts = []
+    for verdict in inspection.backends:
+        chosen = " (selected)" if verdict.backend == inspection.choice else ""
+        texts.append(f"{verdict.backend}: {'yes' if verdict.runs else 'no'}, {verdict.says}{chosen}")
+    return texts
+
+
+def _fit(fit: Fit) -> list[str]:
+    if not fit.free:
+        return [fit.reason]
+    first = f"fits, context up to {fit.largest_context:,} tokens" if fit.fits else f"does not fit: {fit.reason}"
+    memory = [
+        f"{size(fit.free)} free",
+        f"weights {size(fit.weights)}",
+        f"adapters {size(fit.adapters)}" if fit.adapters else "",
+        f"KV cache {size(fit.cache)} for {fit.context:,} tokens",
+    ]
+    return [joined([first, speed_text(fit.tokens_per_second or 0.0)]), joined(memory)]

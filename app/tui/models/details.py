@@ -1,0 +1,109 @@
+"""The detail screen of a model: provenance and files of a local model, the inspection of another one, and the fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from rich.table import Table
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from ...errors import AppError
+from ..connection import Connection
+from ..text import explain, one_line
+from . import describe
+from .assessment import Assessment, assess
+from .describe import Line
+from .rows import Row
+
+Choice = Literal["use", "download"]
+MAX_TEXT = 500  # characters of one line
+
+
+class DetailScreen(ModalScreen[Choice | None]):
+    """Shows the facts about the model of a row. Returns the action that the user selects, or None."""
+
+    BINDINGS = [("escape,i,q", "dismiss(None)", "Close"), ("enter", "choose", "Use or download")]
+
+    def __init__(self, connection: Connection, row: Row, keep: Callable[[Assessment], None]) -> None:
+        """`keep` gets the assessment of a model that is not on this machine."""
+        super().__init__()
+        self._connection = connection
+        self._row = row
+        self._keep = keep
+        self._lines: list[Line] = []
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static(one_line(self._row.name, 80), classes="dialog-title", markup=False)
+            with VerticalScroll():
+                yield Static("", id="facts", markup=False)
+            yield Static("", id="notice", markup=False)
+            yield Static(f"{self._enter()}↑ ↓ scroll · Esc closes", classes="keys", markup=False)
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+        self._load()
+
+    def _enter(self) -> str:
+        if self._row.is_usable:
+            return "Enter uses it · "
+        if self._row.folder is not None:
+            return ""
+        return "" if self._row.downloads else "Enter downloads it · "
+
+    def action_choose(self) -> None:
+        if self._enter():
+            self.dismiss("use" if self._row.is_usable else "download")
+
+    @work
+    async def _load(self) -> None:
+        """Show the facts as they arrive. The fit is last: it takes seconds."""
+        self._say("Reading the facts…")
+        try:
+            if self._row.is_usable or self._row.folder is not None:
+                await self._show_local()
+            else:
+                await self._show_remote()
+        except AppError as error:
+            self._say(explain(error))
+
+    async def _show_local(self) -> None:
+        name = self._row.name
+        facts = await self._connection.call(lambda client: client.show(name))
+        self._add(describe.stored(facts))
+        if facts.kind == "model":
+            self._add(describe.loaded(self._connection.running(name)))
+            self._add(describe.titled("adapters", [folder.id for folder in self._row.adapters]))
+        self._add(describe.files(facts))
+        if facts.kind == "model":
+            self._say("Computing the memory that it needs…")
+            self._add(describe.fitted(await self._connection.call(lambda client: client.fit(name))))
+        self._say("")
+
+    async def _show_remote(self) -> None:
+        assessment = await assess(self._connection, self._row.name)
+        self._keep(assessment)
+        if self._row.entry is not None and self._row.entry.problem:
+            self._add([("problem", self._row.entry.problem)])
+        if assessment.inspection is not None:
+            self._add(describe.inspected(assessment.inspection))
+        self._add(describe.fitted(assessment.fits))
+        self._say("" if assessment.error is None else explain(assessment.error))
+
+    def _add(self, lines: Sequence[Line]) -> None:
+        self._lines += lines
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True)
+        table.add_column(overflow="fold")
+        for title, text in self._lines:
+            table.add_row(Text(title, style="bold"), Text(one_line(text, MAX_TEXT)))
+        self.query_one("#facts", Static).update(table)
+
+    def _say(self, words: str) -> None:
+        self.query_one("#notice", Static).update(one_line(words, MAX_TEXT))

@@ -1,0 +1,97 @@
+"""The dialog that lists files that no model uses, and deletes them after a confirmation."""
+
+from __future__ import annotations
+
+from textual import work
+from textual.app import ComposeResult
+from textual.containers import Vertical, VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from ...client import Pruning, UnusedFiles
+from ...errors import AppError
+from ...sizes import size
+from ..connection import Connection
+from ..text import explain, one_line
+
+MAX_ROWS = 200
+
+
+class PruneScreen(ModalScreen[int | None]):
+    """Shows the unused files. Returns the freed bytes, or None if nothing was deleted."""
+
+    BINDINGS = [("escape,n", "dismiss(None)", "Close"), ("y", "delete", "Delete"), ("a", "everything", "All files")]
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection = connection
+        self._everything = False  # include files that changed in the last 24 hours
+        self._unused: Pruning | None = None
+
+    def compose(self) -> ComposeResult:
+        with Vertical(classes="dialog wide"):
+            yield Static("Unused files", classes="dialog-title")
+            with VerticalScroll():
+                yield Static("", id="files", markup=False)
+            yield Static("", id="notice", markup=False)
+            yield Static("", classes="keys")
+
+    def on_mount(self) -> None:
+        self.query_one(VerticalScroll).focus()
+        self._find()
+
+    def action_everything(self) -> None:
+        self._everything = not self._everything
+        self._find()
+
+    @work(exclusive=True)
+    async def _find(self) -> None:
+        """List the files. Deletes nothing."""
+        self._unused = None
+        self._say("Looking for unused files…")
+        everything = self._everything
+        try:
+            pruning = await self._connection.call(lambda client: client.prune(everything=everything))
+        except AppError as error:
+            self._say(explain(error))
+            return
+        self._unused = pruning
+        rows = [_text(files) for files in pruning.unused[:MAX_ROWS]]
+        if len(pruning.unused) > MAX_ROWS:
+            rows.append(f"and {len(pruning.unused) - MAX_ROWS} more")
+        self.query_one("#files", Static).update("\n".join(rows))
+        self._say(self._question(pruning))
+        self.query_one(".keys", Static).update(self._keys(pruning))
+
+    def _question(self, pruning: Pruning) -> str:
+        if pruning.unused:
+            return f"Delete {len(pruning.unused)} unused files and free {size(pruning.bytes)}?"
+        return "Every file is used." if self._everything else "Every file older than 24 hours is used."
+
+    def _keys(self, pruning: Pruning) -> str:
+        answer = "y deletes them · n keeps them" if pruning.unused else "Esc closes"
+        toggle = "without the last 24 hours" if self._everything else "with files of the last 24 hours"
+        return f"{answer} · a {toggle}"
+
+    @work(exclusive=True)
+    async def action_delete(self) -> None:
+        if self._unused is None or not self._unused.unused:
+            return
+        self._say("Deleting…")
+        everything = self._everything
+        try:
+            result = await self._connection.call(lambda client: client.prune(dry_run=False, everything=everything))
+        except AppError as error:
+            self._say(explain(error))
+            return
+        self.dismiss(result.freed)
+
+    def _say(self, words: str) -> None:
+        self.query_one("#notice", Static).update(words)
+
+
+def _text(files: UnusedFiles) -> str:
+    kind = "file that no model uses"
+    if files.kind == "partial":
+        kind = "unfinished download, can be continued" if files.resumable else "unfinished download"
+    return f"{size(files.disk_bytes):>10}  {one_line(files.repo, 50)}  {kind}"

@@ -1,0 +1,204 @@
+"""The model screen: verification, unused files, folders, aliases, settings and adapters."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec import structs
+
+from localllm.app.errors import DaemonUnreachable
+from localllm.app.tui.models.model_settings import ModelSettingsScreen
+from localllm.app.tui.models.pruning import PruneScreen
+from localllm.app.tui.models.screen import ModelScreen
+from localllm.app.tui.models.work import WorkScreen
+
+from .conftest import Chat, OpenChat
+from .fake_client import LARGE, OTHER
+from .test_models import client, highlight, open_models
+
+
+async def back(c: Chat) -> None:
+    """Wait until the model screen is on top again."""
+    await c.until(lambda: isinstance(c.app.screen, ModelScreen))
+    await c.settle()
+
+
+async def test_verification_shows_progress_and_its_result(chat: OpenChat) -> None:
+    fake = client()
+    async with chat(fake) as c:
+        await open_models(c)
+        await highlight(c, LARGE.id)
+        fake.gate = asyncio.Event()
+        await c.pilot.press("v")
+        await c.until(lambda: "2.0 GiB of 8.0 GiB" in c.shown())
+        assert "model.safetensors" in c.shown()
+        fake.gate.set()
+        await back(c)
+        assert "1 files are correct. 1 files have no hash" in c.text_of("#notice")
+        fake.problems = [f"file-{index} is damaged" for index in range(5)]
+        await c.pilot.press("v")
+        await back(c)
+        notice = c.text_of("#notice")
+        assert "file-2 is damaged and 2 more. Delete it (x) and download it again." in notice
+
+
+async def test_escape_cancels_a_verification(chat: OpenChat) -> None:
+    fake = client()
+    async with chat(fake) as c:
+        await open_models(c)
+        await highlight(c, LARGE.id)
+        fake.gate = asyncio.Event()
+        await c.pilot.press("v")
+        await c.until(lambda: isinstance(c.app.screen, WorkScreen))
+        await c.pilot.press("escape")
+        await back(c)
+        assert fake.stopped == ["verify"]
+        assert c.text_of("#notice") == "Cancelled."
+
+
+async def test_unused_files_are_listed_before_they_are_deleted(chat: OpenChat) -> None:
+    fake = client()
+    async with chat(fake) as c:
+        await open_models(c)
+        await c.pilot.press("down", "u")
+        await c.until(lambda: "Delete 1 unused files and free 3.0 MiB?" in c.shown())
+        assert "org/half  unfinished download, can be continued" in c.shown()
+        await c.pilot.press("a")
+        await c.until(lambda: "Delete 2 unused files and free 6.0 MiB?" in c.shown())
+        await c.pilot.press("escape")
+        await back(c)
+        assert fake.unused
+        await c.pilot.press("u")
+        await c.until(lambda: "Delete 1 unused files" in c.shown())
+        await c.pilot.press("y")
+        await back(c)
+        assert "Freed 3.0 MiB." in c.text_of("#notice")
+        await c.pilot.press("u")
+        await c.until(lambda: isinstance(c.app.screen, PruneScreen) and "is used" in c.shown())
+        await c.pilot.press("y")
+        assert isinstance(c.app.screen, PruneScreen)
+
+
+async def test_folder_is_added_by_key_and_by_a_typed_path(chat: OpenChat) -> None:
+    fake = client()
+    async with chat(fake) as c:
+        await open_models(c)
+        await c.pilot.press("down", "f")
+        await c.until(lambda: "Folder of the model" in c.shown())
+        await c.pilot.press("end", *"tiny", "enter")
+        await c.until(lambda: "Name in localllm" in c.shown())
+        await c.pilot.press("enter")
+        await back(c)
+        assert "Added local/tiny. Its files stay in" in c.text_of("#notice")
+        assert "local/tiny" in c.shown()
+        await c.pilot.press("slash", *"/srv/missing", "enter")
+        await c.until(lambda: "Name in localllm" in c.shown())
+        await c.pilot.press("enter")
+        await back(c)
+        assert "/srv/missing is not a folder. A model is a folder with config.json." in c.text_of("#notice")
+        await c.pilot.press("enter")
+        await c.until(lambda: "Name in localllm" in c.shown())
+        await c.pilot.press("escape")
+        await back(c)
+
+
+async def test_alias_is_set_renamed_and_removed(chat: OpenChat) -> None:
+    fake = client()
+    async with chat(fake) as c:
+        await open_models(c)
+        await highlight(c, LARGE.id)
+        steps = [
+            (["b", "i", "g"], {"big": LARGE.id}),
+            (["end", "2"], {"big2": LARGE.id}),
+            (["end", "space", "x"], {"big2": LARGE.id}),
+            (["escape"], {"big2": LARGE.id}),
+            (["end", "ctrl+u"], {}),
+        ]
+        for keys, aliases in steps:
+            await c.pilot.press("a")
+            await c.until(lambda: "Alias of Qwen/Qwen3-4B" in c.shown())
+            await c.pilot.press(*keys)
+            if keys != ["escape"]:
+                await c.pilot.press("enter")
+            await back(c)
+            assert fake.alias_names == aliases
+            if "space" in keys:
+                assert "An alias has no spaces." in c.text_of("#notice")
+
+
+async def test_settings_of_a_model_are_checked_and_saved(chat: OpenChat) -> None:
+    fake = client()
+    fake.model_settings[LARGE.id] = {"context": 8192}
+    async with chat(fake) as c:
+        await open_models(c)
+        await highlight(c, LARGE.id)
+        await c.pilot.press("s")
+        await c.until(lambda: isinstance(c.app.screen, ModelSettingsScreen))
+        await c.pilot.pause()
+        assert "8192" in c.shown()
+        assert "quant: " in c.text_of("#notice")
+        await c.pilot.press(*"int5", "enter")
+        assert isinstance(c.app.screen, ModelSettingsScreen)
+        assert "int5" in c.text_of("#notice")
+        await c.pilot.press("backspace", "4", "tab", "backspace", "ctrl+s")
+        await back(c)
+        assert fake.model_settings[LARGE.id] == {"quant": "int4"}
+        assert "They apply when Qwen/Qwen3-4B is loaded next." in c.text_of("#notice")
+        await c.pilot.press("s", "escape")
+        await back(c)
+        assert fake.model_settings[LARGE.id] == {"quant": "int4"}
+
+
+async def test_adapter_beside_its_base_is_used_with_it(chat: OpenChat) -> None:
+    fake = client()
+    async with chat(fake) as c:
+        await open_models(c)
+        await highlight(c, OTHER.id)
+        assert "Enter uses it · i details · v verify · x delete" in c.text_of(".keys")
+        await c.pilot.press("enter")
+        await c.settle()
+        assert (c.screen.conversation.model, c.screen.conversation.adapter) == (LARGE.id, "qwen-lora")
+
+
+async def test_adapter_without_its_base_names_the_base(chat: OpenChat) -> None:
+    fake = client()
+    fake.folders = [structs.replace(OTHER, base="org/absent")]
+    async with chat(fake) as c:
+        await open_models(c)
+        assert "its base model org/absent is not on this machine" in c.shown()
+        await highlight(c, OTHER.id)
+        await c.pilot.press("enter")
+        await c.settle()
+        assert "Download the base model first" in c.text_of("#notice")
+
+
+async def test_keys_that_do_not_fit_the_row_say_why(chat: OpenChat) -> None:
+    async with chat(client()) as c:
+        await open_models(c)
+        await highlight(c, "qwen3:1.7b")
+        for key, reason in (("v", "can be verified"), ("s", "has settings"), ("a", "can have an alias")):
+            await c.pilot.press(key)
+            await c.settle()
+            assert reason in c.text_of("#notice")
+
+
+async def test_daemon_that_stops_is_named_and_the_screen_stays(chat: OpenChat) -> None:
+    fake = client()
+
+    async def fail(*_: object, **__: object) -> None:
+        raise DaemonUnreachable("the daemon stopped", hint="try again")
+
+    async with chat(fake) as c:
+        await open_models(c)
+        await highlight(c, LARGE.id)
+        for method in ("verify", "configure", "fit", "show", "prune"):
+            setattr(fake, method, fail)
+        for key in ("v", "s"):
+            await c.pilot.press(key)
+            await back(c)
+            assert "The daemon stopped. Try again." in c.text_of("#notice")
+        for key in ("i", "u"):
+            await c.pilot.press(key)
+            await c.until(lambda: "The daemon stopped. Try again." in c.text_of("#notice"))
+            await c.pilot.press("escape")
+            await back(c)

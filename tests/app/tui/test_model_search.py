@@ -1,0 +1,210 @@
+"""The model screen: the search of the hub, the inspection of its results, and the detail screen."""
+
+from __future__ import annotations
+
+import asyncio
+
+from localllm.app.client import BackendVerdict, Fit, HubMatch
+from localllm.app.errors import DownloadFailed
+from localllm.app.tui.models.assessment import Assessment, verdict
+from localllm.app.tui.models.details import DetailScreen
+from localllm.app.tui.models.rows import HubResults, Lists, Row, matching, rows
+from localllm.app.tui.models.screen import ModelScreen
+
+from .conftest import Chat, OpenChat
+from .fake_client import FITS, GUIDE, HUGE, LARGE, MAMBA, MISTRAL, OTHER, PIRATE, inspection, refused
+from .test_models import client, highlight, open_models
+
+
+async def search(c: Chat, word: str) -> None:
+    """Type a word that matches no model here, and search the hub."""
+    await c.pilot.press(*word, "enter")
+    await c.settle()
+
+
+async def test_words_without_a_match_search_the_hub(chat: OpenChat) -> None:
+    async with chat(client()) as c:
+        await open_models(c)
+        await c.pilot.press(*"mistral")
+        assert "search the hub for “mistral”" in c.shown()
+        assert "Enter searches" in c.text_of(".keys")
+        await c.pilot.press("enter")
+        await c.settle()
+        shown = c.shown()
+        assert "mistralai/Mistral-7B" in shown
+        assert "1.2 M downloads · apache-2.0" in shown
+        assert "search the hub" not in shown
+        await c.pilot.press("slash", "end", "x")
+        assert "search the hub for “mistralx”" in c.shown()
+
+
+async def test_highlighted_result_is_inspected_and_says_why_it_cannot_run(chat: OpenChat) -> None:
+    async with chat(client()) as c:
+        await open_models(c)
+        await search(c, "mistral")
+        await c.until(lambda: "fits on cpu · context 32,768 · estimated 5 tok/s · mistral" in c.shown())
+        await c.pilot.press("down")
+        await c.until(lambda: "cannot run here: architecture mamba2 is not supported" in c.shown())
+        await c.pilot.press("up", "down")
+        await c.pilot.pause(1)
+        assert c.client.inspected == [MISTRAL.id, MAMBA.id]
+
+
+async def test_result_is_inspected_in_detail_then_downloaded(chat: OpenChat) -> None:
+    async with chat(client(), size=(100, 40)) as c:
+        await open_models(c)
+        await search(c, "mistral")
+        await c.pilot.press("enter")
+        await c.until(lambda: "estimated 5 tok/s" in c.shown())
+        shown = c.shown()
+        for text in (
+            "mistralai/Mistral-7B@0123abc, not downloaded",
+            "7.24 B",
+            "13.5 GiB (BF16 13.5 GiB)",
+            "works, with system messages",
+            "cpu: yes, Test CPU (selected)",
+            "fits, context up to 32,768 tokens",
+            "12.0 GiB free · weights 7.0 GiB · KV cache 4.0 GiB for 32,768 tokens",
+        ):
+            assert text in shown
+        await c.pilot.press("enter")
+        await c.settle()
+        assert list(c.client.jobs) == [MISTRAL.id]
+        assert "downloading · 35%" in c.shown()
+
+
+async def test_details_of_a_refused_model_name_the_reason(chat: OpenChat) -> None:
+    async with chat(client(), size=(100, 40)) as c:
+        await open_models(c)
+        await search(c, "mamba")
+        await c.pilot.press("down", "i")
+        await c.until(lambda: "cannot run" in c.shown())
+        assert "architecture mamba2 is not supported" in c.shown()
+        assert "pytorch_model.bin: pickle weights could run code; never downloaded" in c.shown()
+
+
+async def test_hub_that_is_offline_or_has_no_result_is_named(chat: OpenChat) -> None:
+    fake = client()
+    fake.results = []
+    fake.search_error = "cannot search https://hub: offline mode is on"
+    async with chat(fake) as c:
+        await open_models(c)
+        await search(c, "zzz")
+        assert "offline mode is on" in c.text_of("#notice")
+        fake.search_error = None
+        assert "search the hub for “zzz”" in c.shown()
+        await c.pilot.press("y", "enter")
+        await c.settle()
+        assert "no text model with the words “zzzy”" in c.text_of("#notice")
+
+
+async def test_escape_cancels_a_search_then_clears_the_filter_then_closes(chat: OpenChat) -> None:
+    fake = client()
+    async with chat(fake) as c:
+        await open_models(c)
+        fake.gate = asyncio.Event()
+        await c.pilot.press(*"mistral", "enter")
+        await c.until(lambda: "Searching the hub" in c.text_of("#notice"))
+        await c.pilot.press("escape")
+        await c.settle()
+        assert fake.stopped == ["search"]
+        assert "Cancelled" in c.text_of("#notice")
+        await c.pilot.press("escape")
+        await c.pilot.pause()
+        assert isinstance(c.app.screen, ModelScreen)
+        assert "Qwen/Qwen3-4B" in c.shown()
+        await c.pilot.press("escape")
+        await c.pilot.pause()
+        assert c.app.screen is c.screen
+
+
+async def test_escape_closes_the_details_and_ends_the_inspection(chat: OpenChat) -> None:
+    fake = client()
+    async with chat(fake) as c:
+        await open_models(c)
+        await highlight(c, "qwen3:1.7b")
+        fake.gate = asyncio.Event()
+        await c.pilot.press("i")
+        await c.until(lambda: isinstance(c.app.screen, DetailScreen) and bool(fake.inspected))
+        await c.pilot.press("escape")
+        await c.settle()
+        assert isinstance(c.app.screen, ModelScreen)
+        assert fake.stopped == ["inspect"]
+
+
+async def test_details_of_a_local_model_show_provenance_and_use(chat: OpenChat) -> None:
+    fake = client()
+    fake.alias_names = {"big": LARGE.id}
+    fake.model_settings[LARGE.id] = {"quant": "int4"}
+    async with chat(fake, size=(100, 40)) as c:
+        await open_models(c)
+        assert "alias big" in c.shown()
+        await highlight(c, LARGE.id)
+        await c.pilot.press("i")
+        await c.until(lambda: "fit on cpu" in c.shown())
+        shown = c.shown()
+        for text in ("0123abc", "2026-09-21", "sha256:aaaa", "big", "quant = int4", OTHER.id, "loaded"):
+            assert text in shown
+        await c.pilot.press("enter")
+        await c.settle()
+        assert c.screen.conversation.model == LARGE.id
+
+
+async def test_text_of_the_hub_is_shown_as_plain_text(chat: OpenChat) -> None:
+    fake = client()
+    hostile = "[red]x[/red]\n\x1b[2J\u202e"
+    fake.results = [HubMatch(id=f"evil/{hostile}", downloads=5, licence=hostile)]
+    fake.inspections[fake.results[0].id] = inspection(hostile, architecture=hostile, licence=hostile, source=hostile)
+    async with chat(fake, size=(100, 40)) as c:
+        await open_models(c)
+        await search(c, "evil")
+        assert "evil/[red]x[/red] [2J⟨U+202E⟩" in c.shown()
+        await c.pilot.press("enter")
+        await c.until(lambda: "fit on cpu" in c.shown())
+        assert c.shown().count("[red]x[/red] [2J⟨U+202E⟩") >= 4
+
+
+def test_search_results_leave_out_models_that_are_listed() -> None:
+    listed = [Row("Qwen/Qwen3-4B", "model", entry=LARGE), Row("qwen3:32b", "offer", offer=HUGE)]
+    hub = HubResults("qwen3", [HubMatch(id=id) for id in ("Qwen/Qwen3-4B", "Qwen/Qwen3-32B", "org/qwen3-new")])
+    keys = [row.key for row in matching(listed, "qwen3", hub, {"org/qwen3-new": "runs"})]
+    assert sorted(keys) == ["Qwen/Qwen3-4B", "org/qwen3-new", "qwen3:32b"]
+    assert [row.key for row in matching(listed, "Qwen/Qwen3-32B", hub, {})] == [
+        "qwen3:32b",
+        "search Qwen/Qwen3-32B",
+    ]
+    assert [row.kind for row in matching([], "~/model", hub, {})] == ["folder"]
+
+
+def test_adapters_stand_beside_their_base_models() -> None:
+    lists = Lists(entries=[GUIDE], folders=[PIRATE, OTHER])
+    assert [(row.key, row.base) for row in rows(lists)] == [
+        ("guide", ""),
+        ("guide + pirate", "guide"),
+        ("org/qwen-lora", ""),
+    ]
+
+
+def test_verdict_on_one_line() -> None:
+    no_backend = inspection("m", backends=(BackendVerdict("cuda", False, "int3 is not supported"),), choice="")
+    small = Fit(
+        backend="cpu",
+        device="",
+        fits=False,
+        reason="its weights do not fit",
+        context=0,
+        parallel=1,
+        largest_context=0,
+        free=1,
+    )
+    cases = [
+        (Assessment(error=DownloadFailed("the hub is offline")), "the hub is offline"),
+        (Assessment(refused("m")), "cannot run here: architecture mamba2 is not supported"),
+        (Assessment(no_backend), "cannot run here: cuda: int3 is not supported"),
+        (Assessment(inspection("m"), (small,)), "does not fit on cpu: its weights do not fit"),
+        (Assessment(inspection("m"), (FITS,)), "fits on cpu · context 32,768 · estimated 5 tok/s · mistral · 13.5 GiB"),
+        (Assessment(inspection("m", kind="adapter", base="org/base")), "adapter of org/base"),
+        (Assessment(inspection("m"), error=DownloadFailed("late")), "runs on cpu"),
+    ]
+    for assessment, text in cases:
+        assert verdict(assessment).startswith(text)
