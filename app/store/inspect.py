@@ -237,7 +237,7 @@ def backend_verdicts(files: ModelFiles | None, problem: str) -> tuple[BackendVer
         backend = backends.load(name)
         device = backend.probe()
         if isinstance(device, Unavailable):
-            verdicts.append(BackendVerdict(name, False, device.reason))
+            verdicts.append(BackendVerdict(name, False, device.reason, available=False))
             continue
         refusal = problem or (backend.accepts(files) if files is not None else "")
         verdicts.append(BackendVerdict(name, not refusal, refusal or device.name))

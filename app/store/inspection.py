@@ -35,6 +35,7 @@ class BackendVerdict:
     backend: str
     runs: bool
     says: str  # the name of the device, or the reason
+    available: bool = True  # False: the backend has no device on this machine, or is not installed
 
 
 @dataclass(frozen=True, slots=True)

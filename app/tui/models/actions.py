@@ -94,7 +94,8 @@ async def _details(screen: ModelScreen, row: Row) -> None:
     if row.kind in ("search", "folder"):
         screen.say("Highlight a model to see its details.")
         return
-    detail_screen = DetailScreen(screen.connection, row, partial(screen.keep_assessment, row.name))
+    assessment = screen.assessments.get(row.name)
+    detail_screen = DetailScreen(screen.connection, row, assessment, partial(screen.keep_assessment, row.name))
     choice = await screen.app.push_screen_wait(detail_screen)
     if choice == "use":
         screen.use(row)

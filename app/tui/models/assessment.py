@@ -57,8 +57,8 @@ def refusal(inspection: Inspection) -> str:
         return ""
     if inspection.problems:
         return inspection.problems[0]
-    reasons = [f"{verdict.backend}: {verdict.says}" for verdict in inspection.backends if not verdict.runs]
-    return "; ".join(reasons) or "no backend of this machine runs it"
+    reasons = [f"{verdict.backend}: {verdict.says}" for verdict in inspection.backends if verdict.available]
+    return "; ".join(reasons) or "no backend works on this machine"
 
 
 def _properties(inspection: Inspection) -> list[str]:

@@ -30,9 +30,12 @@ class DetailScreen(ModalScreen[Choice | None]):
 
     BINDINGS = [("escape,i,q", "dismiss(None)", "Close"), ("enter", "choose", "Use or download")]
 
-    def __init__(self, connection: Connection, row: Row, keep: Callable[[Assessment], None]) -> None:
-        """`keep` gets the assessment of a model that is not on this machine."""
+    def __init__(
+        self, connection: Connection, row: Row, assessment: Assessment | None, keep: Callable[[Assessment], None]
+    ) -> None:
+        """`assessment` of a model that is not on this machine; None: the screen assesses it, and `keep` gets it."""
         super().__init__()
+        self._assessment = assessment
         self._connection = connection
         self._row = row
         self._keep = keep
@@ -87,8 +90,10 @@ class DetailScreen(ModalScreen[Choice | None]):
         self._say("")
 
     async def _show_remote(self) -> None:
-        assessment = await assess(self._connection, self._row.name)
-        self._keep(assessment)
+        assessment = self._assessment
+        if assessment is None or assessment.error is not None:
+            assessment = await assess(self._connection, self._row.name)
+            self._keep(assessment)
         if self._row.entry is not None and self._row.entry.problem:
             self._add([("problem", self._row.entry.problem)])
         if assessment.inspection is not None:

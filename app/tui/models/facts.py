@@ -10,6 +10,7 @@ from ..text import one_line
 from .rows import ENDED, Row
 
 OVERHEAD = 1.15  # memory of a model divided by the size of its weights, with a short context
+MAX_SPEED = 1000  # tokens per second; an estimate above it says nothing: other work than reads takes longer
 MAX_LENGTH = 300  # characters of an error
 FITS = {
     "fits": "fits this machine",
@@ -84,6 +85,8 @@ def speed_text(speed: float) -> str:
     """An estimated speed in tokens per second as text; empty if it is unknown."""
     if not speed:
         return ""
+    if speed > MAX_SPEED:
+        return f"estimated over {MAX_SPEED:,} tok/s"
     return f"estimated {speed:.0f} tok/s" if speed >= 1 else "estimated under 1 tok/s"
 
 
@@ -102,16 +105,21 @@ def joined(texts: Iterable[str]) -> str:
 def _local_facts(row: Row, entry: ModelEntry, machine: Machine, running: LoadedModel | None) -> list[str]:
     if entry.problem:
         return [one_line(f"cannot be used: {entry.problem}", MAX_LENGTH)]
-    loaded = f"loaded, {running.backend}" if running else "loaded" if entry.loaded else ""
-    texts = [loaded, "built-in, tiny" if entry.bundled else ""]
+    loaded = _loaded(entry, running)
+    alias = f"alias {', '.join(row.aliases)}" if row.aliases else ""
+    texts = [loaded, alias, "built-in, tiny" if entry.bundled else ""]
     texts.append(size(entry.size) if entry.size else "")
     texts.append(f"{entry.context:,} tokens" if entry.context else "")
     if not entry.bundled:
         texts.append("" if loaded else FITS[fit_of(int(entry.size * OVERHEAD), machine)])
         texts.append(speed_text(speed_of(entry.size, machine)))
-    if row.aliases:
-        texts.append(f"alias {', '.join(row.aliases)}")
     return texts
+
+
+def _loaded(entry: ModelEntry, running: LoadedModel | None) -> str:
+    if running is None:
+        return "loaded" if entry.loaded else ""
+    return f"loaded, {running.backend}" if running.state == "ready" else "loading"
 
 
 def _adapter_facts(row: Row, folder: AdapterFolder) -> list[str]:
@@ -142,4 +150,4 @@ def _offer_facts(offer: Offer) -> list[str]:
 
 def _hub_facts(match: HubMatch, verdict: str) -> list[str]:
     popularity = f"{short_count(match.downloads)} downloads" if match.downloads else ""
-    return [verdict or "i inspects it", popularity, one_line(match.licence, 30)]
+    return [verdict, popularity, one_line(match.licence, 30)]

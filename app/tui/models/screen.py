@@ -48,7 +48,8 @@ class ModelScreen(ModalScreen[Selection | None]):
         self._lists = Lists()
         self._active: set[str] = set()  # names of the downloads that ran at the last update
         self._results = HubResults()
-        self._assessments: dict[str, Assessment] = {}
+        self.assessments: dict[str, Assessment] = {}
+        self._inspected = ""  # name of the result that is inspected now
         self._inspection: Timer | None = None
         self._request: Worker[None] | None = None  # of the key pressed last
 
@@ -89,6 +90,8 @@ class ModelScreen(ModalScreen[Selection | None]):
             self._lists = replace(self._lists, folders=folders, aliases=aliases)
             await connection.refresh_downloads()
             self.watch_downloads(highlighted)
+            if not self._lists.catalog.machine.memory:
+                self._show_title("measuring this machine…")
             self._lists = replace(self._lists, catalog=await connection.catalog())
         except AppError as error:
             self.say(explain(error))
@@ -114,6 +117,9 @@ class ModelScreen(ModalScreen[Selection | None]):
             self.say(explain(error))
             return
         self.watch_downloads()
+        for job in jobs:
+            if job.name in before and job.state == "failed":
+                self.say(f"{job.name}: {job.error}. {job.hint}")
         complete = [job.model for job in jobs if job.name in before and job.state == "done"]
         if complete:
             self.say(f"{', '.join(complete)}: downloaded. Enter uses the highlighted model.")
@@ -122,9 +128,11 @@ class ModelScreen(ModalScreen[Selection | None]):
 
     def _show_machine(self) -> None:
         machine = self._lists.catalog.machine
-        if machine.memory:
-            text = f"Models · {one_line(machine.device, 40)} ({machine.backend}), {size(machine.free)} free"
-            self.query_one(".dialog-title", Static).update(text)
+        text = f"{one_line(machine.device, 40)} ({machine.backend}), {size(machine.free)} free"
+        self._show_title(text if machine.memory else "")
+
+    def _show_title(self, text: str) -> None:
+        self.query_one(".dialog-title", Static).update(f"Models · {text}" if text else "Models")
 
     # Section: the list
 
@@ -135,7 +143,8 @@ class ModelScreen(ModalScreen[Selection | None]):
         listed = rows(lists)
         typed = self._typed
         if typed:
-            verdicts = {name: verdict(assessment) for name, assessment in self._assessments.items()}
+            verdicts = {self._inspected: "inspecting…"}
+            verdicts |= {name: verdict(assessment) for name, assessment in self.assessments.items()}
             listed = matching(listed, typed, self._results, verdicts)
         machine = lists.catalog.machine
         self.query_one(ModelList).show(listed, machine, connection.loaded, filter=typed, highlighted=highlighted)
@@ -166,10 +175,10 @@ class ModelScreen(ModalScreen[Selection | None]):
     def on_key(self, event: events.Key) -> None:
         if event.key == "down" and isinstance(self.focused, Input):
             event.stop()
-            self.query_one(ModelList).focus()
+            self.set_focus(self.query_one(ModelList))
 
     def action_filter(self) -> None:
-        self.query_one(Input).focus()
+        self.set_focus(self.query_one(Input))
 
     # Section: the hub
 
@@ -187,19 +196,25 @@ class ModelScreen(ModalScreen[Selection | None]):
             self.fill()
             return
         self.say("")
-        self.query_one(ModelList).focus()
+        self.set_focus(self.query_one(ModelList))
         self.fill(result.hub[0].id)
 
     @work(exclusive=True, group="inspect")
     async def _inspect(self) -> None:
         """Inspect the highlighted result of the hub: its row then says whether this machine runs it."""
         row = self.row
-        if row is not None and row.kind == "result" and row.name not in self._assessments:
+        if row is None or row.kind != "result" or row.name in self.assessments:
+            return
+        self._inspected = row.name
+        self.fill()
+        try:
             self.keep_assessment(row.name, await assess(self.connection, row.name))
+        finally:
+            self._inspected = ""
 
     def keep_assessment(self, name: str, assessment: Assessment) -> None:
         """Show the verdict on a model in its row."""
-        self._assessments[name] = assessment
+        self.assessments[name] = assessment
         self.fill()
 
     # Section: actions
@@ -227,7 +242,7 @@ class ModelScreen(ModalScreen[Selection | None]):
             self.say("Cancelled.")
         elif self._typed:
             self.clear_filter()
-            self.query_one(ModelList).focus()
+            self.set_focus(self.query_one(ModelList))
         else:
             self.dismiss(None)
 

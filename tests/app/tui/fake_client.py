@@ -124,6 +124,7 @@ def refused(name: str) -> Inspection:
     )
 
 
+OnFile = Callable[[FileProgress], None]
 Step = str | AppError | asyncio.Event | ReasoningPiece | ToolCall
 
 
@@ -294,14 +295,17 @@ class FakeClient:
             raise ModelNotFound(f"{model} is not on the hub", hint="check the name")
         return self.inspections[model]
 
-    async def fit(self, model: str, **options: Any) -> list[Fit]:
+    async def fit(
+        self, model: str, *, context: int = 0, parallel: int = 1, quant: str | None = None, backend: str | None = None
+    ) -> list[Fit]:
         return self.fits
 
     async def search(self, query: str, *, limit: int = 20, offline: bool = False) -> SearchResult:
         await self._pass("search")
         return SearchResult(catalog=[], hub=self.results, error=self.search_error)
 
-    async def verify(self, model: str, *, on_progress: Callable[[FileProgress], None]) -> Verification:
+    async def verify(self, model: str, *, on_progress: OnFile | None = None) -> Verification:
+        assert on_progress is not None
         on_progress(FileProgress("model.safetensors", 2 * 2**30, 8 * 2**30))
         await self._pass("verify")
         files = [FileVerdict("model.safetensors", "ok", 8 * 2**30), FileVerdict("notes", "unknown", 5)]
@@ -314,7 +318,10 @@ class FakeClient:
             self.unused = []
         return Pruning(unused=found, bytes=total, deleted=not dry_run, freed=0 if dry_run else total)
 
-    async def import_model(self, path: str, name: str, *, on_progress: Callable[[FileProgress], None]) -> Imported:
+    async def import_model(
+        self, path: str, name: str = "", *, copy: bool = False, on_progress: OnFile | None = None
+    ) -> Imported:
+        assert on_progress is not None
         on_progress(FileProgress("model.safetensors", 0, 10))
         await self._pass("import")
         if path.endswith("missing"):

@@ -256,7 +256,7 @@ async def test_model_picker(chat: OpenChat) -> None:
         for words in ("loaded, cpu · built-in, tiny · 23.7 MiB", "7.5 GiB · 40,960 tokens", "SmolLM2"):
             assert words in c.shown()
         await c.pilot.press("q", "w", "4")
-        assert c.app.screen.query_one(OptionList).option_count == 1
+        assert c.app.screen.query_one(OptionList).option_count == 2  # the model, and the search of the hub
         await c.pilot.press("enter")
         await c.settle()
         assert c.screen.conversation.model == LARGE.id

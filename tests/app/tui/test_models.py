@@ -87,6 +87,18 @@ async def test_complete_download_becomes_a_model_that_can_be_used(chat: OpenChat
         assert c.screen.conversation.model == "Qwen/Qwen3-1.7B"
 
 
+async def test_download_that_fails_says_why(chat: OpenChat) -> None:
+    async with chat(client()) as c:
+        screen = await open_models(c)
+        await highlight(c, "qwen3:1.7b")
+        await c.pilot.press("enter")
+        await c.settle()
+        c.client.jobs["qwen3:1.7b"] = Job(name="qwen3:1.7b", state="failed", error="no space", hint="free 2 GiB")
+        screen._poll()
+        await c.settle()
+        assert c.text_of("#notice") == "qwen3:1.7b: no space. free 2 GiB"
+
+
 async def test_typed_repository_is_inspected_then_downloaded(chat: OpenChat) -> None:
     fake = client()
     fake.inspections["org/new"] = inspection("org/new")

@@ -11,9 +11,10 @@ from textual.pilot import Pilot
 from localllm.app.errors import WorkerDied
 from localllm.app.tui.app import ChatApp
 from localllm.app.tui.conversation import Conversation
+from localllm.app.tui.models.screen import ModelScreen
 from localllm.app.tui.text import clean
 
-from .fake_client import HUGE, MACHINE, OTHER, PIRATE, PIRATE_ENTRY, POET, QWEN, FakeClient
+from .fake_client import HUGE, MACHINE, MAMBA, MISTRAL, OTHER, PIRATE, PIRATE_ENTRY, POET, QWEN, FakeClient
 
 ANSWER = """Use the **manager**:
 
@@ -87,6 +88,28 @@ def test_screen(name: str, size: tuple[int, int], make_app: Callable[..., ChatAp
     client.offers = [HUGE, QWEN]
     client.loaded_adapters = [PIRATE_ENTRY]
     assert snap_compare(make_app(client, conversation), terminal_size=size, run_before=play)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
+@pytest.mark.parametrize("key", ["down", "i"])
+def test_results_of_a_search(
+    key: str, size: tuple[int, int], make_app: Callable[..., ChatApp], snap_compare: Callable[..., bool]
+) -> None:
+    """`down` highlights the next result, which is inspected; `i` opens the details of the first result."""
+
+    async def play(pilot: Pilot[int]) -> None:
+        await scene("f2", *"mistral", "enter")(pilot)
+        screen = pilot.app.screen
+        assert isinstance(screen, ModelScreen)
+        await pilot.press(key)
+        name = MAMBA.id if key == "down" else MISTRAL.id
+        while name not in screen.assessments:
+            await pilot.pause(0.05)
+        await pilot.pause()
+
+    client = FakeClient()
+    client.machine = MACHINE
+    assert snap_compare(make_app(client), terminal_size=size, run_before=play)
 
 
 @pytest.mark.parametrize("name", ["welcome", "answer"])
