@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from localllm.app import client as clients
-from localllm.app.client import Client, Done, LoadFlags, ReasoningPiece, TextPiece, ToolCall
+from localllm.app.client import Client, Done, LoadFlags, ReasoningPiece, TextPiece, ToolCall, Usage, transport
+from localllm.app.client import client as clients
 from localllm.app.config import Developer, Settings
 from localllm.app.daemon import background
 from localllm.app.errors import (
@@ -23,6 +23,7 @@ from localllm.app.errors import (
     InvalidRequest,
     ModelNotFound,
     ModelUnusable,
+    PortTaken,
     UnsupportedParameter,
     WorkerDied,
 )
@@ -64,7 +65,7 @@ async def test_decode_rate_does_not_depend_on_the_reader(client: Client, monkeyp
         yield {"choices": [{"delta": {"content": "a b"}, "finish_reason": "stop"}]}
         yield {"choices": [], "usage": usage | {"decode_seconds": 1e-9}}
 
-    monkeypatch.setattr(client, "_events", all_at_once)
+    monkeypatch.setattr(client, "events", all_at_once)
     done = (await answer(client, "echo a b"))[-1]
     assert done.seconds - done.ttft == pytest.approx(1e-9, rel=0.01)
 
@@ -209,8 +210,8 @@ async def test_daemon_death_during_an_answer_is_an_error(short_folder: Any, monk
 async def test_port_of_another_program_is_reported(short_folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(short_folder()).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(background, "start", lambda _: (_ for _ in ()).throw(clients.PortTaken("port 1 is taken")))
-    with pytest.raises(clients.PortTaken):
+    monkeypatch.setattr(background, "start", lambda _: (_ for _ in ()).throw(PortTaken("port 1 is taken")))
+    with pytest.raises(PortTaken):
         await Client.connect(Settings())
 
 
@@ -226,7 +227,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, parts: list[bytes], status: int =
         asked.append((request.method, request.url.path, request.headers.get("content-type"), request.content))
         return httpx.Response(status, content=body())
 
-    monkeypatch.setattr(clients.paths, "socket_file", lambda: Path("/nowhere"))
+    monkeypatch.setattr(transport.paths, "socket_file", lambda: Path("/nowhere"))
     client = Client(Settings())
     client._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://localhost")
     return client, asked
@@ -269,7 +270,7 @@ async def test_events_split_at_any_byte_are_joined(monkeypatch: pytest.MonkeyPat
     assert pieces == [ReasoningPiece("h"), TextPiece("é"), ToolCall(id="c", name="f", arguments="{}")]
     assert (done.finish, done.usage) == (
         "tool_calls",
-        clients.Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=2),
+        Usage(prompt_tokens=3, completion_tokens=5, cached_tokens=2),
     )
     ((method, path, kind, body),) = asked
     assert (method, path, kind) == ("POST", "/v1/chat/completions", "application/json")
@@ -308,7 +309,7 @@ async def test_response_of_another_program_is_an_error(monkeypatch: pytest.Monke
 
 
 def test_decode_rate_excludes_the_first_token() -> None:
-    usage = clients.Usage(completion_tokens=5)
+    usage = Usage(completion_tokens=5)
     assert Done(finish="stop", usage=usage, ttft=1.0, seconds=3.0).tokens_per_second == 2.0
     assert Done(finish="stop", usage=usage, ttft=3.0, seconds=3.0).tokens_per_second == 0.0
 
@@ -353,7 +354,7 @@ async def connecting(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | None
             made.append(self)
             self._http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://localhost")
 
-    monkeypatch.setattr(clients.paths, "socket_file", lambda: Path("/nowhere"))
+    monkeypatch.setattr(transport.paths, "socket_file", lambda: Path("/nowhere"))
     try:
         await Mocked.connect(Settings(**local), start=start, on_status=said.append)
     except DaemonUnreachable as error:

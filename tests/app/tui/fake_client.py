@@ -1,4 +1,4 @@
-"""A client without a daemon: the methods of app/client.Client with scripted answers."""
+"""A client without a daemon: the methods of app.client.Client with scripted answers."""
 
 from __future__ import annotations
 

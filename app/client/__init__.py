@@ -1,0 +1,75 @@
+"""The client of the daemon, used by the terminal UI and the commands."""
+
+from __future__ import annotations
+
+from ...engine.adapterbase import agree
+from ...engine.ranges import RANGES, Range
+from ..api.admin import (
+    AdapterEntry,
+    AdapterFolder,
+    Catalog,
+    CatalogMatch,
+    FileProgress,
+    FileVerdict,
+    HubMatch,
+    Imported,
+    LoadedModel,
+    LoadFlags,
+    ModelEntry,
+    ModelFacts,
+    Pruning,
+    SearchResult,
+    StoredFile,
+    UnusedFiles,
+    Verification,
+)
+from ..frames import Machine
+from ..store.fitting import Fit
+from ..store.inspection import BackendVerdict, DtypeShare, Inspection, TemplateVerdict
+from ..store.jobs import Job
+from ..store.offers import Offer, fit_of, speed_of
+from .answers import ChatEvent, Done, ReasoningPiece, TextPiece, ToolCall, Usage, adapter_selection
+from .client import NO_FLAGS, Client, kept_notice
+
+__all__ = [
+    "NO_FLAGS",
+    "RANGES",
+    "AdapterEntry",
+    "AdapterFolder",
+    "BackendVerdict",
+    "Catalog",
+    "CatalogMatch",
+    "ChatEvent",
+    "Client",
+    "Done",
+    "DtypeShare",
+    "FileProgress",
+    "FileVerdict",
+    "Fit",
+    "HubMatch",
+    "Imported",
+    "Inspection",
+    "Job",
+    "LoadFlags",
+    "LoadedModel",
+    "Machine",
+    "ModelEntry",
+    "ModelFacts",
+    "Offer",
+    "Pruning",
+    "Range",
+    "ReasoningPiece",
+    "SearchResult",
+    "StoredFile",
+    "TemplateVerdict",
+    "TextPiece",
+    "ToolCall",
+    "UnusedFiles",
+    "Usage",
+    "Verification",
+    "adapter_selection",
+    "agree",
+    "fit_of",
+    "kept_notice",
+    "speed_of",
+]
