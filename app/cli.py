@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem
 
+from .parameters import (
+    AdapterFiles,
+    AliasName,
+    AnyModel,
+    LoadedAdapter,
+    Model,
+    RemoteModel,
+    StoredModel,
+    WithSettings,
+    backend_flag,
+    context_flag,
+    default_model,
+    json_flag,
+    quant_flag,
+    sampling_flags,
+)
 from .version import VERSION
 
 
@@ -17,131 +31,6 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
-
-
-class WithSettings(click.Command):
-    """A command with a flag for every setting of the daemon."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        from .commands.settings import flags
-
-        return [*self.params, *flags(), self.get_help_option(ctx)]  # type: ignore[list-item]
-
-
-class Model(click.ParamType[str]):
-    """The name of a model, or a folder with a leading /, ./, ../ or ~. A folder becomes an absolute path."""
-
-    name = "model"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from .store.cache import resolve
-        from .store.names import is_path
-
-        return str(resolve(value, allow_path=True).path) if is_path(value) else str(value)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from .store import preferences
-        from .store.cache import available
-
-        names = [model.id for model in available()] + sorted(preferences.read().aliases)
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
-class RemoteModel(click.ParamType[str]):
-    """The name of a model to download. The shell completes the short names of the catalog."""
-
-    name = "name"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from .store.catalog import entries
-
-        return [CompletionItem(name) for name in entries() if name.startswith(incomplete.lower())]
-
-
-class AnyModel(Model):
-    """The name of a model or an adapter, on this machine or not, or a path."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return str(value)
-
-
-class Adapter(click.ParamType[str]):
-    """The selection of an adapter: NAME or NAME=SCALE."""
-
-    name = "adapter"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from .client import adapter_selection
-
-        adapter_selection(value)
-        return str(value)
-
-
-class BackendName(click.ParamType[str]):
-    """The name of a backend, or `auto`."""
-
-    name = "backend"
-
-    def _names(self) -> tuple[str, ...]:
-        from ..backends import AUTO, ORDER
-
-        return (AUTO, *ORDER)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return str(click.Choice(self._names()).convert(value, param, ctx))
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return [CompletionItem(name) for name in self._names() if name.startswith(incomplete)]
-
-
-Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
-
-backend_flag = click.option(
-    "--backend",
-    type=BackendName(),
-    metavar="NAME",
-    help="Backend that runs the model; default: the first one that works. localllm doctor lists them.",
-)
-context_flag = click.option(
-    "--context",
-    type=click.IntRange(min=0),
-    metavar="TOKENS",
-    help="Context window in tokens; 0: the model's own limit, or less if memory is short.",
-)
-quant_flag = click.option(
-    "--quant",
-    type=click.Choice(["none", "int8", "int4", "fp8"]),
-    help="Quantise the weights while loading: less memory and faster, slightly less accurate.",
-)
-json_flag = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-default_model = click.argument("model", type=Model(), required=False)
-
-
-def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the sampling flags to a command. Without a flag, the model's default applies."""
-    flags: list[Decorator] = [
-        click.option("--system", metavar="TEXT", help="System message: instructions that precede the conversation."),
-        click.option("--temperature", type=float, help="Randomness; 0: always the most likely token."),
-        click.option(
-            "--top-p", type=float, help="Sample from the most likely tokens with this total probability, 0 to 1."
-        ),
-        click.option("--top-k", type=int, help="Sample from this many most likely tokens; 0: no limit."),
-        click.option("--min-p", type=float, help="Exclude tokens below this fraction of the highest probability."),
-        click.option("--max-tokens", type=int, help="Maximum length of the answer in tokens."),
-        click.option("--seed", type=int, help="Random seed; the same seed gives the same answer."),
-        click.option(
-            "--stop", multiple=True, metavar="TEXT", help="End the answer before this text. The flag may be repeated."
-        ),
-        click.option(
-            "--adapter",
-            type=Adapter(),
-            metavar="NAME[=SCALE]",
-            help="LoRA adapter of the model, and its scale (default 1). See localllm adapters.",
-        ),
-    ]
-    for flag in reversed(flags):
-        command = flag(command)
-    return command
 
 
 @click.group(
@@ -376,7 +265,7 @@ def fit(name: str, context: int, parallel: int, quant: Any, backend: str | None,
 
 
 @cli.command()
-@click.argument("name", type=Model(), metavar="NAME[@REVISION]")
+@click.argument("name", type=StoredModel(), metavar="NAME[@REVISION]")
 @click.option("--packed", is_flag=True, help="Delete only the cached quantised weights; keep the model.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_flag
@@ -398,7 +287,7 @@ def rm(name: str, packed: bool, yes: bool, as_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("name", type=Model(), metavar="NAME")
+@click.argument("name", type=StoredModel(), metavar="NAME")
 @json_flag
 def show(name: str, as_json: bool) -> int:
     """Show where a model comes from.
@@ -417,7 +306,7 @@ def show(name: str, as_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("names", type=Model(), nargs=-1, metavar="[NAME]...")
+@click.argument("names", type=StoredModel(), nargs=-1, metavar="[NAME]...")
 @json_flag
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Compare the files of models with their hashes.
@@ -478,8 +367,8 @@ def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("name", required=False)
-@click.argument("model", type=Model(), required=False)
+@click.argument("name", type=AliasName(), required=False)
+@click.argument("model", type=AnyModel(), required=False)
 @click.option("--rm", "remove", is_flag=True, help="Remove the alias.")
 @json_flag
 def alias(name: str | None, model: str | None, remove: bool, as_json: bool) -> int:
@@ -554,7 +443,7 @@ def adapters_list(as_json: bool) -> int:
 
 
 @adapters.command("load")
-@click.argument("adapter", metavar="FOLDER|ORG/REPO")
+@click.argument("adapter", type=AdapterFiles(), metavar="FOLDER|ORG/REPO")
 @click.option("--name", metavar="NAME", help="Name for requests; default: the name of the folder or repo.")
 @click.option(
     "--model", type=Model(), metavar="MODEL", help="Base model; default: the loaded model, or the setting model."
@@ -579,7 +468,7 @@ def adapters_load(adapter: str, name: str | None, model: str | None, replace: bo
 
 
 @adapters.command("unload")
-@click.argument("name")
+@click.argument("name", type=LoadedAdapter())
 @click.option("--model", type=Model(), metavar="MODEL", help="Base model; needed if several have such an adapter.")
 @json_flag
 def adapters_unload(name: str, model: str | None, as_json: bool) -> int:
@@ -598,7 +487,7 @@ def adapters_unload(name: str, model: str | None, as_json: bool) -> int:
 
 
 @adapters.command("rm")
-@click.argument("name", metavar="ORG/REPO[@REVISION]")
+@click.argument("name", type=AdapterFiles(), metavar="ORG/REPO[@REVISION]")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_flag
 def adapters_rm(name: str, yes: bool, as_json: bool) -> int:

@@ -34,6 +34,8 @@ def plan_removal(name: str) -> Removal:
     if name == GUIDE:
         hint = "uninstall localllm to remove it"
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
+    if is_path(name):
+        raise _not_stored(name)
     target = _target(name)
     if not target.folder.is_dir():
         message = f"model {target.id!r} is not in {paths.hub_cache_dir()}"
@@ -54,6 +56,11 @@ def _remove_unless_locked(target: HubName, remove: Callable[[], None]) -> None:
             hint = "cancel the download first"
             raise InvalidRequest(f"{target.id} is being downloaded", hint=hint, param="model")
         remove()
+
+
+def _not_stored(path: str) -> InvalidRequest:
+    message = f"{path[:200]} is not in the model cache: localllm deletes only files that it downloaded or imported"
+    return InvalidRequest(message, hint="delete the folder yourself; localllm list shows the names of models")
 
 
 def _target(name: str) -> HubName:
@@ -115,10 +122,7 @@ def _plan_revision_removal(target: HubName) -> Removal:
 def plan_adapter_removal(name: str) -> Removal:
     """Plan to delete a downloaded adapter. Raises AdapterNotFound, or InvalidRequest for files of the user."""
     if is_path(name):
-        raise InvalidRequest(
-            f"{name} is not in the model cache: localllm deletes only files that it downloaded",
-            hint="delete the folder yourself",
-        )
+        raise _not_stored(name)
     adapter = cache.resolve_adapter(name)
     if adapter.bundled:
         raise InvalidRequest(f"{name} is built in and cannot be deleted", param="name")

@@ -247,41 +247,6 @@ def test_commands_do_not_import_torch(args: list[str]) -> None:
     assert done.stderr.splitlines()[-1] == "False"
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_scripts(shell: str) -> None:
-    assert "_LOCALLLM_COMPLETE" in process("completion", shell).stdout
-
-
-def test_completion_lists_commands_models_and_backends() -> None:
-    def complete(*words: str) -> list[str]:
-        line = " ".join(("localllm", *words))
-        env = {"_LOCALLLM_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
-        return [line.partition(",")[2] for line in process(**env).stdout.split()]
-
-    assert complete("co") == ["config", "completion"]
-    assert complete("run", "gui") == ["guide"]
-    assert complete("run", "--backend", "c") == ["cuda", "cpu"]
-    assert "--idle-unload" in complete("serve", "--idle")
-
-
-def test_bash_completes_names_with_a_colon(tmp_path: Path) -> None:
-    """bash splits words at colons and replaces only the part after the last one."""
-    program = tmp_path / "localllm"
-    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m localllm.app.cli "$@"\n')
-    program.chmod(0o755)
-    (tmp_path / "script").write_text(process("completion", "bash").stdout)
-
-    def complete(*words: str) -> list[str]:
-        quoted = shlex.join(words)
-        commands = f"source {shlex.quote(str(tmp_path / 'script'))}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}"
-        call = f'{commands}; _localllm_completion {shlex.quote(str(program))}; printf "%s\\n" "${{COMPREPLY[@]}}"'
-        return subprocess.run(["bash", "-c", call], capture_output=True, text=True, check=True).stdout.split()
-
-    assert "qwen3:0.6b" in complete("localllm", "pull", "qwen3")
-    assert complete("localllm", "pull", "qwen3", ":", "0") == ["0.6b", "0.6b-fp8"]
-    assert complete("localllm", "chat", "gui") == ["guide"]
-
-
 def test_broken_pipe_prints_no_error() -> None:
     command = f"{shlex.quote(sys.executable)} -m localllm.app.cli config | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=30)

@@ -1,0 +1,229 @@
+"""Types of parameters with their shell completion, and flags that several commands have.
+
+Like the commands, a type imports its code when it is used, so that help is fast.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+
+def completions(names: Callable[[], Iterable[str]], incomplete: str) -> list[CompletionItem]:
+    """The names that begin with the text before the cursor, without regard to case. A malformed file gives none."""
+    from .errors import AppError
+
+    try:
+        unique = dict.fromkeys(names())
+    except (AppError, OSError):
+        return []
+    return [CompletionItem(name) for name in unique if name.lower().startswith(incomplete.lower())]
+
+
+def _is_folder_prefix(incomplete: str) -> bool:
+    return incomplete.startswith(("/", ".", "~"))
+
+
+class WithSettings(click.Command):
+    """A command with a flag for every setting of the daemon."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        from .commands.settings import flags
+
+        return [*self.params, *flags(), self.get_help_option(ctx)]  # type: ignore[list-item]
+
+
+class Model(click.ParamType[str]):
+    """The name of a model, or a folder with a leading /, ./, ../ or ~. A folder becomes an absolute path."""
+
+    name = "model"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from .store.cache import resolve
+        from .store.names import is_path
+
+        return str(resolve(value, allow_path=True).path) if is_path(value) else str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if _is_folder_prefix(incomplete):
+            return [CompletionItem(incomplete, type="dir")]
+        return completions(self._names, incomplete)
+
+    def _names(self) -> Iterator[str]:
+        """The models on this machine, with their aliases and their short names."""
+        from .store import catalog, preferences
+        from .store.cache import available
+
+        ids = [model.id for model in available()]
+        yield from ids
+        yield from sorted(preferences.read().aliases)
+        yield from (name for name, entry in catalog.entries().items() if str(entry.target) in ids)
+
+
+class StoredModel(Model):
+    """The name of a model, an adapter or an unfinished download on this machine, or the path of a folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from .store.names import is_path
+
+        return os.path.abspath(os.path.expanduser(value)) if is_path(value) else str(value)  # noqa: PTH100, PTH111
+
+    def _names(self) -> Iterator[str]:
+        from .store.stored import ids
+
+        yield from super()._names()
+        yield from ids()
+
+
+class AnyModel(StoredModel):
+    """The name of a model or an adapter, on this machine or not, or a path."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if _is_folder_prefix(incomplete):
+            return [CompletionItem(incomplete, type="file")]
+        return completions(self._names, incomplete)
+
+    def _names(self) -> Iterator[str]:
+        from .store.catalog import entries
+
+        yield from super()._names()
+        yield from entries()
+
+
+class RemoteModel(click.ParamType[str]):
+    """The name of a model to download: the shell completes short names, and repositories that are in the cache."""
+
+    name = "name"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return completions(self._names, incomplete)
+
+    def _names(self) -> Iterator[str]:
+        from .store.cache import repo_folders
+        from .store.catalog import entries
+        from .store.names import LOCAL, repo_of_folder
+
+        yield from entries()
+        repositories = (repo_of_folder(folder) for folder in repo_folders())
+        yield from (name for name in repositories if "/" in name and not name.startswith(f"{LOCAL}/"))
+
+
+class AliasName(click.ParamType[str]):
+    """An alias."""
+
+    name = "alias"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from .store import preferences
+
+        return completions(lambda: sorted(preferences.read().aliases), incomplete)
+
+
+class AdapterFiles(click.ParamType[str]):
+    """The name of an adapter on this machine, or the path of its folder."""
+
+    name = "adapter"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from .store.cache import adapters
+
+        if _is_folder_prefix(incomplete):
+            return [CompletionItem(incomplete, type="dir")]
+        return completions(lambda: [adapter.id for adapter in adapters()], incomplete)
+
+
+class LoadedAdapter(click.ParamType[str]):
+    """The name of an adapter for requests. The shell completes the names that adapters have without --name."""
+
+    name = "adapter"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from .store.cache import adapters
+
+        return completions(
+            lambda: [adapter.id.partition("@")[0].rpartition("/")[2] for adapter in adapters()], incomplete
+        )
+
+
+class Adapter(LoadedAdapter):
+    """The selection of an adapter: NAME or NAME=SCALE."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from .client import adapter_selection
+
+        adapter_selection(value)
+        return str(value)
+
+
+class BackendName(click.ParamType[str]):
+    """The name of a backend, or `auto`."""
+
+    name = "backend"
+
+    def _names(self) -> tuple[str, ...]:
+        from ..backends import AUTO, ORDER
+
+        return (AUTO, *ORDER)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return str(click.Choice(self._names()).convert(value, param, ctx))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return completions(self._names, incomplete)
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+backend_flag = click.option(
+    "--backend",
+    type=BackendName(),
+    metavar="NAME",
+    help="Backend that runs the model; default: the first one that works. localllm doctor lists them.",
+)
+context_flag = click.option(
+    "--context",
+    type=click.IntRange(min=0),
+    metavar="TOKENS",
+    help="Context window in tokens; 0: the model's own limit, or less if memory is short.",
+)
+quant_flag = click.option(
+    "--quant",
+    type=click.Choice(["none", "int8", "int4", "fp8"]),
+    help="Quantise the weights while loading: less memory and faster, slightly less accurate.",
+)
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+default_model = click.argument("model", type=Model(), required=False)
+
+
+def sampling_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the sampling flags to a command. Without a flag, the model's default applies."""
+    flags: list[Decorator] = [
+        click.option("--system", metavar="TEXT", help="System message: instructions that precede the conversation."),
+        click.option("--temperature", type=float, help="Randomness; 0: always the most likely token."),
+        click.option(
+            "--top-p", type=float, help="Sample from the most likely tokens with this total probability, 0 to 1."
+        ),
+        click.option("--top-k", type=int, help="Sample from this many most likely tokens; 0: no limit."),
+        click.option("--min-p", type=float, help="Exclude tokens below this fraction of the highest probability."),
+        click.option("--max-tokens", type=int, help="Maximum length of the answer in tokens."),
+        click.option("--seed", type=int, help="Random seed; the same seed gives the same answer."),
+        click.option(
+            "--stop", multiple=True, metavar="TEXT", help="End the answer before this text. The flag may be repeated."
+        ),
+        click.option(
+            "--adapter",
+            type=Adapter(),
+            metavar="NAME[=SCALE]",
+            help="LoRA adapter of the model, and its scale (default 1). See localllm adapters.",
+        ),
+    ]
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
