@@ -18,6 +18,7 @@ from localllm.app.store.transfer import lock
 from localllm.app.store.transfer.disk import Disk
 
 from ..engine.gguf_files import sound
+from .disk_changes import look_before_changes
 from .hub import adapter_files, safetensors
 from .tiny_qwen import write_model
 
@@ -123,20 +124,18 @@ def test_full_disk_is_reported_before_the_copy(tiny: Path, monkeypatch: pytest.M
 def test_half_import_is_never_listed_as_a_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state before each change of the disk is the state that a killed process leaves."""
     states: list[list[str]] = []
+    snapshots: set[frozenset[str]] = set()
 
-    def observing(name: str) -> None:
-        original = getattr(Disk, name)
+    def look() -> None:
+        for snapshot in (repo_folder("local/tiny") / "snapshots").glob("*"):
+            snapshots.add(frozenset(file.name for file in snapshot.iterdir()))
+        usable = [model.id for model in listing.listed() if not model.problem and not model.bundled]
+        states.append(usable + [model.id for model in cache.available() if not model.bundled])
 
-        def observed(self: Disk, *args: object) -> object:
-            usable = [model.id for model in listing.listed() if not model.problem and not model.bundled]
-            states.append(usable + [model.id for model in cache.available() if not model.bundled])
-            return original(self, *args)
-
-        monkeypatch.setattr(Disk, name, observed)
-
-    for name in ("rename", "link", "sync_folder"):
-        observing(name)
+    look_before_changes(monkeypatch, look)
     import_model(tiny, copy=True)
+    look()
+    assert len(snapshots) == 1, "a snapshot appears with all its files"
     ready = states.index(next(state for state in states if state))
     assert ready > 5
     assert all(len(state) == 2 for state in states[ready:]), "complete in both lists, and never gone"

@@ -22,6 +22,7 @@ from localllm.app.store.transfer.leftovers import partials
 from localllm.app.store.transfer.partial import DATA_SUFFIX
 from localllm.app.store.transfer.policy import Policy
 
+from .disk_changes import look_before_changes
 from .failing_disks import CountingDisk, PowerCutDisk, failing_disk
 from .hub import Hub, serving
 from .test_transfer_kill import CHUNK, FILES, POLICY, check_visible, remote_files
@@ -92,6 +93,21 @@ def test_power_cut_leaves_a_store_that_a_second_pull_completes(
         download(repository(hub, folder), Policy(**POLICY), Disk())
         check_visible(folder)
         assert (folder / "refs" / "main").read_text() == "c" * 40
+
+
+def test_snapshot_appears_with_all_its_files(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "models--a"
+    snapshots: list[int] = []
+
+    def look() -> None:
+        check_visible(folder)
+        snapshots.append(len(list((folder / "snapshots").glob("*"))))
+
+    look_before_changes(monkeypatch, look)
+    download(repository(hub, folder), Policy(**POLICY), Disk())
+    look()
+    assert len(snapshots) > 10
+    assert snapshots[-1] == 1
 
 
 class MeetingDisk(Disk):
