@@ -119,9 +119,15 @@ def _hugging_face_repository(info: Any, name: HubName, revision: str) -> Reposit
     if not GIT_OID.fullmatch(info.sha):
         raise ValueError(f"commit {info.sha!r}")
     files = [_hugging_face_file(name.repo, info.sha, sibling) for sibling in info.siblings or []]
-    licence = info.card_data.get("license") if info.card_data is not None else None
-    licence = licence if isinstance(licence, str) else ""
-    return Repository(name.repo, info.sha, tuple(files), name.folder, "hf", revision, licence)
+    return Repository(name.repo, info.sha, tuple(files), name.folder, "hf", revision, _licence(info.card_data))
+
+
+def _licence(card: Any) -> str:
+    """The licence in the metadata of a repository; empty if it has none. `other` has a name of its own."""
+    licence = card.get("license") if card is not None else ""
+    if licence == "other":
+        licence = card.get("license_name") or licence
+    return licence if isinstance(licence, str) else ""
 
 
 def _hugging_face_file(repo: str, commit: str, sibling: Any) -> RemoteFile:

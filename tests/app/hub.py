@@ -62,6 +62,7 @@ class Hub:
     fault: Fault | None = None
     redirects: bool = True  # large files come from the other port
     speed: int = 0  # bytes/s of each response; 0: no limit
+    card: dict[str, object] = field(default_factory=lambda: {"license": "apache-2.0"})
     prefix: str = ""  # path of the endpoint, such as /hf; requests to other paths get status 404
     log: list[tuple[str, str]] = field(default_factory=list)
     ranges: list[str] = field(default_factory=list)
@@ -146,7 +147,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             return
         siblings = [self._sibling(name, data) for name, data in self.hub.repos[repo].items()]
-        info = {"id": repo, "sha": sha, "siblings": siblings, "cardData": {"license": "apache-2.0"}}
+        info = {"id": repo, "sha": sha, "siblings": siblings, "cardData": self.hub.card}
         self._reply_or_fault("metadata", json.dumps(info).encode())
 
     def _sibling(self, name: str, data: bytes) -> dict[str, object]:

@@ -227,3 +227,21 @@ def test_space_for_all_models_is_checked_before_the_first_byte(
     assert "not enough disk space" in capsys.readouterr().err
     assert not any("resolve" in path for _, path in hub.log)
     assert main(["pull", "org/m", "org/m", "--yes"]) == 0, "a name that occurs twice counts once"
+
+
+def test_wrong_entry_of_the_catalog_decides_nothing(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sizes and the licence are those of the hub, before the first byte of a file."""
+    hub.card = {"license": "other", "license_name": "qwen-research"}
+    entry = '["mine:1b"]\nrepository = "org/m"\nlicence = "mit"\nsize = 1e6\nmemory = 1e6\ngated = true\n'
+    paths.user_catalog_file().parent.mkdir(parents=True, exist_ok=True)
+    paths.user_catalog_file().write_text(entry)
+    assert main(["search", "mine", "--offline"]) == 0
+    assert "about 1e+06 GB" in capsys.readouterr().out
+    assert main(["inspect", "mine:1b", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["licence"] == "qwen-research"
+    assert main(["fit", "mine:1b", "--backend", "cpu"]) == 0
+    capsys.readouterr()
+    assert main(["pull", "mine:1b", "--yes"]) == 0
+    assert "org/m: 4 of 4 files to download, 293.3 KiB, licence qwen-research" in capsys.readouterr().err
