@@ -17,6 +17,7 @@ from ..store import cache, preferences
 from .process import WorkerProcess
 
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
+BUSY_HINT = "try again when its answers have ended, or unload it first (localllm stop)"
 CHECK_SECONDS = 60.0  # maximum duration of a backend probe: a call into a broken driver may never return
 
 
@@ -94,7 +95,7 @@ class LoadRequest:
         if self.exact and not fits(worker, loaded, self.settings):
             return OtherOptions(
                 f"{worker.model} is busy with other options than this request needs",
-                hint="try again when its answers have ended, or unload it first (localllm stop)",
+                hint=BUSY_HINT,
                 param="load",
             )
         return None
@@ -105,13 +106,12 @@ def _differing_flag(worker: WorkerProcess, flags: LoadFlags) -> InvalidRequest |
     if info is None:
         return None
     options = worker.load_frame.options
-    hint = "unload it first (localllm stop)"
     if flags.backend not in (None, "auto", info.backend):
-        return InvalidRequest(f"{worker.model} is busy on {info.backend}; {hint}", param="backend")
+        return InvalidRequest(f"{worker.model} is busy on {info.backend}", hint=BUSY_HINT, param="backend")
     if flags.quant not in (None, options.quant):
-        return InvalidRequest(f"{worker.model} is busy with quant {options.quant}; {hint}", param="quant")
+        return InvalidRequest(f"{worker.model} is busy with quant {options.quant}", hint=BUSY_HINT, param="quant")
     if flags.context is not None and flags.context != (options.context or 0):
-        return InvalidRequest(f"{worker.model} is busy with context {info.context}; {hint}", param="context")
+        return InvalidRequest(f"{worker.model} is busy with context {info.context}", hint=BUSY_HINT, param="context")
     return None
 
 

@@ -95,10 +95,15 @@ class WorkerProcess:
 
     async def start(self) -> ModelInfo:
         """Start the process and load the model. Raises the error of a failed load after the end of the process."""
-        daemon_end, worker_end = socket.socketpair()
-        with worker_end:
-            reader, self._writer = await asyncio.open_connection(sock=daemon_end)
-            self._process = await self._spawn(worker_end.fileno())
+        try:
+            daemon_end, worker_end = socket.socketpair()
+            with worker_end:
+                reader, self._writer = await asyncio.open_connection(sock=daemon_end)
+                self._process = await self._spawn(worker_end.fileno())
+        except OSError as error:
+            failure = WorkerDied(f"cannot start the engine process: {error}")
+            self._end(failure)
+            raise failure from None
         output = self._process.stdout
         assert output is not None
         loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
@@ -118,23 +123,18 @@ class WorkerProcess:
             watching.cancel()
 
     async def _spawn(self, descriptor: int) -> asyncio.subprocess.Process:
-        """Start the process, which inherits the socket with this number. Raises WorkerDied."""
-        try:
-            return await asyncio.create_subprocess_exec(
-                *self._command,
-                "--fd",
-                str(descriptor),
-                pass_fds=(descriptor,),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env=children.environment(),
-                process_group=0,  # Ctrl-C in the terminal must reach the daemon only
-            )
-        except OSError as error:
-            failure = WorkerDied(f"cannot start the engine process: {error}")
-            self._end(failure)
-            raise failure from None
+        """Start the process, which inherits the socket with this number. Raises OSError."""
+        return await asyncio.create_subprocess_exec(
+            *self._command,
+            "--fd",
+            str(descriptor),
+            pass_fds=(descriptor,),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=children.environment(),
+            process_group=0,  # Ctrl-C in the terminal must reach the daemon only
+        )
 
     def open(self, requests: Sequence[Request], weight: int = 1) -> Stream:
         """Send requests; the stream returns the replies. Raises an AppError if the requests cannot be sent."""

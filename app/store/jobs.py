@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from ..errors import AppError, DownloadFailed, InvalidRequest, ModelNotFound
+from ..errors import AppError, DownloadFailed, InvalidRequest, ModelNotFound, Overloaded
 from . import cache
 from .download import Download, Plan
 from .transfer.progress import Progress
@@ -17,6 +17,8 @@ from .transfer.transfer import Cancelled
 
 State = Literal["planning", "waiting", "downloading", "paused", "done", "failed", "cancelled"]
 ENDED = ("done", "failed", "cancelled")
+MAX_UNFINISHED = 32  # each has threads and connections
+MAX_ENDED = 200  # that a client can still see
 
 log = logging.getLogger(__name__)
 
@@ -64,24 +66,38 @@ class Jobs:
         self._downloads: dict[str, Runnable] = {}
 
     def list(self) -> list[Job]:
-        """Every download since the daemon started, in the order in which they were started."""
+        """The downloads since the daemon started, in the order in which they were started."""
         with self._lock:
             return list(self._jobs.values())
 
     def start(self, name: str) -> Job:
         """Start a download. A download that runs already is returned; one that has ended is started again.
 
-        Raises InvalidRequest or ModelNotFound for a name that cannot be downloaded.
+        Raises InvalidRequest or ModelNotFound for a name that cannot be downloaded, Overloaded for one too many.
         """
         download = self._open(name, lambda progress: self._update(name, progress))
         with self._lock:
             running = self._jobs.get(name)
             if running is not None and running.state not in ENDED:
                 return running
+            self._refuse_too_many()
+            self._forget_oldest()
             job = self._jobs[name] = Job(name=name)
             self._downloads[name] = download
         threading.Thread(target=self._run, args=(name, download), name=f"download {name}", daemon=True).start()
         return job
+
+    def _refuse_too_many(self) -> None:
+        unfinished = sum(job.state not in ENDED for job in self._jobs.values())
+        if unfinished >= MAX_UNFINISHED:
+            raise Overloaded(f"{unfinished} downloads have not ended", hint="wait for one of them, or cancel it")
+
+    def _forget_oldest(self) -> None:
+        """Forget the downloads that ended first, beyond MAX_ENDED."""
+        ended = [name for name, job in self._jobs.items() if job.state in ENDED]
+        for name in ended[: max(0, len(ended) - MAX_ENDED)]:
+            del self._jobs[name]
+            del self._downloads[name]
 
     def pause(self, name: str) -> Job:
         """Raises ModelNotFound for an unknown download, InvalidRequest for one that has ended."""
@@ -143,7 +159,8 @@ class Jobs:
     def _change(self, name: str, **fields: object) -> Job:
         """Change the fields of a download. The end of a download is final."""
         with self._lock:
-            job = self._jobs[name]
+            forgotten = Job(name=name, state="done")  # a late report of a thread
+            job = self._jobs.get(name, forgotten)
             if job.state not in ENDED:
                 job = self._jobs[name] = msgspec.structs.replace(job, **fields)
             return job

@@ -9,10 +9,12 @@ quant = "int4"
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -59,20 +61,39 @@ def _unreadable(file: Path, error: Exception) -> ConfigError:
 
 def set_alias(name: str, target: str | None) -> None:
     """Add or replace an alias; None removes the alias. Raises ConfigError, StorageFailed."""
-    previous = read()
-    aliases = {other: value for other, value in previous.aliases.items() if other != name}
-    if target is not None:
-        aliases[name] = target
-    _write(msgspec.structs.replace(previous, aliases=aliases))
+    with _locked():
+        previous = read()
+        aliases = {other: value for other, value in previous.aliases.items() if other != name}
+        if target is not None:
+            aliases[name] = target
+        _write(msgspec.structs.replace(previous, aliases=aliases))
 
 
 def set_settings(model: str, values: Mapping[str, Value]) -> None:
     """Replace the settings of a model; no values remove its table. Raises ConfigError, StorageFailed."""
-    previous = read()
-    settings = {other: table for other, table in previous.settings.items() if other != model}
-    if values:
-        settings[model] = dict(values)
-    _write(msgspec.structs.replace(previous, settings=settings))
+    with _locked():
+        previous = read()
+        settings = {other: table for other, table in previous.settings.items() if other != model}
+        if values:
+            settings[model] = dict(values)
+        _write(msgspec.structs.replace(previous, settings=settings))
+
+
+@contextmanager
+def _locked() -> Iterator[None]:
+    """Hold the lock of the file: other threads and processes change it too. Raises StorageFailed."""
+    file = paths.models_file()
+    lock = file.with_name(f".{file.name}.lock")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise StorageFailed(f"cannot write {file}: {error}") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _write(preferences: Preferences) -> None:
@@ -85,7 +106,6 @@ def _write(preferences: Preferences) -> None:
     file = paths.models_file()
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text("\n".join(lines), "utf-8")
         temporary.replace(file)
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -160,3 +161,11 @@ def test_preferences_survive_any_text_and_are_read_again() -> None:
     paths.models_file().write_text("aliases = 3")
     with pytest.raises(ConfigError, match=r"models\.toml"):
         preferences.read()
+
+
+def test_changes_at_the_same_time_are_all_kept() -> None:
+    """The routes of the daemon and the commands change the file in threads and processes."""
+    numbers = range(40)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: preferences.set_alias(f"alias{number}", "guide"), numbers))
+    assert preferences.read().aliases == {f"alias{number}": "guide" for number in numbers}

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from localllm.app.errors import DownloadFailed, InvalidRequest, ModelNotFound
+from localllm.app.errors import DownloadFailed, InvalidRequest, ModelNotFound, Overloaded
 from localllm.app.frames import Machine
+from localllm.app.store import jobs
 from localllm.app.store.catalog import Entry
 from localllm.app.store.jobs import Job, Jobs
 from localllm.app.store.offers import offers
@@ -101,6 +102,30 @@ def test_download_is_paused_resumed_and_cancelled() -> None:
         fixture.jobs.pause("m")
     with pytest.raises(ModelNotFound, match="no download of 'x'"):
         fixture.jobs.cancel("x")
+
+
+def test_number_of_downloads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "MAX_UNFINISHED", 2)
+    monkeypatch.setattr(jobs, "MAX_ENDED", 1)
+    fixture = Fixture()
+    fixture.jobs.start("a")
+    fixture.jobs.start("b")
+    with pytest.raises(Overloaded, match="2 downloads have not ended"):
+        fixture.jobs.start("c")
+    assert fixture.jobs.start("a").name == "a"
+    for download in fixture.downloads:
+        download.release.set()
+    end = time.monotonic() + 20
+    while any(job.state != "done" for job in fixture.jobs.list()):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    fixture.jobs.start("c")
+    assert [job.name for job in fixture.jobs.list()] == ["b", "c"]
+    fixture.downloads[0].notify(Progress("downloading", 100, 100, 2, 2))  # of the download that is forgotten
+    assert [job.name for job in fixture.jobs.list()] == ["b", "c"]
+    fixture.jobs.start("d")
+    for download in fixture.downloads:
+        download.release.set()
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def test_busy_model_is_not_reloaded(daemon: Daemon, requested: dict[str, str], d
         finally:
             end()
         assert answer.result().status_code == 200, "the running answer was not interrupted"
-    assert error["message"] == f"test/other is busy {description}; unload it first (localllm stop)"
+    assert error["message"] == f"test/other is busy {description}"
     assert error["param"] in requested
     unload(daemon, "test/other")
 

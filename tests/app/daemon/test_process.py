@@ -135,6 +135,20 @@ async def test_process_that_cannot_start_is_an_error(tmp_path: Path) -> None:
     assert (worker.state, over) == ("over", [worker])
 
 
+async def test_worker_without_a_socket_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the model would stay in the state loading for ever."""
+
+    def refuse() -> None:
+        raise OSError(24, "Too many open files")
+
+    over: list[WorkerProcess] = []
+    worker = WorkerProcess(Load(model="m", path="/"), log_dir=tmp_path, on_over=over.append)
+    monkeypatch.setattr(process.socket, "socketpair", refuse)
+    with pytest.raises(WorkerDied, match="Too many open files"):
+        await worker.start()
+    assert (worker.state, over) == ("over", [worker])
+
+
 @pytest.mark.parametrize(
     ("limit", "stats", "says"),
     [
