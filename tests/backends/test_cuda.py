@@ -11,10 +11,12 @@ import pytest
 from localllm.backends import cuda
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
+from localllm.engine.quantization import Quant
 from localllm.engine.runner import DeviceInfo, Runner
 
 from . import canary
 from .conformance import BUDGET, Conformance, Conversation, Planned, check_crowd, crowd
+from .tiny import Tiny
 
 pytestmark = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason=f"no GPU to use: {cuda.probe()}")
 
@@ -98,3 +100,19 @@ def test_closed_models_free_their_memory(tmp_path) -> None:
         torch.cuda.empty_cache()
         left.append(torch.cuda.memory_reserved())
     assert left[-1] <= left[0]
+
+
+@pytest.mark.parametrize("quant", ["none", "int8", "int4", "fp8"])
+def test_load_never_holds_two_copies_of_a_weight(quant: Quant, tmp_path) -> None:
+    """The head and the embedding have 100 MiB each as stored."""
+    import torch
+
+    Tiny("llama", "llama", {"vocab_size": 400_000, "hidden_size": 128}).save(tmp_path, torch.bfloat16)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    runner = cuda.open(read_model(tmp_path), replace(BUDGET, quant=quant, graphs="off", adapter_slots=0))
+    loaded = runner.spec.weight_bytes + runner.spec.cache_bytes
+    assert torch.cuda.max_memory_allocated() - before - loaded < 32 * 2**20
+    runner.close()
