@@ -17,6 +17,7 @@ from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
 from ...kernels.gpu_limits import gpu_limits
+from ...kernels.gpu_properties import gpu_properties
 from ...kernels.library import find_cuda_library
 from ...kernels.ops import Ops
 from ...kernels.ops.layer import Layer
@@ -62,12 +63,13 @@ DEVICE = Device(
     recorder=CudaRecorder,
     streams=partial(SideStream, torch.cuda),
     graphs="breakable",  # steps are as fast as with "split", and models open faster
-    # An H200 computes this number of multiplications while the host launches the kernels of one layer.
-    layer_work=3.5e10,
     attentions=MappingProxyType({"flashinfer": _flashinfer}),
     lora_backends=LORA_BACKENDS,
     step_seconds=120.0,  # most steps take less than a second, but a first step may compile kernels
 )
+
+LAUNCH_SECONDS = 66e-6  # in which the host launches the kernels of one layer
+DELAY_SECONDS = 0.25  # by which a prefill step may delay the rows that decode
 
 
 def _versions() -> Iterator[str]:
@@ -89,12 +91,11 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model on the first GPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
     limit_allocator()
     free = free_memory()
-    dtype = _dtype(files)
     warnings = tuple(_missing_kernels())
-    device = replace(DEVICE, dtype=dtype, warnings=warnings)
+    device = replace(_device(files), warnings=warnings)
     if options.self_test_dir is not None:
         gpu = torch.cuda.get_device_name()
-        tested = DTYPES.get(options.dtype, dtype)
+        tested = DTYPES.get(options.dtype, device.dtype)
         ops, replacements = self_tested(CANDIDATES, device.type, tested, options.self_test_dir, gpu, _versions())
         # A LoRA kernel that failed the self-test cannot be chosen by name.
         backends = {name: lora for name, lora in LORA_BACKENDS.items() if name != "cpp" or lora == ops.lora}
@@ -104,7 +105,13 @@ def open_on_cuda(files: ModelFiles, options: LoadOptions) -> Runner:
 
 def plan_on_cuda(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     """The memory of a model on the first GPU. Raises ModelRefused or SettingRefused."""
-    return plan_memory(files, options, replace(DEVICE, dtype=_dtype(files)), free_memory())
+    return plan_memory(files, options, _device(files), free_memory())
+
+
+def _device(files: ModelFiles) -> Device:
+    """DEVICE with the values that depend on the model and the GPU."""
+    rate = gpu_properties(torch.device("cuda", 0)).multiplications
+    return replace(DEVICE, dtype=_dtype(files), layer_work=LAUNCH_SECONDS * rate, step_work=DELAY_SECONDS * rate)
 
 
 def _missing_kernels() -> Iterator[str]:

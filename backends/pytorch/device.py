@@ -79,6 +79,7 @@ class Device:
     streams: Callable[[], Streams] = InOrder  # a second queue, for work in parallel with the main queue
     graphs: Graphs = "full"  # the mode if LoadOptions.graphs is "auto"
     layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of one layer
+    step_work: float = float("inf")  # multiplications of the device in the time that a step may delay other rows
     # Third-party attention: the name in LoadOptions.attention -> a function that puts that attention into the ops. The
     # function raises SettingRefused if the attention is not installed.
     attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)

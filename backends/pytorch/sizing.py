@@ -17,6 +17,7 @@ from .lora import slot_values
 
 # Maximum number of tokens in a captured step. The intermediate tensors of the largest capture stay allocated.
 MAX_TOKENS = 2048
+MIN_STEP_TOKENS = 512
 MIN_CONTEXT = 128  # tokens; with less room for a conversation, an automatic context is refused
 LOGITS_COPIES = 4  # copies of the logits in memory while tokens are drawn and log-probabilities are listed
 
@@ -87,7 +88,7 @@ def plan(
     graphs = chosen_graphs(options, device)
     captures_decode = graphs != "off" and device.captures_attention
     captures_prefill = graphs in ("split", "breakable")
-    max_tokens = step_tokens(options, device)
+    max_tokens = step_tokens(config, options, device)
     return RunnerSpec(
         vocab_size=config.vocab_size,
         max_tokens=max_tokens,
@@ -141,7 +142,7 @@ def expected_workspace(config: ModelConfig, options: LoadOptions, dtype: torch.d
     device without a meter."""
     if device.meter is None:
         return 0
-    max_tokens = step_tokens(options, device)
+    max_tokens = step_tokens(config, options, device)
     captured = 0
     if chosen_graphs(options, device) != "off":
         captured = max(capturable_tokens(config, max_tokens, device), options.max_rows)
@@ -156,9 +157,14 @@ def expected_workspace(config: ModelConfig, options: LoadOptions, dtype: torch.d
     return device.meter.libraries + step_values * dtype.itemsize + LOGITS_COPIES * logits
 
 
-def step_tokens(options: LoadOptions, device: Device) -> int:
-    """Maximum number of tokens in a step."""
-    return max(options.max_step_tokens or device.step_tokens, options.max_rows)
+def step_tokens(config: ModelConfig, options: LoadOptions, device: Device) -> int:
+    """Maximum number of tokens in a step. By default a step takes no longer than other rows may wait for it, but has at
+    least MIN_STEP_TOKENS tokens, because much smaller steps compute fewer tokens per second."""
+    if options.max_step_tokens is not None:
+        return max(options.max_step_tokens, options.max_rows)
+    tokens = min(device.step_tokens, device.step_work / (config.num_layers * layer_weights(config)))
+    whole = int(tokens) // MIN_STEP_TOKENS * MIN_STEP_TOKENS
+    return max(whole, min(device.step_tokens, MIN_STEP_TOKENS), options.max_rows)
 
 
 def _requested_context(files: ModelFiles, options: LoadOptions) -> int:
@@ -204,9 +210,13 @@ def capturable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> i
     computes its layers more slowly than the host launches them."""
     if device.recorder is None:
         return 0
+    return int(min(max_tokens, MAX_TOKENS, device.layer_work / layer_weights(config)))
+
+
+def layer_weights(config: ModelConfig) -> int:
+    """Number of weights of a layer, each of which a token multiplies once."""
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
-    weights = config.hidden_size * (heads + 3 * config.intermediate_size)
-    return int(min(max_tokens, MAX_TOKENS, device.layer_work / weights))
+    return config.hidden_size * (heads + 3 * config.intermediate_size)
 
 
 def chosen_graphs(options: LoadOptions, device: Device) -> Graphs:

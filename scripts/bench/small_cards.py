@@ -20,6 +20,7 @@ from shapes import SHAPES
 from weights import stand_in
 
 from localllm.backends import cuda
+from localllm.backends.cuda.memory import free_memory
 from localllm.engine.engine import Engine
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import ModelFiles
@@ -55,13 +56,13 @@ def _try(name: str, files: ModelFiles, options: LoadOptions) -> None:
     spec = runner.spec
     loaded = torch.cuda.max_memory_reserved()
     _run(runner)
-    free, total = torch.cuda.mem_get_info()
+    free = free_memory()
     print(
         f"{name}: free {plan.free // MIB}, weights {spec.weight_bytes // MIB} (planned {plan.weights // MIB}), "
         f"planned workspace {plan.workspace // MIB}, cache {spec.cache_bytes // MIB} MiB; context {spec.max_context} "
         f"(planned {plan.largest_context()}), adapter slots {spec.num_adapters}; peak after the load "
-        f"{loaded // MIB}, after the steps {torch.cuda.max_memory_reserved() // MIB} MiB; in use on the device "
-        f"{(total - free) // MIB} MiB; loaded in {seconds:.1f} s; {spec.warnings}",
+        f"{loaded // MIB}, after the steps {torch.cuda.max_memory_reserved() // MIB} MiB; still free "
+        f"{free // MIB} MiB; loaded in {seconds:.1f} s; {spec.warnings}",
         flush=True,
     )
     runner.close()

@@ -21,10 +21,12 @@ from localllm.backends.cuda.driver import DriverFailed
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
+from localllm.backends.pytorch.sizing import capturable_tokens, step_tokens
 from localllm.engine.errors import SettingRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.kernels.gpu_limits import GpuLimits
+from localllm.kernels.gpu_properties import GpuProperties
 from localllm.kernels.library import LibraryMissing
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
@@ -33,6 +35,9 @@ from localllm.kernels.ops.norm import Norm
 from . import canary
 
 GIB = 2**30
+H200 = GpuProperties((9, 0), 132, 1.98e9)
+RTX_4060 = GpuProperties((8, 9), 24, 2.46e9)
+RTX_3050_LAPTOP = GpuProperties((8, 6), 16, 1.5e9)
 
 
 @pytest.fixture
@@ -40,6 +45,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Device, int]]
     """The device of the opened model, and its free memory."""
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(on_cuda, "gpu_properties", lambda device: H200)
     monkeypatch.setattr(on_cuda, "open_runner", lambda files, budget, device, free: (device, free))
 
     def open_with(files: ModelFiles, budget: LoadOptions, free: int = 5 * GIB) -> Any:
@@ -73,6 +79,35 @@ def test_gpu_uses_bfloat16_except_for_float32_models(
     assert opened(files, LoadOptions())[0].warnings == ()
     monkeypatch.setattr(on_cuda, "triton_problem", lambda: "no compiler")
     assert opened(files, LoadOptions())[0].warnings == ("the Triton kernels are not used (slower): no compiler",)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "captured", "step"), [(H200, 161, 2048), (RTX_4060, 9, 1024), (RTX_3050_LAPTOP, 3, 512)]
+)
+def test_step_sizes_follow_the_rate_of_the_gpu(
+    gpu: GpuProperties,
+    captured: int,
+    step: int,
+    opened: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """A slow GPU has smaller prefill steps of an 8B model, so that they delay other rows less."""
+    monkeypatch.setattr(on_cuda, "gpu_properties", lambda device: gpu)
+    files = files_of(tmp_path / "model", torch.bfloat16)
+    device, _ = opened(files, LoadOptions())
+    eight = replace(
+        files.config,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_layers=32,
+        num_heads=32,
+        num_kv_heads=8,
+        head_dim=128,
+    )
+    assert capturable_tokens(eight, 2048, device) == captured
+    assert step_tokens(eight, LoadOptions(), device) == step
+    assert step_tokens(eight, LoadOptions(max_step_tokens=100), device) == 100
 
 
 def test_self_test_uses_the_dtype_of_activations(

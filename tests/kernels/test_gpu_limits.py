@@ -19,7 +19,7 @@ QUERY = re.compile(
     r"|cudaMemGetInfo|cudaOccupancy|multi_processor_count|shared_memory_per"
 )
 QUERYING = {
-    "backends/cuda/device.py",
+    "backends/cuda/memory.py",
     "backends/cuda/driver.py",
     "kernels/cuda/gpu.h",
     "kernels/gpu_properties.py",
