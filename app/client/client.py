@@ -80,10 +80,10 @@ class Client(StoreCalls):
         return owner_pid() is None
 
     async def models(self) -> list[ModelEntry]:
-        return msgspec.json.decode(await self.get("/admin/models"), type=list[ModelEntry])
+        return msgspec.json.decode(await self._get("/admin/models"), type=list[ModelEntry])
 
     async def loaded(self) -> list[LoadedModel]:
-        return msgspec.json.decode(await self.get("/admin/loaded"), type=list[LoadedModel])
+        return msgspec.json.decode(await self._get("/admin/loaded"), type=list[LoadedModel])
 
     async def load(
         self,
@@ -99,7 +99,7 @@ class Client(StoreCalls):
         this client need the same flags: if another client loads the model with others, it is loaded again.
         """
         body = {"model": full_name(model), **msgspec.structs.asdict(flags), "exact": exact}
-        async with aclosing(self.events("/admin/load", body)) as events:
+        async with aclosing(self._events("/admin/load", body)) as events:
             async for event in events:
                 if "stage" not in event:
                     info = msgspec.convert(event, LoadedModel)
@@ -130,24 +130,24 @@ class Client(StoreCalls):
         return self._answer("/v1/completions", {"model": full_name(model), "prompt": prompt, **parameters})
 
     async def adapters(self) -> list[AdapterEntry]:
-        return msgspec.json.decode(await self.get("/lora-adapters"), type=list[AdapterEntry])
+        return msgspec.json.decode(await self._get("/lora-adapters"), type=list[AdapterEntry])
 
     async def adapter_folders(self) -> list[AdapterFolder]:
-        return msgspec.json.decode(await self.get("/admin/adapters"), type=list[AdapterFolder])
+        return msgspec.json.decode(await self._get("/admin/adapters"), type=list[AdapterFolder])
 
     async def load_adapter(self, name: str, path: str, **options: Any) -> None:
         """Load an adapter. `options`: the other fields of POST /v1/load_lora_adapter."""
-        await self.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **options})
+        await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path, **options})
 
     async def unload_adapter(self, name: str, *, model: str | None = None) -> None:
-        await self.post("/v1/unload_lora_adapter", {"lora_name": name, "model": model})
+        await self._post("/v1/unload_lora_adapter", {"lora_name": name, "model": model})
 
     async def unload(self, model: str) -> None:
-        await self.post("/admin/unload", {"model": full_name(model)})
+        await self._post("/admin/unload", {"model": full_name(model)})
 
     async def shutdown(self) -> None:
         """Stop the daemon after its running answers; returns when its process has ended."""
-        await self.post("/admin/shutdown", {})
+        await self._post("/admin/shutdown", {})
         deadline = time.monotonic() + self._settings.drain + STOP_SECONDS
         while owner_pid() is not None:
             if time.monotonic() > deadline:
@@ -186,7 +186,7 @@ class Client(StoreCalls):
         flags = self._flags.get(model)
         if flags is not None:
             try:
-                async with aclosing(self.events(path, _with_flags(body, flags))) as events:
+                async with aclosing(self._events(path, _with_flags(body, flags))) as events:
                     async for event in events:
                         yield event
                 return
@@ -196,7 +196,7 @@ class Client(StoreCalls):
                 self._say(kept_notice(info))
             else:
                 body = _with_flags(body, flags)
-        async with aclosing(self.events(path, body)) as events:
+        async with aclosing(self._events(path, body)) as events:
             async for event in events:
                 yield event
 
@@ -205,7 +205,7 @@ class Client(StoreCalls):
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
             try:
-                return msgspec.json.decode(await self.get("/admin/status"), type=Status)
+                return msgspec.json.decode(await self._get("/admin/status"), type=Status)
             except DaemonUnreachable:
                 if owner_pid() is None or time.monotonic() > deadline:
                     raise

@@ -25,42 +25,42 @@ class StoreCalls(Transport):
 
     async def catalog(self) -> Catalog:
         """The device of this machine, and the models that can be downloaded."""
-        return msgspec.json.decode(await self.get("/admin/catalog"), type=Catalog)
+        return msgspec.json.decode(await self._get("/admin/catalog"), type=Catalog)
 
     async def downloads(self) -> list[Job]:
-        return msgspec.json.decode(await self.get("/admin/downloads"), type=list[Job])
+        return msgspec.json.decode(await self._get("/admin/downloads"), type=list[Job])
 
     async def download(self, name: str) -> Job:
         """Start a download in the daemon. It goes on when this client has ended."""
-        return msgspec.json.decode(await self.post("/admin/downloads", {"name": name}), type=Job)
+        return msgspec.json.decode(await self._post("/admin/downloads", {"name": name}), type=Job)
 
     async def change_download(self, name: str, action: str) -> Job:
         """`action`: pause, resume or cancel."""
-        return msgspec.json.decode(await self.post(f"/admin/downloads/{action}", {"name": name}), type=Job)
+        return msgspec.json.decode(await self._post(f"/admin/downloads/{action}", {"name": name}), type=Job)
 
     async def delete(self, model: str) -> None:
         """Unload a model and delete its files."""
-        await self.post("/admin/delete", {"model": model})
+        await self._post("/admin/delete", {"model": model})
 
     async def show(self, model: str) -> ModelFacts:
         """The facts about a model or an adapter on this machine."""
-        return msgspec.json.decode(await self.post("/admin/show", {"model": full_name(model)}), type=ModelFacts)
+        return msgspec.json.decode(await self._post("/admin/show", {"model": full_name(model)}), type=ModelFacts)
 
     async def inspect(self, model: str) -> Inspection:
         """The architecture, the size and the usable backends of a model, also before it is downloaded."""
-        return msgspec.json.decode(await self.post("/admin/inspect", {"model": full_name(model)}), type=Inspection)
+        return msgspec.json.decode(await self._post("/admin/inspect", {"model": full_name(model)}), type=Inspection)
 
     async def fit(
         self, model: str, *, context: int = 0, parallel: int = 1, quant: Quant | None = None, backend: str | None = None
     ) -> list[Fit]:
         """The memory of a model on each backend. `context`: 0 means the largest context that fits."""
         body = {"model": full_name(model), "context": context, "parallel": parallel, "quant": quant, "backend": backend}
-        return msgspec.json.decode(await self.post("/admin/fit", body), type=list[Fit])
+        return msgspec.json.decode(await self._post("/admin/fit", body), type=list[Fit])
 
     async def search(self, query: str, *, limit: int = 20, offline: bool = False) -> SearchResult:
         """The entries of the catalog and the repositories of the hub with these words."""
         body = {"query": query, "limit": limit, "offline": offline}
-        return msgspec.json.decode(await self.post("/admin/search", body), type=SearchResult)
+        return msgspec.json.decode(await self._post("/admin/search", body), type=SearchResult)
 
     async def verify(self, model: str, *, on_progress: OnFile | None = None) -> Verification:
         """Compare every file of a model with its hash. A cancelled call ends the work in the daemon."""
@@ -69,7 +69,7 @@ class StoreCalls(Transport):
     async def prune(self, *, dry_run: bool = True, everything: bool = False) -> Pruning:
         """List the files in the cache that no model uses; without `dry_run`, delete them."""
         body = {"dry_run": dry_run, "everything": everything}
-        return msgspec.json.decode(await self.post("/admin/prune", body), type=Pruning)
+        return msgspec.json.decode(await self._post("/admin/prune", body), type=Pruning)
 
     async def import_model(
         self, path: str, name: str = "", *, copy: bool = False, on_progress: OnFile | None = None
@@ -80,21 +80,21 @@ class StoreCalls(Transport):
 
     async def aliases(self) -> dict[str, str]:
         """Alias -> name of a model."""
-        return msgspec.json.decode(await self.get("/admin/aliases"), type=dict[str, str])
+        return msgspec.json.decode(await self._get("/admin/aliases"), type=dict[str, str])
 
     async def set_alias(self, alias: str, name: str | None) -> dict[str, str]:
         """Add or replace an alias; None removes the alias. Returns all aliases."""
         body = {"alias": alias, "name": None if name is None else full_name(name)}
-        return msgspec.json.decode(await self.post("/admin/alias", body), type=dict[str, str])
+        return msgspec.json.decode(await self._post("/admin/alias", body), type=dict[str, str])
 
     async def configure(self, model: str, changes: dict[str, str]) -> dict[str, Any]:
         """Change the settings of one model; an empty text removes a setting. Returns all settings of the model."""
-        reply = await self.post("/admin/settings", {"model": full_name(model), "changes": changes})
+        reply = await self._post("/admin/settings", {"model": full_name(model), "changes": changes})
         return msgspec.json.decode(reply, type=dict[str, Any])
 
     async def _work(self, path: str, body: dict[str, Any], kind: type[Result], on_progress: OnFile | None) -> Result:
         """The last event of some work, after its events of progress."""
-        async with aclosing(self.events(path, body)) as events:
+        async with aclosing(self._events(path, body)) as events:
             async for event in events:
                 if "done" not in event:
                     return msgspec.convert(event, kind)

@@ -31,10 +31,10 @@ class Transport:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def get(self, path: str) -> bytes:
+    async def _get(self, path: str) -> bytes:
         return await self._request("GET", path, b"")
 
-    async def post(self, path: str, body: dict[str, Any]) -> bytes:
+    async def _post(self, path: str, body: dict[str, Any]) -> bytes:
         return await self._request("POST", path, msgspec.json.encode(body))
 
     async def _request(self, method: str, path: str, content: bytes) -> bytes:
@@ -47,7 +47,7 @@ class Transport:
             raise _error(response.content)
         return response.content
 
-    async def events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
+    async def _events(self, path: str, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any]]:
         """Yield the JSON of each server-sent event. Raises the error of the response or of an event."""
         headers = {"content-type": "application/json"}
         try:

@@ -63,12 +63,13 @@ class Connection:
         self._show_state(f"loading {model}")
         try:
             client = await self.client()
-            await client.load(model, flags=self._load_flags, exact=True, on_progress=self._show_progress)
+            info = await client.load(model, flags=self._load_flags, exact=True, on_progress=self._show_progress)
             await self.refresh()
         except AppError as error:
             self.lost(error)
             raise
-        self._show_state("ready")
+        options = " ".join(info.options) or "its settings"
+        self._show_state(f"busy, keeps {options}" if info.kept else "ready")
 
     async def refresh(self) -> None:
         """Update the lists of models and loaded models. Raises AppError."""

@@ -65,7 +65,7 @@ async def test_decode_rate_does_not_depend_on_the_reader(client: Client, monkeyp
         yield {"choices": [{"delta": {"content": "a b"}, "finish_reason": "stop"}]}
         yield {"choices": [], "usage": usage | {"decode_seconds": 1e-9}}
 
-    monkeypatch.setattr(client, "events", all_at_once)
+    monkeypatch.setattr(client, "_events", all_at_once)
     done = (await answer(client, "echo a b"))[-1]
     assert done.seconds - done.ttft == pytest.approx(1e-9, rel=0.01)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localllm.app.client import LoadFlags
+from localllm.app.client import LoadedModel, LoadFlags
 from localllm.app.config import Settings
 from localllm.app.tui.connection import Connection
 
@@ -27,3 +27,18 @@ async def test_connection_passes_its_flags_when_it_loads_a_model(backend: str | 
     await Connection(settings, client.connect, flags).use("guide")  # type: ignore[arg-type]
     assert calls == [(flags, True)]
     assert settings.backend == "auto", "the settings of the daemon do not change"
+
+
+@pytest.mark.parametrize(
+    ("options", "state"), [(("--quant int8",), "busy, keeps --quant int8"), ((), "busy, keeps its settings")]
+)
+async def test_state_says_that_a_busy_model_keeps_other_options(options: tuple[str, ...], state: str) -> None:
+    client = FakeClient()
+
+    async def kept(model: str, **_: object) -> LoadedModel:
+        return LoadedModel(id=model, state="ready", pid=1, options=options, kept=True)
+
+    client.load = kept  # type: ignore[method-assign,assignment]
+    connection = Connection(Settings(), client.connect)  # type: ignore[arg-type]
+    await connection.use("guide")
+    assert connection.state == state

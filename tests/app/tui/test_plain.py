@@ -191,11 +191,12 @@ class FakeClient:
         self.error: AppError | None = None
         self.how: list[Any] = []
 
-    async def load(self, model: str, *, on_progress: Any, **how: Any) -> None:
+    async def load(self, model: str, *, on_progress: Any, **how: Any) -> LoadedModel:
         on_progress("reading", 0.5)
         self.how.append((model, how))
         if self.error is not None:
             raise self.error
+        return READY
 
     async def models(self) -> list[ModelEntry]:
         return [ModelEntry(id="m", context=64), ModelEntry(id="n", context=128, bundled=True)]
