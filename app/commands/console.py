@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -15,11 +16,14 @@ INTERRUPTED = 130  # 128 + SIGINT: the exit code that shells use for Ctrl-C
 
 # Characters that control a terminal: C0 without newline and tab, DEL and C1.
 CONTROL_CODES = {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}
-REPLACEMENTS = dict.fromkeys(CONTROL_CODES, "\N{REPLACEMENT CHARACTER}")
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+REPLACEMENTS = dict.fromkeys(CONTROL_CODES, REPLACEMENT)
 
 
 def run_command(command: click.Command, args: list[str]) -> int:
     """Run a click command and return its exit code. An error prints one line and a hint."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal's encoding lacks is no error
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = command.main(args, prog_name="localllm", standalone_mode=False)
     except click.Abort as abort:
@@ -49,10 +53,16 @@ def report(error: AppError, as_json: bool) -> int:
         body = {"message": error.message, "type": error.type, "code": error.code, "hint": error.hint, **error.numbers}
         say(json.dumps({"error": body}))
     else:
-        say(click.style("error:", fg="red") + f" {' '.join(safe(error.message).split())}")
+        say(click.style("error:", fg="red") + f" {_printable(error.message)}")
         if error.hint:
-            say(click.style("hint:", fg="cyan") + f" {safe(error.hint)}")
+            say(click.style("hint:", fg="cyan") + f" {_printable(error.hint)}")
     return error.exit_code
+
+
+def _printable(text: str) -> str:
+    """The text in one line, with characters that a terminal does not show replaced, such as those that turn text."""
+    words = " ".join(text.split())
+    return "".join(character if character.isprintable() else REPLACEMENT for character in words)
 
 
 def say(line: str) -> None:

@@ -187,7 +187,9 @@ def _set_alias(name: str, model: str) -> None:
     if str(target) in preferences.read().aliases:
         raise InvalidRequest(f"{model} is itself an alias", hint="name its model", param="model")
     text = str(Path(model).expanduser().absolute()) if is_path(model) else str(target)
-    if cache.find(text, allow_path=True) is None and text != GUIDE:
+    if is_path(text):
+        cache.resolve(text, allow_path=True)  # raises ModelNotFound for a folder without a model
+    elif cache.find(text) is None and text != GUIDE:
         if catalog.expand(target) is None:  # a name that pull refuses
             raise ModelNotFound(f"model {text[:200]!r} is not on this machine", hint=cache.hint(text), param="model")
         say(f"{text} is not on this machine yet; localllm pull {text} downloads it")

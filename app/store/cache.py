@@ -56,8 +56,9 @@ def bundled() -> list[ModelRef]:
 
 
 def repo_folders() -> list[Path]:
-    """The folders of all repositories in the cache, in alphabetical order."""
-    return sorted(paths.hub_cache_dir().glob("models--*"), key=lambda folder: folder.name.lower())
+    """The folders of all repositories in the cache, in alphabetical order. Names that no hub has are left out."""
+    folders = [folder for folder in paths.hub_cache_dir().glob("models--*") if names.is_repo_folder(folder)]
+    return sorted(folders, key=lambda folder: folder.name.lower())
 
 
 def resolve(name: str, *, allow_path: bool = False) -> ModelRef:

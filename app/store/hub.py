@@ -148,7 +148,10 @@ def _packed_outside(snapshots: Sequence[Path]) -> list[Path]:
 
 def _remove(folders: Sequence[Path]) -> None:
     for folder in folders:
-        shutil.rmtree(folder)
+        if folder.is_symlink():  # its files belong to another folder
+            folder.unlink()
+        else:
+            shutil.rmtree(folder)
 
 
 def _size(folder: Path) -> int:

@@ -30,7 +30,8 @@ MAIN = "main"
 LOCAL = "local"  # the organisation of imported models and of files from other hosts; not a name of a hub
 MAX_NAME = 4096  # characters
 
-SEGMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"  # at most 96 characters: the limit of Hugging Face
+# As on Hugging Face: at most 96 characters, and no `--`, which separates organisation and name in the cache.
+SEGMENT = r"[A-Za-z0-9_](?:[A-Za-z0-9._]|-(?!-)){0,95}"
 REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}"
 QUANT = r"(?:UD-)?(?:I?Q[1-8](?:_[0-9A-Z]{1,3}){0,3}|TQ[12]_0|BF16|F16|F32|MXFP4(?:_MOE)?|NVFP4)"
 REPOSITORY = re.compile(
@@ -166,6 +167,14 @@ def repo_of_folder(folder: Path) -> str:
     if hub == "ms" and "--" in rest:
         return f"ms:{rest.replace('--', '/', 1)}"
     return repo
+
+
+def is_repo_folder(folder: Path) -> bool:
+    """True if the name of the repository in a folder of the shared cache is a name that `parse` accepts."""
+    try:
+        return isinstance(parse(repo_of_folder(folder)), HubName | ShortName)
+    except InvalidRequest:
+        return False
 
 
 def _hub_name(text: str, match: re.Match[str]) -> HubName:

@@ -1,0 +1,155 @@
+"""Hostile names on every command of the store: a clear error, nothing written, nothing deleted outside of the store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from localllm.app import paths
+from localllm.app.cli import main
+from localllm.app.store import cache, listing, prune, stored
+
+from .hub import Hub, model_files, serving
+from .test_store_cache import WHOLE, make
+from .test_store_names import HOSTILE
+
+COMMANDS = [
+    ("show", "{}"),
+    ("inspect", "{}"),
+    ("fit", "{}"),
+    ("verify", "{}"),
+    ("pull", "--yes", "{}"),
+    ("rm", "--yes", "{}"),
+    ("rm", "--yes", "--packed", "{}"),
+    ("import", "{folder}", "--name", "{}"),
+    ("alias", "name", "{}"),
+    ("alias", "{}", "guide"),
+    ("alias", "{}", "--rm"),
+    ("config", "{}", "quant=int4"),
+    ("adapters", "rm", "--yes", "{}"),
+    ("adapters", "load", "{}"),
+]
+MORE = [
+    "../../outside",
+    "./\udcff",
+    "\udcff",
+    "./a\x1b[31mb",
+    "/" + "x" * 5000,
+    "~nobody/x",
+    "org/repo@" + "x" * 300,
+    "local/..",
+    "ms:local/x/y",
+    "-x",
+    "--yes=",
+    "models--org--m",
+    "org--m",
+    "ORG/M/../m",
+    "%2e%2e/x",
+    "org/m%00",
+    "ａｂｃ",
+    "e\u0301",
+    "\u00e9",
+]
+
+
+@pytest.fixture
+def outside(own_folders: Path) -> Iterator[Path]:
+    """A folder with files of the user, which no command may change."""
+    make("org/m", WHOLE)
+    folder = own_folders / "outside"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_text("secret")
+    before = state(own_folders)
+    yield folder
+    assert state(own_folders) == before
+
+
+def state(home: Path) -> dict[str, bytes | None]:
+    """Every file below a folder, without the logs of commands."""
+    return {str(path): path.read_bytes() if path.is_file() else None for path in sorted(home.rglob("*"))}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_hostile_names_are_refused_without_a_trace(
+    command: tuple[str, ...], outside: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for hostile in [*HOSTILE, *MORE]:
+        name = hostile
+        args = [word.replace("{folder}", str(outside)).replace("{}", name) for word in command]
+        if name.startswith("-"):
+            args = [arg for arg in args if arg != name] + ["--", name]
+        code = main(args)
+        printed = capsys.readouterr()
+        assert code in (2, 3, 4, 5, 10), (args, code, printed)
+        assert not printed.out, args
+        lines = printed.err.splitlines()
+        assert lines[0].startswith("error: "), args
+        assert len(lines) <= 3, (args, lines)
+        assert all(line.isprintable() for line in lines), (args, lines)
+        assert max(map(len, lines)) < 1000, args
+
+
+def test_links_in_the_store_are_not_followed_by_deletions(own_folders: Path) -> None:
+    """The cache folder of a repository, a snapshot and a blob are links to files of the user."""
+    documents = own_folders / "documents"
+    documents.mkdir()
+    (documents / "letter").write_text("text")
+    folder = paths.hub_cache_dir()
+    folder.mkdir(parents=True)
+    (folder / "models--org--link").symlink_to(documents)
+    snapshot = make("org/inside", WHOLE)
+    (snapshot / "linked").symlink_to(documents)
+    (snapshot.parent.parent / "blobs" / "letter").symlink_to(documents / "letter")
+    (snapshot.parent / ("d" * 40)).symlink_to(documents)
+    prune.delete(prune.find_unused(everything=True))
+    assert main(["rm", "org/link", "--yes"]) == 0
+    assert main(["rm", "org/inside@main", "--yes"]) == 0
+    assert main(["rm", "org/inside", "--yes"]) in (0, 3)
+    assert (documents / "letter").read_text() == "text"
+    assert [path.name for path in folder.glob("models--*")] == []
+
+
+@pytest.mark.parametrize("content", ["../../../../etc", "/etc", "", "x" * 10**6, "\x00", "a" * 40])
+def test_hostile_references_name_no_snapshot(content: str) -> None:
+    snapshot = make("org/m", WHOLE)
+    (snapshot.parent.parent / "refs" / "main").write_text(content)
+    assert cache.find("org/m") is None
+    assert [model.id for model in listing.listed()] == ["guide", f"org/m@{'c' * 12}"]
+
+
+def test_repository_with_hostile_file_names_is_not_downloaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own_folders: Path
+) -> None:
+    from huggingface_hub import constants
+
+    names = ["../../../pwned", "a\u0301.json", "CON.json", "/etc/x.json"]
+    repos = {f"org/evil{number}": {**model_files(), name: b"{}"} for number, name in enumerate(names)}
+    repos["org/evil1"]["\u00e1.json"] = b"{}"
+    with serving(Hub(repos)) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        for repo in repos:
+            for command in (["pull", "--yes", repo], ["inspect", repo], ["fit", repo]):
+                assert main(command) == 2
+                assert "unsafe name" in (error := capsys.readouterr().err) or "same name" in error
+    assert not stored.find("org/evil0")
+    assert not list(paths.hub_cache_dir().glob("models--*"))
+    assert not [path for path in own_folders.rglob("*") if "pwned" in path.name]
+
+
+def test_names_of_folders_in_the_cache_cannot_leave_it() -> None:
+    """Folders that another program has created with strange names."""
+    folder = paths.hub_cache_dir()
+    for name in ("models--..--..", "models--", "models--a", "models--a--b--c", "models--org--\x1b[31m", "models--é--x"):
+        (folder / name / "snapshots" / ("a" * 40)).mkdir(parents=True)
+    assert [model.id for model in listing.listed()] == ["guide"]
+    for id in stored.ids():
+        if id not in ("guide", "pirate", "steps"):
+            assert main(["show", id]) in (2, 3)
+            assert main(["inspect", "--", id]) in (2, 3, 10)
+    assert main(["rm", "--yes", "../.."]) == 2
+    assert folder.is_dir()
