@@ -193,8 +193,8 @@ def test_commit_prefix_has_at_least_seven_letters() -> None:
 
 
 def test_main_precedes_other_branches_and_branches_precede_commits() -> None:
-    make("org/two--parts", WHOLE, refs=("a", "main", "z"))
-    assert names() == ["org/two--parts"]
+    make("org/two-parts", WHOLE, refs=("a", "main", "z"))
+    assert names() == ["org/two-parts"]
     make("org/tagged", WHOLE, "d" * 40, refs=("v2", "v1"))
     assert "org/tagged@v1" in names()
     with pytest.raises(ModelNotFound):

@@ -14,8 +14,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from localllm.app.chat.bounded import BoundedChild, Exhausted
-from localllm.app.store import check as checks
-from localllm.app.store import headers, headers_child
+from localllm.app.store import architectures, headers, headers_child
 from localllm.app.store.check import check, missing_shards
 from localllm.app.store.headers import LocalFile, read_gguf, safetensors_head
 from localllm.app.store.headers_child import Answer, Job, answer
@@ -199,17 +198,18 @@ def test_unknown_architecture_is_left_to_the_backends(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("", None),
-        ("print('cpu: no')", "no backend supports this model (cpu: no)"),
-        ("raise SystemExit(3)", "cannot be asked about mystery: the process ended with 3"),
-        ("import time; time.sleep(60)", "gave no answer about mystery within 0.5 s"),
+        ("print('[\\"\\"]')", None),
+        ("print('[\\"no backend\\"]')", "no backend"),
+        ("raise SystemExit(3)", "cannot be asked about the architecture: the process ended with 3"),
+        ("import time; time.sleep(60)", "gave no answer about the architecture within 0.5 s"),
     ],
 )
 def test_answer_of_the_backends_is_the_problem(
     script: str, message: str | None, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_config(copy, model_type="mystery")
-    monkeypatch.setattr(checks, "ACCEPTS", (sys.executable, "-c", script))
-    monkeypatch.setattr(checks, "CHILD_SECONDS", 0.5 if "sleep" in script else 60.0)
+    monkeypatch.setattr(architectures, "ACCEPTS", (sys.executable, "-c", script))
+    monkeypatch.setattr(architectures, "START_SECONDS", 0.5 if "sleep" in script else 60.0)
+    monkeypatch.setattr(architectures, "SECONDS_PER_MODEL", 0.0)
     problems = check(copy)
     assert problems == [] if message is None else message in problems[0]
