@@ -198,8 +198,8 @@ def test_unknown_architecture_is_left_to_the_backends(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("print('[\\"\\"]')", None),
-        ("print('[\\"no backend\\"]')", "no backend"),
+        ("""print('[""]')""", None),
+        ("""print('["no backend"]')""", "no backend"),
         ("raise SystemExit(3)", "cannot be asked about the architecture: the process ended with 3"),
         ("import time; time.sleep(60)", "gave no answer about the architecture within 0.5 s"),
     ],
