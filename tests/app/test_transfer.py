@@ -295,6 +295,22 @@ def test_damaged_journal_is_replaced(damage: bytes, tmp_path: Path) -> None:
     assert other.claims == {}
 
 
+def test_leases_of_the_last_file_become_shorter() -> None:
+    chunks = Chunks(1000, 10, 30)
+    lengths = []
+    while not all(chunks.complete):
+        lease = chunks.take(shares=4)
+        assert lease is not None
+        lengths.append(lease.end - lease.next)
+        while lease.next < lease.end:
+            chunks.finish(lease)
+        chunks.give_back(lease)
+    assert sum(lengths) == 100
+    assert lengths[:3] == [25, 18, 14]
+    assert lengths[-4:] == [1, 1, 1, 1]
+    assert lengths == sorted(lengths, reverse=True)
+
+
 def test_leases_cover_each_chunk_once() -> None:
     chunks = Chunks(95, 10, 3)
     first, second = chunks.take(), chunks.take()

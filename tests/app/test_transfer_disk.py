@@ -9,6 +9,7 @@ import os
 import random
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from localllm.app.store.transfer.policy import Policy
 from .disk_changes import look_before_changes
 from .failing_disks import CountingDisk, PowerCutDisk, failing_disk
 from .hub import Hub, serving
-from .test_transfer_kill import CHUNK, FILES, POLICY, check_visible, remote_files
+from .test_transfer_kill import BYTES, CHUNK, FILES, POLICY, check_visible, complete_bytes, remote_files
 from .transfer_child import download
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
@@ -126,6 +127,34 @@ class MeetingDisk(Disk):
 def test_files_are_hashed_at_the_same_time(hub: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "models--a"
     download(repository(hub, folder), Policy(**POLICY), MeetingDisk())
+    check_visible(folder)
+
+
+class BlockedDisk(Disk):
+    """Hashers wait until `unblocked` is set."""
+
+    def __init__(self) -> None:
+        self.unblocked = threading.Event()
+
+    def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
+        assert self.unblocked.wait(20)
+        return super().read_into(descriptor, buffer, offset)
+
+
+def test_requests_wait_for_a_hash_that_is_far_behind(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "models--a"
+    disk = BlockedDisk()
+    policy = Policy(**{**POLICY, "unhashed_bytes": 4 * CHUNK})
+    thread = threading.Thread(target=download, args=(repository(hub, folder), policy, disk))
+    thread.start()
+    before = -1
+    while before != hub.sent:
+        before = hub.sent
+        time.sleep(0.2)
+    received = complete_bytes(folder)
+    disk.unblocked.set()
+    thread.join()
+    assert 4 * CHUNK < received < 20 * CHUNK < BYTES
     check_visible(folder)
 
 

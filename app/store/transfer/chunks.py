@@ -38,11 +38,14 @@ class Chunks:
         self._max_chunks = max_chunks
         self._leases: list[Lease] = []
 
-    def take(self) -> Lease | None:
-        """A new lease; None if every chunk is complete or leased, and no lease is long enough to split."""
+    def take(self, shares: int = 1) -> Lease | None:
+        """A new lease; None if every chunk is complete or leased, and no lease is long enough to split.
+
+        The lease has at most one of `shares` parts of the free chunks, so that the last leases of a file are short.
+        """
         if self.single and self._leases:
             return None
-        lease = self._take_free() or (None if self.single else self._split())
+        lease = self._take_free(shares) or (None if self.single else self._split())
         if lease is not None:
             self._leases.append(lease)
         return lease
@@ -76,13 +79,13 @@ class Chunks:
         """Bytes of a chunk."""
         return min(self.chunk_bytes, self.size - index * self.chunk_bytes)
 
-    def _take_free(self) -> Lease | None:
+    def _take_free(self, shares: int) -> Lease | None:
         leased = sorted((lease.next, lease.end) for lease in self._leases)
         index = 0
         for start, end in [*leased, (self.count, self.count)]:
             index = self._skip_complete(index, start)
             if index < start:
-                return Lease(index, self._end_of_free(index, start))
+                return Lease(index, self._end_of_free(index, start, shares))
             index = max(index, end)
         return None
 
@@ -90,8 +93,10 @@ class Chunks:
         free = self.complete.find(0, index, limit)
         return limit if free < 0 else free
 
-    def _end_of_free(self, index: int, limit: int) -> int:
-        limit = min(limit, self.count if self.single else index + self._max_chunks)
+    def _end_of_free(self, index: int, limit: int, shares: int) -> int:
+        if not self.single:
+            free = self.complete.count(0) - sum(lease.end - lease.next for lease in self._leases)
+            limit = min(limit, index + self._max_chunks, index + max(1, free // shares))
         complete = self.complete.find(1, index, limit)
         return limit if complete < 0 else complete
 

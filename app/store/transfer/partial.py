@@ -116,6 +116,14 @@ class PartialFile:
         return self._hashed < self.chunks.count and bool(self.chunks.complete[self._hashed])
 
     @property
+    def unhashed(self) -> int:
+        """Bytes that this process received and the hasher can add at once."""
+        if self._hashed in self._unverified:
+            return 0
+        end = self.chunks.complete.find(0, self._hashed)
+        return ((self.chunks.count if end < 0 else end) - self._hashed) * self.chunks.chunk_bytes
+
+    @property
     def is_hashed(self) -> bool:
         return self._hashed == self.chunks.count
 

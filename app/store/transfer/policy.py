@@ -16,6 +16,7 @@ class Policy:
     connections: int = 16  # limit; a transfer starts with fewer
     first_connections: int = 4
     hashers: int = 4  # limit of the files that are hashed at the same time
+    unhashed_bytes: int = 256 * MIB  # a limit: requests wait for hashers that are further behind
     chunk_bytes: int = 4 * MIB  # unit of the journal; smaller files have one request and no journal
     request_bytes: int = 64 * MIB  # limit of one ranged request, so that connections share a file
     connect_timeout: float = 10.0

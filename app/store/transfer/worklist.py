@@ -133,6 +133,7 @@ class WorkList:
     def finish_hashing(self, job: Job) -> None:
         with self.changed:
             job.hashing = False
+            self.changed.notify_all()  # workers wait for hashers that are far behind
 
     def wait_for_batch(self, seconds: float) -> bool:
         """Wait until a batch of small files is stored. Returns False after some seconds, or if the transfer ends."""
@@ -239,12 +240,21 @@ class WorkList:
             self.blob_names[job.file.key] = name
             self.changed.notify_all()
 
+    @property
+    def _unhashed(self) -> int:
+        return sum(job.partial.unhashed for job in self.large if job.partial is not None and not job.restarting)
+
     def _take(self) -> Assignment | None:
         if self._small:
             return Assignment(self._small.popleft(), None)
+        if self._unhashed > self.policy.unhashed_bytes:
+            return None
         for job in self.large:
             assert job.partial is not None
-            if not job.restarting and (lease := job.partial.chunks.take()):
+            shares = (
+                2 * self.policy.connections if job is self.large[-1] else 1
+            )  # its hash ends soon after its download
+            if not job.restarting and (lease := job.partial.chunks.take(shares)):
                 return Assignment(job, lease)
         return None
 
