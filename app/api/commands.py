@@ -4,6 +4,7 @@ crash on a hostile file, and the result is that of the command line.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from ..errors import BY_CODE, AppError, InvalidRequest, WorkerDied
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.cli")
 SECONDS = 120.0  # maximum duration: a hub may be slow
 MAX_TEXT = 8192  # characters of all arguments
+_FLAG = re.compile(r"'--([a-z-]+)'")  # the flag that an error of the command line is about
 
 
 class _Error(msgspec.Struct, frozen=True):
@@ -58,5 +60,6 @@ def _error(command: str, output: bytes, param: str) -> AppError:
     """The error in the last line of a command's standard error."""
     with suppress(msgspec.DecodeError, IndexError):
         error = msgspec.json.decode(output.splitlines()[-1], type=_Reply).error
-        return BY_CODE.get(error.code, AppError)(error.message, hint=error.hint, param=param)
+        flag = _FLAG.search(error.message)
+        return BY_CODE.get(error.code, AppError)(error.message, hint=error.hint, param=flag[1] if flag else param)
     return WorkerDied(f"localllm {command} crashed", hint="run it in a terminal to see the reason")

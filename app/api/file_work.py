@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+from ..errors import StorageFailed
 from ..store import cache
 from ..store.importing import import_model
 from ..store.verify import files_of, verify_file
@@ -49,12 +50,11 @@ class FileWork:
 
 
 class _Notifier:
-    """Passes progress on, at most one event in EVENT_SECONDS and the first one of each file."""
+    """Passes progress on, at most one event in EVENT_SECONDS."""
 
     def __init__(self, send: Callable[[FileProgress], object]) -> None:
         self._send = send
         self._stopped = threading.Event()
-        self._file = ""
         self._time = 0.0
 
     def stop(self) -> None:
@@ -71,7 +71,14 @@ class _Notifier:
 
 
 def verify(model: cache.ModelRef, progress: Progress) -> Verification:
-    """Compare every file of a model with its hash."""
+    """Compare every file of a model with its hash. Raises StorageFailed if a file cannot be read."""
+    try:
+        return _verify(model, progress)
+    except OSError as error:
+        raise StorageFailed(f"cannot read the files of {model.id}: {error}") from error
+
+
+def _verify(model: cache.ModelRef, progress: Progress) -> Verification:
     files = files_of(model)
     total = sum(path.stat().st_size for _, path in files if path.is_file())
     done = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from .adapters import Adapters
 from .description import describe
 from .loading import LoadRequest, as_flags, check_backend, load_frame, load_settings
 from .machine import MachineProbe
-from .names import Names
+from .names import Names, is_inside
 from .process import COMMAND, WorkerProcess
 
 STOPPING = "the daemon is stopping"
@@ -112,7 +112,7 @@ class LoadedModels:
     async def _loaded_entry(self, ref: cache.ModelRef, settings: Settings, progress: Progress | None) -> _Entry | None:
         """Wait for the load of a model, which this call starts if necessary. None: the model was unloaded meanwhile."""
         self._refuse_when_stopping()
-        if _is_inside(ref.path, self._blocked):
+        if is_inside(ref.path, self._blocked):
             raise ModelNotFound(f"model {ref.id} is being deleted", param="model")
         entry = self._entries.get(ref.id) or self._start(ref, settings)
         if entry.unloading is not None:
@@ -276,7 +276,7 @@ class LoadedModels:
         """Unload the models with files in these folders; until the end of the block, no call loads them again."""
         self._blocked += folders
         try:
-            entries = [entry for entry in self._entries.values() if _is_inside(entry.ref.path, folders)]
+            entries = [entry for entry in self._entries.values() if is_inside(entry.ref.path, folders)]
             for entry in entries:
                 self._adapters.forget(entry.ref.id)
             await asyncio.gather(*(self._unload_task(entry, self.settings.drain) for entry in entries))
@@ -355,8 +355,3 @@ class LoadedModels:
             for entry in list(self._entries.values()):
                 if entry.worker.idle > limit:
                     self._unload_task(entry, drain=0.0)
-
-
-def _is_inside(path: Path, folders: Iterable[Path]) -> bool:
-    """True if the path or a parent of it is one of the folders, also through symbolic links."""
-    return any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from ..errors import InvalidRequest, ModelNotFound
@@ -68,3 +69,8 @@ class Names:
         if self._adapters.has(name):
             return await self.resolve(self._adapters.find_model(name), local), name
         return await self.resolve(name, local), ""
+
+
+def is_inside(path: Path, folders: Iterable[Path]) -> bool:
+    """True if the path or a parent of it is one of the folders, also through symbolic links."""
+    return any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)

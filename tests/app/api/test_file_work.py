@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from localllm.app.api.events import EventStream
 from localllm.app.api.exchange import unless_gone
 from localllm.app.api.file_work import FileWork, Stopped
 from localllm.app.api.places import Places
-from localllm.app.errors import Overloaded
+from localllm.app.errors import Overloaded, StorageFailed
+from localllm.app.store.cache import ModelRef
 
 
 async def test_places_let_some_run_and_some_wait() -> None:
@@ -120,3 +122,18 @@ async def test_result_comes_before_the_disconnect() -> None:
         return 7
 
     assert await unless_gone(receive, work()) == 7
+
+
+def test_unreadable_file_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blob = tmp_path / ("a" * 64)
+    blob.write_bytes(b"x")
+    snapshot = tmp_path / "snapshot"
+    snapshot.mkdir()
+    (snapshot / "model.safetensors").symlink_to(blob)
+
+    def refuse(*_: object) -> Any:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StorageFailed, match="Input/output error"):
+        file_work.verify(ModelRef(id="m", path=snapshot), lambda *_: None)

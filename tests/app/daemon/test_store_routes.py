@@ -214,6 +214,11 @@ def test_hostile_body_is_a_typed_error(http: httpx.Client, route: str, body: dic
     assert http.get("/admin/aliases").json() == {}
 
 
+def test_error_names_the_field(http: httpx.Client) -> None:
+    wrong = http.post("/admin/fit", json={"model": "guide", "backend": "abacus"}).json()["error"]
+    assert (wrong["code"], wrong["param"]) == ("invalid_request", "backend")
+
+
 def test_large_body_is_refused(http: httpx.Client) -> None:
     assert http.post("/admin/show", json={"model": "x" * 2**21}).status_code == 413
     assert http.post("/admin/show", content=b"{", headers={"content-type": "application/json"}).status_code == 400
