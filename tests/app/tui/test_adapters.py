@@ -99,7 +99,7 @@ async def test_scale_can_be_typed(chat: OpenChat) -> None:
         await open_adapters(c)
         await c.pilot.press("down", "s", "backspace", *"500", "enter")
         await c.settle()
-        assert "the scale is a number from -100 to 100" in c.text_of("#notice")
+        assert "The scale is a number from -100 to 100" in c.text_of("#notice")
         await c.pilot.press("s", "backspace", *"2.5", "enter")
         await c.settle()
         assert "pirate ×2.5" in c.shown()
@@ -118,7 +118,7 @@ async def test_adapter_screen_shows_why_a_folder_is_refused(chat: OpenChat, monk
         await c.pilot.press("down", "down", "enter")
         await c.settle()
         assert c.app.screen is screen
-        assert "rank 64, but the limit is 16. raise the setting adapter_rank" in c.text_of("#notice")
+        assert "rank 64, but the limit is 16. Raise the setting adapter_rank" in c.text_of("#notice")
 
 
 async def test_adapter_screen_unloads(chat: OpenChat) -> None:
