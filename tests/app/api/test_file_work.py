@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 
 from localllm.app.api import events, file_work
-from localllm.app.api.admin import FileProgress
+from localllm.app.api.admin import FileProgress, ImportBody
 from localllm.app.api.body import ClientGone
 from localllm.app.api.events import EventStream
 from localllm.app.api.exchange import unless_gone
 from localllm.app.api.file_work import FileWork, Stopped
 from localllm.app.api.places import Places
 from localllm.app.errors import Overloaded, StorageFailed
+from localllm.app.store import cache, names
 from localllm.app.store.cache import ModelRef
+
+from ..tiny_qwen import write_model
 
 
 async def test_places_let_some_run_and_some_wait() -> None:
@@ -137,3 +140,22 @@ def test_unreadable_file_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(StorageFailed, match="Input/output error"):
         file_work.verify(ModelRef(id="m", path=snapshot), lambda *_: None)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 3])
+def test_import_that_is_stopped_leaves_nothing(calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    write_model(tmp_path / "tiny")
+    body = ImportBody(path=str(tmp_path / "tiny"), name="mine", copy=True)
+    seen: list[str] = []
+
+    def progress(file: str, done: int, total: int) -> None:
+        if len(seen) == calls:
+            raise Stopped
+        seen.append(file)
+
+    with pytest.raises(Stopped):
+        file_work.import_folder(body, progress)
+    assert cache.find("local/mine") is None
+    assert not names.repo_folder("local/mine").exists()
+    assert file_work.import_folder(body, lambda *_: None).id == "local/mine"
