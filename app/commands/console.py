@@ -25,6 +25,7 @@ def run_command(command: click.Command, args: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the terminal's encoding lacks is no error
         sys.stdout.reconfigure(errors="replace")
     try:
+        _refuse_undecodable(args)
         code = command.main(args, prog_name="localllm", standalone_mode=False)
     except click.Abort as abort:
         if abort.__cause__ is None and sys.stderr.isatty():  # Ctrl-C at a prompt leaves the cursor in its line
@@ -33,6 +34,16 @@ def run_command(command: click.Command, args: list[str]) -> int:
     except (click.ClickException, AppError, OSError) as error:
         return report(_app_error(error), as_json="--json" in args)
     return code if isinstance(code, int) else 0
+
+
+def _refuse_undecodable(args: list[str]) -> None:
+    """Raises InvalidRequest for an argument with bytes that are no text in the encoding of the locale."""
+    for arg in args:
+        try:
+            arg.encode("utf-8")
+        except UnicodeEncodeError:
+            hint = "use UTF-8, for example with the variable LC_ALL=C.UTF-8"
+            raise InvalidRequest(f"the argument {arg[:200]!a} is not text in this encoding", hint=hint) from None
 
 
 def _app_error(error: click.ClickException | AppError | OSError) -> AppError:

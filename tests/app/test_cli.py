@@ -219,6 +219,18 @@ def process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=30)
 
 
+def test_argument_that_is_not_utf8_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "guide", "gr\udcf6\udcdfe"]) == 2
+    assert "is not text in this encoding" in capsys.readouterr().err
+
+
+def test_output_in_another_encoding_has_replacements() -> None:
+    code = "from localllm.app.cli import main; import click; main(['alias']); click.echo('gr\u00f6\u00dfe \u65e5')"
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+    assert (done.returncode, done.stdout) == (0, "größe ?\n".encode("latin-1")), done.stderr
+
+
 def test_version() -> None:
     assert re.fullmatch(r"localllm \d+\.\d+\.\d+\n", process("--version").stdout)
 
