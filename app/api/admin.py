@@ -258,6 +258,9 @@ class HubMatch(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     downloads: int = 0
     licence: str = ""
+    likes: int = 0
+    size: int = 0  # bytes of the weights; 0: unknown
+    gated: bool = False  # the hub gives access to accounts that accepted the licence
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):

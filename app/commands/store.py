@@ -16,10 +16,11 @@ from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
 from ..store import cache, catalog, preferences, stored
 from ..store.names import GUIDE, is_path, parse
-from .console import say, table
+from .console import safe, say, table
 
 if TYPE_CHECKING:
     from ..store.prune import Unused
+    from ..store.searching import Repository
 
 DAMAGED = 1  # exit code of verify
 
@@ -230,6 +231,11 @@ def _entry_json(entry: catalog.Entry) -> dict[str, object]:
     return {**msgspec.to_builtins(entry), "supported": entry.is_supported}
 
 
+def _hub_row(item: Repository) -> tuple[str, ...]:
+    weights = size(item.size) if item.size else ""
+    return (item.id, weights, str(item.downloads), safe(item.licence), "gated" if item.gated else "")
+
+
 def _print_search(entries: dict[str, catalog.Entry], repositories: list[Any]) -> None:
     if entries:
         rows = []
@@ -239,7 +245,7 @@ def _print_search(entries: dict[str, catalog.Entry], repositories: list[Any]) ->
             rows.append((name, _about(entry.size), _about(entry.memory), entry.licence, entry.repository, notes))
         table(("NAME", "SIZE", "MEMORY", "LICENCE", "REPOSITORY", ""), rows)
     if repositories:
-        table(("ON HUGGING FACE", "DOWNLOADS"), [(item.id, str(item.downloads)) for item in repositories])
+        table(("ON HUGGING FACE", "SIZE", "DOWNLOADS", "LICENCE", ""), [_hub_row(item) for item in repositories])
     if not entries and not repositories:
         say("no model has these words in its name")
 

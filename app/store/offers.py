@@ -57,16 +57,17 @@ def speed_of(size: int, machine: Machine) -> float:
 
 
 def suggestions(listed: list[Offer]) -> set[str]:
-    """The names of a small, a medium and the largest model that fit, are fast enough and need no account."""
-    suitable = [
-        offer
-        for offer in listed
-        if offer.fit == "fits" and offer.speed >= MINIMUM_SPEED and not offer.gated and not offer.installed
-    ]
+    """The names of a small, a medium and the largest model that fit, are fast enough and need no account.
+
+    If too few models are fast enough, or if no speed is known, the smallest models that fit are suggested too.
+    """
+    suitable = [offer for offer in listed if offer.fit == "fits" and not offer.gated and not offer.installed]
     suitable.sort(key=lambda offer: offer.size)
-    if len(suitable) <= SUGGESTIONS:
-        return {offer.name for offer in suitable}
-    return {suitable[0].name, suitable[len(suitable) // 2].name, suitable[-1].name}
+    fast = [offer for offer in suitable if offer.speed >= MINIMUM_SPEED]
+    if len(fast) > SUGGESTIONS:
+        return {fast[0].name, fast[len(fast) // 2].name, fast[-1].name}
+    slow = [offer for offer in suitable if offer not in fast]
+    return {offer.name for offer in [*fast, *slow][:SUGGESTIONS]}
 
 
 def _offer(name: str, entry: Entry, machine: Machine, ids: Mapping[str, str]) -> Offer:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import DownloadFailed
+from ...engine.tensorfiles import ITEM_BYTES
+from ..errors import DownloadFailed, InvalidRequest
 from . import catalog
 from .lookup import endpoints, is_offline
+from .names import parse_hub
 
 SECONDS = 10.0  # maximum wait for an answer of the hub
+FIELDS = ("downloads", "likes", "tags", "safetensors", "gated")  # of the results; a mirror may ignore the request
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,9 @@ class Repository:
     id: str
     downloads: int
     licence: str
+    likes: int = 0
+    size: int = 0  # bytes of the weights; 0: unknown
+    gated: bool = False  # the hub gives access to accounts that accepted the licence
 
 
 def search_catalog(text: str) -> dict[str, catalog.Entry]:
@@ -53,20 +59,50 @@ def _search(endpoint: str, text: str, limit: int, with_token: bool) -> list[Repo
     import httpx
     from huggingface_hub.utils import build_hf_headers
 
-    filters = {"search": text, "limit": str(limit), "sort": "downloads", "filter": "safetensors,text-generation"}
+    params: dict[str, str | int | tuple[str, ...]] = {
+        "search": text,
+        "limit": limit,
+        "sort": "downloads",
+        "filter": "safetensors,text-generation",
+        "expand": FIELDS,
+    }
     headers = build_hf_headers(token=None if with_token else False)
     try:
         # huggingface_hub repeats a failed request for 23 seconds, too long for a search
-        response = httpx.get(f"{endpoint}/api/models", params=filters, headers=headers, timeout=SECONDS)
+        response = httpx.get(f"{endpoint}/api/models", params=params, headers=headers, timeout=SECONDS)
         response.raise_for_status()
-        return [_repository(model) for model in response.json()]
+        repositories = [_repository(model) for model in response.json()]
     except (httpx.HTTPError, OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         hint = "check the network and the proxy settings; without words, localllm search shows the catalog"
         reason = str(error).split("\n")[0] or type(error).__name__
         raise DownloadFailed(f"cannot search {endpoint}: {reason}", hint=hint) from error
+    return [repository for repository in repositories if _is_name(repository.id)]
+
+
+def _is_name(id: str) -> bool:
+    """Whether a text of the hub is the name of a repository that localllm can download."""
+    try:
+        return str(parse_hub(id)) == id
+    except InvalidRequest:
+        return False
 
 
 def _repository(model: dict[str, Any]) -> Repository:
     tags = model.get("tags") or []
     licences = [tag.removeprefix("license:") for tag in tags if str(tag).startswith("license:")]
-    return Repository(str(model["id"]), int(model.get("downloads") or 0), "".join(licences[:1]))
+    return Repository(
+        str(model["id"]),
+        int(model.get("downloads") or 0),
+        "".join(licences[:1]),
+        int(model.get("likes") or 0),
+        _size(model.get("safetensors") or {}),
+        bool(model.get("gated")),
+    )
+
+
+def _size(safetensors: dict[str, Any]) -> int:
+    """Bytes of the weights, from the number of values of each dtype; 0 if a dtype is unknown."""
+    counts = safetensors.get("parameters") or {}
+    if any(dtype not in ITEM_BYTES for dtype in counts):
+        return 0
+    return sum(ITEM_BYTES[dtype] * int(count) for dtype, count in counts.items())

@@ -114,6 +114,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(self.hub.fails_with, b"{}")
             return
         routes: list[tuple[str, Callable[..., None]]] = [
+            (r"/api/models", self._search),
             (r"/api/models/([^/]+/[^/]+)/revision/(.+)", self._info),
             (r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", self._file),
             (r"/content/([^/]+/[^/]+)/(.+)", self._content),
@@ -135,6 +136,12 @@ class Handler(BaseHTTPRequestHandler):
             return False
         self.reply(401, b"{}", {"X-Error-Code": "RepoNotFound"})
         return True
+
+    def _search(self) -> None:
+        words = parse_qs(self.path.partition("?")[2]).get("search", [""])[0].lower()
+        found = [repo for repo in self.hub.repos if words in repo.lower()]
+        models = [{"id": repo, "downloads": 1000, "likes": 7, "tags": ["license:apache-2.0"]} for repo in found]
+        self.reply(200, json.dumps(models).encode())
 
     def _info(self, repo: str, revision: str) -> None:
         if self._denied():

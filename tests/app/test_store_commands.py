@@ -290,8 +290,20 @@ def test_search_error_of_the_hub_is_plain(
 
 def test_search_lists_the_models_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     model = {"id": "org/m", "downloads": 7, "tags": ["license:mit", "x"]}
-    answer_search(monkeypatch, httpx.Response(200, json=[model]))
-    assert searching.search_hub("m", 3) == [searching.Repository("org/m", 7, "mit")]
+    other = {
+        "id": "org/n",
+        "likes": 3,
+        "gated": "manual",
+        "safetensors": {"parameters": {"BF16": 100, "F8_E4M3": 50}, "total": 150},
+    }
+    unknown = {"id": "org/o", "safetensors": {"parameters": {"F4": 100}}}
+    unusable = [{"id": id} for id in ("gpt2", "org/m\u202e", "../etc", "org/a b", "--org/m")]
+    answer_search(monkeypatch, httpx.Response(200, json=[model, other, unknown, *unusable]))
+    assert searching.search_hub("m", 3) == [
+        searching.Repository("org/m", 7, "mit"),
+        searching.Repository("org/n", 0, "", likes=3, size=250, gated=True),
+        searching.Repository("org/o", 0, ""),
+    ]
 
 
 def test_run_with_a_folder_does_not_walk_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

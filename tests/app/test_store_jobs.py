@@ -169,6 +169,13 @@ def test_offers_fit_the_machine_and_three_are_suggested() -> None:
     assert {name for name, offer in listed.items() if offer.suggested} == {"m:1b", "m:2b", "m:4b"}
 
 
+@pytest.mark.parametrize("bandwidth", [0.0, 1e9, 11e9])
+def test_slow_machine_gets_the_smallest_models_as_suggestions(bandwidth: float) -> None:
+    entries = {f"m:{n}b": Entry(repository=f"org/m{n}", size=2.0 * n, memory=2.0 * n) for n in (4, 3, 2, 1, 9)}
+    listed = offers(entries, Machine(memory=10**10, free=10**10, bandwidth=bandwidth), [])
+    assert {offer.name for offer in listed if offer.suggested} == {"m:1b", "m:2b", "m:3b"}
+
+
 def test_unknown_machine_suggests_nothing() -> None:
     (offer,) = offers({"m:1b": Entry(repository="org/m", size=1.0, memory=2.0)}, Machine(), [])
     assert (offer.fit, offer.speed, offer.suggested) == ("unknown", 0.0, False)

@@ -71,11 +71,13 @@ def _conclusion(assessment: Assessment, inspection: Inspection) -> list[str]:
         return [f"cannot run here: {one_line(reason, MAX_REASON)}"]
     if inspection.kind == "adapter":
         return [f"adapter of {inspection.base}" if inspection.base else "adapter"]
-    fits = [fit for fit in assessment.fits if fit.fits]
-    if fits:
-        return [f"fits on {fits[0].backend}", _context(fits[0]), speed_text(fits[0].tokens_per_second or 0.0)]
-    reasons = [f"does not fit on {fit.backend}: {fit.reason}" for fit in assessment.fits[:1]]
-    return reasons or [f"runs on {inspection.choice}"]
+    fits = sorted(assessment.fits, key=lambda fit: (not fit.fits, fit.backend != inspection.choice))
+    if not fits:
+        return [f"runs on {inspection.choice}"]
+    best = fits[0]
+    if not best.fits:
+        return [f"does not fit on {best.backend}: {best.reason}"]
+    return [f"fits on {best.backend}", _context(best), speed_text(best.tokens_per_second or 0.0)]
 
 
 def _context(fit: Fit) -> str:

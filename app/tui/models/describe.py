@@ -57,6 +57,7 @@ def inspected(inspection: Inspection) -> list[Line]:
         ("base model", inspection.base),
         ("quantisation", inspection.quantization),
         ("context", f"{inspection.context:,} tokens" if inspection.context else ""),
+        ("variants", _variants(inspection)),
         ("licence", inspection.licence or "unknown"),
         ("chat template", _template(inspection.template)),
         *titled("refused", _refused(inspection)),
@@ -99,6 +100,13 @@ def _template(template: TemplateVerdict | None) -> str:
         return f"fails: {template.reason}"
     abilities = [name for name, present in (("system messages", template.system), ("tools", template.tools)) if present]
     return f"works, with {' and '.join(abilities)}" if abilities else "works"
+
+
+def _variants(inspection: Inspection) -> str:
+    """The other models of a GGUF repository; `org/repo:VARIANT` names one of them."""
+    if len(inspection.variants) < 2:
+        return ""
+    return ", ".join(f"{variant.quant} {size(variant.bytes)}" for variant in inspection.variants)
 
 
 def _refused(inspection: Inspection) -> list[str]:

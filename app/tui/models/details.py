@@ -17,7 +17,7 @@ from ...errors import AppError
 from ..connection import Connection
 from ..text import explain, one_line
 from . import describe
-from .assessment import Assessment, assess
+from .assessment import Assessment, assess, refusal
 from .describe import Line
 from .rows import Row
 
@@ -39,6 +39,7 @@ class DetailScreen(ModalScreen[Choice | None]):
         self._connection = connection
         self._row = row
         self._keep = keep
+        self._refused = False  # True if no backend of this machine runs the model
         self._lines: list[Line] = []
 
     def compose(self) -> ComposeResult:
@@ -47,18 +48,22 @@ class DetailScreen(ModalScreen[Choice | None]):
             with VerticalScroll():
                 yield Static("", id="facts", markup=False)
             yield Static("", id="notice", markup=False)
-            yield Static(f"{self._enter()}↑ ↓ scroll · Esc closes", classes="keys", markup=False)
+            yield Static("", classes="keys", markup=False)
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()
+        self._show_keys()
         self._load()
+
+    def _show_keys(self) -> None:
+        self.query_one(".keys", Static).update(f"{self._enter()}↑ ↓ scroll · Esc closes")
 
     def _enter(self) -> str:
         if self._row.is_usable:
             return "Enter uses it · "
         if self._row.folder is not None:
             return ""
-        return "" if self._row.downloads else "Enter downloads it · "
+        return "" if self._row.downloads or self._refused else "Enter downloads it · "
 
     def action_choose(self) -> None:
         if self._enter():
@@ -96,8 +101,12 @@ class DetailScreen(ModalScreen[Choice | None]):
             self._keep(assessment)
         if self._row.entry is not None and self._row.entry.problem:
             self._add([("problem", self._row.entry.problem)])
+        if (job := self._row.job) is not None and job.state == "failed":
+            self._add([("download", f"failed: {job.error}. {job.hint}")])
         if assessment.inspection is not None:
             self._add(describe.inspected(assessment.inspection))
+            self._refused = bool(refusal(assessment.inspection))
+            self._show_keys()
         self._add(describe.fitted(assessment.fits))
         self._say("" if assessment.error is None else explain(assessment.error))
 

@@ -149,5 +149,11 @@ def _offer_facts(offer: Offer) -> list[str]:
 
 
 def _hub_facts(match: HubMatch, verdict: str) -> list[str]:
-    popularity = f"{short_count(match.downloads)} downloads" if match.downloads else ""
-    return [verdict, popularity, one_line(match.licence, 30)]
+    return [
+        verdict,
+        size(match.size) if match.size and not verdict else "",
+        one_line(match.licence, 30),
+        "needs an account" if match.gated else "",
+        f"{short_count(match.downloads)} downloads" if match.downloads else "",
+        f"{short_count(match.likes)} likes" if match.likes else "",
+    ]

@@ -93,10 +93,16 @@ class ModelList(OptionList):
         self.set_options([Option(text, disabled=self._rows[index] is None) for index, (_, text) in enumerate(shown)])
 
     def _highlight(self, key: str) -> None:
-        """Highlight the row with a key, or the first row if there is none."""
-        keys = {row.key: index for index, row in enumerate(self._rows) if row is not None}
-        if keys:
-            self.highlighted = keys.get(key, min(keys.values()))
+        """Highlight the row with a key or a name, or the first row if there is none."""
+        indices = [index for index, row in enumerate(self._rows) if row is not None]
+        if indices:
+            matches = [index for index in indices if key in self._names(index)]
+            self.highlighted = matches[0] if matches else indices[0]
+
+    def _names(self, index: int) -> tuple[str, ...]:
+        """The names of the row of an option."""
+        row = self._rows[index]
+        return () if row is None else (row.key, row.name)
 
     def _text(self, row: Row, machine: Machine, running: LoadedModel | None, matcher: Matcher | None) -> Content:
         known = facts(row, machine, running)

@@ -71,7 +71,14 @@ PIRATE_ENTRY = AdapterEntry(id=0, name="pirate", model="guide", path=PIRATE.path
 POET = AdapterFolder(id="org/poet", path="/hub/poet", base="someone/guide", rank=16, size=2_400_000)
 OTHER = AdapterFolder(id="org/qwen-lora", path="/hub/qwen", base="Qwen/Qwen3-4B", rank=32, size=66_000_000)
 
-MISTRAL = HubMatch(id="mistralai/Mistral-7B", downloads=1_234_567, licence="apache-2.0")
+MISTRAL = HubMatch(
+    id="mistralai/Mistral-7B",
+    downloads=1_234_567,
+    licence="apache-2.0",
+    likes=4_321,
+    size=14_480_000_000,
+    gated=True,
+)
 MAMBA = HubMatch(id="state-spaces/mamba2", downloads=900)
 FITS = Fit(
     backend="cpu",

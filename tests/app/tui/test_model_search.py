@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+
+import pytest
 
 from localllm.app.client import BackendVerdict, Fit, HubMatch
 from localllm.app.errors import DownloadFailed
@@ -22,8 +25,9 @@ async def search(c: Chat, word: str) -> None:
     await c.settle()
 
 
-async def test_words_without_a_match_search_the_hub(chat: OpenChat) -> None:
-    async with chat(client()) as c:
+async def test_words_without_a_match_search_the_hub(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.app.tui.models.screen.INSPECT_SECONDS", 1000.0)
+    async with chat(client(), size=(100, 30)) as c:
         await open_models(c)
         await c.pilot.press(*"mistral")
         assert "search the hub for “mistral”" in c.shown()
@@ -32,7 +36,7 @@ async def test_words_without_a_match_search_the_hub(chat: OpenChat) -> None:
         await c.settle()
         shown = c.shown()
         assert "mistralai/Mistral-7B" in shown
-        assert "1.2 M downloads · apache-2.0" in shown
+        assert "13.5 GiB · apache-2.0 · needs an account · 1.2 M downloads · 4 k likes" in shown
         assert "search the hub" not in shown
         await c.pilot.press("slash", "end", "x")
         assert "search the hub for “mistralx”" in c.shown()
@@ -81,6 +85,11 @@ async def test_details_of_a_refused_model_name_the_reason(chat: OpenChat) -> Non
         await c.until(lambda: "cannot run" in c.shown())
         assert "architecture mamba2 is not supported" in c.shown()
         assert "pytorch_model.bin: pickle weights could run code; never downloaded" in c.shown()
+        assert "downloads" not in c.text_of(".keys")
+        await c.pilot.press("enter")
+        await c.pilot.pause()
+        assert isinstance(c.app.screen, DetailScreen)
+        assert not c.client.jobs
 
 
 async def test_hub_that_is_offline_or_has_no_result_is_named(chat: OpenChat) -> None:
@@ -203,6 +212,7 @@ def test_verdict_on_one_line() -> None:
         (Assessment(no_backend), "cannot run here: cuda: int3 is not supported"),
         (Assessment(inspection("m"), (small,)), "does not fit on cpu: its weights do not fit"),
         (Assessment(inspection("m"), (FITS,)), "fits on cpu · context 32,768 · estimated 5 tok/s · mistral · 13.5 GiB"),
+        (Assessment(inspection("m"), (replace(FITS, backend="mlx"), FITS)), "fits on cpu"),
         (Assessment(inspection("m", kind="adapter", base="org/base")), "adapter of org/base"),
         (Assessment(inspection("m"), error=DownloadFailed("late")), "runs on cpu"),
     ]

@@ -101,11 +101,12 @@ def test_results_of_a_search(
         await scene("f2", *"mistral", "enter")(pilot)
         screen = pilot.app.screen
         assert isinstance(screen, ModelScreen)
-        await pilot.press(key)
-        name = MAMBA.id if key == "down" else MISTRAL.id
-        while name not in screen.assessments:
+        while MISTRAL.id not in screen.assessments:
             await pilot.pause(0.05)
-        await pilot.pause()
+        await pilot.press(key)
+        while key == "down" and MAMBA.id not in screen.assessments:
+            await pilot.pause(0.05)
+        await pilot.pause(0.1)
 
     client = FakeClient()
     client.machine = MACHINE
