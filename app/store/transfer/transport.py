@@ -201,7 +201,8 @@ class _Body(httpx.SyncByteStream):
             elif rest:
                 first = next(blocks)
                 yield first
-                yield from self._receive(rest - len(first))
+                if rest > len(first):
+                    yield from self._receive(rest - len(first))
         self._complete = True
 
     def close(self) -> None:
