@@ -127,8 +127,8 @@ class Transport(httpx.BaseTransport):
     def _route(self, url: httpx.URL) -> Route:
         key = url.scheme, url.raw_host, url.port
         if key not in self._routes:
-            port = url.port or {"http": 80, "https": 443}[url.scheme]
-            self._routes[key] = Route(url.scheme, url.raw_host.decode("ascii"), port, _proxy_of(url))
+            host = url.raw_host.decode("ascii")
+            self._routes[key] = Route(url.scheme, host, url.port or _default_port(url), _proxy_of(url))
         return self._routes[key]
 
     def _take_idle(self, route: Route) -> httpcore.NetworkStream | None:
