@@ -2,7 +2,8 @@
 
 app           the application        chat/     header, messages, hints, prompt, status
 connection    the daemon             history/  the history file and its screen
-conversation  the tree of messages   models, adapters, settings, help, ask: one screen each
+conversation  the tree of messages   models/   the list of models, its search, actions and dialogs
+                                     adapters, settings, help, ask: one screen each
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ..commands import Call
 from ..conversation import Conversation, Message
 from ..help import HelpScreen
 from ..history.screen import HistoryScreen
-from ..models.screen import ModelScreen, Selection
+from ..models.screen import ModelChoice, ModelScreen
 from ..settings import NewSettings, SettingsScreen
 from ..text import clean, one_line
 from ..theme import DARK, LIGHT
@@ -35,18 +35,18 @@ async def _model(screen: ChatScreen, name: str) -> None:
         screen.use_model(name)
         return
 
-    async def use(selected: Selection | None) -> None:
-        if selected is not None:
-            screen.run_worker(_use_selection(screen, selected))
+    async def use(choice: ModelChoice | None) -> None:
+        if choice is not None:
+            screen.run_worker(_use_choice(screen, choice))
 
     screen.app.push_screen(ModelScreen(screen.connection, screen.conversation.model), use)
 
 
-async def _use_selection(screen: ChatScreen, selected: Selection) -> None:
+async def _use_choice(screen: ChatScreen, choice: ModelChoice) -> None:
     """Load the model, then the adapter."""
-    await screen.use_model(selected.model).wait()
-    if selected.adapter and screen.conversation.model == selected.model:
-        screen.execute(Call("adapter", selected.adapter))
+    await screen.use_model(choice.model).wait()
+    if choice.adapter and screen.conversation.model == choice.model:
+        screen.execute(Call("adapter", choice.adapter))
 
 
 async def _adapter(screen: ChatScreen, name: str) -> None:

@@ -165,8 +165,12 @@ async def _alias(screen: ModelScreen, row: Row) -> None:
 
 
 async def _delete(screen: ModelScreen, row: Row) -> None:
+    if row.downloads:
+        screen.say("This download runs. Cancel it first (c).")
+        return
     if not row.is_local:
-        screen.say("The highlighted model is not on this machine.")
+        unfinished = " The key u deletes unfinished downloads." if row.job else ""
+        screen.say(f"The highlighted model is not on this machine.{unfinished}")
         return
     if row.is_bundled or row.key == screen.current:
         reason = "built in" if row.is_bundled else "in use"

@@ -13,7 +13,7 @@ from textual.widgets.option_list import Option
 from ...client import LoadedModel, Machine
 from ..text import one_line
 from .facts import advice, bar, facts
-from .rows import HEADINGS, Row
+from .rows import HEADINGS, Row, fuzzy
 
 MAX_NAME = 120  # characters
 
@@ -63,7 +63,7 @@ class ModelList(OptionList):
         `highlighted`: key of the row to highlight; empty: the highlight stays on its row.
         """
         running = {model.id: model for model in loaded}
-        matcher = Matcher(filter) if filter else None
+        matcher = fuzzy(filter) if filter else None
         if not highlighted and self.row is not None:
             highlighted = self.row.key
         listed: list[Row | None] = []
@@ -105,12 +105,12 @@ class ModelList(OptionList):
         return () if row is None else (row.key, row.name)
 
     def _text(self, row: Row, machine: Machine, running: LoadedModel | None, matcher: Matcher | None) -> Content:
-        known = facts(row, machine, running)
+        details = facts(row, machine, running)
         if row.folder is not None:
             mark = "    ↳ " if row.base else "  "
-            return Content.assemble(mark, one_line(row.folder.id, MAX_NAME), "  ", (known, "dim"))
+            return Content.assemble(mark, one_line(row.folder.id, MAX_NAME), "  ", (details, "dim"))
         lines = [Content.assemble("● " if row.key == self._current else "  ", _title(row, matcher))]
-        lines.append(Content.styled(f"    {known}", "dim"))
+        lines.append(Content.styled(f"    {details}", "dim"))
         if row.job is not None and (progress := bar(row.job)):
             lines.append(Content(f"    {progress}"))
         if text := advice(row):

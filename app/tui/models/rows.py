@@ -160,7 +160,7 @@ def matching(listed: Sequence[Row], text: str, hub: HubResults, verdicts: Mappin
 
     `verdicts`: name of a model -> verdict of its inspection.
     """
-    matcher = Matcher(text)
+    matcher = fuzzy(text)
     scores = {row.key: _score(row, matcher) for row in listed}
     matches = [row for row in listed if scores[row.key] > 0]
     matches.sort(key=lambda row: scores[row.key], reverse=True)
@@ -171,10 +171,18 @@ def matching(listed: Sequence[Row], text: str, hub: HubResults, verdicts: Mappin
         matches.append(Row(text, "name", verdict=verdicts.get(text, "")))
     if hub.text != text:
         return [*matches, Row(f"search {text}", "search")]
+    by_name = {row.key.lower(): row for row in listed}
     for match in hub.matches:
-        if match.id.lower() not in names:
-            matches.append(Row(match.id, "result", match=match, verdict=verdicts.get(match.id, "")))
+        name = match.id.lower()
+        if name not in names:
+            result = Row(match.id, "result", match=match, verdict=verdicts.get(match.id, ""))
+            matches.append(by_name.get(name, result))  # a downloaded result stays in the list
     return matches
+
+
+def fuzzy(text: str) -> Matcher:
+    """A matcher of names that have the characters of a typed text in this order, without its spaces."""
+    return Matcher("".join(text.split()))
 
 
 def _score(row: Row, matcher: Matcher) -> float:

@@ -28,15 +28,15 @@ MAX_RESULTS = 20
 
 
 @dataclass(frozen=True)
-class Selection:
+class ModelChoice:
     """The model that the user selects, and the adapter; empty: none is selected."""
 
     model: str
     adapter: str = ""
 
 
-class ModelScreen(ModalScreen[Selection | None]):
-    """Lists the models. Returns the selection, or None if the user cancels."""
+class ModelScreen(ModalScreen[ModelChoice | None]):
+    """Lists the models. Returns the choice, or None if the user cancels."""
 
     BINDINGS = [("escape", "back", "Close"), ("f2", "dismiss(None)", "Close")]
 
@@ -249,7 +249,7 @@ class ModelScreen(ModalScreen[Selection | None]):
     def use(self, row: Row) -> None:
         """Close the screen and use a model, or an adapter with its base model."""
         adapter = row.name if row.folder is not None else ""
-        self.dismiss(Selection(row.base or row.key, adapter))
+        self.dismiss(ModelChoice(row.base or row.key, adapter))
 
     def say(self, words: str) -> None:
         self.query_one("#notice", Static).update(visible(words))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from localllm.app.client import BackendVerdict, Fit, HubMatch
+from localllm.app.client import BackendVerdict, Fit, HubMatch, Job
 from localllm.app.errors import DownloadFailed
 from localllm.app.tui.models.assessment import Assessment, verdict
 from localllm.app.tui.models.details import DetailScreen
@@ -183,6 +183,18 @@ def test_search_results_leave_out_models_that_are_listed() -> None:
         "search Qwen/Qwen3-32B",
     ]
     assert [row.kind for row in matching([], "~/model", hub, {})] == ["folder"]
+
+
+def test_downloaded_result_stays_in_the_list_of_results() -> None:
+    listed = [Row("org/chat", "model", entry=LARGE), Row("org/talk", "download", job=Job(name="org/talk"))]
+    hub = HubResults("pirate words", [HubMatch(id=id) for id in ("org/Chat", "org/talk", "org/new")])
+    kinds = [row.kind for row in matching(listed, "pirate words", hub, {})]
+    assert kinds == ["model", "download", "result"]
+
+
+def test_filter_ignores_spaces_between_words() -> None:
+    listed = [Row("qwen3:0.6b", "offer", offer=HUGE)]
+    assert [row.key for row in matching(listed, "qwen 0.6", HubResults(), {})] == ["qwen3:0.6b", "search qwen 0.6"]
 
 
 def test_adapters_stand_beside_their_base_models() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from localllm.app.tui.text import clean, fold, is_long, one_line, visible
+from localllm.app.errors import StorageFailed
+from localllm.app.tui.text import clean, explain, fold, is_long, one_line, visible
 
 
 @pytest.mark.parametrize(
@@ -55,3 +56,8 @@ def test_fold_and_is_long() -> None:
     head, left = fold("line\n" * 100)
     assert (head.count("\n"), left) == (11, 500 - len(head))
     assert [is_long(text) for text in ("a" * 4000, "a" * 4001, "\n" * 39, "\n" * 40)] == [False, True, False, True]
+
+
+def test_explained_error_has_sentences() -> None:
+    assert explain(StorageFailed("no space\x1b[2J", hint="free 2 GiB.")) == "No space[2J. Free 2 GiB."
+    assert explain(StorageFailed("")) == ""
