@@ -26,6 +26,14 @@ from .parameters import (
 from .version import VERSION
 
 
+EPILOG = """Start with: localllm chat. Each command has --help with examples.
+
+\b
+Exit codes: 0 done, 1 failed or declined, 2 wrong usage, 3 not found, 4 not allowed,
+5 model or backend cannot be used, 6 busy or stopping, 7 engine process died, 8 no daemon,
+9 port taken, 10 download failed, 11 disk, 130 interrupted"""
+
+
 class Commands(click.Group):
     """A group of commands that lists them in the order of this file."""
 
@@ -37,7 +45,7 @@ class Commands(click.Group):
     cls=Commands,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Start with: localllm chat. Each command has --help with examples.",
+    epilog=EPILOG,
 )
 @click.version_option(VERSION, message="localllm %(version)s")
 @click.pass_context

@@ -229,6 +229,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     stored: str  # time at which the newest file was stored, in ISO 8601
     size: str  # of all files, with its unit
     context: int | None  # tokens; None: unknown
+    base: str = ""  # base model of an adapter; empty: unknown
     licence: str
     template: str | None  # verdict on the chat template; None: adapters have none
     aliases: list[str]

@@ -42,6 +42,7 @@ def show(name: str, as_json: bool) -> int:
 
 
 def _facts(model: cache.ModelRef) -> dict[str, Any]:
+    from ..store.adapters import base_of
     from ..store.check import check
     from ..store.inspect import licence
     from ..store.listing import problem_of
@@ -67,6 +68,7 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "stored": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if newest else "",
         "size": size(sum(file["size"] for file in files)),
         "context": model.context or None,
+        "base": base_of(model.path) if kind == "adapter" else "",
         "licence": licence(model.path),
         "template": f"{template.status} {template.reason}".strip() if template else None,
         "aliases": [alias for alias, target in preferred.aliases.items() if target == model.id],

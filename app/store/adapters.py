@@ -33,9 +33,14 @@ def folders(others: Iterable[Path] = ()) -> list[AdapterFolder]:
 
 
 def _describe(id: str, path: Path, size: int, bundled: bool) -> AdapterFolder:
-    values = _configuration(path)
+    return AdapterFolder(id, path, base_of(path), _rank(_configuration(path)), size, bundled)
+
+
+def base_of(folder: Path) -> str:
+    """The name of the base model in the configuration of an adapter; empty if it has none."""
+    values = _configuration(folder)
     base = values.get("base_model_name_or_path") or values.get("model")  # the fields of PEFT and of mlx-lm
-    return AdapterFolder(id, path, base if isinstance(base, str) else "", _rank(values), size, bundled)
+    return base if isinstance(base, str) else ""
 
 
 def _rank(values: dict[str, object]) -> int:

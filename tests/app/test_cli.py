@@ -111,6 +111,13 @@ def test_short_help_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"  {name} " in text for name in COMMANDS)
 
 
+def test_help_has_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out.partition("Exit codes: ")[2]
+    documented = {int(code) for code in re.findall(r"\b(\d+) [a-z]", printed)}
+    assert documented == {0, console.INTERRUPTED, *(error.exit_code for error in errors.BY_CODE.values())}
+
+
 def test_every_option_has_a_sentence() -> None:
     for command, option in every_option():
         sentence = option.help or ""

@@ -222,6 +222,12 @@ def test_show_has_the_provenance_of_a_model(tiny: Path, capsys: pytest.CaptureFi
         store.show("org/none", False)
 
 
+def test_show_has_the_base_model_of_an_adapter(capsys: pytest.CaptureFixture[str]) -> None:
+    assert store.show("pirate", True) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["kind"], facts["base"], facts["template"]) == ("adapter", "guide", None)
+
+
 def test_alias_command_adds_lists_and_removes(capsys: pytest.CaptureFixture[str]) -> None:
     store.alias("tiny", "guide", False, False)
     assert cache.resolve("tiny").id == "guide"
