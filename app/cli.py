@@ -25,7 +25,6 @@ from .parameters import (
 )
 from .version import VERSION
 
-
 EPILOG = """Start with: localllm chat. Each command has --help with examples.
 
 \b
