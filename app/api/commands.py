@@ -31,17 +31,20 @@ class _Reply(msgspec.Struct, frozen=True):
     error: _Error
 
 
-async def run(command: str, *arguments: str, flags: Sequence[str] = (), param: str = "model") -> Any:
+async def run(
+    command: str, *arguments: str, flags: Sequence[str] = (), param: str = "model", seconds: float = 0.0
+) -> Any:
     """The JSON result of `localllm COMMAND --json FLAGS -- ARGUMENTS`.
 
-    `param`: the field of the request that an error of the command is about. Raises the error of the command, or
-    WorkerDied if it crashes or takes more than SECONDS.
+    `param`: the field of the request that an error of the command is about. `seconds`: maximum duration; 0: SECONDS.
+    Raises the error of the command, or WorkerDied if it crashes or takes longer.
     """
+    seconds = seconds or SECONDS
     _check_text(" ".join((*arguments, *flags)), param)
     try:
-        child = await children.run((*COMMAND, command, "--json", *flags, "--", *arguments), SECONDS)
+        child = await children.run((*COMMAND, command, "--json", *flags, "--", *arguments), seconds)
     except TimeoutError:
-        raise WorkerDied(f"localllm {command} gave no result within {SECONDS:g} s") from None
+        raise WorkerDied(f"localllm {command} gave no result within {seconds:g} s") from None
     if child.code >= 0 and child.output:  # some exit codes come with a result, such as 5: no backend runs the model
         with suppress(msgspec.DecodeError):
             return msgspec.json.decode(child.output)

@@ -35,6 +35,7 @@ from .places import Places
 
 RUNNING = 2  # child processes at the same time
 WAITING = 16
+PRUNE_SECONDS = 1800.0  # maximum duration: a cache may have very many files
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -46,7 +47,9 @@ class StoreCommands:
         """`limit`: maximum size of a request body in bytes."""
         self.models = models
         self.limit = limit
-        self.places = Places("inspect or search models", running=RUNNING, waiting=WAITING)
+        # Commands that may wait for a hub have places of their own, so that the others do not wait for the hub.
+        self.hub_places = Places("inspect or search models", running=RUNNING, waiting=WAITING)
+        self.places = Places("show or change models", running=RUNNING, waiting=WAITING)
         self.file_work = FileWork()
 
     def routes(self) -> list[tuple[tuple[str, str], Endpoint]]:
@@ -74,7 +77,7 @@ class StoreCommands:
         """POST /admin/inspect. The reply is store.inspection.Inspection."""
         body = await self._read(request, ModelBody)
         _check_name(request, body.model)
-        return _json(await self._run(request, commands.run("inspect", body.model)))
+        return _json(await self._run(request, commands.run("inspect", body.model), uses_hub=True))
 
     async def fit(self, request: Request) -> Response:
         """POST /admin/fit. The reply is a list of store.fitting.Fit."""
@@ -85,7 +88,7 @@ class StoreCommands:
             flags.append(f"--quant={quant}")
         if backend := body.backend or self._flag("backend"):
             flags.append(f"--backend={backend}")
-        result = await self._run(request, commands.run("fit", body.model, flags=flags))
+        result = await self._run(request, commands.run("fit", body.model, flags=flags), uses_hub=True)
         return _json(result["fits"])
 
     async def search(self, request: Request) -> Response:
@@ -94,7 +97,8 @@ class StoreCommands:
         flags = [f"--limit={body.limit}"]
         if body.offline:
             flags.append("--offline")
-        return _json(await self._run(request, commands.run("search", *body.query.split(), flags=flags, param="query")))
+        command = commands.run("search", *body.query.split(), flags=flags, param="query")
+        return _json(await self._run(request, command, uses_hub=True))
 
     async def prune(self, request: Request) -> Response:
         """POST /admin/prune. The reply is a Pruning."""
@@ -102,7 +106,7 @@ class StoreCommands:
         flags = ["--dry-run" if body.dry_run else "--yes"]
         if body.everything:
             flags.append("--all")
-        return _json(await self._run(request, commands.run("prune", flags=flags)))
+        return _json(await self._run(request, commands.run("prune", flags=flags, seconds=PRUNE_SECONDS)))
 
     async def alias(self, request: Request) -> Response:
         """POST /admin/alias. The reply is the aliases after the change."""
@@ -157,21 +161,23 @@ class StoreCommands:
     async def _read(self, request: Request, kind: type[Body]) -> Body:
         return await read_json(request.scope, request.receive, kind, self.limit)
 
-    async def _run(self, request: Request, command: Coroutine[Any, Any, Any]) -> Any:
+    async def _run(self, request: Request, command: Coroutine[Any, Any, Any], *, uses_hub: bool = False) -> Any:
         """The result of a command. The command ends if the client disconnects."""
-        return await unless_gone(request.receive, self._in_place(command))
-
-    async def _in_place(self, command: Coroutine[Any, Any, Any]) -> Any:
-        try:
-            async with self.places.enter():
-                return await command
-        finally:
-            command.close()  # without effect after its end
+        places = self.hub_places if uses_hub else self.places
+        return await unless_gone(request.receive, _in_place(places, command))
 
     def _flag(self, name: str) -> object:
         """The value of a setting that a flag of `localllm serve` has set: it applies to every load. None: no flag."""
         settings = self.models.settings
         return getattr(settings, name) if name in settings.flags else None
+
+
+async def _in_place(places: Places, command: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        async with places.enter():
+            return await command
+    finally:
+        command.close()  # without effect after its end
 
 
 def _check_name(request: Request, name: str) -> None:

@@ -103,7 +103,8 @@ class Client(StoreCalls):
             async for event in events:
                 if "stage" not in event:
                     info = msgspec.convert(event, LoadedModel)
-                    self._remember(model, flags if exact and not info.kept else None, info)
+                    if exact:
+                        self._remember(model, None if info.kept else flags, info)
                     return info
                 progress = msgspec.convert(event, LoadProgress)
                 if on_progress is not None:

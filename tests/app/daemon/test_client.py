@@ -498,6 +498,7 @@ async def test_answers_have_the_options_of_the_load_of_their_client(
         flags = LoadFlags(quant="int8")
         assert (await first.load("test/other", flags=flags, exact=True)).options == ("--quant int8",)
         assert (await second.load("test/other", exact=True)).options == ()
+        assert (await first.load("test/other")).options == (), "this call only describes the model as it is loaded"
         for client, options in ((first, ("--quant int8",)), (second, ()), (second, ()), (first, ("--quant int8",))):
             assert [event async for event in client.chat("test/other", say("echo a"))]
             assert daemon.loaded()["test/other"]["options"] == list(options)
