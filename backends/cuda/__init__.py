@@ -12,7 +12,7 @@ from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ...kernels.cuda_architectures import read_architectures, require_code
 from ...kernels.gpu_limits import gpu_limits
 from ...kernels.library import LibraryMissing, find_cuda_library, find_library
-from ...kernels.triton_problem import triton_problem
+from ...kernels.triton_problem import compiler_problem, triton_problem
 from ..pytorch.models import accepts as accepted_by_torch
 from .driver import Driver, DriverFailed
 
@@ -84,13 +84,18 @@ def _torch_problem() -> str:
     return "the installed torch was built without CUDA: install a torch with CUDA (see pytorch.org)"
 
 
+def _triton() -> str:
+    problem = compiler_problem()
+    return f"yes, with slower launches: {problem}" if problem else "yes"
+
+
 def _kernels(capability: tuple[int, int]) -> dict[str, str]:
     """The kernels that a model on this GPU uses, as title -> value pairs for `localllm doctor`.
 
     `capability`: the compute capability of the GPU, without the limits of gpu_limits.
     """
     problem = triton_problem()
-    features = {"Triton": f"no, references instead: {problem}" if problem else "yes"}
+    features = {"Triton": f"no, references instead: {problem}" if problem else _triton()}
     try:
         find_library()  # the CUDA library depends on the CPU library
         library = find_cuda_library()

@@ -394,6 +394,9 @@ def test_nvidia_gpus_without_torch_or_triton(tmp_path: Path, monkeypatch: pytest
     assert result["Triton"] == "no, references instead: Triton is not installed"
     assert cuda.read_bandwidth() is None
     problems[0] = ""
+    monkeypatch.setattr(cuda, "compiler_problem", lambda: "install a compiler")
+    assert features(cuda.probe())["Triton"] == "yes, with slower launches: install a compiler"
+    monkeypatch.setattr(cuda, "compiler_problem", lambda: "")
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "absent.so"))
     result = features(cuda.probe())
     assert result["Triton"] == "yes"
