@@ -124,7 +124,7 @@ class _Launcher:
         _check(_library().cuLaunchKernel(function, *grid, *block, self._shared, stream, parameters, None))
 
 
-class CompilerFreeDriver(CudaDriver):
+class CompilerFreeDriver(CudaDriver):  # type: ignore[misc]  # Triton has no types
     """Triton's driver with the launcher of this file."""
 
     def __init__(self) -> None:
