@@ -194,6 +194,16 @@ async def test_admin_needs_the_socket_or_the_key() -> None:
     assert (await ask("/admin/status", key=KEY, server=("/run/daemon.sock", None))).status_code == 200
 
 
+async def test_every_route_refuses_other_hosts_and_origins() -> None:
+    """Also with the right key: a page of another site must not use the key of a browser's user."""
+    for route in (route for route in app().routes if isinstance(route, Route)):
+        path = route.path.replace("{id:path}", "guide")
+        for header in (("Host", "evil.example"), ("Origin", "https://evil.example")):
+            for method in route.methods or ():
+                response = await ask(path, method, key=KEY, headers=[("X-Api-Key", KEY), header])
+                assert response.status_code == 403, (method, path, header)
+
+
 @pytest.mark.parametrize("path", ["/etc", "./x", "~", "../x"])
 async def test_tcp_client_cannot_name_a_path_even_with_the_key(path: str) -> None:
     bodies: dict[str, dict[str, Any]] = {

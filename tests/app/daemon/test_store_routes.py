@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from localllm.app.client import Client, FileProgress, ModelFacts
+from localllm.app.client import Client, FileProgress, ModelFacts, Pruning, SearchResult
 from localllm.app.config import Settings
 from localllm.app.errors import InvalidRequest, ModelNotFound
 
@@ -87,6 +87,16 @@ def test_show_has_the_fields_of_the_command(daemon: Daemon, http: httpx.Client) 
     printed = json.loads(subprocess.run(command, env=daemon.env, capture_output=True, check=True).stdout)
     assert http.post("/admin/show", json={"model": "guide"}).json() == printed
     assert msgspec.to_builtins(msgspec.convert(printed, ModelFacts)) == printed
+
+
+def test_replies_have_no_fields_that_clients_do_not_know(http: httpx.Client) -> None:
+    for route, body, kind in (
+        ("search", {"query": "qwen3", "offline": True}, SearchResult),
+        ("prune", {"everything": True}, Pruning),
+        ("show", {"model": "pirate"}, ModelFacts),
+    ):
+        reply = http.post(f"/admin/{route}", json=body).json()
+        assert json.loads(msgspec.json.encode(msgspec.convert(reply, kind))) == reply
 
 
 async def test_search_of_the_catalog(client: Client) -> None:
