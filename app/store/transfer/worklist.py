@@ -76,6 +76,7 @@ class WorkList:
         self.stored: list[tuple[Job, str]] = []  # small files that are written but not yet synced, and their names
         self._small: deque[Job] = deque()
         self._small_active = 0
+        self._waits_for_hash = False  # a worker waits because hashers are far behind
         self._active = 0
         self._limit = float(policy.first_connections)
 
@@ -133,7 +134,9 @@ class WorkList:
     def finish_hashing(self, job: Job) -> None:
         with self.changed:
             job.hashing = False
-            self.changed.notify_all()  # workers wait for hashers that are far behind
+            if self._waits_for_hash and self._unhashed <= self.policy.unhashed_bytes:
+                self._waits_for_hash = False
+                self.changed.notify_all()
 
     def wait_for_batch(self, seconds: float) -> bool:
         """Wait until a batch of small files is stored. Returns False after some seconds, or if the transfer ends."""
@@ -160,8 +163,8 @@ class WorkList:
         """A lease has written its chunk `next`. Returns True if the lease continues."""
         assert job.partial is not None
         with self.changed:
-            job.partial.chunks.finish(lease)
-            self.changed.notify_all()
+            if job.partial.chunks.finish(lease) == job.partial.hashed:
+                self.changed.notify_all()  # a hasher that is at work looks again by itself
             return lease.next < lease.end
 
     def fail(self, error: Exception) -> None:
@@ -248,6 +251,7 @@ class WorkList:
         if self._small:
             return Assignment(self._small.popleft(), None)
         if self._unhashed > self.policy.unhashed_bytes:
+            self._waits_for_hash = True
             return None
         for job in self.large:
             assert job.partial is not None
