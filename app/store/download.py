@@ -9,7 +9,6 @@ the files of a repository; others wait, and continue if it dies.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from ..errors import ModelUnusable, StorageFailed
 from ..sizes import size
 from . import cache
 from .architectures import unsupported
+from .blobs import blob_of
 from .check import check
 from .disk_errors import translate_disk_errors
 from .lookup import credentials, lookup
@@ -234,8 +234,9 @@ def _existing_blobs(plan: Plan) -> dict[str, str]:
     """File name → name of its blob, for the files that the snapshot has."""
     blobs = {}
     for file in plan.files:
-        with contextlib.suppress(OSError):
-            blobs[file.name] = (plan.repository.snapshot / file.name).resolve(strict=True).name
+        blob = blob_of(plan.repository.snapshot / file.name)
+        if blob is not None and blob.exists():
+            blobs[file.name] = blob.name
     return blobs
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound, StorageFailed
 from . import cache, catalog, stored, suggestions
+from .blobs import has_shared
 from .names import GUIDE, FileAddress, HubName, ShortName, is_path, parse, parse_hub
 from .selection import gguf_quant
 from .transfer.lock import unless_locked
+
+if TYPE_CHECKING:
+    from huggingface_hub import DeleteCacheStrategy, HFCacheInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +50,38 @@ def plan_removal(name: str) -> Removal:
         _refuse_other_quants(target)
     if target.revision:
         return _plan_revision_removal(target)
-    snapshots = list((target.folder / "snapshots").glob("*"))
-    folders = [target.folder, *_packed_outside(snapshots)]
-    execute = partial(_remove_unless_locked, target, lambda: _remove(folders))
-    return Removal(target.id, sum(map(_size, folders)), execute, (target.folder,))
+    packed = _packed_outside(list((target.folder / "snapshots").glob("*")))
+    shared = _shared_strategy(target.folder)
+
+    def remove() -> None:
+        if shared is not None:
+            shared.execute()
+        _remove([target.folder, *packed])
+
+    frees = sum(map(_size, packed))
+    frees += _size(target.folder) if shared is None else shared.expected_freed_size
+    return Removal(target.id, frees, partial(_remove_unless_locked, target, remove), (target.folder,))
+
+
+def _shared_strategy(folder: Path) -> DeleteCacheStrategy | None:
+    """The plan of huggingface_hub to delete a repository and the files that no other repository shares with it.
+
+    None if it shares no files.
+    """
+    if folder.is_symlink() or not has_shared(folder):
+        return None
+    from huggingface_hub import scan_cache_dir
+
+    scanned = _only(scan_cache_dir(paths.hub_cache_dir()), folder)
+    commits = [revision.commit_hash for repo in scanned.repos for revision in repo.revisions]
+    return scanned.delete_revisions(*commits)
+
+
+def _only(scanned: HFCacheInfo, folder: Path) -> HFCacheInfo:
+    """The scan of one repository. huggingface_hub deletes a commit in one of the repositories that have it, but a
+    renamed repository has two names."""
+    path = folder.resolve()
+    return replace(scanned, repos=frozenset(repo for repo in scanned.repos if repo.repo_path.resolve() == path))
 
 
 def _remove_unless_locked(target: HubName, remove: Callable[[], None]) -> None:
@@ -100,14 +134,11 @@ def _plan_revision_removal(target: HubName) -> Removal:
     if len(snapshots) != 1:
         message = f"{target.id} has no revision {target.revision!r} on this machine"
         raise ModelNotFound(message, hint="see localllm list --json")
-    scanned = scan_cache_dir(paths.hub_cache_dir())
-    folder = target.folder.resolve()
-    repositories = frozenset(repo for repo in scanned.repos if repo.repo_path.resolve() == folder)
-    if not repositories:
+    scanned = _only(scan_cache_dir(paths.hub_cache_dir()), target.folder)
+    if not scanned.repos:
         message = f"cannot delete one revision of {target.id}: its folder is damaged"
         raise StorageFailed(message, hint=f"localllm rm {target.id} deletes all revisions")
-    # delete_revisions deletes a commit in one of the repositories that have it; a renamed repository has two names
-    plan = replace(scanned, repos=repositories).delete_revisions(snapshots[0].name)
+    plan = scanned.delete_revisions(snapshots[0].name)
     packed = _packed_outside(snapshots)
 
     def execute() -> None:
@@ -147,7 +178,7 @@ def _packed_outside(snapshots: Sequence[Path]) -> list[Path]:
 
 
 def _remove(folders: Sequence[Path]) -> None:
-    for folder in folders:
+    for folder in filter(os.path.lexists, folders):
         if folder.is_symlink():  # its files belong to another folder
             folder.unlink()
         else:

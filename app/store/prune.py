@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import cache, names
+from .blobs import blob_of
 from .transfer.leftovers import partials
 from .transfer.lock import is_locked, unless_locked
 
@@ -74,13 +75,12 @@ def _unused_of(folder: Path) -> Iterator[Unused]:
 
 def _used_blobs(folder: Path) -> set[str]:
     """The names of the blobs that a link in a snapshot names."""
-    root = os.path.realpath(folder / "blobs")
+    root = Path(os.path.realpath(folder / "blobs"))
     used = set()
     for link in (folder / "snapshots").rglob("*"):
-        if link.is_symlink():
-            parent, name = os.path.split(os.path.realpath(link))
-            if parent == root:
-                used.add(name)
+        blob = blob_of(link)
+        if blob is not None and blob.parent == root:
+            used.add(blob.name)
     return used
 
 

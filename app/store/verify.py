@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .blobs import blob_of
 from .cache import ModelRef
 
 Status = Literal["ok", "damaged", "missing", "unknown"]
@@ -62,9 +63,9 @@ def verify_file(name: str, path: Path, progress: Callable[[int], None] = lambda 
 
 def expected_hash(path: Path) -> tuple[str, Path]:
     """The hash in the name of a file's blob, and the blob. The hash is empty if the name is not a hash."""
-    blob = path.resolve()
-    if not path.is_symlink():
-        return "", blob
+    blob = blob_of(path)
+    if blob is None:
+        return "", path
     if SHA256.fullmatch(blob.name):
         return f"sha256:{blob.name}", blob
     if GIT.fullmatch(blob.name):
