@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,12 +16,13 @@ from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
 from ..store import cache, catalog, preferences, stored
-from ..store.names import GUIDE, is_path, parse
+from ..store.names import GUIDE, LOCAL, is_path, parse
 from .console import safe, say, table
 
 if TYPE_CHECKING:
     from ..store.prune import Unused
     from ..store.searching import Repository
+    from ..store.verify import Verdict
 
 DAMAGED = 1  # exit code of verify
 
@@ -81,28 +83,71 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
 def verify(names: tuple[str, ...], as_json: bool) -> int:
     """Hash the files of models and compare them with the hashes of the cache. The exit code is 1 for a difference."""
     config.load()
-    from ..store.verify import verify as verify_model
+    from .transfer_bars import file_bar
 
-    models = [stored.resolve(name) for name in names] or [*cache.available(), *cache.adapters()]
+    models = [stored.resolve(name) for name in names] or _all_stored()
     results: list[dict[str, Any]] = []
     for model in models:
-        verdicts = list(verify_model(model))
-        wrong = [verdict for verdict in verdicts if verdict.status in ("damaged", "missing")]
-        without_hash = sum(verdict.status == "unknown" for verdict in verdicts)
-        results.append({"id": model.id, "ok": not wrong, "files": [asdict(verdict) for verdict in verdicts]})
-        if as_json:
-            continue
-        for verdict in wrong:
-            say(f"{model.id}: {verdict.file} is {verdict.status}")
-        if wrong:
-            repair = f"localllm rm {model.id}, then localllm pull {model.id}"
-            say(f"hint: {repair}" if model.revision else "hint: install localllm again" if model.bundled else "")
-        else:
-            note = f"; {without_hash} have no hash and are not compared" if without_hash else ""
-            click.echo(f"{model.id}: {len(verdicts) - without_hash} files are correct{note}")
+        with file_bar(bool(model.revision) and not as_json and sys.stderr.isatty()) as show_progress:
+            verdicts = _verify(model, show_progress)
+        is_correct = all(verdict.status in ("ok", "unknown") for verdict in verdicts)
+        results.append({"id": model.id, "ok": is_correct, "files": [asdict(verdict) for verdict in verdicts]})
+        if not as_json:
+            _print_verdicts(model, verdicts)
     if as_json:
         click.echo(json.dumps(results, indent=2))
     return 0 if all(result["ok"] for result in results) else DAMAGED
+
+
+def _all_stored() -> list[cache.ModelRef]:
+    """Every model and adapter, also those with missing files."""
+    from ..store import listing
+
+    models = [model for model in listing.listed() if model.bundled or model.revision]
+    return [*models, *cache.adapters()]
+
+
+def _verify(model: cache.ModelRef, show_progress: Callable[[str, int, int], None]) -> list[Verdict]:
+    from ..store.verify import files_of, verify_file
+
+    files = files_of(model)
+    total = sum(path.stat().st_size for _, path in files if path.is_file())
+    done = 0
+    verdicts = []
+    for name, path in files:
+
+        def add(count: int, name: str = name) -> None:
+            nonlocal done
+            done += count
+            show_progress(name, done, total)
+
+        verdicts.append(verify_file(name, path, add))
+    return verdicts
+
+
+def _print_verdicts(model: cache.ModelRef, verdicts: list[Verdict]) -> None:
+    wrong = [verdict for verdict in verdicts if verdict.status in ("damaged", "missing")]
+    for verdict in wrong:
+        say(f"{model.id}: {verdict.file} is {verdict.status}")
+    if wrong:
+        say(f"hint: {_repair(model, wrong)}")
+        return
+    without_hash = sum(verdict.status == "unknown" for verdict in verdicts)
+    note = f"; {without_hash} have no hash and are not compared" if without_hash else ""
+    click.echo(f"{model.id}: {len(verdicts) - without_hash} files are correct{note}")
+
+
+def _repair(model: cache.ModelRef, wrong: list[Verdict]) -> str:
+    """The commands that repair a model."""
+    if model.bundled:
+        return "install localllm again"
+    if not model.revision:
+        return "copy the folder again"
+    if model.id.startswith(f"{LOCAL}/"):
+        return f"localllm rm {model.id}, then import the model again"
+    if all(verdict.status == "missing" for verdict in wrong):
+        return f"localllm pull {model.id}"
+    return f"localllm rm {model.id}, then localllm pull {model.id}"
 
 
 def prune(dry_run: bool, yes: bool, everything: bool, as_json: bool) -> int:

@@ -120,6 +120,28 @@ def test_verify_finds_one_changed_byte(tiny: Path, capsys: pytest.CaptureFixture
     assert "tokenizer.json is missing" in capsys.readouterr().err
 
 
+def test_verify_of_all_models_includes_those_with_missing_files(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights_of(store_model("org/gone", tiny)).unlink()
+    assert store.verify((), False) == 1
+    printed = capsys.readouterr()
+    assert "org/gone: model.safetensors is missing\nhint: localllm pull org/gone" in printed.err
+    assert "guide: " in printed.out
+
+
+def test_verify_names_the_command_that_repairs(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pull does not replace a damaged file of the right size."""
+    imported = import_model(tiny, "mine", copy=True)
+    for blob, hint in (
+        (weights_of(store_model("org/m", tiny)), "localllm rm org/m, then localllm pull org/m"),
+        (weights_of(imported.path), "localllm rm local/mine, then import the model again"),
+    ):
+        data = blob.read_bytes()
+        blob.write_bytes(bytes(len(data)))
+        assert store.verify((), False) == 1
+        assert f"hint: {hint}\n" in capsys.readouterr().err
+        blob.write_bytes(data)
+
+
 def test_verify_without_hashes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert store.verify(("guide",), False) == 0
     assert "guide: 0 files are correct; 9 have no hash" in capsys.readouterr().out
