@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -117,7 +118,7 @@ def _has_model_files(snapshot: Path) -> bool:
 def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of the files that a check reads. A changed file is checked again."""
     versions = []
-    with os.scandir(folder) as entries:
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:  # another process may delete the folder now
         for entry in entries:
             is_read = entry.name.endswith(".json") or ".safetensors" in entry.name
             if is_read and entry.is_file():

@@ -12,6 +12,7 @@ from .names import LOCAL, HubName, LocalPath, ShortName, parse
 MAX_NAMES = 3
 LOCAL_CUTOFF = 0.6  # of difflib: there are few names on this machine
 CATALOG_CUTOFF = 0.75
+REPOSITORY_CUTOFF = 0.85
 NO_MATCH = "localllm list shows the models on this machine; localllm search shows models to download"
 
 
@@ -39,14 +40,14 @@ def hint(text: str, local: Iterable[str]) -> str:
 def hint_for_stored(text: str, stored: Iterable[str]) -> str:
     """The hint about a name that is not stored. `stored`: the ids of models, adapters and unfinished downloads."""
     matches = similar(text, [*stored, *preferences.read().aliases])
-    return f"did you mean {' or '.join(matches)}?" if matches else "localllm list shows the models on this machine"
+    return _did_you_mean(matches) or "localllm list shows the models on this machine"
 
 
 def hint_for_adapter(text: str, local: Iterable[str]) -> str:
     """The hint about an adapter that is not on this machine. `local`: the ids of the adapters on this machine."""
     matches = difflib.get_close_matches(text, list(local), n=MAX_NAMES, cutoff=LOCAL_CUTOFF)
     if matches:
-        return f"did you mean {' or '.join(matches)}?"
+        return _did_you_mean(matches)
     if "/" in text:
         return f"to download it: localllm pull {text}; a folder has a leading ./ or /"
     return "localllm adapters list shows the adapters on this machine; a folder has a leading ./ or /"
@@ -54,8 +55,7 @@ def hint_for_adapter(text: str, local: Iterable[str]) -> str:
 
 def hint_for_hub(repository: str) -> str:
     """The hint about a repository that a hub does not have: a similar repository of the catalog; empty without one."""
-    matches = _similar_repositories(repository)
-    return f"did you mean {matches[0]}?" if matches else ""
+    return _did_you_mean(_similar_repositories(repository))
 
 
 def similar(text: str, names: Iterable[str]) -> list[str]:
@@ -80,31 +80,29 @@ def _ratio(text: str, name: str) -> float:
 def _hint_for_repository(name: HubName, text: str, local: Iterable[str]) -> str:
     matches = [match for match in similar(text, local) if match != text]
     if name.repo.startswith(f"{LOCAL}/"):
-        return f"did you mean {' or '.join(matches)}?" if matches else NO_MATCH
+        return _did_you_mean(matches) or NO_MATCH
     download = f"to download it: localllm pull {text}"
     if not matches:
         matches = [repository for repository in _similar_repositories(name.repo) if repository != name.repo]
-    return f"did you mean {' or '.join(matches)}? {download}" if matches else download
+    return f"{_did_you_mean(matches)} {download}".strip()
 
 
 def _hint_for_short_name(name: ShortName, text: str, local: Iterable[str]) -> str:
     names = [*local, *preferences.read().aliases]
-    tags = catalog.tags(name.family)
-    matches = similar(text, names)
-    if not matches and name.tag and not tags:
-        matches = similar(name.family, names)
-    if matches and not tags:
-        return f"did you mean {' or '.join(matches)}?"
-    return _catalog_hint(text, tags) or NO_MATCH
+    family = catalog.tags(name.family)
+    if not family:
+        matches = similar(text, names) or similar(name.family, names)
+        if matches:
+            return _did_you_mean(matches)
+    return _with_sizes(_similar_short_names(text, family)) or NO_MATCH
 
 
-def _catalog_hint(text: str, tags: list[str]) -> str:
-    """The short names that are similar, with their sizes; empty without one."""
-    family = text if ":" not in text else ""
-    names = tags if family else []
-    names = names or difflib.get_close_matches(text.lower(), catalog.entries(), n=MAX_NAMES, cutoff=CATALOG_CUTOFF)
-    names = names or tags or _tags_of_similar_family(text.partition(":")[0])
-    return f"short names, with approximate sizes: {', '.join(map(_label, names))}" if names else ""
+def _similar_short_names(text: str, family: list[str]) -> list[str]:
+    """The short names that are spelled like `text`. `family`: the short names with the part before its colon."""
+    if family and ":" not in text:
+        return family
+    matches = difflib.get_close_matches(text.lower(), catalog.entries(), n=MAX_NAMES, cutoff=CATALOG_CUTOFF)
+    return matches or family or _tags_of_similar_family(text.partition(":")[0])
 
 
 def _tags_of_similar_family(family: str) -> list[str]:
@@ -116,10 +114,18 @@ def _tags_of_similar_family(family: str) -> list[str]:
 def _similar_repositories(repository: str) -> list[str]:
     """The repositories of the catalog that are spelled like `repository`."""
     repositories = {str(entry.target).lower(): str(entry.target) for entry in catalog.entries().values()}
-    matches = difflib.get_close_matches(repository.lower(), repositories, n=1, cutoff=0.85)
+    matches = difflib.get_close_matches(repository.lower(), repositories, n=1, cutoff=REPOSITORY_CUTOFF)
     return [repositories[match] for match in matches]
 
 
-def _label(name: str) -> str:
-    entry = catalog.entries()[name]
-    return f"{name} ({entry.size:g} GB)" if entry.size else name
+def _did_you_mean(names: list[str]) -> str:
+    return f"did you mean {' or '.join(names)}?" if names else ""
+
+
+def _with_sizes(names: list[str]) -> str:
+    """The short names with the sizes of the catalog; empty without a name."""
+    if not names:
+        return ""
+    entries = catalog.entries()
+    labels = [f"{name} ({entries[name].size:g} GB)" if entries[name].size else name for name in names]
+    return f"short names, with approximate sizes: {', '.join(labels)}"
