@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ...client import Fit, Inspection, LoadedModel, ModelFacts, TemplateVerdict
 from ...sizes import size
 from .assessment import refusal
-from .facts import joined, speed_text
+from .facts import joined, size_text, speed_text, tokens_text
 
 Line = tuple[str, str]  # an empty title continues the line before
 MAX_NAMES = 3  # file names in one line
@@ -20,7 +20,7 @@ def stored(facts: ModelFacts) -> list[Line]:
         ("revision", facts.revision),
         ("stored", facts.stored),
         ("size", facts.size),
-        ("context", f"{facts.context:,} tokens" if facts.context else ""),
+        ("context", tokens_text(facts.context or 0)),
         ("licence", facts.licence),
         ("chat template", facts.template or ""),
         ("aliases", ", ".join(facts.aliases)),
@@ -41,22 +41,23 @@ def loaded(model: LoadedModel | None) -> list[Line]:
     """The state of a model in the memory of the daemon."""
     if model is None:
         return [("loaded", "no")]
-    text = joined([model.backend, model.dtype, model.quant, size(model.memory) if model.memory else ""])
+    text = joined([model.backend, model.dtype, model.quant, size_text(model.memory)])
     return [("loaded", text), *titled("options", model.options)]
 
 
 def inspected(inspection: Inspection) -> list[Line]:
     """The properties of a model before its download."""
-    shares = "; ".join(f"{share.dtype} {size(share.bytes)}" for share in inspection.dtypes)
     lines = [
-        ("source", inspection.source + ("" if inspection.local else ", not downloaded")),
-        ("kind", "" if inspection.kind == "model" else inspection.kind),
+        ("source", inspection.source),
+        ("downloaded", "yes" if inspection.local else "no"),
+        ("kind", inspection.kind),
         ("architecture", inspection.architecture or "unknown"),
         ("parameters", count(inspection.parameters)),
-        ("weights", f"{size(inspection.bytes)} ({shares})" if shares else size(inspection.bytes)),
+        ("weights", size(inspection.bytes)),
+        ("formats", ", ".join(f"{share.dtype} {size(share.bytes)}" for share in inspection.dtypes)),
         ("base model", inspection.base),
         ("quantisation", inspection.quantization),
-        ("context", f"{inspection.context:,} tokens" if inspection.context else ""),
+        ("context", tokens_text(inspection.context)),
         ("variants", _variants(inspection)),
         ("licence", inspection.licence or "unknown"),
         ("chat template", _template(inspection.template)),
@@ -98,8 +99,12 @@ def _template(template: TemplateVerdict | None) -> str:
         return "none: chat is not possible, only plain completions"
     if template.status == "fails":
         return f"fails: {template.reason}"
-    abilities = [name for name, present in (("system messages", template.system), ("tools", template.tools)) if present]
-    return f"works, with {' and '.join(abilities)}" if abilities else "works"
+    text = "works"
+    if template.system:
+        text += ", renders system messages"
+    if template.tools:
+        text += ", renders tools"
+    return text
 
 
 def _variants(inspection: Inspection) -> str:
@@ -120,15 +125,18 @@ def _refused(inspection: Inspection) -> list[str]:
 
 
 def _some(names: Sequence[str]) -> str:
+    text = ", ".join(names[:MAX_NAMES])
     more = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+    return f"{text} and {more} more" if more > 0 else text
 
 
 def _backends(inspection: Inspection) -> list[str]:
     texts = []
     for verdict in inspection.backends:
-        chosen = " (selected)" if verdict.backend == inspection.choice else ""
-        texts.append(f"{verdict.backend}: {'yes' if verdict.runs else 'no'}, {verdict.says}{chosen}")
+        answer = "yes" if verdict.runs else "no"
+        if verdict.backend == inspection.choice:
+            answer = "yes, selected"
+        texts.append(f"{verdict.backend}: {answer}, {verdict.says}")
     return texts
 
 
@@ -136,10 +144,8 @@ def _fit(fit: Fit) -> list[str]:
     if not fit.free:
         return [fit.reason]
     first = f"fits, context up to {fit.largest_context:,} tokens" if fit.fits else f"does not fit: {fit.reason}"
-    memory = [
-        f"{size(fit.free)} free",
-        f"weights {size(fit.weights)}",
-        f"adapters {size(fit.adapters)}" if fit.adapters else "",
-        f"KV cache {size(fit.cache)} for {fit.context:,} tokens",
-    ]
+    memory = [f"{size(fit.free)} free", f"weights {size(fit.weights)}"]
+    if fit.adapters:
+        memory.append(f"adapters {size(fit.adapters)}")
+    memory.append(f"KV cache {size(fit.cache)} for {fit.context:,} tokens")
     return [joined([first, speed_text(fit.tokens_per_second or 0.0)]), joined(memory)]

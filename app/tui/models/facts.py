@@ -18,6 +18,12 @@ FITS = {
     "too large": "too large for this machine",
     "unknown": "",
 }
+STATES = {
+    "planning": "asking the hub",
+    "waiting": "waiting for another download",
+    "cancelled": "cancelled; a download continues it",
+}
+GATED = "needs an account"
 TYPED = {
     "name": "Enter inspects it on the hub · d downloads it",
     "folder": "Enter adds the model in this folder to localllm",
@@ -42,21 +48,21 @@ def facts(row: Row, machine: Machine, running: LoadedModel | None) -> str:
 
 def progress(job: Job) -> str:
     """The state of a download, with bytes, speed and remaining time."""
-    share = f"{job.received / job.total:.0%} of {size(job.total)}" if job.total else ""
-    speed = f"{size(job.speed)}/s" if job.speed else ""
-    eta = f"{duration(job.eta)} left" if job.eta is not None else ""
-    state = {
-        "planning": "asking the hub",
-        "waiting": "waiting for another download",
-        "failed": one_line(f"failed: {job.error}", MAX_LENGTH),
-        "cancelled": "cancelled; a download continues it",
-    }.get(job.state, job.state)
-    return joined([state, share, speed, eta])
+    texts = [STATES.get(job.state, job.state)]
+    if job.state == "failed":
+        texts = [one_line(f"failed: {job.error}", MAX_LENGTH)]
+    if job.total:
+        texts.append(f"{job.received / job.total:.0%} of {size(job.total)}")
+    if job.speed:
+        texts.append(f"{size(job.speed)}/s")
+    if job.eta is not None:
+        texts.append(f"{duration(job.eta)} left")
+    return joined(texts)
 
 
 def advice(row: Row) -> str:
     """The line after the facts of a row with a failed download: the hint of the error, and the key that retries."""
-    if row.job is None or row.job.state != "failed":
+    if row.job is None or not row.failed:
         return ""
     return one_line(joined([row.job.hint, "Enter tries again"]), MAX_LENGTH)
 
@@ -102,18 +108,29 @@ def joined(texts: Iterable[str]) -> str:
     return " · ".join(text for text in texts if text)
 
 
+def size_text(bytes: int) -> str:
+    """A size as text; empty if it is 0, which stands for unknown."""
+    return size(bytes) if bytes else ""
+
+
+def tokens_text(context: int) -> str:
+    """A context as text; empty if it is 0, which stands for unknown."""
+    return f"{context:,} tokens" if context else ""
+
+
 def _local_facts(row: Row, entry: ModelEntry, machine: Machine, running: LoadedModel | None) -> list[str]:
     if entry.problem:
         return [one_line(f"cannot be used: {entry.problem}", MAX_LENGTH)]
     loaded = _loaded(entry, running)
-    alias = f"alias {', '.join(row.aliases)}" if row.aliases else ""
-    texts = [loaded, alias, "built-in, tiny" if entry.bundled else ""]
-    texts.append(size(entry.size) if entry.size else "")
-    texts.append(f"{entry.context:,} tokens" if entry.context else "")
-    if not entry.bundled:
-        texts.append("" if loaded else FITS[fit_of(int(entry.size * OVERHEAD), machine)])
-        texts.append(speed_text(speed_of(entry.size, machine)))
-    return texts
+    texts = [loaded]
+    if row.aliases:
+        texts.append(f"alias {', '.join(row.aliases)}")
+    if entry.bundled:
+        return [*texts, "built-in, tiny", size_text(entry.size), tokens_text(entry.context)]
+    texts += [size_text(entry.size), tokens_text(entry.context)]
+    if not loaded:
+        texts.append(FITS[fit_of(int(entry.size * OVERHEAD), machine)])
+    return [*texts, speed_text(speed_of(entry.size, machine))]
 
 
 def _loaded(entry: ModelEntry, running: LoadedModel | None) -> str:
@@ -123,12 +140,13 @@ def _loaded(entry: ModelEntry, running: LoadedModel | None) -> str:
 
 
 def _adapter_facts(row: Row, folder: AdapterFolder) -> list[str]:
-    return [
-        "" if row.base else _missing_base(folder),
-        f"rank {folder.rank}" if folder.rank else "",
-        size(folder.size) if folder.size else "",
-        "built-in" if folder.bundled else "",
-    ]
+    texts = [] if row.base else [_missing_base(folder)]
+    if folder.rank:
+        texts.append(f"rank {folder.rank}")
+    texts.append(size_text(folder.size))
+    if folder.bundled:
+        texts.append("built-in")
+    return texts
 
 
 def _missing_base(folder: AdapterFolder) -> str:
@@ -138,22 +156,20 @@ def _missing_base(folder: AdapterFolder) -> str:
 
 
 def _offer_facts(offer: Offer) -> list[str]:
-    return [
-        size(offer.size) if offer.size else "",
-        FITS[offer.fit],
-        speed_text(offer.speed) if offer.fit in ("fits", "tight") else "",
-        offer.licence,
-        "needs an account" if offer.gated else "",
-        offer.description,
-    ]
+    texts = [size_text(offer.size), FITS[offer.fit]]
+    if offer.fit in ("fits", "tight"):
+        texts.append(speed_text(offer.speed))
+    texts.append(offer.licence)
+    if offer.gated:
+        texts.append(GATED)
+    return [*texts, offer.description]
 
 
 def _hub_facts(match: HubMatch, verdict: str) -> list[str]:
-    return [
-        verdict,
-        size(match.size) if match.size and not verdict else "",
-        one_line(match.licence, 30),
-        "needs an account" if match.gated else "",
-        f"{short_count(match.downloads)} downloads" if match.downloads else "",
-        f"{short_count(match.likes)} likes" if match.likes else "",
-    ]
+    texts = [verdict or size_text(match.size), one_line(match.licence, 30)]
+    if match.gated:
+        texts.append(GATED)
+    for number, unit in ((match.downloads, "downloads"), (match.likes, "likes")):
+        if number:
+            texts.append(f"{short_count(number)} {unit}")
+    return texts

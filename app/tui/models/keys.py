@@ -20,9 +20,11 @@ ENTER = {
 
 def keys(row: Row | None, *, is_typing: bool) -> str:
     """The keys for a row. `is_typing`: the filter has the focus, so that letters are text."""
+    if row is None:
+        return TYPING_KEYS if is_typing else LIST_KEYS
     if is_typing:
-        return joined([_enter(row) if row else "", TYPING_KEYS])
-    return joined([*(_keys_of(row) if row else []), LIST_KEYS])
+        return joined([_enter(row), TYPING_KEYS])
+    return joined([*_keys_of(row), LIST_KEYS])
 
 
 def _enter(row: Row) -> str:
@@ -39,14 +41,18 @@ def _enter(row: Row) -> str:
 
 
 def _keys_of(row: Row) -> list[str]:
-    if row.downloads:
-        assert row.job is not None
+    """The keys for a row while the list has the focus."""
+    if row.job is not None and row.downloads:
         return ["p continue" if row.job.state == "paused" else "p pause", "c cancel", "i details"]
+    texts = [_enter(row)]
     if row.kind in ("search", "folder"):
-        return [_enter(row)]
-    if not row.is_local:
-        return [_enter(row), "d download", "i details"]
-    delete = "" if row.is_bundled else "x delete"
-    if row.folder is not None:
-        return [_enter(row), "i details", "v verify", delete]
-    return [_enter(row), "i details", "v verify", "s settings", "a alias", delete]
+        return texts
+    if row.is_local:
+        texts += ["i details", "v verify"]
+    else:
+        texts += ["d download", "i details"]
+    if row.entry is not None:
+        texts += ["s settings", "a alias"]
+    if row.is_local and not row.is_bundled:
+        texts.append("x delete")
+    return texts

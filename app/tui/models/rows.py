@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -37,7 +37,10 @@ class Row:
     offer: Offer | None = None
     job: Job | None = None  # the latest download
     folder: AdapterFolder | None = None
-    base: str = ""  # id of the base model of an adapter on this machine
+    base: str = ""  # of an adapter: id of its base model, if this is on this machine
+    is_usable: bool = False  # a complete model on this machine, or an adapter of one
+    is_bundled: bool = False
+    size: int = 0  # bytes on disk of a model or an adapter on this machine
     adapters: tuple[AdapterFolder, ...] = ()  # of a model on this machine
     aliases: tuple[str, ...] = ()
     match: HubMatch | None = None
@@ -49,27 +52,9 @@ class Row:
         return self.key if self.folder is None else self.folder.id
 
     @property
-    def is_usable(self) -> bool:
-        """True for a complete model on this machine, and for an adapter whose base model is on this machine."""
-        is_model = self.entry is not None and not self.entry.problem
-        return is_model or bool(self.base)
-
-    @property
     def is_local(self) -> bool:
         """True for a model on this machine, which may be incomplete, and for an adapter."""
         return self.entry is not None or self.folder is not None
-
-    @property
-    def is_bundled(self) -> bool:
-        is_bundled_adapter = self.folder is not None and self.folder.bundled
-        return is_bundled_adapter or (self.entry is not None and self.entry.bundled)
-
-    @property
-    def size(self) -> int:
-        """Bytes on disk of a model or an adapter on this machine."""
-        if self.entry is not None:
-            return self.entry.size
-        return self.folder.size if self.folder is not None else 0
 
     @property
     def downloads(self) -> bool:
@@ -103,50 +88,80 @@ class HubResults:
 
 def rows(lists: Lists) -> list[Row]:
     """Running and failed downloads, models on this machine with their adapters, then models of the catalog."""
-    by_name = {job.name: job for job in lists.jobs}
-    listed = [_local_row(entry, by_name.pop(entry.id, None), lists) for entry in lists.entries]
+    jobs = {job.name: job for job in lists.jobs}
+    listed = [_local_row(entry, jobs.pop(entry.id, None), lists) for entry in lists.entries]
     for offer in lists.catalog.offers:
         if not offer.installed:
-            listed.append(_offer_row(offer, by_name.pop(offer.name, None)))
-    for name, job in by_name.items():
-        if job.state != "done":
-            listed.append(Row(name, "download", job=job))
-    for folder in lists.folders:
-        if not any(_belongs(folder, entry) for entry in lists.entries):
-            listed.append(Row(folder.id, "adapter", folder=folder))
+            listed.append(_offer_row(offer, jobs.pop(offer.name, None)))
+    listed += _other_downloads(jobs.values())
+    listed += _adapters_without_base(lists)
     complete = []
     for row in sorted(listed, key=_order):
-        complete += [row, *_adapter_rows(row)]
+        complete.append(row)
+        complete += _adapters_of(row)
     return complete
 
 
 def _local_row(entry: ModelEntry, job: Job | None, lists: Lists) -> Row:
-    adapters = tuple(folder for folder in lists.folders if _belongs(folder, entry))
-    aliases = tuple(sorted(alias for alias, name in lists.aliases.items() if name == entry.id))
-    kind: Kind = "download" if _is_shown_as_download(job) else "model"
-    return Row(entry.id, kind, entry=entry, job=job, adapters=adapters, aliases=aliases)
-
-
-def _belongs(folder: AdapterFolder, entry: ModelEntry) -> bool:
-    return bool(folder.base) and agree(folder.base, entry.id)
-
-
-def _adapter_rows(row: Row) -> list[Row]:
-    """The rows of the adapters of a complete model."""
-    if not row.is_usable:
-        return []
-    return [Row(f"{row.key} + {folder.id}", "adapter", folder=folder, base=row.key) for folder in row.adapters]
+    return Row(
+        entry.id,
+        _kind(job, "model"),
+        entry=entry,
+        job=job,
+        adapters=tuple(folder for folder in lists.folders if _belongs(folder, entry)),
+        aliases=tuple(sorted(alias for alias, name in lists.aliases.items() if name == entry.id)),
+        is_usable=not entry.problem,
+        is_bundled=entry.bundled,
+        size=entry.size,
+    )
 
 
 def _offer_row(offer: Offer, job: Job | None) -> Row:
     kind: Kind = "suggestion" if offer.suggested else "offer"
-    if _is_shown_as_download(job):
-        kind = "download"
-    return Row(offer.name, kind, offer=offer, job=job)
+    return Row(offer.name, _kind(job, kind), offer=offer, job=job)
 
 
-def _is_shown_as_download(job: Job | None) -> bool:
-    return job is not None and job.state not in ("done", "cancelled")
+def _kind(job: Job | None, kind: Kind) -> Kind:
+    """The kind of a row with a download: `download` if this runs or has failed."""
+    if job is None or job.state in ("done", "cancelled"):
+        return kind
+    return "download"
+
+
+def _other_downloads(jobs: Iterable[Job]) -> list[Row]:
+    """The downloads of models that are neither on this machine nor in the catalog."""
+    return [Row(job.name, "download", job=job) for job in jobs if job.state != "done"]
+
+
+def _adapters_without_base(lists: Lists) -> list[Row]:
+    listed = []
+    for folder in lists.folders:
+        if not any(_belongs(folder, entry) for entry in lists.entries):
+            listed.append(_adapter_row(folder.id, folder))
+    return listed
+
+
+def _adapters_of(row: Row) -> list[Row]:
+    """The rows of the adapters of a complete model."""
+    if not row.is_usable:
+        return []
+    return [_adapter_row(f"{row.key} + {folder.id}", folder, base=row.key) for folder in row.adapters]
+
+
+def _adapter_row(key: str, folder: AdapterFolder, base: str = "") -> Row:
+    return Row(
+        key,
+        "adapter",
+        folder=folder,
+        base=base,
+        is_usable=bool(base),
+        is_bundled=folder.bundled,
+        size=folder.size,
+    )
+
+
+def _belongs(folder: AdapterFolder, entry: ModelEntry) -> bool:
+    return bool(folder.base) and agree(folder.base, entry.id)
 
 
 def _order(row: Row) -> tuple[int, bool]:

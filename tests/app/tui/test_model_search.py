@@ -62,11 +62,11 @@ async def test_result_is_inspected_in_detail_then_downloaded(chat: OpenChat) -> 
         await c.until(lambda: "estimated 5 tok/s" in c.shown())
         shown = c.shown()
         for text in (
-            "mistralai/Mistral-7B@0123abc, not downloaded",
+            "mistralai/Mistral-7B@0123abc",
             "7.24 B",
-            "13.5 GiB (BF16 13.5 GiB)",
-            "works, with system messages",
-            "cpu: yes, Test CPU (selected)",
+            "BF16 13.5 GiB",
+            "works, renders system messages",
+            "cpu: yes, selected, Test CPU",
             "fits, context up to 32,768 tokens",
             "12.0 GiB free · weights 7.0 GiB · KV cache 4.0 GiB for 32,768 tokens",
         ):
