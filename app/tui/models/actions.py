@@ -123,9 +123,13 @@ def _verified(row: Row, result: Verification) -> str:
         problems = "; ".join(result.problems[:MAX_PROBLEMS]) + (f" and {more} more" if more > 0 else "")
         remedy = "Install localllm again." if row.is_bundled else "Delete it (x) and download it again."
         return f"{row.name}: {problems}. {remedy}"
+    texts = []
     without_hash = sum(file.status == "unknown" for file in result.files)
-    note = f" {without_hash} files have no hash and are not compared." if without_hash else ""
-    return f"{row.name}: {len(result.files) - without_hash} files are correct.{note}"
+    if compared := len(result.files) - without_hash:
+        texts.append(f"{compared} files are correct")
+    if without_hash:
+        texts.append(f"{without_hash} files have no hash, so they are not compared")
+    return f"{row.name}: {'; '.join(texts)}."
 
 
 # Section: changes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...client import Fit, Inspection, LoadedModel, ModelFacts, TemplateVerdict
+from ...client import AdapterFolder, Fit, Inspection, LoadedModel, ModelFacts, TemplateVerdict
 from ...sizes import size
 from .assessment import refusal
 from .facts import joined, size_text, speed_text, tokens_text
@@ -31,6 +31,11 @@ def stored(facts: ModelFacts) -> list[Line]:
     return [line for line in lines if line[1]]
 
 
+def adapter(folder: AdapterFolder) -> list[Line]:
+    """The base model and the rank of an adapter."""
+    return [("base model", folder.base or "not named"), ("rank", str(folder.rank or "unknown"))]
+
+
 def files(facts: ModelFacts) -> list[Line]:
     """The files of a model with their sizes and hashes."""
     texts = [f"{file.name}  {size(file.size)}  {file.hash or 'no hash'}" for file in facts.files]
@@ -53,7 +58,7 @@ def inspected(inspection: Inspection) -> list[Line]:
         ("kind", inspection.kind),
         ("architecture", inspection.architecture or "unknown"),
         ("parameters", count(inspection.parameters)),
-        ("weights", size(inspection.bytes)),
+        ("weights", size_text(inspection.bytes)),
         ("formats", ", ".join(f"{share.dtype} {size(share.bytes)}" for share in inspection.dtypes)),
         ("base model", inspection.base),
         ("quantisation", inspection.quantization),

@@ -85,6 +85,8 @@ class DetailScreen(ModalScreen[Choice | None]):
         name = self._row.name
         facts = await self._connection.call(lambda client: client.show(name))
         self._add(describe.stored(facts))
+        if self._row.folder is not None:
+            self._add(describe.adapter(self._row.folder))
         if facts.kind == "model":
             self._add(describe.loaded(self._connection.running(name)))
             self._add(describe.titled("adapters", [folder.id for folder in self._row.adapters]))
@@ -105,7 +107,7 @@ class DetailScreen(ModalScreen[Choice | None]):
             self._add([("download", f"failed: {job.error}. {job.hint}")])
         if assessment.inspection is not None:
             self._add(describe.inspected(assessment.inspection))
-            self._refused = bool(refusal(assessment.inspection))
+            self._refused = self._row.entry is None and bool(refusal(assessment.inspection))
             self._show_keys()
         self._add(describe.fitted(assessment.fits))
         self._say("" if assessment.error is None else explain(assessment.error))

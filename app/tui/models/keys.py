@@ -36,7 +36,7 @@ def _enter(row: Row) -> str:
     if row.is_usable:
         return "Enter uses it"
     if row.entry is not None:
-        return "Enter downloads the rest"
+        return "Enter downloads it again"
     return ENTER.get(row.kind, "")
 
 

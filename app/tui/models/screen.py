@@ -242,7 +242,6 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
             self.say("Cancelled.")
         elif self._typed:
             self.clear_filter()
-            self.set_focus(self.query_one(ModelList))
         else:
             self.dismiss(None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -158,6 +158,7 @@ class FakeClient:
         self.fits = [FITS]
         self.problems: list[str] = []  # of every verification
         self.unused = [UNUSED]
+        self.kind: Literal["model", "adapter"] = "model"  # of every model that is shown
         self.alias_names: dict[str, str] = {}
         self.model_settings: dict[str, dict[str, Any]] = {}
         self.gate: asyncio.Event | None = None  # long operations wait for it after their first progress
@@ -280,7 +281,7 @@ class FakeClient:
     async def show(self, model: str) -> ModelFacts:
         return ModelFacts(
             id=model,
-            kind="model",
+            kind=self.kind,
             path=f"/hub/{model}",
             repository=model,
             revision="0123abc",

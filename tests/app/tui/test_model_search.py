@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from textual.widgets import Input
 
 from localllm.app.client import BackendVerdict, Fit, HubMatch, Job
 from localllm.app.errors import DownloadFailed
@@ -122,7 +123,9 @@ async def test_escape_cancels_a_search_then_clears_the_filter_then_closes(chat: 
         await c.pilot.pause()
         assert isinstance(c.app.screen, ModelScreen)
         assert "Qwen/Qwen3-4B" in c.shown()
-        await c.pilot.press("escape")
+        await c.pilot.press("x")
+        assert c.app.screen.query_one(Input).value == "x"
+        await c.pilot.press("escape", "escape")
         await c.pilot.pause()
         assert c.app.screen is c.screen
 
@@ -157,6 +160,19 @@ async def test_details_of_a_local_model_show_provenance_and_use(chat: OpenChat) 
         await c.pilot.press("enter")
         await c.settle()
         assert c.screen.conversation.model == LARGE.id
+
+
+async def test_details_of_an_adapter_name_its_base_and_rank(chat: OpenChat) -> None:
+    fake = client()
+    fake.kind = "adapter"
+    async with chat(fake, size=(100, 40)) as c:
+        await open_models(c)
+        await highlight(c, OTHER.id)
+        await c.pilot.press("i")
+        await c.until(lambda: "sha256" in c.shown())
+        assert "rank" in c.shown()
+        assert "base model" in c.shown()
+        assert OTHER.base in c.shown()
 
 
 async def test_text_of_the_hub_is_shown_as_plain_text(chat: OpenChat) -> None:

@@ -140,6 +140,7 @@ async def test_incomplete_model_is_marked_and_its_download_goes_on(chat: OpenCha
         await open_models(c)
         assert "cannot be used: the download is not complete" in c.shown()
         await highlight(c, "org/half")
+        assert "Enter downloads it again" in c.text_of(".keys")
         await c.pilot.press("enter")
         await c.settle()
         assert isinstance(c.app.screen, ModelScreen)
