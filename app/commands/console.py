@@ -64,20 +64,24 @@ def report(error: AppError, as_json: bool) -> int:
         body = {"message": error.message, "type": error.type, "code": error.code, "hint": error.hint, **error.numbers}
         say(json.dumps({"error": body}))
     else:
-        say(click.style("error:", fg="red") + f" {_printable(error.message)}")
+        _echo(click.style("error:", fg="red") + f" {one_line(error.message)}")
         if error.hint:
-            say(click.style("hint:", fg="cyan") + f" {_printable(error.hint)}")
+            _echo(click.style("hint:", fg="cyan") + f" {one_line(error.hint)}")
     return error.exit_code
 
 
-def _printable(text: str) -> str:
-    """The text in one line, with characters that a terminal does not show replaced, such as those that turn text."""
+def one_line(text: str) -> str:
+    """The text in one line, without control characters and without characters that reverse the direction of text."""
     words = " ".join(text.split())
     return "".join(character if character.isprintable() else REPLACEMENT for character in words)
 
 
 def say(line: str) -> None:
-    """Print a line to standard error. Standard output is for results only."""
+    """Print a line to standard error, without control characters. Standard output is for results only."""
+    _echo(safe(line))
+
+
+def _echo(line: str) -> None:
     click.echo(line, err=True, color=False if os.environ.get("NO_COLOR") else None)
 
 
@@ -93,8 +97,8 @@ def safe(text: str) -> str:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print aligned columns, two spaces apart."""
-    lines = [header, *rows]
+    """Print aligned columns, two spaces apart. The cells may have text of a hub or a repository."""
+    lines = [[one_line(cell) for cell in line] for line in (header, *rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = map(str.ljust, line, widths)

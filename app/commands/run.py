@@ -15,7 +15,7 @@ import msgspec
 from .. import config
 from ..client import Client, Done, LoadFlags, ReasoningPiece, TextPiece, ToolCall
 from ..errors import InvalidRequest
-from .console import say, write
+from .console import safe, say, write
 from .session import loaded_client, parameters, system_messages
 
 
@@ -56,7 +56,7 @@ async def stream(client: Client, model: str, messages: list[dict[str, Any]], bod
                     text.append(piece)
                     write(piece)
                 case ReasoningPiece(piece):
-                    click.echo(piece, nl=False, err=True)
+                    click.echo(safe(piece), nl=False, err=True)
                 case ToolCall():
                     write(f"{event.name}({event.arguments})")
                 case Done():

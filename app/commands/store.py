@@ -17,7 +17,7 @@ from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
 from ..store import cache, catalog, preferences, stored
 from ..store.names import GUIDE, LOCAL, is_path, parse
-from .console import safe, say, table
+from .console import one_line, say, table
 
 if TYPE_CHECKING:
     from ..store.prune import Unused
@@ -36,7 +36,8 @@ def show(name: str, as_json: bool) -> int:
         return 0
     for key, value in facts.items():
         if key not in ("files", "settings") and value not in ("", [], None):
-            click.echo(f"{key:12}{', '.join(value) if isinstance(value, list) else value}")
+            text = ", ".join(value) if isinstance(value, list) else str(value)
+            click.echo(f"{key:12}{one_line(text)}")
     for setting, value in facts["settings"].items():
         click.echo(f"{'setting':12}{setting}={value}")
     table(("FILE", "SIZE", "HASH"), [(file["name"], size(file["size"]), file["hash"]) for file in facts["files"]])
@@ -280,7 +281,7 @@ def _entry_json(entry: catalog.Entry) -> dict[str, object]:
 
 def _hub_row(item: Repository) -> tuple[str, ...]:
     weights = size(item.size) if item.size else ""
-    return (item.id, weights, str(item.downloads), safe(item.licence), "gated" if item.gated else "")
+    return (item.id, weights, str(item.downloads), item.licence, "gated" if item.gated else "")
 
 
 def _print_search(entries: dict[str, catalog.Entry], repositories: list[Any]) -> None:

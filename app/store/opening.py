@@ -14,7 +14,7 @@ from .inspection import Variant
 from .lookup import lookup
 from .ranges import range_requests
 from .remote import RemoteFile, Repository
-from .selection import default_quant, gguf_variants, select, small_files
+from .selection import default_quant, gguf_quant, gguf_variants, select, small_files
 from .skeleton import skeleton
 from .targets import remote_name
 
@@ -99,5 +99,9 @@ def _local(name: names.Name) -> tuple[Path, Origin] | None:
     if ref is None:
         return None
     target = catalog.expand(name)
-    quant = target.quant if isinstance(target, names.HubName) else ""
+    quant = ""
+    if isinstance(target, names.HubName):
+        if target.file and not (ref.path / target.file).is_file():
+            return None  # the repository is stored, but not this file of it
+        quant = target.quant or gguf_quant(target.file)
     return ref.path, Origin(f"{ref.id}:{quant}" if quant else ref.id, str(ref.path), quant=quant)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.cli import main
-from localllm.app.store import cache, listing, prune, stored
+from localllm.app.store import cache, listing, prune, searching, stored
 
 from .hub import Hub, model_files, serving
 from .test_store_cache import WHOLE, make
@@ -153,3 +154,19 @@ def test_names_of_folders_in_the_cache_cannot_leave_it() -> None:
             assert main(["inspect", "--", id]) in (2, 3, 10)
     assert main(["rm", "--yes", "../.."]) == 2
     assert folder.is_dir()
+
+
+def test_text_of_a_repository_cannot_control_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of files and the error of a template, in lists of other programs' files; names of a hub in a search."""
+    evil = "\x1b[2J\u202e\x9b31m"
+    snapshot = make("org/m", {**WHOLE, f"a{evil}.json": "{}", "README.md": "---\nlicense: mit\n---"})
+    template = {"chat_template": "{{ raise_exception('" + evil + "') }}"}
+    (snapshot / "tokenizer_config.json").write_text(json.dumps(template))
+    monkeypatch.setattr(searching, "search_hub", lambda *_: [searching.Repository(f"org/{evil}", 1, evil)])
+    for command in (["show", "org/m"], ["verify", "org/m"], ["list"], ["search", "zzz"], ["inspect", "org/m"]):
+        main(command)
+        printed = capsys.readouterr()
+        for character in "\x1b\x9b":
+            assert character not in printed.out + printed.err, command

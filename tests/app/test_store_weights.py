@@ -147,8 +147,12 @@ def test_stored_gguf_model_is_listed_shown_verified_and_deleted(run: Run) -> Non
 
 def test_inspection_of_a_quantisation_is_not_that_of_another_one_on_this_machine(run: Run) -> None:
     assert run("pull", "org/gguf:Q8_0", "--yes", "--anyway")[0] == 0
-    code, inspection = result_of(run, "inspect", "org/gguf:Q4_K_M")
-    assert (code, inspection["local"]) == (5, False)
+    page = "https://huggingface.co/org/gguf/blob/main"
+    for name in ("org/gguf:Q4_K_M", f"{page}/Q4_K_M/m-Q4_K_M-00001-of-00002.gguf"):
+        code, inspection = result_of(run, "inspect", name)
+        assert (code, inspection["local"], inspection["kind"]) == (5, False, "gguf"), name
+    code, inspection = result_of(run, "inspect", f"{page}/m-Q8_0.gguf")
+    assert (code, inspection["local"]) == (5, True)
 
 
 def test_file_of_another_host_is_listed_shown_verified_and_deleted(run: Run, hub: Hub) -> None:
