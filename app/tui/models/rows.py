@@ -89,10 +89,12 @@ class HubResults:
 def rows(lists: Lists) -> list[Row]:
     """Running and failed downloads, models on this machine with their adapters, then models of the catalog."""
     jobs = {job.name: job for job in lists.jobs}
-    listed = [_local_row(entry, jobs.pop(entry.id, None), lists) for entry in lists.entries]
-    for offer in lists.catalog.offers:
-        if not offer.installed:
-            listed.append(_offer_row(offer, jobs.pop(offer.name, None)))
+    listed = _offer_rows(lists, jobs)
+    downloads = {row.offer.repository for row in listed if row.offer is not None and row.kind == "download"}
+    for entry in lists.entries:
+        is_shown_by_download = bool(entry.problem) and entry.id in downloads
+        if not is_shown_by_download:
+            listed.append(_local_row(entry, jobs.pop(entry.id, None), lists))
     listed += _other_downloads(jobs.values())
     listed += _adapters_without_base(lists)
     complete = []
@@ -114,6 +116,18 @@ def _local_row(entry: ModelEntry, job: Job | None, lists: Lists) -> Row:
         is_bundled=entry.bundled,
         size=entry.size,
     )
+
+
+def _offer_rows(lists: Lists, jobs: dict[str, Job]) -> list[Row]:
+    """The models of the catalog that have no files on this machine, or that are downloaded now. Pops their jobs."""
+    local = {entry.id for entry in lists.entries}
+    listed = []
+    for offer in lists.catalog.offers:
+        row = _offer_row(offer, jobs.pop(offer.name, None))
+        is_shown = row.kind == "download" or offer.repository not in local
+        if is_shown and not offer.installed:
+            listed.append(row)
+    return listed
 
 
 def _offer_row(offer: Offer, job: Job | None) -> Row:

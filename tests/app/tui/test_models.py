@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 from rich.cells import cell_len
@@ -201,6 +203,23 @@ async def test_list_of_many_models_does_not_scroll_while_a_download_runs(chat: O
         await c.pilot.press("down", "home")
         await c.pilot.pause()
         assert "50% of 100 B" in c.shown()
+
+
+def test_incomplete_model_of_the_catalog_has_one_row() -> None:
+    half = ModelEntry(id=QWEN.repository, size=5, problem="the download is not complete")
+    lists = Lists(catalog=Catalog(machine=MACHINE, offers=[QWEN]), entries=[half])
+    assert [row.key for row in rows(lists)] == [half.id]
+    for state, key in (("paused", QWEN.name), ("cancelled", half.id)):
+        (row,) = rows(replace(lists, jobs=[Job(name=QWEN.name, state=state)]))
+        assert row.key == key
+    complete = replace(
+        lists,
+        entries=[structs.replace(half, problem="")],
+        catalog=Catalog(machine=MACHINE, offers=[structs.replace(QWEN, installed=half.id)]),
+        jobs=[Job(name=QWEN.name, state="failed")],
+    )
+    (row,) = rows(complete)
+    assert (row.key, row.is_usable) == (half.id, True)
 
 
 @pytest.mark.parametrize(
