@@ -66,7 +66,7 @@ async def _download(screen: ModelScreen, row: Row) -> None:
         return
     await screen.connection.download(row.name)
     screen.say(f"Downloading {row.name}. The download goes on if you close this screen or localllm.")
-    screen.watch_downloads(row.key)
+    screen.watch_downloads(row.key, started=row.name)
 
 
 async def _pause(screen: ModelScreen, row: Row) -> None:

@@ -51,6 +51,7 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
         self.assessments: dict[str, Assessment] = {}
         self._inspected = ""  # name of the result that is inspected now
         self._inspection: Timer | None = None
+        self._update: Worker[None] | None = None  # of the downloads
         self._request: Worker[None] | None = None  # of the key pressed last
 
     @property
@@ -98,16 +99,22 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
         self._show_machine()
         self.fill(highlighted)
 
-    def watch_downloads(self, highlighted: str = "") -> None:
-        """Show the downloads, and update them while one runs."""
+    def watch_downloads(self, highlighted: str = "", *, started: str = "") -> None:
+        """Show the downloads, and update them while one runs.
+
+        `started`: name of a download that has just started. The next update reports its end, even if it has ended.
+        """
         self._active = {job.name for job in self.connection.downloads if job.state not in ENDED}
+        if started:
+            self._active.add(started)
         self.fill(highlighted)
 
     def _poll(self) -> None:
-        if self._active:
-            self._update_downloads()
+        is_updating = self._update is not None and self._update.is_running
+        if self._active and not is_updating:
+            self._update = self._update_downloads()
 
-    @work(exclusive=True, group="poll")
+    @work(group="poll")
     async def _update_downloads(self) -> None:
         """Show the progress of the downloads. A download that has ended changes the list of models."""
         before = self._active
@@ -196,14 +203,17 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
             self.fill()
             return
         self.say("")
-        self.set_focus(self.query_one(ModelList))
-        self.fill(result.hub[0].id)
+        if self._typed == text:  # otherwise the user types the next words
+            self.set_focus(self.query_one(ModelList))
+            self.fill(result.hub[0].id)
 
     @work(exclusive=True, group="inspect")
     async def _inspect(self) -> None:
         """Inspect the highlighted result of the hub: its row then says whether this machine runs it."""
         row = self.row
-        if row is None or row.kind != "result" or row.name in self.assessments:
+        if row is None or row.kind != "result" or not self.is_current:
+            return
+        if row.name in self.assessments:
             return
         self._inspected = row.name
         self.fill()

@@ -130,6 +130,20 @@ async def test_escape_cancels_a_search_then_clears_the_filter_then_closes(chat: 
         assert c.app.screen is c.screen
 
 
+async def test_search_that_ends_late_leaves_the_cursor_in_the_filter(chat: OpenChat) -> None:
+    fake = client()
+    async with chat(fake) as c:
+        await open_models(c)
+        fake.gate = asyncio.Event()
+        await c.pilot.press(*"mistral", "enter")
+        await c.until(lambda: "Searching the hub" in c.text_of("#notice"))
+        await c.pilot.press("x")
+        fake.gate.set()
+        await c.settle()
+        assert isinstance(c.app.focused, Input)
+        assert "search the hub for “mistralx”" in c.shown()
+
+
 async def test_escape_closes_the_details_and_ends_the_inspection(chat: OpenChat) -> None:
     fake = client()
     async with chat(fake) as c:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -87,6 +88,53 @@ async def test_complete_download_becomes_a_model_that_can_be_used(chat: OpenChat
         await c.pilot.press("enter")
         await c.settle()
         assert c.screen.conversation.model == "Qwen/Qwen3-1.7B"
+
+
+async def test_download_that_ends_at_once_becomes_a_model(chat: OpenChat) -> None:
+    fake = client()
+    done = Job(name="qwen3:1.7b", state="done", model="Qwen/Qwen3-1.7B")
+
+    async def download(name: str) -> Job:
+        fake.jobs[name] = done
+        fake.entries = [*fake.entries, ModelEntry(id=done.model, size=4_100_000_000)]
+        fake.offers = [HUGE, structs.replace(QWEN, installed=done.model)]
+        return done
+
+    async with chat(fake) as c:
+        screen = await open_models(c)
+        await highlight(c, "qwen3:1.7b")
+        fake.download = download
+        await c.pilot.press("enter")
+        await c.settle()
+        screen._poll()
+        await c.settle()
+        assert "Qwen/Qwen3-1.7B: downloaded" in c.text_of("#notice")
+        screen.clear_filter()
+        await c.pilot.pause()
+        assert "Qwen/Qwen3-1.7B" in c.shown()
+
+
+async def test_slow_update_of_downloads_is_not_repeated(chat: OpenChat) -> None:
+    fake = client()
+    fake.jobs["org/x"] = Job(name="org/x", state="downloading", total=100, received=1)
+    async with chat(fake) as c:
+        screen = await open_models(c)
+        gate = asyncio.Event()
+        calls = []
+
+        async def downloads() -> list[Job]:
+            calls.append(1)
+            await gate.wait()
+            return [Job(name="org/x", state="downloading", total=100, received=50)]
+
+        fake.downloads = downloads
+        for _ in range(3):
+            screen._poll()
+            await c.pilot.pause(0.01)
+        assert len(calls) == 1
+        gate.set()
+        await c.settle()
+        assert "50% of 100 B" in c.shown()
 
 
 async def test_download_that_fails_says_why(chat: OpenChat) -> None:
