@@ -18,6 +18,7 @@ from ..daemon.loading import load_options, load_settings
 from ..errors import ModelUnusable, NoBackend
 from ..sizes import size
 from ..store.cache import ModelRef
+from ..store.check import missing_tensor
 from ..store.fit import fit as fit_files
 from ..store.fitting import Fit
 from ..store.opening import Origin, opened
@@ -33,6 +34,8 @@ def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: st
             _refuse_other_kinds(path, origin)
             settings = load_settings(defaults, origin.name, LoadFlags(quant=quant, backend=backend))
             files = read_model(path, origin.name)
+            if missing := missing_tensor(files):
+                raise ModelRefused(f"{origin.name}: {missing}")
             options = load_options(settings, ModelRef(id=origin.name, path=path))
             fits = fit_files(files, options, settings.backend, context or settings.context, parallel)
     except ModelRefused as error:

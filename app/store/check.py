@@ -9,7 +9,8 @@ from pathlib import Path
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.adapterfiles import read_adapter_header
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import read_model
+from ...engine.modelconfig import FAMILIES
+from ...engine.modelfiles import ModelFiles, read_model
 from .architectures import unsupported
 from .headers import LocalFile, read_gguf
 
@@ -60,11 +61,27 @@ def missing_shards(names: Sequence[str]) -> list[str]:
     return list(problems.values())
 
 
+def missing_tensor(files: ModelFiles) -> str:
+    """The first tensor that every model of this architecture needs and the files do not have; empty if there is none.
+
+    Embedding models, for example, have the architecture of a language model, and other names of tensors.
+    """
+    if files.config.model_type not in FAMILIES:
+        return ""
+    layers = [f"model.layers.{index}.input_layernorm.weight" for index in range(files.config.num_layers)]
+    for name in ("model.embed_tokens.weight", *layers, "model.norm.weight"):
+        if name not in files.tensors:
+            return f"tensor {name} is missing: the weights are not those of a {files.config.model_type} language model"
+    return ""
+
+
 def _check_model(folder: Path, ask_backends: bool) -> list[str]:
     try:
-        read_model(folder)
+        files = read_model(folder)
         if not (folder / TOKENIZER).exists():
             return [f"{TOKENIZER} is missing"]
+        if missing := missing_tensor(files):
+            return [missing]
         reason = unsupported(folder) if ask_backends else ""
     except ModelRefused as error:
         return [str(error)]

@@ -21,7 +21,7 @@ from ...engine.modelfiles import PICKLE_SUFFIXES, ModelFiles, read_json, read_mo
 from ...engine.runner import Unavailable
 from ...engine.tensorfiles import StoredTensor, read_header
 from ..errors import ModelUnusable
-from .check import GGUF, TOKENIZER, check_gguf
+from .check import GGUF, TOKENIZER, check_gguf, missing_tensor
 from .headers import LocalFile, read_gguf
 from .inspection import BackendVerdict, Inspection, TemplateVerdict, Variant
 from .opening import Origin, opened
@@ -115,6 +115,8 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
         files = read_model(folder, origin.name)
         if not (folder / TOKENIZER).exists():
             problems.append(f"{TOKENIZER} is missing")
+        if missing := missing_tensor(files):
+            problems.append(missing)
     except ModelRefused as error:
         problems.append(str(error))
     verdicts = backend_verdicts(files, problems[0] if problems else "")

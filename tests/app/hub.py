@@ -330,9 +330,20 @@ CONFIG = json.dumps(
 ).encode()
 
 
+# Tensors of every model with the architecture and the two layers of CONFIG; here they are empty.
+REQUIRED = (
+    "model.embed_tokens.weight",
+    "model.norm.weight",
+    "model.layers.0.input_layernorm.weight",
+    "model.layers.1.input_layernorm.weight",
+)
+
+
 def safetensors(length: int, seed: int = 0, tensor: str = "weight") -> bytes:
     """A weight file with one tensor of random bytes, so that no two parts of the file are equal."""
-    header = {tensor: {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}
+    header: dict[str, object] = {tensor: {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}
+    if tensor in ("weight", "weight0"):  # of the first file
+        header |= {name: {"dtype": "U8", "shape": [0], "data_offsets": [length, length]} for name in REQUIRED}
     return _with_header(header, random.Random(seed).randbytes(length))
 
 
@@ -362,7 +373,7 @@ def model_files(length: int = 300_000, *, shards: int = 1, seed: int = 0) -> dic
     if shards == 1:
         return {**files, "model.safetensors": safetensors(length, seed)}
     names = [f"model-{number:05}-of-{shards:05}.safetensors" for number in range(1, shards + 1)]
-    weight_map = {}
+    weight_map = dict.fromkeys(REQUIRED, names[0])
     for number, name in enumerate(names):
         weight_map[f"weight{number}"] = name
         files[name] = safetensors(length // shards, seed + number, f"weight{number}")

@@ -28,6 +28,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         "org/nothing": {"README.md": b"card"},
         "org/adapter": adapter_files(),
         "org/model": model_files(),
+        "org/embedding": {**model_files(), "model.safetensors": safetensors(1000, tensor="layers.0.weight")},
         "org/file": {"a.safetensors": safetensors(1000), "a.gguf": GGUF},
     }
     with serving(Hub(repos)) as hub:
@@ -179,3 +180,18 @@ def test_gguf_short_name_is_refused_before_the_hub_is_asked(run: Run, hub: Hub) 
     assert code == 5
     assert "GGUF models need the backend llamacpp" in errors
     assert hub.log == []
+
+
+def test_model_without_the_tensors_of_its_architecture_is_refused(run: Run, hub: Hub) -> None:
+    """An embedding model has the config.json of a language model, and names of tensors without `model.`."""
+    code, _, errors = run("pull", "org/embedding", "--yes")
+    assert code == 5
+    assert "tensor model.embed_tokens.weight is missing" in errors
+    assert listed(run) == {}
+    code, result = result_of(run, "inspect", "org/embedding")
+    assert (code, result["usable"], result["choice"]) == (5, False, "")
+    assert "not those of a qwen3 language model" in result["problems"][0]
+    assert not any(verdict["runs"] for verdict in result["backends"])
+    assert run("fit", "org/embedding")[0] == 5
+    assert run("pull", "org/embedding", "--yes", "--anyway")[0] == 0
+    assert "model.embed_tokens.weight" in listed(run)["org/embedding"]
