@@ -18,8 +18,8 @@ from ...engine.errors import ModelRefused
 from ...engine.modelfiles import read_json
 from .. import paths
 from ..errors import AdapterNotFound, InvalidRequest, ModelNotFound
-from . import catalog, names, suggestions
-from .names import GUIDE, MAIN, FileAddress, HubName, LocalPath, ShortName, is_path
+from . import catalog, names, suggestions, unfinished
+from .names import GUIDE, LOCAL, MAIN, FileAddress, HubName, LocalPath, ShortName, is_path
 
 ADAPTER_CONFIG = "adapter_config.json"
 GUIDE_DESCRIPTION = "tiny built-in model: answers questions about localllm"
@@ -64,24 +64,42 @@ def repo_folders() -> list[Path]:
 def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
     """The model of this name: guide, an alias, a short name, a repository. With `allow_path`, also a folder.
 
-    Raises ModelNotFound, with similar names or the command that downloads the model as its hint.
+    Raises ModelNotFound, with similar names or the command that downloads or completes the model as its hint.
     """
     if allow_path and is_path(name):
         return _from_path(Path(name).expanduser())
     model = find(name)
     if model is None:
-        raise ModelNotFound(f"model {name[:200]!r} is not on this machine", hint=hint(name), param="model")
+        raise _not_found(name)
     return model
 
 
-def find(name: str, *, allow_path: bool = False) -> ModelRef | None:
-    """The model of this name; None if it is not on this machine, or the name is malformed."""
+def _not_found(name: str) -> ModelNotFound:
+    damaged = find(name, complete=has_model_files)
+    if damaged is not None:
+        return ModelNotFound(f"{damaged.id}: files are missing", hint=repair_of_missing(damaged.id), param="model")
+    error = ModelNotFound(f"model {name[:200]!r} is not on this machine", hint=hint(name), param="model")
+    return unfinished.refusal(name) or error
+
+
+def repair_of_missing(model: str) -> str:
+    """The command that completes a model with missing files. `model`: its id."""
+    if model.startswith(f"{LOCAL}/"):
+        return f"localllm rm {model}, then import the model again"
+    return f"localllm pull {model} downloads them"
+
+
+def find(name: str, *, allow_path: bool = False, complete: Callable[[Path], bool] | None = None) -> ModelRef | None:
+    """The model of this name; None if it is not on this machine, or the name is malformed.
+
+    `complete`: the test of a snapshot in the cache, is_complete by default.
+    """
     try:
         parsed = names.parse(name)
         target = catalog.expand(parsed) or parsed
         if isinstance(target, LocalPath):
             return _from_path(target.path) if allow_path or target is not parsed else None
-        return find_snapshot(target, is_complete)
+        return find_snapshot(target, complete or is_complete)
     except (InvalidRequest, ModelNotFound):
         return None
 
@@ -172,6 +190,12 @@ def is_complete(folder: Path) -> bool:
     if not isinstance(weight_map, dict) or not weight_map:
         return False
     return all(isinstance(shard, str) and _is_file(folder / shard) for shard in set(weight_map.values()))
+
+
+def has_model_files(snapshot: Path) -> bool:
+    """True if a snapshot has the configuration of a model and a weight file of any format, also a dangling link."""
+    is_model = (snapshot / "config.json").is_symlink() or (snapshot / "config.json").is_file()
+    return is_model and any(snapshot.glob("*.safetensors*"))
 
 
 def refs(repo_folder: Path) -> dict[str, str]:

@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from . import architectures, cache, names, stored
+from . import architectures, cache, names, stored, unfinished
 from .cache import ModelRef
 from .check import check
 from .names import LOCAL
 from .selection import NO_CONFIG, NO_GGUF
-
-UNFINISHED = (".incomplete", ".localllm")  # parts of the names of files that a download has not completed
 
 
 def listed(*, wait: bool = False) -> list[ModelRef]:
@@ -28,10 +26,9 @@ def listed(*, wait: bool = False) -> list[ModelRef]:
     for folder in cache.repo_folders():
         repository = list(_models_of(folder))
         models += repository
-        if not repository and (unfinished := unfinished_bytes(folder)):
+        if not repository and (size := unfinished.disk_bytes(folder)):
             name = names.repo_of_folder(folder)
-            problem = _unfinished(name)
-            models.append(ModelRef(id=name, path=folder, size=unfinished, problem=problem))
+            models.append(ModelRef(id=name, path=folder, size=size, problem=unfinished.problem(name)))
     undecided = [model.path for model in models if not model.problem and _unanswered(model.path)]
     if not undecided:
         return models
@@ -42,16 +39,9 @@ def listed(*, wait: bool = False) -> list[ModelRef]:
     return [replace(model, problem=model.problem or reasons.get(model.path, "")) for model in models]
 
 
-def _unfinished(name: str) -> str:
-    if name.startswith(f"{LOCAL}/"):
-        return f"the import is not complete; run it again, or delete it with localllm rm {name}"
-    return f"the download is not complete; localllm pull {name} continues it"
-
-
 def _incomplete(name: str) -> str:
-    if name.startswith(f"{LOCAL}/"):
-        return f"imported files have moved or were deleted; localllm rm {name}, then import the model again"
-    return f"files are missing; localllm pull {name} downloads them"
+    problem = "imported files have moved or were deleted" if name.startswith(f"{LOCAL}/") else "files are missing"
+    return f"{problem}; {cache.repair_of_missing(name)}"
 
 
 def with_problem(model: ModelRef) -> ModelRef:
@@ -81,21 +71,12 @@ def _unanswered(folder: Path) -> bool:
     return architectures.answer(_checked(folder, _version(folder)).question) is None
 
 
-def unfinished_bytes(folder: Path) -> int:
-    """Bytes on disk of the unfinished files of one repository."""
-    total = 0
-    for file in (folder / "blobs").glob("*"):
-        if any(part in file.name for part in UNFINISHED):
-            total += file.stat().st_blocks * 512  # a file with holes is larger than its data
-    return total
-
-
 def _models_of(folder: Path) -> Iterator[ModelRef]:
     """The models of one repository, without adapters and without snapshots that have no weights."""
     for model in cache.snapshots(folder, _is_listed):
         if cache.is_complete(model.path):
             yield with_problem(model)
-        elif _has_model_files(model.path):
+        elif cache.has_model_files(model.path):
             yield replace(model, problem=_incomplete(model.id))
         else:
             yield replace(model, description=stored.kind_of(model.path), problem=problem_of(model.path))
@@ -103,16 +84,10 @@ def _models_of(folder: Path) -> Iterator[ModelRef]:
 
 def _is_listed(snapshot: Path) -> bool:
     """True for models, GGUF models, and weight files of other hosts. Other programs also store other weights."""
-    if _has_model_files(snapshot) or stored.has_gguf(snapshot):
+    if cache.has_model_files(snapshot) or stored.has_gguf(snapshot):
         return True
     is_local = snapshot.parent.parent.name.startswith(names.repo_folder(f"{LOCAL}/").name)
     return is_local and stored.has_weights(snapshot) and not cache.is_adapter(snapshot)
-
-
-def _has_model_files(snapshot: Path) -> bool:
-    """True if a snapshot has the configuration of a model and a weight file of any format, also a dangling link."""
-    is_model = (snapshot / "config.json").is_symlink() or (snapshot / "config.json").is_file()
-    return is_model and any(snapshot.glob("*.safetensors*"))
 
 
 def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:

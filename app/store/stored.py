@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import AdapterNotFound, InvalidRequest, ModelNotFound
-from . import cache, catalog, names, suggestions
+from . import cache, catalog, names, suggestions, unfinished
 from .cache import ModelRef
 from .names import HubName, LocalPath, is_path
 from .selection import gguf_quant
@@ -18,12 +18,18 @@ Kind = Literal["model", "adapter", "gguf", "weights"]
 
 
 def resolve(name: str) -> ModelRef:
-    """The stored files of a name, or the folder of a path. Raises ModelNotFound with similar names as its hint."""
-    model = find(name, allow_path=True)
+    """The stored files of a name, also of a model with missing weights, or the folder of a path.
+
+    Raises ModelNotFound, with similar names or the command that continues the download as its hint.
+    """
+    model = find(name, allow_path=True) or cache.find(name, complete=cache.has_model_files)
     if model is not None:
         return model
     if is_path(name):
         return cache.resolve(name, allow_path=True)  # raises the error about the folder
+    error = unfinished.refusal(name)
+    if error is not None:
+        raise error
     message = f"no model and no adapter {name[:200]!r} is on this machine"
     raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, ids()), param="model")
 

@@ -15,7 +15,7 @@ from huggingface_hub import scan_cache_dir
 from localllm.app import paths
 from localllm.app.commands import models, store
 from localllm.app.errors import AppError, DownloadFailed, InvalidRequest, ModelNotFound, ModelUnusable
-from localllm.app.store import cache, hub, listing, preferences, searching
+from localllm.app.store import cache, hub, listing, preferences, searching, stored
 from localllm.app.store.importing import import_model
 from localllm.app.store.verify import verify
 
@@ -89,6 +89,41 @@ def test_list_shows_unfinished_downloads_and_missing_files(tiny: Path) -> None:
     assert entries["org/half"].size >= 100_000
     assert "localllm pull org/half continues" in entries["org/half"].problem
     assert [model.id for model in cache.available()] == ["guide"]
+
+
+def test_name_of_an_unfinished_download_gets_the_command_that_continues_it() -> None:
+    for repo in ("org--half", "local--half"):
+        blobs = paths.hub_cache_dir() / f"models--{repo}" / "blobs"
+        blobs.mkdir(parents=True)
+        (blobs / "abc.localllm.incomplete").write_bytes(bytes(100_000))
+    preferences.set_alias("h", "org/half")
+    for name in ("org/half", "org/half@main", "org/half:Q4_K_M", "h"):
+        for resolve in (stored.resolve, cache.resolve):
+            with pytest.raises(ModelNotFound, match="the download of org/half is not complete") as caught:
+                resolve(name)
+            assert caught.value.hint == f"localllm pull {name} continues it; localllm rm org/half deletes it"
+    with pytest.raises(ModelNotFound, match="the import of local/half is not complete"):
+        stored.resolve("local/half")
+
+
+def test_unfinished_download_of_another_revision_is_not_that_of_the_name(tiny: Path) -> None:
+    folder = store_model("org/m", tiny).parents[1]
+    (folder / "blobs" / "abc.localllm.incomplete").write_bytes(bytes(100_000))
+    with pytest.raises(ModelNotFound, match="'org/m@v2' is not on this machine"):
+        cache.resolve("org/m@v2")
+
+
+def test_model_with_missing_weights_is_shown_and_verified_by_its_name(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights_of(store_model("org/gone", tiny)).unlink()
+    assert store.show("org/gone", True) == 0
+    assert "has no weights" in json.loads(capsys.readouterr().out)["problems"][0]
+    assert store.verify(("org/gone",), False) == 1
+    assert "model.safetensors is missing\nhint: localllm pull org/gone" in capsys.readouterr().err
+    with pytest.raises(ModelNotFound, match="org/gone: files are missing") as caught:
+        cache.resolve("org/gone")
+    assert caught.value.hint == "localllm pull org/gone downloads them"
 
 
 def test_list_of_200_models_takes_less_than_300_ms(tiny: Path) -> None:
