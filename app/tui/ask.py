@@ -7,6 +7,10 @@ from textual.containers import Vertical
 from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from .text import one_line
+
+MAX_QUESTION = 300  # characters
+
 
 class AskScreen(ModalScreen[str | None]):
     """Asks for one line. Returns the line, or None if the user cancels or enters nothing.
@@ -24,7 +28,7 @@ class AskScreen(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static(self._question, classes="dialog-title", markup=False)
+            yield Static(one_line(self._question, MAX_QUESTION), classes="dialog-title", markup=False)
             line = Input(self._value)
             line.cursor_blink = False
             yield line
@@ -46,5 +50,5 @@ class ConfirmScreen(ModalScreen[bool]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static(self._question, markup=False)
+            yield Static(one_line(self._question, MAX_QUESTION), markup=False)
             yield Static("y yes · n no", classes="keys")

@@ -12,6 +12,7 @@ from ...errors import AppError
 from ...sizes import size
 from ..adapters import folder_path
 from ..ask import AskScreen, ConfirmScreen
+from ..text import one_line
 from .details import DetailScreen
 from .model_settings import ModelSettingsScreen
 from .pruning import PruneScreen
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .screen import ModelScreen
 
 Action = Callable[["ModelScreen", "Row"], Awaitable[None]]
+MAX_NAME = 100  # characters of a name in a question
 MAX_PROBLEMS = 3  # problems of a verification in the notice
 
 
@@ -180,7 +182,7 @@ async def _delete(screen: ModelScreen, row: Row) -> None:
         reason = "built in" if row.is_bundled else "in use"
         screen.say(f"{row.name} is {reason}, so it cannot be deleted here.")
         return
-    question = f"Delete {row.name} and free {size(row.size)}?"
+    question = f"Delete {one_line(row.name, MAX_NAME)} and free {size(row.size)}?"
     if not await screen.app.push_screen_wait(ConfirmScreen(question)):
         return
     await screen.connection.delete(row.name)

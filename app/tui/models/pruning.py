@@ -87,7 +87,7 @@ class PruneScreen(ModalScreen[int | None]):
         self.dismiss(result.freed)
 
     def _say(self, words: str) -> None:
-        self.query_one("#notice", Static).update(words)
+        self.query_one("#notice", Static).update(one_line(words, 400))
 
 
 def _text(files: UnusedFiles) -> str:

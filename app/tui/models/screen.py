@@ -15,7 +15,7 @@ from textual.worker import Worker
 from ...errors import AppError
 from ...sizes import size
 from ..connection import Connection
-from ..text import explain, one_line, visible
+from ..text import explain, one_line
 from . import actions
 from .assessment import Assessment, assess, verdict
 from .keys import keys
@@ -25,6 +25,7 @@ from .rows import ENDED, HubResults, Lists, Row, matching, rows
 POLL_SECONDS = 0.5  # seconds between updates of running downloads
 INSPECT_SECONDS = 0.6  # time for which a result of the hub is highlighted before it is inspected
 MAX_RESULTS = 20
+MAX_NOTICE = 400  # characters
 
 
 @dataclass(frozen=True)
@@ -261,4 +262,4 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
         self.dismiss(ModelChoice(row.base or row.key, adapter))
 
     def say(self, words: str) -> None:
-        self.query_one("#notice", Static).update(visible(words))
+        self.query_one("#notice", Static).update(one_line(words, MAX_NOTICE))

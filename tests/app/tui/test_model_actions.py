@@ -6,6 +6,7 @@ import asyncio
 
 from msgspec import structs
 
+from localllm.app.client import ModelEntry
 from localllm.app.errors import DaemonUnreachable
 from localllm.app.tui.models.model_settings import ModelSettingsScreen
 from localllm.app.tui.models.pruning import PruneScreen
@@ -170,6 +171,31 @@ async def test_adapter_without_its_base_names_the_base(chat: OpenChat) -> None:
         await c.pilot.press("enter")
         await c.settle()
         assert "Download the base model first" in c.text_of("#notice")
+
+
+async def test_long_and_hostile_texts_leave_room_for_the_list(chat: OpenChat) -> None:
+    fake = client()
+    hostile = "org/[b]x[/b]\n\x1b[2J" + "y" * 3000
+    fake.entries = [*fake.entries, ModelEntry(id=hostile, size=10)]
+
+    async def fail(*_: object, **__: object) -> None:
+        raise DaemonUnreachable("broken\n" * 500, hint="h" * 5000)
+
+    async with chat(fake) as c:
+        await open_models(c)
+        await highlight(c, "[b]")
+        await c.pilot.press("x")
+        await c.until(lambda: "Delete org/[b]x[/b]" in c.shown())
+        assert "and free 10 B?" in " ".join(c.shown().replace("│", "").split())
+        assert "y yes · n no" in c.shown()
+        await c.pilot.press("n")
+        await back(c)
+        fake.configure = fail
+        await c.pilot.press("s")
+        await back(c)
+        assert "Broken broken broken" in c.shown()
+        assert "org/[b]x[/b] [2Jyyy" in c.shown()
+        assert "i details" in c.shown()
 
 
 async def test_keys_that_do_not_fit_the_row_say_why(chat: OpenChat) -> None:
