@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpcore
 import pytest
 
 from localllm.app.store.transfer import http
@@ -222,6 +223,21 @@ def test_interrupt_ends_a_body_and_all_requests_until_restart(server: Server, co
     connection.restart()
     server.finish = send_all
     assert fetch(connection, url) == BODY[1:]
+
+
+def test_interrupt_during_the_connection_ends_the_request(
+    server: Server, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = httpcore.SyncBackend.connect_tcp
+
+    def connect_then_interrupt(self: httpcore.SyncBackend, host: str, port: int, timeout: float) -> object:
+        stream = connect(self, host, port, timeout)
+        connection.interrupt()
+        return stream
+
+    monkeypatch.setattr(httpcore.SyncBackend, "connect_tcp", connect_then_interrupt)
+    with pytest.raises(Interrupted):
+        fetch(connection, f"http://{server.address}/file")
 
 
 def test_encrypted_connection_is_kept(contexts: ssl.SSLContext) -> None:
