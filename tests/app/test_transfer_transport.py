@@ -186,6 +186,16 @@ def test_reply_that_is_not_read_to_its_end_does_not_disturb_the_next(server: Ser
     assert fetch(connection, url, 7) == BODY[7:]
 
 
+def test_close_ends_a_reply_that_is_still_open(server: Server) -> None:
+    connection = Connection(POLICY, Credentials())
+    reply = connection.open_range(f"http://{server.address}/file", 1, len(BODY), len(BODY))
+    blocks = reply.blocks()
+    next(blocks)
+    connection.close()
+    with pytest.raises(Transient):
+        list(blocks)
+
+
 def test_bytes_before_the_end_of_a_connection_arrive(server: Server, connection: Connection) -> None:
     half = len(BODY) // 2
 

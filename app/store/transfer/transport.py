@@ -93,9 +93,13 @@ class Transport(httpx.BaseTransport):
                     self._active.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        for stream in self._idle.values():
+        """Close all connections, with that of a reply that is still open."""
+        with self._lock:
+            streams = [*self._idle.values(), *filter(None, [self._active])]
+            self._idle.clear()
+            self._active = None
+        for stream in streams:
             stream.close()
-        self._idle.clear()
 
     def release(self, route: Route, stream: httpcore.NetworkStream, *, reusable: bool) -> None:
         """End a request: keep its connection for the next one, or close it."""
@@ -106,13 +110,16 @@ class Transport(httpx.BaseTransport):
         else:
             stream.close()
 
-    def receive(self, stream: httpcore.NetworkStream, limit: int) -> tuple[memoryview, Exception | None]:
+    def receive(
+        self, stream: httpcore.NetworkStream, limit: int, timeout: float | None
+    ) -> tuple[memoryview, Exception | None]:
         """Receive up to `limit` bytes. Returns the next block, and the error that ended it early."""
         connected: socket.socket = stream.get_extra_info("socket")
         limit = min(limit, BLOCK_BYTES)
         end = time.monotonic() + BLOCK_SECONDS
         size = 0
         try:
+            connected.settimeout(timeout)
             while size < limit and (not size or time.monotonic() < end):
                 count = connected.recv_into(self._buffer[size:limit])
                 if not count:
@@ -212,9 +219,8 @@ class _Body(httpx.SyncByteStream):
 
     def _receive(self, rest: int) -> Iterator[bytes]:
         """The rest of the body, behind the bytes that h11 got with the head."""
-        self._stream.get_extra_info("socket").settimeout(self._timeout)
         while rest:
-            block, error = self._transport.receive(self._stream, rest)
+            block, error = self._transport.receive(self._stream, rest, self._timeout)
             if block:
                 yield block  # type: ignore[misc]  # every reader accepts a view
                 rest -= len(block)
