@@ -11,10 +11,10 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
-from importlib import metadata
+from functools import lru_cache
 from pathlib import Path
 
 from ...engine.modelconfig import FAMILIES
@@ -91,13 +91,13 @@ def _key(folder: Path) -> str:
     return hashlib.sha256(content).hexdigest()[:32]
 
 
-@cache
 def _versions() -> str:
-    """The versions of localllm and of mlx-lm, whose architectures a backend supports too."""
+    """Changes with the version of localllm, and when a package is installed: some backends use architectures of one."""
     try:
-        return f"{VERSION} {metadata.version('mlx-lm')} "
-    except metadata.PackageNotFoundError:
-        return f"{VERSION} "
+        installed = Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
+    except OSError:
+        installed = 0
+    return f"{VERSION} {installed} "
 
 
 def _read() -> Mapping[str, str]:
