@@ -9,6 +9,7 @@ TABLE = {
     "bad_configuration": (500, "server_error", 2),
     "invalid_request": (400, "invalid_request_error", 2),
     "unsupported_parameter": (400, "invalid_request_error", 2),
+    "other_load_options": (409, "invalid_request_error", 2),
     "context_length_exceeded": (400, "invalid_request_error", 2),
     "cache_size_exceeded": (400, "invalid_request_error", 2),
     "chat_template_failed": (400, "invalid_request_error", 2),
