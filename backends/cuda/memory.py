@@ -9,6 +9,7 @@ from ..pytorch.device import Meter
 
 # Bytes that the driver and libraries take in the first steps: code of kernels, and workspaces of cuBLAS on each stream.
 LIBRARIES = 288 * 2**20
+GRAPH = 192 * 2**10  # bytes that the driver takes for a graph of a few kernels
 
 
 def free_memory() -> int:
@@ -33,4 +34,4 @@ def _release() -> None:
     torch.cuda.empty_cache()
 
 
-METER = Meter(free_memory, _release, LIBRARIES)
+METER = Meter(free_memory, _release, LIBRARIES, GRAPH)

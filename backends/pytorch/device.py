@@ -56,6 +56,7 @@ class Meter:
     free: Callable[[], int]  # bytes that this process can still allocate
     release: Callable[[], None]  # returns the unused memory of torch's allocator to the device
     libraries: int  # expected bytes of loaded kernels and of the workspaces of libraries
+    graph: int  # bytes of a captured graph, without its intermediate results
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ...engine.errors import ModelRefused, ModelTooLarge, SettingRefused
@@ -85,10 +87,8 @@ def plan(
     page_size = memory.page_size
     num_pages = memory.num_pages
     fitting = num_pages * page_size
-    graphs = chosen_graphs(options, device)
-    captures_decode = graphs != "off" and device.captures_attention
-    captures_prefill = graphs in ("split", "breakable")
     max_tokens = step_tokens(config, options, device)
+    graph_rows, graph_tokens = _captured_sizes(config, options, device)
     return RunnerSpec(
         vocab_size=config.vocab_size,
         max_tokens=max_tokens,
@@ -99,8 +99,8 @@ def plan(
         adapters_per_step=memory.adapter_slots,
         slots_hint=slots_hint(options.adapter_slots, slot_values(config, options.adapter_rank) * dtype.itemsize),
         overlap=device.overlap,
-        graph_rows=decode_sizes(options.max_rows) if captures_decode else (),
-        graph_tokens=token_sizes(capturable_tokens(config, max_tokens, device)) if captures_prefill else (),
+        graph_rows=graph_rows,
+        graph_tokens=graph_tokens,
         dtype=str(dtype).removeprefix("torch."),
         weight_bytes=weights,
         quant=_weight_format(config, options),
@@ -142,19 +142,39 @@ def expected_workspace(config: ModelConfig, options: LoadOptions, dtype: torch.d
     device without a meter."""
     if device.meter is None:
         return 0
-    max_tokens = step_tokens(config, options, device)
-    captured = 0
-    if chosen_graphs(options, device) != "off":
-        captured = max(capturable_tokens(config, max_tokens, device), options.max_rows)
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     token_values = 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
-    step_values = (max_tokens + captured) * token_values
+    fixed = LOGITS_COPIES * options.max_rows * config.vocab_size * torch.float32.itemsize
     if options.quant != "none" or config.quantization is not None:
         # Products of many rows convert a whole weight to the dtype of activations.
-        largest = config.hidden_size * max(2 * config.intermediate_size, heads)
-        step_values += 2 * largest if captured else largest
-    logits = options.max_rows * config.vocab_size * torch.float32.itemsize
-    return device.meter.libraries + step_values * dtype.itemsize + LOGITS_COPIES * logits
+        fixed += config.hidden_size * max(2 * config.intermediate_size, heads) * dtype.itemsize
+    workspace = device.meter.libraries + fixed
+    workspace += step_tokens(config, options, device) * token_values * dtype.itemsize
+    rows, tokens = _captured_sizes(config, options, device)
+    if rows or tokens:
+        workspace += fixed + max((*rows, *tokens)) * token_values * dtype.itemsize
+        workspace += device.meter.graph * number_of_graphs(rows, tokens, config.num_layers)
+    return workspace
+
+
+def _captured_sizes(
+    config: ModelConfig, options: LoadOptions, device: Device
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes of captured decode steps in rows, and of captured prefill steps in tokens."""
+    graphs = chosen_graphs(options, device)
+    rows: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    if graphs != "off" and device.captures_attention:
+        rows = decode_sizes(options.max_rows)
+    if graphs in ("split", "breakable"):
+        tokens = token_sizes(capturable_tokens(config, step_tokens(config, options, device), device))
+    return rows, tokens
+
+
+def number_of_graphs(rows: Sequence[int], tokens: Sequence[int], layers: int) -> int:
+    """The number of graphs of captured decode steps of the sizes `rows`, and of prefill steps of the sizes `tokens`,
+    which have a graph for each segment."""
+    return len(rows) + len(tokens) * (layers + 1)
 
 
 def step_tokens(config: ModelConfig, options: LoadOptions, device: Device) -> int:

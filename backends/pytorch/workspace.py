@@ -13,6 +13,7 @@ from .device import Device
 from .failures import failures
 from .kv import PagedKV
 from .runner import Model, TorchRunner
+from .sizing import number_of_graphs
 
 LOGPROBS = 20  # listed log-probabilities in a measured step: the maximum of the API
 
@@ -20,7 +21,8 @@ LOGPROBS = 20  # listed log-probabilities in a measured step: the maximum of the
 def measured_workspace(model: Model, kv: PagedKV, spec: RunnerSpec, device: Device, capturable: int) -> int:
     """Bytes of workspace that steps of at most `spec.max_tokens` tokens need. `kv` has one page; its content is lost.
 
-    Runs the largest steps, whose results have no meaning. Raises OutOfMemory.
+    Runs the largest steps, whose results have no meaning. They also load kernels and libraries, whose memory is not a
+    part of the workspace: it is not free afterwards. Raises OutOfMemory.
     """
     meter = device.meter
     assert meter is not None
@@ -32,21 +34,22 @@ def measured_workspace(model: Model, kv: PagedKV, spec: RunnerSpec, device: Devi
     decode = _step(spec, [1] * spec.max_rows, spec.max_context - 1)
     with failures("the largest step failed"):
         meter.release()
-        free = meter.free()
         for batch in (prefill, decode):
             runner.run(batch).result()
-        steps = free - meter.free()
+        lowest = meter.free()
         meter.release()
+        steps = meter.free() - lowest
         if device.recorder is None or not (spec.graph_rows or spec.graph_tokens):
             return steps
         # A recorder has memory of its own: as much as the largest captured step needs.
-        free = meter.free()
         with device.recorder().session():
             for batch in (_prefill(spec, max(spec.graph_tokens, default=1)), decode):
                 runner.run(batch).result()
-        captures = free - meter.free()
+        lowest = meter.free()
         meter.release()
-    return steps + captures
+        captures = meter.free() - lowest
+    layers = len(kv.keys)
+    return steps + captures + meter.graph * number_of_graphs(spec.graph_rows, spec.graph_tokens, layers)
 
 
 def _prefill(spec: RunnerSpec, tokens: int) -> Batch:

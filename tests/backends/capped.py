@@ -28,7 +28,7 @@ class CappedMemory(TorchDispatchMode):
         self.peak = 0
         self._reserved = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}  # address of a storage -> its reference and bytes
-        self.meter = Meter(self.free, self.release, libraries=0)
+        self.meter = Meter(self.free, self.release, libraries=0, graph=0)
 
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

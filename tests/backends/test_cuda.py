@@ -112,7 +112,7 @@ def test_load_never_holds_two_copies_of_a_weight(quant: Quant, tmp_path) -> None
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    runner = cuda.open(read_model(tmp_path), replace(BUDGET, quant=quant, graphs="off", adapter_slots=0))
+    runner = cuda.open(read_model(tmp_path), replace(BUDGET, quant=quant, context=128, graphs="off", adapter_slots=0))
     loaded = runner.spec.weight_bytes + runner.spec.cache_bytes
     assert torch.cuda.max_memory_allocated() - before - loaded < 32 * 2**20
     runner.close()

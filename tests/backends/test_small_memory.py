@@ -94,30 +94,10 @@ def test_largest_context_is_chosen_and_its_steps_fit(files: ModelFiles, extra: i
         runner.close()
 
 
-def test_captured_graphs_have_a_workspace_of_their_own(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorder does not use the memory of steps without graphs."""
-    workspaces = []
-
-    def measure(*arguments: Any) -> int:
-        workspaces.append(inner(*arguments))
-        return workspaces[-1]
-
-    inner = opening.measured_workspace
-    monkeypatch.setattr(opening, "measured_workspace", measure)
-    taped = replace(CPU, ops=Ops(), recorder=Tape, graphs="breakable")
-    graphs: Graphs
-    for graphs in ("off", "breakable"):
-        options = replace(OPTIONS, graphs=graphs, context=512)
-        memory = CappedMemory(EVERYTHING)
-        with memory, monkeypatch.context() as patch:
-            patch.setattr(opening, "MEASURED_BELOW", EVERYTHING)
-            patch.setattr(opening, "GraphRunner", lambda runner: runner)
-            open_runner(files, options, device_with(memory, taped), EVERYTHING).close()
-    assert workspaces[1] == pytest.approx(2 * workspaces[0], rel=0.2)
-
-
-def test_workspace_is_measured_only_if_memory_is_short(files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[int] = []
+@pytest.fixture
+def workspaces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The measured workspaces of all loads of a test."""
+    measured = []
 
     def measure(*arguments: Any) -> int:
         measured.append(inner(*arguments))
@@ -125,15 +105,64 @@ def test_workspace_is_measured_only_if_memory_is_short(files: ModelFiles, monkey
 
     inner = opening.measured_workspace
     monkeypatch.setattr(opening, "measured_workspace", measure)
+    return measured
+
+
+def test_captured_graphs_have_a_workspace_of_their_own(
+    files: ModelFiles, workspaces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recorder does not use the memory of steps without graphs, and each graph needs memory."""
+    monkeypatch.setattr(opening, "MEASURED_BELOW", EVERYTHING)
+    monkeypatch.setattr(opening, "GraphRunner", lambda runner: runner)
+    taped = replace(CPU, ops=Ops(), recorder=Tape, graphs="breakable")
+    graphs: Graphs
+    sizes = []
+    for graphs, graph_bytes in (("off", 1000), ("breakable", 0), ("breakable", 1000)):
+        memory = CappedMemory(EVERYTHING)
+        device = device_with(memory, taped)
+        device = replace(device, meter=replace(memory.meter, graph=graph_bytes))
+        with memory:
+            runner = open_runner(files, replace(OPTIONS, graphs=graphs, context=512), device, EVERYTHING)
+            sizes.append((len(runner.spec.graph_rows), len(runner.spec.graph_tokens)))
+            runner.close()
+    assert workspaces[1] == pytest.approx(2 * workspaces[0], rel=0.2)
+    rows, tokens = sizes[2]
+    assert workspaces[2] - workspaces[1] == 1000 * (rows + tokens * (files.config.num_layers + 1))
+
+
+def test_memory_that_steps_keep_is_not_workspace(
+    files: ModelFiles, workspaces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first steps load kernels and libraries. The free memory after them is smaller, and the workspace is not
+    larger."""
+    monkeypatch.setattr(opening, "MEASURED_BELOW", EVERYTHING)
+    kept: list[torch.Tensor] = []
+    embedding = CPU.ops.linear.embedding
+
+    def load_library(*arguments: Any) -> torch.Tensor:
+        if not kept:
+            kept.append(torch.zeros(MIB, dtype=torch.uint8))
+        return embedding(*arguments)
+
+    for op in (embedding, load_library):
+        memory = CappedMemory(EVERYTHING)
+        device = replace(CPU, ops=replace(CPU.ops, linear=replace(CPU.ops.linear, embedding=op)))
+        with memory:
+            opened(files, OPTIONS, memory, device).close()
+    assert kept
+    assert workspaces[0] == pytest.approx(workspaces[1], abs=MIB // 8)
+
+
+def test_workspace_is_measured_only_if_memory_is_short(files: ModelFiles, workspaces: list[int]) -> None:
     memory = CappedMemory(EVERYTHING)
     with memory:
         opened(files, OPTIONS, memory).close()
-    assert not measured
+    assert not workspaces
     memory = CappedMemory(smallest_limit(files, OPTIONS) + MIB)
     with memory:
         opened(files, OPTIONS, memory).close()
-    assert len(measured) == 1
-    assert 0.2 * MIB < measured[0] < 16 * MIB
+    assert len(workspaces) == 1
+    assert 0.2 * MIB < workspaces[0] < 16 * MIB
 
 
 @pytest.mark.parametrize("context", [None, CONTEXT])
