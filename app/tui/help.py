@@ -32,7 +32,7 @@ KEYS = (
 MODEL_KEYS = (
     ("Type words", "Filter the models; without a match, Enter searches the hub"),
     ("Type org/repo, or a path", "Inspect a repository; add a folder of this machine"),
-    ("Enter", "Use a model; inspect a result of the hub; download a model"),
+    ("Enter", "Use a model; inspect a model that is not on this machine"),
     ("i", "Details: can this machine run it, how fast, files, hashes"),
     ("d, p, c", "Download; pause or continue; cancel"),
     ("v", "Verify the files of a model"),

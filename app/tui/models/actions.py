@@ -39,17 +39,20 @@ async def run(screen: ModelScreen, name: str) -> None:
 
 
 async def _enter(screen: ModelScreen, row: Row) -> None:
-    """Select a complete model, search, inspect a result, add a folder, or download a model of the catalog."""
+    """Select a complete model, repeat a failed download, search, add a folder, or show the details of another model.
+
+    Enter alone starts no download: the first match of a filter may be large, and not the intended model.
+    """
     if row.is_usable:
         screen.use(row)
         return
-    actions: dict[str, Action] = {"search": _search, "result": _details, "name": _details, "folder": _add_folder}
+    actions: dict[str, Action] = {"search": _search, "folder": _add_folder}
     if row.kind == "adapter":
         screen.say("Its base model is not on this machine. Download the base model first.")
-    elif row.downloads:
-        await _details(screen, row)
+    elif row.failed:
+        await _download(screen, row)
     else:
-        await actions.get(row.kind, _download)(screen, row)
+        await actions.get(row.kind, _details)(screen, row)
 
 
 async def _search(screen: ModelScreen, row: Row) -> None:

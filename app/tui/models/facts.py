@@ -120,7 +120,8 @@ def tokens_text(context: int) -> str:
 
 def _local_facts(row: Row, entry: ModelEntry, machine: Machine, running: LoadedModel | None) -> list[str]:
     if entry.problem:
-        return [one_line(f"cannot be used: {entry.problem}", MAX_LENGTH)]
+        problem, _, _ = entry.problem.partition("; localllm ")  # the advice is a command; here it is a key
+        return [one_line(f"cannot be used: {problem}", MAX_LENGTH), "d downloads it again"]
     loaded = _loaded(entry, running)
     texts = [loaded]
     if row.aliases:

@@ -7,15 +7,7 @@ from .rows import Row
 
 LIST_KEYS = "f add folder · u unused files · / search · Esc"
 TYPING_KEYS = "↓ list with more keys · Esc"
-ENTER = {
-    "download": "Enter downloads",
-    "suggestion": "Enter downloads",
-    "offer": "Enter downloads",
-    "result": "Enter inspects",
-    "name": "Enter inspects",
-    "folder": "Enter adds it",
-    "search": "Enter searches",
-}
+ENTER = {"folder": "Enter adds it", "search": "Enter searches"}
 
 
 def keys(row: Row | None, *, is_typing: bool) -> str:
@@ -35,9 +27,9 @@ def _enter(row: Row) -> str:
         return "Enter tries again"
     if row.is_usable:
         return "Enter uses it"
-    if row.entry is not None:
-        return "Enter downloads it again"
-    return ENTER.get(row.kind, "")
+    if row.kind == "adapter":
+        return ""
+    return ENTER.get(row.kind, "Enter details")
 
 
 def _keys_of(row: Row) -> list[str]:
@@ -47,10 +39,12 @@ def _keys_of(row: Row) -> list[str]:
     texts = [_enter(row)]
     if row.kind in ("search", "folder"):
         return texts
-    if row.is_local:
-        texts += ["i details", "v verify"]
+    if not row.is_usable and row.folder is None:
+        texts.append("d download")
     else:
-        texts += ["d download", "i details"]
+        texts.append("i details")
+    if row.is_local:
+        texts.append("v verify")
     if row.entry is not None:
         texts += ["s settings", "a alias"]
     if row.is_local and not row.is_bundled:

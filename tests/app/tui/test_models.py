@@ -58,7 +58,7 @@ async def test_download_runs_pauses_resumes_and_is_cancelled(chat: OpenChat) -> 
     async with chat(client()) as c:
         await open_models(c)
         await highlight(c, "qwen3:1.7b")
-        await c.pilot.press("enter")
+        await c.pilot.press("d")
         await c.settle()
         assert "downloading · 35% of 3.7 GiB" in c.shown()
         assert "goes on if you close this screen" in c.text_of("#notice")
@@ -76,7 +76,7 @@ async def test_complete_download_becomes_a_model_that_can_be_used(chat: OpenChat
     async with chat(client()) as c:
         screen = await open_models(c)
         await highlight(c, "qwen3:1.7b")
-        await c.pilot.press("enter")
+        await c.pilot.press("d")
         await c.settle()
         await c.pilot.press("slash", "home", "ctrl+k")
         c.client.entries = [*c.client.entries, ModelEntry(id="Qwen/Qwen3-1.7B", size=4_100_000_000)]
@@ -88,6 +88,19 @@ async def test_complete_download_becomes_a_model_that_can_be_used(chat: OpenChat
         await c.pilot.press("enter")
         await c.settle()
         assert c.screen.conversation.model == "Qwen/Qwen3-1.7B"
+
+
+async def test_enter_inspects_a_model_of_the_catalog_before_its_download(chat: OpenChat) -> None:
+    fake = client()
+    fake.inspections[QWEN.name] = inspection(QWEN.name)
+    async with chat(fake) as c:
+        await open_models(c)
+        await c.pilot.press(*"1.7b", "enter")
+        await c.until(lambda: "fit on cpu" in c.shown())
+        assert not fake.jobs
+        await c.pilot.press("enter")
+        await c.settle()
+        assert list(fake.jobs) == [QWEN.name]
 
 
 async def test_download_that_ends_at_once_becomes_a_model(chat: OpenChat) -> None:
@@ -104,7 +117,7 @@ async def test_download_that_ends_at_once_becomes_a_model(chat: OpenChat) -> Non
         screen = await open_models(c)
         await highlight(c, "qwen3:1.7b")
         fake.download = download
-        await c.pilot.press("enter")
+        await c.pilot.press("d")
         await c.settle()
         screen._poll()
         await c.settle()
@@ -141,7 +154,7 @@ async def test_download_that_fails_says_why(chat: OpenChat) -> None:
     async with chat(client()) as c:
         screen = await open_models(c)
         await highlight(c, "qwen3:1.7b")
-        await c.pilot.press("enter")
+        await c.pilot.press("d")
         await c.settle()
         c.client.jobs["qwen3:1.7b"] = Job(name="qwen3:1.7b", state="failed", error="no space", hint="free 2 GiB")
         screen._poll()
@@ -188,10 +201,10 @@ async def test_incomplete_model_is_marked_and_its_download_goes_on(chat: OpenCha
     fake.entries = [GUIDE, half]
     async with chat(fake) as c:
         await open_models(c)
-        assert "cannot be used: the download is not complete" in c.shown()
+        assert "cannot be used: the download is not complete · d downloads it again" in c.shown()
         await highlight(c, "org/half")
-        assert "Enter downloads it again" in c.text_of(".keys")
-        await c.pilot.press("enter")
+        assert "Enter details · d download" in c.text_of(".keys")
+        await c.pilot.press("d")
         await c.settle()
         assert isinstance(c.app.screen, ModelScreen)
         assert list(fake.jobs) == ["org/half"]

@@ -65,7 +65,7 @@ SCENES: dict[str, tuple[list[list], Scene]] = {
     "hostile": ([[clean("\x1b[31m\u202eevil [red]x[/red] <b>y</b>")]], scene("Try to \x1b[2Jbreak it.")),
     "hints": ([], scene("slash", "s")),
     "models": ([], scene("f2")),
-    "download": ([], scene("f2", *"1.7b", "enter", "down")),
+    "download": ([], scene("f2", *"1.7b", "down", "d")),
     "settings": ([], scene("f4", "tab")),
     "adapters": ([], scene("f5", "down")),
     "comparison": (
