@@ -94,7 +94,14 @@ $(VENV)/.torch: $(VENV)/.made constraints.txt
 	test "$$(uname -sm)" = "Darwin arm64" || $(PIP) --quiet torch==2.13.0
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.torch pyproject.toml
+# The editable installation lists the modules, so a module that is added or moved needs another installation.
+MODULES := $(VENV)/.modules-$(shell find app assets backends engine kernels -name '*.py' | LC_ALL=C sort | cksum | cut -d' ' -f1)
+
+$(MODULES): $(VENV)/.made
+	@rm -f $(VENV)/.modules-*
+	@touch $@
+
+$(VENV)/.runtime: $(VENV)/.torch $(MODULES) pyproject.toml
 	$(PIP) --quiet scikit-build-core $(shell command -v cmake >/dev/null || echo cmake) $(shell command -v ninja >/dev/null || echo ninja)
 	$(INSTALL) --config-settings=cmake.define.VARIANTS=native --editable .
 	@touch $@
