@@ -74,8 +74,12 @@ def store_unused() -> Path:
 
 @pytest.mark.parametrize(
     ("keys", "code", "words"),
-    [(CTRL_C, 130, ""), (b"\x04", 130, ""), (b"n\n", None, "nothing"), (b"maybe\nn\n", None, "invalid input")],
-    ids=["Ctrl-C", "Ctrl-D", "no", "unclear"],
+    [
+        pytest.param(CTRL_C, 130, "", id="Ctrl-C"),
+        pytest.param(b"\x04", 130, "", id="Ctrl-D", marks=pytest.mark.slow),
+        pytest.param(b"n\n", None, "nothing", id="no"),
+        pytest.param(b"maybe\nn\n", None, "invalid input", id="unclear", marks=pytest.mark.slow),
+    ],
 )
 def test_question_without_yes_changes_nothing(hub: Hub, keys: bytes, code: int | None, words: str) -> None:
     make("org/whole", WHOLE)
