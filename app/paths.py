@@ -62,6 +62,11 @@ def hub_cache_dir() -> Path:
     return Path(os.environ.get("HF_HOME") or base).expanduser() / "hub"
 
 
+def hub_cache_without_links() -> str:
+    """The absolute path of hub_cache_dir without symbolic links, so that two processes can compare it."""
+    return os.path.realpath(hub_cache_dir())
+
+
 def disk_free(folder: Path) -> int:
     """Free bytes on the disk of a folder, which need not exist."""
     existing = next(parent for parent in (folder, *folder.parents) if parent.exists())

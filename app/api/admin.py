@@ -107,6 +107,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     url: str  # URL of the TCP endpoint
     stopping: bool = False
     settings: dict[str, Any] = {}  # the settings for loading models (config.loading)
+    cache: str = ""  # the folder of the model cache; empty: the daemon is older than this field
 
 
 class LoadFlags(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from .. import frames
+from .. import frames, paths
 from ..config import loading
 from ..errors import Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import cache, listing
@@ -203,7 +203,12 @@ class _Api:
         settings = loading(self.models.settings)
         return _json(
             Status(
-                version=VERSION, pid=os.getpid(), url=self.address.url, stopping=self.models.stopping, settings=settings
+                version=VERSION,
+                pid=os.getpid(),
+                url=self.address.url,
+                stopping=self.models.stopping,
+                settings=settings,
+                cache=paths.hub_cache_without_links(),
             )
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from .. import paths
 from ..api.admin import AdapterEntry, AdapterFolder, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status
 from ..config import Settings, loading
 from ..daemon.owner import owner_pid
@@ -66,6 +67,8 @@ class Client(StoreCalls):
             say(message)
         if start and (others := _other_settings(settings, status.settings)):
             say(f"the running daemon has other settings ({others}); to apply yours, run localllm stop")
+        if start and status.cache not in ("", paths.hub_cache_without_links()):
+            say(f"the running daemon has another model cache ({status.cache}); to use yours, run localllm stop")
         return client
 
     async def __aenter__(self) -> Client:

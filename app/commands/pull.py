@@ -46,9 +46,20 @@ def pull(names: Sequence[str], *, yes: bool, anyway: bool, as_json: bool, limit:
     for download, plan in zip(downloads, plans, strict=True):
         with _display(as_json) as notify:
             download.notify = notify
-            model = download.run(plan)
+            with _message_of_interruption(download):
+                model = download.run(plan)
         _show_result(model, as_json)
     return 0
+
+
+@contextmanager
+def _message_of_interruption(download: Download) -> Iterator[None]:
+    """Say how to continue after Ctrl-C."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"stopped; the same command continues the download of {download.name}")
+        raise
 
 
 def _stored(download: Download) -> cache.ModelRef:
@@ -70,14 +81,14 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
             commit=repository.commit,
             licence=repository.licence,
             files=[{"name": file.name, "size": file.size} for file in plan.files],
-            missing_files=len(plan.missing),
+            missing_files=len(plan.to_download),
             missing_bytes=plan.missing_bytes,
             received_bytes=plan.received_bytes,
         )
-    elif plan.missing:
+    elif plan.to_download:
         licence = f", licence {safe(repository.licence)}" if repository.licence else ""
         received = f", {size(plan.received_bytes)} of it received before" if plan.received_bytes else ""
-        count = f"{len(plan.missing)} of {len(plan.files)} files"
+        count = f"{len(plan.to_download)} of {len(plan.files)} files"
         say(f"{repository.id}: {count} to download, {size(plan.missing_bytes)}{received}{licence}")
 
 

@@ -56,8 +56,9 @@ def bundled() -> list[ModelRef]:
 
 
 def repo_folders() -> list[Path]:
-    """The folders of all repositories in the cache, in alphabetical order. Names that no hub has are left out."""
-    folders = [folder for folder in paths.hub_cache_dir().glob("models--*") if names.is_repo_folder(folder)]
+    """The folders of all repositories in the cache, in alphabetical order, without names that no hub has."""
+    entries = paths.hub_cache_dir().glob("models--*")
+    folders = [entry for entry in entries if names.is_repo_folder(entry) and entry.is_dir()]
     return sorted(folders, key=lambda folder: folder.name.lower())
 
 

@@ -12,7 +12,7 @@ from ..errors import StorageFailed
 
 @contextmanager
 def translate_disk_errors() -> Iterator[None]:
-    """Turn OSError into StorageFailed."""
+    """Turn an OSError of the model cache into StorageFailed."""
     try:
         yield
     except OSError as error:
@@ -23,4 +23,5 @@ def _storage_failed(error: OSError) -> StorageFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space, or set HF_HOME to a larger disk; then run the command again to continue"
         return StorageFailed(f"the disk of {paths.hub_cache_dir()} is full", hint=hint)
-    return StorageFailed(f"cannot write the model cache: {error}")
+    hint = f"check {paths.hub_cache_dir()}, or set HF_HOME to a folder that you can write"
+    return StorageFailed(f"cannot write the model cache: {error}", hint=hint)

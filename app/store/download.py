@@ -9,7 +9,7 @@ the files of a repository; others wait, and continue if it dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ...engine.errors import ModelRefused
@@ -31,7 +31,7 @@ from .transfer.disk import Disk
 from .transfer.leftovers import partials
 from .transfer.policy import HEADROOM, Policy, from_environment
 from .transfer.progress import Progress
-from .transfer.transfer import Cancelled, Transfer
+from .transfer.transfer import Cancelled, Transfer, is_stored
 
 CONFIG = "config.json"
 
@@ -43,16 +43,21 @@ class Plan:
     repository: Repository
     kind: str  # model, adapter, gguf or file
     files: tuple[RemoteFile, ...]
-    missing: tuple[RemoteFile, ...]  # not yet on this machine
+    missing: tuple[RemoteFile, ...]  # not in the snapshot
+
+    @property
+    def to_download(self) -> list[RemoteFile]:
+        """The missing files that no other revision and no unfinished download has completed."""
+        return _without_blob(self.repository, self.missing)
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes of the missing files."""
-        return sum(file.size for file in self.missing)
+        """Bytes of the files to download."""
+        return sum(file.size for file in self.to_download)
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of the missing files that an unfinished download has received."""
+        """Bytes of the files to download that an unfinished download has received."""
         return min(_received(self.repository), self.missing_bytes)
 
 
@@ -130,7 +135,7 @@ class Download:
     def _run(self, plan: Plan) -> None:
         repository = plan.repository
         missing = _missing(repository, plan.files)
-        check_space(sum(file.size for file in missing) - _received(repository))
+        check_space(sum(file.size for file in _without_blob(repository, missing)) - _received(repository))
         transfer = self._start(repository, missing)
         first = [file for file in missing if file.name == CONFIG]
         transfer.fetch(first)
@@ -196,7 +201,7 @@ class Download:
         blobs = plan.repository.folder / "blobs"
         complete = [file for file in plan.missing if (blobs / file.key).is_file()]
         received = sum(file.size for file in complete) + _received(plan.repository)
-        total = plan.missing_bytes
+        total = sum(file.size for file in plan.missing)
         self.notify(Progress("waiting", min(received, total), total, len(complete), len(plan.missing)))
 
     def _resolve(self, plan: Plan) -> cache.ModelRef:
@@ -228,6 +233,12 @@ def _missing(repository: Repository, files: list[RemoteFile] | tuple[RemoteFile,
             pass
         missing.append(file)
     return missing
+
+
+def _without_blob(repository: Repository, files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """The files that a transfer downloads: the folder of the repository has no complete blob of them."""
+    blobs = repository.folder / "blobs"
+    return [file for file in files if not is_stored(blobs, file)]
 
 
 def _existing_blobs(plan: Plan) -> dict[str, str]:

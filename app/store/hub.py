@@ -14,6 +14,7 @@ from .. import paths
 from ..errors import InvalidRequest, ModelNotFound, StorageFailed
 from . import cache, catalog, stored, suggestions
 from .blobs import has_shared
+from .disk_errors import translate_disk_errors
 from .names import GUIDE, FileAddress, HubName, ShortName, is_path, parse, parse_hub
 from .selection import gguf_quant
 from .transfer.lock import unless_locked
@@ -28,7 +29,7 @@ class Removal:
 
     name: str
     frees: int  # bytes of disk space that the deletion frees
-    execute: Callable[[], None]  # raises InvalidRequest if a transfer of the repository runs
+    execute: Callable[[], None]  # raises InvalidRequest if a transfer of the repository runs, or StorageFailed
     folders: tuple[Path, ...] = ()  # the deleted folders of models
 
 
@@ -89,7 +90,8 @@ def _remove_unless_locked(target: HubName, remove: Callable[[], None]) -> None:
         if not is_idle:
             hint = "cancel the download first"
             raise InvalidRequest(f"{target.id} is being downloaded", hint=hint, param="model")
-        remove()
+        with translate_disk_errors():
+            remove()
 
 
 def _not_stored(path: str) -> InvalidRequest:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 from ...engine import jsontext
-from ..errors import AppError, DownloadFailed, ModelNotFound
+from ..errors import AppError, DownloadFailed, ModelNotFound, StorageFailed
 from .names import FileAddress, HubName
 from .remote import MAIN, RemoteFile, Repository, check_names
 from .suggestions import hint_for_hub
@@ -73,12 +73,21 @@ def modelscope_endpoint() -> str:
     return os.environ.get("MODELSCOPE_ENDPOINT", "").rstrip("/") or MODELSCOPE
 
 
-def credentials() -> Credentials:
-    """The access tokens of the user. Each belongs to one server: mirrors get none."""
+def hugging_face_token() -> str | None:
+    """The access token of the user. Raises StorageFailed if its file is unreadable."""
     from huggingface_hub import get_token
 
+    try:
+        return get_token()
+    except (OSError, UnicodeDecodeError) as error:
+        hint = "check HF_HOME and HF_TOKEN_PATH, or set HF_TOKEN"
+        raise StorageFailed(f"cannot read the access token: {error}", hint=hint) from error
+
+
+def credentials() -> Credentials:
+    """The access tokens of the user. Each belongs to one server: mirrors get none."""
     headers = {}
-    if token := get_token():
+    if token := hugging_face_token():
         headers[origin(endpoints()[0])] = {"Authorization": f"Bearer {token}"}
     if token := os.environ.get("MODELSCOPE_API_TOKEN"):
         headers[origin(modelscope_endpoint())] = {"Authorization": f"Bearer {token}"}
@@ -101,6 +110,7 @@ def _from_endpoint(endpoint: str, name: HubName, policy: Policy) -> Repository:
     from huggingface_hub import HfApi
 
     # The token belongs to the first endpoint. A mirror does not get it.
+    hugging_face_token()  # raises the error about its file, which huggingface_hub would raise as one of the network
     api = HfApi(endpoint=endpoint, token=None if endpoint == endpoints()[0] else False)
     revision = name.revision or MAIN
 

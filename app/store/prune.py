@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import cache, names
 from .blobs import blob_of
+from .disk_errors import translate_disk_errors
 from .transfer.leftovers import partials
 from .transfer.lock import is_locked, unless_locked
 
@@ -46,13 +47,15 @@ def delete(items: Iterable[Unused]) -> int:
     """Delete the files of a plan. Returns the freed bytes.
 
     Files stay if a download of their repository runs now, or if a snapshot uses them meanwhile.
+    Raises StorageFailed if a file cannot be deleted.
     """
     freed = 0
     for item in items:
         with unless_locked(item.folder) as is_idle:
             if is_idle and not _is_used(item):
-                for path in item.paths:
-                    _delete_one(path)
+                with translate_disk_errors():
+                    for path in item.paths:
+                        _delete_one(path)
                 freed += item.disk_bytes
     return freed
 

@@ -8,7 +8,7 @@ from typing import Any
 from ...engine.tensorfiles import ITEM_BYTES
 from ..errors import DownloadFailed, InvalidRequest
 from . import catalog
-from .lookup import endpoints, is_offline
+from .lookup import endpoints, hugging_face_token, is_offline
 from .names import parse_hub
 
 SECONDS = 10.0  # maximum wait for an answer of the hub
@@ -66,6 +66,8 @@ def _search(endpoint: str, text: str, limit: int, with_token: bool) -> list[Repo
         "filter": "safetensors,text-generation",
         "expand": FIELDS,
     }
+    if with_token:
+        hugging_face_token()  # raises the error about its file
     headers = build_hf_headers(token=None if with_token else False)
     try:
         # huggingface_hub repeats a failed request for 23 seconds, too long for a search

@@ -39,7 +39,9 @@ def hint(text: str, local: Iterable[str]) -> str:
 
 def hint_for_stored(text: str, stored: Iterable[str]) -> str:
     """The hint about a name that is not stored. `stored`: the ids of models, adapters and unfinished downloads."""
-    matches = similar(text, [*stored, *preferences.read().aliases])
+    candidates = [*stored, *preferences.read().aliases]
+    revisions = [name for name in candidates if name.startswith(f"{text}@")]
+    matches = revisions[:MAX_NAMES] or similar(text, [name for name in candidates if name != text])
     return _did_you_mean(matches) or "localllm list shows the models on this machine"
 
 

@@ -106,6 +106,13 @@ def test_name_of_an_unfinished_download_gets_the_command_that_continues_it() -> 
         stored.resolve("local/half")
 
 
+def test_name_without_a_main_branch_gets_the_stored_revision_as_its_hint(tiny: Path) -> None:
+    store_model("org/m", tiny, ref="v1")
+    with pytest.raises(ModelNotFound) as caught:
+        stored.resolve("org/m")
+    assert caught.value.hint == "did you mean org/m@v1?"
+
+
 def test_unfinished_download_of_another_revision_is_not_that_of_the_name(tiny: Path) -> None:
     folder = store_model("org/m", tiny).parents[1]
     (folder / "blobs" / "abc.localllm.incomplete").write_bytes(bytes(100_000))
@@ -124,6 +131,20 @@ def test_model_with_missing_weights_is_shown_and_verified_by_its_name(
     with pytest.raises(ModelNotFound, match="org/gone: files are missing") as caught:
         cache.resolve("org/gone")
     assert caught.value.hint == "localllm pull org/gone downloads them"
+
+
+@pytest.mark.parametrize("kind", ["file", "dangling link"])
+def test_entry_of_the_cache_that_is_no_folder_is_not_suggested(kind: str) -> None:
+    entry = paths.hub_cache_dir() / "models--org--odd"
+    entry.parent.mkdir(parents=True)
+    if kind == "file":
+        entry.write_text("")
+    else:
+        entry.symlink_to("nowhere")
+    for find in (stored.resolve, hub.plan_removal):
+        with pytest.raises(ModelNotFound) as caught:
+            find("org/odd")
+        assert "org/odd" not in caught.value.hint
 
 
 def test_list_of_200_models_takes_less_than_300_ms(tiny: Path) -> None:

@@ -226,6 +226,7 @@ def test_ctrl_c_ends_a_pull_at_once(hub: Hub) -> None:
     _, err = process.communicate(timeout=10)
     assert process.returncode == 130, err
     assert "Traceback" not in err
+    assert "the same command continues the download of org/whole" in err
     assert "org/whole" not in [model.id for model in cache.available()]
 
 
@@ -369,7 +370,7 @@ def test_existing_files_need_no_disk_space(hub: Hub) -> None:
     before = len(hub.log)
     again = localllm(hub, "pull", "org/whole")
     assert again.returncode == 0, again.stderr
-    assert "1 of 5 files to download" in again.stderr
+    assert "to download" not in again.stderr
     assert not [path for _, path in hub.log[before:] if path.endswith("model.safetensors")]
 
 

@@ -17,7 +17,7 @@ from huggingface_hub import constants, hf_hub_download, scan_cache_dir, snapshot
 
 from localllm.app import paths
 from localllm.app.cli import main
-from localllm.app.store import cache
+from localllm.app.store import cache, download
 
 from .hub import Hub, Server, commit_of, model_files, serving
 
@@ -33,6 +33,22 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "5")
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         yield hub
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"], ids=["a folder", "no text"])
+def test_unreadable_token_file_is_no_error_of_the_network(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
+) -> None:
+    token = tmp_path / "token"
+    if content is None:
+        token.mkdir()
+    else:
+        token.write_bytes(content)
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(token))
+    for command in (["pull", "org/m", "--yes"], ["inspect", "org/m"], ["search", "m"]):
+        assert main(command) == 11
+        assert "cannot read the access token: " in capsys.readouterr().err
 
 
 def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,6 +232,19 @@ def test_pull_continues_a_download_of_huggingface_hub(hub: Hub, capsys: pytest.C
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert events[0]["missing_files"] == len(model_files()) - 1
     assert events[0]["missing_bytes"] < len(model_files()["model.safetensors"])
+
+
+def test_new_revision_needs_only_the_bytes_of_its_new_files(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pull", "org/two@v1", "--yes"]) == 0
+    hub.repos["org/two"]["README.md"] = b"new"
+    monkeypatch.setattr(paths, "disk_free", lambda _: download.HEADROOM + 100)
+    assert main(["pull", "org/two", "--yes"]) == 0
+    assert "org/two: 1 of 4 files to download, 3 B" in capsys.readouterr().err
+    assert main(["pull", "org/two", "--yes", "--json"]) == 0
+    [plan, _] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (plan["missing_files"], plan["missing_bytes"]) == (0, 0)
 
 
 def test_space_for_all_models_is_checked_before_the_first_byte(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.commands import store
+from localllm.app.errors import StorageFailed
 from localllm.app.store import cache, prune
 from localllm.app.store.transfer.lock import lock_file
 
@@ -48,6 +50,15 @@ def test_prune_deletes_only_what_nothing_uses(blobs: Path) -> None:
     assert before - {file.name for file in blobs.iterdir()} == {"orphan", "abc.0123.incomplete"}
     assert cache.resolve("org/m").size == sum(map(len, WHOLE.values()))
     assert prune.find_unused() == []
+
+
+def test_prune_of_a_read_only_cache_is_an_error_of_the_cache(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(StorageFailed, match="cannot write the model cache"):
+        prune.delete(prune.find_unused())
 
 
 def test_dry_run_and_a_missing_confirmation_delete_nothing(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:

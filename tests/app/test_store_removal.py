@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
+from huggingface_hub import DeleteCacheStrategy
 
 from localllm.app import paths
-from localllm.app.errors import AdapterNotFound, InvalidRequest, ModelNotFound
+from localllm.app.errors import AdapterNotFound, InvalidRequest, ModelNotFound, StorageFailed
 from localllm.app.store import hub
 
 from .test_store_cache import ADAPTER, CONFIG, WHOLE, make
@@ -52,6 +54,20 @@ def test_removal_of_one_revision_keeps_the_others(monkeypatch: pytest.MonkeyPatc
     plan.execute()
     assert [folder.exists() for folder in (old, new, *packed)] == [False, True, False, True]
     assert hub.plan_removal("org/m@bbbbbbb").frees == SIZE + 100
+
+
+@pytest.mark.parametrize("name", ["org/m", "org/m@main"])
+def test_removal_from_a_read_only_cache_is_an_error_of_the_cache(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    make("org/m", WHOLE)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", "main")
+
+    monkeypatch.setattr(hub.shutil, "rmtree", refuse)
+    monkeypatch.setattr(DeleteCacheStrategy, "execute", refuse)
+    with pytest.raises(StorageFailed, match="cannot write the model cache") as caught:
+        hub.plan_removal(name).execute()
+    assert "HF_HOME" in caught.value.hint
 
 
 def test_removal_of_packed_weights_keeps_the_model() -> None:

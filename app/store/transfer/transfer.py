@@ -37,6 +37,14 @@ class Cancelled(AppError, exit_code=130, status=499, code="cancelled"):
     """The download was cancelled. What has arrived stays on the disk, and another pull continues it."""
 
 
+def is_stored(blobs: Path, file: RemoteFile) -> bool:
+    """True if the folder has the complete blob of a file with a hash: no transfer downloads it. Reads only its size."""
+    if not (file.sha256 or file.git_oid):
+        return False
+    blob = blobs / file.key
+    return blob.is_file() and blob.stat().st_size == file.size
+
+
 class Transfer:
     """Downloads files of one repository. `notify` is called by the thread of `fetch`, a few times per second."""
 
@@ -101,10 +109,7 @@ class Transfer:
 
     def _adopt(self, file: RemoteFile) -> bool:
         """True if the file is complete in the cache. Its size is checked; `localllm verify` checks its hash."""
-        if not (file.sha256 or file.git_oid):
-            return False
-        blob = self._blobs / file.key
-        if not blob.is_file() or blob.stat().st_size != file.size:
+        if not is_stored(self._blobs, file):
             return False
         remove_leftovers(self._disk, self._blobs, file)
         self.blob_names[file.name] = file.key

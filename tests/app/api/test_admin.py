@@ -37,4 +37,4 @@ def test_model_entry_defaults() -> None:
 
 def test_status_defaults() -> None:
     status = msgspec.to_builtins(Status(version="1", pid=7, url="u"))
-    assert status == {"version": "1", "pid": 7, "url": "u", "stopping": False, "settings": {}}
+    assert status == {"version": "1", "pid": 7, "url": "u", "stopping": False, "settings": {}, "cache": ""}

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from localllm.app import paths
 from localllm.app.client import Client, Done, LoadFlags, ReasoningPiece, TextPiece, ToolCall, Usage, transport
 from localllm.app.client import client as clients
 from localllm.app.config import Developer, Settings
@@ -176,7 +177,11 @@ async def test_daemon_of_another_version_is_reported(client: Client, monkeypatch
     assert len(statuses) == 1
 
 
-async def test_settings_that_differ_from_the_daemon_are_reported(client: Client) -> None:
+async def test_settings_that_differ_from_the_daemon_are_reported(
+    client: Client, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", daemon.env["HF_HUB_CACHE"])
+
     async def said(**settings: Any) -> list[str]:
         statuses: list[str] = []
         async with await Client.connect(Settings(**settings), on_status=statuses.append):
@@ -331,8 +336,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "STOP_SECONDS", 1.0)
 
 
-def status(version: str = VERSION, **settings: Any) -> bytes:
-    return json.dumps({"version": version, "pid": 1, "url": "u", "settings": settings}).encode()
+def status(version: str = VERSION, cache: str = "", **settings: Any) -> bytes:
+    return json.dumps({"version": version, "pid": 1, "url": "u", "cache": cache, "settings": settings}).encode()
 
 
 async def connecting(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | None], *, start: bool, **local: Any) -> Any:
@@ -419,6 +424,14 @@ async def test_connect_reports_only_settings_that_are_set(
     )
     said, _, _ = await connecting(monkeypatch, [status(**daemon_settings)], start=False, **local)
     assert said == [], "only a client that may start the daemon compares settings"
+
+
+async def test_connect_reports_a_daemon_with_another_model_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "owner_pid", Owners(7))
+    said, _, _ = await connecting(monkeypatch, [status(cache="/elsewhere/hub")], start=True)
+    assert said == ["the running daemon has another model cache (/elsewhere/hub); to use yours, run localllm stop"]
+    said, _, _ = await connecting(monkeypatch, [status(cache=paths.hub_cache_without_links())], start=True)
+    assert said == []
 
 
 async def test_shutdown_waits_for_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
