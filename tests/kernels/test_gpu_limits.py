@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Functions and attributes that return a property of a GPU, and the only files that may use them.
 QUERY = re.compile(
     r"get_device_properties|get_device_capability|mem_get_info|DeviceGetAttribute|cudaGetDeviceProperties"
-    r"|cudaMemGetInfo|cudaOccupancy|multi_processor_count|shared_memory_per"
+    r"|cudaMemGetInfo|multi_processor_count|shared_memory_per"
 )
 QUERYING = {
     "backends/cuda/memory.py",

@@ -47,6 +47,7 @@ RUNTIME = {
     "cudaLaunchKernelExC",
     "cudaMalloc",
     "cudaMemsetAsync",
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessor",
     "cudaStreamSynchronize",
     "cudaThreadExchangeStreamCaptureMode",
 }
