@@ -11,14 +11,20 @@
 namespace localllm::cuda {
 namespace {
 
-// Warps per thread block. A batch of one row uses SINGLE_ROW_WARPS warps, so that the row has fewer partial results to
-// merge.
-constexpr int BATCH_WARPS = 4, SINGLE_ROW_WARPS = 8;
-// Resident thread blocks of BATCH_WARPS warps per multiprocessor: the maximum without register spills. A block of
-// SINGLE_ROW_WARPS warps has the same registers per thread, and one is resident, so that blocks of the previous and
-// next kernel fit beside it.
-constexpr int resident_blocks(int dim, bool e4m3, int arch) {
+// Warps per thread block. A batch of one row uses more warps if their partial results fit into shared memory, so that
+// the row has fewer partial results to merge.
+constexpr int BATCH_WARPS = 4;
+constexpr int single_row_warps(int dim) { return dim <= 128 ? 8 : BATCH_WARPS; }
+// Resident thread blocks per multiprocessor: with BATCH_WARPS warps the maximum without register spills. One block of
+// more warps has the same registers per thread, so that blocks of the previous and next kernel fit beside it.
+constexpr int resident_blocks(int dim, bool e4m3, int arch, int warps) {
+  if (warps > BATCH_WARPS) return 1;
+  if (dim > 128) return 2;
   return arch == 800 || (arch < 900 && e4m3 && dim == 128) ? 2 : 3;
+}
+// The bound on the threads of a block: it limits the registers of a block of more than BATCH_WARPS warps.
+constexpr int max_threads(int dim, bool e4m3, int arch, int warps) {
+  return (warps > BATCH_WARPS ? resident_blocks(dim, e4m3, arch, BATCH_WARPS) : 1) * BATCH_WARPS * 32;
 }
 #ifdef __CUDA_ARCH__
 constexpr int ARCH = __CUDA_ARCH__;
@@ -26,7 +32,9 @@ constexpr int ARCH = __CUDA_ARCH__;
 constexpr int ARCH = 0;
 #endif
 constexpr int MIN_BLOCKS = 2;  // minimum of blocks per chunk; with fewer, the merge costs more than it saves
-constexpr int PRELOADED = 16;  // partial results whose loads a merge starts before it uses them
+// Partial results whose loads a merge starts before it uses them.
+template <int D>
+constexpr int PRELOADED = D <= 128 ? 16 : 8;
 
 struct Row {
   int low, end, blocks;  // visible positions low … end - 1, and the number of blocks that they fill
@@ -103,49 +111,54 @@ __device__ inline void prefetch_chunk(const DecodeArgs& args, const Work& work, 
   }
 }
 
+// The dims of a lane when it merges partial results.
+template <int D>
+constexpr int LANE_DIMS = PADDED<D> / 32;
+
 template <int D, int WARPS>
 struct Partials {  // shared memory for the partial results of the warps of a thread block
-  float acc[WARPS][MAX_GROUP][D];
+  float acc[WARPS][MAX_GROUP][PADDED<D>];
   float peak[WARPS][MAX_GROUP], total[WARPS][MAX_GROUP];
   int arrived;
 };
 
 template <class T, int D>
-__device__ inline void finish(const DecodeArgs& args, int start, int head, const float (&sums)[D / 32], float peak,
-                              float total, int lane) {
+__device__ inline void finish(const DecodeArgs& args, int start, int head, const float (&sums)[LANE_DIMS<D>],
+                              float peak, float total, int lane) {
   if (args.sinks) total += exp2f(args.sinks[head] * LOG2_E - peak);
-  T* out = static_cast<T*>(args.out) + (int64_t(start) * args.kv_heads * args.group + head) * D + lane * (D / 32);
+  T* out = static_cast<T*>(args.out) + (int64_t(start) * args.kv_heads * args.group + head) * D + lane * LANE_DIMS<D>;
+  if (D != PADDED<D> && lane * LANE_DIMS<D> >= D) return;
 #pragma unroll
-  for (int i = 0; i < D / 32; i++) out[i] = T(sums[i] / total);
+  for (int i = 0; i < LANE_DIMS<D>; i++) out[i] = T(sums[i] / total);
 }
 
 // One warp merges the partial results of one query head of a row and writes the output.
 template <class T, int D>
 __device__ void merge(const DecodeArgs& args, int start, int kv_head, int group_head, int first_chunk, int chunk_count,
                       int lane) {
-  float peak = -INFINITY, total = 0.f, sums[D / 32] = {};
+  float peak = -INFINITY, total = 0.f, sums[LANE_DIMS<D>] = {};
   // Index of a partial result of the row. A chunk has two: 1 for the row that begins in the chunk, else 0.
   auto index_of = [&](int chunk) {
     return ((int64_t(first_chunk + chunk) * args.kv_heads + kv_head) * 2 + (chunk == 0)) * args.group + group_head;
   };
-  auto load_partial = [&](int chunk, bool valid, float (&to)[D / 32]) {
-    const float* from = args.partial + index_of(chunk) * D + lane * (D / 32);
+  auto load_partial = [&](int chunk, bool valid, float (&to)[LANE_DIMS<D>]) {
+    const float* from = args.partial + index_of(chunk) * PADDED<D> + lane * LANE_DIMS<D>;
 #pragma unroll
-    for (int i = 0; i < D / 32; i += 2) {
+    for (int i = 0; i < LANE_DIMS<D>; i += 2) {
       float2 two = valid ? __ldcg(reinterpret_cast<const float2*>(from + i)) : make_float2(0.f, 0.f);
       to[i] = two.x;
       to[i + 1] = two.y;
     }
   };
-  auto add = [&](float weight, const float (&from)[D / 32]) {
+  auto add = [&](float weight, const float (&from)[LANE_DIMS<D>]) {
 #pragma unroll
-    for (int i = 0; i < D / 32; i++) sums[i] += weight * from[i];
+    for (int i = 0; i < LANE_DIMS<D>; i++) sums[i] += weight * from[i];
   };
   for (int base = 0; base < chunk_count; base += 32) {
     int count = min(32, chunk_count - base);
-    float preloaded[PRELOADED][D / 32];  // loads in flight while the weights are computed
+    float preloaded[PRELOADED<D>][LANE_DIMS<D>];  // loads in flight while the weights are computed
 #pragma unroll
-    for (int p = 0; p < PRELOADED; p++) load_partial(base + p, p < count, preloaded[p]);
+    for (int p = 0; p < PRELOADED<D>; p++) load_partial(base + p, p < count, preloaded[p]);
     float2 stat = make_float2(-INFINITY, 0.f);
     if (lane < count) stat = __ldcg(reinterpret_cast<const float2*>(args.stats) + index_of(base + lane));
     float higher = stat.x;
@@ -157,12 +170,12 @@ __device__ void merge(const DecodeArgs& args, int start, int kv_head, int group_
     total = total * shrink + sum;
     peak = higher;
 #pragma unroll
-    for (int i = 0; i < D / 32; i++) sums[i] *= shrink;
+    for (int i = 0; i < LANE_DIMS<D>; i++) sums[i] *= shrink;
 #pragma unroll
-    for (int p = 0; p < PRELOADED; p++) add(__shfl_sync(ALL, weight, p), preloaded[p]);
+    for (int p = 0; p < PRELOADED<D>; p++) add(__shfl_sync(ALL, weight, p), preloaded[p]);
 #pragma unroll 8
-    for (int p = PRELOADED; p < count; p++) {
-      float values[D / 32];
+    for (int p = PRELOADED<D>; p < count; p++) {
+      float values[LANE_DIMS<D>];
       load_partial(base + p, true, values);
       add(__shfl_sync(ALL, weight, p), values);
     }
@@ -182,7 +195,7 @@ __device__ __forceinline__ void write_partial(Partials<D, WARPS>& partials, cons
       partials.total[warp][head] = total;
     }
 #pragma unroll
-    for (int i = 0; i < D / 16; i++)
+    for (int i = 0; i < PADDED<D> / 16; i++)
       *reinterpret_cast<float2*>(&partials.acc[warp][head][(i / 4) * 64 + state.g * 8 + 2 * (i % 4)]) =
           make_float2(state.acc[i][h], state.acc[i][2 + h]);
   }
@@ -202,21 +215,21 @@ __device__ __forceinline__ void combine_warps(const DecodeArgs& args, const RowC
   const int64_t partial_index =
       (int64_t(row_chunk.chunk) * args.kv_heads + row_chunk.kv_head) * 2 + (row_chunk.first_chunk == row_chunk.chunk);
   for (int head = warp; head < args.group; head += WARPS) {
-    float peak = -INFINITY, total = 0.f, sums[D / 32] = {};
+    float peak = -INFINITY, total = 0.f, sums[LANE_DIMS<D>] = {};
     for (int w = 0; w < WARPS; w++) peak = fmaxf(peak, partials.peak[w][head]);
     for (int w = 0; w < WARPS; w++) {
       float weight = exp2f(partials.peak[w][head] - peak);
       total += weight * partials.total[w][head];
 #pragma unroll
-      for (int i = 0; i < D / 32; i++) sums[i] += weight * partials.acc[w][head][lane * (D / 32) + i];
+      for (int i = 0; i < LANE_DIMS<D>; i++) sums[i] += weight * partials.acc[w][head][lane * LANE_DIMS<D> + i];
     }
     if (row_chunk.chunk_count == 1) {
       finish<T, D>(args, row_chunk.start, row_chunk.kv_head * args.group + head, sums, peak, total, lane);
       continue;
     }
-    float* to = args.partial + (partial_index * args.group + head) * D + lane * (D / 32);
+    float* to = args.partial + (partial_index * args.group + head) * PADDED<D> + lane * LANE_DIMS<D>;
 #pragma unroll
-    for (int i = 0; i < D / 32; i++) to[i] = sums[i];
+    for (int i = 0; i < LANE_DIMS<D>; i++) to[i] = sums[i];
     if (lane == 0) reinterpret_cast<float2*>(args.stats)[partial_index * args.group + head] = make_float2(peak, total);
   }
 }
@@ -236,16 +249,17 @@ __device__ __forceinline__ void merge_last(const DecodeArgs& args, const RowChun
 }
 
 template <class T, int D, class C, int WARPS>
-__global__ void __launch_bounds__((WARPS == BATCH_WARPS ? 1 : resident_blocks(D, sizeof(C) == 1, ARCH)) * BATCH_WARPS *
-                                      32,
-                                  WARPS == BATCH_WARPS ? resident_blocks(D, sizeof(C) == 1, ARCH) : 1)
+__global__ void __launch_bounds__(max_threads(D, sizeof(C) == 1, ARCH, WARPS),
+                                  resident_blocks(D, sizeof(C) == 1, ARCH, WARPS))
     decode_kernel(const __grid_constant__ DecodeArgs args) {
   constexpr int BLOCK = WARPS * STEP;
   __shared__ Partials<D, WARPS> partials;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int kv_head = blockIdx.x % args.kv_heads, chunk = blockIdx.x / args.kv_heads;
   const int64_t head_offset = kv_head * args.head;
+  __shared__ uint4 shared_query[Warp<T, D, C>::QUERY_WORDS];
   Warp<T, D, C> state;
+  state.shared_query = shared_query;
   // An earlier kernel may still write rows and page tables. Before wait_for_previous their values only serve as
   // prefetch hints.
   if constexpr (ARCH >= 900) prefetch_chunk<BLOCK>(args, find_work<BLOCK>(args, chunk, lane), state, head_offset, warp);
@@ -267,7 +281,7 @@ __global__ void __launch_bounds__((WARPS == BATCH_WARPS ? 1 : resident_blocks(D,
       state.start();
       state.load_query(static_cast<const T*>(args.query) + start * args.query_token +
                            (kv_head * args.group + state.g) * args.query_head,
-                       state.g < args.group);
+                       state.g < args.group, warp);
       state.load_keys(args, head_offset, slot, base, last);
       state.load_values(args, head_offset, slot, base, last);
       for (; base < last; base += BLOCK) {
@@ -303,12 +317,19 @@ void decode(DecodeArgs args, cudaStream_t stream) {
     using T = decltype(zero);
     using C = decltype(cached);
     constexpr int D = decltype(dim)::value;
-    args.rows == 1 ? start(decode_kernel<T, D, C, SINGLE_ROW_WARPS>, SINGLE_ROW_WARPS)
+    constexpr int SINGLE = single_row_warps(D);
+    args.rows == 1 ? start(decode_kernel<T, D, C, SINGLE>, SINGLE)
                    : start(decode_kernel<T, D, C, BATCH_WARPS>, BATCH_WARPS);
   };
   auto of = [&](auto zero, auto cached) {
-    args.dim == 64 ? with_warps(zero, cached, std::integral_constant<int, 64>{})
-                   : with_warps(zero, cached, std::integral_constant<int, 128>{});
+    switch (args.dim) {
+      case 64: return with_warps(zero, cached, std::integral_constant<int, 64>{});
+      case 80: return with_warps(zero, cached, std::integral_constant<int, 80>{});
+      case 96: return with_warps(zero, cached, std::integral_constant<int, 96>{});
+      case 128: return with_warps(zero, cached, std::integral_constant<int, 128>{});
+      case 192: return with_warps(zero, cached, std::integral_constant<int, 192>{});
+      case 256: return with_warps(zero, cached, std::integral_constant<int, 256>{});
+    }
   };
   auto with = [&](auto zero) { args.e4m3 ? of(zero, __nv_fp8_e4m3{}) : of(zero, zero); };
   args.type == Type::bf16 ? with(__nv_bfloat16{}) : with(__half{});
@@ -316,7 +337,8 @@ void decode(DecodeArgs args, cudaStream_t stream) {
 }
 
 int decode_chunks(int64_t rows, int64_t kv_heads, int dim, bool e4m3) {
-  int resident = rows == 1 ? 1 : resident_blocks(dim, e4m3, gpu().major * 100 + gpu().minor * 10);
+  int warps = rows == 1 ? single_row_warps(dim) : BATCH_WARPS;
+  int resident = resident_blocks(dim, e4m3, gpu().major * 100 + gpu().minor * 10, warps);
   return int(std::max<int64_t>(1, gpu().processors * resident / kv_heads));
 }
 

@@ -6,14 +6,12 @@
 #pragma once
 
 #include "attention.h"
-#include "overlap.cuh"
+#include "attention_mma.cuh"
 
 namespace localllm::cuda {
 namespace {
 
 constexpr int STEP = 16;  // positions per iteration of a warp
-constexpr unsigned ALL = 0xffffffff;
-constexpr float LOG2_E = 1.4426950408889634f;
 
 __device__ inline uint4 fetch(const void* from, bool valid) {
   uint4 data = make_uint4(0, 0, 0, 0);  // memory after the end of the context may hold NaN
@@ -35,56 +33,18 @@ __device__ inline uint2 fetch_half(const void* from, bool valid) {
 template <class C>
 struct Eight {
   using Loaded = uint4;
-  using Multiplied = C;
   static __device__ inline uint4 load(const C* from, bool valid) { return fetch(from, valid); }
   static __device__ inline uint4 widen(uint4 loaded) { return loaded; }
 };
 template <>
 struct Eight<__nv_fp8_e4m3> {
   using Loaded = uint2;
-  using Multiplied = __half;
   static __device__ inline uint2 load(const __nv_fp8_e4m3* from, bool valid) { return fetch_half(from, valid); }
-  static __device__ inline uint32_t two(uint32_t bytes) {
-    __half2_raw both = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bytes), __NV_E4M3);
-    return both.x | uint32_t(both.y) << 16;
-  }
   static __device__ inline uint4 widen(uint2 loaded) {
-    return make_uint4(two(loaded.x & 0xffff), two(loaded.x >> 16), two(loaded.y & 0xffff), two(loaded.y >> 16));
+    return make_uint4(widen_two(loaded.x & 0xffff), widen_two(loaded.x >> 16), widen_two(loaded.y & 0xffff),
+                      widen_two(loaded.y >> 16));
   }
 };
-
-template <class T>
-__device__ inline void multiply(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                uint32_t b1);
-template <>
-__device__ inline void multiply<__nv_bfloat16>(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                               uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-template <>
-__device__ inline void multiply<__half>(float (&sum)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
-                                        uint32_t b0, uint32_t b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-               "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-               : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-template <class T>
-__device__ inline uint32_t pair(float low, float high);
-template <>
-__device__ inline uint32_t pair<__nv_bfloat16>(float low, float high) {
-  __nv_bfloat162 both = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<uint32_t*>(&both);
-}
-template <>
-__device__ inline uint32_t pair<__half>(float low, float high) {
-  __half2 both = __floats2half2_rn(low, high);
-  return *reinterpret_cast<uint32_t*>(&both);
-}
 
 __device__ inline uint32_t transposed(uint32_t matrix) {  // an 8 x 8 matrix of 16-bit values
   uint32_t other;
@@ -103,31 +63,40 @@ __device__ inline float column_sum(float x) {
 }
 
 // Online softmax of one warp over its positions. A lane holds heads 2 t and 2 t + 1, t = lane % 4. acc[i] is an mma
-// tile of 16 dims (layout: see attend). T: type of queries and outputs; C: type of the cache, T or e4m3.
+// tile of 16 dims (layout: see attend). T: type of queries and outputs; C: type of the cache, T or e4m3. Dims from D on
+// are zeros: the head size is padded to a multiple of 32 for keys and of 64 for values.
 template <class T, int D, class C = T>
 struct Warp {
-  using H = typename Eight<C>::Multiplied;
-  float acc[D / 16][4];
+  static constexpr int KEYS = (D + 31) / 32, VALUES = PADDED<D> / 64;
+  using H = typename Operand<C>::Type;
+  float acc[VALUES * 4][4];
   float peak[2], total[2];
-  typename Eight<C>::Loaded key[2][D / 32], value[4][D / 64];
-  uint4 query[D / 32];
+  typename Eight<C>::Loaded key[2][KEYS], value[4][VALUES];
+  // The query of a large head would need too many registers. All warps of a thread block read it from shared memory.
+  static constexpr bool SHARED_QUERY = D > 128;
+  static constexpr int QUERY_WORDS = SHARED_QUERY ? KEYS * 32 : 1;
+  uint4 query[SHARED_QUERY ? 1 : KEYS];
+  uint4* shared_query;  // [QUERY_WORDS]
   int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 
-  __device__ void load_query(const T* from, bool valid) {
-    for (int j = 0; j < D / 32; j++) query[j] = multiplied(fetch(from + j * 32 + t * 8, valid));
-  }
-  // Converts 8 elements of a query to H, the type of the operands of mma.sync.
-  static __device__ uint4 multiplied(uint4 query) {
-    if constexpr (sizeof(C) == sizeof(T)) {
-      return query;
-    } else {
-      const T* eight = reinterpret_cast<const T*>(&query);
-      auto two = [&](int i) { return pair<H>(to_float(eight[i]), to_float(eight[i + 1])); };
-      return make_uint4(two(0), two(2), two(4), two(6));
+  __device__ static bool inside(int dim) { return D == PADDED<D> || dim < D; }
+  // All threads of the block call it. Later calls of `query_of` return dims 32 j + 8 t to 32 j + 8 t + 7 of head g.
+  __device__ void load_query(const T* from, bool valid, int warp) {
+#pragma unroll
+    for (int j = 0; j < KEYS; j++) {
+      if (SHARED_QUERY && warp > 0) break;
+      const uint4 eight = convert_query<T, H>(fetch(from + j * 32 + t * 8, valid && inside(j * 32 + t * 8)));
+      if constexpr (SHARED_QUERY) shared_query[j * 32 + lane] = eight;
+      else query[j] = eight;
     }
+    if constexpr (SHARED_QUERY) __syncthreads();
+  }
+  __device__ uint4 query_of(int j) const {
+    if constexpr (SHARED_QUERY) return shared_query[j * 32 + lane];
+    else return query[j];
   }
   __device__ void start() {
-    for (int i = 0; i < D / 16; i++)
+    for (int i = 0; i < VALUES * 4; i++)
       for (int c = 0; c < 4; c++) acc[i][c] = 0.f;
     peak[0] = peak[1] = -INFINITY;
     total[0] = total[1] = 0.f;
@@ -149,7 +118,8 @@ struct Warp {
       int64_t offset = head + __shfl_sync(ALL, slot, g + 8 * half) * args.slot + t * 8;
       const C* from = static_cast<const C*>(args.keys) + offset;
 #pragma unroll
-      for (int j = 0; j < D / 32; j++) key[half][j] = Eight<C>::load(from + j * 32, base + g + 8 * half < last);
+      for (int j = 0; j < KEYS; j++)
+        key[half][j] = Eight<C>::load(from + j * 32, base + g + 8 * half < last && inside(j * 32 + t * 8));
     }
   }
 
@@ -159,7 +129,8 @@ struct Warp {
       int position = 2 * t + i % 2 + 8 * (i / 2);
       const C* from = static_cast<const C*>(args.values) + head + __shfl_sync(ALL, slot, position) * args.slot + g * 8;
 #pragma unroll
-      for (int v = 0; v < D / 64; v++) value[i][v] = Eight<C>::load(from + v * 64, base + position < last);
+      for (int v = 0; v < VALUES; v++)
+        value[i][v] = Eight<C>::load(from + v * 64, base + position < last && inside(v * 64 + g * 8));
     }
   }
 
@@ -168,10 +139,10 @@ struct Warp {
   __device__ void softmax(const DecodeArgs& args, int base, int last, uint32_t (&weights)[2]) {
     float scores[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
-    for (int j = 0; j < D / 32; j++) {
-      uint4 low = Eight<C>::widen(key[0][j]), high = Eight<C>::widen(key[1][j]);
-      multiply<H>(scores, low.x, high.x, low.y, high.y, query[j].x, query[j].y);
-      multiply<H>(scores, low.z, high.z, low.w, high.w, query[j].z, query[j].w);
+    for (int j = 0; j < KEYS; j++) {
+      uint4 low = Eight<C>::widen(key[0][j]), high = Eight<C>::widen(key[1][j]), eight = query_of(j);
+      multiply<H>(scores, low.x, high.x, low.y, high.y, eight.x, eight.y);
+      multiply<H>(scores, low.z, high.z, low.w, high.w, eight.z, eight.w);
     }
 #pragma unroll
     for (int c = 0; c < 4; c++) {
@@ -188,7 +159,7 @@ struct Warp {
       scores[2 + h] = exp2f(scores[2 + h] - higher);
       total[h] = total[h] * shrink + scores[h] + scores[2 + h];
 #pragma unroll
-      for (int i = 0; i < D / 16; i++) acc[i][h] *= shrink, acc[i][2 + h] *= shrink;
+      for (int i = 0; i < VALUES * 4; i++) acc[i][h] *= shrink, acc[i][2 + h] *= shrink;
     }
     weights[0] = transposed(pair<H>(scores[0], scores[1]));
     weights[1] = transposed(pair<H>(scores[2], scores[3]));
@@ -197,7 +168,7 @@ struct Warp {
   // Adds the weighted values: acc[v * 4 + e][c] has dim v * 64 + g * 8 + 2 e + c / 2 and head 2 t + c % 2.
   __device__ void attend(const uint32_t (&weights)[2]) {
 #pragma unroll
-    for (int v = 0; v < D / 64; v++) {
+    for (int v = 0; v < VALUES; v++) {
       uint4 wide[4];
 #pragma unroll
       for (int i = 0; i < 4; i++) wide[i] = Eight<C>::widen(value[i][v]);

@@ -27,7 +27,7 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.type = from.number();
   args.e4m3 = e4m3;
   args.dim = (int)from.size(2);
-  if (args.type == Type::f32 || (args.dim != 64 && args.dim != 128)) refuse(OP, ": 16-bit heads of 64 or 128 expected");
+  refuse_heads(OP, from);
   int64_t kv_heads = keys.size(2), size = keys.size(1), rows = pages.size(0);
   if (kv_heads < 1 || from.size(1) % kv_heads || from.size(1) > kv_heads * MAX_GROUP)
     refuse(OP, ": ", from.size(1), " heads for ", kv_heads, " kv heads");
@@ -70,9 +70,10 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.arrivals = counters_of(queue).arrivals;
   args.chunks = decode_chunks(rows, kv_heads, args.dim, e4m3);
   int64_t places = int64_t{2} * args.chunks * from.size(1);  // 2: see DecodeArgs::partial
-  Tensor shared = torch::stable::new_empty(query, {places * (args.dim + 2)}, ScalarType::Float);
+  const int padded = padded_dim(args.dim);
+  Tensor shared = torch::stable::new_empty(query, {places * (padded + 2)}, ScalarType::Float);
   args.partial = static_cast<float*>(shared.data_ptr());
-  args.stats = args.partial + places * args.dim;
+  args.stats = args.partial + places * padded;
   decode(args, queue);
 }
 
