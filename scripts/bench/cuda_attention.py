@@ -27,7 +27,6 @@ from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.attention import paged_attention as reference
 from localllm.kernels.triton import attention as in_triton
 
-DIM = 128
 ROUNDS = 7
 BEYOND_CACHE = 300_000_000  # bytes
 MAX_SETS = 40
@@ -47,6 +46,7 @@ class Case:
     kv_heads: int = 8
     window: int = 0
     page: int = 16
+    dim: int = 128
 
     def __str__(self) -> str:
         queries, context = self.lens[0]
@@ -60,6 +60,8 @@ class Case:
             title += f", window {self.window}"
         if self.page != 16:
             title += f", pages of {self.page}"
+        if self.dim != 128:
+            title += f", head size {self.dim}"
         return title
 
     @property
@@ -69,7 +71,7 @@ class Case:
         for row_queries, context in self.lens:
             keys += min(context, self.window + row_queries) if self.window else context
             queries += row_queries
-        return 4 * DIM * (self.kv_heads * keys + self.heads * queries)
+        return 4 * self.dim * (self.kv_heads * keys + self.heads * queries)
 
     @property
     def operations(self) -> float:
@@ -77,7 +79,7 @@ class Case:
         for queries, context in self.lens:
             for position in range(context - queries, context):
                 scores += min(position + 1, self.window or position + 1)
-        return 4.0 * DIM * self.heads * scores
+        return 4.0 * self.dim * self.heads * scores
 
 
 def spread(rows: int, positions: int) -> list[tuple[int, int]]:
@@ -99,6 +101,8 @@ DECODE = [
     Case(RAGGED),
     *(Case(spread(rows, positions), heads=16) for rows, positions in SERVED),
     Case([(1, 8192)] * 16, window=1024),
+    *(Case([(1, 4096)] * rows, 32, 32, dim=96) for rows in (1, 16)),
+    *(Case([(1, 4096)] * rows, 8, 4, dim=256) for rows in (1, 16)),
 ]
 PROMPTS = [
     *(Case([(tokens, tokens)]) for tokens in (128, 512, 1024, 2048, 8192, 16384)),
@@ -108,6 +112,7 @@ PROMPTS = [
     *(Case([(1024, 8192)], window=window) for window in (0, 1024)),
     Case([(1024, 1024)] * 8),
     Case([(128, 128)] * 32),
+    *(Case([(2048, 2048)], heads, kv_heads, dim=dim) for heads, kv_heads, dim in ((32, 32, 96), (8, 4, 256))),
 ]
 CASES = {"decode": DECODE, "prompt": PROMPTS}
 
@@ -164,10 +169,10 @@ def inputs(case: Case) -> list[dict[str, Any]]:
     rows = Rows(starts, torch.tensor(contexts).int().cuda(), table.cuda(), queries, contexts)
     sets = []
     for _ in range(min(MAX_SETS, BEYOND_CACHE // case.bytes + 1)):
-        cache = torch.randn(2, sum(needed) + 1, case.page, case.kv_heads, DIM, device="cuda", dtype=torch.bfloat16)
-        query = torch.randn(sum(queries), case.heads, DIM, device="cuda", dtype=torch.bfloat16)
+        cache = torch.randn(2, sum(needed) + 1, case.page, case.kv_heads, case.dim, device="cuda", dtype=torch.bfloat16)
+        query = torch.randn(sum(queries), case.heads, case.dim, device="cuda", dtype=torch.bfloat16)
         sets.append({"query": query, "key_pages": cache[0], "value_pages": cache[1], "rows": rows})
-    return [{**arguments, "scale": DIM**-0.5, "window": case.window} for arguments in sets]
+    return [{**arguments, "scale": case.dim**-0.5, "window": case.window} for arguments in sets]
 
 
 def torch_calls(case: Case, sets: int) -> Mapping[str, list[Callable[[], object]]]:
@@ -175,9 +180,9 @@ def torch_calls(case: Case, sets: int) -> Mapping[str, list[Callable[[], object]
     queries, context = case.lens[0]
     if case.window or len(set(case.lens)) > 1 or 1 < queries < context:
         return {}
-    shape = len(case.lens), case.kv_heads, context, DIM
+    shape = len(case.lens), case.kv_heads, context, case.dim
     data = [torch.randn(2, *shape, device="cuda", dtype=torch.bfloat16) for _ in range(sets)]
-    query = torch.randn(shape[0], case.heads, queries, DIM, device="cuda", dtype=torch.bfloat16)
+    query = torch.randn(shape[0], case.heads, queries, case.dim, device="cuda", dtype=torch.bfloat16)
 
     def attend(backend: SDPBackend, cache: torch.Tensor) -> object:
         with sdpa_kernel(backend):
