@@ -203,12 +203,16 @@ def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
 
 
 def batch(
-    pick: random.Random, queries: list[int], sharing: list[int], sizes: Sequence[int] = (1, 16, 64, 128)
+    pick: random.Random,
+    queries: list[int],
+    sharing: list[int],
+    sizes: Sequence[int] = (1, 16, 64, 128),
+    dims: Sequence[int] = (64, 80, 96, 128, 192, 256),
 ) -> Mapping[str, Any]:
     """Arguments of attention: `queries` new tokens per row, with contexts of random length before them."""
     size = pick.choice(sizes)
     kv_heads = pick.choice([1, 2, 3, 8])
-    dim = pick.choice([64, 128])
+    dim = pick.choice(dims)
     heads = pick.choice(sharing) * kv_heads
     dtype = pick.choice(HALVES)
     longest = pick.choice([20, 300, 1500])
@@ -242,10 +246,12 @@ def decode_attention(pick: random.Random) -> object:
     from localllm.kernels.cuda.attention import paged_attention
 
     arguments = batch(pick, [1] * pick.choice([1, 1, 2, 7, 40]), [1, 2, 3, 4, 5, 8])
-    if pick.random() < 0.3:
-        fp8 = {name: arguments[name].to(torch.float8_e4m3fn) for name in ("key_pages", "value_pages")}
-        return paged_attention(**{**arguments, **fp8})
-    return paged_attention(**arguments)
+    return paged_attention(**(with_fp8_cache(arguments) if pick.random() < 0.3 else arguments))
+
+
+def with_fp8_cache(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    fp8 = {name: arguments[name].to(torch.float8_e4m3fn) for name in ("key_pages", "value_pages")}
+    return {**arguments, **fp8}
 
 
 def extend_attention(pick: random.Random) -> None:
@@ -253,7 +259,18 @@ def extend_attention(pick: random.Random) -> None:
     from localllm.kernels.cuda.attention_extend import extend
 
     queries = [pick.choice([1, 2, 17, 33, 128, 300]) for _ in range(pick.choice([1, 2, 7]))]
-    arguments = batch(pick, queries, [1, 2, 3, 4, 5, 8, 16], [8, 16, 64, 128, 256])
+    arguments = batch(pick, queries, [1, 2, 3, 4, 5, 8, 16], [8, 16, 64, 128, 256], [64, 128])
+    extend(arguments["query"].new_empty(arguments["query"].shape), **arguments, min_queries=pick.choice([1, 2, 3]))
+
+
+def extend_attention_mma(pick: random.Random) -> None:
+    """Prefill attention with mma.sync."""
+    from localllm.kernels.cuda.attention_extend_mma import extend
+
+    queries = [pick.choice([1, 2, 17, 33, 128, 300]) for _ in range(pick.choice([1, 2, 7]))]
+    arguments = batch(pick, queries, [1, 2, 3, 4, 5, 8, 16], [1, 8, 16, 64, 128, 256])
+    if pick.random() < 0.4:
+        arguments = with_fp8_cache(arguments)
     extend(arguments["query"].new_empty(arguments["query"].shape), **arguments, min_queries=pick.choice([1, 2, 3]))
 
 
@@ -343,6 +360,7 @@ KERNELS: Mapping[str, Draw] = {
     "small_batch_lora": partial(lora, project=True),
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,
+    "extend_attention_mma": extend_attention_mma,
     "decoder_step": decoder_step,
 }
 

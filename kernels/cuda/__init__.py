@@ -18,6 +18,7 @@ CUDA_OPS = (
     "decode_attention",
     "decoder_step",
     "decoder_step_shared_bytes",
+    "extend_attention_mma",
     "limit_gpu",
     "lora_expand",
     "lora_shrink",

@@ -31,7 +31,8 @@ def supports(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) 
     if not shapes or not loads_aligned(query, key_pages, value_pages):
         return False
     processors = _processors(query.device)
-    return processors > 0 and not _leaves_idle(rows, heads // kv_heads, kv_heads, processors)
+    tiles = tiles_of(rows, heads // kv_heads, SHORT_QUERIES + 1) * kv_heads
+    return processors > 0 and not leaves_idle(rows, tiles, processors)
 
 
 def loads_aligned(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
@@ -70,20 +71,21 @@ def extend(
     torch.ops.localllm.extend_attention.default(out, query, key_pages, value_pages, *tables, sinks, *options, tiles)
 
 
-def tiles_of(rows: Rows, group: int, min_queries: int) -> int:
-    """The number of tiles of all rows with at least `min_queries` queries. A tile has TILE_ROWS // group queries of a
+def tiles_of(rows: Rows, group: int, min_queries: int, tile_rows: int = TILE_ROWS) -> int:
+    """The number of tiles of all rows with at least `min_queries` queries. A tile has tile_rows // group queries of a
     row; `group`: query heads per kv head."""
-    key = "extend", group, min_queries
+    key = "extend", group, min_queries, tile_rows
     tiles: int | None = rows.plans.get(key)
     if tiles is None:
-        tile_queries = TILE_ROWS // group
+        tile_queries = tile_rows // group
         row_tiles = [-(-queries // tile_queries) for queries in rows.query_lens if queries >= min_queries]
         tiles = rows.plans[key] = sum(row_tiles)
     return tiles
 
 
-def _leaves_idle(rows: Rows, group: int, kv_heads: int, processors: int) -> bool:
-    return tiles_of(rows, group, SHORT_QUERIES + 1) * kv_heads * IDLE <= processors and max(rows.contexts) >= LONG
+def leaves_idle(rows: Rows, tiles: int, processors: int) -> bool:
+    """True if `tiles`, the tiles of all kv heads, occupy so few multiprocessors that split-K attention is faster."""
+    return tiles * IDLE <= processors and max(rows.contexts) >= LONG
 
 
 def _processors(device: torch.device) -> int:

@@ -179,6 +179,27 @@ def refused() -> list[tuple[str, tuple[Any, ...], str]]:
         ("rope", (f(2, 1, 8), f(2, 4), f(2, 4), 2), "rope: rotation is 2, 0 to 1 expected"),
         ("store", (f(2, 1, 4), f(2, 1, 4), pages, pages, slots), "slots is int32, int64 expected"),
         ("copy_cache_pages", (f(1, 3, 4), slots.long(), f(3).long()), "targets has shape [3], [2] expected"),
+        *(("extend_attention_mma", arguments, text) for arguments, text in refused_attention()),
+    ]
+
+
+def refused_attention() -> list[tuple[tuple[Any, ...], str]]:
+    """(arguments, text of the error) of extend_attention_mma."""
+
+    def arguments(dim: int = 64, page: int = 4, heads: int = 2, tile_rows: int = 64) -> tuple[Any, ...]:
+        query = torch.zeros(5, heads, dim, device="cuda", dtype=torch.bfloat16)
+        pages = torch.zeros(2, 3, page, 1, dim, device="cuda", dtype=torch.bfloat16)
+        starts = torch.tensor([0, 5], device="cuda", dtype=torch.int32)
+        table = torch.zeros(1, 3, device="cuda", dtype=torch.int32)
+        tensors = torch.empty_like(query), query, pages[0], pages[1], starts, starts[1:], table, None
+        return *tensors, 1.0, 0, 0.0, 1, tile_rows, 1
+
+    return [
+        (arguments(dim=112), "16-bit heads of 64, 80, 96, 128, 192 or 256 expected"),
+        (arguments(page=3), "pages of 3 positions, a power of two expected"),
+        (arguments(heads=65), "65 heads for 1 kv heads"),
+        (arguments(tile_rows=96), "tiles of 96 rows for heads of 64"),
+        (arguments(dim=256, tile_rows=128), "tiles of 128 rows for heads of 256"),
     ]
 
 

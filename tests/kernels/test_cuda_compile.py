@@ -21,6 +21,7 @@ KERNELS = {
     "append": "append_vectors",
     "attention": "decode_kernel",
     "attention_extend": "extend_kernel",
+    "attention_extend_mma": "extend_mma_kernel",
     "embedding": "look_up",
     "kv": "put",
     "linear_dense": "small_batch",

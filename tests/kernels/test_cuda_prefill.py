@@ -1,4 +1,5 @@
-"""Prefill attention in CUDA C++ against the reference, on a Hopper GPU: batches of every supported shape."""
+"""Prefill attention in CUDA C++ against the reference, on a GPU: batches of every supported shape, for the kernel with
+wgmma (only on Hopper) and the kernel with mma.sync."""
 
 from __future__ import annotations
 
@@ -22,16 +23,26 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_attention import inputs, on_device
 
 HOPPER = torch.cuda.is_available() and gpu_properties(torch.device("cuda")).capability == (9, 0)
-pytestmark = [pytest.mark.real, pytest.mark.skipif(not HOPPER, reason="there is no Hopper GPU")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+]
 UNTOUCHED = 7.0
 
 
-@pytest.fixture(scope="module")
-def library() -> Any:
-    return pytest.importorskip("localllm.kernels.cuda.attention_extend", exc_type=ImportError)
+@pytest.fixture(scope="module", params=["attention_extend", "attention_extend_mma"])
+def library(request: pytest.FixtureRequest) -> Any:
+    if request.param == "attention_extend" and not HOPPER:
+        pytest.skip("there is no Hopper GPU")
+    return pytest.importorskip(f"localllm.kernels.cuda.{request.param}", exc_type=ImportError)
 
 
-def drawn(seed: int) -> dict[str, Any]:
+def with_mma(library: Any) -> bool:
+    """True for the kernel with mma.sync."""
+    return library.__name__.endswith("mma")
+
+
+def drawn(library: Any, seed: int) -> dict[str, Any]:
     pick = random.Random(seed)
     group, kv_heads, longest = (
         pick.choice([1, 2, 3, 4, 5, 8, 16]),
@@ -46,9 +57,10 @@ def drawn(seed: int) -> dict[str, Any]:
         lens,
         heads=group * kv_heads,
         kv_heads=kv_heads,
-        dim=pick.choice([64, 128, 128]),
-        page_size=pick.choice([8, 16, 16, 64, 128, 256]),
+        dim=pick.choice([64, 80, 96, 128, 192, 256] if with_mma(library) else [64, 128, 128]),
+        page_size=pick.choice([*([1, 2] if with_mma(library) else []), 8, 16, 16, 64, 128, 256]),
         dtype=pick.choice([torch.bfloat16, torch.bfloat16, torch.float16]),
+        cache=pick.choice([None, torch.float8_e4m3fn]) if with_mma(library) else None,
         sinks=pick.random() < 0.3,
         seed=seed,
         window=pick.choice([0, 0, 0, 1, 7, 63, 64, 65, 200]),
@@ -77,7 +89,7 @@ def check(library: Any, arguments: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("seed", range(240))
 def test_equals_reference(library: Any, seed: int) -> None:
-    check(library, drawn(seed))
+    check(library, drawn(library, seed))
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -113,7 +125,7 @@ def test_rows_with_fewer_queries_are_not_written(library: Any) -> None:
 def test_decode_rows_together_with_prefill_rows(library: Any, lens: list[tuple[int, int]]) -> None:
     from localllm.kernels.cuda.attention import paged_attention
 
-    arguments = inputs(lens, dim=128, sinks=True, window=100)
+    arguments = inputs(lens, dim=96 if with_mma(library) else 128, sinks=True, window=100)
     expected, moved = reference(**on_device(arguments, wide=True)), on_device(arguments)
     assert library.supports(moved["query"], moved["key_pages"], moved["value_pages"], moved["rows"])
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN

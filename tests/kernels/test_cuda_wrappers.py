@@ -225,7 +225,9 @@ class TestAttention:
     @pytest.fixture(autouse=True)
     def _others(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         attention = module("attention")
-        monkeypatch.setattr(attention, "gpu_properties", lambda device: GpuProperties((9, 0), 132))
+        mma = module("attention_extend_mma")
+        monkeypatch.setattr(mma, "gpu_properties", lambda device: GpuProperties((9, 0), 132))
+        monkeypatch.setattr(mma, "SPLITS", True)
         monkeypatch.setattr(module("attention_extend"), "_processors", lambda device: 132)
         monkeypatch.setattr(attention, "fallback", lambda *_: library.calls.append("fallback"))
 
@@ -258,17 +260,54 @@ class TestAttention:
         assert self.calls(library, self.DECODE) == ["decode_attention"]
         assert self.calls(library, self.PROMPT) == ["extend_attention"]
         assert self.calls(library, [*self.DECODE, *self.PROMPT]) == ["extend_attention", "decode_attention"]
-        assert self.calls(library, self.DECODE, dim=128, cache=torch.float8_e4m3fn) == ["decode_attention"]
         assert self.calls(library, self.DECODE, apart=8) == ["decode_attention"]
         assert self.calls(library, self.DECODE, heads=16) == ["decode_attention"], "8 heads share"
         assert self.calls(library, self.PROMPT, heads=256) == ["extend_attention"], "128 heads share"
 
+    @pytest.mark.parametrize("dim", [80, 96, 192, 256])
+    @pytest.mark.parametrize("cache", [None, torch.float8_e4m3fn], ids=str)
+    def test_other_head_sizes_use_mma(self, library: Library, dim: int, cache: torch.dtype | None) -> None:
+        shape: dict[str, Any] = {"dim": dim, "cache": cache}
+        assert self.calls(library, self.DECODE, **shape) == ["decode_attention"]
+        assert self.calls(library, self.PROMPT, **shape) == ["extend_attention_mma"]
+        mixed = [*self.DECODE, *self.PROMPT]
+        assert self.calls(library, mixed, **shape) == ["extend_attention_mma", "decode_attention"]
+
+    @pytest.mark.parametrize("dim", [64, 128])
+    def test_wgmma_does_not_read_an_fp8_cache(self, library: Library, dim: int) -> None:
+        cache = torch.float8_e4m3fn
+        assert self.calls(library, self.DECODE, dim=dim, cache=cache) == ["decode_attention"]
+        assert self.calls(library, self.PROMPT, dim=dim, cache=cache) == ["extend_attention_mma"]
+
+    @pytest.mark.parametrize("size", [1, 4])
+    def test_wgmma_does_not_read_small_pages(self, library: Library, size: int) -> None:
+        assert self.calls(library, self.PROMPT, size=size) == ["extend_attention_mma"]
+
+    @pytest.mark.parametrize("dim", [64, 128])
+    def test_gpus_other_than_hopper_use_mma(self, library: Library, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module("attention_extend"), "_processors", lambda device: 0)
+        assert self.calls(library, self.PROMPT, dim=dim) == ["extend_attention_mma"]
+
+    @pytest.mark.parametrize("lens", [[(4, 60)], [(40, 4000)]], ids=["short", "few tiles"])
+    def test_rows_that_occupy_few_multiprocessors(
+        self, library: Library, lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.calls(library, lens, dim=96) == ["fallback"]
+        monkeypatch.setattr(module("attention_extend_mma"), "SPLITS", False)
+        assert self.calls(library, lens, dim=96) == ["extend_attention_mma"], "the reference is slower"
+
+    def test_without_triton_mma_computes_what_decode_does_not_support(
+        self, library: Library, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module("attention_extend_mma"), "SPLITS", False)
+        assert self.calls(library, self.DECODE, heads=18) == ["extend_attention_mma"]
+        assert self.calls(library, self.DECODE) == ["decode_attention"]
+
     @pytest.mark.parametrize(
         "beyond",
         [
-            {"dim": 32}, {"dim": 63}, {"dim": 65}, {"dim": 96}, {"dim": 127}, {"dim": 129}, {"dim": 256}, {"dim": 512},
+            {"dim": 32}, {"dim": 63}, {"dim": 65}, {"dim": 112}, {"dim": 127}, {"dim": 129}, {"dim": 512},
             {"dtype": torch.float32}, {"size": 12}, {"apart": 4}, {"shifted": 4}, {"cache": torch.float16},
-            {"cache": torch.float8_e4m3fn},
         ],
         ids=str,
     )  # fmt: skip
