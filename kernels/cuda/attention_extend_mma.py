@@ -17,7 +17,12 @@ LARGE_DIM = 128  # largest head size that has large tiles
 SMALL_TILE = 64  # rows of a tile; as in attention_extend.h
 LARGE_TILE = 128
 FILLED = 2  # large tiles per multiprocessor from which they are faster than small tiles
-SPLITS = not triton_problem()  # split-K attention (Triton) is available; otherwise only the reference
+TRITON = not triton_problem()  # False: only the reference computes what this kernel does not
+# Major compute capabilities with other instructions for the tensor cores. Triton's wgmma is faster only for head sizes
+# that it does not pad.
+WGMMA = 9
+WGMMA_DIMS = (64, 128)
+TCGEN05 = (10, 11)
 
 
 def supports(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
@@ -29,15 +34,19 @@ def supports(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) 
     shapes = size & (size - 1) == 0 and heads <= SMALL_TILE * kv_heads
     if not shapes or not _reads_cache(query, key_pages) or not loads_aligned(query, key_pages, value_pages):
         return False
-    return not (SPLITS and _splits_better(rows, heads // kv_heads, kv_heads, query.device))
+    return not (TRITON and _triton_faster(rows, heads // kv_heads, kv_heads, dim, query.device))
 
 
-def _splits_better(rows: Rows, group: int, kv_heads: int, device: torch.device) -> bool:
-    """True if split-K attention is faster: rows with few queries, or few tiles with a long context."""
-    if max(rows.query_lens) <= SHORT_QUERIES:
+def _triton_faster(rows: Rows, group: int, kv_heads: int, dim: int, device: torch.device) -> bool:
+    """True for rows with few queries, for few tiles with a long context (both: split-K attention), and for GPUs whose
+    tensor cores have instructions that are faster than mma.sync and that Triton uses."""
+    properties = gpu_properties(device)
+    major = properties.capability[0]
+    faster_instructions = major in TCGEN05 or (major == WGMMA and dim in WGMMA_DIMS)
+    if faster_instructions or max(rows.query_lens) <= SHORT_QUERIES:
         return True
     tiles = tiles_of(rows, group, SHORT_QUERIES + 1, SMALL_TILE)
-    return leaves_idle(rows, tiles * kv_heads, gpu_properties(device).processors)
+    return leaves_idle(rows, tiles * kv_heads, properties.processors)
 
 
 def _reads_cache(query: Tensor, pages: Tensor) -> bool:

@@ -25,21 +25,21 @@ constexpr bool KEYS = false, VALUES = true;
 // Copies keys and values of one kv head from the pages to shared memory.
 template <class S, class C>
 struct Loader {
-  using Part = Copies<S, C>;
+  using Sizes = Copies<S, C>;
   static constexpr bool WIDENED = Shared<S, C>::WIDENED;
   const ExtendArgs& args;
   Shared<S, C>& shared;
   const Tile& tile;
 
   struct Slots {
-    int numbers[Part::EIGHTS];
+    int numbers[Sizes::EIGHTS];
   };
 
   static __device__ int position(int thread, int group) {
-    return (thread / 32 / Part::SHARING + group * S::WARPS) * 8 + thread % 32 / 4;
+    return (thread / 32 / Sizes::SHARING + group * S::WARPS) * 8 + thread % 32 / 4;
   }
   static __device__ int column(int thread, int pass) {
-    return (pass * Part::SHARING + thread / 32 % Part::SHARING) * 4 + thread % 4;
+    return (pass * Sizes::SHARING + thread / 32 % Sizes::SHARING) * 4 + thread % 4;
   }
 
   // The slots of the thread's positions in a block; -1 if no query sees the position.
@@ -47,7 +47,7 @@ struct Loader {
     const int thread = thread_index<S>();
     Slots slots;
 #pragma unroll
-    for (int group = 0; group < Part::EIGHTS; group++) {
+    for (int group = 0; group < Sizes::EIGHTS; group++) {
       const int index = block * S::BLOCK + position(thread, group), page_column = index >> args.page_shift;
       slots.numbers[group] = -1;
       if (index < tile.low || index >= tile.end || page_column >= args.columns) continue;
@@ -62,20 +62,20 @@ struct Loader {
   template <bool OF_VALUES>
   __device__ void start(const Slots& slots) const {
     const int thread = thread_index<S>();
-    const int first = tile.kv_head * int(args.head) + column(thread, 0) * Part::ELEMENTS;
+    const int first = tile.kv_head * int(args.head) + column(thread, 0) * Sizes::ELEMENTS;
     const Lane<S::DIM> target(OF_VALUES ? shared.values : shared.keys, position(thread, 0), column(thread, 0));
     const uint32_t narrow_target = shared_address(shared.narrow[WIDENED && OF_VALUES]) + thread * 16;
 #pragma unroll
-    for (int group = 0; group < Part::EIGHTS; group++) {
+    for (int group = 0; group < Sizes::EIGHTS; group++) {
       const int slot = slots.numbers[group];
       const C* pages = static_cast<const C*>(OF_VALUES ? args.values : args.keys);
       const C* from = pages + int64_t(max(slot, 0)) * int(args.slot) + first;
 #pragma unroll
-      for (int pass = 0; pass < Part::COLUMNS; pass++) {
-        if (!Part::ALL_COLUMNS && column(thread, pass) >= Part::ROW_COPIES) continue;
-        uint32_t to = target.address(group * 8 * S::WARPS, 2 * pass * Part::SHARING);
-        if constexpr (WIDENED) to = narrow_target + (group * Part::COLUMNS + pass) * S::THREADS * 16;
-        copy_async(to, from + pass * Part::SHARING * 4 * Part::ELEMENTS, slot >= 0);
+      for (int pass = 0; pass < Sizes::COLUMNS; pass++) {
+        if (!Sizes::ALL_COLUMNS && column(thread, pass) >= Sizes::ROW_COPIES) continue;
+        uint32_t to = target.address(group * 8 * S::WARPS, 2 * pass * Sizes::SHARING);
+        if constexpr (WIDENED) to = narrow_target + (group * Sizes::COLUMNS + pass) * S::THREADS * 16;
+        copy_async(to, from + pass * Sizes::SHARING * 4 * Sizes::ELEMENTS, slot >= 0);
       }
     }
   }
@@ -86,12 +86,12 @@ struct Loader {
     const int thread = thread_index<S>();
     const Lane<S::DIM> target(OF_VALUES ? shared.values : shared.keys, position(thread, 0), 2 * column(thread, 0));
 #pragma unroll
-    for (int group = 0; group < Part::EIGHTS; group++)
+    for (int group = 0; group < Sizes::EIGHTS; group++)
 #pragma unroll
-      for (int pass = 0; pass < Part::COLUMNS; pass++) {
-        if (!Part::ALL_COLUMNS && column(thread, pass) >= Part::ROW_COPIES) continue;
-        const uint4 from = shared.narrow[OF_VALUES][(group * Part::COLUMNS + pass) * S::THREADS + thread];
-        const uint32_t to = target.address(group * 8 * S::WARPS, 4 * pass * Part::SHARING);
+      for (int pass = 0; pass < Sizes::COLUMNS; pass++) {
+        if (!Sizes::ALL_COLUMNS && column(thread, pass) >= Sizes::ROW_COPIES) continue;
+        const uint4 from = shared.narrow[OF_VALUES][(group * Sizes::COLUMNS + pass) * S::THREADS + thread];
+        const uint32_t to = target.address(group * 8 * S::WARPS, 4 * pass * Sizes::SHARING);
         widen_eight(to, from.x, from.y);
         widen_eight(to ^ 16, from.z, from.w);
       }

@@ -225,11 +225,16 @@ class TestAttention:
     @pytest.fixture(autouse=True)
     def _others(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         attention = module("attention")
-        mma = module("attention_extend_mma")
-        monkeypatch.setattr(mma, "gpu_properties", lambda device: GpuProperties((9, 0), 132))
-        monkeypatch.setattr(mma, "SPLITS", True)
-        monkeypatch.setattr(module("attention_extend"), "_processors", lambda device: 132)
+        monkeypatch.setattr(module("attention_extend_mma"), "TRITON", True)
+        self.on(monkeypatch, (9, 0))
         monkeypatch.setattr(attention, "fallback", lambda *_: library.calls.append("fallback"))
+
+    def on(self, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+        """Simulates a GPU of this compute capability."""
+        processors = 132 if capability == (9, 0) else 0
+        monkeypatch.setattr(module("attention_extend"), "_processors", lambda device: processors)
+        mma = module("attention_extend_mma")
+        monkeypatch.setattr(mma, "gpu_properties", lambda device: GpuProperties(capability, 132))
 
     def calls(
         self,
@@ -273,33 +278,49 @@ class TestAttention:
         mixed = [*self.DECODE, *self.PROMPT]
         assert self.calls(library, mixed, **shape) == ["extend_attention_mma", "decode_attention"]
 
+    @pytest.mark.parametrize("shape", [{"cache": torch.float8_e4m3fn}, {"size": 1}, {"size": 4}], ids=str)
     @pytest.mark.parametrize("dim", [64, 128])
-    def test_wgmma_does_not_read_an_fp8_cache(self, library: Library, dim: int) -> None:
-        cache = torch.float8_e4m3fn
-        assert self.calls(library, self.DECODE, dim=dim, cache=cache) == ["decode_attention"]
+    def test_triton_with_wgmma_is_faster_than_mma(
+        self, library: Library, dim: int, shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert self.calls(library, self.PROMPT, dim=dim, **shape) == ["fallback"]
+        monkeypatch.setattr(module("attention_extend_mma"), "TRITON", False)
+        assert self.calls(library, self.PROMPT, dim=dim, **shape) == ["extend_attention_mma"]
+
+    @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (12, 0)], ids=str)
+    @pytest.mark.parametrize("dim", [64, 128])
+    @pytest.mark.parametrize("cache", [None, torch.float8_e4m3fn], ids=str)
+    def test_gpus_without_wgmma_use_mma(
+        self,
+        library: Library,
+        capability: tuple[int, int],
+        dim: int,
+        cache: torch.dtype | None,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        self.on(monkeypatch, capability)
         assert self.calls(library, self.PROMPT, dim=dim, cache=cache) == ["extend_attention_mma"]
 
-    @pytest.mark.parametrize("size", [1, 4])
-    def test_wgmma_does_not_read_small_pages(self, library: Library, size: int) -> None:
-        assert self.calls(library, self.PROMPT, size=size) == ["extend_attention_mma"]
-
-    @pytest.mark.parametrize("dim", [64, 128])
-    def test_gpus_other_than_hopper_use_mma(self, library: Library, dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module("attention_extend"), "_processors", lambda device: 0)
-        assert self.calls(library, self.PROMPT, dim=dim) == ["extend_attention_mma"]
+    @pytest.mark.parametrize("capability", [(10, 0), (11, 0)], ids=str)
+    def test_gpus_with_tcgen05_use_triton(
+        self, library: Library, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.on(monkeypatch, capability)
+        assert self.calls(library, self.PROMPT, dim=128) == ["fallback"]
+        assert self.calls(library, self.DECODE, dim=128) == ["decode_attention"]
 
     @pytest.mark.parametrize("lens", [[(4, 60)], [(40, 4000)]], ids=["short", "few tiles"])
     def test_rows_that_occupy_few_multiprocessors(
         self, library: Library, lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert self.calls(library, lens, dim=96) == ["fallback"]
-        monkeypatch.setattr(module("attention_extend_mma"), "SPLITS", False)
+        monkeypatch.setattr(module("attention_extend_mma"), "TRITON", False)
         assert self.calls(library, lens, dim=96) == ["extend_attention_mma"], "the reference is slower"
 
     def test_without_triton_mma_computes_what_decode_does_not_support(
         self, library: Library, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module("attention_extend_mma"), "SPLITS", False)
+        monkeypatch.setattr(module("attention_extend_mma"), "TRITON", False)
         assert self.calls(library, self.DECODE, heads=18) == ["extend_attention_mma"]
         assert self.calls(library, self.DECODE) == ["decode_attention"]
 
