@@ -11,6 +11,7 @@ from pathlib import Path
 from .library import LibraryMissing
 
 _MARK = b"localllm CUDA architectures: "
+_NAME = re.compile(r"(\d+)(\d)(a?)(|-real|-virtual)")  # of CMake: 80-real, 80-virtual, 90a-real, or 120 for both kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +42,15 @@ class Architecture:
 
 
 def read_architectures(library: Path) -> tuple[Architecture, ...]:
-    """The architectures of a CUDA library; empty if the file does not name them."""
+    """The architectures of a CUDA library; empty if the file does not name them, or has names such as `native`."""
     with library.open("rb") as file:
         if library.stat().st_size == 0:
             return ()
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             start = data.find(_MARK)
             text = data[start + len(_MARK) : data.find(b"\0", start)].decode("ascii", "replace") if start >= 0 else ""
-    return tuple(map(_architecture, text.split()))
+    matches = [_NAME.fullmatch(name) for name in text.split()]
+    return tuple(_architecture(match) for match in matches if match) if all(matches) else ()
 
 
 def require_code(library: Path, capability: tuple[int, int]) -> None:
@@ -64,10 +66,6 @@ def require_code(library: Path, capability: tuple[int, int]) -> None:
     )
 
 
-def _architecture(name: str) -> Architecture:
-    """The architecture of a name of CMake: 80-real, 80-virtual, 90a-real, or 120 for both kinds."""
-    match = re.fullmatch(r"(\d+)(\d)(a?)(|-real|-virtual)", name)
-    if match is None:
-        raise ValueError(f"unknown CUDA architecture {name!r}")
+def _architecture(match: re.Match[str]) -> Architecture:
     kind = match[4]
     return Architecture((int(match[1]), int(match[2])), kind != "-virtual", kind != "-real", bool(match[3]))
