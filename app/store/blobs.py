@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from .. import paths
+
 
 def blob_of(link: Path) -> Path | None:
     """The file, or the link of huggingface_hub, that the link of a snapshot names; None if the path is no link."""
@@ -18,10 +20,34 @@ def blob_of(link: Path) -> Path | None:
         target = link.readlink()
     except OSError:
         return None
-    folder = os.path.realpath(link.parent)
-    return Path(os.path.normpath(os.path.join(folder, target)))  # noqa: PTH118 - pathlib does not remove `..`
+    path = link.parent / target
+    return Path(os.path.realpath(path.parent)) / path.name  # the last link stays
 
 
 def has_shared(folder: Path) -> bool:
     """True if files of a repository folder are in the folder that repositories share."""
     return any(blob.is_symlink() for blob in (folder / "blobs").glob("*"))
+
+
+def own_bytes(blob: Path) -> int:
+    """Bytes of disk space that the deletion of a blob frees: none if another repository shares its content."""
+    try:
+        if blob.is_symlink():
+            content = blob.resolve()
+            users = content.with_name(f"{content.name}.refs").read_text("utf-8").splitlines()
+            return content.stat().st_blocks * 512 if len(set(users)) == 1 else 0
+        return blob.stat().st_blocks * 512
+    except (OSError, UnicodeDecodeError):
+        return 0
+
+
+def delete(blob: Path) -> None:
+    """Delete a blob, and its content in the shared folder if no other repository shares it."""
+    if not blob.is_symlink():
+        blob.unlink(missing_ok=True)
+        return
+    from huggingface_hub import DeleteCacheStrategy
+
+    none: frozenset[Path] = frozenset()
+    blobs = frozenset({blob})
+    DeleteCacheStrategy(0, blobs, refs=none, repos=none, snapshots=none, cache_dir=paths.hub_cache_dir()).execute()

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import cache, names
-from .blobs import blob_of
+from .blobs import blob_of, own_bytes
+from .blobs import delete as delete_blob
 from .disk_errors import translate_disk_errors
 from .transfer.leftovers import partials
 from .transfer.lock import is_locked, unless_locked
@@ -72,8 +73,9 @@ def _unused_of(folder: Path) -> Iterator[Unused]:
         yield Unused(repo, folder, "partial", leftover.paths, leftover.disk_bytes, leftover.resumable)
     used = _used_blobs(folder)
     for blob in sorted((folder / "blobs").glob("*")):
-        if blob not in unfinished and blob.name not in used and blob.is_file() and not blob.is_symlink():
-            yield Unused(repo, folder, "blob", (blob,), blob.stat().st_blocks * 512)
+        is_blob = blob.is_file() or blob.is_symlink()
+        if is_blob and blob not in unfinished and blob.name not in used:
+            yield Unused(repo, folder, "blob", (blob,), own_bytes(blob))
 
 
 def _used_blobs(folder: Path) -> set[str]:
@@ -96,4 +98,4 @@ def _delete_one(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         path.rmdir()
     else:
-        path.unlink(missing_ok=True)
+        delete_blob(path)

@@ -125,3 +125,19 @@ def test_links_out_of_the_store_are_not_followed(tmp_path: Path, what: str) -> N
 def old_file(path: Path) -> Path:
     path.write_bytes(b"x")
     return old(path)
+
+
+def test_used_blobs_are_found_through_links_to_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache folder is a link, and links of snapshots are absolute or relative, through it or past it."""
+    snapshot = make("org/m", WHOLE)
+    real = paths.hub_cache_dir()
+    (tmp_path / "link").symlink_to(real)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "link"))
+    folder = real / "models--org--m"
+    for number, target in enumerate(
+        ("../../blobs/a", folder / "blobs" / "b", tmp_path / "link/models--org--m/blobs/c")
+    ):
+        (folder / "blobs" / Path(target).name).write_bytes(b"x")
+        (snapshot / f"file{number}").symlink_to(target)
+    (folder / "blobs" / "d").write_bytes(b"x")
+    assert [path.name for item in prune.find_unused(everything=True) for path in item.paths] == ["d"]

@@ -114,3 +114,20 @@ def test_pull_replaces_a_shared_file_that_is_gone(server: Hub) -> None:
     assert cache.find("org/m") is None
     assert main(["pull", "org/m", "--yes"]) == 0
     assert main(["verify", "org/m"]) == 0
+
+
+def test_prune_deletes_unused_shared_files_that_no_other_repository_uses(tiny: Path) -> None:
+    snapshot = store_model("org/a", tiny)
+    shared = share(snapshot)
+    assert share(store_model("org/b", tiny)) == shared
+    (snapshot / "model.safetensors").unlink()
+    [unused] = prune.find_unused(everything=True)
+    assert (unused.repo, unused.disk_bytes) == ("org/a", 0)
+    prune.delete([unused])
+    assert {verdict.status for verdict in verify(cache.resolve("org/b"))} == {"ok"}
+    (cache.resolve("org/b").path / "model.safetensors").unlink()
+    [unused] = prune.find_unused(everything=True)
+    assert unused.disk_bytes > 100_000
+    assert prune.delete([unused]) == unused.disk_bytes
+    assert not shared.exists()
+    assert prune.find_unused(everything=True) == []
