@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...client import Client, Fit, Inspection
@@ -21,10 +22,14 @@ class Assessment:
     inspection: Inspection | None = None
     fits: tuple[Fit, ...] = ()
     error: AppError | None = None
+    is_complete: bool = True  # False: the fit is not computed yet
 
 
-async def assess(connection: Connection, name: str) -> Assessment:
-    """Inspect a model and compute its fit. Errors are part of the result."""
+async def assess(connection: Connection, name: str, keep: Callable[[Assessment], None]) -> None:
+    """Inspect a model, then compute its fit. Errors are part of the result.
+
+    `keep` gets the inspection as soon as it arrives, then the complete assessment: the fit takes longer.
+    """
 
     async def inspect(client: Client) -> Inspection:
         return await client.inspect(name)
@@ -36,10 +41,12 @@ async def assess(connection: Connection, name: str) -> Assessment:
     try:
         inspection = await connection.call(inspect)
         if not inspection.usable or inspection.kind != "model":
-            return Assessment(inspection)
-        return Assessment(inspection, tuple(await connection.call(fit)))
+            keep(Assessment(inspection))
+            return
+        keep(Assessment(inspection, is_complete=False))
+        keep(Assessment(inspection, tuple(await connection.call(fit))))
     except AppError as error:
-        return Assessment(inspection, error=error)
+        keep(Assessment(inspection, error=error))
 
 
 def verdict(assessment: Assessment) -> str:

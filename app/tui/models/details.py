@@ -22,6 +22,7 @@ from .describe import Line
 from .rows import Row
 
 Choice = Literal["use", "download"]
+COMPUTING = "Computing the memory that it needs…"
 MAX_TEXT = 500  # characters of one line
 
 
@@ -39,6 +40,7 @@ class DetailScreen(ModalScreen[Choice | None]):
         self._connection = connection
         self._row = row
         self._keep = keep
+        self._is_inspected = False  # True if the lines of the inspection are shown
         self._refused = False  # True if no backend of this machine runs the model
         self._lines: list[Line] = []
 
@@ -92,25 +94,39 @@ class DetailScreen(ModalScreen[Choice | None]):
             self._add(describe.titled("adapters", [folder.id for folder in self._row.adapters]))
         self._add(describe.files(facts))
         if facts.kind == "model":
-            self._say("Computing the memory that it needs…")
+            self._say(COMPUTING)
             self._add(describe.fitted(await self._connection.call(lambda client: client.fit(name))))
         self._say("")
 
     async def _show_remote(self) -> None:
-        assessment = self._assessment
-        if assessment is None or assessment.error is not None:
-            assessment = await assess(self._connection, self._row.name)
-            self._keep(assessment)
+        job = self._row.job
         if self._row.entry is not None and self._row.entry.problem:
             self._add([("problem", self._row.entry.problem)])
-        if (job := self._row.job) is not None and job.state == "failed":
+        if job is not None and self._row.failed:
             self._add([("download", f"failed: {job.error}. {job.hint}")])
-        if assessment.inspection is not None:
-            self._add(describe.inspected(assessment.inspection))
-            self._refused = self._row.entry is None and bool(refusal(assessment.inspection))
+        known = self._assessment
+        if known is not None and known.is_complete and known.error is None:
+            self._show_assessment(known)
+        else:
+            await assess(self._connection, self._row.name, self._keep_and_show)
+
+    def _keep_and_show(self, assessment: Assessment) -> None:
+        self._keep(assessment)
+        self._show_assessment(assessment)
+
+    def _show_assessment(self, assessment: Assessment) -> None:
+        """Show an inspection, and the fit if it is complete."""
+        inspection = assessment.inspection
+        if inspection is not None and not self._is_inspected:
+            self._is_inspected = True
+            self._add(describe.inspected(inspection))
+            self._refused = self._row.entry is None and bool(refusal(inspection))
             self._show_keys()
         self._add(describe.fitted(assessment.fits))
-        self._say("" if assessment.error is None else explain(assessment.error))
+        if assessment.error is not None:
+            self._say(explain(assessment.error))
+        else:
+            self._say("" if assessment.is_complete else COMPUTING)
 
     def _add(self, lines: Sequence[Line]) -> None:
         self._lines += lines

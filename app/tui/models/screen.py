@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from textual import events, on, work
 from textual.app import ComposeResult
@@ -151,7 +152,7 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
         listed = rows(lists)
         typed = self._typed
         if typed:
-            verdicts = {self._inspected: "inspecting…"}
+            verdicts = {self._inspected: "inspecting…"}  # until the inspection arrives
             verdicts |= {name: verdict(assessment) for name, assessment in self.assessments.items()}
             listed = matching(listed, typed, self._results, verdicts)
         machine = lists.catalog.machine
@@ -208,20 +209,29 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
             self.set_focus(self.query_one(ModelList))
             self.fill(result.hub[0].id)
 
-    @work(exclusive=True, group="inspect")
+    @work(group="inspect")
     async def _inspect(self) -> None:
-        """Inspect the highlighted result of the hub: its row then says whether this machine runs it."""
+        """Inspect the highlighted result of the hub: its row then says whether this machine runs it.
+
+        A running inspection continues when the highlight moves; the result that is highlighted at its end is next.
+        """
+        if self._inspected:
+            return
+        while name := self._next_inspection():
+            self._inspected = name
+            self.fill()
+            try:
+                await assess(self.connection, name, partial(self.keep_assessment, name))
+            finally:
+                self._inspected = ""
+
+    def _next_inspection(self) -> str:
+        """The name of the highlighted result of the hub; empty if there is none, or if it was inspected."""
         row = self.row
         if row is None or row.kind != "result" or not self.is_current:
-            return
-        if row.name in self.assessments:
-            return
-        self._inspected = row.name
-        self.fill()
-        try:
-            self.keep_assessment(row.name, await assess(self.connection, row.name))
-        finally:
-            self._inspected = ""
+            return ""
+        assessment = self.assessments.get(row.name)
+        return row.name if assessment is None or not assessment.is_complete else ""
 
     def keep_assessment(self, name: str, assessment: Assessment) -> None:
         """Show the verdict on a model in its row."""

@@ -55,6 +55,48 @@ async def test_highlighted_result_is_inspected_and_says_why_it_cannot_run(chat: 
         assert c.client.inspected == [MISTRAL.id, MAMBA.id]
 
 
+async def test_inspection_continues_when_the_highlight_moves(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.app.tui.models.screen.INSPECT_SECONDS", 0.01)
+    fake = client()
+    third = HubMatch(id="org/mistral-three")
+    fake.results = [MISTRAL, MAMBA, third]
+    fake.inspections[third.id] = inspection(third.id)
+    async with chat(fake) as c:
+        await open_models(c)
+        await search(c, "mistral")
+        await c.until(lambda: fake.inspected == [MISTRAL.id])
+        await c.settle()
+        fake.gate = asyncio.Event()
+        await c.pilot.press("down")
+        await c.until(lambda: "inspecting…" in c.shown())
+        await c.pilot.press("down")
+        await c.pilot.pause(0.1)
+        fake.gate.set()
+        await c.settle()
+        assert fake.inspected == [MISTRAL.id, MAMBA.id, third.id]
+        assert fake.stopped == []
+
+
+async def test_inspection_is_shown_before_the_fit(chat: OpenChat) -> None:
+    fake = client()
+    gate = asyncio.Event()
+
+    async def fit(model: str) -> list[Fit]:
+        await gate.wait()
+        return [FITS]
+
+    fake.fit = fit
+    async with chat(fake, size=(100, 40)) as c:
+        await open_models(c)
+        await c.pilot.press(*"mistral", "enter")
+        await c.until(lambda: "runs on cpu · mistral" in c.shown())
+        await c.pilot.press("i")
+        await c.until(lambda: "7.24 B" in c.shown() and "Computing the memory" in c.shown())
+        gate.set()
+        await c.until(lambda: "fit on cpu" in c.shown())
+        assert c.shown().count("7.24 B") == 1
+
+
 async def test_result_is_inspected_in_detail_then_downloaded(chat: OpenChat) -> None:
     async with chat(client(), size=(100, 40)) as c:
         await open_models(c)
