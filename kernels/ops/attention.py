@@ -231,6 +231,8 @@ CASES = [
     Case("attention.paged", "long-context", _inputs([(1, 700), (33, 290), (1, 64)], page_size=16, dim=80)),
     Case("attention.paged", "many-queries-window", _inputs([(70, 150)], window=40, page_size=16)),
     Case("attention.paged", "large-pages", _inputs(_MIXED, page_size=16, dim=64)),
+    Case("attention.paged", "head-96", _inputs(_MIXED, heads=3, kv_heads=3, dim=96, page_size=16)),
+    Case("attention.paged", "head-256", _inputs(_MIXED, dim=256, page_size=16, window=4)),
     Case("attention.paged", "page-size-one", _inputs(_MIXED, page_size=1)),
     Case("attention.paged", "mixed-wide", _inputs([(33, 290), (1, 64), (130, 130)], **_WIDE)),
 ]
