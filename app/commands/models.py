@@ -60,7 +60,10 @@ def _print(models: list[cache.ModelRef]) -> None:
 
 def _state(model: cache.ModelRef) -> str:
     """The description of a model; of a model with a problem, a mark before it."""
-    return f"! {model.description or 'unfinished download'}" if model.problem else model.description
+    if not model.problem:
+        return model.description
+    without_config = "missing files" if model.revision else "unfinished download"
+    return f"! {model.description or without_config}"
 
 
 def remove(name: str, packed: bool, yes: bool, as_json: bool) -> int:

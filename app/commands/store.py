@@ -46,9 +46,8 @@ def show(name: str, as_json: bool) -> int:
 
 def _facts(model: cache.ModelRef) -> dict[str, Any]:
     from ..store.adapters import base_of
-    from ..store.check import check
     from ..store.inspect import licence
-    from ..store.listing import problem_of
+    from ..store.listing import problems_of
     from ..store.trial import try_folder
     from ..store.verify import expected_hash
 
@@ -75,7 +74,7 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "licence": licence(model.path),
         "template": f"{template.status} {template.reason}".strip() if template else None,
         "aliases": [alias for alias, target in preferred.aliases.items() if target == model.id],
-        "problems": check(model.path) if kind in ("model", "adapter") else [problem_of(model.path)],
+        "problems": problems_of(model),
         "settings": config.model_settings(preferred.settings, model.id),
         "files": files,
     }

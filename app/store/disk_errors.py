@@ -12,9 +12,14 @@ from ..errors import StorageFailed
 
 @contextmanager
 def translate_disk_errors() -> Iterator[None]:
-    """Turn an OSError of the model cache into StorageFailed."""
+    """Turn an OSError of the model cache into StorageFailed.
+
+    A closed pipe is none: progress goes to a program that has ended.
+    """
     try:
         yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise _storage_failed(error) from error
 

@@ -39,7 +39,7 @@ def listed(*, wait: bool = False) -> list[ModelRef]:
     return [replace(model, problem=model.problem or reasons.get(model.path, "")) for model in models]
 
 
-def _incomplete(name: str) -> str:
+def _missing_files(name: str) -> str:
     problem = "imported files have moved or were deleted" if name.startswith(f"{LOCAL}/") else "files are missing"
     return f"{problem}; {cache.repair_of_missing(name)}"
 
@@ -47,6 +47,15 @@ def _incomplete(name: str) -> str:
 def with_problem(model: ModelRef) -> ModelRef:
     """The model with its first problem. Reads no weights and starts no process."""
     return replace(model, problem=problem_of(model.path))
+
+
+def problems_of(model: ModelRef) -> list[str]:
+    """All problems of stored files. Reads headers; for a model, it may start a process that asks the backends."""
+    if cache.has_model_files(model.path) and not cache.is_complete(model.path):
+        return [_missing_files(model.id)]
+    if stored.kind_of(model.path) in ("model", "adapter"):
+        return check(model.path)
+    return [problem_of(model.path)]
 
 
 def problem_of(folder: Path) -> str:
@@ -77,7 +86,7 @@ def _models_of(folder: Path) -> Iterator[ModelRef]:
         if cache.is_complete(model.path):
             yield with_problem(model)
         elif cache.has_model_files(model.path):
-            yield replace(model, problem=_incomplete(model.id))
+            yield replace(model, problem=_missing_files(model.id))
         else:
             yield replace(model, description=stored.kind_of(model.path), problem=problem_of(model.path))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -113,6 +114,21 @@ def test_name_without_a_main_branch_gets_the_stored_revision_as_its_hint(tiny: P
     assert caught.value.hint == "did you mean org/m@v1?"
 
 
+def test_import_of_a_deleted_folder_is_shown_with_missing_files(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(tiny, folder)
+    import_model(folder)
+    shutil.rmtree(folder)
+    models.list_models(False)
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("local/folder")]
+    assert line.endswith("! missing files")
+    assert store.show("local/folder", True) == 0
+    [problem] = json.loads(capsys.readouterr().out)["problems"]
+    assert problem.startswith("imported files have moved or were deleted; localllm rm local/folder")
+
+
 def test_unfinished_download_of_another_revision_is_not_that_of_the_name(tiny: Path) -> None:
     folder = store_model("org/m", tiny).parents[1]
     (folder / "blobs" / "abc.localllm.incomplete").write_bytes(bytes(100_000))
@@ -125,7 +141,8 @@ def test_model_with_missing_weights_is_shown_and_verified_by_its_name(
 ) -> None:
     weights_of(store_model("org/gone", tiny)).unlink()
     assert store.show("org/gone", True) == 0
-    assert "has no weights" in json.loads(capsys.readouterr().out)["problems"][0]
+    [problem] = json.loads(capsys.readouterr().out)["problems"]
+    assert problem == "files are missing; localllm pull org/gone downloads them"
     assert store.verify(("org/gone",), False) == 1
     assert "model.safetensors is missing\nhint: localllm pull org/gone" in capsys.readouterr().err
     with pytest.raises(ModelNotFound, match="org/gone: files are missing") as caught:

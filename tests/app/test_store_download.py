@@ -230,6 +230,19 @@ def test_ctrl_c_ends_a_pull_at_once(hub: Hub) -> None:
     assert "org/whole" not in [model.id for model in cache.available()]
 
 
+def test_pull_ends_without_an_error_when_the_reader_of_its_events_ends(hub: Hub) -> None:
+    hub.stalls_in = "model.safetensors"
+    command = [sys.executable, "-m", "localllm.app.cli", "pull", "org/whole", "--json"]
+    process = subprocess.Popen(command, env=reaching(hub), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stderr:
+        assert json.loads(process.stdout.readline())["event"] == "plan"
+        process.stdout.close()
+        assert process.wait(30) == 1
+        assert process.stderr.read() == ""
+
+
 def test_revisions_are_stored_and_deleted_separately(hub: Hub) -> None:
     assert localllm(hub, "pull", "org/tags").returncode == 0
     assert localllm(hub, "pull", "org/tags@fresh").returncode == 0
