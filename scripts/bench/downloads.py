@@ -39,7 +39,7 @@ OVER_LINK = "localllm at 2.5 Gbit/s"
 LINK = 2_500_000_000 // 8  # bytes/s
 LARGE = "org/large"
 SMALL = "org/small"
-Results = dict[tuple[str, str], list[tuple[float, float]]]  # program, repository → seconds and MiB
+Results = dict[tuple[str, str], list["Usage"]]  # program, repository → one entry for each round
 Names = dict[str, list[dict[str, object]]]  # repository → its files
 
 CHILD = """
@@ -132,6 +132,15 @@ def make_small(folder: Path, count: int) -> list[dict[str, object]]:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Of one download: seconds, seconds of processor time, MiB of resident memory."""
+
+    seconds: float
+    cpu: float
+    resident: float
+
+
+@dataclass(frozen=True)
 class Program:
     """A program that downloads a repository. `beside` names the localllm program that its row compares it with."""
 
@@ -178,21 +187,25 @@ def measure(root: Path, url: str, names: Names, rounds: int, saved_as: str) -> N
     for _ in range(rounds):
         for program in measured:
             target = root / "target"
-            seconds, mib = run(program.command(target), target, url)
-            results.setdefault((program.name, program.repo), []).append((seconds, mib))
+            usage = run(program.command(target), target, url)
+            results.setdefault((program.name, program.repo), []).append(usage)
             shutil.rmtree(target)
             os.sync()
     save(saved_as, make_rows(measured, results, names))
 
 
 def make_rows(measured: Sequence[Program], results: Results, names: Names) -> Iterator[Row]:
-    """One row for each program beside localllm: median seconds, and the largest resident memory of localllm in MiB."""
+    """One row for each program beside localllm: medians, and the largest resident memory of localllm.
+
+    The processor time depends less on other programs of the machine than the seconds do.
+    """
     for program in measured:
         if program.name == program.beside:
             continue
         actual = results[program.beside, program.repo]
-        seconds = statistics.median(value[0] for value in actual)
-        peer = statistics.median(value[0] for value in results[program.name, program.repo])
+        expected = results[program.name, program.repo]
+        seconds = statistics.median(usage.seconds for usage in actual)
+        peer = statistics.median(usage.seconds for usage in expected)
         files = names[program.repo]
         total = sum(int(str(file["size"])) for file in files)
         yield row(
@@ -201,7 +214,9 @@ def make_rows(measured: Sequence[Program], results: Results, names: Names) -> It
             "s",
             peer=round(peer, 2),
             ratio=peer / seconds,
-            resident_mib=round(max(value[1] for value in actual)),
+            cpu=round(statistics.median(usage.cpu for usage in actual), 2),
+            peer_cpu=round(statistics.median(usage.cpu for usage in expected), 2),
+            resident_mib=round(max(usage.resident for usage in actual)),
         )
 
 
@@ -214,8 +229,8 @@ def aria2c(addresses: Path, target: Path) -> list[str]:
     return ["aria2c", *options, "-d", str(target), "-i", str(addresses)]
 
 
-def run(command: list[str], target: Path, url: str) -> tuple[float, float]:
-    """Seconds and MiB of resident memory of a command that downloads to a new cache."""
+def run(command: list[str], target: Path, url: str) -> Usage:
+    """Run a command that downloads to a new cache."""
     environment = {
         **os.environ,
         "HF_HOME": str(target),
@@ -233,7 +248,7 @@ def run(command: list[str], target: Path, url: str) -> tuple[float, float]:
     if status:
         raise SystemExit(f"{command[0]} failed with {status}")
     unit = 2**20 if sys.platform == "darwin" else 2**10
-    return seconds, usage.ru_maxrss / unit
+    return Usage(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / unit)
 
 
 def serve(index: Path) -> None:
