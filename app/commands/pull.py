@@ -114,7 +114,19 @@ def _display(as_json: bool) -> Iterator[Callable[[Progress], None]]:
         with Bars() as bars:
             yield bars.show
     else:
-        yield lambda progress: None
+        yield _waiting_notice()
+
+
+def _waiting_notice() -> Callable[[Progress], None]:
+    """A function that says once that the download waits for another process: without it, a log has no reason."""
+    notices = iter(["another process downloads this model; waiting for it"])
+
+    def notify(progress: Progress) -> None:
+        if progress.state == "waiting":
+            for notice in notices:
+                say(notice)
+
+    return notify
 
 
 def _progress_event(progress: Progress) -> None:

@@ -267,6 +267,8 @@ def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> 
         click.echo(json.dumps(result, indent=2))
     else:
         _print_search(entries, repositories)
+        if not entries and not repositories and problem is None:
+            say("no model has these words in its name")
     if problem is not None and not as_json:
         raise problem
     return problem.exit_code if problem else 0
@@ -293,8 +295,6 @@ def _print_search(entries: dict[str, catalog.Entry], repositories: list[Any]) ->
         table(("NAME", "SIZE", "MEMORY", "LICENCE", "REPOSITORY", ""), rows)
     if repositories:
         table(("ON HUGGING FACE", "SIZE", "DOWNLOADS", "LICENCE", ""), [_hub_row(item) for item in repositories])
-    if not entries and not repositories:
-        say("no model has these words in its name")
 
 
 def _about(gigabytes: float) -> str:

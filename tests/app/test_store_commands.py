@@ -383,6 +383,9 @@ def test_search_error_of_the_hub_is_plain(
     with pytest.raises(DownloadFailed, match=words):
         store.search(("qwen3",), 3, False, False)
     assert "qwen3:0.6b" in capsys.readouterr().out, "the catalog is printed before the error"
+    with pytest.raises(DownloadFailed, match=words):
+        store.search(("nosuchmodel",), 3, False, False)
+    assert capsys.readouterr().err == "", "without a reply of the hub, it is unknown if it has the model"
     assert store.search(("qwen3",), 3, False, True) == DownloadFailed.exit_code
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DownloadFailed, match="offline mode is on"):

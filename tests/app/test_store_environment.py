@@ -17,7 +17,9 @@ from huggingface_hub import constants, hf_hub_download, scan_cache_dir, snapshot
 
 from localllm.app import paths
 from localllm.app.cli import main
+from localllm.app.commands import pull
 from localllm.app.store import cache, download
+from localllm.app.store.transfer.progress import Progress
 
 from .hub import Hub, Server, commit_of, model_files, serving
 
@@ -245,6 +247,13 @@ def test_new_revision_needs_only_the_bytes_of_its_new_files(
     assert main(["pull", "org/two", "--yes", "--json"]) == 0
     [plan, _] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert (plan["missing_files"], plan["missing_bytes"]) == (0, 0)
+
+
+def test_pull_without_a_terminal_says_once_that_it_waits(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    with pull._display(as_json=False) as notify:
+        for state in ("waiting", "waiting", "downloading"):
+            notify(Progress(state, 0, 1, 0, 1))
+    assert capsys.readouterr().err == "another process downloads this model; waiting for it\n"
 
 
 def test_space_for_all_models_is_checked_before_the_first_byte(

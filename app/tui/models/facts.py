@@ -118,10 +118,17 @@ def tokens_text(context: int) -> str:
     return f"{context:,} tokens" if context else ""
 
 
+def _repair(problem: str) -> str:
+    """The key that repairs a model with this problem."""
+    if "localllm rm " in problem:  # imported files are on no hub
+        return "x deletes it"
+    return "d continues it" if problem.endswith(" continues it") else "d downloads it again"
+
+
 def _local_facts(row: Row, entry: ModelEntry, machine: Machine, running: LoadedModel | None) -> list[str]:
     if entry.problem:
         problem, _, _ = entry.problem.partition("; localllm ")  # the advice is a command; here it is a key
-        return [one_line(f"cannot be used: {problem}", MAX_LENGTH), "d downloads it again"]
+        return [one_line(f"cannot be used: {problem}", MAX_LENGTH), _repair(entry.problem)]
     loaded = _loaded(entry, running)
     texts = [loaded]
     if row.aliases:

@@ -198,10 +198,14 @@ async def test_incomplete_model_is_marked_and_its_download_goes_on(chat: OpenCha
     half = ModelEntry(
         id="org/half", size=5, problem="the download is not complete; localllm pull org/half continues it"
     )
-    fake.entries = [GUIDE, half]
+    moved = ModelEntry(id="local/m", size=5, problem="imported files have moved; localllm rm local/m, then import it")
+    damaged = ModelEntry(id="org/bad", size=5, problem="model.safetensors is damaged")
+    fake.entries = [GUIDE, half, moved, damaged]
     async with chat(fake) as c:
         await open_models(c)
-        assert "cannot be used: the download is not complete · d downloads it again" in c.shown()
+        assert "cannot be used: the download is not complete · d continues it" in c.shown()
+        assert "imported files have moved · x deletes it" in c.shown()
+        assert "model.safetensors is damaged · d downloads it again" in c.shown()
         await highlight(c, "org/half")
         assert "Enter details · d download" in c.text_of(".keys")
         await c.pilot.press("d")
