@@ -1,6 +1,6 @@
 // Attention over the paged cache (defined in kernels/ops/attention.py).
 //
-// 1. Rows of one token: every worker gets an equal number of keys.
+// 1. Rows of one token: workers take keys until none are left (Chunks in worker.h).
 // 2. Blocks of longer rows: workers take items from a shared list, the most expensive first, so that all workers finish
 //    at about the same time.
 // 3. Rows with several chunks: their partial results are merged.
@@ -45,14 +45,12 @@ int64_t plan_jobs(const AttentionArgs& args, Job* jobs) {
   return count;
 }
 
+constexpr int64_t UNIT = 64;  // keys × kv heads: workers take decode work in multiples of it
+
+// Computes the kv heads and chunks of all rows that decode whose middle is in [begin, end), in keys × kv heads.
 template <class E, class C>
-void decode_rows(const AttentionArgs& args, float* partials, const Worker& worker) {
-  int64_t total = 0;  // keys × kv heads of all rows
-  for (int64_t index = 0; index < args.rows; index++) {
-    Row row = row_of(args, index);
-    if (row.decodes) total += (row.context - row.first) * args.kv_heads;
-  }
-  int64_t begin = total * worker.index / worker.count, end = total * (worker.index + 1) / worker.count, offset = 0;
+void decode_range(const AttentionArgs& args, int64_t begin, int64_t end, float* partials, const Worker& worker) {
+  int64_t offset = 0;
   for (int64_t index = 0; index < args.rows && offset < end; index++) {
     Row row = row_of(args, index);
     for (int64_t chunk = 0; row.decodes && chunk < row.chunks; chunk++) {
@@ -69,6 +67,18 @@ void decode_rows(const AttentionArgs& args, float* partials, const Worker& worke
       offset += size * args.kv_heads;
     }
     partials += partial_floats(args, row);
+  }
+}
+
+template <class E, class C>
+void decode_rows(const AttentionArgs& args, float* partials, const Worker& worker) {
+  int64_t total = 0;  // keys × kv heads of all rows
+  for (int64_t index = 0; index < args.rows; index++) {
+    Row row = row_of(args, index);
+    if (row.decodes) total += (row.context - row.first) * args.kv_heads;
+  }
+  for (Chunks chunks((total + UNIT - 1) / UNIT, worker); chunks.next();) {
+    decode_range<E, C>(args, chunks.begin * UNIT, chunks.end * UNIT, partials, worker);
   }
 }
 

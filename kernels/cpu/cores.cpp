@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
+#include <numeric>
 #include <set>
 #include <string>
 #include <thread>
@@ -63,7 +65,30 @@ double cpu_quota() {
       smallest, allowed_cpus(first_line(version_1 + "cpu.cfs_quota_us"), first_line(version_1 + "cpu.cfs_period_us")));
 }
 
+// The relative speed of a core: its capacity (Arm) or its maximum frequency (x86); 0 if unknown.
+long speed_of(int cpu, const std::string& folder) {
+  std::string core = folder + "cpu" + std::to_string(cpu) + "/";
+  for (const char* file : {"cpu_capacity", "cpufreq/cpuinfo_max_freq"}) {
+    std::string text = first_line(core + file);
+    if (!text.empty()) return std::strtol(text.c_str(), nullptr, 10);
+  }
+  return 0;
+}
+
 }  // namespace
+
+std::vector<int> fastest(std::vector<int> cpus, int count, const std::string& folder) {
+  std::vector<long> speeds;
+  for (int cpu : cpus) speeds.push_back(speed_of(cpu, folder));
+  std::vector<size_t> order(cpus.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](size_t one, size_t other) { return speeds[one] > speeds[other]; });
+  order.resize(std::min(order.size(), (size_t)count));
+  std::vector<int> chosen;
+  for (size_t index : order) chosen.push_back(cpus[index]);
+  std::sort(chosen.begin(), chosen.end());
+  return chosen;
+}
 
 std::vector<int> cores() {
   std::vector<int> cpus;

@@ -123,11 +123,12 @@ static inline void expanded_product(const LinearArgs& args, const Worker& worker
     if (!private_copy) worker.barrier();
 
     int64_t splits = splits_of(panels, tiles, worker);
-    share = share_of(panels * splits, worker);
-    for (int64_t item = share.begin; item < share.end; item++) {
-      int64_t split = item % splits;
-      expanded_panel<Weight>(args, x, tiles, first, item / splits, tiles.count * split / splits,
-                             tiles.count * (split + 1) / splits, (float*)(scratch + x_bytes));
+    for (Chunks chunks(panels * splits, worker); chunks.next();) {
+      for (int64_t item = chunks.begin; item < chunks.end; item++) {
+        int64_t split = item % splits;
+        expanded_panel<Weight>(args, x, tiles, first, item / splits, tiles.count * split / splits,
+                               tiles.count * (split + 1) / splits, (float*)(scratch + x_bytes));
+      }
     }
   }
 }

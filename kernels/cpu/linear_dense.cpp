@@ -166,16 +166,17 @@ static inline void product(const LinearArgs& args, const Worker& worker, Type st
       arrange<P>(args, start, 1, 0, steps * P::INPUTS, scratch);
       x = scratch;
     }
-    Share share = share_of(panels * tiles.count, worker);
-    for (int64_t unit = share.begin; unit < share.end;) {
-      int64_t panel = unit / tiles.count, begin = unit % tiles.count;
-      int64_t end = begin + share.end - unit < tiles.count ? begin + share.end - unit : tiles.count;
-      const char* weights = (const char*)args.weight + panel * bytes;
-      multiply<P>(x, (const typename P::Weight*)weights, steps, tiles, begin, end, sums);
-      for (int64_t row = tiles.begin(begin); row < tiles.begin(end); row++) {
-        write(args, start + row, panel, sums + (row - tiles.begin(begin)) * PANEL);
+    for (Chunks chunks(panels * tiles.count, worker); chunks.next();) {
+      for (int64_t unit = chunks.begin; unit < chunks.end;) {
+        int64_t panel = unit / tiles.count, begin = unit % tiles.count;
+        int64_t end = begin + chunks.end - unit < tiles.count ? begin + chunks.end - unit : tiles.count;
+        const char* weights = (const char*)args.weight + panel * bytes;
+        multiply<P>(x, (const typename P::Weight*)weights, steps, tiles, begin, end, sums);
+        for (int64_t row = tiles.begin(begin); row < tiles.begin(end); row++) {
+          write(args, start + row, panel, sums + (row - tiles.begin(begin)) * PANEL);
+        }
+        unit += end - begin;
       }
-      unit += end - begin;
     }
   }
 }

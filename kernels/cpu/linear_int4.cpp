@@ -214,11 +214,12 @@ void linear_int4(const LinearArgs& args, const Worker& worker) {
     if (!private_copy) worker.barrier();
 
     int64_t splits = splits_of(panels, tiles, worker);
-    share = share_of(panels * splits, worker);
-    for (int64_t item = share.begin; item < share.end; item++) {
-      int64_t split = item % splits;
-      panel_product(args, x, tiles, first, item / splits, tiles.count * split / splits,
-                    tiles.count * (split + 1) / splits, memory);
+    for (Chunks chunks(panels * splits, worker); chunks.next();) {
+      for (int64_t item = chunks.begin; item < chunks.end; item++) {
+        int64_t split = item % splits;
+        panel_product(args, x, tiles, first, item / splits, tiles.count * split / splits,
+                      tiles.count * (split + 1) / splits, memory);
+      }
     }
   }
 }

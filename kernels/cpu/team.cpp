@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -24,6 +25,7 @@ constexpr int MAX_WORKERS = 1024;
 constexpr int BARRIER_ROUNDS = 10;  // log2(MAX_WORKERS)
 constexpr auto SPIN_TIME = std::chrono::microseconds(50);  // longer than the time between two ops of a Python step
 constexpr int SPINS_BEFORE_YIELD = 2000;
+constexpr long CHUNKS_PER_SHARE = 4;  // a worker takes this part of the items that are left in a share
 
 inline void pause_cpu() {
 #if defined(__x86_64__)
@@ -47,7 +49,11 @@ using Work = void (*)(const void*, const Worker&);
 struct alignas(64) WorkerState {
   std::atomic<uint32_t> finished_run{0};                      // number of the last run that the worker finished
   std::atomic<uint32_t> barrier_signals[BARRIER_ROUNDS] = {};  // per round: number of the last barrier signalled to it
+  // The items of the worker's share that are assigned: in the high half the number of the loop, in the low half their
+  // count. See Chunks.
+  alignas(64) std::atomic<uint64_t> assigned{0};
   alignas(64) uint32_t barriers = 0;                          // number of barriers that the worker entered
+  uint32_t loops = 0;                                         // number of the last loop that the worker entered
   Buffer scratch;
 };
 
@@ -56,8 +62,8 @@ struct alignas(64) WorkerState {
 class Team {
  public:
   explicit Team(int size) : size_(size), states_(new WorkerState[size]) {
-    std::vector<int> cpus = cores();
-    bool pinned = size <= (int)cpus.size();
+    std::vector<int> cpus = fastest(cores(), size);
+    bool pinned = size == (int)cpus.size();
     for (int index = 1; index < size; index++)
       threads_.emplace_back([this, index, pinned, cpu = pinned ? cpus[index] : 0] {
         if (pinned) pin(cpu);
@@ -93,6 +99,33 @@ class Team {
       states_[next].barrier_signals[round].store(number, std::memory_order_release);
       std::atomic<uint32_t>& signal = states_[index].barrier_signals[round];
       wait_until([&] { return (int32_t)(signal.load(std::memory_order_acquire) - number) >= 0; });
+    }
+  }
+
+  // The number of the loop that a worker enters, equal on all workers. The numbers of two loops are compared by their
+  // distance, so every loop renews the worker's number, also if the worker's share is empty.
+  uint32_t enter_loop(int index) {
+    uint32_t loop = ++states_[index].loops;
+    std::atomic<uint64_t>& assigned = states_[index].assigned;
+    uint64_t word = assigned.load(std::memory_order_relaxed);
+    while ((int32_t)((uint32_t)(word >> 32) - loop) < 0)  // else another worker has begun this loop for the share
+      if (assigned.compare_exchange_weak(word, (uint64_t)loop << 32, std::memory_order_relaxed)) break;
+    return loop;
+  }
+
+  // Takes items from the share of a worker, which has `size` items. Returns their range in the share; empty if no items
+  // are left. The first worker that takes items of a share begins the loop for it.
+  Share take(int owner, uint32_t loop, long size) {
+    std::atomic<uint64_t>& assigned = states_[owner].assigned;
+    uint64_t word = assigned.load(std::memory_order_relaxed);
+    for (;;) {
+      int32_t distance = (int32_t)((uint32_t)(word >> 32) - loop);
+      if (distance > 0) return {size, size};  // the owner is in a later loop, so all items of this one are assigned
+      long begin = distance == 0 ? (long)(uint32_t)word : 0;
+      if (begin >= size) return {size, size};
+      long count = (size - begin + CHUNKS_PER_SHARE - 1) / CHUNKS_PER_SHARE;
+      uint64_t next = (uint64_t)loop << 32 | (uint64_t)(begin + count);
+      if (assigned.compare_exchange_weak(word, next, std::memory_order_relaxed)) return {begin, begin + count};
     }
   }
 
@@ -221,6 +254,31 @@ void Run::start(Work work, const void* job) { team_->run(work, job); }
 
 void Worker::barrier() const {
   if (count > 1) team->barrier(index);
+}
+
+Chunks::Chunks(long total, const Worker& worker) : worker_(worker), total_(total) {
+  if (worker.count > 1) loop_ = worker.team->enter_loop(worker.index);
+}
+
+bool Chunks::next() {
+  if (worker_.count == 1) {
+    begin = end;
+    end = total_;
+    return begin < end;
+  }
+  long size = total_ / worker_.count, remainder = total_ % worker_.count;  // as in share_of
+  for (; exhausted_ < worker_.count; exhausted_++) {
+    int owner = worker_.index + exhausted_;
+    if (owner >= worker_.count) owner -= worker_.count;
+    Share taken = worker_.team->take(owner, loop_, size + (owner < remainder));
+    if (taken.begin < taken.end) {
+      long first = owner * size + std::min((long)owner, remainder);
+      begin = first + taken.begin;
+      end = first + taken.end;
+      return true;
+    }
+  }
+  return false;
 }
 
 void* Worker::scratch(size_t bytes) const {

@@ -33,4 +33,26 @@ static inline Share share_of(long total, const Worker& worker) {
   return {begin, begin + size + (worker.index < remainder ? 1 : 0)};
 }
 
+// Assigns the items [0, total) to the workers, a chunk at a time. A worker first takes the items of its own share, then
+// items that are left in the shares of other workers, because some cores are slower than others. Equal cores therefore
+// compute the same items in each run. All workers of a run must use the same loops in the same order:
+//   for (Chunks chunks(total, worker); chunks.next();)
+//     for (long item = chunks.begin; item < chunks.end; item++) …
+// Results must not depend on the worker that computes an item.
+class Chunks {
+ public:
+  long begin = 0, end = 0;  // the current chunk
+
+  Chunks(long total, const Worker& worker);
+
+  // Takes the next chunk. Returns false if no items are left.
+  bool next();
+
+ private:
+  const Worker& worker_;
+  long total_;
+  unsigned loop_ = 0;   // number of this loop, equal on all workers
+  int exhausted_ = 0;   // number of shares without items, from the own share on
+};
+
 }  // namespace localllm

@@ -53,6 +53,22 @@ def test_results_do_not_depend_on_the_number_of_threads(case: Case) -> None:
         torch.testing.assert_close(one.double(), other.double(), rtol=1e-6, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.parametrize("outputs", [1, 33, 700, 4096])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_each_output_is_computed_whatever_worker_takes_it(outputs: int, rows: int) -> None:
+    """The system interrupts some of the 7 workers, so that the others take items of their shares."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(rows, 96, generator=generator)
+    weight = torch.randn(outputs, 96, generator=generator)
+    linear = DEVICE.ops.linear
+    LIBRARY.use_threads(1)
+    packed = linear.pack(weight, torch.float32)
+    alone = linear.dense(x, packed)
+    LIBRARY.use_threads(7)
+    for _ in range(20):
+        assert torch.equal(linear.dense(x, packed), alone)
+
+
 def test_the_generic_variant_exists_and_the_last_variant_is_used() -> None:
     assert LANES[0] == "generic"
     assert LIBRARY.use_variant("") == LANES[-1]
@@ -67,6 +83,46 @@ def test_a_native_build_has_the_variants_that_the_library_uses(tmp_path: Path) -
     usable = subprocess.run([tmp_path / "usable_variants"], check=True, capture_output=True, text=True).stdout
     assert usable.split(";")[-1] == LANES[-1]
     assert set(LANES) <= set(usable.split(";"))
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
+@pytest.mark.parametrize("file", ["cpu_capacity", "cpufreq/cpuinfo_max_freq"])
+def test_few_threads_use_the_fastest_cores(file: str, tmp_path: Path) -> None:
+    """CPUs 0 and 3 are fast, 1 and 4 are slow, and the speed of 2 is unknown."""
+    for cpu, speed in enumerate((1024, 400, None, 1024, 400)):
+        described = tmp_path / f"cpu{cpu}" / file
+        described.parent.mkdir(parents=True)
+        if speed is not None:
+            described.write_text(f"{speed}\n")
+    (tmp_path / "main.cpp").write_text("""
+        #include <cstdio>
+        #include <cstdlib>
+        #include "cores.h"
+        int main(int, char** arguments) {
+          for (int cpu : localllm::fastest({0, 1, 2, 3, 4}, std::atoi(arguments[1]), arguments[2]))
+            std::printf("%d", cpu);
+        }
+    """)
+    sources = [tmp_path / "main.cpp", SOURCES / "cores.cpp"]
+    subprocess.run(["c++", "-std=c++20", f"-I{SOURCES}", *sources, "-o", tmp_path / "main"], check=True)
+    chosen = []
+    for count in range(1, 6):
+        command = [tmp_path / "main", str(count), f"{tmp_path}/"]
+        chosen.append(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert chosen == ["0", "03", "013", "0134", "01234"]
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
+def test_each_item_is_computed_once_and_a_slow_worker_computes_less(tmp_path: Path) -> None:
+    sources = [SOURCES / name for name in ("team.cpp", "cores.cpp", "memory.cpp")]
+    sources.append(Path(__file__).parent / "chunks.cpp")
+    flags = ["-std=c++20", "-O1", "-pthread", f"-I{SOURCES}"]
+    subprocess.run(["c++", *flags, *sources, "-o", tmp_path / "chunks"], check=True)
+    ran = subprocess.run([tmp_path / "chunks"], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout
+    items = [int(count) for count in ran.stdout.split()]
+    assert sum(items) == 64
+    assert items[1] < 64 / 4, "the other workers take items of the slow one"
 
 
 def test_an_unknown_variant_is_refused_and_nothing_changes() -> None:
