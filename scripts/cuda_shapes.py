@@ -202,6 +202,19 @@ def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
     )
 
 
+def tiled_product(op: str, pick: random.Random) -> None:
+    """A product of up to 300 rows, also of few rows, with rows that are not adjacent."""
+    from localllm.kernels.cuda.linear import INT4_WIDE, pack_slices, tiled
+
+    rows = pick.choice([pick.randint(1, 40), pick.randint(17, 300)])
+    out_features = pick.randint(1, 400)
+    in_features = 8 * pick.randint(1, 150)
+    packed = pack_slices([weight(pick, op, out_features, in_features)], out_features, torch.bfloat16)
+    bias = floats(out_features, dtype=pick.choice(FLOATS)) if pick.random() < 0.3 else None
+    x = floats(rows, in_features + pick.choice([0, 8, 64]))[:, :in_features]
+    tiled(x, packed, bias, pick.choice(FLOATS), INT4_WIDE if op == "int4_wide" else packed.format)
+
+
 def batch(
     pick: random.Random,
     queries: list[int],
@@ -357,6 +370,7 @@ KERNELS: Mapping[str, Draw] = {
     **{f"small_batch_{op}_alone": partial(product, op, max_rows=1) for op in ("dense", "int8", "int4")},
     "lora_shrink": partial(lora, project=False),
     "lora_expand": partial(lora, project=False),
+    **{f"tiled_product_{op}": partial(tiled_product, op) for op in ("int8", "int4", "int4_wide", "fp8")},
     "small_batch_lora": partial(lora, project=True),
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,

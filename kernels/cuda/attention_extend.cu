@@ -7,10 +7,9 @@
 //
 // The kernel is persistent: thread blocks claim tiles with an atomic counter. Within a sequence, tiles with the longest
 // context come first. The kv heads of a tile are adjacent in this order, so that the L2 cache serves their pages.
-#include <algorithm>
-
-#include "overlap.cuh"
 #include "attention_extend_tile.cuh"
+#include "overlap.cuh"
+#include "tensor_map.h"
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "attention_extend_producer.cuh"
 #include "attention_extend_consumer.cuh"
@@ -55,32 +54,11 @@ __global__ __launch_bounds__(THREADS, 1) void extend_kernel(const __grid_constan
 #endif
 }
 
-decltype(&cuTensorMapEncodeTiled) encoder() {
-  static auto function = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &result);
-    return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry);
-  }();
-  if (!function) throw std::runtime_error("extend_attention: the CUDA driver is older than 12.0");
-  return function;
-}
-
-// A TMA descriptor. Dimensions are in order of memory, the fastest first. `strides`: bytes, from the second dimension
-// on.
 template <int DIMS>
 CUtensorMap map_of(Type type, const void* from, const cuuint64_t (&lengths)[DIMS],
                    const cuuint64_t (&strides)[DIMS - 1], const cuuint32_t (&box)[DIMS]) {
-  CUtensorMap map;
-  cuuint32_t steps[DIMS];
-  std::fill(steps, steps + DIMS, 1);
-  CUtensorMapDataType data = type == Type::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  CUresult result = encoder()(&map, data, DIMS, const_cast<void*>(from), lengths, strides, box, steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS)
-    throw std::runtime_error("extend_attention: cuTensorMapEncodeTiled failed with error " + std::to_string(result));
-  return map;
+  const auto data = type == Type::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  return tensor_map("extend_attention", data, from, lengths, strides, box);
 }
 
 // The cache as groups of 8 slots: a copy from any number of pages then has the same layout in shared memory.

@@ -1,7 +1,8 @@
-// The ops small_batch, small_batch_lora and small_batch_fits: checks of their arguments. linear.h describes the arguments.
+// The ops small_batch, small_batch_lora, small_batch_fits and tiled_product: checks of their arguments. linear.h describes the arguments.
 #include <vector>
 
 #include "../cpu/checks.h"
+#include "counters.h"
 #include "linear.h"
 #include "pages.h"
 #include "queue.h"
@@ -10,7 +11,7 @@ namespace localllm::cuda {
 namespace {
 
 constexpr const char* OP = "small_batch";
-constexpr int64_t MAX_ROWS = 16;
+constexpr int64_t MAX_ROWS = 16, MAX_TILED_ROWS = 1 << 20;
 
 bool has_dtype(const Tensor& tensor, ScalarType type) { return tensor.scalar_type() == type; }
 
@@ -76,7 +77,7 @@ void set_norm(ProductArgs& args, const Tensor& x, const Optional& stream, const 
 // The arguments of a product without a norm.
 ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& weight, const Optional& records,
                               const Optional& scale, const Optional& bias, int64_t format, int64_t group,
-                              bool resident, int64_t gate) {
+                              bool resident, int64_t gate, int64_t max_rows = MAX_ROWS) {
   Argument to({OP, x}, "out", out), from({OP, x}, "x", x);
   from.shaped({ANY, ANY}).of(ScalarType::BFloat16).dense_rows();
   to.shaped({from.size(0), ANY}).written_rows();
@@ -94,7 +95,7 @@ ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& 
   args.x_stride = from.stride();
   args.out_stride = to.stride();
   args.resident = resident;
-  if (args.rows > MAX_ROWS) refuse(OP, ": ", args.rows, " rows, no more than ", MAX_ROWS, " expected");
+  if (args.rows > max_rows) refuse(OP, ": ", args.rows, " rows, no more than ", max_rows, " expected");
   if (args.in_features % 8 || args.x_stride % 8 || (uintptr_t)args.x % 16) refuse(OP, ": x is not aligned to 16 bytes");
   if (args.gated && to.size(1) % 8) refuse(OP, ": ", to.size(1), " gated outputs, a multiple of 8 expected");
   if (has_dtype(weight, ScalarType::BFloat16) != (args.format == Weights::bf16))
@@ -125,6 +126,19 @@ void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optio
   ProductArgs args = product_arguments(out, x, weight, records, scale, bias, format, group, resident, gate);
   set_norm(args, x, stream, stream_out, norm, eps, offset);
   multiply(args, out, x);
+}
+
+void tiled_product_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional scale, Optional bias,
+                      int64_t format, int64_t group, bool resident) {
+  ProductArgs args =
+      product_arguments(out, x, weight, records, scale, bias, format, group, resident, -1, MAX_TILED_ROWS);
+  if (args.format == Weights::bf16) refuse("tiled_product: weights of bf16 are not supported");
+  if (records) refuse_unaligned("tiled_product", *records, "records");
+  if (args.rows == 0 || args.out_features == 0) return;
+  Queue queue(out);
+  const Tensor shared = torch::stable::new_empty(x, {tiled_shared(args)}, ScalarType::Byte);
+  args.shared = shared.data_ptr();
+  tiled_product(args, counters_of(queue).arrivals, queue);
 }
 
 // The LoRA product of `inner` [shares, tokens, slices * rank] and `b` [slots, out_features, rank].
@@ -193,12 +207,16 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
       "int group, bool resident, Tensor? stream, Tensor(b!)? stream_out, Tensor? norm, float eps, float offset, "
       "int gate) -> ()");
   library.def(
+      "tiled_product(Tensor(a!) out, Tensor x, Tensor weight, Tensor? records, Tensor? scale, Tensor? bias, "
+      "int format, int group, bool resident) -> ()");
+  library.def(
       "small_batch_lora(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, Tensor inner, Tensor lora_b, "
       "Tensor slots, int[] widths) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
   library.impl("small_batch", TORCH_BOX(&small_batch_op));
+  library.impl("tiled_product", TORCH_BOX(&tiled_product_op));
   library.impl("small_batch_lora", TORCH_BOX(&small_batch_lora_op));
 }
 

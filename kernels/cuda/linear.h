@@ -41,14 +41,31 @@ void product(const ProductArgs& args, cudaStream_t stream);
 bool takes_one_row(const ProductArgs& args);
 bool one_row(const ProductArgs& args, cudaStream_t stream);
 
-// Rounds x to int8 in groups of inputs (kernels/ops/linear_int8.py).
-struct RoundArgs {
-  int8_t* out;      // [rows, padded], zeros after the last input
-  float* scales;    // [rows, subgroups]: per `subgroup` inputs, the scale of their group; subgroup == 0: [rows]
-  const void* x;
-  Type type;
-  int64_t rows, in_features, padded, x_stride, group, subgroup;
+// The tiled kernels of 17 rows and more (tiled.cuh), for int8, int4 and fp8 weights, without norm, gate and LoRA product.
+// `args.shared` has tiled_shared(args) bytes. `arrivals`: zeros (counters.h), zero again after the product.
+int64_t tiled_shared(const ProductArgs& args);
+void tiled_product(const ProductArgs& args, int32_t* arrivals, cudaStream_t stream);
+
+// The order of inputs in prepared activations. even_first: in every 32 inputs the even ones come first. pairs: in every
+// 16 inputs, 2 inputs of 4 come first. nibbles: in every 32 inputs, the order in which int4_wide unpacks a word.
+enum class InputOrder { natural, even_first, pairs, nibbles };
+
+// Activations that a separate kernel prepares for a product.
+struct RowArgs {
+  void* out;         // [rows, padded] int8 or bf16, zeros after the last input; padded: a multiple of 32 if reordered
+  float* scales;     // [rows, subgroups] or, with a scale_pitch, [subgroups, scale_pitch]; subgroup == 0: [rows]
+  const void* x;     // [rows, x_stride] bf16; vectors of 8 inputs are aligned
+  int64_t rows, in_features, padded, x_stride;
+  int64_t group;     // inputs that share a scale
+  int64_t subgroup;  // inputs per stored scale; 0: one scale per row is stored
+  int64_t scale_pitch;
+  InputOrder order;
 };
-void round_rows(const RoundArgs& args, cudaStream_t stream);
+
+// Rounds x to int8 in groups of inputs (kernels/ops/linear_int8.py).
+void round_rows(const RowArgs& args, cudaStream_t stream);
+
+// Copies x in another order, without rounding.
+void arrange_rows(const RowArgs& args, cudaStream_t stream);
 
 }  // namespace localllm::cuda

@@ -1,7 +1,8 @@
 """Products with packed weights on CUDA devices. kernels/ops/linear.py has the reference.
 
-CUDA C++ (small_batch.cuh) multiplies up to 16 rows of bfloat16 if the GPU has enough shared memory. torch (plain
-weights) or Triton (int8, int4, fp8) multiply other inputs. The reference multiplies inputs that neither supports.
+CUDA C++ multiplies rows of bfloat16: small_batch.cuh up to 16 rows if the GPU has enough shared memory, tiled.cuh more
+rows with int8, int4 and fp8 weights. torch (plain weights) or Triton (int8, int4, fp8) multiply other inputs. The
+reference multiplies inputs that neither supports.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..gpu_properties import gpu_properties
 from ..ops import linear as reference
 from ..ops.linear import Fp8, Int4, Int8, Weight
 from ..triton_problem import triton_problem
@@ -26,7 +28,15 @@ SMALL_BATCH = 16  # largest number of rows that small_batch supports
 BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # values of Weights in linear.h
 _small_batch_op = torch.ops.localllm.small_batch.default
 _small_batch_fits = torch.ops.localllm.small_batch_fits.default
-torch.library.register_fake("localllm::small_batch", lambda *_: None, allow_override=True)
+_tiled_op = torch.ops.localllm.tiled_product.default
+for _name in ("small_batch", "tiled_product"):
+    torch.library.register_fake(f"localllm::{_name}", lambda *_: None, allow_override=True)
+
+# The largest number of rows for which `tiled` is faster than Triton and torch; tuned on H200, with its own kernels and
+# with those of older GPUs.
+TILED_ROWS = {INT8: 32, INT4: 128, INT4_WIDE: 64, FP8: 64}
+HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 512, INT4_WIDE: 512, FP8: 512}
+HOPPER_GROUPED_FP8_ROWS = 256
 
 
 class Packed(NamedTuple):
@@ -176,12 +186,16 @@ def _float32_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def int8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if _is_small_batch(x, weight):
         return _small_batch_product(x, weight, bias, dtype)
+    if _is_tiled(x, weight, INT8):
+        return _tiled_product(x, weight, bias, dtype, INT8)
     return _plain_product("int8", x, weight, bias, dtype)
 
 
 def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if _is_small_batch(x, weight):
         return _small_batch_product(x, weight, bias, dtype)
+    if _is_tiled(x, weight, INT4):
+        return _tiled_product(x, weight, bias, dtype, INT4)
     if TRITON and isinstance(weight, Packed):
         return _int4_product(_triton().rounded(x, weight.group), weight, bias, dtype or x.dtype)
     return _plain_product("int4", x, weight, bias, dtype)
@@ -190,6 +204,8 @@ def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype 
 def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if _is_small_batch(x, weight, INT4_WIDE):
         return _small_batch_product(x, weight, bias, dtype, INT4_WIDE)
+    if _is_tiled(x, weight, INT4_WIDE):
+        return _tiled_product(x, weight, bias, dtype, INT4_WIDE)
     if TRITON and isinstance(weight, Packed):
         return _int4_product(x, weight, bias, dtype or x.dtype)
     return _plain_product("int4_wide", x, weight, bias, dtype)
@@ -198,6 +214,8 @@ def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.d
 def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if _is_small_batch(x, weight):
         return _small_batch_product(x, weight, bias, dtype)
+    if _is_tiled(x, weight, FP8):
+        return _tiled_product(x, weight, bias, dtype, FP8)
     return _plain_product("fp8", x, weight, bias, dtype)
 
 
@@ -228,13 +246,48 @@ def _int4_product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.d
 
 def _is_small_batch(x: Tensor, weight: Any, format: int | None = None) -> bool:
     """True if small_batch supports x and the weight."""
-    if not isinstance(weight, Packed) or not x.is_cuda or x.dtype != torch.bfloat16 or weight.in_features % 8:
+    if not isinstance(weight, Packed) or not _has_vectors(x, weight):
         return False
-    rows = x.numel() // max(x.shape[-1], 1)
-    if not 0 < rows <= SMALL_BATCH:
+    rows = x.numel() // weight.in_features
+    return 0 < rows <= SMALL_BATCH and fits(weight, rows, format)
+
+
+def _has_vectors(x: Tensor, weight: Packed) -> bool:
+    """True if x is bfloat16 on the GPU, and its rows consist of whole, aligned vectors of 8 inputs."""
+    if not x.is_cuda or x.dtype != torch.bfloat16 or weight.in_features % 8 or not weight.in_features:
         return False
-    dense_rows = x.stride(-1) == 1 and (rows == 1 or x.stride(-2) % 8 == 0)
-    return dense_rows and x.data_ptr() % 16 == 0 and fits(weight, rows, format)
+    rows = x.numel() // weight.in_features
+    return x.stride(-1) == 1 and (rows == 1 or x.stride(-2) % 8 == 0) and x.data_ptr() % 16 == 0
+
+
+def _is_tiled(x: Tensor, weight: Any, format: int) -> bool:
+    """True if `tiled` supports x and the weight, and is faster than Triton and torch."""
+    if not isinstance(weight, Packed) or not _has_vectors(x, weight) or not weight.out_features:
+        return False
+    rows = x.numel() // weight.in_features
+    return SMALL_BATCH < rows <= _max_tiled_rows(x.device, weight, format)
+
+
+def _max_tiled_rows(device: torch.device, weight: Packed, format: int) -> int:
+    if device.type != "cuda" or gpu_properties(device).capability[0] != 9:
+        return TILED_ROWS[format]
+    if format == FP8 and weight.records is not None:
+        return HOPPER_GROUPED_FP8_ROWS
+    return HOPPER_TILED_ROWS[format]
+
+
+def _tiled_product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, format: int) -> Tensor:
+    rows = x if x.dim() == 2 else x.reshape(-1, weight.in_features)
+    out = tiled(rows, weight, bias, dtype or x.dtype, format)
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.out_features)
+
+
+def tiled(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype, format: int) -> Tensor:
+    """The product of x [rows, in_features] bf16, its rows aligned to 16 bytes -> [rows, out_features] in `dtype`.
+    `format`: INT4 or INT4_WIDE for an INT4 weight; else the format of the weight."""
+    out = x.new_empty(len(x), weight.out_features, dtype=dtype)
+    _tiled_op(out, x, weight.data, weight.records, weight.scale, bias, format, weight.group, True)
+    return out
 
 
 def is_small_batch_of_bf16(x: Tensor, weight: Any, dtype: torch.dtype | None) -> bool:

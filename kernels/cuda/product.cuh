@@ -63,9 +63,10 @@ void product_of(const ProductArgs& args, cudaStream_t stream) {
     auto* integers = static_cast<int8_t*>(args.shared);
     auto* scales = reinterpret_cast<float*>(integers + args.rows * padded);
     int64_t subgroup = F::ROUNDED_IN_GROUPS ? 128 / F::RECORDS : 0;
-    round_rows({integers, scales, args.x, Type::bf16, args.rows, args.in_features, padded, args.x_stride,
-                F::ROUNDED_IN_GROUPS ? args.group : args.in_features, subgroup},
-               stream);
+    RowArgs rows{integers, scales, args.x, args.rows, args.in_features, padded, args.x_stride};
+    rows.group = F::ROUNDED_IN_GROUPS ? args.group : args.in_features;
+    rows.subgroup = subgroup;
+    round_rows(rows, stream);
     a.x = integers;
     a.x_stride = padded;
     (F::ROUNDED_IN_GROUPS ? a.subgroup_scale : a.row_scale) = scales;

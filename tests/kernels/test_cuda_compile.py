@@ -35,6 +35,10 @@ KERNELS = {
     "rope": "rotate",
     "round_rows": "round_rows",
     "step": "step_kernel",
+    "tiled_fp8": "tiled",
+    "tiled_int4": "tiled",
+    "tiled_int4_wide": "tiled",
+    "tiled_int8": "tiled",
 }
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 SPILL_CHECK = "-Xptxas=--warn-on-spills", "-Xptxas=--warning-as-error"

@@ -111,6 +111,34 @@ def test_random_shapes(linear: Linear, op: str) -> None:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
+def test_random_tiled_products(linear: Linear, op: str) -> None:
+    """30 products of each format with up to 300 rows, with rows apart and every float dtype. A second call has the
+    same bits, so sums have a fixed order."""
+    from localllm.kernels.cuda.linear import INT4_WIDE, tiled
+
+    draw, generator = random.Random(op), torch.Generator().manual_seed(9)
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    for _ in range(30):
+        rows = draw.choice([1, 17, 31, 32, 33, 63, 64, 65, 128, 129, 257, 300])
+        out_features, in_features = draw.randint(1, 700), 8 * draw.randint(1, 300)
+        group = draw.choice([32, 64, 96, 128, 256] if op.startswith("int4") else [64, 128, 192, in_features])
+        weight = weight_of(op, out_features, in_features, group, generator)
+        x = torch.randn(rows, in_features + draw.choice([0, 8]), generator=generator).bfloat16()
+        bias = torch.randn(out_features, generator=generator) if draw.random() < 0.3 else None
+        dtype = draw.choice([torch.float32, torch.bfloat16, torch.float16])
+        expected = getattr(Ops().linear, op)(
+            x[:, :in_features].double(), copy_to(weight, "cpu", wide=True), bias, torch.float64
+        )
+        packed = linear.pack(copy_to(weight, "cuda"), torch.bfloat16)
+        shift = None if bias is None else bias.cuda()
+        format = INT4_WIDE if op == "int4_wide" else packed.format
+        first, second = (tiled(x.cuda()[:, :in_features], packed, shift, dtype, format) for _ in range(2))
+        close(first, expected, 2e-3 if dtype == torch.float32 else 6e-3)
+        assert torch.equal(first, second)
+    torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize("op", FORMATS)
 def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None:
     from localllm.kernels.cuda.linear import INT4_WIDE, small_batch
@@ -169,13 +197,14 @@ def test_one_row_without_its_kernel_has_the_same_result(linear: Linear) -> None:
     assert torch.equal(own, small_batch(x, weight, None, torch.bfloat16))
 
 
-def test_a_captured_chain_equals_single_calls(linear: Linear) -> None:
+@pytest.mark.parametrize("rows", [3, 40])
+def test_a_captured_chain_equals_single_calls(linear: Linear, rows: int) -> None:
     """Kernels that prefetch weights before the previous kernel has ended still wait for its result."""
     generator = torch.Generator().manual_seed(3)
     weights: list[Any] = []
     for op in FORMATS * 3:
         weights.append((op, linear.pack(copy_to(weight_of(op, 1024, 1024, 128, generator), "cuda"), torch.bfloat16)))
-    x = torch.randn(3, 1024, generator=generator).bfloat16().cuda()
+    x = torch.randn(rows, 1024, generator=generator).bfloat16().cuda()
 
     def chain(each: Any = lambda: None) -> torch.Tensor:
         y = x
@@ -213,15 +242,16 @@ def test_fused_norm_and_gate(linear: Linear, op: str, rows: int, in_features: in
     close(found, expected.cpu(), 2e-2)
 
 
-def test_a_nan_stays_in_its_row(linear: Linear) -> None:
+@pytest.mark.parametrize("rows", [4, 20])
+def test_a_nan_stays_in_its_row(linear: Linear, rows: int) -> None:
     generator = torch.Generator().manual_seed(5)
     for op in FORMATS:
         weight = linear.pack(copy_to(weight_of(op, 64, 256, 64, generator), "cuda"), torch.bfloat16)
-        x = torch.randn(4, 256, generator=generator).bfloat16().cuda()
+        x = torch.randn(rows, 256, generator=generator).bfloat16().cuda()
         x[2, 7] = float("nan")
         found = getattr(linear, op)(x, weight).isnan()
         assert found[2].all() or op == "int4"
-        assert not found[[0, 1, 3]].any()
+        assert not found[[row for row in range(rows) if row != 2]].any()
 
 
 def test_bad_arguments_are_refused(linear: Linear) -> None:
@@ -235,6 +265,14 @@ def test_bad_arguments_are_refused(linear: Linear) -> None:
     shifted = torch.zeros(1 + weight.data.numel(), device="cuda", dtype=torch.bfloat16)[1:].view_as(weight.data)
     with pytest.raises(RuntimeError, match="weight is not aligned"):
         torch.ops.localllm.small_batch(out[:2], x[:2], shifted, *rest)
+    with pytest.raises(RuntimeError, match="weights of bf16"):
+        torch.ops.localllm.tiled_product(out, x, weight.data, *rest[:6])
+    int4 = linear.pack(copy_to(weight_of("int4", 64, 128, 64, torch.Generator()), "cuda"), torch.bfloat16)
+    records = torch.empty(1 + int4.records.numel(), device="cuda", dtype=torch.int32)[1:].view_as(int4.records)
+    with pytest.raises(RuntimeError, match="records is not aligned"):
+        torch.ops.localllm.tiled_product(out, x, int4.data, records, None, None, 2, 64, True)
+    with pytest.raises(RuntimeError, match="records or scale"):
+        torch.ops.localllm.tiled_product(out, x, int4.data, None, None, None, 2, 64, True)
 
 
 LAYERS = [case for case in CASES if case.op == "layer.decoder"]

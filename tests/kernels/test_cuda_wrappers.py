@@ -132,6 +132,7 @@ class TestProducts:
     def _without_triton(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         linear, reference = module("linear"), Ops().linear.dense
         monkeypatch.setattr(linear, "TRITON", False)  # references answer instead
+        monkeypatch.setattr(linear, "TILED_ROWS", dict.fromkeys(linear.TILED_ROWS, 40))
         monkeypatch.setattr(linear, "_float32_product", lambda *one: reference(*one, torch.float32))
 
     def calls(self, library: Library, op: str, x: Tensor, weight: Any) -> list[str]:
@@ -146,11 +147,27 @@ class TestProducts:
         return calls
 
     @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
-    def test_one_to_16_rows(self, library: Library, op: str) -> None:
+    def test_number_of_rows(self, library: Library, op: str) -> None:
+        limit = 40
         for rows in (1, 8, 16):
             assert self.calls(library, op, torch.ones(rows, 256).bfloat16(), weight_of(op)) == ["small_batch"]
-        assert self.calls(library, op, torch.ones(17, 256).bfloat16(), weight_of(op)) == []
+        for rows in (17, limit):
+            assert self.calls(library, op, torch.ones(rows, 256).bfloat16(), weight_of(op)) == ["tiled_product"]
+        assert self.calls(library, op, torch.ones(limit + 1, 256).bfloat16(), weight_of(op)) == []
         assert self.calls(library, op, torch.ones(0, 256).bfloat16(), weight_of(op)) == []
+
+    def test_number_of_rows_on_hopper(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+        linear = module("linear")
+        for major, limits in ((8, linear.TILED_ROWS), (9, linear.HOPPER_TILED_ROWS), (12, linear.TILED_ROWS)):
+            monkeypatch.setattr(linear, "gpu_properties", lambda _, major=major: GpuProperties((major, 0), 132))
+            for op in ("int8", "int4", "int4_wide", "fp8"):
+                weight = linear.pack_slices([weight_of(op, group=256)], 48, torch.bfloat16)
+                format = getattr(linear, op.upper())
+                assert linear._max_tiled_rows(torch.device("cuda"), weight, format) == limits[format]
+        monkeypatch.setattr(linear, "gpu_properties", lambda _: GpuProperties((9, 0), 132))
+        grouped = linear.pack_slices([weight_of("fp8", group=64)], 48, torch.bfloat16)
+        rows = linear._max_tiled_rows(torch.device("cuda"), grouped, linear.FP8)
+        assert rows == linear.HOPPER_GROUPED_FP8_ROWS
 
     @pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8"])
     def test_products_that_do_not_fit_use_other_kernels(
@@ -173,14 +190,15 @@ class TestProducts:
         assert asked == [(0, 5, *shape), (0, 6, *shape)], "each is asked about once, by its shape"
 
     @pytest.mark.parametrize("op", ["int8", "int4", "fp8"])
-    def test_alignment_of_activations(self, library: Library, op: str) -> None:
-        wider = torch.ones(4, 264).bfloat16()
-        assert self.calls(library, op, wider[:, :256], weight_of(op)) == ["small_batch"]
+    @pytest.mark.parametrize(("rows", "kernel"), [(4, "small_batch"), (20, "tiled_product")])
+    def test_alignment_of_activations(self, library: Library, op: str, rows: int, kernel: str) -> None:
+        wider = torch.ones(rows, 264).bfloat16()
+        assert self.calls(library, op, wider[:, :256], weight_of(op)) == [kernel]
         assert self.calls(library, op, wider[:, 1:257], weight_of(op)) == []
-        assert self.calls(library, op, torch.ones(4, 260).bfloat16()[:, :256], weight_of(op)) == []
-        assert self.calls(library, op, torch.ones(256, 4).bfloat16().t(), weight_of(op)) == []
-        assert self.calls(library, op, torch.ones(4, 252).bfloat16(), weight_of(op, 252)) == []
-        assert self.calls(library, op, torch.ones(4, 256), weight_of(op)) == []
+        assert self.calls(library, op, torch.ones(rows, 260).bfloat16()[:, :256], weight_of(op)) == []
+        assert self.calls(library, op, torch.ones(256, rows).bfloat16().t(), weight_of(op)) == []
+        assert self.calls(library, op, torch.ones(rows, 252).bfloat16(), weight_of(op, 252)) == []
+        assert self.calls(library, op, torch.ones(rows, 256), weight_of(op)) == []
 
     def test_groups_of_fp8(self, library: Library) -> None:
         for group, calls in ((64, ["small_batch"]), (128, ["small_batch"]), (256, ["small_batch"]), (32, []), (96, [])):

@@ -48,6 +48,7 @@ RUNTIME = {
     "cudaMalloc",
     "cudaMemsetAsync",
     "cudaOccupancyMaxActiveBlocksPerMultiprocessor",
+    "cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags",
     "cudaStreamSynchronize",
     "cudaThreadExchangeStreamCaptureMode",
 }

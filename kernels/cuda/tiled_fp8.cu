@@ -1,0 +1,9 @@
+// The tiled kernels of e4m3 weights with bf16 activations (W8A16).
+#include "tiled_product.cuh"
+
+namespace localllm::cuda {
+
+TILED_FORMAT(TiledFp8<false>)
+TILED_FORMAT(TiledFp8<true>)
+
+}  // namespace localllm::cuda

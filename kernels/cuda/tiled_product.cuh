@@ -1,0 +1,62 @@
+// The tiled kernel of each weight format, by the number of rows.
+#pragma once
+
+#include "tiled_launch.cuh"
+
+namespace localllm::cuda {
+
+// The order of inputs in which a Hopper kernel reads activations.
+template <class F>
+constexpr InputOrder HOPPER_ORDER = F::WEIGHT_BYTES == 64 ? F::X_BYTES == 1 ? InputOrder::even_first : InputOrder::nibbles
+                                    : F::X_BYTES == 1     ? InputOrder::natural
+                                                          : InputOrder::pairs;
+
+// True if the kernels of Hopper run on this GPU.
+static inline bool has_hopper_kernels() {
+#ifdef LOCALLLM_HOPPER
+  return gpu().major == 9 && gpu().shared_limit >= HOPPER_SHARED;
+#else
+  return false;
+#endif
+}
+
+// Calls f with the kernel for this number of rows.
+template <class F, class Call>
+static inline auto with_kernel(int64_t rows, Call&& call) {
+#ifdef LOCALLLM_HOPPER
+  if (has_hopper_kernels()) {
+    if (rows <= 32) return call(HopperKernel<F, 4>{});
+    if (rows <= 64) return call(HopperKernel<F, 8>{});
+    if (F::RECORDS > 0 || rows <= 128) return call(HopperKernel<F, 16>{});
+    if constexpr (F::RECORDS == 0) return call(HopperKernel<F, 32>{});
+  }
+#endif
+  if (rows <= 32) return call(TiledKernel<F, 2, 4, 1, 4, 2>{});
+  // A format that scales the sums of each group needs registers for these sums.
+  if constexpr (F::X_BYTES == 2 && F::RECORDS > 0) return call(TiledKernel<F, 2, 4, 2, 4, 1>{});
+  else if (rows <= 64) return call(TiledKernel<F, 4, 4, 1, 4, 2>{});
+  else return call(TiledKernel<F, 4, 4, 2, 4, 1>{});
+}
+
+template <class F>
+int64_t tiled_shared_of(const ProductArgs& args) {
+  const bool arranged = F::ROUNDED || has_hopper_kernels();
+  return with_kernel<F>(args.rows, [&](auto kernel) {
+    return memory_of<decltype(kernel)>(tiled_arguments<F>(args), arranged).bytes();
+  });
+}
+
+template <class F>
+void tiled_product_of(const ProductArgs& args, int32_t* arrivals, cudaStream_t stream) {
+  const bool arranged = F::ROUNDED || has_hopper_kernels();
+  const InputOrder order = has_hopper_kernels()   ? HOPPER_ORDER<F>
+                           : F::WEIGHT_BYTES == 64 ? InputOrder::even_first
+                                                  : InputOrder::natural;
+  with_kernel<F>(args.rows, [&](auto kernel) { start_product<decltype(kernel)>(args, arranged, order, arrivals, stream); });
+}
+
+#define TILED_FORMAT(FORMAT)                                    \
+  template int64_t tiled_shared_of<FORMAT>(const ProductArgs&); \
+  template void tiled_product_of<FORMAT>(const ProductArgs&, int32_t*, cudaStream_t);
+
+}  // namespace localllm::cuda
