@@ -24,6 +24,7 @@ from .version import VERSION
 
 PACKAGES = (
     "torch",
+    "triton",
     "numpy",
     "tokenizers",
     "llguidance",
@@ -89,7 +90,7 @@ def examine(backend: str = backends.AUTO) -> Report:
         self_tests=selftest_results.newest(paths.self_test_dir()),
         disk_free=paths.disk_free(paths.hub_cache_dir()),
         models=len(cache.available()),
-        versions=_versions(),
+        versions=versions(),
     )
 
 
@@ -145,10 +146,10 @@ def _path_lines() -> Iterator[tuple[str, str]]:
         yield "socket", f"not usable: {error}"
 
 
-def _versions() -> dict[str, str]:
-    """The versions of localllm and of the installed packages."""
-    versions = {"localllm": VERSION}
+def versions() -> dict[str, str]:
+    """The versions of localllm and of the installed packages, by name."""
+    result = {"localllm": VERSION}
     for package in PACKAGES:
         with suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    return versions
+            result[package] = version(package)
+    return result

@@ -7,9 +7,8 @@ import asyncio
 import json
 import platform
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from ...backends import load
 from ...engine.runner import DeviceInfo
 from .. import config
 from ..client import Client, Done, LoadedModel, LoadFlags, TextPiece
+from ..doctor import versions
 from ..errors import AppError
 from ..store.names import GUIDE
 from ..version import VERSION
@@ -113,9 +113,8 @@ def _report(info: LoadedModel) -> Report:
     device = load(info.backend).probe()
     features = dict(device.features) if isinstance(device, DeviceInfo) else {}
     machine = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
-    for package in ("torch", "triton"):
-        with suppress(PackageNotFoundError):
-            features[f"{package} version"] = version(package)
+    for package, version in versions().items():
+        features[f"{package} version"] = version
     return Report(VERSION, machine, info.backend, info.device, features, info.dtype, info.quant, info.warnings)
 
 
