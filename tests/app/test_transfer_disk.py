@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from localllm.app.errors import AppError
-from localllm.app.store.remote import Repository
+from localllm.app.store.remote import RemoteFile, Repository
 from localllm.app.store.transfer import partial
 from localllm.app.store.transfer.disk import Disk
 from localllm.app.store.transfer.leftovers import partials
@@ -200,3 +200,17 @@ def test_sync_does_not_delay_the_hash(hub: Hub, tmp_path: Path) -> None:
         hub.speed = 0
     assert disk.waited
     check_visible(folder)
+
+
+@pytest.mark.parametrize("mebibytes", [5, 28, 300, 10_000])
+def test_interruption_loses_a_small_share_of_a_file(mebibytes: int, tmp_path: Path) -> None:
+    """Each connection loses at most its chunk."""
+    size = mebibytes * 2**20
+    file = RemoteFile("model.safetensors", size, "a" * 64, None, "http://127.0.0.1/")
+    policy = Policy()
+    (tmp_path / "blobs").mkdir()
+    job = partial.PartialFile(Disk(), tmp_path / "blobs", file, policy)
+    try:
+        assert job.chunks.chunk_bytes * policy.connections <= max(4 * 2**20, size // 8)
+    finally:
+        job.close()

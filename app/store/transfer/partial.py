@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 DATA_SUFFIX = ".localllm.incomplete"
 MAX_SINGLE_SYNCS = 16
+MIN_CHUNKS = 16  # per connection
+MIN_CHUNK_BYTES = 2**18
 
 
 class Hash(Protocol):
@@ -67,11 +69,12 @@ class PartialFile:
 
     def __init__(self, disk: Disk, blobs: Path, file: RemoteFile, policy: Policy) -> None:
         self.file = file
-        self.chunks = Chunks(file.size, policy.chunk_bytes, _chunks_of_request(file.size, policy))
+        chunk_bytes = _chunk_bytes(file.size, policy)
+        self.chunks = Chunks(file.size, chunk_bytes, _chunks_of_request(file.size, chunk_bytes, policy))
         self._disk = disk
         self._blobs = blobs
         self._path = blobs / (file.key + DATA_SUFFIX)
-        self._journal = Journal(disk, blobs / (file.key + JOURNAL_SUFFIX), file.key, file.size, policy.chunk_bytes)
+        self._journal = Journal(disk, blobs / (file.key + JOURNAL_SUFFIX), file.key, file.size, chunk_bytes)
         try:
             self._descriptor = disk.open(self._path)
         except BaseException:
@@ -186,10 +189,18 @@ class PartialFile:
         self._journal.close()
 
 
-def _chunks_of_request(size: int, policy: Policy) -> int:
+def _chunk_bytes(size: int, policy: Policy) -> int:
+    """The size of a chunk: small files have small ones, because an interruption loses a chunk of each connection."""
+    chunk_bytes = policy.chunk_bytes
+    while chunk_bytes > MIN_CHUNK_BYTES and chunk_bytes * policy.connections * MIN_CHUNKS > size:
+        chunk_bytes //= 2
+    return chunk_bytes
+
+
+def _chunks_of_request(size: int, chunk_bytes: int, policy: Policy) -> int:
     """The limit of one request in chunks: every connection gets a share of the file."""
-    share = -(-size // (policy.chunk_bytes * policy.connections))
-    return max(1, min(share, policy.request_bytes // policy.chunk_bytes))
+    share = -(-size // (chunk_bytes * policy.connections))
+    return max(1, min(share, policy.request_bytes // chunk_bytes))
 
 
 def remove_leftovers(disk: Disk, blobs: Path, file: RemoteFile) -> None:

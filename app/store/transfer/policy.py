@@ -17,7 +17,7 @@ class Policy:
     first_connections: int = 4
     hashers: int = 4  # limit of the files that are hashed at the same time
     unhashed_bytes: int = 256 * MIB  # a limit: requests wait for hashers that are further behind
-    chunk_bytes: int = 4 * MIB  # unit of the journal; smaller files have one request and no journal
+    chunk_bytes: int = 4 * MIB  # largest unit of the journal; smaller files have one request and no journal
     request_bytes: int = 64 * MIB  # limit of one ranged request, so that connections share a file
     connect_timeout: float = 10.0
     lookup_timeout: float = 60.0  # of one metadata request
