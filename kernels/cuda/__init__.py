@@ -25,6 +25,7 @@ CUDA_OPS = (
     "small_batch",
     "small_batch_fits",
     "small_batch_lora",
+    "tiled_product",
 )
 
 load_ops(find_cuda_library(), CUDA_OPS, "make build CUDA=1")
