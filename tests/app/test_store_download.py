@@ -212,7 +212,8 @@ def test_killed_pull_is_not_listed_and_continues(hub: Hub) -> None:
     hub.speed, hub.sent = 0, 0
     again = localllm(hub, "pull", "org/whole")
     assert again.returncode == 0, again.stderr
-    assert hub.sent < len(weights) - received + 2**20
+    in_flight = 4 * 2**20  # bytes that the hub had sent when a connection ended or gave up half of its range
+    assert hub.sent < len(weights) - received + in_flight
     assert (cache.resolve("org/whole").path / "model.safetensors").read_bytes() == weights
     assert partials(folder) == []
 
