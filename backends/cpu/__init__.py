@@ -9,9 +9,9 @@ from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
+from ..machine import cpu_flags, cpu_name, features, memory
 from ..pytorch.models import accepts as accepted_by_torch
 from .kernels import kernels
-from .machine import cpu_flags, cpu_name, features, memory
 
 name = "cpu"
 

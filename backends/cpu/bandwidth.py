@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from .machine import cores
+from ..machine import cores
 
 PER_THREAD = 256 * 2**20  # bytes that each thread reads, far more than the caches hold
 PASSES = 4

@@ -12,10 +12,10 @@ from ...engine.runner import Runner
 from ...kernels.library import LibraryMissing
 from ...kernels.ops import Ops
 from ...kernels.ops.lora import Lora
+from ..machine import BF16_FLAGS, BF16_VARIANTS, cores, cpu_flags, variant
 from ..pytorch.device import Device
 from ..pytorch.opening import open_runner
 from ..pytorch.slot_memory import MainMemory
-from .machine import BF16_FLAGS, BF16_VARIANTS, cores, cpu_flags, variant
 
 LORA_BACKENDS = {"torch_native": Lora()}
 try:

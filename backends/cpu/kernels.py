@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from ...kernels.library import LibraryMissing, find_library
-from .machine import cores, variant
+from ..machine import cores, variant
 
 
 def kernels(flags: frozenset[str]) -> dict[str, str]:

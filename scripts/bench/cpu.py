@@ -24,7 +24,7 @@ from programs import Answer, Comparison, Job, Program, compare, rate
 from rows import Row, parser, row, save
 from shapes import SHAPES, Shape
 
-from localllm.backends.cpu.machine import cores
+from localllm.backends.machine import cores
 
 JOBS: Mapping[str, Job] = {
     "decode": Job("decode", rows=1, context=128, tokens=32),

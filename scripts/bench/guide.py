@@ -20,7 +20,7 @@ from rows import Row, parser, row, save
 from localllm.app import config, paths
 from localllm.app.client import Client, Done
 from localllm.backends.cpu.device import device_for
-from localllm.backends.cpu.machine import cpu_flags
+from localllm.backends.machine import cpu_flags
 from localllm.engine.modelfiles import read_model
 
 NEW = 64

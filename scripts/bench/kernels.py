@@ -15,7 +15,7 @@ from rows import Row, parser, row, save
 from shapes import SHAPES, Shape
 
 from localllm.backends.cpu.device import OPS
-from localllm.backends.cpu.machine import BF16_FLAGS, cores, cpu_flags
+from localllm.backends.machine import BF16_FLAGS, cores, cpu_flags
 from localllm.kernels.benchmark import attention, elements, linear, lora, sampling
 from localllm.kernels.benchmark.cpu_peaks import CpuPeaks
 from localllm.kernels.benchmark.work import Work, timed

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.backends import cpu
-from localllm.backends.cpu.machine import cores, cpu_flags, variant
+from localllm.backends.machine import cores, cpu_flags, variant
 from localllm.engine.runner import Unavailable
 
 RESULTS = Path(__file__).parent / "results"

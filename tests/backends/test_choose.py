@@ -12,7 +12,7 @@ import pytest
 
 from localllm import backends
 from localllm.backends import cpu, cuda, hip, llamacpp, mlx, npu, xpu
-from localllm.backends.cpu import machine as machine_of_cpu
+from localllm.backends import machine as machine_of_cpu
 from localllm.backends.cpu.kernels import kernels
 from localllm.backends.cuda.driver import Driver
 from localllm.engine.errors import ModelRefused

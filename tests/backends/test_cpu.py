@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from localllm.backends import cpu
+from localllm.backends import cpu, machine
 from localllm.backends.cpu import device as cpu_device
-from localllm.backends.cpu import machine
 from localllm.backends.cpu.device import device_for
 from localllm.engine.errors import ModelRefused, RunnerFailed
 from localllm.engine.lora import Adapter

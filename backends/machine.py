@@ -1,4 +1,5 @@
-"""The processor and memory of this machine, read from the system. Uses no tensor library."""
+"""The processor and memory of this machine, read from the system, for every backend that computes on it. Uses no tensor
+library."""
 
 from __future__ import annotations
 
