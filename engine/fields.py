@@ -30,6 +30,10 @@ class Fields:
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
+    def get(self, key: str) -> object:
+        """The value, not validated; None if the field is absent."""
+        return self._get(key)
+
     def null(self, key: str) -> bool:
         """True if the key is present with a null value, for fields where null differs from absent."""
         return key in self._values and self._values[key] is None

@@ -118,7 +118,7 @@ def parse_header(name: str, head: bytes, size: int) -> GgufHeader:
     metadata = _read_metadata(reader, num_entries)
     alignment = _alignment(reader, metadata)
     entries = _read_directory(reader, num_tensors)
-    if not entries:
+    if not entries and "split.count" not in metadata:  # the first shard of a model may have metadata only
         raise reader.corrupt("it has no tensors")
     base = _padded(reader.position, alignment)
     return GgufHeader(version, metadata, _place(reader, entries, base, alignment), base)

@@ -1,13 +1,13 @@
-"""Reads a model folder: config.json, generation_config.json, safetensors headers -> ModelFiles.
+"""Reads a model -> ModelFiles: a folder with config.json, generation_config.json and safetensors files, or a GGUF file.
 
-Runs no code from the folder.
+Reads headers, no weights. Runs no code from the folder.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from . import jsontext
 from .errors import ModelRefused
 from .fields import Fields
+from .ggufmodel import model_file, model_name, read_gguf
 from .modelconfig import MAX_VOCAB, ModelConfig, parse_config
 from .tensorfiles import StoredTensor, read_header, refusing_unreadable, regular_size
 
@@ -40,12 +41,13 @@ _SAMPLING_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
 class ModelFiles:
     """The validated metadata of a model. No weights are read."""
 
-    path: Path
+    path: Path  # the folder; for GGUF: the file, or the first shard
     name: str
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]  # tensor name -> tensor, in all shards
     eos_ids: tuple[int, ...]  # from generation_config.json, otherwise from config.json
     generation: Mapping[str, float]  # sampling parameters recommended by the authors, with the names of Sampling
+    gguf: tuple[Path, ...] = ()  # the GGUF file, or its shards in their order; empty for safetensors
 
     @property
     def weight_bytes(self) -> int:
@@ -54,8 +56,15 @@ class ModelFiles:
 
 
 def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
-    """Read a model folder. `name` defaults to the folder name. Raises ModelRefused with the file and the field."""
+    """Read a model folder or a GGUF file. Raises ModelRefused with the file and the field.
+
+    `path`: a folder; a GGUF file; or the first shard of a GGUF model. A folder without safetensors may have the GGUF
+    files of one model. `name` defaults to the name of the folder or file.
+    """
     folder = Path(path)
+    gguf = _gguf_of(folder)
+    if gguf is not None:
+        return _read_gguf(gguf, name)
     _check_folder(folder)
     config = parse_config(read_json(folder / "config.json"))
     generation = _read_generation(folder / "generation_config.json")
@@ -71,20 +80,39 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
 
 
 def read_architecture(folder: Path) -> ModelFiles:
-    """The metadata of a model without its tensors. Reads only config.json. Raises ModelRefused."""
+    """The metadata of a model without its tensors. Reads only config.json, or GGUF headers. Raises ModelRefused."""
+    gguf = _gguf_of(folder)
+    if gguf is not None:
+        return replace(_read_gguf(gguf), tensors=MappingProxyType({}))
     config = parse_config(read_json(folder / "config.json"))
     return ModelFiles(folder, folder.name, config, MappingProxyType({}), config.eos_ids, MappingProxyType({}))
 
 
+def _gguf_of(path: Path) -> Path | None:
+    """The GGUF file at `path`; None for a folder with safetensors files, and for a folder without any model."""
+    if path.is_dir() and any(path.glob("*.safetensors")):
+        return None
+    return model_file(path)
+
+
+def _read_gguf(file: Path, name: str | None = None) -> ModelFiles:
+    model = read_gguf(file)
+    return ModelFiles(
+        path=file,
+        name=name or model_name(file),
+        config=model.config,
+        tensors=model.tensors,
+        eos_ids=model.config.eos_ids,
+        generation=model.sampling,
+        gguf=model.shards,
+    )
+
+
 def _check_folder(folder: Path) -> None:
-    if folder.suffix.lower() == ".gguf":
-        raise ModelRefused(f"{folder.name}: GGUF files are not supported", USE_SAFETENSORS)
     if not folder.is_dir():
         raise ModelRefused(f"model folder {folder} does not exist")
     if (folder / "config.json").exists():
         return
-    if any(folder.glob("*.gguf")):
-        raise ModelRefused(f"{folder.name} has GGUF files, which are not supported", USE_SAFETENSORS)
     raise ModelRefused(f"{folder.name} has no config.json", "use a model folder as on Hugging Face")
 
 
@@ -171,6 +199,4 @@ def _no_weights(folder: Path) -> ModelRefused:
         return ModelRefused(
             f"{folder.name} has only pickle weights ({pickles[0]}); loading them could run code", USE_SAFETENSORS
         )
-    if any(folder.glob("*.gguf")):
-        return ModelRefused(f"{folder.name} has only GGUF weights, which are not supported", USE_SAFETENSORS)
     return ModelRefused(f"{folder.name} has no weights: {SINGLE} and {INDEX} are missing", "download the model again")

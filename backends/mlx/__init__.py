@@ -49,6 +49,8 @@ def probe() -> DeviceInfo | Unavailable:
 def accepts(files: ModelFiles) -> str:
     """The reason why mlx-lm cannot load a model; empty if it has a module of this architecture or of an equal one, and
     the layers of that module store only keys and values."""
+    if files.gguf:
+        return "it reads no GGUF files"
     spec = find_spec("mlx_lm")
     if spec is None or spec.origin is None:
         return "mlx_lm is not installed"

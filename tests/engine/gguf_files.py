@@ -1,9 +1,11 @@
-"""Builds GGUF files field by field, so that a test can change any one field."""
+"""Builds GGUF files: field by field, so that a test can change any one field, or from metadata."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 U32 = "<I"
 U64 = "<Q"
@@ -89,3 +91,47 @@ def sound() -> GgufFile:
     file.add("second offset", U64, 448)  # 3 x 144 bytes, padded
     file.data = bytes(448 + 32)
     return file
+
+
+TINY: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.context_length": 512,
+    "llama.embedding_length": 64,
+    "llama.block_count": 2,
+    "llama.feed_forward_length": 96,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.rope.freq_base": 500_000.0,
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.tokens": ["a", "b", "</s>", "<eot>"],
+    "tokenizer.ggml.eos_token_id": 2,
+}
+
+
+def model(metadata: Mapping[str, Any], tensors: Sequence[str] = ("token_embd.weight",)) -> bytes:
+    """A file with this metadata, and with tensors of 4 F32 values. Numbers are 32 bits wide."""
+    header = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
+    for key, value in metadata.items():
+        header += _text(key) + _typed(value)
+    for index, name in enumerate(tensors):
+        header += _text(name) + struct.pack("<IQIQ", 1, 4, 0, index * ALIGNMENT)
+    return header + bytes(-len(header) % ALIGNMENT) + bytes(len(tensors) * ALIGNMENT)
+
+
+def _typed(value: Any) -> bytes:
+    if isinstance(value, list):
+        items = [_typed(item) for item in value]
+        kind = items[0][:4] if items else struct.pack("<I", 8)
+        return struct.pack("<I", 9) + kind + struct.pack("<Q", len(items)) + b"".join(item[4:] for item in items)
+    if isinstance(value, str | bytes):
+        return struct.pack("<I", 8) + _text(value)
+    if isinstance(value, bool):
+        return struct.pack("<IB", 7, value)
+    if isinstance(value, float):
+        return struct.pack("<If", 6, value)
+    return struct.pack("<II", 4, value) if value >= 0 else struct.pack("<Ii", 5, value)
+
+
+def _text(text: str | bytes) -> bytes:
+    raw = text.encode() if isinstance(text, str) else text
+    return struct.pack("<Q", len(raw)) + raw

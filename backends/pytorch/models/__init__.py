@@ -18,6 +18,8 @@ def architectures() -> list[str]:
 
 def accepts(files: ModelFiles) -> str:
     """The reason why the torch backends cannot load these files; empty if they can."""
+    if files.gguf:
+        return "it reads no GGUF files"
     supported = architectures()
     if files.config.model_type not in supported:
         return f"the architecture {files.config.model_type:.50} is not among {', '.join(supported)}"

@@ -1,0 +1,252 @@
+"""Reads a GGUF model: one file, or the shards of one model. Reads the headers only, no tensor data.
+
+The metadata keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal
+
+from .errors import ModelRefused
+from .fields import Fields
+from .gguf import GgufHeader, parse_header
+from .ggufvalues import MAX_HEADER, Array, HeaderCut, Value
+from .modelconfig import MAX_VOCAB, LayerKind, ModelConfig, Rope
+from .tensorfiles import StoredTensor, refusing_unreadable, regular_size
+
+SUFFIX = ".gguf"
+MAX_SHARDS = 999  # of one model
+SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")  # as llama.cpp names the shards
+PROJECTOR = "mmproj"  # in the names of the image encoders that lie beside a model
+
+_FIRST_BYTES = 512 * 2**10  # bytes of the first read of a file
+_GROWTH = 4  # each further read multiplies the bytes read until now
+_AGAIN = "download the model again"
+_END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of tokenizer.ggml
+_ROPE_KINDS: Mapping[str, Literal["linear", "yarn", "longrope"]] = MappingProxyType(
+    {"linear": "linear", "yarn": "yarn", "longrope": "longrope"}
+)
+# Key of the metadata after "general.sampling." -> name of the parameter, its smallest value and its largest value.
+_SAMPLING: Mapping[str, tuple[str, float, float]] = MappingProxyType(
+    {
+        "temp": ("temperature", 0.0, 100.0),
+        "top_k": ("top_k", 0.0, 2**31 - 1),
+        "top_p": ("top_p", 0.0, 1.0),
+        "min_p": ("min_p", 0.0, 1.0),
+        "penalty_repeat": ("repetition_penalty", 1e-6, 100.0),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GgufModel:
+    """The validated headers of a model."""
+
+    shards: tuple[Path, ...]  # in their order; one path if the model is one file
+    metadata: Mapping[str, Value]  # of the first shard, which has the metadata of the model
+    config: ModelConfig
+    tensors: Mapping[str, StoredTensor]  # tensor name -> tensor, in all shards; the last dimension is contiguous
+    sampling: Mapping[str, float]  # sampling parameters recommended by the authors, with the names of Sampling
+
+
+def model_file(path: Path) -> Path | None:
+    """The GGUF file, or the first shard, of the model at `path`; None if `path` is not a GGUF model.
+
+    `path`: a .gguf file, or a folder with the GGUF files of one model. Raises ModelRefused for a folder with several.
+    """
+    if path.suffix.lower() == SUFFIX and not path.is_dir():
+        return shard_paths(path)[0]
+    if not path.is_dir():
+        return None
+    with refusing_unreadable(path):
+        files = [file for file in path.glob(f"*{SUFFIX}") if PROJECTOR not in file.name.lower()]
+    firsts = sorted({shard_paths(file)[0] for file in files})
+    if len(firsts) > 1:
+        names = ", ".join(file.name for file in firsts[:5])
+        raise ModelRefused(f"{path.name} has {len(firsts)} GGUF models: {names}", "name one of the files")
+    return firsts[0] if firsts else None
+
+
+def shard_paths(file: Path) -> tuple[Path, ...]:
+    """The paths of all shards of the model that `file` belongs to, by its name. Raises ModelRefused."""
+    match = SHARD.fullmatch(file.name)
+    if match is None:
+        return (file,)
+    count = int(match["count"])
+    if not 1 <= int(match["index"]) <= count <= MAX_SHARDS:
+        raise ModelRefused(f"{file.name}: a shard has a number from 1 to the number of shards, at most {MAX_SHARDS}")
+    return tuple(file.with_name(f"{match['stem']}-{index:05}-of-{count:05}{SUFFIX}") for index in range(1, count + 1))
+
+
+def model_name(file: Path) -> str:
+    """The file name without its extension and the number of the shard."""
+    match = SHARD.fullmatch(file.name)
+    return match["stem"] if match else file.stem
+
+
+def read_header(file: Path) -> GgufHeader:
+    """The validated header of a GGUF file. Raises ModelRefused."""
+    size = regular_size(file)
+    head = b""
+    needed = _FIRST_BYTES
+    with refusing_unreadable(file), file.open("rb") as stream:
+        while True:
+            length = min(max(needed, _GROWTH * len(head)), size, MAX_HEADER)
+            head += stream.read(length - len(head))
+            if len(head) < length:
+                raise ModelRefused(f"{file.name} has {len(head)} bytes, not {size}", _AGAIN)
+            try:
+                return parse_header(file.name, head, size)
+            except HeaderCut as cut:
+                needed = cut.needed
+
+
+def read_gguf(file: Path) -> GgufModel:
+    """The model of a GGUF file, or of all its shards. Raises ModelRefused."""
+    shards = shard_paths(file)
+    headers = [_read_shard(shard) for shard in shards]
+    for index, header in enumerate(headers):
+        _check_split(shards, index, header)
+    metadata = MappingProxyType(headers[0].metadata)
+    tensors = _tensors(shards, headers)
+    _check_number_of_tensors(shards[0], metadata, tensors)
+    return GgufModel(
+        shards=shards,
+        metadata=metadata,
+        config=parse_metadata(metadata, shards[0].name),
+        tensors=MappingProxyType(tensors),
+        sampling=MappingProxyType(_recommended(Fields(metadata, shards[0].name))),
+    )
+
+
+def _read_shard(shard: Path) -> GgufHeader:
+    with refusing_unreadable(shard):
+        is_present = shard.exists()
+    if not is_present and SHARD.fullmatch(shard.name):
+        raise ModelRefused(f"shard {shard.name} is missing", _AGAIN)
+    return read_header(shard)
+
+
+def _check_split(shards: Sequence[Path], index: int, header: GgufHeader) -> None:
+    """Raises ModelRefused unless the metadata of a shard agrees with its name."""
+    fields = Fields(header.metadata, shards[index].name, hint=_AGAIN)
+    count = fields.integer("split.count", 0, MAX_SHARDS, 0)
+    number = fields.integer("split.no", 0, MAX_SHARDS, 0)
+    if max(count, 1) != len(shards):
+        raise fields.refuse("split.count", f"{len(shards)}, as the name of the file says")
+    if number != index:
+        raise fields.refuse("split.no", f"{index}, as the name of the file says")
+
+
+def _tensors(shards: Sequence[Path], headers: Sequence[GgufHeader]) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for shard, header in zip(shards, headers, strict=True):
+        for entry in header.tensors:
+            tensor = StoredTensor(shard, entry.dtype, entry.shape[::-1], entry.start, entry.stop)
+            other = tensors.setdefault(entry.name, tensor)
+            if other is not tensor:
+                raise ModelRefused(f"tensor {entry.name!r} is in both {other.file.name} and {shard.name}")
+    return tensors
+
+
+def _check_number_of_tensors(file: Path, metadata: Mapping[str, Value], tensors: Mapping[str, StoredTensor]) -> None:
+    expected = Fields(metadata, file.name).integer("split.tensors.count", 0, 2**31 - 1, len(tensors))
+    if expected != len(tensors):
+        raise ModelRefused(f"{file.name}: its shards have {len(tensors)} tensors, expected {expected}", _AGAIN)
+
+
+def parse_metadata(metadata: Mapping[str, Value], where: str) -> ModelConfig:
+    """The configuration of a model. Fields that only backends of other formats need are empty.
+
+    Raises ModelRefused with the name of a wrong key, and for a file that is not a model.
+    """
+    fields = Fields(metadata, where)
+    kind = fields.text("general.type", "model")
+    if kind != "model":
+        raise ModelRefused(f"{where} is not a model: its general.type is {kind!r:.50}", "name the file of a model")
+    architecture = fields.text("general.architecture")
+    if architecture == "clip":
+        raise ModelRefused(f"{where} is an image encoder, not a language model", "name the file of a language model")
+    heads = _count(fields, f"{architecture}.attention.head_count")
+    hidden = fields.integer(f"{architecture}.embedding_length", 1, 2**20)
+    positions = fields.integer(f"{architecture}.context_length", 1, 2**27)
+    head_dim = fields.integer(f"{architecture}.attention.key_length", 0, 2**16, hidden // max(heads, 1))
+    vocab = _vocab_size(fields, architecture, metadata)
+    return ModelConfig(
+        model_type=architecture,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=_count(fields, f"{architecture}.feed_forward_length"),
+        num_layers=fields.integer(f"{architecture}.block_count", 1, 2**10),
+        num_heads=heads,
+        num_kv_heads=_count(fields, f"{architecture}.attention.head_count_kv", heads),
+        head_dim=head_dim,
+        max_positions=positions,
+        norm_eps=0.0,
+        activation="silu",
+        tie_embeddings=False,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+        layer_kinds=(),
+        window=_count(fields, f"{architecture}.attention.sliding_window"),
+        ropes=_ropes(fields, architecture, head_dim, positions),
+        attention_scale=0.0,
+        logit_soft_cap=0.0,
+        dtype="",
+        eos_ids=_end_ids(metadata, vocab),
+        quantization=None,
+    )
+
+
+def _count(fields: Fields, key: str, default: int = 0) -> int:
+    """A number, or the largest number of an array with one number for each layer; `default` if the key is absent."""
+    value = fields.get(key)
+    if isinstance(value, Array):
+        counts = [count for count in value.values if type(count) is int]
+        if len(counts) != value.count:
+            raise fields.refuse(key, "integers")
+        return max(counts, default=0)
+    return fields.integer(key, 0, 2**31 - 1, default)
+
+
+def _vocab_size(fields: Fields, architecture: str, metadata: Mapping[str, Value]) -> int:
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, Array):
+        return tokens.count
+    return fields.integer(f"{architecture}.vocab_size", 0, MAX_VOCAB, 0)
+
+
+def _end_ids(metadata: Mapping[str, Value], vocab: int) -> tuple[int, ...]:
+    """The end-of-generation ids. As in llama.cpp, an id outside the vocabulary counts as absent."""
+    ids = (metadata.get(f"tokenizer.ggml.{key}") for key in _END_KEYS)
+    return tuple(dict.fromkeys(token for token in ids if type(token) is int and 0 <= token < vocab))
+
+
+def _ropes(fields: Fields, architecture: str, head_dim: int, positions: int) -> Mapping[LayerKind, Rope]:
+    """The rope of the model; empty if it has none."""
+    prefix = f"{architecture}.rope"
+    dimensions = fields.integer(f"{prefix}.dimension_count", 0, 2**16, head_dim)
+    if not dimensions:
+        return MappingProxyType({})
+    rope = Rope(
+        kind=_ROPE_KINDS.get(fields.text(f"{prefix}.scaling.type", ""), "default"),
+        theta=fields.number(f"{prefix}.freq_base", 0.0, 1e15, 10_000.0),
+        rotary_dim=dimensions,
+        factor=fields.number(f"{prefix}.scaling.factor", 0.0, 1e6, 1.0),
+        original_positions=fields.integer(f"{prefix}.scaling.original_context_length", 0, 2**27, positions),
+    )
+    return MappingProxyType({"full": rope})
+
+
+def _recommended(fields: Fields) -> dict[str, float]:
+    parameters = {}
+    for key, (name, low, high) in _SAMPLING.items():
+        if f"general.sampling.{key}" in fields:
+            parameters[name] = fields.number(f"general.sampling.{key}", low, high)
+    return parameters
