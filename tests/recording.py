@@ -53,7 +53,9 @@ def lane_of(backend: str) -> str:
 
 
 def key_of(item: pytest.Item) -> Key | None:
-    """The key of the counts of a test; None for a test without a backend."""
+    """The key of the counts of a test; None for a test without a backend.
+
+    A GPU with the limits of gpu_limits counts as another device: it does not replace the results of the GPU itself."""
     tier = tier_of(item)
     file = item.path.relative_to(ROOT).as_posix()
     suite_backend = getattr(getattr(item, "cls", None), "backend", "")
@@ -66,11 +68,17 @@ def key_of(item: pytest.Item) -> Key | None:
     if not isinstance(lane, str):
         lane = "triton" if "triton" in words else lane_of(backend)
     info = device(backend)
+    limits = info.features.get("imitated GPU", "") if info else ""
     if tier == "real_otherdevice" and info and not info.second_choice:
         tier = "real"
+    if tier == "real" and limits:
+        tier = "real_otherdevice"
     host = device("cpu")
     machine = info if info and tier.startswith("real") else host
-    return backend, tier, lane, machine.name if machine else "unknown", file, bool(suite_backend)
+    name = machine.name if machine else "unknown"
+    if limits and machine is info:
+        name += f" (limited to {limits})"
+    return backend, tier, lane, name, file, bool(suite_backend)
 
 
 def commit() -> str:

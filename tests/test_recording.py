@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from scripts.tables import state
 
 GPU = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "/built/library.so", "Triton": "yes"})
 BARE = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "none, Triton computes", "Triton": "yes"})
+LIMITED = replace(GPU, features={**GPU.features, "imitated GPU": "8.0 compute capability"})
 CPU = DeviceInfo("cpu", "A processor", 2, 1, {"kernels": "avx2, the best for this processor"})
 OTHER = DeviceInfo("mlx", "MLX's CPU device", 2, 1, second_choice=True)
 APPLE = DeviceInfo("mlx", "Apple M1", 2, 1)
@@ -83,6 +85,14 @@ def test_outcomes_are_counted(here: None, tmp_path: Path) -> None:
         ([GPU, CPU], [item("a", "real", backend="cuda")], [("cuda", "real", "library", "NVIDIA A1")]),
         ([BARE, CPU], [item("a", "real", backend="cuda")], [("cuda", "real", "triton", "NVIDIA A1")]),
         (
+            [LIMITED, CPU],
+            [item("a", "real", backend="cuda"), item("b", "emulated", file="tests/kernels/test_triton_interpreted.py")],
+            [
+                ("cuda", "emulated", "triton", "A processor"),
+                ("cuda", "real_otherdevice", "library", "NVIDIA A1 (limited to 8.0 compute capability)"),
+            ],
+        ),
+        (
             [GPU, CPU],
             [item(lane, "real", lane=lane) for lane in ("library", "triton")],
             [("cuda", "real", lane, "NVIDIA A1") for lane in ("library", "triton")],
@@ -106,7 +116,7 @@ def test_outcomes_are_counted(here: None, tmp_path: Path) -> None:
         ([CPU], [item("a", "real", file="tests/backends/test_sampler.py"), item("b", backend="cpu")], []),
     ],
     indirect=["here"],
-    ids=["no-gpu", "library", "triton", "lanes", "cpu", "emulated", "otherdevice", "apple", "nobody's"],
+    ids=["no-gpu", "library", "triton", "limited", "lanes", "cpu", "emulated", "otherdevice", "apple", "nobody's"],
 )
 def test_results_are_counted_by_tier_implementation_and_machine(
     here: None, tests: list[Any], keys: list[Any], tmp_path: Path
