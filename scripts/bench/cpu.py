@@ -33,7 +33,7 @@ JOBS: Mapping[str, Job] = {
     "prefill512": Job("prefill", context=512),
     "prefill1024": Job("prefill", context=1024),
 }
-ROWS = 16  # the programs allocate KV memory for these rows and positions
+ROWS = 16  # localllm allocates KV memory for these rows and positions
 CONTEXT = 1280
 
 # Format of localllm -> formats of llama.cpp with as many bits.
@@ -164,7 +164,7 @@ def _peers(shape: Shape, folder: Path, fmt: str, threads: int, options: argparse
                 subprocess.run(
                     [sys.executable, str(HERE / "write_gguf.py"), options.shape, recipe, str(file)], check=True
                 )
-            settings = {"file": str(file), "threads": threads, "rows": ROWS, "context": CONTEXT, "mmap": options.mmap}
+            settings = {"file": str(file), "threads": threads, "mmap": options.mmap}
             for flash in {"on": [True], "off": [False], "both": [True, False]}[options.flash]:
                 label = f"llama.cpp {recipe}, flash attention {'on' if flash else 'off'}"
                 peers.append(Peer(label, "run_llamacpp.py", settings, {"flash": flash}))

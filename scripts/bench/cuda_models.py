@@ -3,8 +3,9 @@
 `python scripts/bench/cuda_models.py --shape qwen3-0.6b,llama-8b --ways full,off`. Weights are random. The program
 checks outputs first; if an output is wrong, it measures nothing. `--ways` lists values of the option `graphs`; with
 `/in-turn` a step is planned after the results of the step before. The ways alternate round by round. Each is compared
-with the last way, and with transformers in eager mode (`--peers transformers`). The peak rates of the device are
-measured before and after. Any backend can run it: `--backend cpu --shape tiny` is a test of the program.
+with the last way, and with a peer: transformers in eager mode (`--peers transformers`, bf16) or llama.cpp of
+llama-cpp-python (`--peers llama.cpp`). The peak rates of the device are measured before and after. Any backend can run
+it: `--backend cpu --shape tiny` is a test of the program.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from stepping import Stepped
 from weights import stand_in
 
 from localllm import backends
+from localllm.backends.cpu.machine import cores
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.options import CacheDtype, Compiler, Graphs, LoadOptions
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from localllm.kernels.benchmark.gpu_peaks import Peaks
 
 FORMATS: Mapping[str, str] = {"bf16": "none", "int8": "int8", "int4": "int4", "fp8": "fp8"}
-PEERS = ("transformers",)
+PEER_FORMATS: Mapping[str, tuple[str, ...]] = {"transformers": ("bf16",), "llama.cpp": tuple(FORMATS)}
 CELLS = [(rows, context) for context in (128, 1024, 8192) for rows in (1, 8, 16, 64) if rows * context <= 2**17]
 MAX_DRIFT = 0.02  # of a peak rate without a warning
 STARTED = time.perf_counter()
@@ -142,7 +144,9 @@ def measure(
             stack.callback(stepped.close)
             ways.append(stepped)
             yield figure
-        peer = _peer(options, fmt, shape, files, gpu)
+        peer = _peer(options, fmt, name, files, gpu)
+        if peer is not None:
+            stack.callback(peer.close)
         setting = replace(_setting(options, shape, titled), ways=ways, peer=peer, peaks=peaks, has_trace=bool(gpu))
         yield from _run_jobs(options.jobs, setting, failed)
     if before is not None:
@@ -267,7 +271,7 @@ def _room(options: argparse.Namespace, jobs: set[str], shape: Shape, gpu: str) -
         together += [[length] for length in options.lengths]
     if "sweep" in jobs:
         together += [[options.longest]]
-    if jobs & {"decode", "idle"}:  # the first row decodes while the prompts of the last rows are skipped
+    if jobs & {"decode", "idle", "kernels"}:  # the first row decodes while the prompts of the last rows are skipped
         together += [
             [context + 3 * options.steps + rows * context // options.step_tokens] * rows
             for rows, context in options.cells
@@ -285,17 +289,27 @@ def _room(options: argparse.Namespace, jobs: set[str], shape: Shape, gpu: str) -
     }
 
 
-def _peer(options: argparse.Namespace, fmt: str, shape: Shape, files: ModelFiles, gpu: str) -> Peer | None:
-    if "transformers" not in options.peers or fmt != "bf16":
-        return None
+def _peer(options: argparse.Namespace, fmt: str, name: str, files: ModelFiles, gpu: str) -> Peer | None:
+    """The first program of --peers that has the format; None: no program, or it does not run here."""
+    for peer in options.peers:
+        if fmt not in PEER_FORMATS[peer]:
+            continue
+        try:
+            return _open_peer(peer, fmt, name, files, gpu)
+        except Exception:  # e.g. an unsupported release of the program
+            traceback.print_exc()
+            _log(f"{peer} does not run here: not measured")
+    return None
+
+
+def _open_peer(peer: str, fmt: str, name: str, files: ModelFiles, gpu: str) -> Peer:
+    if peer == "llama.cpp":
+        from llamacpp_steps import LlamaCpp
+
+        return LlamaCpp(name, fmt, files.path, max(1, cores() // 2), bool(gpu))
     from transformers_steps import Transformers
 
-    try:
-        return Transformers(shape, files, "cuda" if gpu else "cpu")
-    except Exception:  # e.g. an unsupported release of transformers
-        traceback.print_exc()
-        _log("transformers does not run here: not measured")
-        return None
+    return Transformers(SHAPES[name], files, "cuda" if gpu else "cpu")
 
 
 def _options() -> argparse.Namespace:
@@ -327,7 +341,7 @@ def _options() -> argparse.Namespace:
     jobs = [Job(name) for name in ("decode", "idle", "prefill", "mixed")]
     jobs_help = f"{', '.join(JOBS)}; mixed:auto+full: only with these ways; empty: only check outputs"
     add("--jobs", type=each(Job.parse), default=jobs, help=jobs_help)
-    add("--peers", type=words(PEERS), default=[], help=", ".join(PEERS))
+    add("--peers", type=words(PEER_FORMATS), default=[], help=", ".join(PEER_FORMATS))
     add("--cells", type=each(cell), default=CELLS, help="rows and context of decode steps: 1x128,64x1024")
     add("--steps", type=int, default=32, help="timed steps in a round")
     add("--rounds", type=int, default=6, help="measurements of each way")

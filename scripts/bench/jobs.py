@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 from idle import idle, traced
+from kernel_times import step_time
 from rows import Row
 from shapes import Shape
 from stepping import Stepped
@@ -34,6 +35,8 @@ class Peer(Protocol):
     def steps(self, rows: int, context: int, count: int) -> float: ...
 
     def first_token(self, length: int) -> float: ...
+
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +194,21 @@ def _between_steps(setting: Setting, way: Stepped, rows: int, context: int) -> R
     )
 
 
+def kernels(setting: Setting) -> Iterator[Row]:
+    """The time of each kernel in a decode step: milliseconds and launches by name. `ours`: all kernels and copies."""
+    if not setting.has_trace:
+        print("kernels: the profiler does not support this device, not measured", file=sys.stderr)
+        return
+    count = setting.steps
+    for rows, context in setting.cells:
+        for way in setting.ways:
+            way.steady(rows, context, 2 * count)
+            seconds = way.steps(count)
+            busy, gaps, slowest = step_time(traced(partial(way.steps, count)), count)
+            facts = {"gaps": round(gaps, 4), "step": round(1e3 * seconds, 4), "kernels": slowest}
+            yield setting.row(f"kernels of a step, {_cell(rows, context)}, {way.label}", busy, "ms", rounds=1, **facts)
+
+
 def prefill(setting: Setting) -> Iterator[Row]:
     """The time from a prompt to its first token."""
     for length in setting.lengths:
@@ -332,6 +350,7 @@ def _cell(rows: int, context: int) -> str:
 JOBS: Mapping[str, Callable[[Setting], Iterator[Row]]] = {
     "decode": decode,
     "idle": between_steps,
+    "kernels": kernels,
     "prefill": prefill,
     "sweep": sweep,
     "mixed": mixed,

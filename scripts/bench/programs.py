@@ -78,6 +78,9 @@ class Program:
             self._process.wait(20)
         except subprocess.TimeoutExpired:
             self._process.kill()
+            self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
 
     def _read(self) -> Answer:
         assert self._process.stdout is not None

@@ -1,31 +1,65 @@
 """A program (programs.py): llama.cpp through llama-cpp-python, with the calls of llama-batched-bench.
 
-Settings: file, threads, rows, context, mmap. Options of a job: flash (flash attention) and ubatch.
+Settings: file, threads, mmap, gpu (compute all layers on the GPU). Options of a job: flash (flash attention), ubatch.
+LLAMA_CPP_LIB_PATH: the folder of llama.cpp's libraries, if not that of the package.
 """
 
 from __future__ import annotations
 
 import ctypes
-import random
+import os
 import time
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from programs import Answer, peak_memory, serve, settings
 
 BATCH = 2048
+POSITIONS = 256  # llama.cpp rounds the number of positions of a row up to a multiple of this number
+
+
+class Entries:
+    """Rows of llama.cpp's batch: arrays with BATCH elements, which `batch` references."""
+
+    def __init__(self, llama: Any) -> None:
+        self._tokens = np.zeros(BATCH, np.int32)
+        self._positions = np.zeros(BATCH, np.int32)
+        self._counts = np.ones(BATCH, np.int32)
+        self._rows = np.zeros(BATCH, np.int32)
+        self._row_addresses = self._rows.ctypes.data + 4 * np.arange(BATCH, dtype=np.uint64)
+        self._logits = np.zeros(BATCH, np.int8)
+        self._random = np.random.default_rng(0)
+        int_pointer = ctypes.POINTER(ctypes.c_int32)
+        self.batch = llama.llama_batch(
+            token=self._tokens.ctypes.data_as(int_pointer),
+            pos=self._positions.ctypes.data_as(int_pointer),
+            n_seq_id=self._counts.ctypes.data_as(int_pointer),
+            seq_id=self._row_addresses.ctypes.data_as(ctypes.POINTER(int_pointer)),
+            logits=self._logits.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
+        )
+
+    def fill(self, rows: NDArray[Any], positions: NDArray[Any], needs_logits: NDArray[Any], vocab: int) -> None:
+        """Random tokens at these positions of these rows."""
+        count = len(rows)
+        self.batch.n_tokens = count
+        self._tokens[:count] = self._random.integers(0, vocab, count)
+        self._positions[:count] = positions
+        self._rows[:count] = rows
+        self._logits[:count] = needs_logits
 
 
 class LlamaCpp:
-    """One loaded model, with a context for each choice of options."""
+    """One loaded model, with a context for each number of rows and choice of options."""
 
-    def __init__(self, file: str, threads: int, rows: int, context: int, mmap: bool) -> None:
+    def __init__(self, file: str, threads: int, mmap: bool, gpu: bool = False) -> None:
         import llama_cpp
 
         self._llama = llama_cpp
         # The package may have a library for each kind of CPU; this call loads the best of them.
-        libraries = Path(self._llama.__file__).parent / "lib"
+        libraries = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(llama_cpp.__file__).parent / "lib"))
         ctypes.CDLL(str(libraries / "libggml.so")).ggml_backend_load_all_from_path(str(libraries).encode())
         self._silent = llama_cpp.llama_log_callback(lambda level, text, data: None)  # must outlive the model
         llama_cpp.llama_log_set(self._silent, None)
@@ -33,21 +67,21 @@ class LlamaCpp:
         start = time.perf_counter()
         parameters = self._llama.llama_model_default_params()
         parameters.load_mode = self._llama.LLAMA_LOAD_MODE_MMAP if mmap else self._llama.LLAMA_LOAD_MODE_NONE
+        parameters.n_gpu_layers = -1 if gpu else 0
         self.model = self._llama.llama_model_load_from_file(file.encode(), parameters)
         assert self.model, file
         self.load_seconds = time.perf_counter() - start
         self.threads = threads
-        self.rows = rows
-        self.context = context
         self.vocab = self._llama.llama_vocab_n_tokens(self._llama.llama_model_get_vocab(self.model))
         self.name = llama_cpp.llama_print_system_info().decode()
-        self.batch = self._llama.llama_batch_init(BATCH, 0, 1)
+        self.entries = Entries(llama_cpp)
+        self._prompts: dict[int, tuple[int, int]] = {}  # context -> (rows, tokens) of the prompts in its KV cache
 
     @cache  # noqa: B019
-    def opened(self, flash: bool, ubatch: int) -> Any:
+    def opened(self, flash: bool, ubatch: int, rows: int, positions: int) -> Any:
         parameters = self._llama.llama_context_default_params()
-        parameters.n_ctx = self.context * self.rows
-        parameters.n_seq_max = self.rows
+        parameters.n_ctx = positions * rows
+        parameters.n_seq_max = rows
         parameters.n_batch = BATCH
         parameters.n_ubatch = ubatch
         parameters.n_threads = self.threads
@@ -60,30 +94,41 @@ class LlamaCpp:
         return context
 
     def do(self, kind: str, rows: int, context: int, tokens: int, flash: bool = True, ubatch: int = 512) -> Answer:
-        opened = self.opened(flash, ubatch)
-        self._llama.llama_memory_clear(self._llama.llama_get_memory(opened), False)
-        start = time.perf_counter()
-        prompt = [(row, position, position == context - 1) for row in range(rows) for position in range(context)]
-        for first in range(0, len(prompt), BATCH):
-            self._decode(opened, prompt[first : first + BATCH])
-        if kind == "prefill":
-            return {"seconds": time.perf_counter() - start}
+        positions = -(-(context + tokens) // POSITIONS) * POSITIONS
+        opened = self.opened(flash, ubatch, rows, positions)
+        if kind == "prefill" or not self._has_prompts(opened, rows, context):
+            seconds = self._compute_prompts(opened, rows, context)
+            if kind == "prefill":
+                return {"seconds": seconds}
+        every_row = np.arange(rows)
         start = time.perf_counter()
         for position in range(context, context + tokens):
-            self._decode(opened, [(row, position, True) for row in range(rows)])
+            self._decode(opened, every_row, np.full(rows, position), np.ones(rows))
         return {"seconds": time.perf_counter() - start}
 
-    def _decode(self, opened: Any, entries: list[tuple[int, int, bool]]) -> None:
-        """Compute random tokens at these (row, position, needs logits)."""
-        batch = self.batch
-        batch.n_tokens = len(entries)
-        for index, (row, position, needs_logits) in enumerate(entries):
-            batch.token[index] = random.randrange(self.vocab)
-            batch.pos[index] = position
-            batch.n_seq_id[index] = 1
-            batch.seq_id[index][0] = row
-            batch.logits[index] = needs_logits
-        if self._llama.llama_decode(opened, batch):
+    def _has_prompts(self, opened: Any, rows: int, context: int) -> bool:
+        """True if the KV cache has the prompts of these rows; removes the tokens after them."""
+        if self._prompts.get(opened) != (rows, context):
+            return False
+        memory = self._llama.llama_get_memory(opened)
+        return all(self._llama.llama_memory_seq_rm(memory, row, context, -1) for row in range(rows))
+
+    def _compute_prompts(self, opened: Any, rows: int, context: int) -> float:
+        """Compute a random prompt of `context` tokens in each row. Returns the seconds."""
+        self._llama.llama_memory_clear(self._llama.llama_get_memory(opened), False)
+        all_rows = np.repeat(np.arange(rows), context)
+        positions = np.tile(np.arange(context), rows)
+        start = time.perf_counter()
+        for first in range(0, rows * context, BATCH):
+            chunk = slice(first, first + BATCH)
+            self._decode(opened, all_rows[chunk], positions[chunk], positions[chunk] == context - 1)
+        self._prompts[opened] = rows, context
+        return time.perf_counter() - start
+
+    def _decode(self, opened: Any, rows: NDArray[Any], positions: NDArray[Any], needs_logits: NDArray[Any]) -> None:
+        """Compute random tokens at these positions of these rows."""
+        self.entries.fill(rows, positions, needs_logits, self.vocab)
+        if self._llama.llama_decode(opened, self.entries.batch):
             raise RuntimeError("llama_decode failed")
         self._llama.llama_synchronize(opened)
 

@@ -49,6 +49,9 @@ class Transformers:
         out.logits[:, -1].argmax(-1).tolist()
         return time.perf_counter() - start
 
+    def close(self) -> None:
+        del self._model
+
     def _tokens(self, rows: int, length: int) -> torch.Tensor:
         return torch.randint(self._model.config.vocab_size, (rows, length), device=self._device)
 

@@ -2,24 +2,29 @@
 
 `python scripts/bench/write_gguf.py SHAPE RECIPE FILE` needs the packages gguf and llama-cpp-python. A recipe chooses
 the formats that llama-quantize chooses for the type of that name. The rows of queries and keys are not in the order of
-ggml's rotation, which does not matter for speed.
+ggml's rotation, which does not matter for speed. With `--random-blocks` the weights are blocks of random bits with
+valid scales: an 8B model takes seconds, and llama-cpp-python is not needed.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rows import parser
 from shapes import SHAPES, Shape, Tensor
-from weights import DISTINCT, draw
+from weights import DISTINCT, bfloat16, draw
 
 SLICES = 64  # of a matrix, which are quantised in parallel
+SAMPLE_BYTES = 1 << 25  # of random blocks, which tensors repeat
 
 
 def _uniform(kind: str) -> Callable[[Shape, Tensor], str]:
@@ -76,15 +81,24 @@ def quantise(values: NDArray[np.uint16], kind: int, pool: ThreadPoolExecutor) ->
     return out
 
 
-def write(shape: Shape, recipe: str, file: Path) -> None:
+def write(shape: Shape, recipe: str, file: Path, random_blocks: bool = False) -> None:
     """Write the file, unless it exists."""
-    import gguf
-
     if file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".part")
-    writer = gguf.GGUFWriter(unfinished, shape.model_type)
+    if random_blocks:
+        _write_random(shape, recipe, unfinished)
+    else:
+        _write_quantised(shape, recipe, unfinished)
+    unfinished.rename(file)
+
+
+def _make_writer(shape: Shape, file: Path) -> Any:
+    """A writer of gguf that has the metadata of the model, and no tensors."""
+    import gguf
+
+    writer = gguf.GGUFWriter(file, shape.model_type)
     writer.add_tokenizer_model("none")
     writer.add_vocab_size(shape.vocab)
     writer.add_context_length(shape.positions)
@@ -98,6 +112,13 @@ def write(shape: Shape, recipe: str, file: Path) -> None:
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(shape.theta)
     writer.add_layer_norm_rms_eps(1e-6)
+    return writer
+
+
+def _write_quantised(shape: Shape, recipe: str, file: Path) -> None:
+    import gguf
+
+    writer = _make_writer(shape, file)
     cached: dict[tuple[str, int, int], NDArray[np.uint8]] = {}
     with ThreadPoolExecutor() as pool:
         for tensor, values in draw(shape):
@@ -113,7 +134,82 @@ def write(shape: Shape, recipe: str, file: Path) -> None:
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
     writer.close()
-    unfinished.rename(file)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of the file: its bytes repeat `sample` from its start."""
+
+    sample: NDArray[np.uint8]
+    start: int  # in bytes after the header
+    stop: int
+
+
+def _write_random(shape: Shape, recipe: str, file: Path) -> None:
+    import gguf
+
+    writer = _make_writer(shape, file)
+    samples: dict[tuple[str, int], NDArray[np.uint8]] = {}
+    stored: list[Stored] = []
+    start = 0
+    for tensor in shape.tensors():
+        is_norm = len(tensor.shape) == 1
+        name = "F32" if is_norm else RECIPES[recipe](shape, tensor)
+        in_features = tensor.shape[-1]
+        if (name, in_features) not in samples:
+            samples[name, in_features] = sample_blocks(name, in_features)
+        kind = gguf.GGMLQuantizationType[name]
+        per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+        row_bytes = in_features // per_block * block_bytes
+        size = tensor.size // in_features * row_bytes
+        byte_shape = (*tensor.shape[:-1], row_bytes)
+        writer.add_tensor_info(tensor.gguf, byte_shape, np.dtype(np.uint8), size, raw_dtype=kind)
+        stored.append(Stored(samples[name, in_features], start, start + size))
+        start += size + -size % gguf.GGUF_DEFAULT_ALIGNMENT
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    out = writer.fout[0]
+    writer.write_padding(out, out.tell())
+    out.flush()
+    begin = out.tell()
+    out.truncate(begin + start)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda tensor: _repeat(out.fileno(), begin, tensor), stored))
+    writer.close()
+
+
+def _repeat(file: int, begin: int, tensor: Stored) -> None:
+    data = tensor.sample.reshape(-1)
+    for start in range(tensor.start, tensor.stop, len(data)):
+        os.pwrite(file, data[: tensor.stop - start], begin + start)
+
+
+def sample_blocks(name: str, in_features: int) -> NDArray[np.uint8]:
+    """Blocks [blocks, bytes] of the ggml format `name` with random bits. Their scales are such that a product with
+    `in_features` inputs stays finite: the values have a standard deviation of about 1 / sqrt(in_features)."""
+    random = np.random.default_rng(0)
+    deviation = in_features**-0.5
+    if name == "F32":
+        return np.ones((SAMPLE_BYTES // 4, 1), np.float32).view(np.uint8)
+    if name == "BF16":
+        values = random.standard_normal(SAMPLE_BYTES // 2, np.float32) * np.float32(deviation)
+        return bfloat16(values)[:, None].view(np.uint8)
+    block_bytes, scales = BLOCKS[name]
+    blocks = random.integers(0, 256, (SAMPLE_BYTES // block_bytes, block_bytes), np.uint8)
+    for position, scale in scales.items():
+        blocks[:, position : position + 2] = np.array([scale * deviation], np.float16).view(np.uint8)
+    return blocks
+
+
+# ggml format -> (bytes of a block, position of a float16 scale in it -> scale for which random values have a standard
+# deviation of about 1). Q4_K: the second scale is that of the subtracted minimum; the mean of the values is 0.
+BLOCKS: Mapping[str, tuple[int, Mapping[int, float]]] = {
+    "Q8_0": (34, {0: 1 / 74}),
+    "Q4_0": (18, {0: 1 / 4.6}),
+    "Q4_K": (144, {0: 1 / 250, 2: 7.5 / 250}),
+    "Q6_K": (210, {208: 1 / 1370}),
+}
 
 
 @cache
@@ -140,5 +236,6 @@ if __name__ == "__main__":
     arguments.add_argument("shape", choices=SHAPES)
     arguments.add_argument("recipe", choices=RECIPES)
     arguments.add_argument("file", type=Path)
+    arguments.add_argument("--random-blocks", action="store_true", help="random bits instead of quantised weights")
     options = arguments.parse_args()
-    write(SHAPES[options.shape], options.recipe, options.file)
+    write(SHAPES[options.shape], options.recipe, options.file, options.random_blocks)

@@ -30,7 +30,10 @@ import host_step
 import jobs
 import outputs
 import rows
+import write_gguf
 from idle import Work, idle
+from kernel_times import step_time
+from llamacpp_steps import LlamaCpp
 from shapes import SHAPES, TINY
 from stepping import Stepped
 from weights import stand_in
@@ -172,6 +175,44 @@ def test_idle_time_is_split_into_causes() -> None:
     assert result.between == pytest.approx(0.15)
     assert result.within == pytest.approx(0.025)
     assert idle(trace[:1]) == (0.0, 0.0)
+
+
+def test_kernels_of_a_step_are_added_by_name() -> None:
+    step = [Work("void localllm::product<4>(int)", 0.0, 2e-3), Work("norm", 2e-3, 3e-3), Work("norm", 5e-3, 6e-3)]
+    later = [Work(work.name, work.start + 6e-3, work.stop + 6e-3) for work in step]
+    busy, gaps, kernels = step_time(step + later, 2)
+    assert (busy, gaps) == (pytest.approx(4.0), pytest.approx(2.0))
+    assert kernels == {"product<4>(int)": (2.0, 1.0), "norm": (2.0, 2.0)}
+
+
+def test_random_blocks_are_a_valid_model_of_llama_cpp(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    shape = replace(TINY, hidden=256, inner=512, layers=8, heads=4, kv_heads=2, head_dim=64)
+    expected = {tensor.gguf: tensor.shape for tensor in shape.tensors()}
+    for recipe in write_gguf.RECIPES:
+        file = tmp_path / f"{recipe}.gguf"
+        write_gguf.write(shape, recipe, file, random_blocks=True)
+        tensors = gguf.GGUFReader(file).tensors
+        assert {tensor.name: tuple(reversed(tensor.shape.tolist())) for tensor in tensors} == expected
+        for tensor in tensors:
+            values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+            if values.ndim == 1:
+                assert (values == 1).all()
+            else:
+                assert values.std() * values.shape[-1] ** 0.5 == pytest.approx(1, abs=0.1), tensor.name
+
+
+def test_llama_cpp_computes_the_measured_steps(tmp_path: Path) -> None:
+    for package in ("gguf", "llama_cpp"):
+        pytest.importorskip(package)
+    peer = LlamaCpp("tiny", "int8", tmp_path, threads=1, gpu=False)
+    try:
+        assert list(tmp_path.iterdir()) == []
+        assert peer.first_token(40) > 0
+        for _ in range(2):  # the second time the KV cache has the prompts
+            assert peer.steps(3, 40, 4) > 0
+    finally:
+        peer.close()
 
 
 def test_compared_functions_alternate() -> None:
