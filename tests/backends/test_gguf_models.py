@@ -10,8 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from localllm.app import paths
+from localllm.engine.modelfiles import read_model
 
-from . import canary, gguf_models
+from . import canary, gguf_models, gguf_random
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
@@ -56,3 +57,13 @@ def test_guide_is_quantised_by_llamacpp(guide: Path, tmp_path: Path, recipe: str
         difference = np.abs(exact.logits(tokens) - model.logits(tokens)).mean()
     assert 0 < difference < mean
     assert file.stat().st_size < guide.stat().st_size
+
+
+@pytest.mark.parametrize("architecture", gguf_random.ARCHITECTURES)
+def test_random_model_of_each_architecture_has_finite_varied_logits(tmp_path: Path, architecture: str) -> None:
+    file = gguf_random.write_random(tmp_path, architecture)
+    assert read_model(file).config.model_type == architecture
+    with reference(file) as model:
+        logits = model.logits(np.random.default_rng(0).integers(0, gguf_random.VOCAB, 100).tolist())
+    assert np.isfinite(logits).all()
+    assert len(set(logits.argmax(-1).tolist())) > 20
