@@ -55,6 +55,7 @@ ARCHITECTURES = (
 SLIDING = frozenset({"gemma2", "gemma3", "phi3"})
 MIXTURES = frozenset({"qwen3moe"})
 RECURRENT = frozenset({"mamba"})
+EMBEDDING_SCALES = {"gemma2": 1 / 8, "command-r": 1.0}  # the embeddings are the head too
 RECIPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "Q4_K_M", "Q5_K_S", "Q6_K", "IQ4_NL")
 
 
@@ -176,8 +177,10 @@ def _is_optional(name: str) -> bool:
 
 
 def _scale(architecture: str, name: str) -> float:
-    """gemma2 repeats its last token if its embeddings, which are its head too, are as large as other weights."""
-    return 1 / 8 if architecture == "gemma2" and name == "token_embd.weight" else 1.0
+    """A factor of a tensor. Embeddings are as large as the outputs of layers, so that next tokens differ."""
+    if name == "token_embd.weight":
+        return EMBEDDING_SCALES.get(architecture, 8.0)
+    return 0.5 if architecture in RECURRENT else 1.0
 
 
 def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -189,4 +192,4 @@ def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> N
         return values / np.float32(8)
     if len(shape) == 1:
         return 1 + values / np.float32(8)
-    return values * np.float32(1.25 / shape[-1] ** 0.5)
+    return values * np.float32(1.6 / shape[-1] ** 0.5)
