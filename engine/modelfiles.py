@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ from . import jsontext
 from .errors import ModelRefused
 from .fields import Fields
 from .ggufmodel import model_file, model_name, read_gguf
+from .ggufvalues import Value
 from .modelconfig import MAX_VOCAB, ModelConfig, parse_config
 from .tensorfiles import StoredTensor, read_header, refusing_unreadable, regular_size
 
@@ -48,6 +49,7 @@ class ModelFiles:
     eos_ids: tuple[int, ...]  # from generation_config.json, otherwise from config.json
     generation: Mapping[str, float]  # sampling parameters recommended by the authors, with the names of Sampling
     gguf: tuple[Path, ...] = ()  # the GGUF file, or its shards in their order; empty for safetensors
+    metadata: Mapping[str, Value] = field(default_factory=dict)  # of the GGUF file; empty for safetensors
 
     @property
     def weight_bytes(self) -> int:
@@ -105,6 +107,7 @@ def _read_gguf(file: Path, name: str | None = None) -> ModelFiles:
         eos_ids=model.config.eos_ids,
         generation=model.sampling,
         gguf=model.shards,
+        metadata=model.metadata,
     )
 
 

@@ -11,7 +11,7 @@ from ...engine.text import TextStream
 from ..frames import Piece, PieceLogprob, ToolCallPiece
 from .parsers import CALL, END_CALL, END_THINK, THINK, Output, OutputParser
 from .prompt import Prompt
-from .tokenizer import ChatTokenizer
+from .tokens import Tokenizer
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -27,7 +27,7 @@ class Choice:
         self,
         request_id: str,
         index: int,
-        tokenizer: ChatTokenizer,
+        tokenizer: Tokenizer,
         prompt: Prompt,
         *,
         stop: Iterable[str] = (),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,12 @@ from numpy.typing import NDArray
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import ResponseFormat
 from .bounded import BoundedChild, ChildLost
-from .grammar_child import Vocabulary
 from .matcher import make_matcher, make_tokens
 from .parsers import CALL, END_CALL
 from .patterns import PatternProblem, translate
 from .schema import SelfContained, rewrite
 from .schema_place import SchemaProblem
-from .tokenizer import ChatTokenizer
+from .tokens import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -82,7 +82,7 @@ class TokenGrammar:
 class GrammarCompiler:
     """Compiles grammars for one tokenizer. Thread-safe; a compiled grammar is for one request and one thread."""
 
-    def __init__(self, tokenizer: ChatTokenizer, vocab_size: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """`vocab_size`: vocabulary size of the model, which may be larger than that of the tokenizer.
 
         Takes about a second for a large vocabulary. Raises InvalidRequest or UnsupportedParameter if the tokenizer is
@@ -91,9 +91,9 @@ class GrammarCompiler:
         if not tokenizer.eos_ids:
             raise InvalidRequest("structured output is not supported for this model: it has no end-of-sequence token")
         self._vocab_size = vocab_size
-        vocabulary = Vocabulary(tokenizer.to_json(), max(vocab_size, tokenizer.vocab_size), sorted(tokenizer.eos_ids))
+        vocabulary = tokenizer.vocabulary(max(vocab_size, tokenizer.vocab_size))
         try:
-            self._tokens = make_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.eos_ids)
+            self._tokens = make_tokens(vocabulary, partial(tokenizer.encode, add_special_tokens=False))
         except ValueError as error:
             raise _unreadable(tokenizer, str(error)) from None
         self._compare_bytes(tokenizer)
@@ -109,7 +109,7 @@ class GrammarCompiler:
             hello=lambda: msgspec.msgpack.encode(vocabulary),
         )
 
-    def _compare_bytes(self, tokenizer: ChatTokenizer) -> None:
+    def _compare_bytes(self, tokenizer: Tokenizer) -> None:
         """Raises UnsupportedParameter if a token has different bytes in the library and in the tokenizer.
 
         With different bytes, a grammar could allow forbidden text. Only a sample of the tokens is compared.
@@ -208,7 +208,7 @@ class GrammarCompiler:
         return TokenGrammar(matcher, self._vocab_size)
 
 
-def _marker(tokenizer: ChatTokenizer, marker: str) -> str:
+def _marker(tokenizer: Tokenizer, marker: str) -> str:
     """A marker in the syntax of a grammar: a token, or the text between quotes if the vocabulary has no such token."""
     return marker if tokenizer.id_of(marker) is not None else json.dumps(marker)
 
@@ -217,10 +217,9 @@ def _unusable(where: str, problem: object) -> InvalidRequest:
     return InvalidRequest(f"{where} cannot be used for structured output: {problem}", param=where)
 
 
-def _unreadable(tokenizer: ChatTokenizer, problem: str) -> UnsupportedParameter:
-    kind = "+".join(tokenizer.decoders) or "none"
+def _unreadable(tokenizer: Tokenizer, problem: str) -> UnsupportedParameter:
     return UnsupportedParameter(
-        f"structured output is not supported for the tokenizer of this model (decoder {kind}): {problem:.200}"
+        f"structured output is not supported for the tokenizer of this model ({tokenizer.kind}): {problem:.200}"
     )
 
 

@@ -9,17 +9,9 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from .bounded import serve
-from .matcher import make_matcher, make_tokens
+from .matcher import Vocabulary, make_matcher, make_tokens
 
 STEPS = 16  # tokens of one trial; the first masks are the slowest, because they build the states of the lexer
-
-
-class Vocabulary(msgspec.Struct, frozen=True):
-    """The first message to the child: the vocabulary of the model."""
-
-    tokenizer_json: str
-    vocab_size: int
-    eos_ids: list[int]
 
 
 def find_problem(tokens: LLTokenizer, grammar: str) -> str:
@@ -52,7 +44,7 @@ class _Trials:
 
     def greet(self, hello: bytes) -> None:
         vocabulary = msgspec.msgpack.decode(hello, type=Vocabulary)
-        self.tokens = make_tokens(vocabulary.tokenizer_json, vocabulary.vocab_size, vocabulary.eos_ids)
+        self.tokens = make_tokens(vocabulary)
 
     def handle(self, request: bytes) -> bytes:
         return find_problem(self.tokens, request.decode()).encode()

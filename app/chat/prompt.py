@@ -10,7 +10,7 @@ from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
 from .messages import for_template
 from .parsers import CALL, END_THINK, THINK
 from .template import TemplateRenderer
-from .tokenizer import ChatTokenizer
+from .tokens import Tokenizer
 
 # A private-use character at the end of the message to continue. The rendered prompt is cut there.
 _CUT = "\U000fff02"
@@ -35,7 +35,7 @@ class Prompt:
 class PromptMaker:
     """Makes the prompts of one model. Thread-safe."""
 
-    def __init__(self, tokenizer: ChatTokenizer, renderer: TemplateRenderer) -> None:
+    def __init__(self, tokenizer: Tokenizer, renderer: TemplateRenderer) -> None:
         self.tokenizer = tokenizer
         self._renderer = renderer
 

@@ -13,8 +13,8 @@ from tokenizers import Tokenizer as RustTokenizer
 # They are private-use characters of plane 15. No message needs them, so `protect` removes them from messages.
 PROTECT = "\U000fff00"
 RELEASE = "\U000fff01"
-_PROTECTED = re.compile(f"{PROTECT}([^{PROTECT}{RELEASE}]*){RELEASE}")
-_REMOVE_MARKS = str.maketrans("", "", PROTECT + RELEASE)
+PROTECTED = re.compile(f"{PROTECT}([^{PROTECT}{RELEASE}]*){RELEASE}")
+REMOVE_MARKS = str.maketrans("", "", PROTECT + RELEASE)
 
 
 def load(tokenizer_json: str) -> RustTokenizer:
@@ -28,6 +28,17 @@ def load(tokenizer_json: str) -> RustTokenizer:
 def unique_name(token: int) -> str:
     """A unique text for a token. No message contains it, because `protect` removes its marks from messages."""
     return f"{PROTECT}{token}{RELEASE}"
+
+
+def mark(special: re.Pattern[str], value: Any) -> Any:
+    """A copy of JSON-like data, in whose strings the matches of a pattern are marked as plain text."""
+    if isinstance(value, str):
+        return special.sub(rf"{PROTECT}\g<0>{RELEASE}", value.translate(REMOVE_MARKS))
+    if isinstance(value, dict):
+        return {mark(special, key): mark(special, item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [mark(special, item) for item in value]
+    return value
 
 
 class SpecialTokens:
@@ -47,18 +58,12 @@ class SpecialTokens:
 
     def protect(self, value: Any) -> Any:
         """A copy of JSON-like data; special tokens in its strings are marked as plain text."""
-        if isinstance(value, str):
-            return self._any.sub(rf"{PROTECT}\g<0>{RELEASE}", value.translate(_REMOVE_MARKS))
-        if isinstance(value, dict):
-            return {self.protect(key): self.protect(item) for key, item in value.items()}
-        if isinstance(value, list):
-            return [self.protect(item) for item in value]
-        return value
+        return mark(self._any, value)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """The ids of a text in which special tokens are marked as plain text."""
         guarded, originals = self._guarded
-        segments = [segment.translate(_REMOVE_MARKS) for segment in _PROTECTED.split(text)]
+        segments = [segment.translate(REMOVE_MARKS) for segment in PROTECTED.split(text)]
         segments[::2] = map(self._with_names, segments[::2])  # segments at odd indices are protected
         encoding = guarded.encode_batch_fast(["".join(segments)], add_special_tokens=add_special_tokens)[0]
         ids: list[int] = []

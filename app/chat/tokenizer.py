@@ -13,6 +13,7 @@ from ...engine.errors import ModelRefused
 from ...engine.text import BROKEN
 from . import tokenizer_files
 from .byte_tokens import fallback_byte, from_letters, is_misread, mark_broken, to_letters
+from .matcher import Vocabulary
 from .special_tokens import PROTECT, RELEASE, SpecialTokens, load, unique_name
 
 # A decoder that the grammar compiler supports, in place of Metaspace. It differs only in the first space of a text.
@@ -125,6 +126,15 @@ class ChatTokenizer:
         if "ByteLevel" not in self.decoders:
             return {}
         return {token: to_letters(text.encode()) for token, text in self._added_texts.items() if is_misread(text)}
+
+    @property
+    def kind(self) -> str:
+        """The decoders, for error messages."""
+        return f"decoder {'+'.join(self.decoders) or 'none'}"
+
+    def vocabulary(self, size: int) -> Vocabulary:
+        """The tokens for the grammar compiler. `size`: vocabulary size of the model."""
+        return Vocabulary(size, sorted(self.eos_ids), tokenizer_json=self.to_json())
 
     def to_json(self) -> str:
         """The text of tokenizer.json, without truncation or padding, changed for the grammar compiler.

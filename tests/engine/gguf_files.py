@@ -109,7 +109,7 @@ TINY: dict[str, Any] = {
 
 
 def model(metadata: Mapping[str, Any], tensors: Sequence[str] = ("token_embd.weight",)) -> bytes:
-    """A file with this metadata, and with tensors of 4 F32 values. Numbers are 32 bits wide."""
+    """A file with this metadata, and with tensors of 4 F32 values. Numbers are 32 bits wide, signed in lists."""
     header = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
     for key, value in metadata.items():
         header += _text(key) + _typed(value)
@@ -120,7 +120,7 @@ def model(metadata: Mapping[str, Any], tensors: Sequence[str] = ("token_embd.wei
 
 def _typed(value: Any) -> bytes:
     if isinstance(value, list):
-        items = [_typed(item) for item in value]
+        items = [struct.pack("<Ii", 5, item) if type(item) is int else _typed(item) for item in value]
         kind = items[0][:4] if items else struct.pack("<I", 8)
         return struct.pack("<I", 9) + kind + struct.pack("<Q", len(items)) + b"".join(item[4:] for item in items)
     if isinstance(value, str | bytes):

@@ -1,0 +1,55 @@
+"""The interface of tokenizers: of Hugging Face models (tokenizer.py) and of GGUF files (gguf_tokenizer.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from .matcher import Vocabulary
+
+
+class Tokenizer(Protocol):
+    """Converts text to ids and back, and has the special tokens and chat templates of a model. Thread-safe."""
+
+    vocab_size: int  # of the tokenizer; that of the model may be larger
+    special_tokens: dict[str, str]  # texts by the names of template variables: bos_token, eos_token, …
+    special_ids: frozenset[int]  # tokens that control the model
+    eos_ids: frozenset[int]  # tokens that end an answer
+    templates: dict[str, str]  # chat templates by name: "default", and "tool_use" for some models
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """Ids of the special tokens, and of tokens such as `<tool_call>` that are one token in any text."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """A description for error messages."""
+        ...
+
+    def id_of(self, token: str) -> int | None:
+        """The id of the token with this exact text; None if the vocabulary has no such token."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of a rendered prompt. Text that `protect` marked becomes no special token.
+
+        `add_special_tokens`: add the tokens around a raw prompt (usually BOS). A chat template writes them itself.
+        """
+        ...
+
+    def protect(self, value: Any) -> Any:
+        """A copy of JSON-like data; special tokens in its strings are marked as plain text."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, hidden: frozenset[int] = frozenset()) -> str:
+        """The text of the ids, without `hidden` ids. Spaces are not cleaned up."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes that one token adds to a text, possibly a part of a character; empty for an unknown id."""
+        ...
+
+    def vocabulary(self, size: int) -> Vocabulary:
+        """The tokens for the grammar compiler. `size`: vocabulary size of the model."""
+        ...
