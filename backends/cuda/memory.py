@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ...kernels.gpu_limits import gpu_limits
+from ...engine.errors import SettingRefused
+from ...kernels.gpu_limits import PREFIX, gpu_limits
 from ..pytorch.device import Meter
 
 # Bytes that the driver and libraries take in the first steps: code of kernels, and workspaces of cuBLAS on each stream.
@@ -20,11 +21,18 @@ def free_memory() -> int:
 
 
 def limit_allocator() -> None:
-    """Make torch run out of memory at the limit of gpu_limits, if there is one."""
+    """Make torch run out of memory at the limit of gpu_limits, if there is one. Raises SettingRefused if other programs
+    use more memory of the GPU than the limit: an imitated GPU of this size would have no memory."""
     torch.cuda.init()
     free, total = torch.cuda.mem_get_info()
     limits = gpu_limits()
     if limits.memory is not None:
+        others = total - free - torch.cuda.memory_reserved()
+        if others >= limits.memory:
+            raise SettingRefused(
+                f"{PREFIX}MEMORY limits the GPU to {limits.memory >> 20} MiB, but other programs use {others >> 20} MiB",
+                "end the other programs, or set a larger limit",
+            )
         limited, _ = limits.limit_memory(free, total)
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + limited) / total)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 
@@ -114,6 +115,20 @@ class AdapterSlots:
     def forget(self, adapter: Adapter) -> None:
         """Free the main memory of a prepared adapter."""
         self._prepared.pop(adapter, None)
+
+    @contextmanager
+    def imitated(self) -> Iterator[None]:
+        """A context in which steps can use slot 1 before the slots are allocated. Slots 0 and 1 of all factors are the
+        same zeros, with the memory of two slots of the largest factor."""
+        sizes = [factor[0].numel() for _, factor in self._factors]
+        zeros = torch.zeros(2 * max(sizes, default=0), dtype=self._dtype, device=self._blank.device)
+        for (_, factor), size in zip(self._factors, sizes, strict=True):
+            factor.set_(zeros[: 2 * size].view(2, *factor.shape[1:]))
+        try:
+            yield
+        finally:
+            for _, factor in self._factors:
+                factor.set_(self._blank.expand(self.count + 1, *factor.shape[1:]))
 
     def _allocate(self) -> None:
         """Allocate the slots, and make the factors views of them, unless that was done before."""

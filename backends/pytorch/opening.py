@@ -25,11 +25,11 @@ from .models import accepts
 from .references import with_references
 from .runner import Model, TorchRunner
 from .sizing import cache_dtype, capturable_tokens, chosen_graphs, expected_workspace, measure, plan
-from .workspace import measured_workspace
+from .workspace import measured_workspace, reserve_workspace
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # without "auto", which means Device.dtype
 
-MEASURED_BELOW = 4  # the workspace is measured if less than this multiple of its estimate stays free
+MEASURED_BELOW = 4  # the workspace is measured and reserved if less than this multiple of its estimate stays free
 
 
 def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> Runner:
@@ -101,12 +101,13 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
         model, weights = loader.load(lambda weights: build(weights, config, spec.max_context), spec.num_adapters)
         estimate = expected_workspace(config, options, dtype, device)
         rest = free - weights.bytes - spec.cache_bytes
-        if device.meter is not None and rest < MEASURED_BELOW * estimate:
+        is_short = device.meter is not None and rest < MEASURED_BELOW * estimate
+        if device.meter is not None and is_short:
             # The measured steps have the largest context that the memory could have room for.
             largest = plan(files, options, free, dtype, weights.bytes, device, workspace=0)
             model.set_context(largest.max_context)
             probe = replace(spec, max_context=largest.max_context)
-            workspace = measured_workspace(model, cache(1), probe, device, capturable)
+            workspace = measured_workspace(model, cache(1), probe, device, capturable, weights.slots)
             free = device.meter.free() + weights.bytes
             spec = plan(files, options, free, dtype, weights.bytes, device, workspace)
             slots = weights.slots.limit(spec.num_adapters)
@@ -120,9 +121,11 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
         compiler = Compiler(options.compiler, options.compiled_dir)
         split = SplitModel(model, kv, device.ops, compiler, recorder.call)
     runner = TorchRunner(model, kv, spec, device, recorder, split, capturable, weights.slots)
-    if not (spec.graph_rows or spec.graph_tokens):
-        return runner
-    graphs = GraphRunner(runner)
-    if device.meter is not None:
+    is_captured = bool(spec.graph_rows or spec.graph_tokens)
+    opened = GraphRunner(runner) if is_captured else runner
+    if device.meter is not None and is_captured:
         device.meter.release()  # memory of the first steps on the stream of the captures
-    return graphs
+    if is_short:
+        with torch.inference_mode():
+            reserve_workspace(runner, weights.slots)
+    return opened

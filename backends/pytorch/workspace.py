@@ -12,13 +12,17 @@ from ...engine.runner import CacheGroup, RunnerSpec
 from .device import Device
 from .failures import failures
 from .kv import PagedKV
+from .lora import AdapterSlots
 from .runner import Model, TorchRunner
 from .sizing import number_of_graphs
 
+FAILED = "the largest step failed"
 LOGPROBS = 20  # listed log-probabilities in a measured step: the maximum of the API
 
 
-def measured_workspace(model: Model, kv: PagedKV, spec: RunnerSpec, device: Device, capturable: int) -> int:
+def measured_workspace(
+    model: Model, kv: PagedKV, spec: RunnerSpec, device: Device, capturable: int, slots: AdapterSlots
+) -> int:
     """Bytes of workspace that steps of at most `spec.max_tokens` tokens need. `kv` has one page; its content is lost.
 
     Runs the largest steps, whose results have no meaning. They also load kernels and libraries, whose memory is not a
@@ -30,12 +34,9 @@ def measured_workspace(model: Model, kv: PagedKV, spec: RunnerSpec, device: Devi
     kv.values.zero_()
     one_page = replace(spec, groups=(CacheGroup(spec.groups[0].page_size, 1),))
     runner = TorchRunner(model, kv, one_page, device, capturable=capturable)
-    prefill = _prefill(spec, spec.max_tokens)
-    decode = _step(spec, [1] * spec.max_rows, spec.max_context - 1)
-    with failures("the largest step failed"):
+    with failures(FAILED):
         meter.release()
-        for batch in (prefill, decode):
-            runner.run(batch).result()
+        _run_largest(runner, slots, spec.max_tokens)
         lowest = meter.free()
         meter.release()
         steps = meter.free() - lowest
@@ -43,13 +44,36 @@ def measured_workspace(model: Model, kv: PagedKV, spec: RunnerSpec, device: Devi
             return steps
         # A recorder has memory of its own: as much as the largest captured step needs.
         with device.recorder().session():
-            for batch in (_prefill(spec, max(spec.graph_tokens, default=1)), decode):
-                runner.run(batch).result()
+            _run_largest(runner, slots, max(spec.graph_tokens, default=1))
         lowest = meter.free()
         meter.release()
         captures = meter.free() - lowest
-    layers = len(kv.keys)
-    return steps + captures + meter.graph * number_of_graphs(spec.graph_rows, spec.graph_tokens, layers)
+    graphs = number_of_graphs(spec.graph_rows, spec.graph_tokens, len(kv.keys))
+    if spec.num_adapters:
+        graphs *= 2  # steps with adapters have graphs of their own
+    return steps + captures + meter.graph * graphs
+
+
+def reserve_workspace(runner: TorchRunner, slots: AdapterSlots) -> None:
+    """Run the largest steps, and leave their memory in torch's allocator: a later step does not run out of memory if
+    other programs take the memory that is still free. Writes page 0 of the KV cache only. Raises OutOfMemory."""
+    with failures(FAILED):
+        _run_largest(runner, slots, runner.spec.max_tokens)
+
+
+def _run_largest(runner: TorchRunner, slots: AdapterSlots, max_tokens: int) -> None:
+    """Run a prefill step of at most `max_tokens` tokens, and a decode step of all rows at the largest position. If the
+    model has adapter slots, also run both with an adapter."""
+    spec = runner.spec
+    batches = [_prefill(spec, max_tokens), _step(spec, [1] * spec.max_rows, spec.max_context - 1)]
+    for batch in batches:
+        runner.run(batch).result()
+    if not spec.num_adapters:
+        return
+    with slots.imitated():
+        for batch in batches:
+            adapted = replace(batch, adapters=np.ones(batch.num_rows, np.int32))
+            runner.run(adapted).result()
 
 
 def _prefill(spec: RunnerSpec, tokens: int) -> Batch:

@@ -22,7 +22,7 @@ from weights import stand_in
 from localllm.backends import cuda
 from localllm.backends.cuda.memory import free_memory
 from localllm.engine.engine import Engine
-from localllm.engine.errors import ModelRefused
+from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling
@@ -49,7 +49,7 @@ def _try(name: str, files: ModelFiles, options: LoadOptions) -> None:
     try:
         plan = cuda.plan_memory(files, options)
         runner = cuda.open(files, options)
-    except ModelRefused as error:
+    except (ModelRefused, SettingRefused) as error:
         print(f"{name}: refused: {error}; {error.hint}", flush=True)
         return
     seconds = time.perf_counter() - start

@@ -170,6 +170,9 @@ def test_imitated_memory_limits_the_plan_and_torch(monkeypatch: pytest.MonkeyPat
     memory.limit_allocator()
     assert fractions == [(4 + 24 - 10) / 140]
     assert memory.free_memory() == 14 * gib
+    monkeypatch.setattr(memory, "gpu_limits", lambda: GpuLimits(memory=6 * gib))
+    with pytest.raises(SettingRefused, match=r"_MEMORY limits the GPU to 6144 MiB, but other programs use 6144 MiB"):
+        memory.limit_allocator()
 
 
 def test_library_without_code_for_the_gpu_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.loading import Loader
 from localllm.backends.pytorch.models.llama import build
 from localllm.backends.pytorch.opening import open_runner, plan_memory
+from localllm.backends.pytorch.sizing import number_of_graphs
 from localllm.backends.pytorch.slot_memory import DeviceMemory
 from localllm.engine.errors import ModelTooLarge
 from localllm.engine.modelfiles import ModelFiles, read_model
@@ -94,6 +95,19 @@ def test_largest_context_is_chosen_and_its_steps_fit(files: ModelFiles, extra: i
         runner.close()
 
 
+@pytest.mark.parametrize("slots", [0, 4])
+def test_later_steps_have_memory_that_no_other_program_can_take(files: ModelFiles, slots: int) -> None:
+    """After the load another program takes all memory that is free."""
+    options = replace(OPTIONS, adapter_slots=slots, context=1024)
+    memory = CappedMemory(smallest_limit(files, options) + 4 * MIB)
+    with memory:
+        runner = opened(files, options, memory)
+        assert bool(runner.spec.num_adapters) == bool(slots)
+        memory.limit -= memory.free()
+        run_largest_steps(runner)
+        runner.close()
+
+
 @pytest.fixture
 def workspaces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The measured workspaces of all loads of a test."""
@@ -151,6 +165,37 @@ def test_memory_that_steps_keep_is_not_workspace(
             opened(files, OPTIONS, memory, device).close()
     assert kept
     assert workspaces[0] == pytest.approx(workspaces[1], abs=MIB // 8)
+
+
+def test_workspace_has_room_for_steps_with_adapters(
+    files: ModelFiles, workspaces: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The LoRA products of this device need two MiB more than they do; captured steps with adapters have graphs."""
+    monkeypatch.setattr(opening, "MEASURED_BELOW", EVERYTHING)
+    monkeypatch.setattr(opening, "GraphRunner", lambda runner: runner)
+    calls = 0
+
+    def add(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        scratch = torch.zeros(2 * MIB, dtype=torch.uint8)
+        assert len(scratch)
+        return Ops().lora.add(*arguments)
+
+    ops = Ops()
+    taped = replace(CPU, ops=replace(ops, lora=replace(ops.lora, add=add)), recorder=Tape, graphs="breakable")
+    graphs = 0
+    for slots in (0, 2):
+        memory = CappedMemory(EVERYTHING)
+        device = replace(device_with(memory, taped), meter=replace(memory.meter, graph=1000))
+        options = replace(OPTIONS, graphs="breakable", context=512, adapter_slots=slots)
+        with memory:
+            runner = open_runner(files, options, device, EVERYTHING)
+            spec = runner.spec
+            graphs = number_of_graphs(spec.graph_rows, spec.graph_tokens, files.config.num_layers)
+            runner.close()
+        assert bool(calls) == bool(slots)
+    assert workspaces[1] - workspaces[0] >= 2 * 2 * MIB + 1000 * graphs
 
 
 def test_workspace_is_measured_only_if_memory_is_short(files: ModelFiles, workspaces: list[int]) -> None:
