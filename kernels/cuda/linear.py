@@ -37,6 +37,7 @@ for _name in ("small_batch", "tiled_product"):
 TILED_ROWS = {INT8: 32, INT4: 128, INT4_WIDE: 64, FP8: 64}
 HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 512, INT4_WIDE: 512, FP8: 512}
 HOPPER_GROUPED_FP8_ROWS = 256
+NARROW_OUTPUTS = 32  # outputs per multiprocessor of a narrow product
 
 
 class Packed(NamedTuple):
@@ -315,10 +316,11 @@ def _fits(
 
 def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
     """True if small_batch is faster than torch for bf16 weights; tuned on H200 with scripts/bench/cuda_linear.py. For
-    float32 outputs (logits) torch needs an additional conversion."""
+    float32 outputs (logits) torch needs an additional conversion. A product is narrow if torch's tiles of its outputs
+    do not occupy all multiprocessors."""
     if dtype == torch.float32:
         return rows <= 8
-    narrow = weight.out_features <= 4096
+    narrow = weight.out_features <= NARROW_OUTPUTS * gpu_properties(weight.data.device).processors
     deep = weight.in_features >= 2048
     if rows <= 4:
         return narrow or deep

@@ -99,6 +99,7 @@ def loaded() -> Iterator[Library]:
 def library(loaded: Library, monkeypatch: pytest.MonkeyPatch) -> Library:
     module("linear")._fits.cache_clear()
     monkeypatch.setattr(loaded, "fits", lambda *_: True)
+    monkeypatch.setattr(module("linear"), "gpu_properties", lambda _: GpuProperties((8, 0), 132))
     loaded.called()
     return loaded
 
@@ -168,6 +169,14 @@ class TestProducts:
         grouped = linear.pack_slices([weight_of("fp8", group=64)], 48, torch.bfloat16)
         rows = linear._max_tiled_rows(torch.device("cuda"), grouped, linear.FP8)
         assert rows == linear.HOPPER_GROUPED_FP8_ROWS
+
+    def test_width_of_bf16_products(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A GPU with fewer multiprocessors leaves narrower products to torch."""
+        linear = module("linear")
+        shallow = linear.pack_slices([torch.ones(96, 256).bfloat16()], 96, torch.bfloat16)
+        for processors, is_faster in ((132, True), (3, True), (2, False)):
+            monkeypatch.setattr(linear, "gpu_properties", lambda _, count=processors: GpuProperties((8, 9), count))
+            assert linear._beats_torch(4, shallow, torch.bfloat16) == is_faster
 
     @pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8"])
     def test_products_that_do_not_fit_use_other_kernels(
