@@ -29,9 +29,9 @@ def limit_allocator() -> None:
     if limits.memory is not None:
         others = total - free - torch.cuda.memory_reserved()
         if others >= limits.memory:
+            sizes = f"{limits.memory >> 20} MiB, but other programs use {others >> 20} MiB"
             raise SettingRefused(
-                f"{PREFIX}MEMORY limits the GPU to {limits.memory >> 20} MiB, but other programs use {others >> 20} MiB",
-                "end the other programs, or set a larger limit",
+                f"{PREFIX}MEMORY limits the GPU to {sizes}", "end the other programs, or set a larger limit"
             )
         limited, _ = limits.limit_memory(free, total)
         torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + limited) / total)

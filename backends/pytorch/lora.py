@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -123,12 +124,12 @@ class AdapterSlots:
         sizes = [factor[0].numel() for _, factor in self._factors]
         zeros = torch.zeros(2 * max(sizes, default=0), dtype=self._dtype, device=self._blank.device)
         for (_, factor), size in zip(self._factors, sizes, strict=True):
-            factor.set_(zeros[: 2 * size].view(2, *factor.shape[1:]))
+            _place_at(factor, zeros[: 2 * size].view(2, *factor.shape[1:]))
         try:
             yield
         finally:
             for _, factor in self._factors:
-                factor.set_(self._blank.expand(self.count + 1, *factor.shape[1:]))
+                _place_at(factor, self._blank.expand(self.count + 1, *factor.shape[1:]))
 
     def _allocate(self) -> None:
         """Allocate the slots, and make the factors views of them, unless that was done before."""
@@ -138,7 +139,7 @@ class AdapterSlots:
             pool = self._memory.allocate(self.count + 1, self._values, self._dtype)
             for start, factor in self._factors:
                 size = factor[0].numel()
-                factor.set_(pool[:, start : start + size].unflatten(1, factor.shape[1:]))
+                _place_at(factor, pool[:, start : start + size].unflatten(1, factor.shape[1:]))
             self._pool = pool
 
     def _place(self, names: Sequence[str], widths: Sequence[int], in_features: int) -> LoraWeights:
@@ -161,6 +162,11 @@ class AdapterSlots:
         factor = self._blank.expand(self.count + 1, rows, columns)
         self._factors.append((start, factor))
         return factor
+
+
+def _place_at(factor: Tensor, place: Any) -> None:
+    """Make a factor a view of the memory of the tensor `place`."""
+    factor.set_(place)
 
 
 def _matrix(maps: MappedFiles, factors: Factors, stored: StoredTensor) -> Tensor:
