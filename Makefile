@@ -3,7 +3,8 @@
 # make test-all  make test with slow tests and coverage, then the address sanitizer, aarch64 and the exam of guide
 # make bench     run all benchmarks of this machine and its GPU; takes many minutes and 5 GB of disk; stop other programs
 # make wheel     build dist/localllm-*.whl for Linux with the CUDA kernels of all GPUs; needs nvcc and takes many minutes
-# make build     compile the CPU kernels for every instruction set; MAX_JOBS=1 uses one core, CUDA=1 adds the CUDA kernels
+# make build     compile the CPU kernels for every instruction set; MAX_JOBS=1 uses one core, CUDA=1 adds the CUDA kernels,
+#                GGUF=1 adds llama.cpp for GGUF models (for a GPU: docs/gguf.md)
 # make clean     delete .venv and all build results
 # Each target first sets up .venv, which takes minutes once.
 
@@ -19,6 +20,10 @@ REBUILD := test ! -f build/kernels/build.ninja || cmake --build build/kernels
 ifdef MAX_JOBS
 export CMAKE_BUILD_PARALLEL_LEVEL := $(MAX_JOBS)
 endif
+
+# llama.cpp as a wheel of llama-cpp-python. Each value of CMAKE_ARGS has its folder, so a wheel is compiled once.
+LLAMACPP := build/llamacpp/$(shell echo '$(CMAKE_ARGS)' | cksum | cut -d' ' -f1)
+LLAMACPP_ARGS := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/scripts/llamacpp.cmake $(CMAKE_ARGS)
 
 .PHONY: build chat test test-all wheel lint bench bench-cuda clean
 
@@ -49,6 +54,9 @@ build: $(VENV)/.runtime
 	@! grep -q '^VARIANTS:.*=native$$' build/kernels/CMakeCache.txt || cmake -UVARIANTS build/kernels
 	@test -z "$(CUDA)" || cmake -DLOCALLLM_CUDA=ON build/kernels
 	@$(REBUILD)
+	@test -z "$(GGUF)" || $(MAKE) $(LLAMACPP)/.built
+	@test -z "$(GGUF)" || $(PIP) --quiet --force-reinstall --no-deps $(LLAMACPP)/*.whl
+	@test -z "$(GGUF)" || $(INSTALL) --editable '.[llamacpp]'
 
 # Other machines can use the library of the wheel too: a checkout with build/wheel needs no nvcc.
 wheel: $(VENV)/.dev
@@ -106,6 +114,14 @@ $(VENV)/.runtime: $(VENV)/.torch $(MODULES) pyproject.toml
 	$(INSTALL) --config-settings=cmake.define.VARIANTS=native --editable .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.runtime
-	$(INSTALL) --editable '.[dev]'
+# The tests compute GGUF models with llama.cpp, which compiles while the other packages are installed.
+$(VENV)/.dev: $(VENV)/.made $(MODULES) pyproject.toml constraints.txt scripts/llamacpp.cmake
+	@$(MAKE) --jobs=2 $(VENV)/.runtime $(LLAMACPP)/.built
+	$(INSTALL) --find-links $(LLAMACPP) --editable '.[dev,llamacpp]'
+	@touch $@
+
+$(LLAMACPP)/.built: $(VENV)/.made constraints.txt scripts/llamacpp.cmake
+	@echo "Compiling llama.cpp: this takes a few minutes."
+	CMAKE_ARGS='$(LLAMACPP_ARGS)' $(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --no-cache-dir \
+	  --no-binary llama-cpp-python --constraint constraints.txt --wheel-dir $(@D) llama-cpp-python
 	@touch $@

@@ -1,0 +1,38 @@
+"""The command that installs llama-cpp-python, which compiles llama.cpp for the devices of its CMake flags."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import sys
+from collections.abc import Mapping
+
+from ..machine import cpu_flags
+
+PACKAGE = "llama-cpp-python"
+REQUIREMENT = "llama-cpp-python>=0.3.36,<0.4"
+
+# Hardware -> CMake flags of llama.cpp. Each needs the compiler of that hardware (docs/gguf.md).
+DEVICES: Mapping[str, str] = {
+    "NVIDIA": "-DGGML_CUDA=ON",
+    "AMD": "-DGGML_HIP=ON",
+    "Intel": "-DGGML_SYCL=ON -DCMAKE_C_COMPILER=icx -DCMAKE_CXX_COMPILER=icpx",
+    "Apple": "-DGGML_METAL=ON",
+    "any GPU": "-DGGML_VULKAN=ON",
+}
+
+
+def install_command(device: str = "", *, again: bool = False) -> str:
+    """The shell command that installs llama.cpp for this Python. `device`: a key of DEVICES; empty: the CPU.
+
+    `again` replaces an installed build, for example one without that device."""
+    flags = ["-DLLAVA_BUILD=OFF", *_compiler_flags(device), *shlex.split(DEVICES[device] if device else "")]
+    options = ["--force-reinstall", "--no-cache-dir", "--no-deps"] if again else []
+    command = [sys.executable, "-m", "pip", "install", *options, "--no-binary", PACKAGE, REQUIREMENT]
+    return f"CMAKE_ARGS={shlex.quote(' '.join(flags))} {shlex.join(command)}"
+
+
+def _compiler_flags(device: str) -> list[str]:
+    """GCC 12 removes stores that AMX reads; llama.cpp then crashes in the prefill of quantised weights."""
+    is_gcc = platform.system() == "Linux" and device != "Intel"
+    return ["-DCMAKE_CXX_FLAGS=-fno-dse"] if is_gcc and "amx_int8" in cpu_flags() else []

@@ -1,0 +1,41 @@
+"""The command that installs llama.cpp."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+import pytest
+
+from localllm.backends.llamacpp import installing
+
+
+def parsed(command: str) -> tuple[list[str], list[str]]:
+    """(CMake flags, words of the command)"""
+    variable, *words = shlex.split(command)
+    name, _, flags = variable.partition("=")
+    assert name == "CMAKE_ARGS"
+    return shlex.split(flags), words
+
+
+def test_command_installs_for_this_python_from_source() -> None:
+    flags, words = parsed(installing.install_command())
+    assert words[:4] == [sys.executable, "-m", "pip", "install"]
+    assert words[-3:] == ["--no-binary", "llama-cpp-python", installing.REQUIREMENT]
+    assert os.access(words[0], os.X_OK)
+    assert not any("GGML" in flag for flag in flags)
+
+
+@pytest.mark.parametrize("device", installing.DEVICES)
+def test_command_of_a_device_replaces_the_build(device: str) -> None:
+    flags, words = parsed(installing.install_command(device, again=True))
+    assert any(flag.startswith("-DGGML_") and flag.endswith("=ON") for flag in flags)
+    assert {"--force-reinstall", "--no-cache-dir"} <= set(words)
+
+
+@pytest.mark.parametrize("flags", [{"avx2"}, {"avx2", "amx_int8"}])
+def test_only_a_cpu_with_amx_gets_the_flag_for_gcc(flags: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installing, "cpu_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(installing.platform, "system", lambda: "Linux")
+    assert ("-fno-dse" in installing.install_command()) == ("amx_int8" in flags)
