@@ -1,0 +1,260 @@
+"""The engine on llama.cpp beside llama.cpp's own programs, with the same GGUF file of random weights.
+
+`python scripts/bench/llamacpp_engine.py --tools FOLDER` needs llama-batched-bench and llama-server in the folder,
+compiled from the source and with the flags of the installed llama-cpp-python. It measures, in the order of --parts:
+
+- steps: tokens per second of decode and of prefill, beside llama-batched-bench with its fastest settings;
+- load: time from the start of a load to the first token, in a new process with the file in the page cache, beside the
+  same calls of llama.cpp (run_llamacpp.py);
+- server: the daemon beside llama-server: tokens per second of 16 clients that share a system prompt of 1,000 tokens,
+  and the time to the first token with and without a prefix hit.
+
+The programs alternate (A B B A); results are medians over the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import write_gguf
+from programs import PAUSE
+from rows import Row, parser, row, save
+from shapes import SHAPES
+
+from localllm.backends import llamacpp
+from localllm.backends.machine import cores
+from localllm.engine.engine import Engine
+from localllm.engine.modelfiles import read_model
+from localllm.engine.options import LoadOptions
+from localllm.engine.request import Request
+from localllm.engine.runner import DeviceInfo
+
+CONTEXT = 128  # tokens of each prompt before decode
+STEPS = 48
+STEP_TOKENS = 2048
+PROMPT = 512  # tokens of the timed prefill
+LOAD_PROMPT = 16  # tokens before the first token after a load
+
+Rates = Mapping[str, float]  # tokens per second of "prefill" and "decode"
+
+
+class Work(NamedTuple):
+    """Prompts of `context` tokens in each row, then `tokens` steps of decode."""
+
+    rows: int
+    context: int
+    tokens: int
+
+    @property
+    def cells(self) -> int:
+        return self.rows * (self.context + self.tokens)
+
+
+class Localllm:
+    """The engine with the model, in this process."""
+
+    def __init__(self, file: Path, rows: int, threads: int) -> None:
+        self._options = LoadOptions(
+            context=PROMPT + 2 * STEPS, max_rows=rows, max_step_tokens=STEP_TOKENS, threads=threads
+        )
+        self._file = file
+        self._random = np.random.default_rng(0)
+        self._requests = 0
+
+    @cached_property
+    def _engine(self) -> Engine:
+        return Engine(llamacpp.open(read_model(self._file), self._options))
+
+    @cached_property
+    def _vocab(self) -> int:
+        return read_model(self._file).config.vocab_size
+
+    def measure(self, work: Work) -> Rates:
+        time.sleep(PAUSE)
+        engine = self._engine
+        prompts = self._random.integers(0, self._vocab, (work.rows, work.context)).tolist()
+        start = time.perf_counter()
+        for prompt in prompts:
+            self._requests += 1
+            engine.submit(Request(str(self._requests), tuple(prompt), work.tokens + 1))
+        answered = 0
+        while answered < work.rows:
+            answered += sum(len(delta.tokens) for delta in engine.step())
+        assert answered == work.rows, "the prompts do not fit one step, so the rows do not decode in parallel"
+        prefill = time.perf_counter() - start
+        start = time.perf_counter()
+        while engine.has_work:
+            engine.step()
+        decode = time.perf_counter() - start
+        return _rates(work, prefill, decode)
+
+
+class BatchedBench:
+    """llama-batched-bench, which loads the model for each measurement. Its steps draw no tokens."""
+
+    def __init__(self, tools: Path, file: Path, threads: int, layers: int, options: Sequence[str]) -> None:
+        """`layers`: number of layers on the GPU; `options`: more arguments of the program."""
+        self.options = " ".join(options)
+        self._command = [str(tools / "llama-batched-bench"), "-m", str(file), "-t", str(threads), "-ngl", str(layers)]
+        self._command += ["-b", str(STEP_TOKENS), "--output-format", "jsonl", *options]
+
+    def measure(self, work: Work) -> Rates:
+        time.sleep(PAUSE)
+        sizes = ["-npl", str(work.rows), "-npp", str(work.context), "-ntg", str(work.tokens), "-c", str(work.cells)]
+        done = subprocess.run([*self._command, *sizes], capture_output=True, text=True, check=True)
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith('{"n_kv_max"')]
+        figures = json.loads(lines[-1])
+        return _rates(work, figures["t_pp"], figures["t_tg"])
+
+
+def _rates(work: Work, prefill: float, decode: float) -> Rates:
+    """From seconds."""
+    rates = {"prefill": work.rows * work.context / prefill}
+    return rates | {"decode": work.rows * work.tokens / decode} if work.tokens else rates
+
+
+class Bench:
+    """One model, and the parameters of the measurements."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.pairs: int = options.pairs
+        self.counts = [int(count) for count in options.rows.split(",")]
+        self.threads: int = options.threads or cores()
+        self.tools: Path = options.tools
+        self.file = Path(options.folder) / f"{options.shape}-{options.recipe}.gguf"
+        self.gpu: bool = options.gpu
+        self.device = ""
+        self.title = f"llama.cpp, {SHAPES[options.shape].name}, {options.recipe}"
+        self._write(SHAPES[options.shape], options.recipe)
+        if self.gpu:
+            device = llamacpp.probe()
+            assert isinstance(device, DeviceInfo), device
+            self.device = device.name
+
+    def _write(self, shape: Any, recipe: str) -> None:
+        write_gguf.write(shape, recipe, self.file, random_blocks=True)
+
+    def row(self, name: str, value: float, peer: float, unit: str, ratios: Sequence[float], **more: object) -> Row:
+        ratio = statistics.median(ratios)
+        facts = {"ratios": [round(each, 3) for each in ratios], "threads": self.threads, **more}
+        return row(f"{self.title}, {name}", value, unit, peer=round(peer, 4), ratio=ratio, device=self.device, **facts)
+
+    def peers(self) -> list[BatchedBench]:
+        """llama-batched-bench with the settings to try."""
+        layers = 99 if self.gpu else 0
+        micro_batches = ["512", "2048"] if self.gpu else ["512"]
+        settings = [[unified, "-ub", size] for unified in ("-kvu", "-no-kvu") for size in micro_batches]
+        return [BatchedBench(self.tools, self.file, self.threads, layers, options) for options in settings]
+
+
+def steps(bench: Bench) -> Iterator[Row]:
+    localllm = Localllm(bench.file, max(bench.counts), bench.threads)
+    for rows in bench.counts:
+        yield from _compare(bench, localllm, Work(rows, CONTEXT, STEPS), ["decode"])
+    yield from _compare(bench, localllm, Work(1, PROMPT, 0), ["prefill"])
+
+
+def _compare(bench: Bench, localllm: Localllm, work: Work, kinds: Sequence[str]) -> Iterator[Row]:
+    localllm.measure(work)
+    peer = max(bench.peers(), key=lambda each: each.measure(work)[kinds[0]])
+    ours: list[Rates] = []
+    theirs: list[Rates] = []
+    programs: list[Callable[[], None]] = [
+        lambda: ours.append(localllm.measure(work)),
+        lambda: theirs.append(peer.measure(work)),
+    ]
+    for number in range(bench.pairs):
+        for measure in programs if number % 2 == 0 else reversed(programs):
+            measure()
+    for kind in kinds:
+        values = [rates[kind] for rates in ours]
+        against = [rates[kind] for rates in theirs]
+        ratios = [value / other for value, other in zip(values, against, strict=True)]
+        title = f"{kind}, {work.rows} row{'s' * (work.rows > 1)} of {work.context} tokens"
+        medians = statistics.median(values), statistics.median(against)
+        yield bench.row(title, *medians, "tokens/s", ratios, against=f"llama-batched-bench {peer.options}")
+
+
+def load(bench: Bench) -> Iterator[Row]:
+    """Each load is in a new process. `ours` includes the header of the file and the plan of the memory."""
+    settings = json.dumps({"file": str(bench.file), "threads": bench.threads, "gpu": bench.gpu})
+    commands = {name: [sys.executable, __file__, f"--first-token={name}", settings] for name in FIRST_TOKENS}
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for name in commands:
+        _seconds(commands[name])
+    for number in range(bench.pairs):
+        for name in commands if number % 2 == 0 else reversed(commands):
+            times[name].append(_seconds(commands[name]))
+    ratios = [peer / ours for ours, peer in zip(times["localllm"], times["llama.cpp"], strict=True)]
+    medians = statistics.median(times["localllm"]), statistics.median(times["llama.cpp"])
+    yield bench.row("load to the first token", *medians, "s", ratios, against="the calls of llama.cpp")
+
+
+def _seconds(command: Sequence[str]) -> float:
+    time.sleep(PAUSE)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def first_token_of_localllm(file: str, threads: int, gpu: bool) -> float:
+    start = time.perf_counter()
+    options = LoadOptions(context=PROMPT, max_rows=16, max_step_tokens=STEP_TOKENS, threads=threads)
+    engine = Engine(llamacpp.open(read_model(Path(file)), options))
+    engine.submit(Request("first", tuple(range(LOAD_PROMPT)), 1))
+    while engine.has_work:
+        engine.step()
+    return time.perf_counter() - start
+
+
+def first_token_of_llamacpp(file: str, threads: int, gpu: bool) -> float:
+    from run_llamacpp import LlamaCpp
+
+    start = time.perf_counter()
+    program = LlamaCpp(file, threads, mmap=True, gpu=gpu)
+    program.do("prefill", 1, LOAD_PROMPT, 0)
+    return time.perf_counter() - start
+
+
+FIRST_TOKENS: Mapping[str, Callable[[str, int, bool], float]] = {
+    "localllm": first_token_of_localllm,
+    "llama.cpp": first_token_of_llamacpp,
+}
+PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {"steps": steps, "load": load}
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("--tools", type=Path, help="folder of llama.cpp's programs")
+    arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
+    arguments.add_argument("--recipe", choices=write_gguf.RECIPES, default="q8_0")
+    arguments.add_argument("--folder", default="build/bench", help="folder for the model")
+    arguments.add_argument("--rows", default="1,8,16")
+    arguments.add_argument("--parts", default=",".join(PARTS))
+    arguments.add_argument("--pairs", type=int, default=5)
+    arguments.add_argument("--threads", type=int, help="default: physical cores")
+    arguments.add_argument("--gpu", action="store_true", help="all layers on the GPU")
+    arguments.add_argument("--save", default="llamacpp", help="which results to replace; empty: none")
+    arguments.add_argument("--first-token", choices=FIRST_TOKENS, help=argparse.SUPPRESS)
+    arguments.add_argument("settings", nargs="?", type=json.loads, help=argparse.SUPPRESS)
+    options = arguments.parse_args()
+    if options.first_token:
+        print(FIRST_TOKENS[options.first_token](**options.settings))
+        return
+    bench = Bench(options)
+    for part in options.parts.split(","):
+        for figure in PARTS[part](bench):
+            save(options.save, [figure], part=True)  # at once: a later measurement may fail
+
+
+if __name__ == "__main__":
+    main()
