@@ -196,18 +196,19 @@ def pull(names: tuple[str, ...], yes: bool, anyway: bool, limit: float, as_json:
     """Download models and adapters.
 
     Shows what it downloads and how much, and asks for confirmation on a terminal. The files are stored in the Hugging
-    Face cache, which other programs share. Only safetensors weights are downloaded, never pickle. The configuration
-    comes first: a model that no backend supports is refused before its weights. Every file is verified with the hash
-    of the hub, and the model appears when all files are complete. After an interruption, run the command again to
-    continue. With --json, each line of standard output is an event: plan, progress or complete.
+    Face cache, which other programs share. Only safetensors and GGUF weights are downloaded, never pickle. The
+    configuration or the header comes first: a model that no backend supports is refused before its weights. Every file
+    is verified with the hash of the hub, and the model appears when all files are complete. After an interruption, run
+    the command again to continue. With --json, each line of standard output is an event: plan, progress or complete.
 
     \b
     NAME is one of:
       qwen3:0.6b                       short name; localllm search lists them
       org/repo, org/repo@revision      repository of Hugging Face, or its branch, tag or commit
       ms:org/repo                      repository of ModelScope
-      org/repo:Q4_K_M                  GGUF files of one quantisation (--anyway: no backend runs them)
+      org/repo:Q4_K_M                  GGUF model; a repository with only GGUF files has a default
       https://huggingface.co/org/repo  page of a repository or of a weight file
+      https://host/model.gguf          GGUF model of another host
       https://host/model.safetensors   one weight file of another host (--anyway: no complete model)
 
     The variables HF_TOKEN, HF_TOKEN_PATH, HF_ENDPOINT, HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HTTPS_PROXY and NO_PROXY
@@ -272,7 +273,7 @@ def fit(name: str, context: int, parallel: int, quant: Any, backend: str | None,
 
 
 @cli.command()
-@click.argument("name", type=StoredModel(), metavar="NAME[@REVISION]")
+@click.argument("name", type=StoredModel(), metavar="NAME[@REVISION][:QUANT]")
 @click.option("--packed", is_flag=True, help="Delete only the cached quantised weights; keep the model.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_flag
@@ -280,7 +281,7 @@ def rm(name: str, packed: bool, yes: bool, as_json: bool) -> int:
     """Delete a downloaded model.
 
     Shows the disk space that the deletion frees, and asks for confirmation. Files that another revision uses stay.
-    Also deletes an unfinished download.
+    Also deletes an unfinished download. NAME:QUANT deletes one GGUF model of a repository.
 
     \b
     Examples:
@@ -352,21 +353,22 @@ def prune(dry_run: bool, everything: bool, yes: bool, as_json: bool) -> int:
 
 
 @cli.command("import")
-@click.argument("path", type=click.Path(), metavar="FOLDER")
-@click.option("--name", default="", metavar="NAME", help="Name after local/; default: the name of the folder.")
-@click.option("--copy", is_flag=True, help="Copy the files; default: links to the files in FOLDER.")
+@click.argument("path", type=click.Path(), metavar="PATH")
+@click.option("--name", default="", metavar="NAME", help="Name after local/; default: that of the folder or file.")
+@click.option("--copy", is_flag=True, help="Copy the files; default: links to the files.")
 @json_flag
 def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
-    """Add a model or adapter folder to the list of models.
+    """Add a folder or a GGUF file to the list of models.
 
-    The model gets the name local/NAME. The store has links to the files in FOLDER, or copies of them with --copy.
-    localllm rm deletes the links or copies, never the files in FOLDER. Only complete models and adapters with
-    safetensors weights are added, never single files.
+    The model gets the name local/NAME. The store has links to the files at PATH, or copies of them with --copy.
+    localllm rm deletes the links or copies, never the files at PATH. PATH is the folder of a complete model or adapter,
+    or a GGUF file, of which all shards are added.
 
     \b
     Examples:
       localllm import ./my-model
       localllm import /mnt/models/my-model --name mine --copy
+      localllm import ./model-Q4_K_M.gguf
     """
     from .commands.store import import_ as body
 

@@ -37,8 +37,14 @@ class WithSettings(click.Command):
         return [*self.params, *flags(), self.get_help_option(ctx)]  # type: ignore[list-item]
 
 
+def existing_gguf(value: str) -> str:
+    """The absolute path of a GGUF file that exists, also without a leading ./; all other texts stay."""
+    is_file = value.lower().endswith(".gguf") and os.path.isfile(value)  # noqa: PTH113 - Path raises for a long text
+    return os.path.abspath(value) if is_file else value  # noqa: PTH100
+
+
 class Model(click.ParamType[str]):
-    """The name of a model, or a folder with a leading /, ./, ../ or ~. A folder becomes an absolute path."""
+    """The name of a model, or a folder with a leading /, ./, ../ or ~, or a GGUF file. A path becomes absolute."""
 
     name = "model"
 
@@ -46,11 +52,12 @@ class Model(click.ParamType[str]):
         from .store.cache import resolve
         from .store.names import is_path
 
+        value = existing_gguf(value)
         return str(resolve(value, allow_path=True).path) if is_path(value) else str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         if _is_folder_prefix(incomplete):
-            return [CompletionItem(incomplete, type="dir")]
+            return [CompletionItem(incomplete, type="file")]
         return completions(self._names, incomplete)
 
     def _names(self) -> Iterator[str]:
@@ -70,6 +77,7 @@ class StoredModel(Model):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from .store.names import is_path
 
+        value = existing_gguf(value)
         return os.path.abspath(os.path.expanduser(value)) if is_path(value) else str(value)  # noqa: PTH100, PTH111
 
     def _names(self) -> Iterator[str]:
@@ -83,7 +91,7 @@ class AnyModel(StoredModel):
     """The name of a model or an adapter, on this machine or not, or a path."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return str(value)
+        return existing_gguf(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         if _is_folder_prefix(incomplete):
@@ -127,15 +135,18 @@ class AliasName(click.ParamType[str]):
 
 
 class AdapterFiles(click.ParamType[str]):
-    """The name of an adapter on this machine, or the path of its folder."""
+    """The name of an adapter on this machine, or the path of its folder or GGUF file."""
 
     name = "adapter"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return existing_gguf(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from .store.cache import adapters
 
         if _is_folder_prefix(incomplete):
-            return [CompletionItem(incomplete, type="dir")]
+            return [CompletionItem(incomplete, type="file")]
         return completions(lambda: [adapter.id for adapter in adapters()], incomplete)
 
 

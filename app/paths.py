@@ -79,7 +79,7 @@ def packed_dir(model: Path) -> Path:
     This folder is inside the model folder and is deleted with the model. If the model folder is read-only or part of
     localllm, the folder of the weights is in localllm's cache.
     """
-    if os.access(model, os.W_OK) and assets_dir() not in model.resolve().parents:
+    if model.is_dir() and os.access(model, os.W_OK) and assets_dir() not in model.resolve().parents:
         return model / ".localllm"
     return cache_dir() / "packed" / hashlib.sha256(os.fsencode(model.resolve())).hexdigest()[:16]
 

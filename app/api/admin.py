@@ -230,6 +230,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     stored: str  # time at which the newest file was stored, in ISO 8601
     size: str  # of all files, with its unit
     context: int | None  # tokens; None: unknown
+    description: str = ""  # architecture, format or origin
+    backend: str = ""  # the backend that runs a GGUF model, and the reason; empty for other models
     base: str = ""  # base model of an adapter; empty: unknown
     licence: str
     template: str | None  # verdict on the chat template; None: adapters have none
@@ -251,7 +253,6 @@ class CatalogMatch(msgspec.Struct, frozen=True, kw_only=True):
     formats: tuple[str, ...] = ()
     gated: bool = False
     description: str = ""
-    supported: bool = True  # whether a backend of this version reads one of the formats
 
 
 class HubMatch(msgspec.Struct, frozen=True, kw_only=True):

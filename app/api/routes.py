@@ -157,7 +157,7 @@ class _Api:
         return {
             "id": model.id,
             "object": "model",
-            "created": int((model.path / "config.json").stat().st_mtime),
+            "created": int(model.file.stat().st_mtime),
             "owned_by": "localllm",
             "loaded": loaded is not None,
             "max_model_len": context or None,

@@ -10,6 +10,7 @@ import click
 from ... import backends
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.errors import ModelRefused
+from ...engine.ggufmodel import model_file
 from ...engine.modelfiles import read_json, read_model
 from ...engine.quantization import Quant
 from .. import config
@@ -17,12 +18,13 @@ from ..api.admin import LoadFlags
 from ..daemon.loading import load_options, load_settings
 from ..errors import ModelUnusable, NoBackend
 from ..sizes import size
-from ..store.cache import ModelRef
-from ..store.check import missing_tensor
+from ..store.cache import ModelRef, has_gguf
+from ..store.check import check, missing_tensor
 from ..store.fit import fit as fit_files
 from ..store.fitting import Fit
+from ..store.ggufs import is_gguf
 from ..store.opening import Origin, opened
-from ..store.selection import NO_CONFIG, NO_GGUF, OTHER_REPO
+from ..store.selection import NO_CONFIG
 from .console import safe
 
 
@@ -32,6 +34,7 @@ def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: st
     try:
         with opened(name) as (path, origin):
             _refuse_other_kinds(path, origin)
+            path = _checked(path)
             settings = load_settings(defaults, origin.name, LoadFlags(quant=quant, backend=backend))
             files = read_model(path, origin.name)
             if missing := missing_tensor(files):
@@ -51,18 +54,26 @@ def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: st
 
 
 def _refuse_other_kinds(path: Path, origin: Origin) -> None:
-    """Raises ModelUnusable for adapters, GGUF models and weights without config.json."""
+    """Raises ModelUnusable for adapters and weights without config.json."""
     if origin.problem:
         raise ModelUnusable(origin.problem, param="model")
-    if (path / "config.json").exists():
+    if (path / "config.json").exists() or is_gguf(path) or has_gguf(path):
         return
     if (path / ADAPTER_CONFIG).exists():
         base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path") or "MODEL"
         hint = f"fit its base model, which reserves memory for adapters: localllm fit {base!s:.100}"
         raise ModelUnusable(f"{origin.name} is an adapter", hint=hint, param="model")
-    if path.suffix.lower() == ".gguf" or any(path.rglob("*.gguf")):
-        raise ModelUnusable(f"{origin.name}: {NO_GGUF}", hint=OTHER_REPO, param="model")
     raise ModelUnusable(f"{origin.name}: {NO_CONFIG}", hint="name the folder or the repository", param="model")
+
+
+def _checked(path: Path) -> Path:
+    """The path. A process with limits has read the header of a GGUF file before. Raises ModelRefused."""
+    file = model_file(path) if is_gguf(path) or has_gguf(path) else None
+    if file is None:
+        return path
+    if problems := check(file, ask_backends=False):
+        raise ModelRefused(problems[0])
+    return file
 
 
 def _print(entry: Fit) -> None:

@@ -13,7 +13,6 @@ import click
 from .. import config
 from ..sizes import size
 from ..store import cache, listing, stored
-from ..store.check import check
 from ..store.download import Download, Plan, check_space
 from ..store.lookup import is_offline, offline_error
 from ..store.transfer.policy import from_environment
@@ -85,7 +84,10 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
             missing_bytes=plan.missing_bytes,
             received_bytes=plan.received_bytes,
         )
-    elif plan.to_download:
+        return
+    if plan.note:
+        say(f"{plan.note}")
+    if plan.to_download:
         licence = f", licence {safe(repository.licence)}" if repository.licence else ""
         received = f", {size(plan.received_bytes)} of it received before" if plan.received_bytes else ""
         count = f"{len(plan.to_download)} of {len(plan.files)} files"
@@ -96,7 +98,7 @@ def _show_result(model: cache.ModelRef, as_json: bool) -> None:
     if as_json:
         _event("complete", model=model.id, path=str(model.path), size=model.size)
         return
-    problem = listing.problem_of(model.path) or "".join(check(model.path)[:1])
+    problem = "".join(listing.problems_of(model)[:1])
     if problem:
         say(f"{model.id} is in {model.path} ({size(model.size)}); it cannot be used: {problem}")
     elif cache.is_complete(model.path):

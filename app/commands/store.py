@@ -16,7 +16,7 @@ from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
 from ..store import cache, catalog, preferences, stored
-from ..store.names import GUIDE, LOCAL, is_path, parse
+from ..store.names import GUIDE, LOCAL, HubName, is_path, parse
 from .console import one_line, say, table
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..store.searching import Repository
     from ..store.verify import Verdict
 
+GGUF_BACKEND = "llamacpp: GGUF files go to llama.cpp"
 DAMAGED = 1  # exit code of verify
 
 
@@ -47,19 +48,23 @@ def show(name: str, as_json: bool) -> int:
 def _facts(model: cache.ModelRef) -> dict[str, Any]:
     from ..store.adapters import base_of
     from ..store.inspect import licence
-    from ..store.listing import problems_of
-    from ..store.trial import try_folder
-    from ..store.verify import expected_hash
+    from ..store.listing import problems_of, with_problem
+    from ..store.trial import try_folder, try_gguf
+    from ..store.verify import expected_hash, files_of
 
     files: list[dict[str, Any]] = []
     newest = 0.0
-    for path in sorted(model.path.rglob("*")):
-        if path.is_file() and ".localllm" not in path.parts:
+    for name, path in files_of(model):
+        if path.is_file():
             digest, blob = expected_hash(path)
             newest = max(newest, blob.stat().st_mtime)
-            files.append({"name": str(path.relative_to(model.path)), "size": blob.stat().st_size, "hash": digest})
+            files.append({"name": name, "size": blob.stat().st_size, "hash": digest})
     kind = stored.kind_of(model.path)
+    problems = problems_of(model)
     template = try_folder(model.path) if kind == "model" else None
+    if kind == "gguf" and cache.is_complete(model.path):
+        model = with_problem(model)  # has its context and its architecture
+        template = try_gguf(model.path)
     preferred = preferences.read()
     return {
         "id": model.id,
@@ -70,11 +75,13 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "stored": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if newest else "",
         "size": size(sum(file["size"] for file in files)),
         "context": model.context or None,
+        "description": model.description,
+        "backend": GGUF_BACKEND if kind == "gguf" else "",
         "base": base_of(model.path) if kind == "adapter" else "",
         "licence": licence(model.path),
         "template": f"{template.status} {template.reason}".strip() if template else None,
         "aliases": [alias for alias, target in preferred.aliases.items() if target == model.id],
-        "problems": problems_of(model),
+        "problems": problems,
         "settings": config.model_settings(preferred.settings, model.id),
         "files": files,
     }
@@ -235,6 +242,8 @@ def _set_alias(name: str, model: str) -> None:
     if str(target) in preferences.read().aliases:
         raise InvalidRequest(f"{model} is itself an alias", hint="name its model", param="model")
     text = str(Path(model).expanduser().absolute()) if is_path(model) else str(target)
+    if isinstance(target, HubName) and target.file:
+        text = model  # an address: the name of the repository does not select the file
     if is_path(text):
         cache.resolve(text, allow_path=True)  # raises ModelNotFound for a folder without a model
     elif cache.find(text) is None and text != GUIDE:
@@ -274,10 +283,10 @@ def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> 
     return problem.exit_code if problem else 0
 
 
-def _entry_json(entry: catalog.Entry) -> dict[str, object]:
+def _entry_json(entry: catalog.Entry) -> dict[str, Any]:
     import msgspec
 
-    return {**msgspec.to_builtins(entry), "supported": entry.is_supported}
+    return dict(msgspec.to_builtins(entry))
 
 
 def _hub_row(item: Repository) -> tuple[str, ...]:
@@ -289,8 +298,7 @@ def _print_search(entries: dict[str, catalog.Entry], repositories: list[Any]) ->
     if entries:
         rows = []
         for name, entry in entries.items():
-            note = entry.description if entry.is_supported else "needs the backend llamacpp, not built yet"
-            notes = ", ".join(filter(None, ("gated" if entry.gated else "", note)))
+            notes = ", ".join(filter(None, ("gated" if entry.gated else "", entry.description)))
             rows.append((name, _about(entry.size), _about(entry.memory), entry.licence, entry.repository, notes))
         table(("NAME", "SIZE", "MEMORY", "LICENCE", "REPOSITORY", ""), rows)
     if repositories:

@@ -72,5 +72,13 @@ class Names:
 
 
 def is_inside(path: Path, folders: Iterable[Path]) -> bool:
-    """True if the path or a parent of it is one of the folders, also through symbolic links."""
-    return any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
+    """True if the path or a parent of it is one of the folders, also through symbolic links of folders.
+
+    The path and the folders may be files: the link of a file is not followed, because a store has links of other files.
+    """
+    location = _location(path)
+    return any(location.is_relative_to(_location(folder)) for folder in folders)
+
+
+def _location(path: Path) -> Path:
+    return path.resolve() if path.is_dir() else path.parent.resolve() / path.name

@@ -1,4 +1,5 @@
-"""Whether a backend supports the architecture of a model. A process asks the backends once for each config.json.
+"""Whether a backend supports the architecture of a model. A process asks the backends once for each config.json, and
+once for each GGUF file.
 
 The answers are in a file of the cache folder, because a list of models must not start a process for each of them.
 """
@@ -14,6 +15,7 @@ import sys
 import sysconfig
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,40 +23,63 @@ from ...engine.modelconfig import FAMILIES
 from ...engine.modelfiles import read_architecture
 from .. import paths
 from ..version import VERSION
+from .ggufs import is_gguf
 
 ACCEPTS = (sys.executable, "-P", "-m", "localllm.app.worker.accepts_child")
 START_SECONDS = 60.0  # maximum duration of that process for one model
 SECONDS_PER_MODEL = 5.0  # more for each further model
 
+MISSING = " missing"  # end of the key of a missing package
+
 _asking = threading.Lock()
 
 
 def unsupported(folder: Path) -> str:
-    """The reason why no backend supports the architecture and the weight format in config.json; empty if one does.
+    """The reason why no backend supports the architecture and the weight format of a model; empty if one does.
 
-    Starts a process if the answer is not remembered. Raises ModelRefused for a malformed config.json.
+    `folder`: a folder with config.json, or a GGUF file. Starts a process if the answer is not remembered. Raises
+    ModelRefused for a malformed config.json.
     """
-    reason = answer(question(folder))
-    return ask([folder])[folder] if reason is None else reason
+    key = question(folder)
+    if answer(key) is None:
+        return ask([folder])[folder].refusal
+    return _read().get(key, "")
 
 
 def question(folder: Path) -> str:
-    """The key of the answer about a config.json; empty if the architecture is certainly supported.
+    """The key of the answer about a config.json or a GGUF file; empty if the architecture is certainly supported.
 
     Raises ModelRefused for a malformed config.json.
     """
+    if is_gguf(folder):
+        return _key(folder)
     config = read_architecture(folder).config
     is_foreign = config.quantization is not None and config.quantization.method == "foreign"
     return "" if config.model_type in FAMILIES and not is_foreign else _key(folder)
 
 
 def answer(question: str) -> str | None:
-    """The remembered reason why no backend supports an architecture; empty if one does, None without an answer."""
-    return _read().get(question) if question else ""
+    """The remembered reason why no backend on this machine runs a model; empty if one does, None without an answer."""
+    if not question:
+        return ""
+    refusal = _read().get(question)
+    return refusal if refusal is None else refusal or _read().get(question + MISSING, "")
 
 
-def ask(folders: Sequence[Path]) -> dict[Path, str]:
-    """The reason for each folder, by one process that asks the backends. Remembers the answers.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of the backends about one model."""
+
+    refusal: str = ""  # why no backend supports the model
+    missing: str = ""  # the package that the backend of the model needs and that is not installed
+
+    @property
+    def problem(self) -> str:
+        return self.refusal or self.missing
+
+
+def ask(folders: Sequence[Path]) -> dict[Path, Answer]:
+    """The answer for each folder or GGUF file, by one process that asks the backends. Remembers the answers.
 
     The reason of a process that fails is not remembered.
     """
@@ -63,13 +88,16 @@ def ask(folders: Sequence[Path]) -> dict[Path, str]:
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        return dict.fromkeys(folders, f"the backends gave no answer about the architecture within {seconds:g} s")
+        problem = f"the backends gave no answer about the architecture within {seconds:g} s"
+        return dict.fromkeys(folders, Answer(problem))
     if child.returncode:
         problem = f"the backends cannot be asked about the architecture: the process ended with {child.returncode}"
-        return dict.fromkeys(folders, problem)
-    reasons = dict(zip(folders, json.loads(child.stdout), strict=True))
-    _remember({_key(folder): reason for folder, reason in reasons.items()})
-    return reasons
+        return dict.fromkeys(folders, Answer(problem))
+    answers = {folder: Answer(*texts) for folder, texts in zip(folders, json.loads(child.stdout), strict=True)}
+    refusals = {_key(folder): answer.refusal for folder, answer in answers.items()}
+    missing = {_key(folder) + MISSING: answer.missing for folder, answer in answers.items()}
+    _remember(refusals | missing)
+    return answers
 
 
 def ask_in_background(folders: Sequence[Path]) -> None:
@@ -86,8 +114,12 @@ def _ask_and_release(folders: Sequence[Path]) -> None:
 
 
 def _key(folder: Path) -> str:
-    """The hash of the configuration, and of the versions that decide about it."""
-    content = _versions().encode() + (folder / "config.json").read_bytes()
+    """The hash of the configuration, and of the versions that decide about it. A GGUF file has its time instead."""
+    if is_gguf(folder):
+        status = folder.stat()
+        content = f"{_versions()}{os.path.realpath(folder)} {status.st_size} {status.st_mtime_ns}".encode()
+    else:
+        content = _versions().encode() + (folder / "config.json").read_bytes()
     return hashlib.sha256(content).hexdigest()[:32]
 
 

@@ -18,7 +18,8 @@ from ...engine.errors import ModelRefused
 from ...engine.modelfiles import read_json
 from .. import paths
 from ..errors import AdapterNotFound, InvalidRequest, ModelNotFound
-from . import catalog, names, suggestions, unfinished
+from . import catalog, ggufs, names, suggestions, unfinished
+from .ggufs import GgufModel
 from .names import GUIDE, LOCAL, MAIN, FileAddress, HubName, LocalPath, ShortName, is_path
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -31,8 +32,8 @@ SHORTEST_COMMIT = 7
 class ModelRef:
     """A model or an adapter on disk."""
 
-    id: str  # guide, org/repo, org/repo@revision or the path of a folder
-    path: Path  # the folder with config.json
+    id: str  # guide, org/repo, org/repo@revision, org/repo:QUANT or the path of a folder or of a GGUF file
+    path: Path  # the folder with config.json; of a GGUF model: its file, or its first shard
     bundled: bool = False
     revision: str = ""  # commit of the snapshot; empty: not in the Hugging Face cache
     size: int = 0  # bytes on disk
@@ -41,12 +42,18 @@ class ModelRef:
     description: str = ""
     problem: str = ""  # the reason why it cannot be used, where a list has checked it (app/store/listing.py)
 
+    @property
+    def file(self) -> Path:
+        """The file that every model of this format has: config.json, or the first GGUF file."""
+        return self.path if ggufs.is_gguf(self.path) else self.path / "config.json"
+
 
 def available() -> list[ModelRef]:
     """Every complete model, the built-in model first."""
     models = bundled()
     for folder in repo_folders():
         models += snapshots(folder)
+        models += [model for model in gguf_models(folder) if is_complete(model.path)]
     return models
 
 
@@ -63,7 +70,7 @@ def repo_folders() -> list[Path]:
 
 
 def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
-    """The model of this name: guide, an alias, a short name, a repository. With `allow_path`, also a folder.
+    """The model of this name: guide, an alias, a short name, a repository. With `allow_path`, also a folder or a file.
 
     Raises ModelNotFound, with similar names or the command that downloads or completes the model as its hint.
     """
@@ -93,14 +100,15 @@ def repair_of_missing(model: str) -> str:
 def find(name: str, *, allow_path: bool = False, complete: Callable[[Path], bool] | None = None) -> ModelRef | None:
     """The model of this name; None if it is not on this machine, or the name is malformed.
 
-    `complete`: the test of a snapshot in the cache, is_complete by default.
+    A name without a quantisation prefers safetensors weights to GGUF models. `complete`: the test of a snapshot in the
+    cache, is_complete by default.
     """
     try:
         parsed = names.parse(name)
         target = catalog.expand(parsed) or parsed
         if isinstance(target, LocalPath):
             return _from_path(target.path) if allow_path or target is not parsed else None
-        return find_snapshot(target, complete or is_complete)
+        return find_snapshot(target, complete or is_complete) or _find_gguf(target)
     except (InvalidRequest, ModelNotFound):
         return None
 
@@ -113,10 +121,62 @@ def find_snapshot(name: names.Name, complete: Callable[[Path], bool]) -> ModelRe
         case ShortName(tag=""):
             return _cached(names.repo_folder(name.family), name.revision, complete)
         case HubName(quant=""):
-            return _cached(name.folder, name.revision, complete)
+            return None if ggufs.is_gguf(Path(name.file)) else _cached(name.folder, name.revision, complete)
         case FileAddress():
             return _cached(name.folder, "", complete)
     return None
+
+
+def _find_gguf(name: names.Name, models_in: Callable[[Path], list[GgufModel]] = ggufs.models_in) -> ModelRef | None:
+    """The complete GGUF model that a name selects; None without one, or if the name selects several.
+
+    `models_in`: lists the candidates of a snapshot.
+    """
+    match name:
+        case ShortName():
+            target = HubName(name.family, name.revision, name.tag.upper())
+        case HubName():
+            target = name
+        case FileAddress():
+            target = HubName(name.repo)
+        case _:
+            return None
+    snapshot = _cached(target.folder, target.revision, has_gguf)
+    if snapshot is None:
+        return None
+    models = models_in(snapshot.path)
+    selected = ggufs.select(target, models)
+    return None if selected is None else _describe_gguf(snapshot, selected, models)
+
+
+def gguf_models(repo_folder: Path) -> Iterator[ModelRef]:
+    """The GGUF models in the snapshots of one repository, also those with missing shards."""
+    for snapshot in snapshots(repo_folder, has_gguf):
+        models = ggufs.models_in(snapshot.path)
+        for model in models:
+            yield _describe_gguf(snapshot, model, models)
+
+
+def find_file(repo_folder: Path, file: Path) -> ModelRef | None:
+    """The GGUF model or adapter in a repository that has this file; None without one."""
+    for snapshot in snapshots(repo_folder, has_gguf):
+        for models in (ggufs.models_in(snapshot.path), ggufs.adapters_in(snapshot.path)):
+            for model in models:
+                if file in {stored.path for stored in model.files}:
+                    return _describe_gguf(snapshot, model, models)
+    return None
+
+
+def has_gguf(snapshot: Path) -> bool:
+    """True if a snapshot has a GGUF file."""
+    return bool(ggufs.files_in(snapshot))
+
+
+def _describe_gguf(snapshot: ModelRef, model: GgufModel, models: list[GgufModel]) -> ModelRef:
+    """`models`: all models of the snapshot, of which this is one."""
+    description = f"GGUF {model.quant}".strip()
+    id = ggufs.id_of(snapshot.id, model, models)
+    return replace(snapshot, id=id, path=model.path, size=model.size, packed=0, context=0, description=description)
 
 
 def adapters() -> list[ModelRef]:
@@ -129,7 +189,15 @@ def adapters() -> list[ModelRef]:
         for adapter in snapshots(folder, is_adapter):
             base = read_object(adapter.path / ADAPTER_CONFIG).get("base_model_name_or_path")
             refs.append(replace(adapter, description=str(base or "")))
+        refs += _gguf_adapters(folder)
     return refs
+
+
+def _gguf_adapters(repo_folder: Path) -> Iterator[ModelRef]:
+    for snapshot in snapshots(repo_folder, has_gguf):
+        models = ggufs.adapters_in(snapshot.path)
+        for model in models:
+            yield replace(_describe_gguf(snapshot, model, models), description="")
 
 
 def builtin_adapters() -> list[ModelRef]:
@@ -139,14 +207,14 @@ def builtin_adapters() -> list[ModelRef]:
 
 
 def resolve_adapter(name: str, *, allow_path: bool = False) -> ModelRef:
-    """The adapter of this name. With `allow_path`, also a folder (with a leading /, ./, ../ or ~).
+    """The adapter of this name. With `allow_path`, also a folder or a GGUF file (with a leading /, ./, ../ or ~).
 
     Raises AdapterNotFound, with similar names as its hint. The files of a folder are not read here.
     """
     if allow_path and is_path(name):
         folder = Path(name).expanduser().absolute()
-        if not _is_folder(folder):
-            hint = f"an adapter is a folder with {ADAPTER_CONFIG}"
+        if not (_is_folder(folder) or (ggufs.is_gguf(folder) and _is_file(folder))):
+            hint = f"an adapter is a folder with {ADAPTER_CONFIG}, or a GGUF file"
             raise AdapterNotFound(f"adapter folder {str(folder)[:200]} does not exist", hint=hint, param="lora_path")
         return ModelRef(id=str(folder), path=folder)
     builtin = {adapter.id: adapter for adapter in builtin_adapters()}
@@ -163,15 +231,23 @@ def _find_adapter(name: str) -> ModelRef | None:
     except InvalidRequest:
         return None
     match catalog.expand(parsed):
-        case HubName(quant="") as repository:
-            return _cached(repository.folder, repository.revision, is_adapter)
+        case HubName(quant="", file="") as repository:
+            peft = _cached(repository.folder, repository.revision, is_adapter)
+            return peft or _find_gguf(repository, ggufs.adapters_in)
+        case HubName() | FileAddress() as target:
+            return _find_gguf(target, ggufs.adapters_in)
         case LocalPath() as folder if not isinstance(parsed, LocalPath):  # an alias of a folder
             return ModelRef(id=folder.text, path=folder.path) if is_adapter(folder.path) else None
     return None
 
 
 def is_adapter(folder: Path) -> bool:
-    """True if the folder has adapter_config.json and safetensors weights. A dangling link is a missing file."""
+    """True if the folder has adapter_config.json and safetensors weights. A dangling link is a missing file.
+
+    A path of a file is that of a GGUF adapter, or of something else.
+    """
+    if ggufs.is_gguf(folder):
+        return ggufs.is_adapter(folder)
     return (folder / ADAPTER_CONFIG).is_file() and any(file.is_file() for file in folder.glob("*.safetensors"))
 
 
@@ -181,7 +257,12 @@ def is_commit(revision: str, commit: str) -> bool:
 
 
 def is_complete(folder: Path) -> bool:
-    """True if the folder has config.json and every weight file of the index. A dangling link is a missing file."""
+    """True if the folder has config.json and every weight file of the index. A dangling link is a missing file.
+
+    The path of a GGUF model is complete if all its shards exist.
+    """
+    if ggufs.is_gguf(folder) and _is_file(folder):
+        return ggufs.model_of(folder).is_complete and not ggufs.is_adapter(folder)
     if not (folder / "config.json").is_file():
         return False
     index = folder / "model.safetensors.index.json"
@@ -244,13 +325,36 @@ def _is_folder(path: Path) -> bool:
 
 def _from_path(folder: Path) -> ModelRef:
     folder = folder.absolute()
+    if ggufs.is_gguf(folder) and _is_file(folder):
+        return _from_gguf(str(folder), ggufs.model_of(folder))
     if not _is_folder(folder):
-        hint = "the path of a model is a folder with config.json"
-        raise ModelNotFound(f"folder {str(folder)[:200]} does not exist", hint=hint, param="model")
+        hint = "the path of a model is a folder with config.json, or a GGUF file"
+        raise ModelNotFound(f"{str(folder)[:200]} does not exist", hint=hint, param="model")
     if not (folder / "config.json").is_file():
-        hint = "a model folder has config.json, tokenizer.json and *.safetensors, as on Hugging Face"
-        raise ModelNotFound(f"{folder} is not a model folder: config.json is missing", hint=hint, param="model")
+        return _from_gguf_folder(folder)
     return _describe(str(folder), folder, files=folder.glob("*"))  # without subfolders: a path such as / has too many
+
+
+def _from_gguf(name: str, model: GgufModel) -> ModelRef:
+    if not model.is_complete:
+        hint = f"copy all shards to {model.path.parent}"
+        raise ModelNotFound(f"{name[:200]} is one of several shards, and others are missing", hint=hint, param="model")
+    if ggufs.is_adapter(model.path):
+        raise ModelNotFound(f"{name[:200]} is an adapter", hint=f"localllm adapters load {name}", param="model")
+    return ModelRef(id=name, path=model.path, size=model.size, description=f"GGUF {model.quant}".strip())
+
+
+def _from_gguf_folder(folder: Path) -> ModelRef:
+    """The only GGUF model in a folder without config.json. Raises ModelNotFound if there are several, or none."""
+    models = ggufs.models_in(folder, deep=False)
+    if len(models) == 1:
+        return _from_gguf(str(folder), models[0])
+    if models:
+        files = ", ".join(model.path.name for model in models[:3])
+        hint = f"name one of the files: {files}"
+        raise ModelNotFound(f"{folder} has {len(models)} GGUF models", hint=hint, param="model")
+    hint = "a model folder has config.json, tokenizer.json and *.safetensors, as on Hugging Face, or a GGUF file"
+    raise ModelNotFound(f"{folder} is not a model folder: config.json is missing", hint=hint, param="model")
 
 
 def _describe(

@@ -45,11 +45,6 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         assert isinstance(with_revision, HubName)
         return with_revision
 
-    @property
-    def is_supported(self) -> bool:
-        """True if a backend of this version reads one of the formats."""
-        return "safetensors" in self.formats
-
 
 def entries() -> Mapping[str, Entry]:
     """Short name -> entry, the user's entries first. Raises ConfigError for a malformed file of the user."""

@@ -9,13 +9,14 @@ from pathlib import Path
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.adapterfiles import read_adapter_header
 from ...engine.errors import ModelRefused
-from ...engine.modelconfig import FAMILIES
+from ...engine.ggufmodel import parse_metadata
+from ...engine.modelconfig import FAMILIES, ModelConfig
 from ...engine.modelfiles import ModelFiles, read_model
 from .architectures import unsupported
-from .headers import LocalFile, read_gguf
+from .ggufs import files_in, is_adapter, is_gguf, model_of
+from .headers import read_gguf_file
 
 TOKENIZER = "tokenizer.json"
-GGUF = ".gguf"
 
 # A shard of a GGUF model, for example model-00001-of-00003.gguf.
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -28,21 +29,38 @@ def check(path: Path, *, ask_backends: bool = True) -> list[str]:
     unsupported architecture are problems. Weights are not compared with their hashes. Without `ask_backends`, an
     architecture of which only a backend knows is no problem, and the check takes about a millisecond.
     """
-    if path.suffix.lower() == GGUF:
-        return check_gguf([path])
+    if is_gguf(path):
+        return _check_gguf_model(path, ask_backends)
     if (path / ADAPTER_CONFIG).exists() and not (path / "config.json").exists():
         return _problem_of(read_adapter_header, path)
-    files = sorted(path.glob("*.gguf"))
+    files = [file.path for file in files_in(path)]
     if files and not any(path.glob("*.safetensors")):
         return check_gguf(files)
     return _check_model(path, ask_backends)
+
+
+def _check_gguf_model(path: Path, ask_backends: bool) -> list[str]:
+    """`path`: a GGUF file that may not exist, or the first of several shards."""
+    files = [file.path for file in model_of(path).files] if path.is_file() else [path]
+    problems = check_gguf(files)
+    if problems or is_adapter(path):
+        return problems
+    problems = _problem_of(gguf_config, files[0])
+    if not problems and ask_backends:
+        problems += filter(None, [unsupported(path)])
+    return problems
+
+
+def gguf_config(file: Path) -> ModelConfig:
+    """The configuration in the metadata of a GGUF file, the first shard of a model. Raises ModelRefused."""
+    return parse_metadata(read_gguf_file(file).metadata, file.name)
 
 
 def check_gguf(files: Sequence[Path]) -> list[str]:
     """The problems of GGUF files in one folder: damaged headers, and missing shards."""
     problems = missing_shards([file.name for file in files])
     for file in files:
-        problems += _problem_of(lambda path: read_gguf(LocalFile.open(path)), file)
+        problems += _problem_of(read_gguf_file, file)
     return problems
 
 

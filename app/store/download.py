@@ -11,20 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...engine.errors import ModelRefused
 from .. import paths
-from ..errors import ModelUnusable, StorageFailed
+from ..errors import ModelNotFound, ModelUnusable, StorageFailed
 from ..sizes import size
 from . import cache
 from .architectures import unsupported
 from .blobs import blob_of
 from .check import check
 from .disk_errors import translate_disk_errors
+from .ggufs import is_gguf
 from .lookup import credentials, lookup
 from .names import MAIN, FileAddress, HubName
+from .ranges import range_requests
 from .remote import RemoteFile, Repository
-from .selection import OTHER_REPO, gguf_refusal, select, selects_gguf
+from .selection import Selection, gguf_quant, gguf_quants, select, selects_gguf
+from .skeleton import skeleton
 from .targets import remote_name
 from .transfer import lock, publish
 from .transfer.disk import Disk
@@ -44,6 +48,7 @@ class Plan:
     kind: str  # model, adapter, gguf or file
     files: tuple[RemoteFile, ...]
     missing: tuple[RemoteFile, ...]  # not in the snapshot
+    note: str = ""  # the choice of a GGUF model that the name leaves open; empty: no choice
 
     @property
     def to_download(self) -> list[RemoteFile]:
@@ -89,20 +94,22 @@ class Download:
         name = self.name
         if isinstance(name, FileAddress):
             return self._plan_file(name)
-        if selects_gguf(name) and not self._anyway:
-            raise gguf_refusal(name, hint=f"{OTHER_REPO}, or add --anyway to download the files")
         repository = lookup(name, self._policy)
-        selection = select(name, repository.files, gguf=self._anyway)
-        return Plan(repository, selection.kind, tuple(selection.files), tuple(_missing(repository, selection.files)))
+        selection = select(name, repository.files)
+        missing = _missing(repository, selection.files)
+        note = _note(name, repository, selection)
+        return Plan(repository, selection.kind, tuple(selection.files), tuple(missing), note)
 
     def _plan_file(self, name: FileAddress) -> Plan:
-        if not self._anyway:
+        is_model = is_gguf(Path(name.file))
+        if not is_model and not self._anyway:
             raise ModelUnusable(
                 f"{name} is one weight file without config.json: localllm cannot run it",
                 hint="pull the repository of the model, or add --anyway to download only the file",
             )
         repository = lookup(name, self._policy)
-        return Plan(repository, "file", repository.files, tuple(_missing(repository, repository.files)))
+        kind = "gguf" if is_model else "file"
+        return Plan(repository, kind, repository.files, tuple(_missing(repository, repository.files)))
 
     def run(self, plan: Plan) -> cache.ModelRef:
         """Download the missing files, check and publish them.
@@ -141,6 +148,8 @@ class Download:
         transfer.fetch(first)
         if first:
             self._refuse_unsupported(repository, transfer)
+        if plan.kind == "gguf" and missing:
+            self._refuse_unsupported_gguf(plan)
         transfer.fetch([file for file in missing if file not in first])
         if missing:
             self._refuse_damaged(plan, transfer)
@@ -159,6 +168,21 @@ class Download:
         except ModelRefused as error:
             reason = str(error)
         publish.discard_stage(repository.folder)
+        self._refuse(reason)
+
+    def _refuse_unsupported_gguf(self, plan: Plan) -> None:
+        """Raises ModelUnusable if the header of a GGUF model is damaged, or if no backend runs the model."""
+        if self._anyway:
+            return
+        files = [file for file in plan.files if is_gguf(Path(file.name))]
+        try:
+            with range_requests() as fetch, skeleton(files, fetch) as folder:
+                reason = "".join(check(folder / files[0].name)[:1])
+        except ModelRefused as error:
+            reason = str(error)
+        self._refuse(reason)
+
+    def _refuse(self, reason: str) -> None:
         if reason:
             raise ModelUnusable(
                 f"{self.name}: {reason}", hint="pull another model, or add --anyway to download this one all the same"
@@ -206,11 +230,32 @@ class Download:
 
     def _resolve(self, plan: Plan) -> cache.ModelRef:
         repository = plan.repository
-        if plan.kind in ("file", "gguf"):
+        if plan.kind == "gguf":
+            return _stored_gguf(plan)
+        if plan.kind == "file":
             size_on_disk = sum(file.size for file in plan.files)
             return cache.ModelRef(str(self.name), repository.snapshot, revision=repository.commit, size=size_on_disk)
         resolve = cache.resolve_adapter if plan.kind == "adapter" else cache.resolve
         return resolve(f"{repository.id}@{repository.commit}")
+
+
+def _note(name: HubName, repository: Repository, selection: Selection[RemoteFile]) -> str:
+    """The choice of a quantisation for a name without a selector; empty if there is nothing to choose."""
+    quants = gguf_quants(file.name for file in repository.files)
+    if selection.kind != "gguf" or selects_gguf(name) or len(quants) < 2:
+        return ""
+    chosen = gguf_quant(selection.files[-1].name)
+    others = ", ".join(quant for quant in quants if quant != chosen)
+    return f"chose {name}:{chosen}; it also has {others}"
+
+
+def _stored_gguf(plan: Plan) -> cache.ModelRef:
+    """The downloaded GGUF model or adapter. Raises ModelNotFound if another process has deleted it."""
+    repository = plan.repository
+    model = cache.find_file(repository.folder, repository.snapshot / plan.files[-1].name)
+    if model is None:
+        raise ModelNotFound(f"{repository.id} was deleted meanwhile", hint="run the command again", param="model")
+    return model
 
 
 def check_space(needed: int) -> None:

@@ -91,6 +91,17 @@ def read_gguf(reader: Reader) -> GgufHeader:
         needed = answer.needed
 
 
+def read_gguf_file(path: Path) -> GgufHeader:
+    """The validated header of a GGUF file on the disk; a file that stays the same is read once. Raises ModelRefused."""
+    file = LocalFile.open(path)
+    return _read_version(file, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_version(file: LocalFile, *version: int) -> GgufHeader:
+    return read_gguf(file)
+
+
 def _parse(job: Job) -> Answer:
     try:
         reply = _child().call(msgspec.msgpack.encode(job))

@@ -7,16 +7,17 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound, StorageFailed
-from . import cache, catalog, stored, suggestions
-from .blobs import has_shared
+from . import cache, catalog, ggufs, stored, suggestions
+from .blobs import blob_of, has_shared, own_bytes
+from .blobs import delete as delete_blob
 from .disk_errors import translate_disk_errors
-from .names import GUIDE, FileAddress, HubName, ShortName, is_path, parse, parse_hub
-from .selection import gguf_quant
+from .names import GUIDE, WEIGHT_FILES, FileAddress, HubName, ShortName, is_path, parse, parse_hub
+from .selection import gguf_quant, gguf_stem
 from .transfer.lock import unless_locked
 
 if TYPE_CHECKING:
@@ -30,11 +31,12 @@ class Removal:
     name: str
     frees: int  # bytes of disk space that the deletion frees
     execute: Callable[[], None]  # raises InvalidRequest if a transfer of the repository runs, or StorageFailed
-    folders: tuple[Path, ...] = ()  # the deleted folders of models
+    folders: tuple[Path, ...] = ()  # the deleted folders of models, and the deleted GGUF files
 
 
 def plan_removal(name: str) -> Removal:
-    """Plan to delete a repo (`org/repo`, also an incomplete one) or one revision of a repo (`org/repo@revision`).
+    """Plan to delete a repo (`org/repo`, also an incomplete one), one revision of a repo (`org/repo@revision`), or one
+    GGUF model of a repo (`org/repo:QUANT`).
 
     Raises ModelNotFound if the repo is not in the cache, InvalidRequest for a malformed name.
     """
@@ -47,8 +49,8 @@ def plan_removal(name: str) -> Removal:
     if not target.folder.is_dir():
         message = f"model {target.id!r} is not in {paths.hub_cache_dir()}"
         raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, stored.ids()), param="model")
-    if target.quant:
-        _refuse_other_quants(target)
+    if (target.quant or target.file) and (plan := _plan_gguf_removal(target)):
+        return plan
     if target.revision:
         return _plan_revision_removal(target)
     packed = _packed_outside(list((target.folder / "snapshots").glob("*")))
@@ -115,16 +117,65 @@ def _target(name: str) -> HubName:
     return target if isinstance(target, HubName) else parse_hub(name)
 
 
-def _refuse_other_quants(target: HubName) -> None:
-    """Raises ModelNotFound or InvalidRequest unless the GGUF files of a repository are those of one quantisation."""
-    snapshots = (target.folder / "snapshots").glob("*")
-    quants = {gguf_quant(file.name) for folder in snapshots for file in folder.rglob("*.gguf")}
-    if target.quant not in quants:
-        hint = f"it has {', '.join(sorted(quants - {''})) or 'none'}"
-        raise ModelNotFound(f"{target.id} has no GGUF file {target.quant} on this machine", hint=hint, param="model")
-    if len(quants) > 1:
-        message = f"{target.id} also has {', '.join(sorted(quants - {target.quant}))}"
-        raise InvalidRequest(message, hint=f"localllm rm {target.id} deletes all of them", param="model")
+def _plan_gguf_removal(target: HubName) -> Removal | None:
+    """Plan to delete the files of one GGUF model of a repository; None if the repository has no other weights.
+
+    Raises ModelNotFound if the name selects no files on this machine.
+    """
+    links = [link for folder in _selected_snapshots(target) for link in _weights_in(folder)]
+    chosen = [link for link in links if _is_selected(target, link)]
+    if not chosen:
+        quants = {gguf_quant(link.name) for link in links} - {""}
+        selected = target.file or target.quant
+        hint = f"it has {', '.join(sorted(quants)) or 'none'}"
+        raise ModelNotFound(f"{target.id} has no GGUF file {selected} on this machine", hint=hint, param="model")
+    if len(chosen) == len([link for folder in _snapshots(target) for link in _weights_in(folder)]):
+        return None
+    blobs = _only_used_by(target.folder, chosen)
+
+    def remove() -> None:
+        for link in chosen:
+            link.unlink(missing_ok=True)
+        for blob in blobs:
+            delete_blob(blob)
+
+    frees = sum(map(own_bytes, blobs))
+    models = tuple({ggufs.model_of(link).path for link in chosen if link.is_file()})
+    return Removal(str(target), frees, partial(_remove_unless_locked, target, remove), models)
+
+
+def _snapshots(target: HubName) -> list[Path]:
+    return sorted((target.folder / "snapshots").glob("*"))
+
+
+def _selected_snapshots(target: HubName) -> list[Path]:
+    """The snapshots of the revision in a name; all snapshots if the name has none."""
+    if not target.revision:
+        return _snapshots(target)
+    commit = cache.refs(target.folder).get(target.revision, target.revision)
+    return [folder for folder in _snapshots(target) if cache.is_commit(commit, folder.name)]
+
+
+def _weights_in(snapshot: Path) -> list[Path]:
+    """The links of the weight files in a snapshot, also of missing files."""
+    return [path for path in snapshot.rglob("*") if path.suffix.lower() in WEIGHT_FILES]
+
+
+def _is_selected(target: HubName, link: Path) -> bool:
+    """Whether the name of a GGUF model selects the file of a link."""
+    if not ggufs.is_gguf(link):
+        return False
+    if target.file:
+        return gguf_stem(PurePosixPath(target.file).name) == gguf_stem(link.name)
+    return gguf_quant(link.name) == target.quant
+
+
+def _only_used_by(folder: Path, links: Sequence[Path]) -> list[Path]:
+    """The blobs of a repository that only these links of its snapshots name."""
+    root = Path(os.path.realpath(folder / "blobs"))
+    others = {blob_of(link) for link in (folder / "snapshots").rglob("*") if link not in links}
+    blobs = {blob for link in links if (blob := blob_of(link)) is not None}
+    return sorted(blob for blob in blobs - others if blob.parent == root)
 
 
 def _plan_revision_removal(target: HubName) -> Removal:

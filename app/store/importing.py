@@ -1,4 +1,4 @@
-"""Adds a model folder of this machine to the store, as the repository `local/NAME`: links to the files, or copies."""
+"""Adds a model folder or a GGUF file of this machine to the store as `local/NAME`: links to the files, or copies."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from ...engine.modelfiles import PICKLE_SUFFIXES
 from .. import paths
 from ..errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
 from ..sizes import size
-from . import cache, names
+from . import cache, ggufs, names
 from .check import check
 from .disk_errors import translate_disk_errors
+from .ggufs import is_gguf
 from .names import LOCAL, MAIN, HubName
-from .selection import NO_CONFIG, NO_GGUF, OTHER_REPO, Selection, select
+from .selection import NO_CONFIG, OTHER_REPO, Selection, gguf_models, select
 from .transfer import lock, publish
 from .transfer.disk import Disk
 from .transfer.leftovers import FOREIGN_SUFFIX
 from .transfer.policy import HEADROOM
 
-FOLDER = "localllm import takes a folder with config.json, tokenizer.json and *.safetensors, or an adapter folder"
+FOLDER = "localllm import takes a folder with config.json, tokenizer.json and *.safetensors, an adapter, or a GGUF file"
 BLOCK = 2**20  # bytes
 Progress = Callable[[str, int, int], None]
 
@@ -43,19 +44,22 @@ def import_model(
 ) -> cache.ModelRef:
     """Add the model or adapter in a folder to the store, and return it. Without `copy`, the files stay where they are.
 
-    `name`: the part after `local/`; empty: the name of the folder. `progress` gets the name of the file that is copied,
+    `source` may also be a GGUF file; all shards of its model are added. `name`: the part after `local/`; empty: the
+    name of the folder or file. `progress` gets the name of the file that is copied,
     and the bytes of all files: copied, and in total; an error that it raises ends the import. Raises InvalidRequest for
-    a malformed or used name or a path that is not a folder, ModelUnusable for damaged files and for files that no
+    a malformed or used name or a path that is no model, ModelUnusable for damaged files and for files that no
     backend reads, StorageFailed.
     """
     source = source.expanduser().absolute()
-    if not _is_folder(source):
+    is_file = is_gguf(source) and source.is_file()
+    if not is_file and not _is_folder(source):
         raise _no_folder(source)
     target = _target(name or _default_name(source))
     _refuse_used_name(target)
-    if problems := check(source):
-        raise ModelUnusable(f"{source}: {problems[0]}", hint="localllm inspect shows more")
-    selection = _selected(source, target)
+    _refuse_damaged(source, source)
+    selection = _selected_gguf(source) if is_file else _selected(source, target)
+    if selection.kind == "gguf":
+        _refuse_damaged(source, next(file.path for file in selection.files if is_gguf(file.path)))
     disk = Disk()
     with translate_disk_errors(), lock.locked(target.folder, disk, lambda: _refuse_second_import(target)):
         _refuse_used_name(target)
@@ -65,8 +69,15 @@ def import_model(
         except BaseException:
             shutil.rmtree(target.folder, ignore_errors=True)
             raise
-    find = cache.resolve_adapter if selection.kind == "adapter" else cache.resolve
+    is_adapter = selection.kind == "adapter" or ggufs.is_adapter(selection.files[-1].path)
+    find = cache.resolve_adapter if is_adapter else cache.resolve
     return find(str(target))
+
+
+def _refuse_damaged(source: Path, model: Path) -> None:
+    """Raises ModelUnusable for a model, an adapter or a GGUF file with a problem. `source`: the path of the user."""
+    if problems := check(model):
+        raise ModelUnusable(f"{source}: {problems[0]}", hint="localllm inspect shows more")
 
 
 def _is_folder(path: Path) -> bool:
@@ -79,8 +90,6 @@ def _no_folder(path: Path) -> AppError:
     suffix = path.suffix.lower()
     if not os.path.exists(path):  # noqa: PTH110 - Path.exists raises an error if the path is too long
         return InvalidRequest(f"{text} does not exist", hint=FOLDER, param="path")
-    if suffix == ".gguf":
-        return ModelUnusable(f"{text}: {NO_GGUF}", hint=OTHER_REPO, param="path")
     if suffix in PICKLE_SUFFIXES:
         return ModelUnusable(f"{text} is a pickle file: loading it could run code", hint=OTHER_REPO, param="path")
     if suffix == ".safetensors" and any((path.parent / name).is_file() for name in ("config.json", ADAPTER_CONFIG)):
@@ -96,11 +105,19 @@ def _selected(source: Path, target: HubName) -> Selection[_File]:
     files = [*source.iterdir(), *source.glob("additional_chat_templates/*.jinja")]
     present = [_File(str(file.relative_to(source)), file.stat().st_size, file) for file in files if file.is_file()]
     try:
-        return select(target, present)
+        selection = select(target, present)
     except ModelUnusable as error:
-        if any(file.name.lower().endswith(".gguf") for file in present):
-            raise ModelUnusable(f"{source} has only GGUF weights; {NO_GGUF}", hint=OTHER_REPO) from None
         raise ModelUnusable(error.message.replace(str(target), str(source)), hint=FOLDER) from None
+    models = gguf_models(present) if selection.kind == "gguf" else []
+    if len(models) > 1:
+        hint = f"import one of the files: {', '.join(model[0].name for model in models[:3])}"
+        raise ModelUnusable(f"{source} has {len(models)} GGUF models", hint=hint, param="path")
+    return selection
+
+
+def _selected_gguf(source: Path) -> Selection[_File]:
+    """The files of the model that a GGUF file belongs to."""
+    return Selection("gguf", [_File(file.name, file.size, file.path) for file in ggufs.model_of(source).files])
 
 
 def _refuse_used_name(target: HubName) -> None:
@@ -122,7 +139,8 @@ def _target(name: str) -> HubName:
 
 
 def _default_name(source: Path) -> str:
-    return re.sub(r"[^A-Za-z0-9._]+|-{2,}", "-", source.resolve().name).strip(".-_")[:96] or "model"
+    name = ggufs.name_of(source) if is_gguf(source) else source.resolve().name
+    return re.sub(r"[^A-Za-z0-9._]+|-{2,}", "-", name).strip(".-_")[:96] or "model"
 
 
 def _store(folder: Path, files: list[_File], copy: bool, progress: Progress, disk: Disk) -> None:

@@ -21,15 +21,15 @@ from ...engine.modelfiles import PICKLE_SUFFIXES, ModelFiles, read_json, read_mo
 from ...engine.runner import Unavailable
 from ...engine.tensorfiles import StoredTensor, read_header
 from ..errors import ModelUnusable
-from .check import GGUF, TOKENIZER, check_gguf, missing_tensor
-from .headers import LocalFile, read_gguf
-from .inspection import BackendVerdict, Inspection, TemplateVerdict, Variant
+from .check import TOKENIZER, check_gguf, missing_tensor
+from .ggufs import files_in, is_adapter, is_gguf, model_of
+from .headers import read_gguf_file
+from .inspection import BackendVerdict, Inspection, Variant
 from .opening import Origin, opened
 from .selection import NO_CONFIG, default_quant, gguf_quant, gguf_variants, is_gguf_model
 from .tensors import dtype_shares, num_parameters
-from .trial import try_folder, try_templates
+from .trial import try_folder, try_gguf
 
-NO_GGUF = "it reads no GGUF files"
 SAFETENSORS = ".safetensors"
 CODE_SUFFIX = ".py"
 README = "README.md"
@@ -53,14 +53,16 @@ def inspect(name: str) -> Inspection:
 def inspect_path(path: Path, origin: Origin) -> Inspection:
     """Inspect a model folder, an adapter folder or a GGUF file. Raises ModelRefused if it is none of these."""
     origin = replace(origin, files=origin.files or _names(path), licence=origin.licence or licence(path))
-    ggufs = [path] if path.suffix.lower() == GGUF else _gguf_files(path)
+    if is_gguf(path):
+        return _inspect_gguf([file.path for file in model_of(path).files], origin)
+    ggufs = [file.path for file in files_in(path)]
     has_config = (path / "config.json").exists()
     weights = [path] if path.suffix.lower() == SAFETENSORS else sorted(path.glob(f"*{SAFETENSORS}"))
     if (path / ADAPTER_CONFIG).exists() and not has_config:
         return _inspect_adapter(path, origin)
     if ggufs and not weights:
         variants = origin.variants or gguf_variants((file.name, file.stat().st_size) for file in ggufs)
-        return _inspect_gguf(_one_model(ggufs, origin.quant, variants), replace(origin, variants=variants))
+        return _inspect_gguf(_one_model(ggufs, variants), replace(origin, variants=variants))
     if has_config:
         return _inspect_model(path, origin)
     if weights:
@@ -84,14 +86,9 @@ def licence(folder: Path) -> str:
     return named[0] if named else "".join(values[:1])
 
 
-def _gguf_files(folder: Path) -> list[Path]:
-    """The GGUF files in a folder and in its subfolders, where some repositories have the shards."""
-    return sorted([*folder.glob(f"*{GGUF}"), *folder.glob(f"*/*{GGUF}")])
-
-
-def _one_model(files: list[Path], quant: str, variants: tuple[Variant, ...]) -> list[Path]:
-    """The files of one model: of `quant`, else of the quantisation that represents the variants."""
-    selected = quant or default_quant(variants)
+def _one_model(files: list[Path], variants: tuple[Variant, ...]) -> list[Path]:
+    """The files of one model, which represents the variants."""
+    selected = default_quant(variants)
     return [file for file in files if is_gguf_model(file.name) and gguf_quant(file.name) == selected] or files
 
 
@@ -198,10 +195,16 @@ def _inspect_adapter(folder: Path, origin: Origin) -> Inspection:
 
 def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
     """`paths`: one GGUF file, or the shards of one model."""
-    headers = []
+    headers: list[GgufHeader] = []
+    files = None
     problems = check_gguf(paths)
     if not problems:
-        headers = [read_gguf(LocalFile.open(path)) for path in paths]
+        headers = [read_gguf_file(path) for path in paths]
+    if headers and not is_adapter(paths[0]):
+        try:
+            files = read_model(paths[0], origin.name)
+        except ModelRefused as error:
+            problems.append(str(error))
     metadata = headers[0].metadata if headers else {}
     tensors = [tensor for header in headers for tensor in header.tensors]
     architecture = _text(metadata.get("general.architecture"))
@@ -219,17 +222,13 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
         quantization=shares[0].dtype if shares else "",
         context=context if type(context) is int else 0,
         licence=_text(metadata.get("general.license")) or origin.licence,
-        template=_gguf_template(headers),
+        template=try_gguf(paths[0]) if headers else None,
         pickles=_pickles(origin.files),
         problems=tuple(problems),
-        backends=backend_verdicts(None, problems[0] if problems else NO_GGUF),
+        backends=backend_verdicts(files, problems[0] if problems else ""),
+        choice=_choice(files) if files is not None else "",
         variants=origin.variants,
     )
-
-
-def _gguf_template(headers: list[GgufHeader]) -> TemplateVerdict:
-    template = headers[0].metadata.get("tokenizer.chat_template") if headers else None
-    return try_templates({"default": template} if isinstance(template, str) else {}, {})
 
 
 def backend_verdicts(files: ModelFiles | None, problem: str) -> tuple[BackendVerdict, ...]:

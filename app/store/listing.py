@@ -9,11 +9,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from . import architectures, cache, names, stored, unfinished
+from . import architectures, cache, ggufs, names, stored, unfinished
+from .architectures import Answer
 from .cache import ModelRef
-from .check import check
+from .check import check, gguf_config
 from .names import LOCAL
-from .selection import NO_CONFIG, NO_GGUF
+from .selection import NO_CONFIG
 
 
 def listed(*, wait: bool = False) -> list[ModelRef]:
@@ -36,7 +37,7 @@ def listed(*, wait: bool = False) -> list[ModelRef]:
         architectures.ask_in_background(undecided)
         return models
     reasons = architectures.ask(undecided)
-    return [replace(model, problem=model.problem or reasons.get(model.path, "")) for model in models]
+    return [replace(model, problem=model.problem or reasons.get(model.path, Answer()).problem) for model in models]
 
 
 def _missing_files(name: str) -> str:
@@ -45,17 +46,24 @@ def _missing_files(name: str) -> str:
 
 
 def with_problem(model: ModelRef) -> ModelRef:
-    """The model with its first problem. Reads no weights and starts no process."""
-    return replace(model, problem=problem_of(model.path))
+    """The model with its first problem; of a GGUF model, also with its context and its architecture.
+
+    Reads no weights, and starts no process that asks the backends.
+    """
+    if stored.kind_of(model.path) != "gguf":
+        return replace(model, problem=problem_of(model.path))
+    checked = _checked(model.path, _version(model.path))
+    description = ", ".join(filter(None, [checked.architecture, model.description]))
+    return replace(model, problem=problem_of(model.path), context=checked.context, description=description)
 
 
 def problems_of(model: ModelRef) -> list[str]:
     """All problems of stored files. Reads headers; for a model, it may start a process that asks the backends."""
     if cache.has_model_files(model.path) and not cache.is_complete(model.path):
         return [_missing_files(model.id)]
-    if stored.kind_of(model.path) in ("model", "adapter"):
-        return check(model.path)
-    return [problem_of(model.path)]
+    if stored.kind_of(model.path) == "weights":
+        return [NO_CONFIG]
+    return check(model.path) or list(filter(None, [problem_of(model.path)]))
 
 
 def problem_of(folder: Path) -> str:
@@ -64,13 +72,11 @@ def problem_of(folder: Path) -> str:
     An architecture about which no process has asked the backends is no problem.
     """
     match stored.kind_of(folder):
-        case "gguf":
-            return NO_GGUF
         case "weights":
             return NO_CONFIG
         case "adapter":
             return _checked(folder, _version(folder)).problem
-        case "model":
+        case "model" | "gguf":
             checked = _checked(folder, _version(folder))
             return checked.problem or architectures.answer(checked.question) or ""
 
@@ -82,25 +88,30 @@ def _unanswered(folder: Path) -> bool:
 
 def _models_of(folder: Path) -> Iterator[ModelRef]:
     """The models of one repository, without adapters and without snapshots that have no weights."""
+    yield from map(with_problem, cache.gguf_models(folder))
     for model in cache.snapshots(folder, _is_listed):
         if cache.is_complete(model.path):
             yield with_problem(model)
         elif cache.has_model_files(model.path):
             yield replace(model, problem=_missing_files(model.id))
         else:
-            yield replace(model, description=stored.kind_of(model.path), problem=problem_of(model.path))
+            yield replace(model, description="weights", problem=NO_CONFIG)
 
 
 def _is_listed(snapshot: Path) -> bool:
-    """True for models, GGUF models, and weight files of other hosts. Other programs also store other weights."""
-    if cache.has_model_files(snapshot) or stored.has_gguf(snapshot):
+    """True for models in a folder, and weight files of other hosts. Other programs also store other weights."""
+    if cache.has_model_files(snapshot):
         return True
+    if cache.has_gguf(snapshot) or cache.is_adapter(snapshot):
+        return False
     is_local = snapshot.parent.parent.name.startswith(names.repo_folder(f"{LOCAL}/").name)
-    return is_local and stored.has_weights(snapshot) and not cache.is_adapter(snapshot)
+    return is_local and stored.has_weights(snapshot)
 
 
 def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of the files that a check reads. A changed file is checked again."""
+    if ggufs.is_gguf(folder):
+        return _version_of_gguf(folder)
     versions = []
     with suppress(FileNotFoundError), os.scandir(folder) as entries:  # another process may delete the folder now
         for entry in entries:
@@ -111,17 +122,32 @@ def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
     return tuple(sorted(versions))
 
 
+def _version_of_gguf(file: Path) -> tuple[tuple[str, int, int], ...]:
+    """Names, sizes and times of the shards of a GGUF model; empty if another process has deleted it."""
+    versions = []
+    with suppress(FileNotFoundError):
+        for shard in ggufs.model_of(file).files:
+            status = shard.path.stat()
+            versions.append((shard.name, status.st_size, status.st_mtime_ns))
+    return tuple(versions)
+
+
 @dataclass(frozen=True, slots=True)
 class _Checked:
     """The result of a check of headers."""
 
     problem: str = ""
     question: str = ""  # see architectures.question
+    architecture: str = ""  # of a GGUF model
+    context: int = 0  # of a GGUF model, in tokens; 0: unknown
 
 
 @lru_cache(maxsize=1000)
 def _checked(folder: Path, version: tuple[object, ...]) -> _Checked:
     problems = check(folder, ask_backends=False)
+    if not problems and stored.kind_of(folder) == "gguf":
+        config = gguf_config(folder)
+        return _Checked("", architectures.question(folder), config.model_type, config.max_positions)
     if problems or not (folder / "config.json").exists():
         return _Checked(problem="".join(problems[:1]))
     return _Checked(question=architectures.question(folder))

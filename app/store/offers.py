@@ -32,13 +32,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def offers(entries: Mapping[str, Entry], machine: Machine, installed: Iterable[str]) -> list[Offer]:
-    """The models that a backend of this version can run, and three suggestions among them.
+    """The models of the catalog, and three suggestions among them.
 
     `installed`: the ids of the models on this machine.
     """
     ids = {name.lower(): name for name in installed}
-    listed = [_offer(name, entry, machine, ids) for name, entry in entries.items() if entry.is_supported]
-    suggested = suggestions(listed)
+    listed = [_offer(name, entry, machine, ids) for name, entry in entries.items()]
+    # Some installations have no backend for GGUF files, so none of them is suggested.
+    suggested = suggestions([offer for offer in listed if "safetensors" in entries[offer.name].formats])
     return [msgspec.structs.replace(offer, suggested=offer.name in suggested) for offer in listed]
 
 

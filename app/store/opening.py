@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ModelNotFound, ModelUnusable
-from . import catalog, names, stored
+from . import ggufs, names, stored
 from .inspection import Variant
 from .lookup import lookup
 from .ranges import range_requests
 from .remote import RemoteFile, Repository
-from .selection import default_quant, gguf_quant, gguf_variants, select, small_files
+from .selection import gguf_quant, gguf_variants, select, small_files
 from .skeleton import skeleton
 from .targets import remote_name
 
@@ -31,17 +31,16 @@ class Origin:
     licence: str = ""
     files: tuple[str, ...] = ()  # all files of the repository, also those that a download leaves out
     problem: str = ""  # the reason why a download of the repository is refused
-    quant: str = ""  # the GGUF quantisation that the name selects; empty: none
     variants: tuple[Variant, ...] = ()  # the GGUF models of the repository
 
 
 @contextmanager
 def opened(name: str) -> Iterator[tuple[Path, Origin]]:
-    """The folder or the weight file of a name, and its origin.
+    """The folder or the weight file of a name, and its origin. A GGUF model has the path of its first shard.
 
     Raises ModelNotFound, ModelUnusable, InvalidRequest, DownloadFailed or ModelRefused.
     """
-    local = _local(names.parse(name))
+    local = _local(name)
     if local is not None:
         yield local
         return
@@ -51,8 +50,10 @@ def opened(name: str) -> Iterator[tuple[Path, Origin]]:
     if isinstance(remote, names.FileAddress):
         source = f"file {remote}"
     files, problem = _selected(remote, repository)
+    model = next((file for file in files if ggufs.is_gguf(Path(file.name))), None)
+    quant = gguf_quant(model.name) if model is not None else ""
     origin = Origin(
-        str(remote),
+        _id_of(remote, quant),
         source,
         local=False,
         licence=repository.licence,
@@ -61,47 +62,51 @@ def opened(name: str) -> Iterator[tuple[Path, Origin]]:
         variants=_variants(repository),
     )
     with range_requests() as fetch, skeleton(files, fetch) as folder:
-        yield (folder / files[0].name if isinstance(remote, names.FileAddress) else folder), origin
+        is_file = isinstance(remote, names.FileAddress)
+        weights = files[0] if is_file else model
+        yield (folder if weights is None else folder / weights.name), origin
 
 
 def _selected(name: names.HubName | names.FileAddress, repository: Repository) -> tuple[Sequence[RemoteFile], str]:
     """The files to inspect, and the reason if a download is refused.
 
-    These are the files of a download. Of a repository with only GGUF files, they are the files of one quantisation. Of
-    a repository without usable weights, they are the small files. Raises ModelNotFound, ModelUnusable.
+    These are the files of a download. Of a repository without usable weights, they are the small files. Raises
+    ModelNotFound, ModelUnusable.
     """
     if isinstance(name, names.FileAddress):
         return repository.files, ""
     try:
-        return select(name, repository.files, gguf=True).files, ""
+        return select(name, repository.files).files, ""
     except ModelUnusable as error:
-        quant = default_quant(_variants(repository))
-        if name.quant or name.file or not (quant or small_files(repository.files)):
+        small = small_files(repository.files)
+        if name.quant or name.file or not small:
             raise
-        if not quant:
-            return small_files(repository.files), error.message
-        selected = names.HubName(name.repo, name.revision, quant, name.hub)
-        return select(selected, repository.files, gguf=True).files, error.message
+        return small, error.message
+
+
+def _id_of(name: names.HubName | names.FileAddress, quant: str) -> str:
+    """The name of a remote model. `quant`: that of a GGUF model, which a name without a selector has by default."""
+    if isinstance(name, names.HubName) and quant and not name.file:
+        return str(replace(name, quant=quant))
+    return str(name)
 
 
 def _variants(repository: Repository) -> tuple[Variant, ...]:
     return gguf_variants((file.name, file.size) for file in repository.files)
 
 
-def _local(name: names.Name) -> tuple[Path, Origin] | None:
+def _local(text: str) -> tuple[Path, Origin] | None:
     """The folder or the weight file of a name, and its origin; None if it is not on this machine."""
+    name = names.parse(text)
     if isinstance(name, names.LocalPath):
         if not os.path.exists(name.path):  # noqa: PTH110 - Path.exists raises an error if the path is too long
             hint = "a path begins with /, ./, ../ or ~; other names are those of localllm list and localllm search"
             raise ModelNotFound(f"{str(name.path)[:200]} does not exist", hint=hint, param="model")
         return name.path, Origin(str(name.path), str(name.path))
-    ref = stored.find(str(name))
+    ref = stored.find(text)
     if ref is None:
         return None
-    target = catalog.expand(name)
-    quant = ""
-    if isinstance(target, names.HubName):
-        if target.file and not (ref.path / target.file).is_file():
-            return None  # the repository is stored, but not this file of it
-        quant = target.quant or gguf_quant(target.file)
-    return ref.path, Origin(f"{ref.id}:{quant}" if quant else ref.id, str(ref.path), quant=quant)
+    variants: tuple[Variant, ...] = ()
+    if ggufs.is_gguf(ref.path):
+        variants = gguf_variants((file.name, file.size) for file in ggufs.files_in(ggufs.root_of(ref.path)))
+    return ref.path, Origin(ref.id, str(ref.path), variants=variants)

@@ -1,7 +1,7 @@
 """The files of a repository that a download needs: one weight format, and never pickle.
 
-Every backend of safetensors reads the same files: `model.safetensors`, or an index and its shards. The backend llamacpp
-reads GGUF files, and this version does not have it.
+Every backend of safetensors reads the same files: `model.safetensors`, or an index and its shards. A GGUF model is one
+file, or all its shards; a name selects it by its quantisation. A repository with only GGUF models has a default model.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ ADAPTER = (ADAPTER_CONFIG, "adapter_model.safetensors", "adapters.safetensors", 
 WITH_GGUF = ("*.md", "LICENSE*", "NOTICE*")
 WEIGHTS = "*.safetensors"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+GGUF = ".gguf"
 GGUF_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 GGUF_QUANT = re.compile(rf"(?:^|[-._])({QUANT})(?=[-.]|$)", re.IGNORECASE)
 DEFAULT_QUANT = "Q4_K_M"
-OTHER_REPO = "find a repo of the same model with .safetensors files"
-NO_GGUF = "GGUF models need the backend llamacpp, which this version does not have"
+OTHER_REPO = "find a repo of the same model with .safetensors or .gguf files"
 NO_CONFIG = "weights without config.json are no complete model"
 
 
@@ -67,17 +67,15 @@ class Selection(Generic[FileType]):
         return sum(file.size for file in self.files)
 
 
-def select(name: HubName, files: Sequence[FileType], *, gguf: bool = False) -> Selection[FileType]:
-    """The files that `name` selects. `gguf`: allow GGUF files, although no backend of this version reads them.
+def select(name: HubName, files: Sequence[FileType]) -> Selection[FileType]:
+    """The files that `name` selects. A name without a selector prefers safetensors weights to GGUF models.
 
     Raises ModelUnusable for a repository without weights that localllm reads, ModelNotFound if the name selects a
     quantisation or a file that the repository does not have.
     """
     files = sorted(files, key=attrgetter("name"))
-    if selects_gguf(name):
-        if not gguf:
-            raise gguf_refusal(name)
-        return Selection("gguf", _matching(files, *WITH_GGUF) + _gguf_files(name, files))
+    if selects_gguf(name) or _has_only_gguf(files):
+        return Selection("gguf", _matching(files, *WITH_GGUF) + select_gguf(name, files))
     selection = _select_safetensors(name, files)
     if name.file and name.file not in {file.name for file in selection.files}:
         hint = f"to download the model: localllm pull {name}"
@@ -87,12 +85,12 @@ def select(name: HubName, files: Sequence[FileType], *, gguf: bool = False) -> S
 
 def selects_gguf(name: HubName) -> bool:
     """True if the name alone selects a GGUF file."""
-    return bool(name.quant) or name.file.lower().endswith(".gguf")
+    return bool(name.quant) or name.file.lower().endswith(GGUF)
 
 
-def gguf_refusal(name: HubName, hint: str = OTHER_REPO) -> ModelUnusable:
-    """The error for a name that selects a GGUF file; a caller may raise it before it asks the hub."""
-    return ModelUnusable(f"cannot use {name}: {NO_GGUF}", hint=hint)
+def _has_only_gguf(files: list[FileType]) -> bool:
+    """True for a repository with GGUF models and without safetensors weights."""
+    return not _matching(files, WEIGHTS) and any(is_gguf_model(file.name) for file in files)
 
 
 def _select_safetensors(name: HubName, files: list[FileType]) -> Selection[FileType]:
@@ -120,25 +118,45 @@ def _model_weights(weights: list[FileType]) -> list[FileType]:
     return single or shards or models or weights
 
 
-def _gguf_files(name: HubName, files: list[FileType]) -> list[FileType]:
-    """The GGUF files that `name` selects: one file, or all shards of one model."""
-    candidates = [file for file in files if is_gguf_model(file.name)]
-    if name.file:
-        chosen = [file for file in candidates if _gguf_stem(file.name) == _gguf_stem(name.file)]
-    else:
-        chosen = [file for file in candidates if gguf_quant(file.name) == name.quant]
-        if not chosen:  # unsloth's dynamic quantisations have UD- in front
-            chosen = [file for file in candidates if gguf_quant(file.name) == f"UD-{name.quant}"]
+def select_gguf(name: HubName, files: Sequence[FileType]) -> list[FileType]:
+    """The GGUF files that `name` selects among `files`: one file, or all shards of one model in their order.
+
+    A name without a quantisation and without a file selects the default model. Raises ModelNotFound, or ModelUnusable
+    if a shard is missing or if the name selects several models.
+    """
+    chosen = _chosen(name, gguf_models(files))
     if not chosen:
         quants = ", ".join(gguf_quants(file.name for file in files)) or "none"
-        selected = name.file or name.quant
-        raise ModelNotFound(f"{name.repo} has no GGUF file {selected}", hint=f"it has {quants}", param="model")
-    stems = sorted({_gguf_stem(file.name) for file in chosen})
-    if len(stems) > 1:
-        hint = f"copy the address of one of the files: {', '.join(stems[:5])}"
-        raise ModelUnusable(f"{name} selects {len(stems)} models", hint=hint)
-    _check_shards(name, [file.name for file in chosen])
-    return chosen
+        selected = f" {name.file or name.quant}" if name.file or name.quant else " with a model"
+        raise ModelNotFound(f"{name.id} has no GGUF file{selected}", hint=f"it has {quants}", param="model")
+    if len(chosen) > 1:
+        shown = ", ".join(model[0].name for model in chosen[:5])
+        hint = f"copy the address of one of the files: {shown}"
+        raise ModelUnusable(f"{name} selects {len(chosen)} models", hint=hint)
+    _check_shards(name, [file.name for file in chosen[0]])
+    return chosen[0]
+
+
+def _chosen(name: HubName, models: list[list[FileType]]) -> list[list[FileType]]:
+    """The models that `name` selects. Each model is the list of its files."""
+    if name.file:
+        return [files for files in models if gguf_stem(files[0].name) == gguf_stem(name.file)]
+    sizes = ((file.name, file.size) for files in models for file in files)
+    quant = name.quant or default_quant(gguf_variants(sizes))
+    if not quant:
+        return models
+    chosen = [files for files in models if gguf_quant(files[0].name) == quant]
+    # unsloth's dynamic quantisations have UD- in front
+    return chosen or [files for files in models if gguf_quant(files[0].name) == f"UD-{quant}"]
+
+
+def gguf_models(files: Iterable[FileType]) -> list[list[FileType]]:
+    """The GGUF models among files: for each model, its file or its shards in their order."""
+    models: dict[str, list[FileType]] = {}
+    for file in sorted(files, key=attrgetter("name")):
+        if is_gguf_model(file.name):
+            models.setdefault(gguf_stem(file.name), []).append(file)
+    return list(models.values())
 
 
 def small_files(files: Sequence[FileType]) -> list[FileType]:
@@ -185,25 +203,33 @@ def gguf_quant(name: str) -> str:
 def is_gguf_model(name: str) -> bool:
     """True for a GGUF file with a model; false for projectors of images and importance matrices."""
     base = name.rpartition("/")[2].lower()
-    return base.endswith(".gguf") and not ("mmproj" in base or "imatrix" in base)
+    return base.endswith(GGUF) and not ("mmproj" in base or "imatrix" in base)
 
 
-def _gguf_stem(name: str) -> str:
+def gguf_stem(name: str) -> str:
     """The name of a GGUF file without the number of its shard."""
     match = GGUF_SHARD.fullmatch(name)
     return match["stem"] if match else name
 
 
-def _check_shards(name: HubName, files: list[str]) -> None:
-    """Raises ModelUnusable if a shard is missing. `files` belong to one model."""
+def missing_shards(files: Sequence[str]) -> int:
+    """The number of missing shards of the model to which all `files` belong."""
     shards = [match for file in files if (match := GGUF_SHARD.fullmatch(file))]
     if not shards:
-        return
+        return 0
     count = int(shards[0]["count"])
     numbers = {int(shard["number"]) for shard in shards}
-    missing = count - len(numbers & set(range(1, count + 1)))
+    return count - len(numbers & set(range(1, count + 1)))
+
+
+def _check_shards(name: HubName, files: list[str]) -> None:
+    """Raises ModelUnusable if a shard is missing. `files` belong to one model."""
+    missing = missing_shards(files)
     if missing:
-        raise ModelUnusable(f"{name} lacks {missing} of {count} shards of {shards[0]['stem']}", hint=OTHER_REPO)
+        match = GGUF_SHARD.fullmatch(files[0])
+        assert match is not None
+        count = int(match["count"])
+        raise ModelUnusable(f"{name} lacks {missing} of {count} shards of {match['stem']}", hint=OTHER_REPO)
 
 
 def _matching(files: list[FileType], *patterns: str) -> list[FileType]:
@@ -218,12 +244,8 @@ def _matching(files: list[FileType], *patterns: str) -> list[FileType]:
 
 def _no_weights(name: HubName, files: set[str]) -> ModelUnusable:
     """The error for a repository without safetensors weights."""
-    quants = gguf_quants(files)
-    if quants or any(file.lower().endswith(".gguf") for file in files):
-        selectors = f"; it has {', '.join(f'{name}:{quant}' for quant in quants)}" if quants else ""
-        return ModelUnusable(f"{name} has only GGUF weights; {NO_GGUF}", hint=OTHER_REPO + selectors)
     pickles = sorted(file for file in files if file.endswith(tuple(PICKLE_SUFFIXES)))
     if pickles:
         reason = f"has only pickle weights ({pickles[0]}); loading them would run code from the repo"
         return ModelUnusable(f"{name} {reason}", hint=OTHER_REPO)
-    return ModelUnusable(f"{name} has no safetensors weights", hint=OTHER_REPO)
+    return ModelUnusable(f"{name} has no safetensors weights and no GGUF model", hint=OTHER_REPO)

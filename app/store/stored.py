@@ -1,4 +1,4 @@
-"""Stored files of every kind, also those that no backend reads: models, adapters, GGUF models, single weight files."""
+"""Stored files of every kind: models, adapters, GGUF models, and single weight files that no backend reads."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import AdapterNotFound, InvalidRequest, ModelNotFound
-from . import cache, catalog, names, suggestions, unfinished
+from . import cache, catalog, ggufs, names, suggestions, unfinished
 from .cache import ModelRef
 from .names import HubName, LocalPath, is_path
 from .selection import gguf_quant
 
-GGUF = ".gguf"
 Kind = Literal["model", "adapter", "gguf", "weights"]
 
 
@@ -48,9 +47,9 @@ def find(name: str, *, allow_path: bool = False) -> ModelRef | None:
 
 
 def find_weights(name: str) -> ModelRef | None:
-    """The snapshot of a name that has a weight file, which need not be a complete model; None without one.
+    """The snapshot of a name that has a weight file, which is no complete model; None without one.
 
-    For example a GGUF model, or one file of another host.
+    For example a GGUF model with missing shards, or one file of another host.
     """
     try:
         parsed = names.parse(name)
@@ -62,28 +61,27 @@ def find_weights(name: str) -> ModelRef | None:
     if not isinstance(target, HubName):
         return cache.find_snapshot(target, has_weights)
     repository = replace(target, quant="", file="")
+    if target.file:
+        return cache.find_snapshot(repository, lambda folder: (folder / target.file).is_file())
     return cache.find_snapshot(repository, lambda folder: has_weights(folder, target.quant))
 
 
 def kind_of(folder: Path) -> Kind:
-    """The kind of the files in a folder. `weights`: files without a configuration."""
+    """The kind of the files in a folder, or of a GGUF file. `weights`: files without a configuration."""
+    if ggufs.is_gguf(folder):
+        return "adapter" if ggufs.is_adapter(folder) else "gguf"
     if (folder / "config.json").is_file():
         return "model"
     if cache.is_adapter(folder):
         return "adapter"
-    return "gguf" if has_gguf(folder) else "weights"
+    return "gguf" if cache.has_gguf(folder) else "weights"
 
 
 def has_weights(folder: Path, quant: str = "") -> bool:
     """True if the folder or a folder in it has a weight file. `quant`: only a GGUF file of this quantisation counts."""
     if quant:
-        return any(gguf_quant(file.name) == quant for file in _files(folder, GGUF))
+        return any(gguf_quant(file.name) == quant for file in ggufs.files_in(folder))
     return any(any(_files(folder, suffix)) for suffix in names.WEIGHT_FILES)
-
-
-def has_gguf(folder: Path) -> bool:
-    """True if the folder or a folder in it has a GGUF file."""
-    return any(_files(folder, GGUF))
 
 
 def _has_weights_directly(folder: Path) -> bool:

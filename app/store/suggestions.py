@@ -57,7 +57,8 @@ def hint_for_adapter(text: str, local: Iterable[str]) -> str:
 
 def hint_for_hub(repository: str) -> str:
     """The hint about a repository that a hub does not have: a similar repository of the catalog; empty without one."""
-    return _did_you_mean(_similar_repositories(repository))
+    others = [name for name in _similar_repositories(repository) if not name.startswith(f"{repository}:")]
+    return _did_you_mean(others)
 
 
 def similar(text: str, names: Iterable[str]) -> list[str]:

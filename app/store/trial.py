@@ -11,8 +11,10 @@ from ...engine.errors import ModelRefused
 from ..chat.template import TemplateRenderer
 from ..chat.tokenizer_files import chat_templates, read_json, special_tokens
 from ..errors import TemplateFailed
+from .headers import read_gguf_file
 from .inspection import TemplateVerdict
 
+GGUF_TEMPLATE = "tokenizer.chat_template"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 QUESTION = {"role": "user", "content": "question-4711"}
 SYSTEM = {"role": "system", "content": "instruction-4712"}
@@ -34,6 +36,15 @@ def try_folder(folder: Path) -> TemplateVerdict:
     except ModelRefused as error:
         return TemplateVerdict("fails", str(error))
     return try_templates(templates, special_tokens(config))
+
+
+def try_gguf(file: Path) -> TemplateVerdict:
+    """The verdict on the chat template in the metadata of a GGUF file."""
+    try:
+        template = read_gguf_file(file).metadata.get(GGUF_TEMPLATE)
+    except ModelRefused as error:
+        return TemplateVerdict("fails", str(error))
+    return try_templates({"default": template} if isinstance(template, str) else {}, {})
 
 
 def try_templates(templates: Mapping[str, str], variables: Mapping[str, Any]) -> TemplateVerdict:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from . import ggufs
 from .blobs import blob_of
 from .cache import ModelRef
 
@@ -35,13 +36,27 @@ def verify(model: ModelRef, progress: Callable[[int], None] = lambda _: None) ->
 
 
 def files_of(model: ModelRef) -> list[tuple[str, Path]]:
-    """The name and the path of every file of a model, without the files that localllm derives from them."""
+    """The name and the path of every file of a model, without the files that localllm derives from them.
+
+    A GGUF model has its own files; other models in its folder do not count.
+    """
+    if ggufs.is_gguf(model.path):
+        return _files_of_gguf(model.path)
     files = []
     for path in sorted(model.path.rglob("*")):
         name = str(path.relative_to(model.path))
         if not path.is_dir() and not name.startswith(".localllm"):
             files.append((name, path))
     return files
+
+
+def _files_of_gguf(path: Path) -> list[tuple[str, Path]]:
+    """The shards of a GGUF model; in the cache, also the texts that were downloaded with them."""
+    root = ggufs.root_of(path)
+    files = [file.path for file in ggufs.model_of(path).files]
+    if root.parent.name == "snapshots":
+        files += [file for file in root.glob("*") if not ggufs.is_gguf(file) and not file.is_dir()]
+    return sorted((str(file.relative_to(root)), file) for file in files)
 
 
 def verify_file(name: str, path: Path, progress: Callable[[int], None] = lambda _: None) -> Verdict:

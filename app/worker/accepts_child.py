@@ -1,7 +1,8 @@
 """Asks every backend if it has the architectures of models: `python -m localllm.app.worker.accepts_child FOLDER...`.
 
-Reads only config.json. Prints a JSON list with one text for each folder: empty if a backend has the architecture,
-otherwise the reasons of all backends. A separate process asks, because the daemon imports no backend.
+Reads only config.json, or the header of a GGUF file. Prints a JSON list with two texts for each folder or file: the
+reasons of all backends if none has the architecture, and the reason why its backend is not installed. Both are empty
+for a model that runs. A separate process asks, because the daemon imports no backend.
 """
 
 from __future__ import annotations
@@ -12,19 +13,25 @@ from pathlib import Path
 
 from ... import backends
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import read_architecture
+from ...engine.modelfiles import ModelFiles, read_architecture
+from ...engine.runner import Backend, Unavailable
 
 
 def main(*folders: str) -> None:
-    print(json.dumps([refusal(Path(folder)) for folder in folders]))
+    print(json.dumps([answer(Path(folder)) for folder in folders]))
 
 
-def refusal(folder: Path) -> str:
-    """The reason why no backend has the architecture of a model; empty if one has it."""
+def answer(folder: Path) -> tuple[str, str]:
+    """(reason why no backend has the architecture of a model, reason why its backend is not installed)."""
     try:
         files = read_architecture(folder)
     except ModelRefused as error:
-        return str(error)
+        return str(error), ""
+    refusal = _refusal(files)
+    return refusal, "" if refusal else _missing(files)
+
+
+def _refusal(files: ModelFiles) -> str:
     reasons: dict[str, list[str]] = {}
     for name in backends.ORDER:
         accepts = getattr(backends.load(name), "accepts", None)  # a backend without a runner has only `probe`
@@ -36,6 +43,25 @@ def refusal(folder: Path) -> str:
         reasons.setdefault(reason, []).append(name)
     listed = "; ".join(f"{', '.join(names)}: {reason}" for reason, names in reasons.items())
     return f"no backend supports this model ({listed})"
+
+
+def _missing(files: ModelFiles) -> str:
+    """The reason why no backend that reads a GGUF file is installed; empty if one is.
+
+    A GGUF file has one backend, which is a package of its own. Other models are not asked about: the probes of their
+    backends are slow, and the answer changes with the devices of the machine.
+    """
+    if not files.gguf:
+        return ""
+    backends_of_model = [backend for backend in map(backends.load, backends.ORDER) if not _refuses(backend, files)]
+    probes = [backend.probe() for backend in backends_of_model]
+    reasons = [probe.reason for probe in probes if isinstance(probe, Unavailable)]
+    return "" if len(reasons) < len(probes) else "; ".join(reasons)
+
+
+def _refuses(backend: Backend, files: ModelFiles) -> bool:
+    accepts = getattr(backend, "accepts", None)  # a backend without a runner has only `probe`
+    return accepts is None or bool(accepts(files))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_case_is_ignored_and_paths_are_left_to_the_shell(cache: None) -> None:
     assert complete("run", "QWEN") == ["Qwen/Qwen3-0.6B", "qwen3:0.6b"]
     assert complete("run", "qwen3:0") == ["qwen3:0.6b"]
     found = ShellComplete(cli, {}, "localllm", "x").get_completions(["run"], "./mo")
-    assert [(item.type, item.value) for item in found] == [("dir", "./mo")]
+    assert [(item.type, item.value) for item in found] == [("file", "./mo")]
 
 
 @pytest.mark.parametrize("file", [paths.user_catalog_file, paths.models_file])

@@ -47,7 +47,7 @@ def answering(monkeypatch: pytest.MonkeyPatch, *answers: subprocess.CompletedPro
 
 
 def done(*reasons: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.CompletedProcess([], 0, json.dumps(reasons), "")
+    return subprocess.CompletedProcess([], 0, json.dumps([(reason, "") for reason in reasons]), "")
 
 
 def problems() -> dict[str, str]:

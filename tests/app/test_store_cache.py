@@ -52,7 +52,7 @@ def test_complete_models_are_listed_with_their_properties() -> None:
 
 def test_incomplete_models_are_not_listed() -> None:
     make("org/sharded", SHARDED)
-    make("org/gguf", {"config.json": CONFIG, "model.gguf": "g"})
+    make("org/gguf", {"config.json": CONFIG, "model-00001-of-00002.gguf": "g"})
     make("org/bare", {"model.safetensors": "w"})
     snapshot = make("org/dangling", WHOLE)
     (snapshot / "model.safetensors").resolve().unlink()

@@ -21,7 +21,8 @@ from localllm.app.store.headers_child import Answer, Job, answer
 from localllm.engine.errors import ModelRefused
 from localllm.engine.tensorfiles import parse_header, read_header
 
-from ..engine.gguf_files import sound
+from ..engine.gguf_files import TINY, sound
+from ..engine.gguf_files import model as gguf_model
 from .tiny_qwen import write_model
 
 
@@ -122,8 +123,12 @@ def test_sound_models_and_adapters_have_no_problem(model: Path, tmp_path: Path) 
     assert check(model) == []
     write_adapter(tmp_path / "adapter")
     assert check(tmp_path / "adapter") == []
+    (tmp_path / "m.gguf").write_bytes(gguf_model(TINY))
+    assert check(tmp_path / "m.gguf", ask_backends=False) == check(tmp_path) == []
     (tmp_path / "m.gguf").write_bytes(sound().content())
-    assert check(tmp_path / "m.gguf") == check(tmp_path) == []
+    assert check(tmp_path / "m.gguf", ask_backends=False) == [
+        "m.gguf: llama.embedding_length must be an integer in 1…1048576, not nothing"
+    ]
 
 
 def cut(file: Path, length: int) -> None:
@@ -198,8 +203,8 @@ def test_unknown_architecture_is_left_to_the_backends(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "message"),
     [
-        ("""print('[""]')""", None),
-        ("""print('["no backend"]')""", "no backend"),
+        ("""print('[["", ""]]')""", None),
+        ("""print('[["no backend", ""]]')""", "no backend"),
         ("raise SystemExit(3)", "cannot be asked about the architecture: the process ended with 3"),
         ("import time; time.sleep(60)", "gave no answer about the architecture within 0.5 s"),
     ],

@@ -348,7 +348,7 @@ def test_search_lists_the_catalog_without_a_network(capsys: pytest.CaptureFixtur
     assert store.search(("llama", "q4"), 20, True, True) == 0
     result = json.loads(capsys.readouterr().out)
     assert [entry["name"] for entry in result["catalog"]] == ["llama3.2:1b-q4", "llama3.2:3b-q4"]
-    assert not result["catalog"][0]["supported"]
+    assert result["catalog"][0]["formats"] == ["gguf"]
 
 
 def answer_search(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response | Exception) -> None:

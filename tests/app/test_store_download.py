@@ -303,7 +303,7 @@ def test_packed_weights_are_listed_and_deleted_alone_or_with_the_model(
         (("pull", "org/tags@nothing"), 3, ["nothing", "main branch"]),
         (("pull", "plain"), 3, ["localllm search"]),
         (("pull", "../../etc/passwd"), 2, ["localllm import"]),
-        (("pull", "llama3.2:1b-q4"), 5, ["llamacpp"]),
+        (("pull", "llama3.2:1b-q4"), 3, ["bartowski/Llama-3.2-1B-Instruct-GGUF", "spelling"]),
         (("pull", "org/whole@a/../../../b"), 2, ["org/whole@a", "Qwen/Qwen3-0.6B"]),
         (("rm", "guide"), 2, ["built in"]),
         (("rm", "org/missing"), 3, ["org/missing"]),

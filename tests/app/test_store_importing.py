@@ -17,7 +17,8 @@ from localllm.app.store.names import repo_folder
 from localllm.app.store.transfer import lock
 from localllm.app.store.transfer.disk import Disk
 
-from ..engine.gguf_files import sound
+from ..engine.gguf_files import TINY
+from ..engine.gguf_files import model as gguf_model
 from .disk_changes import look_before_changes
 from .hub import adapter_files, safetensors
 from .tiny_qwen import write_model
@@ -53,7 +54,8 @@ def beside_config(folder: Path) -> Path:
 
 
 def gguf_folder(folder: Path) -> Path:
-    (folder / "m-Q4_0.gguf").write_bytes(sound().content())
+    (folder / "m-Q4_0.gguf").write_bytes(gguf_model(TINY))
+    (folder / "m-Q8_0.gguf").write_bytes(gguf_model(TINY))
     return folder
 
 
@@ -66,14 +68,14 @@ def pickle_folder(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
-        (write("m.gguf", b"GGUF"), ModelUnusable, "m.gguf: GGUF models need the backend llamacpp"),
+        (write("m.gguf", b"GGUF"), ModelUnusable, "m.gguf is not a valid GGUF file"),
         (write("m.safetensors", safetensors(10)), ModelUnusable, "m.safetensors: weights without config.json"),
         (beside_config, InvalidRequest, "model.safetensors is one file of a model"),
         (write("m.bin", b"x"), ModelUnusable, "m.bin is a pickle file"),
         (write("notes.txt", b"x"), InvalidRequest, "notes.txt is not a folder"),
         (lambda folder: folder / "none", InvalidRequest, "none does not exist"),
         (lambda folder: folder, ModelUnusable, "has no config.json"),
-        (gguf_folder, ModelUnusable, "has only GGUF weights; GGUF models need"),
+        (gguf_folder, ModelUnusable, "has 2 GGUF models"),
         (pickle_folder, ModelUnusable, "only pickle weights"),
         (lambda folder: folder / ("x" * 5000), InvalidRequest, "does not exist"),
     ],

@@ -155,7 +155,7 @@ def test_offers_fit_the_machine_and_three_are_suggested() -> None:
     entries["gguf:1b"] = Entry(repository="org/gguf", size=1.0, memory=1.0, formats=("gguf",))
     machine = Machine(memory=30 * 10**9, free=10 * 10**9, bandwidth=50e9)
     listed = {offer.name: offer for offer in offers(entries, machine, ["org/M3"])}
-    assert "gguf:1b" not in listed
+    assert not listed["gguf:1b"].suggested, "an installation may have no backend for GGUF files"
     assert {name: offer.fit for name, offer in listed.items() if name.startswith("m:")} == {
         "m:1b": "fits",
         "m:2b": "fits",

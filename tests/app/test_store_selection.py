@@ -68,7 +68,6 @@ def test_select_takes_one_format_and_the_small_files(names: list[str], kind: str
 @pytest.mark.parametrize(
     ("names", "word"),
     [
-        (["config.json", "model.gguf"], "only GGUF weights.*llamacpp"),
         (["config.json"], "no safetensors"),
         (["adapter_model.safetensors"], "no config.json"),
         (["config.json", "consolidated.safetensors"], "no model.safetensors or"),
@@ -94,10 +93,24 @@ def test_repo_without_usable_weights_is_rejected_by_name(names: list[str], word:
     ],
 )
 def test_select_takes_one_gguf_model_with_all_shards(name: HubName, chosen: list[str]) -> None:
-    selection = select(name, files(["README.md", "config.json", *GGUFS]), gguf=True)
+    selection = select(name, files(["README.md", "config.json", *GGUFS]))
     assert [file.name for file in selection.files] == ["README.md", *chosen]
-    with pytest.raises(ModelUnusable, match="llamacpp"):
-        select(name, files(GGUFS))
+    assert selection.kind == "gguf"
+
+
+@pytest.mark.parametrize(
+    ("names", "chosen"),
+    [
+        (["config.json", "model.gguf"], ["model.gguf"]),
+        (GGUFS, ["x-Q4_K_M.gguf"]),
+        ([*GGUFS[-2:], "x-f16.gguf"], GGUFS[-2:]),  # the smallest
+        ([SINGLE, "config.json", "x-Q4_K_M.gguf"], ["config.json", SINGLE]),
+    ],
+)
+def test_name_without_a_selector_has_a_default_model(names: list[str], chosen: list[str]) -> None:
+    sizes = {"x-f16.gguf": 3}
+    selection = select(REPO, [File(name, sizes.get(name, 1)) for name in names])
+    assert [file.name for file in selection.files] == chosen
 
 
 @pytest.mark.parametrize(
@@ -108,6 +121,7 @@ def test_select_takes_one_gguf_model_with_all_shards(name: HubName, chosen: list
         (HubName("org/x", file="y.gguf"), GGUFS, ModelNotFound, "no GGUF file y.gguf"),
         (HubName("org/x", quant="Q8_0"), GGUFS[:-1], ModelUnusable, "lacks 1 of 2 shards"),
         (HubName("org/x", quant="Q4_0"), ["a-Q4_0.gguf", "b-Q4_0.gguf"], ModelUnusable, "selects 2 models"),
+        (HubName("org/x"), ["a.gguf", "b.gguf"], ModelUnusable, "selects 2 models"),
         (HubName("org/x", file="b.safetensors"), ["config.json", SINGLE, "b.safetensors"], ModelNotFound, "b.safet"),
     ],
 )
@@ -115,7 +129,7 @@ def test_selection_that_no_file_fits_is_an_error_with_a_hint(
     name: HubName, names: list[str], error: type[AppError], word: str
 ) -> None:
     with pytest.raises(error, match=word) as refused:
-        select(name, files(names), gguf=True)
+        select(name, files(names))
     assert refused.value.hint
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,19 +13,49 @@ from huggingface_hub import constants, snapshot_download
 
 from localllm.app import paths
 from localllm.app.cli import main
+from localllm.app.errors import ModelNotFound
+from localllm.app.store import architectures, cache
 
-from ..engine.gguf_files import sound
+from ..engine.gguf_files import TINY, model
 from .hub import CONFIG, Hub, adapter_files, model_files, safetensors, serving
 
-GGUF = sound().content()
+GGUF = model(TINY)
+BERT = {key.replace("llama.", "bert."): value for key, value in TINY.items()} | {"general.architecture": "bert"}
+NOT_INSTALLED = "llama-cpp-python is not installed: pip install 'localllm[llamacpp]'"
+ADAPTER = model({"general.architecture": "llama", "general.type": "adapter", "adapter.type": "lora"})
 Run = Callable[..., tuple[int, str, str]]
+
+
+def shards() -> dict[str, bytes]:
+    """The files of a model with two shards: name -> content."""
+    files = {}
+    for index in (0, 1):
+        split = {"split.no": index, "split.count": 2, "split.tensors.count": 2}
+        metadata = {**TINY, **split} if index == 0 else split
+        files[f"Q4_K_M/m-Q4_K_M-0000{index + 1}-of-00002.gguf"] = model(metadata, [f"tensor.{index}"])
+    return files
+
+
+@pytest.fixture(autouse=True)
+def backends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every model is supported by a backend that is installed."""
+    answer_with(monkeypatch, "", "")
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, refusal: str, missing: str) -> None:
+    """Replace the process that asks the backends."""
+    script = f"import json, sys; print(json.dumps([{[refusal, missing]!r}] * (len(sys.argv) - 1)))"
+    monkeypatch.setattr(architectures, "ACCEPTS", (sys.executable, "-c", script))
 
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    q4 = {f"Q4_K_M/m-Q4_K_M-0000{number}-of-00002.gguf": GGUF for number in (1, 2)}
     repos = {
-        "org/gguf": {**q4, "m-Q8_0.gguf": GGUF, "mmproj-F16.gguf": b"x", "README.md": b"card"},
+        "org/gguf": {**shards(), "m-Q8_0.gguf": GGUF, "mmproj-F16.gguf": b"x", "README.md": b"card"},
+        "org/single": {"model.gguf": GGUF},
+        "org/lora": {"lora-f16.gguf": ADAPTER},
+        "org/both": {**model_files(), "m-Q8_0.gguf": GGUF},
+        "org/bert": {"m-Q8_0.gguf": model(BERT)},
         "org/pickle": {"config.json": CONFIG, "pytorch_model.bin": b"x", "modeling.py": b"x"},
         "org/nothing": {"README.md": b"card"},
         "org/adapter": adapter_files(),
@@ -63,14 +95,16 @@ def listed(run: Run) -> dict[str, str]:
 
 
 def test_repository_with_only_gguf_files_is_inspected(run: Run) -> None:
-    code, result = result_of(run, "inspect", "org/gguf")
-    assert (code, result["kind"], result["architecture"], result["usable"]) == (5, "gguf", "llama", False)
+    _, result = result_of(run, "inspect", "org/gguf")
+    assert (result["name"], result["kind"], result["architecture"]) == ("org/gguf:Q4_K_M", "gguf", "llama")
+    assert result["context"] == 512
     variants = {variant["quant"]: variant["bytes"] for variant in result["variants"]}
-    assert variants == {"Q4_K_M": 2 * len(GGUF), "Q8_0": len(GGUF)}
-    code, text, _ = run("inspect", "org/gguf:q8_0")
-    assert code == 5
+    assert variants == {"Q4_K_M": sum(map(len, shards().values())), "Q8_0": len(GGUF)}
+    verdicts = {verdict["backend"]: verdict for verdict in result["backends"]}
+    assert "reads no GGUF files" in verdicts["cpu"]["says"]
+    _, text, _ = run("inspect", "org/gguf:q8_0")
     assert "variants       Q8_0" in text
-    assert "it reads no GGUF files" in text
+    assert "F32 16 B in 1 tensors" in text
 
 
 def test_repository_with_only_pickle_weights_is_inspected(run: Run) -> None:
@@ -93,12 +127,9 @@ def test_single_weight_file_is_inspected_by_its_address(run: Run, hub: Hub) -> N
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("org/gguf", "only GGUF weights"),
-        ("org/gguf:Q8_0", "GGUF models need the backend llamacpp"),
         ("org/pickle", "only pickle weights"),
         ("org/adapter", "org/adapter is an adapter"),
         ("{hub}/org/file/resolve/main/a.safetensors", "weights without config.json"),
-        ("{hub}/org/file/resolve/main/a.gguf", "GGUF models need the backend llamacpp"),
     ],
 )
 def test_fit_refuses_other_kinds_by_name(run: Run, hub: Hub, name: str, words: str) -> None:
@@ -109,51 +140,192 @@ def test_fit_refuses_other_kinds_by_name(run: Run, hub: Hub, name: str, words: s
     assert "localllm-inspect" not in error["error"]["message"]
 
 
-def test_gguf_model_is_downloaded_with_all_shards_only_on_demand(run: Run, hub: Hub) -> None:
-    code, _, errors = run("pull", "org/gguf:Q4_K_M", "--yes")
-    assert (code, listed(run)) == (5, {})
-    assert "GGUF models need the backend llamacpp" in errors
-    assert "--anyway" in errors
-    assert hub.log == [], "refused before the hub is asked"
-    code, _, errors = run("pull", "org/gguf:q4_k_m", "--yes", "--anyway")
-    assert code == 0, errors
-    assert "it cannot be used: GGUF models need the backend llamacpp" in errors
-    assert "is ready" not in errors
-    names = {path.name for path in paths.hub_cache_dir().rglob("snapshots/*/**/*") if path.is_file()}
-    assert names == {"m-Q4_K_M-00001-of-00002.gguf", "m-Q4_K_M-00002-of-00002.gguf", "README.md"}
+def snapshot_files() -> set[str]:
+    return {path.name for path in paths.hub_cache_dir().rglob("snapshots/*/**/*") if path.is_file()}
+
+
+def test_gguf_model_is_downloaded_with_all_shards(run: Run, hub: Hub) -> None:
+    code, _, errors = run("pull", "org/gguf:q4_k_m", "--yes")
+    assert (code, listed(run)) == (0, {"org/gguf:Q4_K_M": None}), errors
+    assert "try: localllm chat org/gguf:Q4_K_M" in errors
+    assert snapshot_files() == {*(name.rpartition("/")[2] for name in shards()), "README.md"}
     assert snapshot_download("org/gguf", cache_dir=paths.hub_cache_dir(), local_files_only=True)
+    first = cache.resolve("org/gguf").path
+    assert first.name == "m-Q4_K_M-00001-of-00002.gguf"
+    assert cache.is_complete(first)
 
 
-def test_stored_gguf_model_is_listed_shown_verified_and_deleted(run: Run) -> None:
-    assert run("pull", "org/gguf:Q4_K_M", "--yes", "--anyway")[0] == 0
-    assert "need the backend llamacpp" in listed(run)["org/gguf"]
+def test_repository_with_only_gguf_files_has_a_default_model(run: Run) -> None:
+    code, _, errors = run("pull", "org/gguf", "--yes")
+    assert code == 0, errors
+    assert "chose org/gguf:Q4_K_M; it also has Q8_0" in errors
+    assert listed(run) == {"org/gguf:Q4_K_M": None}
+
+
+def test_name_without_a_selector_prefers_safetensors(run: Run) -> None:
+    assert run("pull", "org/both", "--yes")[0] == 0
+    assert run("pull", "org/both:Q8_0", "--yes")[0] == 0
+    assert set(listed(run)) == {"org/both", "org/both:Q8_0"}
+    assert (cache.resolve("org/both").path / "config.json").exists()
+    assert cache.resolve("org/both:Q8_0").path.name == "m-Q8_0.gguf"
+    assert run("rm", "org/both:Q8_0", "--yes")[0] == 0
+    assert set(listed(run)) == {"org/both"}
+
+
+def test_model_without_a_quantisation_in_its_name_has_the_name_of_the_repository(run: Run) -> None:
+    assert run("pull", "org/single", "--yes")[0] == 0
+    assert listed(run) == {"org/single": None}
+    assert cache.resolve("org/single").path.name == "model.gguf"
+
+
+def test_list_shows_architecture_and_context(run: Run) -> None:
+    assert run("pull", "org/gguf:Q8_0", "--yes")[0] == 0
+    [entry] = [entry for entry in result_of(run, "list")[1] if not entry["bundled"]]
+    assert (entry["description"], entry["context"], entry["size"]) == ("llama, GGUF Q8_0", 512, len(GGUF))
+
+
+def test_download_without_llama_cpp_says_how_to_install_it(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, "", NOT_INSTALLED)
+    code, _, errors = run("pull", "org/gguf:Q8_0", "--yes")
+    assert code == 0
+    assert f"it cannot be used: {NOT_INSTALLED}" in errors
+    assert listed(run) == {"org/gguf:Q8_0": NOT_INSTALLED}
+    _, facts = result_of(run, "show", "org/gguf:Q8_0")
+    assert facts["problems"] == [NOT_INSTALLED]
+
+
+def test_model_that_no_backend_runs_is_refused_before_its_weights(
+    run: Run, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_with(monkeypatch, "llamacpp: bert is an encoder", "")
+    code, _, errors = run("pull", "org/bert", "--yes")
+    assert (code, listed(run)) == (5, {})
+    assert "bert is an encoder" in errors
+    assert run("pull", "org/bert", "--yes", "--anyway")[0] == 0
+    assert listed(run) == {"org/bert:Q8_0": "llamacpp: bert is an encoder"}
+
+
+def test_hostile_model_is_refused_before_its_weights(run: Run, hub: Hub) -> None:
+    hub.repos["org/gguf"]["m-Q8_0.gguf"] = GGUF[:-20]
+    code, _, errors = run("pull", "org/gguf:Q8_0", "--yes")
+    assert (code, listed(run)) == (5, {})
+    assert "is not a valid GGUF file" in errors
+
+
+def test_stored_gguf_model_is_shown_verified_and_deleted(run: Run) -> None:
+    assert run("pull", "org/gguf:Q4_K_M", "--yes")[0] == 0
     for name in ("org/gguf", "org/gguf:Q4_K_M"):
         code, facts = result_of(run, "show", name)
-        assert (code, facts["kind"], len(facts["files"])) == (0, "gguf", 3)
-        assert "llamacpp" in facts["problems"][0]
+        assert (code, facts["id"], facts["kind"], len(facts["files"])) == (0, "org/gguf:Q4_K_M", "gguf", 3)
+        assert (facts["description"], facts["context"], facts["problems"]) == ("llama, GGUF Q4_K_M", 512, [])
+        assert facts["backend"] == "llamacpp: GGUF files go to llama.cpp"
+        assert facts["template"] == "missing"
         assert run("verify", name)[0] == 0
-        code, inspection = result_of(run, "inspect", name)
-        assert (code, inspection["local"], inspection["architecture"]) == (5, True, "llama")
+        _, inspection = result_of(run, "inspect", name)
+        assert (inspection["local"], inspection["architecture"]) == (True, "llama")
     assert run("rm", "org/gguf:Q8_0", "--yes")[0] == 3
-    assert run("pull", "org/gguf:Q8_0", "--yes", "--anyway")[0] == 0
-    assert len(result_of(run, "show", "org/gguf")[1]["files"]) == 4, "both models are in one snapshot"
-    code, inspection = result_of(run, "inspect", "org/gguf:Q8_0")
-    assert (code, inspection["bytes"] * 2 < 2 * len(GGUF), len(inspection["variants"])) == (5, True, 2)
-    code, _, errors = run("rm", "org/gguf:Q4_K_M", "--yes")
-    assert code == 2
-    assert "org/gguf also has Q8_0" in errors
+    assert run("rm", "org/gguf:Q4_K_M", "--yes")[0] == 0
+    assert listed(run) == {}
+    assert not list(paths.hub_cache_dir().glob("models--*")), "no other weights were in the repository"
+
+
+def test_models_of_one_repository_are_deleted_one_by_one(run: Run) -> None:
+    for quant in ("Q4_K_M", "Q8_0"):
+        assert run("pull", f"org/gguf:{quant}", "--yes")[0] == 0
+    assert set(listed(run)) == {"org/gguf:Q4_K_M", "org/gguf:Q8_0"}
+    assert len(result_of(run, "show", "org/gguf:Q8_0")[1]["files"]) == 2, "the other model does not count"
+    _, inspection = result_of(run, "inspect", "org/gguf:Q8_0")
+    assert (inspection["bytes"], len(inspection["variants"])) == (16, 2)
+    assert run("rm", "org/gguf:Q4_K_M", "--yes")[0] == 0
+    assert listed(run) == {"org/gguf:Q8_0": None}
+    assert snapshot_files() == {"m-Q8_0.gguf", "README.md"}
+    assert run("verify", "org/gguf")[0] == 0
+    assert result_of(run, "prune", "--dry-run", "--all")[1]["unused"] == []
     assert run("rm", "org/gguf", "--yes")[0] == 0
     assert listed(run) == {}
 
 
+def test_model_with_a_missing_shard_is_listed_with_its_problem(run: Run) -> None:
+    assert run("pull", "org/gguf:Q4_K_M", "--yes")[0] == 0
+    cache.resolve("org/gguf").path.with_name("m-Q4_K_M-00002-of-00002.gguf").unlink()
+    assert listed(run) == {"org/gguf:Q4_K_M": "shard m-Q4_K_M-00002-of-00002.gguf is missing"}
+    assert cache.find("org/gguf:Q4_K_M") is None
+    assert run("pull", "org/gguf:Q4_K_M", "--yes")[0] == 0
+    assert listed(run) == {"org/gguf:Q4_K_M": None}
+
+
+def test_aliases_and_settings_of_a_gguf_model(run: Run) -> None:
+    assert run("pull", "org/gguf:Q8_0", "--yes")[0] == 0
+    assert run("alias", "small", "org/gguf:Q8_0")[0] == 0
+    assert cache.resolve("small").id == "org/gguf:Q8_0"
+    assert run("config", "small", "context=256")[0] == 0
+    assert result_of(run, "show", "org/gguf:Q8_0")[1]["settings"] == {"context": 256}
+
+
+def test_gguf_file_of_another_host_is_a_model(run: Run, hub: Hub) -> None:
+    address = f"{hub.url}/org/file/resolve/main/a.gguf"
+    code, _, errors = run("pull", address, "--yes")
+    assert code == 0, errors
+    [id] = listed(run)
+    assert id.startswith("local/a-")
+    assert cache.resolve(address).path == cache.resolve(id).path
+    assert run("rm", id, "--yes")[0] == 0
+
+
+def test_gguf_adapter_is_pulled_and_listed_among_the_adapters(run: Run) -> None:
+    code, _, errors = run("pull", "org/lora", "--yes")
+    assert code == 0, errors
+    assert "try: localllm adapters load org/lora" in errors
+    assert listed(run) == {}
+    adapters = cache.adapters()
+    assert cache.resolve_adapter("org/lora").path.name == "lora-f16.gguf"
+    assert [adapter.id for adapter in adapters if not adapter.bundled] == ["org/lora:F16"]
+    assert cache.find("org/lora") is None, "an adapter is no model"
+    assert result_of(run, "show", "org/lora")[1]["kind"] == "adapter"
+    assert run("adapters", "rm", "org/lora", "--yes")[0] == 0
+
+
+def test_gguf_files_of_this_machine_are_imported(run: Run, tmp_path: Path) -> None:
+    for name, content in shards().items():
+        (tmp_path / name.rpartition("/")[2]).write_bytes(content)
+    (tmp_path / "other-Q8_0.gguf").write_bytes(GGUF)
+    code, _, errors = run("import", str(tmp_path))
+    assert code == 5
+    assert "has 2 GGUF models" in errors
+    assert run("import", str(tmp_path / "other-Q8_0.gguf"))[0] == 0
+    assert run("import", str(tmp_path / "m-Q4_K_M-00002-of-00002.gguf"), "--name", "sharded", "--copy")[0] == 0
+    assert listed(run) == {"local/other-Q8_0": None, "local/sharded": None}
+    assert len(result_of(run, "show", "local/sharded")[1]["files"]) == 2
+    assert run("rm", "local/other-Q8_0", "--yes")[0] == 0
+    assert (tmp_path / "other-Q8_0.gguf").exists(), "the file of the user stays"
+
+
+def test_path_of_a_gguf_file_is_a_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, content in shards().items():
+        (tmp_path / name.rpartition("/")[2]).write_bytes(content)
+    second = tmp_path / "m-Q4_K_M-00002-of-00002.gguf"
+    for path in (tmp_path, second):
+        found = cache.resolve(str(path), allow_path=True)
+        assert (found.id, found.path.name) == (str(path), "m-Q4_K_M-00001-of-00002.gguf")
+    monkeypatch.chdir(tmp_path.parent)
+    short = f"{tmp_path.name}/{second.name}"
+    assert result_of(run, "show", short)[1]["id"] == str(second), "a file needs no leading ./"
+    (tmp_path / "m-Q4_K_M-00001-of-00002.gguf").unlink()
+    with pytest.raises(ModelNotFound, match="others are missing"):
+        cache.resolve(str(second), allow_path=True)
+    (tmp_path / "lora.gguf").write_bytes(ADAPTER)
+    with pytest.raises(ModelNotFound, match="is an adapter"):
+        cache.resolve(str(tmp_path / "lora.gguf"), allow_path=True)
+    assert cache.resolve_adapter(str(tmp_path / "lora.gguf"), allow_path=True).path.name == "lora.gguf"
+
+
 def test_inspection_of_a_quantisation_is_not_that_of_another_one_on_this_machine(run: Run) -> None:
-    assert run("pull", "org/gguf:Q8_0", "--yes", "--anyway")[0] == 0
+    assert run("pull", "org/gguf:Q8_0", "--yes")[0] == 0
     page = "https://huggingface.co/org/gguf/blob/main"
     for name in ("org/gguf:Q4_K_M", f"{page}/Q4_K_M/m-Q4_K_M-00001-of-00002.gguf"):
-        code, inspection = result_of(run, "inspect", name)
-        assert (code, inspection["local"], inspection["kind"]) == (5, False, "gguf"), name
-    code, inspection = result_of(run, "inspect", f"{page}/m-Q8_0.gguf")
-    assert (code, inspection["local"]) == (5, True)
+        _, inspection = result_of(run, "inspect", name)
+        assert (inspection["local"], inspection["kind"]) == (False, "gguf"), name
+    assert result_of(run, "inspect", f"{page}/m-Q8_0.gguf")[1]["local"]
 
 
 def test_file_of_another_host_is_listed_shown_verified_and_deleted(run: Run, hub: Hub) -> None:
@@ -173,13 +345,6 @@ def test_file_of_another_host_is_listed_shown_verified_and_deleted(run: Run, hub
         assert result_of(run, "inspect", name)[1]["local"]
     assert run("rm", id, "--yes")[0] == 0
     assert listed(run) == {}
-
-
-def test_gguf_short_name_is_refused_before_the_hub_is_asked(run: Run, hub: Hub) -> None:
-    code, _, errors = run("pull", "qwen3:8b-q4", "--yes")
-    assert code == 5
-    assert "GGUF models need the backend llamacpp" in errors
-    assert hub.log == []
 
 
 def test_model_without_the_tensors_of_its_architecture_is_refused(run: Run, hub: Hub) -> None:
