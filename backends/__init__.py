@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ORDER = ("cuda", "hip", "npu", "xpu", "mlx", "cpu", "llamacpp")
 AUTO = "auto"
+FOR_GGUF = "llamacpp"  # the only backend that reads GGUF files
 
 
 class BackendUnavailable(EngineError):
@@ -54,24 +55,30 @@ def probe_all() -> list[DeviceInfo | Unavailable]:
 
 
 def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
-    """The named backend. For AUTO: the first backend in ORDER that is available and accepts the model files.
+    """The named backend. For AUTO: the first backend in ORDER that is available and accepts the model files; for GGUF
+    files always FOR_GGUF.
 
     AUTO chooses a backend with `second_choice` only if no other backend works. Raises BackendUnavailable with all
     reasons, and ModelRefused if no backend accepts the files.
     """
-    return _choose_first(files) if name == AUTO else _choose_named(name, files)
+    if name != AUTO:
+        return _choose_named(name, files, f"{name} was requested", "omit --backend")
+    if files is not None and files.gguf:
+        return _choose_named(FOR_GGUF, files, "llama.cpp runs all GGUF files", "")
+    return _choose_first(files)
 
 
-def _choose_named(name: str, files: ModelFiles | None) -> Choice:
+def _choose_named(name: str, files: ModelFiles | None, reason: str, hint: str) -> Choice:
+    """`reason`: of the choice. `hint`: of the error for an unavailable backend."""
     backend = load(name)
     device = backend.probe()
     if isinstance(device, Unavailable):
         message = f"backend {name} is unavailable: {device.reason}"
-        raise BackendUnavailable(message, {name: device.reason}, "omit --backend")
+        raise BackendUnavailable(message, {name: device.reason}, hint)
     refusal = _refusal(backend, files)
     if files is not None and refusal:
         raise _refused(files, {name: refusal})
-    return Choice(backend, device, f"{name} was requested")
+    return Choice(backend, device, reason)
 
 
 def _choose_first(files: ModelFiles | None) -> Choice:

@@ -66,7 +66,7 @@ def test_first_working_backend_is_chosen_with_a_reason(machine: Machine) -> None
 
 @pytest.mark.parametrize("machine", [Machine({"cuda": "", "cpu": ""}, {"cuda": "no such weights"})], indirect=True)
 def test_backend_that_refuses_the_files_is_skipped(machine: Machine) -> None:
-    files: Any = SimpleNamespace(name="mine")
+    files: Any = SimpleNamespace(name="mine", gguf=())
     assert backends.choose().info.backend == "cuda"
     assert backends.choose(files=files).info.backend == "cpu"
     with pytest.raises(ModelRefused, match=r"no backend supports mine .*no such weights"):
@@ -75,14 +75,14 @@ def test_backend_that_refuses_the_files_is_skipped(machine: Machine) -> None:
 
 @pytest.mark.parametrize("machine", [Machine({"cuda": "", "cpu": ""}, {"cuda": "no", "cpu": "never"})], indirect=True)
 def test_files_refused_by_all_backends_are_an_error(machine: Machine) -> None:
-    files: Any = SimpleNamespace(name="mine")
+    files: Any = SimpleNamespace(name="mine", gguf=())
     with pytest.raises(ModelRefused, match=r"cuda: no; cpu: never"):
         backends.choose(files=files)
 
 
 @pytest.mark.parametrize("machine", [Machine({"mlx": "", "cpu": ""}, {"cpu": "no"}, second="mlx")], indirect=True)
 def test_second_choice_runs_if_no_other_backend_works(machine: Machine) -> None:
-    files: Any = SimpleNamespace(name="mine")
+    files: Any = SimpleNamespace(name="mine", gguf=())
     assert backends.choose().info.backend == "cpu"
     assert backends.choose(files=files).info.backend == "mlx"
     assert backends.choose(files=files).reason == "no other backend supports this model; mlx does, but slowly"
@@ -92,6 +92,28 @@ def test_second_choice_runs_if_no_other_backend_works(machine: Machine) -> None:
 @pytest.mark.parametrize("machine", [Machine({"mlx": ""}, second="mlx")], indirect=True)
 def test_second_choice_runs_on_a_machine_without_other_backends(machine: Machine) -> None:
     assert backends.choose().reason == "no other backend works; mlx does, but slowly"
+
+
+REFUSES = dict.fromkeys(("cuda", "cpu", "mlx"), "it reads no GGUF files")
+GGUF: Any = SimpleNamespace(name="mine", gguf=(Path("mine.gguf"),))
+
+
+@pytest.mark.parametrize("machine", [Machine({"mlx": "", "cpu": "", "llamacpp": ""}, REFUSES)], indirect=True)
+def test_llama_cpp_runs_gguf_files(machine: Machine) -> None:
+    choice = backends.choose(files=GGUF)
+    assert choice.info.backend == "llamacpp"
+    assert choice.reason == "llama.cpp runs all GGUF files"
+    with pytest.raises(ModelRefused, match="cpu: it reads no GGUF files"):
+        backends.choose("cpu", GGUF)
+
+
+@pytest.mark.parametrize("machine", [Machine({"cpu": "", "llamacpp": "not installed: pip"}, REFUSES)], indirect=True)
+def test_gguf_files_without_llama_cpp_give_only_its_reason(machine: Machine) -> None:
+    with pytest.raises(
+        backends.BackendUnavailable, match="backend llamacpp is unavailable: not installed: pip"
+    ) as caught:
+        backends.choose(files=GGUF)
+    assert caught.value.hint == ""
 
 
 @pytest.mark.parametrize("machine", [Machine({})], indirect=True)
@@ -426,7 +448,7 @@ def test_first_backend_in_order_is_preferred(machine: Machine) -> None:
 
 @pytest.mark.parametrize("machine", [Machine({})], indirect=True)
 def test_unavailable_backends_do_not_refuse_files(machine: Machine) -> None:
-    files: Any = SimpleNamespace(name="mine")
+    files: Any = SimpleNamespace(name="mine", gguf=())
     with pytest.raises(backends.BackendUnavailable, match="no backend works on this machine"):
         backends.choose(files=files)
 
