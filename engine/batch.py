@@ -60,6 +60,11 @@ class Batch:
     Copies: the step reads the sources of all page copies before it writes any target. The same holds for state copies.
     All targets differ.
 
+    Freed pages: their KV is not read again, except by the copies of this step. Only a runner whose spec has `max_paths`
+    gets them, each as (page, replacement). A replacement is a page with the same KV: sequences that had the page have
+    the replacement from now on. 0: no replacement. The order is that of the events: a replacement may be freed later.
+    The first batch of an engine lists all pages.
+
     Answers are drawn tokens and hidden states: rows that want a token have 1 + drafts answers, rows that want hidden
     states one, other rows none. They are numbered in order of rows and positions.
     """
@@ -79,6 +84,7 @@ class Batch:
     masks: NDArray[np.uint32]  # [masked answers, ceil(vocab / 32)], bit t % 32 of word t // 32: token t is allowed
     page_copies: tuple[Ints, ...]  # for each cache group [copies, 2]: pages (source, target) to copy before the step
     state_copies: Ints  # [copies, 2] state slots or snapshots (source, target) to copy before the step
+    freed_pages: tuple[Ints, ...] = ()  # for each cache group [pages, 2]: (page, replacement), see above
 
     @property
     def num_rows(self) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Group:
     """The pages of one cache group. A lease has `per_block` pages for each block of `block` tokens."""
 
-    def __init__(self, index: int, group: CacheGroup, block: int) -> None:
+    def __init__(self, index: int, group: CacheGroup, block: int, *, records_freed: bool = False) -> None:
         self.index = index
         self.block = block
         self.page_size = group.page_size
@@ -25,7 +25,7 @@ class Group:
         self.num_tokens = group.tokens
         self.window = group.window
         self.per_block = block // group.page_size
-        self.pool = PagePool(group.num_pages)
+        self.pool = PagePool(group.num_pages, records_freed=records_freed)
         self.copies = PendingCopies()
         # Only for a group with a window: nodes whose pages no lease reads any more, least recently used first. Their
         # pages can be evicted while the nodes stay in the tree.
@@ -71,6 +71,12 @@ class Group:
         for page in pages:
             self.copies.cancel(page)
             self.pool.release(page)
+
+    def replace(self, pages: Iterable[int], replacements: Iterable[int]) -> None:
+        """Free these pages, because a lease uses equal pages instead, and cancel pending copies to them."""
+        for page, replacement in zip(pages, replacements, strict=True):
+            self.copies.cancel(page)
+            self.pool.release(page, replacement)
 
     def remove(self, node: Node) -> None:
         """Free the pages that the node has in this group."""

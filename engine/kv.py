@@ -58,13 +58,21 @@ class KVCache:
     """
 
     def __init__(self, spec: RunnerSpec) -> None:
-        """Raises ValueError for a group with a window that is too small for one sequence."""
+        """Raises ValueError for a group with a window that is too small for one sequence, and for fewer paths than
+        rows."""
+        if 0 < spec.max_paths < spec.max_rows:
+            raise ValueError(f"{spec.max_rows} rows need as many paths, not {spec.max_paths}")
         self._max_context = spec.max_context
         self._max_tokens = spec.max_tokens
         self._block = _block_size(spec)
         self.snapshot_interval = self._block if spec.num_snapshots else 0  # 0: no snapshots
         self._states = StatePool(spec.num_states, spec.num_snapshots)
-        self._groups = [Group(index, group, self._block) for index, group in enumerate(spec.groups)]
+        self._max_paths = spec.max_paths
+        self._num_leases = 0
+        self._groups = [
+            Group(index, group, self._block, records_freed=spec.max_paths > 0)
+            for index, group in enumerate(spec.groups)
+        ]
         self._windows = [group for group in self._groups if group.window]
         self._first_readers = [int(group.window > 0) for group in self._groups]
         self._tree = PrefixTree(self._block)
@@ -104,6 +112,8 @@ class KVCache:
         del path[self._hit_length(path) :]
         for node in path:
             self._tree.use(node)
+        self._num_leases += 1
+        self._limit_paths()
         lease = self._lease(namespace, root, path)
         if self._states.num_states:
             lease.state = self._states.allocate(lease.node)
@@ -111,6 +121,11 @@ class KVCache:
             end = min(lease.cached + self._block, len(tokens) - 1)
             self._copy_begun_block(lease, tuple(tokens[lease.cached : end]))
         return lease
+
+    def _limit_paths(self) -> None:
+        """Evict cached blocks until the leases and the cached paths are not more than the runner allows."""
+        while self._max_paths and self._num_leases + self._tree.num_unused_leaves > self._max_paths:
+            self._remove(self._tree.evict())
 
     def _lease(self, namespace: Namespace, root: Node, path: list[Node]) -> Lease:
         """A lease that begins with the cached blocks of `path`."""
@@ -148,6 +163,8 @@ class KVCache:
             for source, target in zip(sources[group.index], targets, strict=False):
                 if source != target:
                     group.copies.add(source, target)
+                else:  # `grow` evicted the node, and the lease got the same page
+                    group.pool.keep(source)
         lease.cached += match.length
 
     def grow(self, lease: Lease, length: int) -> bool:
@@ -231,7 +248,7 @@ class KVCache:
             replaced = lease.pages[index][span]
             if node.pages[index]:
                 lease.pages[index][span] = array("i", node.pages[index])
-                group.release(replaced)
+                group.replace(replaced, node.pages[index])
             else:
                 node.pages[index] = tuple(replaced)
         for group in self._windows:
@@ -285,6 +302,7 @@ class KVCache:
 
     def close(self, lease: Lease) -> None:
         """Free the memory of the lease. Its blocks in the tree stay cached until they are evicted."""
+        self._num_leases -= 1
         for group in self._windows:
             group.leave(lease.path[lease.first_blocks[group.index] :])
         for group in self._groups:
@@ -309,6 +327,10 @@ class KVCache:
         """(page copies of each cache group, state copies) that must be made before the next step, as (source, target).
         All targets differ. Afterwards no copy is pending."""
         return [group.copies.drain() for group in self._groups], self._states.copies.drain()
+
+    def take_freed(self) -> list[list[tuple[int, int]]]:
+        """For each cache group: the pages that were freed since the last call, as Batch.freed_pages lists them."""
+        return [group.pool.take_freed() for group in self._groups]
 
 
 def _block_size(spec: RunnerSpec) -> int:

@@ -62,6 +62,7 @@ class PrefixTree:
         self._roots: WeakValueDictionary[Hashable, Node] = WeakValueDictionary()
         # A path is released from its end, so a child comes before its parent, and the first node is a leaf.
         self._unused: OrderedDict[Node, None] = OrderedDict()
+        self.num_unused_leaves = 0  # number of nodes without users and without children
 
     def root(self, namespace: Hashable) -> Node:
         root = self._roots.get(namespace)
@@ -100,6 +101,7 @@ class PrefixTree:
         """Count one more lease on a node. The caller counts the parents first."""
         if not node.users:
             del self._unused[node]
+            self.num_unused_leaves -= not node.children
         node.users += 1
 
     def insert(self, parent: Node, key: Key, pages: list[Pages], readers: list[int]) -> Node:
@@ -115,6 +117,7 @@ class PrefixTree:
             node.users -= 1
             if not node.users:
                 self._unused[node] = None
+                self.num_unused_leaves += not node.children
             node = node.parent
 
     def evict(self) -> Node:
@@ -131,9 +134,14 @@ class PrefixTree:
             node = node.parent
 
     def _unlink(self, node: Node) -> None:
-        assert node.parent is not None
-        del node.parent.children[node.key]
-        del node.parent.order[bisect_left(node.parent.order, node.key)]
+        """Remove a leaf without users."""
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key]
+        del parent.order[bisect_left(parent.order, node.key)]
+        self.num_unused_leaves -= 1
+        if parent in self._unused and not parent.children:
+            self.num_unused_leaves += 1
 
     def nodes(self) -> Iterator[Node]:
         """All nodes of all namespaces, for checks."""

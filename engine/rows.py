@@ -57,9 +57,11 @@ class BatchBuilder:
         self._adapters = NO_INTS  # the adapter slot of each row
         self._scales: NDArray[np.float32] = np.zeros(0, np.float32)
 
-    def build(self, rows: list[Row], page_copies: Copies, state_copies: list[tuple[int, int]]) -> Batch:
+    def build(
+        self, rows: list[Row], page_copies: Copies, state_copies: list[tuple[int, int]], freed_pages: Copies
+    ) -> Batch:
         """The batch of a step. `page_copies` (one list for each cache group) and `state_copies` list the copies that
-        must be made before the step, as (source, target)."""
+        must be made before the step, as (source, target). `freed_pages`: as KVCache.take_freed returns them."""
         starts = np.array([row.start for row in rows], np.int32)
         ends = np.array([row.end for row in rows], np.int32)
         draft_counts = NO_DRAFTS
@@ -97,6 +99,7 @@ class BatchBuilder:
             masks=masks,
             page_copies=tuple(map(_pairs, page_copies)),
             state_copies=_pairs(state_copies),
+            freed_pages=tuple(map(_pairs, freed_pages)),
         )
 
     def _update_answers(self, rows: list[Row], draft_counts: list[int]) -> None:

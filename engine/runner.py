@@ -43,6 +43,9 @@ class RunnerSpec:
     num_states: int = 0  # recurrent states, one per running sequence: slots 0…num_states - 1; 0: none
     num_snapshots: int = 0  # copies of states for prefix hits: ids num_states…num_states + num_snapshots - 1
     snapshot_interval: int = 0  # positions between the snapshots of a sequence; 0: the largest page size
+    # Maximum number of paths: running sequences, and cached leaves of the prefix tree that no sequence uses. With a
+    # limit, the engine lists the freed pages in each batch (Batch.freed_pages). 0: no limit.
+    max_paths: int = 0
     max_drafts: int = 0  # maximum number of drafts in one row; 0: the runner does not verify drafts
     num_adapters: int = 0  # adapter slots besides the base model's slot 0
     adapters_per_step: int = 0

@@ -156,7 +156,7 @@ class Scheduler:
             budget -= self._plan(self._running[-1], lease, budget, 0, rows)
         if not rows:
             return None
-        batch = self._builder.build(rows, *self._cache.take_copies())
+        batch = self._builder.build(rows, *self._cache.take_copies(), self._cache.take_freed())
         self._launch(rows)
         return batch
 

@@ -74,6 +74,7 @@ def _check_tree(tree: PrefixTree) -> None:
         assert len(node.key) == tree.block
         assert (node in tree._unused) == (node.users == 0)
         assert node.parent is None or node.users >= sum(child.users for child in node.children.values())
+    assert tree.num_unused_leaves == sum(not node.users and not node.children for node in nodes)
     rank = {node: number for number, node in enumerate(tree._unused)}
     assert len(rank) == sum(node.users == 0 for node in nodes)
     for node in rank:

@@ -341,3 +341,65 @@ def test_common_prefix(length: int) -> None:
         b = a[:same] + [-1] * (length - same)
         assert common_prefix(a, b) == common_prefix(b, a) == same
         assert common_prefix(a, a[:same]) == same
+
+
+def limited(num_pages: int, page_size: int, paths: int) -> KVCache:
+    """A cache with one group whose runner has 1 row and limits the number of paths."""
+    return KVCache(RunnerSpec(10, 8, 1, 32, (CacheGroup(page_size, num_pages),), max_paths=paths))
+
+
+def test_freed_pages_are_listed_once_and_all_at_first() -> None:
+    kv = limited(4, 2, 2)
+    assert sorted(kv.take_freed()[0]) == [(1, 0), (2, 0), (3, 0), (4, 0)]
+    lease = computed(kv, [1, 2, 3, 4, 5])
+    assert kv.take_freed() == [[]]
+    kv.close(lease)  # the pages of four tokens stay in the tree
+    assert kv.take_freed() == [[(lease.pages[0][2], 0)]]
+    assert kv.take_freed() == [[]]
+    kv.evict_all()
+    assert sorted(kv.take_freed()[0]) == sorted([(page, 0) for page in lease.pages[0][:2]])
+
+
+def test_a_replaced_page_is_listed_with_its_replacement() -> None:
+    kv = limited(8, 2, 8)
+    leases = [kv.open(None, [1, 2, 3]) for _ in range(2)]
+    for lease in leases:
+        assert kv.grow(lease, 3)
+    pages = [lease.pages[0][0] for lease in leases]
+    kv.take_freed()
+    for lease in leases:
+        kv.share(lease, [1, 2, 3], 3)
+    assert kv.take_freed() == [[(pages[1], pages[0])]]
+
+
+def test_a_page_that_a_lease_gets_back_with_its_kv_is_not_listed() -> None:
+    kv = limited(2, 4, 4)
+    kv.close(computed(kv, [1] * 8))
+    kv.take_freed()
+    lease = kv.open(None, [1, 1, 1, 1, 1, 1, 2])
+    assert lease.cached == 6
+    assert kv.take_freed() == [[]]
+
+
+def test_a_cache_without_a_limit_lists_no_pages() -> None:
+    kv = paged(4, 2)
+    kv.close(computed(kv, [1, 2, 3]))
+    assert kv.take_freed() == [[]]
+
+
+def test_the_path_that_was_used_longest_ago_makes_room_for_a_new_one() -> None:
+    kv = limited(99, 1, 4)
+    for first in (1, 2, 3, 4, 5):
+        kv.close(computed(kv, [first, 7, 8]))
+    check_cache(kv, [])
+    cached = []
+    for first in (2, 3, 4, 5, 1):
+        lease = kv.open(None, [first, 7, 8, 0])
+        cached.append(lease.cached)
+        kv.close(lease)
+    assert cached == [3, 3, 3, 3, 0]
+
+
+def test_fewer_paths_than_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="4 rows"):
+        KVCache(RunnerSpec(10, 8, 4, 32, (CacheGroup(4, 4),), max_paths=3))

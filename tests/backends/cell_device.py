@@ -1,0 +1,98 @@
+"""A TokenDevice whose KV is a model of llama.cpp's unified cache: cells with a position and the ids of sequences.
+
+It is stricter than llama.cpp: a row must see exactly the cells of its positions, each with the right token, and a
+sequence never sees a position twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from localllm.backends.llamacpp.sequences import PagedSequences
+from localllm.engine.batch import Batch
+from localllm.engine.errors import OutOfMemory
+
+from ..engine.token_device import TokenDevice, digest
+
+FREE = -1
+
+
+class CellMemory:
+    """Implements Memory of backends/llamacpp/sequences.py, with the checks of llama.cpp and some more."""
+
+    def __init__(self, cells: int, ids: int) -> None:
+        self.positions = np.full(cells, FREE)
+        self.members = np.zeros((cells, ids), bool)  # whether a sequence sees a cell
+        self.tokens = np.full((cells, 2), -1, np.int64)  # token, adapter
+        self.operations = 0
+
+    @property
+    def num_used(self) -> int:
+        return int((self.positions != FREE).sum())
+
+    def cells(self, sequence: int) -> np.ndarray:
+        """The cells that the sequence sees, in order of position."""
+        cells = np.flatnonzero(self.members[:, sequence])
+        return cells[np.argsort(self.positions[cells])]
+
+    def _range(self, sequence: int, start: int, end: int) -> np.ndarray:
+        assert 0 <= sequence < self.members.shape[1], "this is no sequence id"
+        inside = (self.positions >= start) & ((self.positions < end) | (end < 0))
+        return self.members[:, sequence] & inside
+
+    def remove(self, sequence: int, start: int, end: int) -> None:
+        self.operations += 1
+        self.members[self._range(sequence, start, end), sequence] = False
+        self.positions[~self.members.any(axis=1)] = FREE
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        self.operations += 1
+        cells = self._range(source, start, end)
+        assert source != target
+        assert not self._range(target, start, end).any(), "the target sees cells at these positions already"
+        assert cells.sum() == end - start, "the source lacks cells of this range"
+        self.members[cells, target] = True
+
+    def write(self, sequence: int, positions: np.ndarray, tokens: np.ndarray) -> None:
+        """Put tokens [count, 2] into free cells."""
+        assert positions[0] == len(self.cells(sequence)), "llama.cpp refuses a gap or an overlap of positions"
+        free = np.flatnonzero(self.positions == FREE)[: len(positions)]
+        assert len(free) == len(positions), "no free cells"
+        self.positions[free] = positions
+        self.tokens[free] = tokens
+        self.members[free, sequence] = True
+
+
+@dataclass
+class CellDevice(TokenDevice):
+    """Rows read the cells of their sequences instead of pages."""
+
+    memory: CellMemory = field(init=False)
+    sequences: PagedSequences = field(init=False)
+    lost_steps: frozenset[int] = frozenset()  # numbers of the steps that run out of memory when half is written
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        [group] = self.spec.groups
+        self.memory = CellMemory(group.tokens, self.spec.max_paths)
+        self.sequences = PagedSequences(self.memory, group.page_size, self.spec.max_paths)
+        self.rows: list[int] = []
+
+    def write(self, batch: Batch, cells: np.ndarray) -> None:
+        self.rows = self.sequences.place(batch).tolist()
+        assert len(set(self.rows)) == len(self.rows), "two rows have one sequence"
+        lost = len(self.batches) - 1 in self.lost_steps
+        for row, sequence in enumerate(self.rows):
+            if lost and row == batch.num_rows // 2:
+                raise OutOfMemory("this step is lost")
+            span = slice(*batch.row_starts[row : row + 2])
+            self.memory.write(sequence, batch.positions[span], cells[span][:, [0, 2]])
+
+    def digests(self, batch: Batch, row: int, position: int) -> list[np.ndarray]:
+        cells = self.memory.cells(self.rows[row])[: position + 1]
+        positions = self.memory.positions[cells]
+        assert positions.tolist() == list(range(position + 1))
+        tokens = self.memory.tokens[cells]
+        return [digest(tokens[:, 0], positions, tokens[:, 1])]
