@@ -115,6 +115,11 @@ class Recorder:
         self._keys: dict[str, Key] = {}
         self._left: Counter[str] = Counter()  # tests of a file that have not ended
         self._outcomes: dict[str, str] = {}
+        self._unfinished: set[str] = set()  # tests that the workers of pytest-xdist collected and that have not ended
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: object, ids: list[str]) -> None:
+        self._unfinished.update(ids)  # every worker collects all tests, and no test begins before
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -133,6 +138,7 @@ class Recorder:
             self._outcomes[report.nodeid] = report.outcome
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._unfinished.discard(nodeid)
         if nodeid not in self._keys:
             return
         file = self._keys[nodeid][4]
@@ -143,7 +149,8 @@ class Recorder:
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         is_complete = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         if is_complete and not in_worker():
-            for file in {key[4] for key in self._keys.values()}:
+            unfinished = {nodeid.partition("::")[0] for nodeid in self._unfinished}
+            for file in {key[4] for key in self._keys.values()} - unfinished:
                 if self._left[file] < 0:  # the tests were collected by the workers
                     self._write(file)
 

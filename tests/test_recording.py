@@ -175,6 +175,23 @@ def test_controller_counts_the_tests_of_xdist_workers(
     assert not (tmp_path / "worker").exists()
 
 
+@pytest.mark.parametrize("here", [[GPU, CPU]], indirect=True)
+def test_controller_counts_no_file_whose_tests_did_not_all_end(here: None, tmp_path: Path) -> None:
+    """An interrupt can end the workers before the controller, whose session then seems complete."""
+    files = ("tests/backends/test_cuda.py", "tests/backends/test_cuda_split.py")
+    cut, complete = ([item(name, "real", file=file) for name in ("a", "b")] for file in files)
+    plain = item("plain", file="tests/backends/test_cuda_split.py")
+    worker = Recorder(tmp_path / "worker", "abc1234")
+    worker.pytest_collection_modifyitems([*cut, *complete])
+    controller = Recorder(tmp_path / "controller", "abc1234")
+    controller.pytest_xdist_node_collection_finished(None, [one.nodeid for one in (*cut, *complete, plain)])
+    for one in (cut[0], *complete, plain):
+        controller.pytest_runtest_logreport(report(one, "call", "passed"))
+        controller.pytest_runtest_logfinish(one.nodeid)
+    controller.pytest_sessionfinish(pytest.ExitCode.OK)
+    assert [(one.file, one.passed) for one in read(tmp_path / "controller")] == [(files[1], 2)]
+
+
 def test_later_run_replaces_an_earlier_run(tmp_path: Path) -> None:
     file = tmp_path / "results"
     merge([counted(), counted(suite=False, passed=5), counted(lane="triton"), counted(machine="NVIDIA B2")], file)

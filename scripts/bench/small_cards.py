@@ -2,7 +2,7 @@
 
 `LOCALLLM_DEV_CUDA_MEMORY=8GiB python scripts/bench/small_cards.py --formats int4,int8`. Weights are random. For each
 format the program loads the model with the default options, then computes a prompt of 2,048 tokens and decode steps of
-one row and of all rows. A refused load prints its message and its hint.
+one row and of all rows. The result of a refused load has its message and its hint.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import argparse
 import gc
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 from cuda_models import FORMATS
-from rows import parser
+from rows import Row, parser, row, save
 from shapes import SHAPES
 from weights import stand_in
 
@@ -27,45 +28,64 @@ from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling
 from localllm.engine.runner import Runner
+from localllm.kernels.gpu_limits import gpu_limits
 
 PROMPT = 2048
 NEW_TOKENS = 16
 MIB = 2**20
+GIB = 2**30
 
 
 def main() -> None:
     options = _options()
+    save(options.save, measure(options), part=True)
+
+
+def measure(options: argparse.Namespace) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as folder:
         files = stand_in(SHAPES[options.shape], Path(folder))
         for name in options.formats:
-            _try(name, files, LoadOptions(quant=FORMATS[name], context=options.context))  # type: ignore[arg-type]
+            yield _try(name, files, LoadOptions(quant=FORMATS[name], context=options.context))  # type: ignore[arg-type]
 
 
-def _try(name: str, files: ModelFiles, options: LoadOptions) -> None:
+def _try(name: str, files: ModelFiles, options: LoadOptions) -> Row:
+    """The context of a loaded model, with its memory in MiB; 0 tokens for a refused load."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
+    _, total = gpu_limits().limit_memory(*torch.cuda.mem_get_info())
+    title = f"{files.name}, {name}, GPU of {total / GIB:.1f} GiB, context"
+    gpu = torch.cuda.get_device_name()
     start = time.perf_counter()
     try:
         plan = cuda.plan_memory(files, options)
         runner = cuda.open(files, options)
     except (ModelRefused, SettingRefused) as error:
-        print(f"{name}: refused: {error}; {error.hint}", flush=True)
-        return
+        return row(title, 0, "tokens", device=gpu, refused=f"{error}; {error.hint}")
     seconds = time.perf_counter() - start
     spec = runner.spec
     loaded = torch.cuda.max_memory_reserved()
     _run(runner)
-    free = free_memory()
-    print(
-        f"{name}: free {plan.free // MIB}, weights {spec.weight_bytes // MIB} (planned {plan.weights // MIB}), "
-        f"planned workspace {plan.workspace // MIB}, cache {spec.cache_bytes // MIB} MiB; context {spec.max_context} "
-        f"(planned {plan.largest_context()}), adapter slots {spec.num_adapters}; peak after the load "
-        f"{loaded // MIB}, after the steps {torch.cuda.max_memory_reserved() // MIB} MiB; still free "
-        f"{free // MIB} MiB; loaded in {seconds:.1f} s; {spec.warnings}",
-        flush=True,
+    figure = row(
+        title,
+        spec.max_context,
+        "tokens",
+        device=gpu,
+        planned_context=plan.largest_context(),
+        free_before=plan.free // MIB,
+        weights=spec.weight_bytes // MIB,
+        planned_weights=plan.weights // MIB,
+        planned_workspace=plan.workspace // MIB,
+        cache=spec.cache_bytes // MIB,
+        adapter_slots=spec.num_adapters,
+        peak_after_load=loaded // MIB,
+        peak_after_steps=torch.cuda.max_memory_reserved() // MIB,
+        free_after_steps=free_memory() // MIB,
+        load_seconds=round(seconds, 1),
+        warnings=spec.warnings,
     )
     runner.close()
+    return figure
 
 
 def _run(runner: Runner) -> None:
@@ -94,6 +114,7 @@ def _options() -> argparse.Namespace:
     arguments.add_argument("--shape", choices=SHAPES, default="llama-8b")
     arguments.add_argument("--formats", type=lambda text: text.split(","), default=["bf16", "int8", "int4"])
     arguments.add_argument("--context", type=int, default=None)
+    arguments.add_argument("--save", default="cuda_small_cards", help="name of the file of results; empty: none")
     return arguments.parse_args()
 
 
