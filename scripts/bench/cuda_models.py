@@ -32,7 +32,7 @@ from stepping import Stepped
 from weights import stand_in
 
 from localllm import backends
-from localllm.backends.cpu.machine import cores
+from localllm.backends.machine import cores
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.options import CacheDtype, Compiler, Graphs, LoadOptions
