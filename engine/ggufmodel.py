@@ -248,5 +248,6 @@ def _recommended(fields: Fields) -> dict[str, float]:
     parameters = {}
     for key, (name, low, high) in _SAMPLING.items():
         if f"general.sampling.{key}" in fields:
-            parameters[name] = fields.number(f"general.sampling.{key}", low, high)
+            number = fields.number(f"general.sampling.{key}", low, high)
+            parameters[name] = float(f"{number:.7g}")  # the file has 32 bits: 0.2 is 0.20000000298
     return parameters

@@ -160,8 +160,8 @@ def test_end_ids_outside_the_vocabulary_are_ignored(tmp_path: Path) -> None:
 
 
 def test_recommended_sampling_has_the_names_of_localllm(tmp_path: Path) -> None:
-    changes = {"general__sampling__temp": 0.5, "general__sampling__top_k": 20, "general__sampling__penalty_repeat": 1.5}
-    assert read(tmp_path, **changes).generation == {"temperature": 0.5, "top_k": 20.0, "repetition_penalty": 1.5}
+    changes = {"general__sampling__temp": 0.2, "general__sampling__top_k": 20, "general__sampling__penalty_repeat": 1.5}
+    assert read(tmp_path, **changes).generation == {"temperature": 0.2, "top_k": 20.0, "repetition_penalty": 1.5}
 
 
 def test_scaled_ropes_are_described(tmp_path: Path) -> None:
