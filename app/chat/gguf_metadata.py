@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 
 from ...engine.ggufvalues import Value
+from ...engine.modelconfig import MAX_VOCAB
 
+BYTE_LEVEL = "gpt2"  # tokenizer.ggml.model of vocabularies in which each special token has metadata
 _TEMPLATE = "tokenizer.chat_template"
 # Variable of chat templates -> key of its token id after "tokenizer.ggml.".
 SPECIAL_KEYS: Mapping[str, str] = MappingProxyType(
@@ -17,6 +19,8 @@ SPECIAL_KEYS: Mapping[str, str] = MappingProxyType(
         "unk_token": "unknown_token_id",
     }
 )
+# Variable of chat templates -> name in llama.cpp, for tokens that the other vocabularies have without metadata.
+DEFAULT_TOKENS: Mapping[str, str] = MappingProxyType({"bos_token": "bos", "eos_token": "eos", "pad_token": "pad"})
 
 
 def chat_templates(metadata: Mapping[str, Value]) -> dict[str, str]:
@@ -35,11 +39,17 @@ def chat_templates(metadata: Mapping[str, Value]) -> dict[str, str]:
 
 def token_ids(metadata: Mapping[str, Value], vocab_size: int) -> dict[str, int]:
     """The ids of special tokens by the names of template variables. Ids outside the vocabulary are left out."""
-    values = ((name, metadata.get(f"tokenizer.ggml.{key}")) for name, key in SPECIAL_KEYS.items())
-    return dict(_valid(values, vocab_size))
+    ids = {}
+    for name, key in SPECIAL_KEYS.items():
+        token = metadata.get(f"tokenizer.ggml.{key}")
+        if type(token) is int and 0 <= token < vocab_size:
+            ids[name] = token
+    return ids
 
 
-def _valid(values: Iterable[tuple[str, Value | None]], vocab_size: int) -> Iterable[tuple[str, int]]:
-    for name, value in values:
-        if type(value) is int and 0 <= value < vocab_size:
-            yield name, value
+def example_tokens(metadata: Mapping[str, Value]) -> dict[str, str]:
+    """Example texts of the special tokens, by the names of template variables. The header has no texts of tokens."""
+    names = set(token_ids(metadata, MAX_VOCAB))
+    if metadata.get("tokenizer.ggml.model") != BYTE_LEVEL:
+        names |= DEFAULT_TOKENS.keys()
+    return {name: f"<{name}>" for name in sorted(names)}

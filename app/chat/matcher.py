@@ -19,6 +19,9 @@ LIMITS = Limits(
 )
 
 
+Encode = Callable[[str], list[int]]
+
+
 class Vocabulary(msgspec.Struct, frozen=True):
     """The tokens of a model, for the grammar compiler: either `tokenizer_json`, or `tokens` and `special_ids`."""
 
@@ -30,40 +33,58 @@ class Vocabulary(msgspec.Struct, frozen=True):
 
 
 class _TokenBytes:
-    """The tokenizer that llguidance expects beside token bytes."""
+    """The tokenizer that llguidance expects beside token bytes. It converts the text that a grammar prescribes."""
 
     bos_token_id = None
 
-    def __init__(self, vocabulary: Vocabulary, encode: Callable[[str], list[int]]) -> None:
+    def __init__(self, vocabulary: Vocabulary, encode: Encode | None) -> None:
         padding = [b""] * (vocabulary.vocab_size - len(vocabulary.tokens))
         self.tokens = vocabulary.tokens + padding
         self.special_token_ids = vocabulary.special_ids
-        self._special_ids = frozenset(vocabulary.special_ids)
         self.eos_token_id = vocabulary.eos_ids[0]
+        self.greedy: Encode = lambda text: []
+        self._special_ids = frozenset(vocabulary.special_ids)
         self._encode = encode
 
-    def __call__(self, text: bytes) -> list[int]:
-        """The ids of a text that a grammar prescribes; without ids, the grammar allows every token that fits."""
-        ids = self._encode(text.decode("utf-8", "replace"))
-        is_exact = b"".join(map(self.tokens.__getitem__, ids)) == text
-        return ids if is_exact and self._special_ids.isdisjoint(ids) else []
+    def __call__(self, data: bytes) -> list[int]:
+        """Ids whose bytes are `data`, as the model's own tokenizer chooses them if it adds no byte."""
+        text = data.decode()
+        ids = self._encode(text) if self._encode else []
+        if self._join(ids) == b" " + data:  # sentencepiece begins a text with a space
+            first = self.tokens[ids[0]].removeprefix(b" ")
+            ids = self._id_of(first) + ids[1:]
+        if self._join(ids) == data and self._special_ids.isdisjoint(ids):
+            return ids
+        return self.greedy(text)
+
+    def _id_of(self, data: bytes) -> list[int]:
+        return [self.tokens.index(data)] if data and data in self.tokens else []
+
+    def _join(self, ids: list[int]) -> bytes:
+        return b"".join(map(self.tokens.__getitem__, ids))
 
 
-def make_tokens(vocabulary: Vocabulary, encode: Callable[[str], list[int]] = lambda text: []) -> LLTokenizer:
+def make_tokens(vocabulary: Vocabulary, encode: Encode | None = None) -> LLTokenizer:
     """The tokens of a vocabulary. Takes about a second for 150,000 tokens.
 
     `encode` converts text to ids, for a vocabulary without tokenizer_json. Raises ValueError for a tokenizer that the
     library cannot read.
     """
-    tokenizer: str | TokenizerWrapper = vocabulary.tokenizer_json
-    if not tokenizer:
-        tokenizer = TokenizerWrapper(_TokenBytes(vocabulary, encode))
     try:
-        return LLTokenizer(tokenizer, n_vocab=vocabulary.vocab_size, eos_token=vocabulary.eos_ids)
+        if vocabulary.tokenizer_json:
+            return _llguidance(vocabulary.tokenizer_json, vocabulary)
+        token_bytes = _TokenBytes(vocabulary, encode)
+        tokens = _llguidance(TokenizerWrapper(token_bytes), vocabulary)
+        token_bytes.greedy = tokens.greedy_tokenize
+        return tokens
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a Rust panic derives from BaseException
             raise
         raise ValueError(str(error)) from None
+
+
+def _llguidance(tokenizer: str | TokenizerWrapper, vocabulary: Vocabulary) -> LLTokenizer:
+    return LLTokenizer(tokenizer, n_vocab=vocabulary.vocab_size, eos_token=vocabulary.eos_ids)
 
 
 def make_matcher(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:

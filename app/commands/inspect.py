@@ -45,6 +45,8 @@ def _lines(inspection: Inspection) -> list[tuple[str, str]]:
         lines += [("base model", inspection.base or "not named"), ("rank", str(inspection.rank))]
     else:
         context = f"{inspection.context} tokens" if inspection.context else "unknown"
+        if inspection.rope_scaling:
+            context += f" (rope scaling: {inspection.rope_scaling})"
         lines += [("quantisation", inspection.quantization or "none"), ("context", context)]
     if len(inspection.variants) > 1:
         sizes = [f"{variant.quant} {size(variant.bytes)}" for variant in inspection.variants]

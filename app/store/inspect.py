@@ -128,6 +128,7 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
         dtypes=dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors.values()),
         quantization=_quantization(config, files),
         context=_context(config, files),
+        rope_scaling=_rope_scaling(files),
         licence=origin.licence,
         template=try_folder(folder),
         pickles=_pickles(origin.files),
@@ -221,6 +222,7 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
         dtypes=shares,
         quantization=shares[0].dtype if shares else "",
         context=context if type(context) is int else 0,
+        rope_scaling=_rope_scaling(files),
         licence=_text(metadata.get("general.license")) or origin.licence,
         template=try_gguf(paths[0]) if headers else None,
         pickles=_pickles(origin.files),
@@ -270,6 +272,15 @@ def _context(config: Mapping[str, Any], files: ModelFiles | None) -> int:
         return files.config.max_positions
     context = config.get("max_position_embeddings")
     return context if type(context) is int else 0
+
+
+def _rope_scaling(files: ModelFiles | None) -> str:
+    """The method, and the positions of the original training; empty without scaling."""
+    ropes = files.config.ropes.values() if files is not None else ()
+    for rope in ropes:
+        if rope.kind != "default":
+            return f"{rope.kind}, factor {rope.factor:g}, trained with {rope.original_positions} tokens"
+    return ""
 
 
 def _pickles(names: Iterable[str]) -> tuple[str, ...]:

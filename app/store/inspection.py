@@ -61,6 +61,7 @@ class Inspection:
     quantization: str  # format of quantised weights; empty: none
     context: int  # tokens; 0: unknown
     licence: str  # empty: unknown
+    rope_scaling: str = ""  # the method that extends the context of the original training; empty: none
     template: TemplateVerdict | None = None  # None: adapters have none
     base: str = ""  # base model of an adapter
     rank: int = 0  # of an adapter

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import ModelRefused
+from ..chat import gguf_metadata
 from ..chat.template import TemplateRenderer
 from ..chat.tokenizer_files import chat_templates, read_json, special_tokens
 from ..errors import TemplateFailed
 from .headers import read_gguf_file
 from .inspection import TemplateVerdict
 
-GGUF_TEMPLATE = "tokenizer.chat_template"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 QUESTION = {"role": "user", "content": "question-4711"}
 SYSTEM = {"role": "system", "content": "instruction-4712"}
@@ -39,12 +39,12 @@ def try_folder(folder: Path) -> TemplateVerdict:
 
 
 def try_gguf(file: Path) -> TemplateVerdict:
-    """The verdict on the chat template in the metadata of a GGUF file."""
+    """The verdict on the chat templates in the metadata of a GGUF file."""
     try:
-        template = read_gguf_file(file).metadata.get(GGUF_TEMPLATE)
+        metadata = read_gguf_file(file).metadata
     except ModelRefused as error:
         return TemplateVerdict("fails", str(error))
-    return try_templates({"default": template} if isinstance(template, str) else {}, {})
+    return try_templates(gguf_metadata.chat_templates(metadata), gguf_metadata.example_tokens(metadata))
 
 
 def try_templates(templates: Mapping[str, str], variables: Mapping[str, Any]) -> TemplateVerdict:

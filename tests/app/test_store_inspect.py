@@ -24,7 +24,8 @@ from localllm.app.store.trial import try_templates
 from localllm.engine.errors import ModelRefused
 from localllm.engine.tensorfiles import StoredTensor
 
-from ..engine.gguf_files import sound
+from ..engine.gguf_files import TINY, sound
+from ..engine.gguf_files import model as gguf_model
 from .tiny_qwen import write_model
 
 
@@ -246,6 +247,42 @@ def test_skeleton_is_inspected_like_the_model(model: Path, tmp_path: Path, monke
     assert hub.served["model.safetensors"] < (folder / "model.safetensors").stat().st_size / 2
     assert "tokenizer.json" not in hub.served
     assert "pytorch_model.bin" not in hub.served
+
+
+GGUF_TEMPLATES = {
+    "tokenizer.chat_template": "{{ bos_token + messages[0].content }}",
+    "tokenizer.chat_template.tool_use": "{{ messages[0].content }}{{ tools[0].function.name }}",
+}
+
+
+def test_chat_templates_of_a_gguf_file_are_tried(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf_model(TINY | GGUF_TEMPLATES | {"tokenizer.ggml.bos_token_id": 0}))
+    template = inspected(file).template
+    assert template is not None
+    assert (template.status, template.system, template.tools) == ("works", True, True)
+    file.write_bytes(gguf_model(TINY | GGUF_TEMPLATES))
+    template = inspected(file).template
+    assert template is not None
+    assert template.status == "fails", "bos_token is undefined without its metadata"
+    assert "bos_token" in template.reason
+    file.write_bytes(gguf_model(TINY | GGUF_TEMPLATES | {"tokenizer.ggml.model": "llama"}))
+    template = inspected(file).template
+    assert template is not None
+    assert template.status == "works", "sentencepiece vocabularies have a default"
+
+
+def test_rope_scaling_is_described(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    scaling = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 128,
+    }
+    file.write_bytes(gguf_model(TINY | scaling))
+    assert inspected(file).rope_scaling == "yarn, factor 4, trained with 128 tokens"
+    file.write_bytes(gguf_model(TINY))
+    assert inspected(file).rope_scaling == ""
 
 
 def test_skeleton_of_a_gguf_file_has_its_header(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def inspected(inspection: Inspection) -> list[Line]:
         ("base model", inspection.base),
         ("quantisation", inspection.quantization),
         ("context", tokens_text(inspection.context)),
+        ("rope scaling", inspection.rope_scaling),
         ("variants", _variants(inspection)),
         ("licence", inspection.licence or "unknown"),
         ("chat template", _template(inspection.template)),
