@@ -20,6 +20,7 @@ import msgspec
 import msgspec.inspect
 from msgspec import Meta
 
+from ..engine.options import CacheDtype
 from ..kernels.gpu_limits import VARIABLES as GPU_VARIABLES
 from ..kernels.gpu_limits import LimitRefused, read_limits
 from . import paths
@@ -34,8 +35,8 @@ PATH_VARIABLES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})
 KERNEL_VARIABLES = frozenset({"LOCALLLM_CPU_LIBRARY", "LOCALLLM_CPU_LANE", "LOCALLLM_CUDA_LIBRARY", *GPU_VARIABLES})
 # Settings that decide how a model is loaded. The daemon reads them once, when it starts.
 LOADING = tuple(
-    "backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads adapter_slots "
-    "adapter_rank lora_backend".split()
+    "backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads gpu_layers "
+    "adapter_slots adapter_rank lora_backend".split()
 )
 CLIENT_ONLY = frozenset({"model"})  # settings that only the commands read, not the daemon
 
@@ -85,7 +86,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(description="Number format of activations and of the KV cache."),
     ] = "auto"
     cache_dtype: Annotated[
-        Literal["auto", "fp8"], Meta(description="Number format of the KV cache; fp8 (GPU only) halves its memory.")
+        CacheDtype,
+        Meta(
+            description="Number format of the KV cache; fp8 (GPU only) halves its memory. The other formats are for "
+            "GGUF models."
+        ),
     ] = "auto"
     quant: Annotated[
         Literal["none", "int8", "int4", "fp8"],
@@ -114,6 +119,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = "auto"
     threads: Annotated[int, Meta(ge=0, description="CPU threads; 0: one per physical core.")] = 0
+    gpu_layers: Annotated[
+        int, Meta(ge=-1, description="Layers of GGUF models that llama.cpp computes on GPUs; -1: as many as fit.")
+    ] = -1
     adapter_slots: Annotated[
         int,
         Meta(

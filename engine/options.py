@@ -8,7 +8,8 @@ from typing import Literal
 
 from .quantization import Quant
 
-CacheDtype = Literal["auto", "fp8"]
+# fp8: of GPUs. The others are the formats of llama.cpp's KV cache.
+CacheDtype = Literal["auto", "fp8", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 # Which steps are captured as graphs. full: decode steps. breakable: also prefill steps, without their attention. split:
 # as breakable, and the prefill segments are compiled. off: no steps. auto: the device's default.
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
@@ -26,13 +27,14 @@ class LoadOptions:
     max_step_tokens: int | None = None  # maximum number of tokens in one step; None: the device's default
     page_size: int | None = None  # tokens per page of the KV cache; None: the device's default
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    cache_dtype: CacheDtype = "auto"  # dtype of the KV cache; auto: the dtype of activations
+    cache_dtype: CacheDtype = "auto"  # dtype of the KV cache; auto: the dtype of activations, for llama.cpp f16
     quant: Quant = "none"  # format that the weights are quantised to while they are loaded
     packed_dir: Path | None = None  # folder that caches quantised weights; None: not cached
     graphs: Graphs = "auto"
     compiler: Compiler = "inductor"  # compiles the segments of graphs=split
     compiled_dir: Path | None = None  # folder that caches compiled segments; None: torch's default folder
     threads: int | None = None  # number of CPU threads; None: the number of physical cores
+    gpu_layers: int | None = None  # number of layers that llama.cpp computes on GPUs; None: as many as fit
     reference_ops: tuple[str, ...] = ()  # names of ops or op families, or "all", that the references compute
     adapter_slots: int = 8  # maximum number of adapters in one step
     adapter_rank: int = 16  # maximum rank of an adapter

@@ -52,6 +52,7 @@ def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
         compiler=settings.developer.compiler,
         compiled_dir=paths.compiled_dir(),
         threads=settings.threads or None,
+        gpu_layers=None if settings.gpu_layers < 0 else settings.gpu_layers,
         reference_ops=settings.developer.reference_ops,
         attention=settings.developer.attention,
         lora_backend=settings.lora_backend,

@@ -250,8 +250,9 @@ def cache_dtype(options: LoadOptions, dtype: torch.dtype, device: Device) -> tor
     """The dtype of keys and values, for activations of `dtype`. Raises SettingRefused if the device cannot store it."""
     if options.cache_dtype == "auto":
         return dtype
-    if not device.fp8_cache:
-        raise SettingRefused(f"cache_dtype fp8 is not supported on {device.name}", "set cache_dtype to auto")
+    if options.cache_dtype != "fp8" or not device.fp8_cache:
+        message = f"cache_dtype {options.cache_dtype} is not supported on {device.name}"
+        raise SettingRefused(message, "set cache_dtype to auto")
     if dtype != torch.bfloat16:
         raise SettingRefused("cache_dtype fp8 needs dtype bfloat16", "set cache_dtype or dtype to auto")
     return torch.float8_e4m3fn

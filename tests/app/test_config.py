@@ -182,6 +182,7 @@ def test_defaults_of_all_settings() -> None:
         "graphs": "auto",
         "developer": config.Developer(compiler="inductor", attention="auto", self_test="on", reference_ops=()),
         "threads": 0,
+        "gpu_layers": -1,
         "adapter_slots": 8,
         "adapter_rank": 16,
         "lora_backend": "auto",
@@ -205,6 +206,7 @@ def test_defaults_of_all_settings() -> None:
     [
         *((name, 0) for name in ("context", "cache_mib", "cache_share", "threads", "port", "idle_unload", "drain")),
         ("step_timeout", 0),
+        ("gpu_layers", -1),
         *((name, 1) for name in ("max_rows", "max_body_mib", "max_queue")),
     ],
 )

@@ -32,6 +32,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_rows": (7, {"max_rows": 7}),
     "graphs": ("split", {"graphs": "split"}),
     "threads": (3, {"threads": 3}),
+    "gpu_layers": (0, {"gpu_layers": 0}),
     "adapter_slots": (2, {"adapter_slots": 2}),
     "adapter_rank": (64, {"adapter_rank": 64}),
     "lora_backend": ("torch_native", {"lora_backend": "torch_native"}),
