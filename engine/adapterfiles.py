@@ -1,6 +1,7 @@
-"""Reads an adapter folder: adapter_config.json and safetensors headers -> AdapterFiles. Reads no weights.
+"""Reads an adapter: adapter_config.json and safetensors headers, or a GGUF file -> AdapterFiles. Reads no weights.
 
-Two layouts: PEFT (https://huggingface.co/docs/peft/developer_guides/checkpoint) and mlx-lm (mlx_lm/tuner/utils.py).
+Two layouts of folders: PEFT (https://huggingface.co/docs/peft/developer_guides/checkpoint) and mlx-lm
+(mlx_lm/tuner/utils.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from types import MappingProxyType
 
 from .adapterconfig import CONFIG, HEAD, MAX_RANK, AdapterConfig, MlxConfig, PeftConfig
 from .errors import ModelRefused
+from .ggufadapter import ENDS as GGUF_ENDS
+from .ggufadapter import read_gguf_adapter
+from .ggufmodel import SUFFIX as GGUF
 from .lora import Adapter
 from .modelfiles import read_json
 from .tensorfiles import StoredTensor, read_header
@@ -54,8 +58,9 @@ class Factors:
 class AdapterFiles:
     """The validated metadata of an adapter."""
 
-    path: Path
-    factors: Mapping[str, Factors]  # module of the base model, as "model.layers.0.self_attn.q_proj" -> its factors
+    path: Path  # the folder, or the GGUF file
+    # Module of the base model, as "model.layers.0.self_attn.q_proj", or tensor of a GGUF model -> its factors.
+    factors: Mapping[str, Factors]
     base: str  # name or path of the base model in the configuration; empty if it has none
     base_class: str  # class of the base model in transformers, as "MistralForCausalLM"; empty if it has none
     version: str  # SHA-256 over configuration and weights; empty: the weights were not read
@@ -67,18 +72,28 @@ class AdapterFiles:
 
 
 def read_adapter(path: Path | str) -> AdapterFiles:
-    """Read an adapter folder. Raises ModelRefused with the file, the field or the tensor."""
-    folder = Path(path)
-    files = read_adapter_header(folder)
-    return replace(files, version=_content_hash(folder / CONFIG, _weights(folder)))
+    """Read an adapter folder, or a GGUF file. Raises ModelRefused with the file, the field or the tensor."""
+    files = read_adapter_header(Path(path))
+    contents = (files.path,) if is_gguf(files.path) else (files.path / CONFIG, _weights(files.path))
+    return replace(files, version=_content_hash(*contents))
+
+
+def is_gguf(path: Path) -> bool:
+    """Whether the path names a GGUF file."""
+    return path.suffix.lower() == GGUF and not path.is_dir()
 
 
 def read_adapter_header(folder: Path) -> AdapterFiles:
-    """Read the configuration and the header of the weights; the version is empty. Raises ModelRefused as read_adapter
-    does."""
+    """Read the configuration and the header of the weights; the version is empty. `folder`: an adapter folder, a folder
+    with one GGUF file, or a GGUF file. Raises ModelRefused as read_adapter does."""
+    if is_gguf(folder):
+        return _read_gguf(folder)
     if not folder.is_dir():
         raise ModelRefused(f"adapter folder {folder} does not exist")
     if not (folder / CONFIG).exists():
+        files = [file for file in folder.iterdir() if is_gguf(file)]
+        if len(files) == 1:
+            return _read_gguf(files[0])
         raise ModelRefused(f"{folder.name} has no {CONFIG}", "use an adapter folder of PEFT or mlx-lm")
     values = read_json(folder / CONFIG)
     weights = _weights(folder)
@@ -91,6 +106,17 @@ def read_adapter_header(folder: Path) -> AdapterFiles:
         config = MlxConfig(values)
         factors = _read_mlx(config, tensors)
     return AdapterFiles(folder, MappingProxyType(factors), config.base, config.base_class, version="")
+
+
+def _read_gguf(file: Path) -> AdapterFiles:
+    if not file.is_file():
+        raise ModelRefused(f"adapter file {file} does not exist")
+    adapter = read_gguf_adapter(file)
+    factors = {
+        module: _validated(module, a.tensor, b.tensor, False, adapter)
+        for module, (a, b) in _pairs(adapter.tensors, GGUF_ENDS).items()
+    }
+    return AdapterFiles(file, MappingProxyType(factors), adapter.base, adapter.base_class, version="")
 
 
 def read_for_model(
@@ -106,6 +132,10 @@ def read_for_model(
         files = read_adapter(adapter.path)
     except ModelRefused as error:
         raise ModelRefused(f"adapter {adapter.name}: {error}", error.hint) from error
+    if is_gguf(files.path):
+        raise ModelRefused(
+            f"adapter {adapter.name} is a GGUF file, but the model is not", "use the adapter in the format of PEFT"
+        )
     if files.version != adapter.version:
         raise ModelRefused(f"adapter {adapter.name}: its files have changed", "load the adapter again")
     if files.rank > max_rank:
