@@ -54,12 +54,17 @@ def mix(h: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return h ^ (h >> np.uint32(16))
 
 
-def uniform(seed: int, position: int, vocab_size: int) -> Floats:
-    """[vocab_size] float64 in (0, 1), one per token id, determined by seed and draw position."""
+def draw_key(seed: int, position: int) -> NDArray[np.uint32]:
+    """[1] the key of one draw, which selects its random numbers."""
     key = np.zeros(1, np.uint32)
     for word in (seed & 0xFFFFFFFF, seed >> 32, position):
         key = mix((key ^ np.uint32(word)) + GOLDEN)
-    h = mix((key ^ np.arange(vocab_size, dtype=np.uint32)) + GOLDEN)
+    return key
+
+
+def uniform(seed: int, position: int, vocab_size: int) -> Floats:
+    """[vocab_size] float64 in (0, 1), one per token id, determined by seed and draw position."""
+    h = mix((draw_key(seed, position) ^ np.arange(vocab_size, dtype=np.uint32)) + GOLDEN)
     return ((h >> np.uint32(8)) | np.uint32(1)).astype(np.float64) / 2**24
 
 

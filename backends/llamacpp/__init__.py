@@ -1,16 +1,78 @@
-"""The backend of GGUF models, which llama.cpp computes. This version has no runner for GGUF models yet."""
+"""The backend of GGUF models, which llama.cpp computes through llama-cpp-python. See docs/gguf.md."""
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from importlib.util import find_spec
 
-from ...engine.runner import DeviceInfo, Unavailable
+from ...engine.memory import MemoryPlan
+from ...engine.modelfiles import ModelFiles
+from ...engine.options import LoadOptions
+from ...engine.runner import DeviceInfo, Runner, Unavailable
+from ..machine import cpu_name, memory
+from .installing import PACKAGE
+from .library import devices, problem
+
+__all__ = ["accepts", "name", "open", "plan_memory", "probe", "read_bandwidth"]
 
 name = "llamacpp"
 
+# Architectures of llama.cpp that do not compute the next token from the tokens before it.
+_ENCODERS = (
+    "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert "
+    "nomic-bert-moe t5 t5encoder wavtokenizer-dec"
+)
+_DIFFUSION = "dream llada llada-moe rnd1"
+_DRAFTS = "dflash eagle3 gemma4-assistant"
+_REFUSED = {
+    **dict.fromkeys(_ENCODERS.split(), "an encoder, which generates no text"),
+    **dict.fromkeys(_DIFFUSION.split(), "a diffusion model, which does not generate its text from left to right"),
+    **dict.fromkeys(_DRAFTS.split(), "a draft model, which needs the model that it drafts for"),
+}
+
 
 def probe() -> DeviceInfo | Unavailable:
-    """Checks whether llama-cpp-python is installed, without importing it."""
+    """The devices of the installed build of llama.cpp."""
+    reason = problem()
+    if reason:
+        return Unavailable(name, reason)
+    found = devices()
+    gpus = [device for device in found if device.kind in ("gpu", "igpu")]
+    features = {PACKAGE: version(PACKAGE), "devices": ", ".join(device.name for device in found)}
+    if not gpus:
+        return DeviceInfo(name, f"{cpu_name()} with llama.cpp", *memory(), features, main_memory=True)
+    title = ", ".join(device.description for device in gpus)
+    total = sum(device.memory for device in gpus)
+    free = sum(device.free for device in gpus)
+    return DeviceInfo(name, f"{title} with llama.cpp", total, free, features)
+
+
+def accepts(files: ModelFiles) -> str:
+    """The reason why llama.cpp cannot generate text with these files; empty if it can."""
+    if not files.gguf:
+        return "it reads only GGUF files"
+    architecture = files.config.model_type
+    if architecture in _REFUSED:
+        return f"the architecture {architecture} is {_REFUSED[architecture]}"
+    if files.metadata.get(f"{architecture}.attention.causal") is False:
+        return "its attention is not causal: it is an encoder, which generates no text"
     if find_spec("llama_cpp") is None:
-        return Unavailable(name, "llama-cpp-python is not installed")
-    return Unavailable(name, "llama-cpp-python is installed, but this version has no llama.cpp runner yet")
+        return problem()
+    return ""
+
+
+def open(files: ModelFiles, options: LoadOptions) -> Runner:
+    from .opening import open_gguf
+
+    return open_gguf(files, options)
+
+
+def plan_memory(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+    from .opening import plan_memory as plan
+
+    return plan(files, options)
+
+
+def read_bandwidth() -> None:
+    """llama.cpp has no function that reads memory."""
+    return None

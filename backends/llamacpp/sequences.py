@@ -226,6 +226,7 @@ class PagedSequences:
         if not self._free:
             self._cut(self._redundant_sequence(), 0)
         sequence = Sequence(self._free.pop())
+        self._memory.remove(sequence.id, 0, TO_END)  # a step that failed may have left cells
         self._sequences[sequence.id] = sequence
         return sequence
 

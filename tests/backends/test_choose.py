@@ -15,6 +15,8 @@ from localllm.backends import cpu, cuda, hip, llamacpp, mlx, npu, xpu
 from localllm.backends import machine as machine_of_cpu
 from localllm.backends.cpu.kernels import kernels
 from localllm.backends.cuda.driver import Driver
+from localllm.backends.llamacpp import library
+from localllm.backends.llamacpp.library import BuildDevice
 from localllm.engine.errors import ModelRefused
 from localllm.engine.runner import DeviceInfo, Unavailable
 from localllm.kernels.gpu_limits import gpu_limits
@@ -26,7 +28,7 @@ def test_probes_return_their_name_and_import_no_tensor_library() -> None:
     assert [answer.backend for answer in answers] == list(backends.ORDER)
     assert all(answer.reason for answer in answers if isinstance(answer, Unavailable))
     new = set(sys.modules) - before
-    assert not {"torch", "mlx", "llama_cpp", "torch_npu", "triton"} & new
+    assert not {"torch", "mlx", "torch_npu", "triton"} & new  # llama.cpp itself knows the devices of its build
     for answer in answers:
         if isinstance(answer, DeviceInfo):
             assert {"accepts", "open", "plan_memory", "read_bandwidth"} <= set(dir(backends.load(answer.backend)))
@@ -194,9 +196,36 @@ def test_mlx_outside_apple_silicon_is_a_second_choice(monkeypatch: pytest.Monkey
         assert result.second_choice
 
 
-def test_llama_cpp_is_probed_without_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llamacpp, "find_spec", lambda name: name)
-    assert "no llama.cpp runner yet" in reason(llamacpp.probe())
+def test_llama_cpp_tells_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "find_spec", lambda name: None)
+    assert "is not installed" in reason(llamacpp.probe())
+    assert "pip install --no-binary llama-cpp-python" in reason(llamacpp.probe())
+
+
+def test_llama_cpp_that_does_not_work_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(library, "find_spec", lambda name: name)
+    monkeypatch.setattr(library, "library", fail)
+    assert "libcuda.so.1" in reason(llamacpp.probe())
+    assert "--force-reinstall" in reason(llamacpp.probe())
+
+
+@pytest.mark.parametrize("kinds", [("cpu",), ("gpu", "cpu"), ("gpu", "igpu", "accel", "cpu")])
+def test_llama_cpp_names_the_devices_of_its_build(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = tuple(BuildDevice(f"{kind}0", f"the {kind}", kind, 8 * 2**30, 2**30) for kind in kinds)
+    monkeypatch.setattr(llamacpp, "problem", lambda: "")
+    monkeypatch.setattr(llamacpp, "version", lambda package: "9.9")
+    monkeypatch.setattr(llamacpp, "devices", lambda: devices)
+    info = llamacpp.probe()
+    assert features(info) == {"llama-cpp-python": "9.9", "devices": ", ".join(device.name for device in devices)}
+    gpus = [device for device in devices if device.kind in ("gpu", "igpu")]
+    assert isinstance(info, DeviceInfo)
+    assert info.main_memory == (not gpus)
+    if gpus:
+        assert (info.memory, info.free) == (len(gpus) * 8 * 2**30, len(gpus) * 2**30)
+        assert all(device.description in info.name for device in gpus)
 
 
 def features(result: object) -> Mapping[str, str]:

@@ -1,0 +1,167 @@
+"""The library llama.cpp: its import, its log, its devices and its models. Only `library` and its callers import it."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ...engine.errors import ModelRefused, RunnerFailed
+from .installing import PACKAGE, install_command
+
+MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+NEEDED = ("llama_set_adapters_lora", "llama_memory_seq_cp", "llama_model_load_from_splits")  # functions of the library
+
+log = logging.getLogger(__name__)
+
+_LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}  # ggml_log_level
+_CONTINUED = 5  # the level of a text that continues the last line
+_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # ggml_backend_dev_type
+_FUNCTION = re.compile(r"^[\w:~<>]+: ")  # the C++ function at the beginning of a line of llama.cpp's log
+# Warnings of every load: the cache has room for several sequences, and each token has its own hidden state.
+_EXPECTED = re.compile("possible training context overflow|model default pooling_type")
+_ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+
+class Library:
+    """The functions of llama.cpp, as attributes with their C names."""
+
+    def __init__(self) -> None:
+        self.c: Any = import_module("llama_cpp.llama_cpp")
+        missing = [name for name in NEEDED if not hasattr(self.c, name)]
+        if missing:
+            raise ImportError(f"{PACKAGE} {version(PACKAGE)} has no {missing[0]}")
+        self._lines = _Lines()
+        # ctypes keeps no reference to a callback.
+        self._log = self.c.llama_log_callback(self._lines.add)
+        self._abort = _ABORT(_log_abort)
+        self.c.llama_log_set(self._log, None)
+        self.ggml("ggml_set_abort_callback", ctypes.c_void_p, _ABORT)(self._abort)
+        self.c.llama_backend_init()
+
+    def ggml(self, name: str, result: Any, *arguments: Any) -> Any:
+        """A function of ggml, on which the library of llama.cpp depends."""
+        function = getattr(self.c._lib, name)
+        function.restype = result
+        function.argtypes = arguments
+        return function
+
+    def forget_errors(self) -> None:
+        self._lines.errors.clear()
+
+    @property
+    def last_errors(self) -> str:
+        """The error lines since `forget_errors`, without the names of C++ functions; at most three."""
+        lines = [_FUNCTION.sub("", line) for line in self._lines.errors]
+        return "; ".join(dict.fromkeys(lines))
+
+
+class _Lines:
+    """Collects llama.cpp's log into lines: warnings and errors go to our log at their level, other lines to DEBUG."""
+
+    def __init__(self) -> None:
+        self.errors: deque[str] = deque(maxlen=3)
+        self._begin = ""
+        self._level = logging.DEBUG
+
+    def add(self, level: int, text: bytes, _: object) -> None:
+        """Called by llama.cpp on any thread."""
+        if level != _CONTINUED:
+            self._level = _LEVELS.get(level, logging.DEBUG)
+        if self._level < logging.WARNING and not log.isEnabledFor(logging.DEBUG):
+            return
+        *lines, self._begin = (self._begin + text.decode("utf-8", "replace")).split("\n")
+        for line in lines:
+            self._write(line.rstrip())
+
+    def _write(self, line: str) -> None:
+        if self._level >= logging.ERROR:
+            self.errors.append(line)
+        is_quiet = self._level < logging.WARNING or _EXPECTED.search(line)
+        log.log(logging.DEBUG if is_quiet else self._level, "%s", line)
+
+
+def _log_abort(message: bytes) -> None:
+    """Called before llama.cpp ends the process, for example after a failed assertion."""
+    log.critical("llama.cpp ends the process: %s", message.decode("utf-8", "replace"))
+
+
+@cache
+def library() -> Library:
+    """The library; the first call imports it. Raises ImportError, OSError or RuntimeError if that is not possible."""
+    return Library()
+
+
+def problem() -> str:
+    """The reason why the library cannot be used, with the command that mends it; empty if it can."""
+    if find_spec("llama_cpp") is None:
+        return f"{PACKAGE} is not installed: {install_command()}"
+    try:
+        library()
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+        return f"{PACKAGE} is installed, but does not work ({error}): {install_command(again=True)}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class BuildDevice:
+    """A device that the installed build of llama.cpp can use."""
+
+    name: str  # of ggml, for example CPU, CUDA0 or Vulkan0
+    description: str  # name of the hardware
+    kind: str  # cpu, gpu, igpu (with main memory) or accel (for example BLAS)
+    memory: int  # bytes
+    free: int  # bytes
+
+
+def devices() -> tuple[BuildDevice, ...]:
+    """All devices of the installed build, in llama.cpp's order."""
+    ggml = library().ggml
+    count = ggml("ggml_backend_dev_count", ctypes.c_size_t)()
+    get = ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    return tuple(_device(get(index)) for index in range(count))
+
+
+def _device(handle: int) -> BuildDevice:
+    ggml = library().ggml
+    size = ctypes.POINTER(ctypes.c_size_t)
+    name = ggml("ggml_backend_dev_name", ctypes.c_char_p, ctypes.c_void_p)(handle).decode()
+    text = ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)(handle)
+    kind = ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)(handle)
+    free = ctypes.c_size_t()
+    total = ctypes.c_size_t()
+    ggml("ggml_backend_dev_memory", None, ctypes.c_void_p, size, size)(handle, free, total)
+    return BuildDevice(name, text.decode("utf-8", "replace"), _KINDS.get(kind, ""), total.value, free.value)
+
+
+def load_model(name: str, shards: Sequence[Path], *, vocab_only: bool = False, gpu_layers: int = -1) -> Any:
+    """A llama_model pointer for GGUF files that engine.modelfiles has accepted; `shards` in their order.
+
+    `gpu_layers`: number of layers in the memory of the GPUs; -1: all. The caller frees the model with
+    llama_model_free. Raises ModelRefused with llama.cpp's own reason.
+    """
+    lib = library()
+    params = lib.c.llama_model_default_params()
+    params.vocab_only = vocab_only
+    params.n_gpu_layers = gpu_layers
+    paths = (ctypes.c_char_p * len(shards))(*(str(path).encode() for path in shards))
+    lib.forget_errors()
+    model = lib.c.llama_model_load_from_splits(paths, len(shards), params)
+    if not model:
+        raise ModelRefused(f"{name}: llama.cpp cannot load it: {lib.last_errors or 'no reason given'}"[:500])
+    return model
+
+
+def failed(message: str) -> RunnerFailed:
+    """The error for a call that failed, with llama.cpp's own reason."""
+    errors = library().last_errors
+    return RunnerFailed(f"{message}: {errors}"[:500] if errors else message)

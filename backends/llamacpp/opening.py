@@ -1,0 +1,143 @@
+"""Opens a GGUF model in llama.cpp, with a memory plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.memory import MemoryPlan
+from ...engine.modelfiles import ModelFiles
+from ...engine.options import LoadOptions
+from ...engine.runner import CacheGroup, Runner, RunnerSpec
+from ..machine import cores
+from . import accepts
+from .adapters import Adapters
+from .library import MAX_SEQUENCES, devices, library, load_model
+from .runner import ContextMemory, LlamaRunner
+from .sequences import PagedSequences, StateSequences
+from .sizing import CACHE_TYPES, UBATCH, Size, check_fits, is_recurrent, measure
+
+# Seconds after which a step counts as hung. Even slow CPUs compute a prefill chunk of an 8B model faster.
+STEP_SECONDS = {"cpu": 3600.0, "gpu": 600.0}
+CACHED_PATHS = 64  # minimum number of cached prefixes; llama.cpp allocates logits for each sequence
+NO_POOLING = 0  # llama_pooling_type: the hidden state of each token
+
+
+def plan_memory(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+    """The memory that `open_gguf` would allocate. Raises ModelRefused or SettingRefused."""
+    _refuse(files)
+    return measure(files, options, devices(), is_recurrent(files)).plan
+
+
+def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
+    """Load a model. Raises ModelRefused or SettingRefused."""
+    _refuse(files)
+    size = measure(files, options, devices(), is_recurrent(files))
+    check_fits(files, options, size.plan)
+    c = library().c
+    model = load_model(files.name, files.gguf, gpu_layers=size.gpu_layers if size.on_gpu else 0)
+    try:
+        _check_model(files, model)
+        has_states = c.llama_model_is_recurrent(model) or c.llama_model_is_hybrid(model)
+        if has_states != is_recurrent(files):
+            size = measure(files, options, devices(), has_states)
+        spec = _spec(files, options, size, has_states)
+        context = _new_context(files, options, size, spec, model)
+    except BaseException:
+        c.llama_model_free(model)
+        raise
+    memory = ContextMemory(context)
+    page_size = size.plan.page_size
+    sequences = StateSequences(memory) if has_states else PagedSequences(memory, page_size, spec.max_paths)
+    return LlamaRunner(model, context, spec, sequences, Adapters(model))
+
+
+def _refuse(files: ModelFiles) -> None:
+    refusal = accepts(files)
+    if refusal:
+        raise ModelRefused(f"{files.name}: {refusal}")
+
+
+def _check_model(files: ModelFiles, model: Any) -> None:
+    """Raises ModelRefused for a model that is not what its metadata says."""
+    c = library().c
+    if c.llama_model_has_encoder(model) or not c.llama_model_has_decoder(model):
+        raise ModelRefused(f"{files.name}: its architecture {files.config.model_type:.50} is an encoder")
+    vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(model))
+    if vocab != files.config.vocab_size:
+        raise ModelRefused(
+            f"{files.name}: llama.cpp reads a vocabulary of {vocab} tokens, but the metadata has "
+            f"{files.config.vocab_size}"
+        )
+
+
+def _spec(files: ModelFiles, options: LoadOptions, size: Size, has_states: bool) -> RunnerSpec:
+    plan = size.plan
+    cells = plan.num_pages * plan.page_size
+    context = min(plan.context, cells // size.rows if has_states else cells)
+    return RunnerSpec(
+        vocab_size=files.config.vocab_size,
+        max_tokens=min(size.step_tokens, cells),
+        max_rows=size.rows,
+        max_context=context,
+        groups=() if has_states else (CacheGroup(plan.page_size, plan.num_pages),),
+        num_states=size.rows if has_states else 0,
+        max_paths=0 if has_states else min(MAX_SEQUENCES, size.rows + max(size.rows, CACHED_PATHS)),
+        num_adapters=options.adapter_slots,
+        adapters_per_step=options.adapter_slots,
+        slots_hint="raise the setting adapter_slots",
+        dtype="float32",
+        quant=_quant(files),
+        weight_bytes=files.weight_bytes,
+        token_bytes=plan.token_bytes,
+        cache_bytes=plan.num_pages * plan.page_bytes,
+        step_seconds=STEP_SECONDS["gpu" if size.on_gpu else "cpu"],
+        warnings=_warnings(options, plan, context),
+    )
+
+
+def _warnings(options: LoadOptions, plan: MemoryPlan, context: int) -> tuple[str, ...]:
+    if options.context is not None or context >= plan.max_positions:
+        return ()
+    return (f"the memory has room for a context of {context} tokens; the model supports {plan.max_positions}",)
+
+
+def _quant(files: ModelFiles) -> str:
+    """The type of most of the weights; empty if it is a float type."""
+    sizes: dict[str, int] = {}
+    for tensor in files.tensors.values():
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.num_bytes
+    largest = max(sizes, key=lambda dtype: sizes[dtype])
+    return "" if largest in ("F32", "F16", "BF16") else largest
+
+
+def _new_context(files: ModelFiles, options: LoadOptions, size: Size, spec: RunnerSpec, model: Any) -> Any:
+    lib = library()
+    params = lib.c.llama_context_default_params()
+    params.n_ctx = size.plan.num_pages * size.plan.page_size
+    params.n_batch = spec.max_tokens
+    params.n_ubatch = min(UBATCH, spec.max_tokens)
+    params.n_seq_max = spec.max_paths or spec.max_rows
+    params.n_outputs_max = params.n_seq_max
+    params.n_threads = options.threads or cores()
+    params.n_threads_batch = params.n_threads
+    params.pooling_type = NO_POOLING
+    params.kv_unified = True
+    params.swa_full = True
+    params.no_perf = True
+    if options.cache_dtype != "auto":
+        params.type_k = CACHE_TYPES[options.cache_dtype][0]
+        params.type_v = params.type_k
+    lib.forget_errors()
+    context = lib.c.llama_init_from_model(model, params)
+    if context:
+        return context
+    reason = lib.last_errors or "no reason given"
+    if options.cache_dtype != "auto":
+        message = f"{files.name} does not support cache_dtype {options.cache_dtype}: {reason}"
+        raise SettingRefused(message[:500], "set cache_dtype to auto")
+    raise ModelRefused(
+        f"{files.name}: llama.cpp cannot allocate its cache: {reason}"[:500],
+        "use a smaller context",
+        size.plan.numbers(),
+    )

@@ -1,0 +1,208 @@
+"""The runner of llama.cpp: computes a batch with llama_decode, and samples from its logits."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...engine.batch import Batch, Ints, Want
+from ...engine.errors import ModelRefused, OutOfMemory
+from ...engine.lora import Adapter
+from ...engine.runner import RunnerSpec, StepResult
+from .adapters import Adapters
+from .library import MAX_SEQUENCES, failed, library
+from .sampler import sample
+
+Floats = NDArray[np.float32]
+
+NO_CELLS = 1  # results of llama_decode
+NO_MEMORY = -2
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step that was computed."""
+
+    step: StepResult
+
+    def result(self) -> StepResult:
+        return self.step
+
+
+class Sequences(Protocol):
+    """Gives sequences of llama.cpp to rows: see sequences.py."""
+
+    def place(self, batch: Batch) -> Ints: ...
+
+
+class ContextMemory:
+    """The cells of a context: see sequences.Memory."""
+
+    def __init__(self, context: Any) -> None:
+        self._c = library().c
+        self._memory = self._c.llama_get_memory(context)
+
+    def remove(self, sequence: int, start: int, end: int) -> None:
+        if not self._c.llama_memory_seq_rm(self._memory, sequence, start, end):
+            raise failed(f"llama.cpp cannot cut sequence {sequence} at position {start}")
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        self._c.llama_memory_seq_cp(self._memory, source, target, start, end)
+
+
+class _Tokens:
+    """The llama_batch of a context, whose arrays numpy fills."""
+
+    def __init__(self, size: int) -> None:
+        self._ids = np.arange(MAX_SEQUENCES, dtype=np.int32)
+        self._tokens = np.zeros(size, np.int32)
+        self._positions = np.zeros(size, np.int32)
+        self._counts = np.ones(size, np.int32)
+        self._sequences = np.zeros(size, np.uintp)  # addresses of elements of _ids
+        self._outputs = np.zeros(size, np.int8)
+        self.batch = library().c.llama_batch()
+        for field, array in (
+            ("token", self._tokens),
+            ("pos", self._positions),
+            ("n_seq_id", self._counts),
+            ("seq_id", self._sequences),
+            ("logits", self._outputs),
+        ):
+            pointer = next(kind for name, kind in self.batch._fields_ if name == field)
+            setattr(self.batch, field, ctypes.cast(array.ctypes.data, pointer))
+
+    def fill(self, tokens: Ints, positions: Ints, sequences: Ints, outputs: NDArray[np.bool_]) -> Any:
+        """The llama_batch of these tokens, until the next call. `outputs`: whether each token has an output."""
+        count = len(tokens)
+        self._tokens[:count] = tokens
+        self._positions[:count] = positions
+        self._sequences[:count] = np.uintp(self._ids.ctypes.data) + sequences.astype(np.uintp) * np.uintp(4)
+        self._outputs[:count] = outputs
+        self.batch.n_tokens = count
+        return self.batch
+
+
+class LlamaRunner:
+    """See engine.runner.Runner."""
+
+    def __init__(self, model: Any, context: Any, spec: RunnerSpec, sequences: Sequences, adapters: Adapters) -> None:
+        self._c = library().c
+        self._model = model
+        self._context = context
+        self._spec = spec
+        self._sequences = sequences
+        self._adapters = adapters
+        self._tokens = _Tokens(spec.max_tokens)
+        self._hidden_size = self._c.llama_model_n_embd_out(model)
+        self._computing = threading.Lock()  # only one thread may use the context at a time
+
+    @property
+    def spec(self) -> RunnerSpec:
+        return self._spec
+
+    def run(self, batch: Batch) -> Done:
+        """See engine.runner.Runner."""
+        with self._computing:
+            logits, hidden = self._compute(batch, self._sequences.place(batch))
+            return Done(sample(logits, batch, hidden))
+
+    def _compute(self, batch: Batch, sequences: Ints) -> tuple[Floats, Floats | None]:
+        """(logits [answers, vocab], hidden states [answers, hidden]). The rows of answers of the other kind are
+        undefined."""
+        rows = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts))
+        is_last = np.zeros(batch.num_tokens, np.bool_)
+        is_last[batch.row_starts[1:] - 1] = True
+        is_hidden = is_last & (batch.wants == Want.HIDDEN)[rows]
+        is_drawn = is_last & (batch.wants == Want.TOKEN)[rows]
+        answers = batch.answer_starts
+        logits: Floats | None = None
+        hidden: Floats | None = None
+        for members in _groups(batch):
+            row = int(members.argmax())
+            self._adapters.select(self._context, int(batch.adapters[row]), float(batch.adapter_scales[row]))
+            here = members[rows]
+            values = self._decode(batch, rows, sequences, here & ~is_hidden, is_drawn)
+            if values is not None and len(values) == answers[-1]:
+                logits = values
+            elif values is not None:
+                logits = self._empty(answers[-1], self._spec.vocab_size) if logits is None else logits
+                logits[answers[rows[here & is_drawn]]] = values
+            values = self._decode(batch, rows, sequences, here & is_hidden, is_hidden, hidden=True)
+            if values is not None:
+                hidden = self._empty(answers[-1], self._hidden_size) if hidden is None else hidden
+                hidden[answers[rows[here & is_hidden]]] = values
+        return self._empty(answers[-1], self._spec.vocab_size) if logits is None else logits, hidden
+
+    def _empty(self, count: int, width: int) -> Floats:
+        return np.zeros((count, width), np.float32)
+
+    def _decode(
+        self,
+        batch: Batch,
+        rows: NDArray[np.intp],
+        sequences: Ints,
+        selected: NDArray[np.bool_],
+        outputs: NDArray[np.bool_],
+        *,
+        hidden: bool = False,
+    ) -> Floats | None:
+        """Compute the selected tokens. Returns the logits of those with an output, or their hidden states, in order;
+        valid until the next call. None: there is no output."""
+        tokens = np.flatnonzero(selected)
+        if not len(tokens):
+            return None
+        ready = self._tokens.fill(
+            batch.tokens[tokens], batch.positions[tokens], sequences[rows[tokens]], outputs[tokens]
+        )
+        library().forget_errors()
+        self._c.llama_set_embeddings(self._context, hidden)
+        code = self._c.llama_decode(self._context, ready)
+        if code in (NO_CELLS, NO_MEMORY):
+            raise OutOfMemory(str(failed("llama.cpp has no memory for the step")))
+        if code:
+            raise failed(f"llama_decode failed with code {code}")
+        count = int(np.count_nonzero(outputs[tokens]))
+        if not count:
+            return None
+        width = self._hidden_size if hidden else self._spec.vocab_size
+        values = self._c.llama_get_embeddings if hidden else self._c.llama_get_logits
+        return np.ctypeslib.as_array(values(self._context), (count, width))
+
+    def prepare_adapter(self, adapter: Adapter) -> None:
+        """See engine.runner.Runner."""
+        if not self._spec.num_adapters:
+            raise ModelRefused(
+                f"adapter {adapter.name}: the model was loaded without adapter slots", self._spec.slots_hint
+            )
+        self._adapters.prepare(adapter)
+
+    def load_adapter(self, slot: int, adapter: Adapter) -> None:
+        """See engine.runner.Runner."""
+        self._adapters.load(slot, adapter)
+
+    def forget_adapter(self, adapter: Adapter) -> None:
+        """See engine.runner.Runner."""
+        with self._computing:
+            self._adapters.select(self._context, 0, 0.0)
+            self._adapters.forget(adapter)
+
+    def close(self) -> None:
+        """Free the memory. The runner cannot be used afterwards."""
+        with self._computing:
+            self._c.llama_free(self._context)
+            self._c.llama_model_free(self._model)
+
+
+def _groups(batch: Batch) -> list[NDArray[np.bool_]]:
+    """The rows [rows] of each adapter and scale. llama.cpp computes one adapter in a call."""
+    scales = np.where(batch.adapters > 0, batch.adapter_scales, np.float32(0))
+    if not scales.any():
+        return [np.ones(batch.num_rows, np.bool_)]
+    adapters = np.where(scales != 0, batch.adapters, 0)
+    pairs = sorted({(slot, scale) for slot, scale in zip(adapters.tolist(), scales.tolist(), strict=True)})
+    return [(adapters == slot) & (scales == np.float32(scale)) for slot, scale in pairs]
