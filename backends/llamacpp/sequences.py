@@ -40,6 +40,29 @@ class Memory(Protocol):
         ...
 
 
+class PairedMemory:
+    """The cells of a model with a sliding window (llama_model_n_swa). Each sequence has two ids: n and n + `count`.
+
+    llama.cpp overwrites a cell that the window has passed if the cell has one id only, even with swa_full. A sequence
+    that is cut or copied later would then lack positions of its window, and llama.cpp reports no error. It keeps cells
+    with two ids. So a step must write each token with both ids, and the context needs 2 * `count` ids.
+    """
+
+    def __init__(self, memory: Memory, count: int) -> None:
+        self._memory = memory
+        self._count = count
+
+    def remove(self, sequence: int, start: int, end: int) -> None:
+        """See Memory."""
+        self._memory.remove(sequence, start, end)
+        self._memory.remove(sequence + self._count, start, end)
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        """See Memory."""
+        self._memory.copy(source, target, start, end)
+        self._memory.copy(source, target + self._count, start, end)
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """A sequence of llama.cpp. It has the cells of the positions 0…length-1."""

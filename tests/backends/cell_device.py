@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from localllm.backends.llamacpp.sequences import PagedSequences
+from localllm.backends.llamacpp.sequences import Memory, PagedSequences, PairedMemory
 from localllm.engine.batch import Batch
 from localllm.engine.errors import OutOfMemory
 
@@ -22,7 +22,9 @@ FREE = -1
 class CellMemory:
     """Implements Memory of backends/llamacpp/sequences.py, with the checks of llama.cpp and some more."""
 
-    def __init__(self, cells: int, ids: int) -> None:
+    def __init__(self, cells: int, ids: int, window: int = 0) -> None:
+        """`window`: write() takes the cells with one id that a window of this size has passed; 0: no window."""
+        self.window = window
         self.positions = np.full(cells, FREE)
         self.members = np.zeros((cells, ids), bool)  # whether a sequence sees a cell
         self.tokens = np.full((cells, 2), -1, np.int64)  # token, adapter
@@ -55,20 +57,31 @@ class CellMemory:
         assert cells.sum() == end - start, "the source lacks cells of this range"
         self.members[cells, target] = True
 
-    def write(self, sequence: int, positions: np.ndarray, tokens: np.ndarray) -> None:
-        """Put tokens [count, 2] into free cells."""
-        assert positions[0] == len(self.cells(sequence)), "llama.cpp refuses a gap or an overlap of positions"
-        free = np.flatnonzero(self.positions == FREE)[: len(positions)]
+    def write(self, sequences: list[int], positions: np.ndarray, tokens: np.ndarray) -> None:
+        """Put tokens [count, 2] with the ids of these sequences into free cells."""
+        for sequence in sequences:
+            assert positions[0] == len(self.cells(sequence)), "llama.cpp refuses a gap or an overlap of positions"
+        free = np.flatnonzero((self.positions == FREE) | self.passed())[: len(positions)]
         assert len(free) == len(positions), "no free cells"
+        self.members[free] = False
         self.positions[free] = positions
         self.tokens[free] = tokens
-        self.members[free, sequence] = True
+        self.members[np.ix_(free, sequences)] = True
+
+    def passed(self) -> np.ndarray:
+        """Whether the only sequence that sees a cell has no later position that reads it, [cells]."""
+        if not self.window:
+            return np.zeros(len(self.positions), bool)
+        ends = np.where(self.members, self.positions[:, None] + 1, 0).max(axis=0)  # of each sequence
+        last = np.where(self.members, ends, 0).max(axis=1)  # of the sequences of each cell
+        return (self.members.sum(axis=1) == 1) & (self.positions + self.window <= last)
 
 
 @dataclass
 class CellDevice(TokenDevice):
     """Rows read the cells of their sequences instead of pages."""
 
+    window: int = 0
     memory: CellMemory = field(init=False)
     sequences: PagedSequences = field(init=False)
     lost_steps: frozenset[int] = frozenset()  # numbers of the steps that run out of memory when half is written
@@ -76,8 +89,10 @@ class CellDevice(TokenDevice):
     def __post_init__(self) -> None:
         super().__post_init__()
         [group] = self.spec.groups
-        self.memory = CellMemory(group.tokens, self.spec.max_paths)
-        self.sequences = PagedSequences(self.memory, group.page_size, self.spec.max_paths)
+        count = self.spec.max_paths
+        self.memory = CellMemory(group.tokens, 2 * count if self.window else count, self.window)
+        memory: Memory = PairedMemory(self.memory, count) if self.window else self.memory
+        self.sequences = PagedSequences(memory, group.page_size, count)
         self.rows: list[int] = []
 
     def write(self, batch: Batch, cells: np.ndarray) -> None:
@@ -88,7 +103,8 @@ class CellDevice(TokenDevice):
             if lost and row == batch.num_rows // 2:
                 raise OutOfMemory("this step is lost")
             span = slice(*batch.row_starts[row : row + 2])
-            self.memory.write(sequence, batch.positions[span], cells[span][:, [0, 2]])
+            ids = [sequence, sequence + self.spec.max_paths] if self.window else [sequence]
+            self.memory.write(ids, batch.positions[span], cells[span][:, [0, 2]])
 
     def digests(self, batch: Batch, row: int, position: int) -> list[np.ndarray]:
         cells = self.memory.cells(self.rows[row])[: position + 1]

@@ -80,14 +80,30 @@ def random_spec(rng: random.Random) -> RunnerSpec:
     )
 
 
+def doubled_requests(seed: int) -> list[Request]:
+    """Requests of which some are equal to others, so that their rows compute equal pages."""
+    requests = requests_of(seed, 24)
+    first = [replace(each, id=f"r{24 + number}") for number, each in enumerate(requests_of(seed, 24)[:12])]
+    pairs = zip(requests[:12], first, strict=True)
+    return [each for pair in pairs for each in pair] + requests[12:]
+
+
 @pytest.mark.parametrize("seed", [*range(12), *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 300)]])
 def test_random_requests_equal_solo_runs(seed: int) -> None:
     rng = random.Random(seed)
     spec = random_spec(rng)
-    requests = requests_of(seed, 30)
     device = CellDevice(spec, lazy=False)
-    deltas, _ = serve(device, requests, seed, cancel=0.1, join=rng.choice([0.2, 0.9]))
-    assert_equal_to_solo(deltas, requests_of(seed, 30), spec)
+    deltas, _ = serve(device, doubled_requests(seed), seed, cancel=0.1, join=rng.choice([0.2, 0.9]))
+    assert_equal_to_solo(deltas, doubled_requests(seed), spec)
+
+
+@pytest.mark.parametrize("seed", [*range(4), *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 100)]])
+def test_a_sliding_window_passes_no_cell(seed: int) -> None:
+    """The device keeps all positions of a prefix, although its cache overwrites cells that a window of 5 has passed."""
+    rng = random.Random(seed)
+    spec = random_spec(rng)
+    deltas, _ = serve(CellDevice(spec, lazy=False, window=5), doubled_requests(seed), seed, cancel=0.1)
+    assert_equal_to_solo(deltas, doubled_requests(seed), spec)
 
 
 @pytest.mark.parametrize("seed", [*range(4), *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 100)]])
@@ -150,6 +166,23 @@ def test_a_new_prompt_shares_the_cells_of_its_prefix() -> None:
     assert device.memory.members[device.memory.positions < 40].sum() > 6 * 36
 
 
+def test_a_replaced_page_gives_its_cells_back() -> None:
+    """Two rows computed the same page, and each has begun another page."""
+    memory = CellMemory(64, 4)
+    sequences = PagedSequences(memory, 4, 4)
+    prompt = np.arange(6)
+    first = make_batch([Row(prompt, 0, [1, 2]), Row(prompt, 0, [3, 4])], 96)
+    for sequence in sequences.place(first).tolist():
+        memory.write([sequence], prompt, np.stack([prompt, prompt], axis=1))
+    second = make_batch([Row([6], 6, [1, 2]), Row([7], 6, [1, 4])], 96)
+    second = replace(second, freed_pages=(np.array([(3, 1)], np.int32),))
+    rows = sequences.place(second).tolist()
+    assert memory.num_used == 4 + 2 + 2
+    for sequence in rows:
+        cells = memory.cells(sequence)
+        assert memory.positions[cells].tolist() == memory.tokens[cells, 0].tolist() == prompt.tolist()
+
+
 def test_a_page_that_no_sequence_has_is_an_error() -> None:
     sequences = PagedSequences(CellMemory(64, 4), 4, 4)
     with pytest.raises(RunnerFailed, match="page 3"):
@@ -168,8 +201,8 @@ def test_more_paths_than_sequences_are_an_error() -> None:
 def test_states_are_sequences_that_begin_empty() -> None:
     memory = CellMemory(64, 4)
     sequences = StateSequences(memory)
-    memory.write(2, np.arange(3), np.zeros((3, 2)))
-    memory.write(1, np.arange(5), np.zeros((5, 2)))
+    memory.write([2], np.arange(3), np.zeros((3, 2)))
+    memory.write([1], np.arange(5), np.zeros((5, 2)))
     batch = replace(make_batch([Row([1], 0, [0], Want.TOKEN), Row([1], 5, [0])], 96), states=np.array([2, 1], np.int32))
     assert sequences.place(batch).tolist() == [2, 1]
     assert len(memory.cells(2)) == 0
