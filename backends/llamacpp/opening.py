@@ -12,43 +12,43 @@ from ...engine.runner import CacheGroup, Runner, RunnerSpec
 from ..machine import cores
 from . import accepts
 from .adapters import Adapters
-from .library import MAX_SEQUENCES, devices, library, load_model
+from .library import devices, library, load_model
 from .runner import ContextMemory, LlamaRunner
 from .sequences import PagedSequences, StateSequences
-from .sizing import CACHE_TYPES, UBATCH, Size, check_fits, is_recurrent, measure
+from .sizing import CACHE_TYPES, UBATCH, Size, check_fits, has_states, measure
 
 # Seconds after which a step counts as hung. Even slow CPUs compute a prefill chunk of an 8B model faster.
 STEP_SECONDS = {"cpu": 3600.0, "gpu": 600.0}
-CACHED_PATHS = 64  # minimum number of cached prefixes; llama.cpp allocates logits for each sequence
 NO_POOLING = 0  # llama_pooling_type: the hidden state of each token
 
 
 def plan_memory(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     """The memory that `open_gguf` would allocate. Raises ModelRefused or SettingRefused."""
     _refuse(files)
-    return measure(files, options, devices(), is_recurrent(files)).plan
+    return measure(files, options, devices(), has_states(files)).plan
 
 
 def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model. Raises ModelRefused or SettingRefused."""
     _refuse(files)
-    size = measure(files, options, devices(), is_recurrent(files))
+    size = measure(files, options, devices(), has_states(files))
     check_fits(files, options, size.plan)
     c = library().c
-    model = load_model(files.name, files.gguf, gpu_layers=size.gpu_layers if size.on_gpu else 0)
+    model = load_model(files.name, files.gguf, gpu_layers=size.gpu_layers)
     try:
         _check_model(files, model)
-        has_states = c.llama_model_is_recurrent(model) or c.llama_model_is_hybrid(model)
-        if has_states != is_recurrent(files):
-            size = measure(files, options, devices(), has_states)
-        spec = _spec(files, options, size, has_states)
+        states = bool(c.llama_model_is_recurrent(model) or c.llama_model_is_hybrid(model))
+        if states != has_states(files):
+            size = measure(files, options, devices(), states)
+            check_fits(files, options, size.plan)
+        spec = _spec(files, options, size, states)
         context = _new_context(files, options, size, spec, model)
     except BaseException:
         c.llama_model_free(model)
         raise
     memory = ContextMemory(context)
     page_size = size.plan.page_size
-    sequences = StateSequences(memory) if has_states else PagedSequences(memory, page_size, spec.max_paths)
+    sequences = StateSequences(memory) if states else PagedSequences(memory, page_size, spec.max_paths)
     return LlamaRunner(model, context, spec, sequences, Adapters(model))
 
 
@@ -71,18 +71,18 @@ def _check_model(files: ModelFiles, model: Any) -> None:
         )
 
 
-def _spec(files: ModelFiles, options: LoadOptions, size: Size, has_states: bool) -> RunnerSpec:
+def _spec(files: ModelFiles, options: LoadOptions, size: Size, states: bool) -> RunnerSpec:
     plan = size.plan
-    cells = plan.num_pages * plan.page_size
-    context = min(plan.context, cells // size.rows if has_states else cells)
+    rows = plan.num_pages if states else options.max_rows
+    context = plan.context if states else min(plan.context, size.cells)
     return RunnerSpec(
         vocab_size=files.config.vocab_size,
-        max_tokens=min(size.step_tokens, cells),
-        max_rows=size.rows,
+        max_tokens=min(size.step_tokens, size.cells),
+        max_rows=rows,
         max_context=context,
-        groups=() if has_states else (CacheGroup(plan.page_size, plan.num_pages),),
-        num_states=size.rows if has_states else 0,
-        max_paths=0 if has_states else min(MAX_SEQUENCES, size.rows + max(size.rows, CACHED_PATHS)),
+        groups=() if states else (CacheGroup(plan.page_size, plan.num_pages),),
+        num_states=rows if states else 0,
+        max_paths=0 if states else size.paths,
         num_adapters=options.adapter_slots,
         adapters_per_step=options.adapter_slots,
         slots_hint="raise the setting adapter_slots",
@@ -114,7 +114,7 @@ def _quant(files: ModelFiles) -> str:
 def _new_context(files: ModelFiles, options: LoadOptions, size: Size, spec: RunnerSpec, model: Any) -> Any:
     lib = library()
     params = lib.c.llama_context_default_params()
-    params.n_ctx = size.plan.num_pages * size.plan.page_size
+    params.n_ctx = size.cells
     params.n_batch = spec.max_tokens
     params.n_ubatch = min(UBATCH, spec.max_tokens)
     params.n_seq_max = spec.max_paths or spec.max_rows

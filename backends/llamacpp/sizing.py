@@ -12,14 +12,17 @@ from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ..machine import memory
-from .library import BuildDevice
+from .library import MAX_SEQUENCES, BuildDevice
 
 PAGE_SIZE = 16  # cells per page
-CELL_BLOCK = 256  # llama.cpp rounds the number of cells up to a multiple
 CACHE_SHARE = 0.6  # maximum share of the cache in the memory left after loading
 ROW_TOKENS = {"cpu": 512, "gpu": 4096}  # cells for each row without a setting; llama.cpp writes to all of them at once
 STEP_TOKENS = {"cpu": 512, "gpu": 2048}
 UBATCH = 512  # tokens that llama.cpp computes at a time
+MASK_BYTES = 2  # of an attention mask, for a cell and a token of the ubatch
+STATE_ROWS = 4  # rows of a model with states that have room for a context as large as possible
+MIN_CONTEXT = 4096  # all layers are computed on GPUs if this context fits there
+CACHED_PATHS = 64  # minimum number of cached prefixes; llama.cpp allocates logits for each sequence
 MAX_ROWS = 128  # half of llama.cpp's sequences; the others are cached prefixes
 GPU_SHARE = 0.9  # share of the free memory of GPUs that a model may use
 GPUS = ("gpu", "igpu")
@@ -34,14 +37,18 @@ class Size:
     """The sizes that a load will have."""
 
     plan: MemoryPlan
-    rows: int
     step_tokens: int
+    paths: int  # number of sequences of llama.cpp
     gpu_layers: int  # number of layers in the memory of the GPUs; -1: all
     on_gpu: bool  # whether any layer is
 
+    @property
+    def cells(self) -> int:
+        return self.plan.num_pages * self.plan.page_size
 
-def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevice], recurrent: bool) -> Size:
-    """The sizes of a load. `recurrent`: whether each row has a state of its own.
+
+def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevice], has_states: bool) -> Size:
+    """The sizes of a load. `has_states`: whether each row has a state of its own.
 
     Raises ModelRefused for a context above that of the model, and SettingRefused.
     """
@@ -50,19 +57,34 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
     on_gpu = bool(gpus) and options.gpu_layers != 0
     kind = "gpu" if on_gpu else "cpu"
     step_tokens = max(options.max_step_tokens or STEP_TOKENS[kind], options.max_rows)
+
+    def plan(free: int, kind: str) -> MemoryPlan:
+        if has_states:
+            return _plan_states(files, options, free, step_tokens)
+        return _plan(files, options, free, step_tokens, ROW_TOKENS[kind])
+
     gpu_free = int(GPU_SHARE * sum(device.free for device in gpus))
-    plan = _plan(files, options, gpu_free if on_gpu else memory()[1], step_tokens, ROW_TOKENS[kind])
-    layers = -1 if options.gpu_layers is None else options.gpu_layers
-    if on_gpu and options.gpu_layers is None and not plan.fits(min(plan.context, ROW_TOKENS[kind])):
-        needed = plan.weights + plan.cache_bytes(min(plan.context, ROW_TOKENS[kind]))
-        layers = max(0, gpu_free - plan.workspace) * (files.config.num_layers + 1) // needed
-        layers = min(layers, files.config.num_layers)
+    chosen = plan(gpu_free if on_gpu else memory()[1], kind)
+    layers = options.gpu_layers if on_gpu else 0
+    if layers is None:
+        layers = _fitting_layers(files.config.num_layers, chosen)
     if on_gpu and layers >= 0:
-        plan = _plan(files, options, gpu_free + memory()[1], step_tokens, ROW_TOKENS["cpu"])
-    rows = options.max_rows
-    if recurrent:  # each row needs cells for its whole context
-        rows = max(1, min(rows, plan.num_pages * plan.page_size // max(min(plan.context, plan.largest_context()), 1)))
-    return Size(plan, rows, step_tokens, layers, on_gpu)
+        chosen = plan(gpu_free + memory()[1], "cpu")
+    paths = options.max_rows if has_states else _paths(options)
+    return Size(chosen, step_tokens, paths, layers, on_gpu)
+
+
+def _fitting_layers(layers: int, plan: MemoryPlan) -> int:
+    """The number of layers that fit into the memory of the GPUs with a part of the cache; -1: all."""
+    context = min(plan.context, MIN_CONTEXT)
+    if plan.fits(context):
+        return -1
+    needed = plan.weights + plan.cache_bytes(context)
+    return min(layers, max(0, plan.free - plan.workspace) * (layers + 1) // needed)
+
+
+def _paths(options: LoadOptions) -> int:
+    return min(MAX_SEQUENCES, options.max_rows + max(options.max_rows, CACHED_PATHS))
 
 
 def _refuse_settings(options: LoadOptions) -> None:
@@ -89,23 +111,52 @@ def _refuse_settings(options: LoadOptions) -> None:
 
 
 def _plan(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, row_tokens: int) -> MemoryPlan:
-    limit = files.config.max_positions
-    context = limit if options.context is None else options.context
-    if not 1 <= context <= limit:
-        raise ModelRefused(f"{files.name} has a context of {limit} tokens, not {context}")
+    """The plan of a model whose cache has only keys and values."""
+    context = _context(files, options)
     page_size = options.page_size or PAGE_SIZE
-    page_bytes = page_size * _cell_bytes(files, options)
+    page_bytes = max(1, page_size * _cell_bytes(files, options))
+    mask_bytes = page_size * _mask_bytes(files, step_tokens)
     workspace = _workspace(files, options, step_tokens)
-    room = int(max(0, free - files.weight_bytes - workspace) * (options.cache_share or CACHE_SHARE))
-    if options.cache_bytes is not None:
-        room = options.cache_bytes
-    max_pages = room // page_bytes
+    room = _room(options, free - files.weight_bytes - workspace)
+    max_pages = room // page_bytes if options.cache_bytes is not None else room // (page_bytes + mask_bytes)
     num_pages = max_pages
     if options.cache_bytes is None and options.cache_share is None:
         num_pages = min(max_pages, -(-max(context, options.max_rows * min(context, row_tokens)) // page_size))
     short = _short_rope(files)
     if context <= short:
         num_pages = min(num_pages, short // page_size)
+    workspace += num_pages * mask_bytes
+    return _memory_plan(files, free, page_size, page_bytes, num_pages, max_pages, context, workspace)
+
+
+def _plan_states(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int) -> MemoryPlan:
+    """The plan of a model whose rows have states: a page has the state of a row, and cells for its whole context."""
+    context = _context(files, options)
+    cell_bytes = _cell_bytes(files, options)
+    state_bytes = _state_bytes(files)
+    workspace = _workspace(files, options, step_tokens)
+    mask_bytes = _mask_bytes(files, step_tokens) if cell_bytes else 0
+    room = _room(options, free - files.weight_bytes - workspace)
+    position_bytes = cell_bytes if options.cache_bytes is not None else cell_bytes + mask_bytes
+    if options.context is None and position_bytes:
+        rows = min(options.max_rows, STATE_ROWS)
+        context = max(1, min(context, (room // rows - state_bytes) // position_bytes))
+    max_rows = room // (state_bytes + context * position_bytes)
+    rows = min(options.max_rows, max_rows)
+    workspace += rows * context * mask_bytes
+    return _memory_plan(files, free, context, state_bytes + context * cell_bytes, rows, max_rows, context, workspace)
+
+
+def _memory_plan(
+    files: ModelFiles,
+    free: int,
+    page_size: int,
+    page_bytes: int,
+    num_pages: int,
+    max_pages: int,
+    context: int,
+    workspace: int,
+) -> MemoryPlan:
     return MemoryPlan(
         free=free,
         weights=files.weight_bytes,
@@ -116,9 +167,31 @@ def _plan(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, 
         num_pages=num_pages,
         max_pages=max_pages,
         context=context,
-        max_positions=limit,
+        max_positions=files.config.max_positions,
         workspace=workspace,
     )
+
+
+def _context(files: ModelFiles, options: LoadOptions) -> int:
+    """The context in the options, or that of the model. Raises ModelRefused if the model does not support it."""
+    limit = files.config.max_positions
+    context = limit if options.context is None else options.context
+    if not 1 <= context <= limit:
+        raise ModelRefused(f"{files.name} has a context of {limit} tokens, not {context}")
+    return context
+
+
+def _mask_bytes(files: ModelFiles, step_tokens: int) -> int:
+    """Bytes of the attention masks for each cell."""
+    masks = 2 if files.config.window else 1  # layers with and without a sliding window have different ones
+    return masks * MASK_BYTES * min(step_tokens, UBATCH)
+
+
+def _room(options: LoadOptions, free: int) -> int:
+    """Maximum bytes of the cache. `free`: bytes beside weights and workspace."""
+    if options.cache_bytes is not None:
+        return options.cache_bytes
+    return int(max(0, free) * (options.cache_share or CACHE_SHARE))
 
 
 def check_fits(files: ModelFiles, options: LoadOptions, plan: MemoryPlan) -> None:
@@ -139,7 +212,7 @@ def check_fits(files: ModelFiles, options: LoadOptions, plan: MemoryPlan) -> Non
         )
 
 
-def is_recurrent(files: ModelFiles) -> bool:
+def has_states(files: ModelFiles) -> bool:
     """Whether some layers of the architecture store a recurrent state."""
     return any(f"{files.config.model_type}.{key}" in files.metadata for key in _STATES)
 
@@ -156,7 +229,27 @@ def _cell_bytes(files: ModelFiles, options: LoadOptions) -> int:
     values = _number(files, "attention.value_length", config.head_dim)
     if _number(files, "attention.key_length_mla", 0):
         values = 0  # with latent attention, the values are a part of the keys
-    return max(1, int(total * (config.head_dim + values) * item_bytes))
+    return int(total * (config.head_dim + values) * item_bytes)
+
+
+def _state_bytes(files: ModelFiles) -> int:
+    """Bytes of the recurrent states of one row, in float32, as llama.cpp's hparams compute them."""
+    config = files.config
+    heads = _number(files, "wkv.head_size", 0)
+    kda = _number(files, "kda.head_dim", 0)
+    short = _number(files, "shortconv.l_cache", 0)
+    state = _number(files, "ssm.state_size", 0)
+    inner = _number(files, "ssm.inner_size", 0)
+    taps = max(0, _number(files, "ssm.conv_kernel", 0) - 1)
+    if heads:
+        values = config.hidden_size * (_number(files, "token_shift_count", 2) + heads)
+    elif short:
+        values = config.hidden_size * (short - 1)
+    elif kda:
+        values = 3 * (taps or 3) * config.num_heads * kda + kda * kda * config.num_heads
+    else:
+        values = taps * (inner + 2 * _number(files, "ssm.group_count", 0) * state) + state * inner
+    return 4 * config.num_layers * values
 
 
 def _workspace(files: ModelFiles, options: LoadOptions, step_tokens: int) -> int:
@@ -164,7 +257,7 @@ def _workspace(files: ModelFiles, options: LoadOptions, step_tokens: int) -> int
     config = files.config
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     values = 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
-    return 4 * (2 * options.max_rows * config.vocab_size + min(step_tokens, UBATCH) * values)
+    return 4 * (2 * _paths(options) * config.vocab_size + min(step_tokens, UBATCH) * values)
 
 
 def _token_bytes(files: ModelFiles) -> int:

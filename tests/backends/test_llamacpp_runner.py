@@ -1,0 +1,256 @@
+"""The runner of the llama.cpp backend beside llama_decode alone, its memory plan beside llama.cpp's log, its errors."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+
+from localllm.backends import cpu, llamacpp
+from localllm.backends.llamacpp import library, sizing
+from localllm.backends.llamacpp.library import BuildDevice
+from localllm.backends.llamacpp.runner import LlamaRunner
+from localllm.engine.adapterfiles import read_adapter
+from localllm.engine.batch import Want
+from localllm.engine.errors import ModelRefused, ModelTooLarge, OutOfMemory, RunnerFailed, SettingRefused
+from localllm.engine.lora import Adapter
+from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.options import LoadOptions
+from localllm.engine.request import Sampling
+
+from . import canary, gguf_models, gguf_random
+from .batches import Row, Solo, make_batch
+from .llama_decode import reference
+
+pytestmark = pytest.mark.real
+
+OPTIONS = LoadOptions(context=256, cache_bytes=2**22, max_rows=4, threads=1)
+GIB = 2**30
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("gguf")
+
+
+@pytest.fixture(scope="module")
+def canary_files(folder: Path) -> ModelFiles:
+    return read_model(gguf_models.write_canary(folder))
+
+
+@pytest.fixture
+def runner(canary_files: ModelFiles) -> Iterator[LlamaRunner]:
+    opened = llamacpp.open(canary_files, OPTIONS)
+    assert isinstance(opened, LlamaRunner)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "mamba"])
+def test_tokens_and_logprobs_equal_llama_decode(folder: Path, architecture: str) -> None:
+    file = gguf_random.write_random(folder, architecture)
+    prompt = np.random.default_rng(1).integers(0, gguf_random.VOCAB, 50).tolist()
+    with reference(file) as alone:
+        tokens, logits = alone.generate(prompt, 12)
+    expected = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+    expected -= logits.max(-1, keepdims=True)
+    opened = llamacpp.open(read_model(file), OPTIONS)
+    solo = _Sequence(opened, range(1, 17))
+    row = prompt
+    for step, token in enumerate(tokens):
+        result = solo.feed(row, sampling=Sampling(logprobs=3))
+        assert result.tokens.tolist() == [token]
+        assert result.logprobs is not None
+        np.testing.assert_allclose(result.logprobs[0], expected[step, token], atol=1e-3)
+        row = [token]
+    opened.close()
+
+
+class _Sequence(Solo):
+    """One sequence. A runner with states gets the state 0."""
+
+    def feed(self, tokens: Any, chunk: int | None = None, sampling: Sampling = Sampling()) -> Any:
+        batch = make_batch([Row(tokens, len(self.tokens), self.pages, sampling=sampling)], self.runner.spec.vocab_size)
+        self.tokens += tokens
+        return self.runner.run(replace(batch, states=np.zeros(1, np.int32))).result()
+
+
+def test_hidden_states_equal_those_of_the_torch_runner(canary_files: ModelFiles, tmp_path: Path) -> None:
+    options = replace(OPTIONS, page_size=16)
+    prompt = canary.prompt(1, 40, seed=1)
+    states = []
+    for backend, files in ((llamacpp, canary_files), (cpu, read_model(canary.save(tmp_path)))):
+        opened = backend.open(files, options)
+        rows = [Row(prompt, 0, range(1, 5), Want.HIDDEN), Row(prompt[:1], 0, range(5, 7), Want.HIDDEN)]
+        states.append(opened.run(make_batch(rows, canary.VOCAB)).result().hidden)
+        opened.close()
+    assert states[0].shape == states[1].shape
+    np.testing.assert_allclose(states[0], states[1], atol=2e-2)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen3moe", "mamba"])
+@pytest.mark.parametrize("cache_dtype", ["auto", "q8_0"])
+def test_plan_has_the_bytes_of_llamacpp(
+    folder: Path, architecture: str, cache_dtype: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = read_model(gguf_random.write_random(folder, architecture))
+    options = replace(OPTIONS, cache_dtype=cache_dtype)
+    with caplog.at_level(logging.DEBUG, library.__name__):
+        opened = llamacpp.open(files, options)
+    sizes = re.findall(r"(?:KV|RS) buffer size = +([\d.]+) MiB", caplog.text)
+    assert opened.spec.cache_bytes / 2**20 == pytest.approx(sum(map(float, sizes)), rel=0.01)
+    assert opened.spec.cache_bytes <= 2**22
+    plan = llamacpp.plan_memory(files, options)
+    assert plan.cache_bytes(256) <= plan.max_cache
+    working = sum(map(float, re.findall(r"(?:compute|output) buffer size = +([\d.]+) MiB", caplog.text)))
+    assert 0.3 * working < plan.workspace / 2**20 < 3 * working
+    opened.close()
+
+
+def test_log_is_quiet(canary_files: ModelFiles, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, library.__name__):
+        opened = llamacpp.open(canary_files, OPTIONS)
+        opened.run(make_batch([Row(canary.prompt(1, 30, seed=1), 0, range(1, 9))], canary.VOCAB)).result()
+        opened.close()
+    assert [record.message for record in caplog.records if "dummy tokens" not in record.message] == []
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"dtype": "bfloat16"}, "dtype bfloat16"),
+        ({"quant": "int8"}, "quant int8"),
+        ({"graphs": "full"}, "graphs full"),
+        ({"attention": "flashinfer"}, "attention flashinfer"),
+        ({"lora_backend": "cpp"}, "lora_backend cpp"),
+        ({"reference_ops": ("norm",)}, "reference_ops"),
+        ({"cache_dtype": "fp8"}, "cache_dtype fp8"),
+        ({"max_rows": 129}, "max_rows 129"),
+    ],
+)
+def test_settings_without_effect_are_refused(canary_files: ModelFiles, change: dict[str, Any], name: str) -> None:
+    with pytest.raises(SettingRefused, match=name):
+        llamacpp.open(canary_files, replace(OPTIONS, **change))
+    with pytest.raises(SettingRefused, match=name):
+        llamacpp.plan_memory(canary_files, replace(OPTIONS, **change))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (LoadOptions(context=513), ModelRefused, "context of 512 tokens, not 513"),
+        (replace(OPTIONS, cache_bytes=2**14), ModelTooLarge, "a context of 256 tokens needs"),
+    ],
+)
+def test_context_that_does_not_fit_is_refused(
+    canary_files: ModelFiles, options: LoadOptions, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        llamacpp.open(canary_files, options)
+
+
+def test_weights_that_do_not_fit_are_refused(canary_files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizing, "memory", lambda: (GIB, 2**20))
+    with pytest.raises(ModelTooLarge, match="for its weights") as caught:
+        llamacpp.open(canary_files, OPTIONS)
+    assert caught.value.numbers["free_bytes"] == 2**20
+
+
+@pytest.mark.parametrize(
+    ("free", "option", "layers"),
+    [(GIB, None, -1), (2**21, None, 0), (0, None, 0), (GIB, 0, 0), (GIB, 1, 1)],
+)
+def test_gpu_layers_are_as_many_as_fit(canary_files: ModelFiles, free: int, option: int | None, layers: int) -> None:
+    gpus = [BuildDevice("CUDA0", "a GPU", "gpu", 8 * GIB, free), BuildDevice("CPU", "a CPU", "cpu", GIB, GIB)]
+    size = sizing.measure(canary_files, replace(OPTIONS, gpu_layers=option), gpus, False)
+    assert size.gpu_layers == layers
+    assert size.on_gpu == (option != 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gguf": ()}, "it reads only GGUF files"),
+        ({"architecture": "nomic-bert"}, "an encoder, which generates no text"),
+        ({"architecture": "t5encoder"}, "an encoder"),
+        ({"architecture": "llada"}, "a diffusion model"),
+        ({"architecture": "eagle3"}, "a draft model"),
+        ({"metadata": {"llama.attention.causal": False}}, "its attention is not causal"),
+    ],
+)
+def test_models_that_generate_no_text_are_refused(
+    canary_files: ModelFiles, change: dict[str, Any], reason: str
+) -> None:
+    architecture = change.pop("architecture", "llama")
+    config = replace(canary_files.config, model_type=architecture)
+    files = replace(canary_files, config=config, **change)
+    assert reason in llamacpp.accepts(files)
+    with pytest.raises(ModelRefused, match=reason):
+        llamacpp.open(files, OPTIONS)
+
+
+def test_model_of_an_unknown_architecture_is_refused_with_the_reason(tmp_path: Path) -> None:
+    with gguf_models.writer(tmp_path / "new.gguf", "brandnew") as out:
+        out.add_context_length(64)
+        out.add_embedding_length(32)
+        out.add_block_count(1)
+        out.add_head_count(1)
+        out.add_vocab_size(21)
+        out.add_tensor("token_embd.weight", np.zeros((21, 32), np.float32))
+    with pytest.raises(ModelRefused, match="unknown model architecture: 'brandnew'"):
+        llamacpp.open(read_model(tmp_path / "new.gguf"), replace(OPTIONS, context=64))
+
+
+@pytest.mark.parametrize(
+    ("code", "error"), [(1, OutOfMemory), (-2, OutOfMemory), (-1, RunnerFailed), (2, RunnerFailed)]
+)
+def test_failed_step_has_a_typed_error(
+    runner: LlamaRunner, monkeypatch: pytest.MonkeyPatch, code: int, error: type[Exception]
+) -> None:
+    prompt = canary.prompt(1, 30, seed=1)
+    step = make_batch([Row(prompt, 0, range(1, 9))], canary.VOCAB)
+    with monkeypatch.context() as patched:
+        patched.setattr(runner._c, "llama_decode", lambda context, batch: code)
+        with pytest.raises(error):
+            runner.run(step)
+    assert runner.run(step).result().tokens.tolist() == canary.walk(prompt, 1), "the next step is computed"
+
+
+class TestAdapters:
+    def test_folder_of_peft_is_refused_with_the_way_to_convert_it(self, runner: LlamaRunner, tmp_path: Path) -> None:
+        folder = canary.save_adapter(tmp_path / "peft", 1)
+        with pytest.raises(ModelRefused, match="needs an adapter in a GGUF file") as caught:
+            runner.prepare_adapter(Adapter("a", str(folder), read_adapter(folder).version))
+        assert "convert_lora_to_gguf.py" in caught.value.hint
+
+    def test_changed_file_is_refused(self, runner: LlamaRunner, tmp_path: Path) -> None:
+        file = gguf_models.write_canary_adapter(tmp_path / "a.gguf", 1)
+        with pytest.raises(ModelRefused, match="its files have changed"):
+            runner.prepare_adapter(Adapter("a", str(file), "0"))
+
+    def test_adapter_of_another_model_is_refused_with_the_reason(self, runner: LlamaRunner, tmp_path: Path) -> None:
+        file = tmp_path / "a.gguf"
+        with gguf_models.writer(file, "llama") as out:
+            out.add_type("adapter")
+            out.add_string("adapter.type", "lora")
+            out.add_float32("adapter.lora.alpha", 4.0)
+            out.add_tensor("blk.7.attn_v.weight.lora_a", np.zeros((4, 128), np.float32))
+            out.add_tensor("blk.7.attn_v.weight.lora_b", np.zeros((64, 4), np.float32))
+        with pytest.raises(ModelRefused, match=r"blk.7.attn_v.weight' does not exist in base model"):
+            runner.prepare_adapter(Adapter("a", str(file), read_adapter(file).version))
+
+    def test_runner_without_slots_says_how_to_get_them(self, canary_files: ModelFiles, tmp_path: Path) -> None:
+        opened = llamacpp.open(canary_files, replace(OPTIONS, adapter_slots=0))
+        file = gguf_models.write_canary_adapter(tmp_path / "a.gguf", 1)
+        with pytest.raises(ModelRefused, match="without adapter slots") as caught:
+            opened.prepare_adapter(Adapter("a", str(file), read_adapter(file).version))
+        assert "adapter_slots" in caught.value.hint
+        opened.close()
