@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ... import backends
-from ...engine.modelfiles import read_model
-from ...engine.runner import Runner
+from ...engine.modelfiles import ModelFiles, read_model
+from ...engine.options import LoadOptions
+from ...engine.runner import Backend, Runner
 from ..chat.grammar import GrammarCompiler
 from ..chat.prompt import PromptMaker
 from ..chat.template import TemplateRenderer
 from ..chat.tokenizer import ChatTokenizer
+from ..chat.tokens import Tokenizer
 from ..frames import Load, ModelInfo
 
 # Bytes of weights per second that the slowest supported machine reads and, if necessary, quantises.
@@ -31,11 +35,11 @@ class OpenModel:
 
     info: ModelInfo
     runner: Runner
-    tokenizer: ChatTokenizer
+    tokenizer: Tokenizer
     renderer: TemplateRenderer
     prompts: PromptMaker
-    recommended: Mapping[str, float]  # sampling parameters of the model's generation_config.json
-    model_type: str = ""  # field of the model's config.json
+    recommended: Mapping[str, float]  # sampling parameters that the model's files recommend
+    model_type: str = ""  # architecture of the model, as in its files
     _grammars: GrammarCompiler | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -53,15 +57,37 @@ class OpenModel:
             self._grammars.close()
 
 
+def _open_gguf(backend: Backend, files: ModelFiles, options: LoadOptions) -> tuple[Runner, Tokenizer]:
+    """The runner and the tokenizer of a GGUF file.
+
+    llama.cpp reads the vocabulary with the weights, and again for the tokenizer, which outlives the runner. Both happen
+    at the same time: a large vocabulary takes half a second.
+    """
+    from ..chat.gguf_tokenizer import open_tokenizer  # imports llama.cpp
+
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        tokenizer = pool.submit(open_tokenizer, files)
+        runner = backend.open(files, options)
+        stack.callback(runner.close)
+        opened = runner, tokenizer.result()
+        stack.pop_all()
+    return opened
+
+
+def _open_safetensors(backend: Backend, files: ModelFiles, options: LoadOptions) -> tuple[Runner, Tokenizer]:
+    tokenizer = ChatTokenizer(files.path, files.eos_ids)
+    return backend.open(files, options), tokenizer
+
+
 def open_model(load: Load, progress: Progress) -> OpenModel:
     """Load a model; blocks. Raises EngineError: ModelRefused, SettingRefused or BackendUnavailable."""
     progress("reading the model files", 0.0, 0.0)
     files = read_model(Path(load.path), load.model)
-    tokenizer = ChatTokenizer(files.path, files.eos_ids)
     progress("choosing a backend", 0.05, 0.0)
     choice = backends.choose(load.backend, files)
     progress(f"loading the weights ({choice.backend.name})", 0.1, files.weight_bytes / MIN_LOAD_RATE)
-    runner = choice.backend.open(files, load.options)
+    open_files = _open_gguf if files.gguf else _open_safetensors
+    runner, tokenizer = open_files(choice.backend, files, load.options)
     progress("ready", 1.0, 0.0)
     renderer = TemplateRenderer()
     prompts = PromptMaker(tokenizer, renderer)

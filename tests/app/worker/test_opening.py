@@ -42,6 +42,7 @@ def opened(
 
     files = SimpleNamespace(
         path=write_tokenizer(folder),
+        gguf=(),
         eos_ids=[2],
         weight_bytes=40e6,
         config=SimpleNamespace(model_type="qwen3"),

@@ -1,0 +1,257 @@
+"""The tokenizer of a GGUF file: the vocabulary in the file, and llama.cpp's own code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+from ...backends.llamacpp.library import load_model
+from ...backends.llamacpp.vocabulary import MAX_TEXT, Attribute, Vocabulary
+from ...engine.errors import ModelRefused
+from ...engine.modelfiles import ModelFiles
+from ..errors import InvalidRequest
+from . import matcher
+from .gguf_metadata import DEFAULT_TOKENS, chat_templates, token_ids
+from .special_tokens import PROTECT, PROTECTED, RELEASE, REMOVE_MARKS, mark
+
+_SPACE = "▁"  # a space in the texts of sentencepiece vocabularies
+_WHITE = " \t\n\v\f\r"  # the white space of LSTRIP and RSTRIP
+_BAD_BYTE = b"[UNK_BYTE_0x"  # llama.cpp writes it for a letter of a byte-level vocabulary that is not a byte
+# Bytes that occur in UTF-8. llama.cpp ends the process, or never returns, if these vocabularies have no token for one.
+_UTF8 = frozenset(range(0xC0)) | frozenset(range(0xC2, 0xF5))
+_WITH_BYTES = ("SPM", "RWKV")
+# Control tokens of gpt-oss, which llama.cpp changes to user-defined tokens so that its answers show them.
+_HARMONY = frozenset({"<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>"})
+
+
+class GgufTokenizer:
+    """Implements app.chat.tokens.Tokenizer with the vocabulary of a GGUF file.
+
+    Control tokens of the vocabulary are special tokens. As in llama.cpp, user-defined tokens (`<think>`, `<tool_call>`)
+    become their ids in any text. The text of a message cannot become a control token: `protect` marks each spelling of
+    such a token, and `encode` treats marked text as plain text.
+    """
+
+    def __init__(self, files: ModelFiles, vocabulary: Vocabulary) -> None:
+        """Raises ModelRefused for a vocabulary that llama.cpp cannot use safely."""
+        self._vocabulary = vocabulary
+        if vocabulary.kind == "none":
+            raise ModelRefused(f"{files.name} has no tokenizer: its file has no vocabulary", "use another file")
+        self.vocab_size = vocabulary.size
+        attributes = vocabulary.attributes()
+        self._check_bytes(files.name, attributes)
+        added = int(Attribute.CONTROL | Attribute.UNKNOWN | Attribute.USER_DEFINED)
+        self._attributes = {token: value for token, value in enumerate(attributes) if value & added}
+        self._texts = {token: vocabulary.text(token) for token in self._attributes}
+        self._ids = {text: token for token, text in self._texts.items()}
+        self._control_ids = self._added_with(Attribute.CONTROL) | self._ids_of(_HARMONY)
+        self.special_ids = self._control_ids | self._added_with(Attribute.UNKNOWN)
+        ends = {*self._texts, *files.eos_ids}
+        self.eos_ids = frozenset(filter(vocabulary.ends_generation, ends))
+        self.templates = chat_templates(files.metadata)
+        special_ids = self._default_ids() | token_ids(files.metadata, self.vocab_size)
+        self.special_tokens = {name: vocabulary.text(token) for name, token in special_ids.items()}
+        self._pieces: dict[int, bytes] = {}
+        # Sentencepiece vocabularies begin a text with a space, which is not part of the text.
+        self._adds_space = self._join(vocabulary.tokenize("a", special=False)).startswith(b" ")
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        return frozenset(self._texts)
+
+    @property
+    def kind(self) -> str:
+        return f"{self._vocabulary.kind} vocabulary of llama.cpp"
+
+    def id_of(self, token: str) -> int | None:
+        if token in self._ids:
+            return self._ids[token]
+        ids = self._tokenize(token, special=False) if token else []
+        return ids[0] if len(ids) == 1 and self._vocabulary.text(ids[0]) == token else None
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if PROTECT in text or RELEASE in text:
+            ids = self._encode_marked(text)
+        else:
+            ids = self._tokenize(text, special=True)
+        if not add_special_tokens:
+            return ids
+        before, after = self._around
+        return before + ids + after
+
+    def protect(self, value: Any) -> Any:
+        return mark(self._spellings, value)
+
+    def decode(self, ids: Sequence[int], *, hidden: frozenset[int] = frozenset()) -> str:
+        data = self._join(token for token in ids if token not in hidden)
+        if self._adds_space:
+            data = data.removeprefix(b" ")
+        return data.decode("utf-8", "replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        if not 0 <= token < self.vocab_size:
+            return b""
+        piece = self._pieces.get(token)
+        if piece is None:
+            piece = self._vocabulary.piece(token)
+            if _BAD_BYTE in piece:
+                piece = self._vocabulary.text(token).encode()
+            self._pieces[token] = piece
+        return piece
+
+    def vocabulary(self, size: int) -> matcher.Vocabulary:
+        tokens = list(map(self.token_bytes, range(self.vocab_size)))
+        # A token such as <tool_call> has its own rules in a grammar, although it is no control token.
+        tags = {token for token, text in self._texts.items() if text.startswith("<") and text.endswith(">")}
+        special_ids = sorted(self.special_ids | tags)
+        return matcher.Vocabulary(size, sorted(self.eos_ids), tokens=tokens, special_ids=special_ids)
+
+    def _added_with(self, attribute: Attribute) -> frozenset[int]:
+        return frozenset(token for token, value in self._attributes.items() if value & attribute)
+
+    def _ids_of(self, texts: Iterable[str]) -> frozenset[int]:
+        return frozenset(self._ids[text] for text in texts if text in self._ids)
+
+    def _check_bytes(self, name: str, attributes: Sequence[int]) -> None:
+        """Raises ModelRefused if a text exists that llama.cpp cannot tokenize."""
+        if self._vocabulary.kind not in _WITH_BYTES:
+            return
+        byte = int(Attribute.BYTE)
+        likely = [token for token, value in enumerate(attributes) if value & byte]
+        missing = _UTF8 - self._single_bytes(likely)
+        if missing:
+            missing -= self._single_bytes(range(self.vocab_size))
+        if missing:
+            raise ModelRefused(
+                f"{name}: its vocabulary has no token for the byte {min(missing):#04x}", "use another file"
+            )
+
+    def _single_bytes(self, tokens: Iterable[int]) -> set[int]:
+        """The bytes that are tokens."""
+        pieces = map(self._vocabulary.piece, tokens)
+        return {piece[0] for piece in pieces if len(piece) == 1}
+
+    def _default_ids(self) -> dict[str, int]:
+        """Special tokens without metadata. Byte-level vocabularies have none: their default is any token."""
+        if self._vocabulary.kind == "BPE":
+            return {}
+        ids = ((name, self._vocabulary.special(short)) for name, short in DEFAULT_TOKENS.items())
+        return {name: token for name, token in ids if token is not None}
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The ids before and after a raw prompt."""
+        vocabulary = self._vocabulary
+        names = {"WPM": ("bos", "sep"), "RWKV": ("", ""), "PLAMO2": ("", "")}
+        default = ("bos" if vocabulary.adds_bos else "", "eos" if vocabulary.adds_eos else "")
+        before, after = names.get(vocabulary.kind, default)
+        return self._special_id(before), self._special_id(after)
+
+    def _special_id(self, name: str) -> list[int]:
+        token = self._vocabulary.special(name) if name else None
+        return [] if token is None else [token]
+
+    def _tokenize(self, text: str, *, special: bool) -> list[int]:
+        if len(text) > MAX_TEXT:
+            raise InvalidRequest(f"the text has {len(text)} characters; the limit of GGUF models is {MAX_TEXT}")
+        ids = self._vocabulary.tokenize(text, special=special)
+        if ids and min(ids) < 0:
+            raise InvalidRequest("the text has a character that the vocabulary of this model cannot represent")
+        return ids
+
+    def _join(self, ids: Iterable[int]) -> bytes:
+        return b"".join(map(self.token_bytes, ids))
+
+    @cached_property
+    def _spellings(self) -> re.Pattern[str]:
+        """Matches every text that can become a control token."""
+        spellings = set()
+        for token in self.special_ids:
+            text = self._texts[token]
+            # The tokenizer writes spaces as ▁, and begins a text with one.
+            spaced = text.replace(_SPACE, " ")
+            spellings |= {text, spaced, spaced.removeprefix(" ")}
+        longest_first = sorted(map(re.escape, spellings - {""}), key=len, reverse=True)
+        return re.compile("|".join(longest_first) or "(?!)")
+
+    def _encode_marked(self, text: str) -> list[int]:
+        """The ids of a text in which special tokens are marked as plain text."""
+        segments = PROTECTED.split(text)
+        segments = [segment.translate(REMOVE_MARKS) for segment in segments]
+        plain = "".join(segments)
+        # The same text with other characters in place of marked text, for the search of special tokens.
+        segments[1::2] = [PROTECT * len(segment) for segment in segments[1::2]]
+        ids: list[int] = []
+        for fragment in self._fragments(plain, "".join(segments)):
+            ids += [fragment] if isinstance(fragment, int) else self._encode_plain(plain[fragment])
+        return ids
+
+    def _fragments(self, plain: str, masked: str) -> list[slice | int]:
+        """The special tokens in a text, and the slices of text between them.
+
+        As in llama.cpp, longer tokens are searched first, each in the whole text.
+        """
+        fragments: list[slice | int] = [slice(0, len(plain))]
+        for token in sorted(self._texts, key=lambda token: len(self._texts[token].encode()), reverse=True):
+            text = self._texts[token]
+            source = masked if token in self.special_ids else plain
+            if not text or text not in source:
+                continue
+            divided: list[slice | int] = []
+            for fragment in fragments:
+                divided += [fragment] if isinstance(fragment, int) else self._divide(token, source, plain, fragment)
+            fragments = divided
+        return fragments
+
+    def _divide(self, token: int, source: str, plain: str, part: slice) -> list[slice | int]:
+        """The slice, divided at each occurrence of a token in `source`."""
+        text = self._texts[token]
+        fragments: list[slice | int] = []
+        start = part.start
+        while (index := source.find(text, start, part.stop)) >= 0:
+            stop = index
+            if self._attributes[token] & Attribute.LSTRIP:
+                stop = start + len(plain[start:index].rstrip(_WHITE))
+            if stop > start:
+                fragments.append(slice(start, stop))
+            fragments.append(token)
+            start = index + len(text)
+            if self._attributes[token] & Attribute.RSTRIP:
+                start = part.stop - len(plain[start : part.stop].lstrip(_WHITE))
+        if start < part.stop:
+            fragments.append(slice(start, part.stop))
+        return fragments
+
+    def _encode_plain(self, text: str) -> list[int]:
+        """The ids of a text without control tokens. Merges may produce one, which is replaced by its letters."""
+        ids: list[int] = []
+        for token in self._tokenize(text, special=False):
+            ids += self._letters(token) if token in self._control_ids else [token]
+        return ids
+
+    def _letters(self, token: int) -> list[int]:
+        """The ids of the text of a token, letter by letter or byte by byte."""
+        ids: list[int] = []
+        for letter in self._texts[token].replace(_SPACE, " "):
+            data = letter.encode()
+            units = [data] if data in self._units else [bytes([byte]) for byte in data]
+            ids += [self._units[unit] for unit in units if unit in self._units]
+        return ids
+
+    @cached_property
+    def _units(self) -> dict[bytes, int]:
+        """The tokens whose text is a character or a byte."""
+        pieces = {self.token_bytes(token): token for token in range(self.vocab_size) if token not in self._texts}
+        return {piece: token for piece, token in pieces.items() if len(piece) == 1 or _is_character(piece)}
+
+
+def open_tokenizer(files: ModelFiles) -> GgufTokenizer:
+    """The tokenizer of a GGUF file, which read_model has accepted. Its vocabulary stays in memory until this process
+    ends. Raises ModelRefused."""
+    return GgufTokenizer(files, Vocabulary(load_model(files.name, files.gguf, vocab_only=True)))
+
+
+def _is_character(piece: bytes) -> bool:
+    return len(piece.decode("utf-8", "replace")) == 1
