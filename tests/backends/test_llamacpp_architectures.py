@@ -1,0 +1,110 @@
+"""The engine on llama.cpp gives the tokens and log-probabilities of llama_decode, for all architectures and formats.
+
+The models are tiny and random. make test has a sample, in which each architecture and each format occurs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from localllm.backends import llamacpp
+from localllm.engine.engine import Engine
+from localllm.engine.modelfiles import read_model
+from localllm.engine.options import LoadOptions
+from localllm.engine.request import Request, Sampling, TokenLogprobs
+from localllm.engine.runner import Runner, Unavailable
+
+from .gguf_random import ARCHITECTURES, RECIPES, VOCAB, write_random
+
+if isinstance(llamacpp.probe(), Unavailable):
+    pytest.skip("llama.cpp is not installed", allow_module_level=True)
+
+from .llama_decode import Reference, loaded
+
+pytestmark = pytest.mark.real
+
+COUNT = 20  # tokens of an answer
+LENGTHS = (5, 40, 70)  # of prompts: shorter and longer than a window
+TOP = 5
+EXACT = 2e-4  # difference of log-probabilities from another order of sums
+ROUNDED = 0.5  # the same beside other rows, where activations are rounded to 8 bits in another place
+MEAN = 0.05  # the mean of such differences
+
+
+def is_sampled(architecture: int, recipe: int) -> bool:
+    return architecture % len(RECIPES) == recipe or (architecture, recipe) == (0, 0)
+
+
+CASES = [
+    pytest.param(architecture, recipe, marks=() if is_sampled(row, column) else pytest.mark.slow)
+    for row, architecture in enumerate(ARCHITECTURES)
+    for column, recipe in enumerate(RECIPES)
+]
+
+
+def opened(file: Path) -> Runner:
+    return llamacpp.open(read_model(file), LoadOptions(context=256, max_rows=4, threads=1))
+
+
+def prompt(length: int) -> tuple[int, ...]:
+    return tuple(np.random.default_rng(length).integers(0, VOCAB - 4, length).tolist())
+
+
+def answers(runner: Runner, lengths: tuple[int, ...]) -> dict[int, list[TokenLogprobs]]:
+    """The answers to prompts of these lengths, which start one step after another."""
+    engine = Engine(runner)
+    result: dict[int, list[TokenLogprobs]] = {length: [] for length in lengths}
+    waiting = list(lengths)
+    while waiting or engine.has_work:
+        if waiting:
+            length = waiting.pop()
+            engine.submit(Request(str(length), prompt(length), COUNT, Sampling(logprobs=TOP)))
+        for delta in engine.step():
+            result[int(delta.request_id)] += delta.logprobs
+    return result
+
+
+def expected(reference: Reference, length: int, tokens: list[int]) -> NDArray[np.float64]:
+    """Log-probabilities [answer, vocab] at each position of an answer."""
+    rows = [reference.logits(prompt(length))[-1]]
+    rows += [reference.logits([token])[0] for token in tokens[:-1]]
+    logits = np.stack(rows).astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def differences(answer: list[TokenLogprobs], logprobs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of all listed log-probabilities, and how far each drawn token is from the likeliest."""
+    assert len(answer) == COUNT
+    result = []
+    for entry, row in zip(answer, logprobs, strict=True):
+        result += [entry.logprob - row[entry.token], row.max() - row[entry.token]]
+        result += [logprob - row[token] for token, logprob in entry.top]
+    return np.abs(result)
+
+
+@pytest.mark.parametrize(("architecture", "recipe"), CASES)
+def test_answers_are_those_of_llama_decode(tmp_path: Path, architecture: str, recipe: str) -> None:
+    file = write_random(tmp_path, architecture, recipe)
+    runner = opened(file)
+    together = answers(runner, LENGTHS)
+    with loaded(file) as model:
+        for length in LENGTHS:
+            reference = Reference(model)
+            alone = answers(opened(file), (length,))[length]
+            tokens = [entry.token for entry in alone]
+            logprobs = expected(reference, length, tokens)
+            assert tokens == logprobs.argmax(-1).tolist()
+            assert differences(alone, logprobs).max() < EXACT
+            reference.close()
+            reference = Reference(model)
+            beside = together[length]
+            apart = differences(beside, expected(reference, length, [entry.token for entry in beside]))
+            assert apart.max() < ROUNDED
+            assert apart.mean() < MEAN
+            reference.close()
+    runner.close()
