@@ -14,7 +14,7 @@ from . import accepts
 from .adapters import Adapters
 from .library import devices, library, load_model
 from .runner import ContextMemory, LlamaRunner
-from .sequences import PagedSequences, StateSequences
+from .sequences import Memory, PagedSequences, PairedMemory, StateSequences, sequence_ids
 from .sizing import CACHE_TYPES, UBATCH, Size, check_fits, has_states, measure
 
 # Seconds after which a step counts as hung. Even slow CPUs compute a prefill chunk of an 8B model faster.
@@ -41,15 +41,18 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
         if states != has_states(files):
             size = measure(files, options, devices(), states)
             check_fits(files, options, size.plan)
-        spec = _spec(files, options, size, states)
+        has_window = not states and c.llama_model_n_swa(model) > 0
+        ids = sequence_ids(size.sequences, paired=has_window)
+        spec = _spec(files, options, size, 0 if states else len(ids))
         context = _new_context(files, options, size, spec, model)
     except BaseException:
         c.llama_model_free(model)
         raise
-    memory = ContextMemory(context)
-    page_size = size.plan.page_size
-    sequences = StateSequences(memory) if states else PagedSequences(memory, page_size, spec.max_paths)
-    return LlamaRunner(model, context, spec, sequences, Adapters(model))
+    memory: Memory = ContextMemory(context)
+    if has_window:
+        memory = PairedMemory(memory, len(ids))
+    sequences = StateSequences(memory) if states else PagedSequences(memory, size.plan.page_size, len(ids))
+    return LlamaRunner(model, context, spec, sequences, ids, Adapters(model))
 
 
 def _refuse(files: ModelFiles) -> None:
@@ -63,6 +66,8 @@ def _check_model(files: ModelFiles, model: Any) -> None:
     c = library().c
     if c.llama_model_has_encoder(model) or not c.llama_model_has_decoder(model):
         raise ModelRefused(f"{files.name}: its architecture {files.config.model_type:.50} is an encoder")
+    if c.llama_model_is_diffusion(model):
+        raise ModelRefused(f"{files.name}: its architecture {files.config.model_type:.50} generates by diffusion")
     vocab = c.llama_vocab_n_tokens(c.llama_model_get_vocab(model))
     if vocab != files.config.vocab_size:
         raise ModelRefused(
@@ -71,8 +76,10 @@ def _check_model(files: ModelFiles, model: Any) -> None:
         )
 
 
-def _spec(files: ModelFiles, options: LoadOptions, size: Size, states: bool) -> RunnerSpec:
+def _spec(files: ModelFiles, options: LoadOptions, size: Size, max_paths: int) -> RunnerSpec:
+    """`max_paths`: see RunnerSpec; 0: each row has a state."""
     plan = size.plan
+    states = not max_paths
     rows = plan.num_pages if states else options.max_rows
     context = plan.context if states else min(plan.context, size.cells)
     return RunnerSpec(
@@ -82,7 +89,7 @@ def _spec(files: ModelFiles, options: LoadOptions, size: Size, states: bool) -> 
         max_context=context,
         groups=() if states else (CacheGroup(plan.page_size, plan.num_pages),),
         num_states=rows if states else 0,
-        max_paths=0 if states else size.paths,
+        max_paths=max_paths,
         num_adapters=options.adapter_slots,
         adapters_per_step=options.adapter_slots,
         slots_hint="raise the setting adapter_slots",
@@ -117,7 +124,7 @@ def _new_context(files: ModelFiles, options: LoadOptions, size: Size, spec: Runn
     params.n_ctx = size.cells
     params.n_batch = spec.max_tokens
     params.n_ubatch = min(UBATCH, spec.max_tokens)
-    params.n_seq_max = spec.max_paths or spec.max_rows
+    params.n_seq_max = size.sequences
     params.n_outputs_max = params.n_seq_max
     params.n_threads = options.threads or cores()
     params.n_threads_batch = params.n_threads

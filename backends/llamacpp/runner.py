@@ -15,7 +15,7 @@ from ...engine.errors import ModelRefused, OutOfMemory
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
 from .adapters import Adapters
-from .library import MAX_SEQUENCES, failed, library
+from .library import failed, library
 from .sampler import sample
 
 Floats = NDArray[np.float32]
@@ -58,12 +58,12 @@ class ContextMemory:
 class _Tokens:
     """The llama_batch of a context, whose arrays numpy fills."""
 
-    def __init__(self, size: int) -> None:
-        self._ids = np.arange(MAX_SEQUENCES, dtype=np.int32)
+    def __init__(self, size: int, ids: Ints) -> None:
+        self._ids = ids
         self._tokens = np.zeros(size, np.int32)
         self._positions = np.zeros(size, np.int32)
-        self._counts = np.ones(size, np.int32)
-        self._sequences = np.zeros(size, np.uintp)  # addresses of elements of _ids
+        self._counts = np.full(size, ids.shape[1], np.int32)
+        self._sequences = np.zeros(size, np.uintp)  # addresses of rows of _ids
         self._outputs = np.zeros(size, np.int8)
         self.batch = library().c.llama_batch()
         for field, array in (
@@ -81,7 +81,8 @@ class _Tokens:
         count = len(tokens)
         self._tokens[:count] = tokens
         self._positions[:count] = positions
-        self._sequences[:count] = np.uintp(self._ids.ctypes.data) + sequences.astype(np.uintp) * np.uintp(4)
+        offsets = sequences.astype(np.uintp) * np.uintp(self._ids.strides[0])
+        self._sequences[:count] = np.uintp(self._ids.ctypes.data) + offsets
         self._outputs[:count] = outputs
         self.batch.n_tokens = count
         return self.batch
@@ -90,14 +91,17 @@ class _Tokens:
 class LlamaRunner:
     """See engine.runner.Runner."""
 
-    def __init__(self, model: Any, context: Any, spec: RunnerSpec, sequences: Sequences, adapters: Adapters) -> None:
+    def __init__(
+        self, model: Any, context: Any, spec: RunnerSpec, sequences: Sequences, ids: Ints, adapters: Adapters
+    ) -> None:
+        """`ids`: see sequences.sequence_ids."""
         self._c = library().c
         self._model = model
         self._context = context
         self._spec = spec
         self._sequences = sequences
         self._adapters = adapters
-        self._tokens = _Tokens(spec.max_tokens)
+        self._tokens = _Tokens(spec.max_tokens, ids)
         self._hidden_size = self._c.llama_model_n_embd_out(model)
         self._computing = threading.Lock()  # only one thread may use the context at a time
 

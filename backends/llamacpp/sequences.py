@@ -40,6 +40,13 @@ class Memory(Protocol):
         ...
 
 
+def sequence_ids(num_ids: int, *, paired: bool) -> Ints:
+    """The ids of each sequence, if llama.cpp has `num_ids`: [sequences, 1], or [sequences, 2] for PairedMemory."""
+    size = 2 if paired else 1
+    count = num_ids // size
+    return np.ascontiguousarray(np.arange(count * size, dtype=np.int32).reshape(size, count).T)
+
+
 class PairedMemory:
     """The cells of a model with a sliding window (llama_model_n_swa). Each sequence has two ids: n and n + `count`.
 

@@ -38,7 +38,7 @@ class Size:
 
     plan: MemoryPlan
     step_tokens: int
-    paths: int  # number of sequences of llama.cpp
+    sequences: int  # number of sequence ids of llama.cpp
     gpu_layers: int  # number of layers in the memory of the GPUs; -1: all
     on_gpu: bool  # whether any layer is
 
@@ -70,8 +70,8 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
         layers = _fitting_layers(files.config.num_layers, chosen)
     if on_gpu and layers >= 0:
         chosen = plan(gpu_free + memory()[1], "cpu")
-    paths = options.max_rows if has_states else _paths(options)
-    return Size(chosen, step_tokens, paths, layers, on_gpu)
+    sequences = options.max_rows if has_states else _sequences(options)
+    return Size(chosen, step_tokens, sequences, layers, on_gpu)
 
 
 def _fitting_layers(layers: int, plan: MemoryPlan) -> int:
@@ -83,7 +83,8 @@ def _fitting_layers(layers: int, plan: MemoryPlan) -> int:
     return min(layers, max(0, plan.free - plan.workspace) * (layers + 1) // needed)
 
 
-def _paths(options: LoadOptions) -> int:
+def _sequences(options: LoadOptions) -> int:
+    """The number of sequence ids: at least two for each row, because models with a window need pairs."""
     return min(MAX_SEQUENCES, options.max_rows + max(options.max_rows, CACHED_PATHS))
 
 
@@ -257,7 +258,7 @@ def _workspace(files: ModelFiles, options: LoadOptions, step_tokens: int) -> int
     config = files.config
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     values = 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
-    return 4 * (2 * _paths(options) * config.vocab_size + min(step_tokens, UBATCH) * values)
+    return 4 * (2 * _sequences(options) * config.vocab_size + min(step_tokens, UBATCH) * values)
 
 
 def _token_bytes(files: ModelFiles) -> int:
