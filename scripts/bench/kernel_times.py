@@ -15,7 +15,8 @@ NOISE = re.compile(r"^void |\(anonymous namespace\)::|localllm::|at::native::|<u
 
 
 class KernelTime(NamedTuple):
-    """The time of all kernels of one name in a step."""
+    """The time of all kernels of one name in a step. A kernel may begin before the kernel before it ends; only the time
+    from that end to its own end counts, so the times of all kernels add up to `busy`."""
 
     milliseconds: float
     launches: float
@@ -34,10 +35,12 @@ def step_time(trace: Iterable[Work], steps: int) -> StepTime:
     works = list(trace)
     seconds: defaultdict[str, float] = defaultdict(float)
     launches: defaultdict[str, int] = defaultdict(int)
+    end = 0.0  # of the work until now
     for work in works:
         name = NOISE.sub("", work.name)[:MAX_NAME]
-        seconds[name] += work.stop - work.start
+        seconds[name] += max(0.0, work.stop - max(work.start, end))
         launches[name] += 1
+        end = max(end, work.stop)
     slowest = sorted(seconds, key=lambda name: seconds[name], reverse=True)[:MAX_KERNELS]
     kernels = {name: KernelTime(round(1e3 * seconds[name] / steps, 4), launches[name] / steps) for name in slowest}
     shares = idle(works)

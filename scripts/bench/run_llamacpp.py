@@ -58,9 +58,10 @@ class LlamaCpp:
         import llama_cpp
 
         self._llama = llama_cpp
-        # The package may have a library for each kind of CPU; this call loads the best of them.
         libraries = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(llama_cpp.__file__).parent / "lib"))
-        ctypes.CDLL(str(libraries / "libggml.so")).ggml_backend_load_all_from_path(str(libraries).encode())
+        ggml = ctypes.CDLL(str(libraries / "libggml.so"))
+        if not ggml.ggml_backend_dev_count():  # the package has a library for each kind of CPU
+            ggml.ggml_backend_load_all_from_path(str(libraries).encode())
         self._silent = llama_cpp.llama_log_callback(lambda level, text, data: None)  # must outlive the model
         llama_cpp.llama_log_set(self._silent, None)
         self._llama.llama_backend_init()

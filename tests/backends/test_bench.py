@@ -178,7 +178,7 @@ def test_idle_time_is_split_into_causes() -> None:
 
 
 def test_kernels_of_a_step_are_added_by_name() -> None:
-    step = [Work("void localllm::product<4>(int)", 0.0, 2e-3), Work("norm", 2e-3, 3e-3), Work("norm", 5e-3, 6e-3)]
+    step = [Work("void localllm::product<4>(int)", 0.0, 2e-3), Work("norm", 1e-3, 3e-3), Work("norm", 5e-3, 6e-3)]
     later = [Work(work.name, work.start + 6e-3, work.stop + 6e-3) for work in step]
     busy, gaps, kernels = step_time(step + later, 2)
     assert (busy, gaps) == (pytest.approx(4.0), pytest.approx(2.0))
