@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from localllm.app.chat import gguf_tokenizer
@@ -124,13 +125,14 @@ def unigram(file: Path) -> Pair:
     # Sentencepiece writes a space before every text; Metaspace only before a text that begins with another character.
     rust.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     rust.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
-    value = json.loads(rust.to_str())["model"]["vocab"]
+    value = [(text, float(np.float32(score))) for text, score in json.loads(rust.to_str())["model"]["vocab"]]
+    rust.model = models.Unigram(value, unk_id=0)
     types = [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * (len(value) - 3)]
     keys = vocabulary_keys(
         "t5",
         [text for text, _ in value],
         types,
-        scores=[float(score) for _, score in value],
+        scores=[score for _, score in value],
         add_space_prefix=True,
         remove_extra_whitespaces=False,
         escape_whitespaces=True,

@@ -78,8 +78,8 @@ def is_comparable(kind: str, tokenizer: GgufTokenizer, text: str) -> bool:
     if kind != "t5":
         return True
     for token in added_texts(tokenizer):
-        text = text.replace(token, "\0\0")
-    return all(segment.strip(" ") for segment in text.split("\0\0") if segment)
+        text = text.replace(token, "\ue000")
+    return all(segment.strip(" ") for segment in text.split("\ue000") if segment)
 
 
 def compare_ids(kind: str, folder: Path, sample: int) -> None:
