@@ -19,7 +19,7 @@ from localllm.app.paths import guide_dir
 from localllm.engine.modelfiles import read_model
 from tests.engine.gguf_files import TINY, model
 
-from .vocabularies import KINDS, SPECIAL
+from .vocabularies import BYTES, KINDS, SPECIAL
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)  # types of tokens
 THINK = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
@@ -191,6 +191,16 @@ def _rwkv_text(data: bytes) -> str:
     return "".join(f"\\x{byte:02x}" if not 32 < byte < 127 or byte == ord("\\") else chr(byte) for byte in data)
 
 
+def plamo(file: Path) -> Pair:
+    """As for PLaMo 2. The library `tokenizers` has no such tokenizer, so the ids are those of llama.cpp."""
+    words = ["the", " the", "quick", "日本", "é", "👍🏽", " ", "a", "b"]
+    tokens = ["<unk>", "<s>", "</s>", "<pad>", *BYTES, *words, *THINK]
+    types = [UNKNOWN, CONTROL, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words), *[USER_DEFINED] * 4]
+    scores = [-float(index) for index in range(len(tokens))]
+    tokenizer = open_tokenizer(file, vocabulary_keys("plamo2", tokens, types, scores=scores))
+    return Pair(tokenizer, lambda text: tokenizer.encode(text, add_special_tokens=False))
+
+
 KINDS_OF_GGUF: dict[str, Callable[[Path], Pair]] = {
     **{words: lambda file, words=words: byte_level(words, file) for words in WORDS},  # type: ignore[misc]
     "llama": lambda file: sentencepiece(file, prefix=True),
@@ -199,6 +209,7 @@ KINDS_OF_GGUF: dict[str, Callable[[Path], Pair]] = {
     "t5": unigram,
     "bert": word_piece,
     "rwkv": rwkv,
+    "plamo2": plamo,
 }
 
 
