@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
-from ..machine import cpu_flags, cpu_name, features, memory
+from ..machine import cpu_flags, cpu_name, features, limit_spinning, memory
 from ..pytorch.models import accepts as accepted_by_torch
 from .kernels import kernels
 
 name = "cpu"
-
-# Iterations that an idle OpenMP thread of torch spins before it sleeps. Ops without a C++ kernel use these threads.
-# With OpenMP's default of 300,000, decode is many times slower if another program uses a core. Without spinning, small
-# models are slower.
-SPIN = "5000"
 
 
 def probe() -> DeviceInfo | Unavailable:
@@ -34,8 +28,7 @@ def accepts(files: ModelFiles) -> str:
 
 
 def open(files: ModelFiles, options: LoadOptions) -> Runner:
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)  # must be set before torch is imported: OpenMP reads it then
+    limit_spinning()  # torch computes ops without a C++ kernel with OpenMP
     from .device import open_on_cpu
 
     return open_on_cpu(files, options, memory()[1])

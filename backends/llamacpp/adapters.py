@@ -19,6 +19,7 @@ class Adapters:
         self._model = model
         self._loaded: dict[Adapter, Any] = {}  # pointers of llama.cpp
         self._slots: dict[int, Any] = {}
+        self._selected: tuple[Any, float] | None = None  # the adapter that the context uses, and its scale
         self._lock = threading.Lock()
 
     def prepare(self, adapter: Adapter) -> None:
@@ -64,9 +65,13 @@ class Adapters:
 
     def select(self, context: Any, slot: int, scale: float) -> None:
         """Use the adapter in `slot`, multiplied by `scale`, in the next calls of the context. Slot 0: no adapter."""
+        selected = (self._slots[slot], scale) if slot and scale else None
+        if selected == self._selected:
+            return
+        self._selected = selected
         c = library().c
-        if not slot or not scale:
+        if selected is None:
             c.llama_set_adapters_lora(context, None, 0, None)
             return
-        pointers = (c.llama_adapter_lora_p_ctypes * 1)(self._slots[slot])
+        pointers = (c.llama_adapter_lora_p_ctypes * 1)(selected[0])
         c.llama_set_adapters_lora(context, pointers, 1, (ctypes.c_float * 1)(scale))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import ModelRefused, RunnerFailed
+from ..machine import limit_spinning
 from .installing import PACKAGE, install_command
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
@@ -36,6 +37,7 @@ class Library:
     """The functions of llama.cpp, as attributes with their C names."""
 
     def __init__(self) -> None:
+        limit_spinning()
         self.c: Any = import_module("llama_cpp.llama_cpp")
         missing = [name for name in NEEDED if not hasattr(self.c, name)]
         if missing:

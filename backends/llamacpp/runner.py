@@ -103,6 +103,7 @@ class LlamaRunner:
         self._adapters = adapters
         self._tokens = _Tokens(spec.max_tokens, ids)
         self._hidden_size = self._c.llama_model_n_embd_out(model)
+        self._embeds = False  # whether the context returns hidden states
         self._computing = threading.Lock()  # only one thread may use the context at a time
 
     @property
@@ -118,59 +119,57 @@ class LlamaRunner:
     def _compute(self, batch: Batch, sequences: Ints) -> tuple[Floats, Floats | None]:
         """(logits [answers, vocab], hidden states [answers, hidden]). The rows of answers of the other kind are
         undefined."""
+        last = np.zeros(batch.num_tokens, np.uint8)
+        last[batch.row_starts[1:] - 1] = batch.wants
+        places = np.repeat(sequences, np.diff(batch.row_starts))
+        if batch.adapters.any() or Want.HIDDEN in batch.wants:
+            return self._compute_calls(batch, places, last)
+        self._adapters.select(self._context, 0, 0.0)
+        logits = self._decode(batch.tokens, batch.positions, places, last == Want.TOKEN)
+        return self._zeros(0, self._spec.vocab_size) if logits is None else logits, None
+
+    def _compute_calls(self, batch: Batch, places: Ints, last: NDArray[np.uint8]) -> tuple[Floats, Floats | None]:
+        """The same for a batch with adapters or hidden states, which need several calls of llama.cpp. `places`: the
+        sequence of each token [tokens]. `last`: the wish of each row at its last token [tokens]."""
         rows = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts))
-        is_last = np.zeros(batch.num_tokens, np.bool_)
-        is_last[batch.row_starts[1:] - 1] = True
-        is_hidden = is_last & (batch.wants == Want.HIDDEN)[rows]
-        is_drawn = is_last & (batch.wants == Want.TOKEN)[rows]
         answers = batch.answer_starts
-        logits: Floats | None = None
-        hidden: Floats | None = None
+        logits = self._zeros(answers[-1], self._spec.vocab_size)
+        hidden = self._zeros(answers[-1], self._hidden_size) if Want.HIDDEN in batch.wants else None
         for members in _groups(batch):
             row = int(members.argmax())
             self._adapters.select(self._context, int(batch.adapters[row]), float(batch.adapter_scales[row]))
-            here = members[rows]
-            values = self._decode(batch, rows, sequences, here & ~is_hidden, is_drawn)
-            if values is not None and len(values) == answers[-1]:
-                logits = values
-            elif values is not None:
-                logits = self._empty(answers[-1], self._spec.vocab_size) if logits is None else logits
-                logits[answers[rows[here & is_drawn]]] = values
-            values = self._decode(batch, rows, sequences, here & is_hidden, is_hidden, hidden=True)
-            if values is not None:
-                hidden = self._empty(answers[-1], self._hidden_size) if hidden is None else hidden
-                hidden[answers[rows[here & is_hidden]]] = values
-        return self._empty(answers[-1], self._spec.vocab_size) if logits is None else logits, hidden
+            for want, target in ((Want.TOKEN, logits), (Want.HIDDEN, hidden)):
+                # The tokens before the last one of a row of hidden states belong to the first call.
+                tokens = np.flatnonzero(members[rows] & ((last == Want.HIDDEN) == (want == Want.HIDDEN)))
+                if target is None or not len(tokens):
+                    continue
+                outputs = last[tokens] == want
+                values = self._decode(
+                    batch.tokens[tokens], batch.positions[tokens], places[tokens], outputs, hidden=want == Want.HIDDEN
+                )
+                if values is not None:
+                    target[answers[rows[tokens[outputs]]]] = values
+        return logits, hidden
 
-    def _empty(self, count: int, width: int) -> Floats:
+    def _zeros(self, count: int, width: int) -> Floats:
         return np.zeros((count, width), np.float32)
 
     def _decode(
-        self,
-        batch: Batch,
-        rows: NDArray[np.intp],
-        sequences: Ints,
-        selected: NDArray[np.bool_],
-        outputs: NDArray[np.bool_],
-        *,
-        hidden: bool = False,
+        self, tokens: Ints, positions: Ints, places: Ints, outputs: NDArray[np.bool_], *, hidden: bool = False
     ) -> Floats | None:
-        """Compute the selected tokens. Returns the logits of those with an output, or their hidden states, in order;
-        valid until the next call. None: there is no output."""
-        tokens = np.flatnonzero(selected)
-        if not len(tokens):
-            return None
-        ready = self._tokens.fill(
-            batch.tokens[tokens], batch.positions[tokens], sequences[rows[tokens]], outputs[tokens]
-        )
+        """Compute tokens. Returns the logits of those with an output, or their hidden states, in order; valid until the
+        next call. None: no token has an output."""
+        ready = self._tokens.fill(tokens, positions, places, outputs)
         library().forget_errors()
-        self._c.llama_set_embeddings(self._context, hidden)
+        if hidden != self._embeds:
+            self._c.llama_set_embeddings(self._context, hidden)
+            self._embeds = hidden
         code = self._c.llama_decode(self._context, ready)
         if code in (NO_CELLS, NO_MEMORY):
             raise OutOfMemory(str(failed("llama.cpp has no memory for the step")))
         if code:
             raise failed(f"llama_decode failed with code {code}")
-        count = int(np.count_nonzero(outputs[tokens]))
+        count = int(np.count_nonzero(outputs))
         if not count:
             return None
         width = self._hidden_size if hidden else self._spec.vocab_size
@@ -205,8 +204,6 @@ class LlamaRunner:
 def _groups(batch: Batch) -> list[NDArray[np.bool_]]:
     """The rows [rows] of each adapter and scale. llama.cpp computes one adapter in a call."""
     scales = np.where(batch.adapters > 0, batch.adapter_scales, np.float32(0))
-    if not scales.any():
-        return [np.ones(batch.num_rows, np.bool_)]
     adapters = np.where(scales != 0, batch.adapters, 0)
-    pairs = sorted({(slot, scale) for slot, scale in zip(adapters.tolist(), scales.tolist(), strict=True)})
+    pairs = sorted(set(zip(adapters.tolist(), scales.tolist(), strict=True)))
     return [(adapters == slot) & (scales == np.float32(scale)) for slot, scale in pairs]

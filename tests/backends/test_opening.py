@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.backends import cpu
+from localllm.backends import cpu, machine
 from localllm.backends.cpu import device as on_cpu
 from localllm.backends.cuda import device as on_cuda
 from localllm.backends.cuda import memory
@@ -241,7 +241,7 @@ def test_cpu_gets_the_free_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(on_cpu, "open_on_cpu", lambda files, budget, free: free)
     files: Any = None
     assert cpu.open(files, LoadOptions()) == 60  # type: ignore[comparison-overlap]
-    assert os.environ.pop("GOMP_SPINCOUNT") == cpu.SPIN
+    assert os.environ.pop("GOMP_SPINCOUNT") == machine.SPIN
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     cpu.open(files, LoadOptions())
     assert "GOMP_SPINCOUNT" not in os.environ
