@@ -84,7 +84,7 @@ def missing_tensor(files: ModelFiles) -> str:
 
     Embedding models, for example, have the architecture of a language model, and other names of tensors.
     """
-    if files.config.model_type not in FAMILIES:
+    if files.gguf or files.config.model_type not in FAMILIES:
         return ""
     layers = [f"model.layers.{index}.input_layernorm.weight" for index in range(files.config.num_layers)]
     for name in ("model.embed_tokens.weight", *layers, "model.norm.weight"):

@@ -17,12 +17,13 @@ from localllm.app.store.fit import fit
 from localllm.app.store.fitting import Fit
 from localllm.app.store.opening import opened
 from localllm.app.worker.faults import app_error
-from localllm.backends import cpu
+from localllm.backends import cpu, llamacpp
 from localllm.engine.errors import ModelRefused
 from localllm.engine.memory import MemoryPlan
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import DeviceInfo, Unavailable
+from tests.backends.gguf_random import write_random
 
 from .test_store_inspect import Hub
 from .tiny_qwen import write_model
@@ -93,6 +94,18 @@ def test_plan_equals_the_load_on_mlx(guide: ModelFiles, quant: str) -> None:
         assert runner.spec.cache_bytes == plan.num_pages * plan.page_bytes
     finally:
         runner.close()
+
+
+def test_command_prints_the_fit_of_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its architecture has the name of one in transformers, but its tensors have other names."""
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    file = write_random(tmp_path, "qwen3")
+    assert main(["fit", str(file), "--backend", "llamacpp", "--json"]) == 0
+    [entry] = json.loads(capsys.readouterr().out)["fits"]
+    assert entry["fits"]
+    plan = llamacpp.plan_memory(read_model(file), LoadOptions())
+    assert entry["largest_context"] == plan.largest_context() == 512
+    assert entry["weights"] == plan.weights
 
 
 def test_refused_load_has_the_numbers_of_the_plan(guide: ModelFiles) -> None:
