@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Callable
 from enum import IntFlag
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from .library import library
@@ -18,6 +21,9 @@ _PIECE = 256  # bytes of the first buffer for the text of a token
 _SHORT_TEXT = 512  # characters that any thread's stack can take
 _STACK_PER_CHARACTER = 1024  # bytes
 _SPARE_STACK = 16 * 2**20  # bytes
+# llama.cpp moves all ids of a text at each character that has no token, if the vocabulary is that of sentencepiece.
+# Chunks bound this.
+_CHUNK = 2048  # minimum number of characters
 
 T = TypeVar("T")
 _stack_size = threading.Lock()  # of new threads, which is a setting of the process
@@ -52,6 +58,8 @@ class Vocabulary:
         """
         if len(text) <= _SHORT_TEXT:
             return self._tokenize(text, special)
+        if self.kind == "SPM":
+            return self._tokenize_chunks(text, special)
         return _with_stack(_SPARE_STACK + _STACK_PER_CHARACTER * len(text), lambda: self._tokenize(text, special))
 
     def _tokenize(self, text: str, special: bool) -> list[int]:
@@ -63,6 +71,35 @@ class Vocabulary:
             if count >= 0:
                 return ids[:count]
             capacity = -count
+
+    def _tokenize_chunks(self, text: str, special: bool) -> list[int]:
+        first, *others = self._chunks(text)
+        ids = self._tokenize(first, special)
+        for chunk in others:
+            # Each call may add a space, which cannot merge with the first character of the chunk.
+            alone = self._tokenize(chunk[0], special)
+            added = len(alone) - len(chunk[0].encode())
+            ids += self._tokenize(chunk, special)[added:]
+        return ids
+
+    def _chunks(self, text: str) -> list[str]:
+        """The text, divided before characters that are in no token. So no token crosses the boundary of a chunk."""
+        bounds = [0]
+        for match in self._foreign.finditer(text):
+            if match.start() >= bounds[-1] + _CHUNK:
+                bounds.append(match.start())
+        return [text[start:stop] for start, stop in pairwise([*bounds, len(text)])]
+
+    @cached_property
+    def _foreign(self) -> re.Pattern[str]:
+        """Matches a character that is in no token and does not follow an added token, after which a space is added.
+
+        White space may belong to an added token, so the character follows no white space and is none.
+        """
+        texts = list(map(self.text, range(self.size)))
+        added = int(Attribute.CONTROL | Attribute.UNKNOWN | Attribute.USER_DEFINED)
+        ends = {text[-1:] for text, value in zip(texts, self.attributes(), strict=True) if value & added}
+        return re.compile(f"(?<![\\s{_escaped(ends)}])[^\\s{_escaped(set().union(*texts))}]")
 
     def piece(self, token: int) -> bytes:
         """The bytes that a token adds to a text. `token`: below `size`."""
@@ -104,6 +141,11 @@ class Vocabulary:
     def adds_eos(self) -> bool:
         adds: bool = self._c.llama_vocab_get_add_eos(self._vocab)
         return adds
+
+
+def _escaped(characters: set[str]) -> str:
+    """Characters for a set in a regular expression."""
+    return "".join(map(re.escape, sorted(characters)))
 
 
 def _with_stack(size: int, function: Callable[[], T]) -> T:

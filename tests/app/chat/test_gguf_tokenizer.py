@@ -25,6 +25,7 @@ from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.errors import InvalidRequest
 from localllm.app.frames import ResponseFormat
 from localllm.app.paths import guide_dir
+from localllm.backends.llamacpp import vocabulary as vocabulary_module
 from localllm.backends.llamacpp.library import library
 from localllm.engine.errors import ModelRefused
 from localllm.engine.request import Delta
@@ -337,6 +338,18 @@ def test_texts_may_have_more_tokens_than_bytes(tmp_path: Path) -> None:
 def test_tokens_may_be_long(tmp_path: Path) -> None:
     tokenizer = spm(tmp_path / "token.gguf", ["é" * 300], [NORMAL])
     assert tokenizer.token_bytes(259) == ("é" * 300).encode()
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma", "phi-3"])
+def test_long_texts_have_the_ids_of_short_ones(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sentencepiece: long texts are tokenized in chunks. Here each character without a token begins a chunk."""
+    tokenizer = pair(kind, folder).tokenizer
+    texts = [text_with_tokens(tokenizer, seed) for seed in range(SAMPLE)]
+    expected = [tokenizer.encode(text, add_special_tokens=True) for text in texts]
+    monkeypatch.setattr(vocabulary_module, "_SHORT_TEXT", 0)
+    monkeypatch.setattr(vocabulary_module, "_CHUNK", 1)
+    assert max(len(tokenizer._vocabulary._chunks(text)) for text in texts) > 10
+    assert [tokenizer.encode(text, add_special_tokens=True) for text in texts] == expected
 
 
 SCHEMA = {
