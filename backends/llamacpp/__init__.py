@@ -11,7 +11,7 @@ from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..machine import cpu_name, memory
 from .installing import PACKAGE
-from .library import devices, problem
+from .library import devices, gpus_of, problem
 
 __all__ = ["accepts", "name", "open", "plan_memory", "probe", "read_bandwidth"]
 
@@ -37,7 +37,7 @@ def probe() -> DeviceInfo | Unavailable:
     if reason:
         return Unavailable(name, reason)
     found = devices()
-    gpus = [device for device in found if device.kind in ("gpu", "igpu")]
+    gpus = gpus_of(found)
     features = {PACKAGE: version(PACKAGE), "devices": ", ".join(device.name for device in found)}
     if not gpus:
         return DeviceInfo(name, f"{cpu_name()} with llama.cpp", *memory(), features, main_memory=True)

@@ -145,6 +145,12 @@ def _device(handle: int) -> BuildDevice:
     return BuildDevice(name, text.decode("utf-8", "replace"), _KINDS.get(kind, ""), total.value, free.value)
 
 
+def gpus_of(devices: Sequence[BuildDevice]) -> list[BuildDevice]:
+    """The devices that llama.cpp gives layers to: GPUs with their own memory; without those, integrated ones."""
+    discrete = [device for device in devices if device.kind == "gpu"]
+    return discrete or [device for device in devices if device.kind == "igpu"]
+
+
 def load_model(name: str, shards: Sequence[Path], *, vocab_only: bool = False, gpu_layers: int = -1) -> Any:
     """A llama_model pointer for GGUF files that engine.modelfiles has accepted; `shards` in their order.
 

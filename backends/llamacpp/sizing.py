@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...engine.errors import ModelRefused, ModelTooLarge, SettingRefused
 from ...engine.gguf import TYPES
@@ -12,7 +13,7 @@ from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ..machine import memory
-from .library import MAX_SEQUENCES, BuildDevice
+from .library import MAX_SEQUENCES, BuildDevice, gpus_of
 
 PAGE_SIZE = 16  # cells per page
 CACHE_SHARE = 0.6  # maximum share of the cache in the memory left after loading
@@ -25,11 +26,11 @@ MIN_CONTEXT = 4096  # all layers are computed on GPUs if this context fits there
 CACHED_PATHS = 64  # minimum number of cached prefixes; llama.cpp allocates logits for each sequence
 MAX_ROWS = 128  # half of llama.cpp's sequences; the others are cached prefixes
 GPU_SHARE = 0.9  # share of the free memory of GPUs that a model may use
-GPUS = ("gpu", "igpu")
 
 # Value of the option cache_dtype -> (ggml_type, bytes of one value).
 CACHE_TYPES = {name.lower(): (kind, size / count) for kind, (name, count, size) in TYPES.items()}
-_STATES = ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")  # keys of recurrent architectures
+# Keys in the metadata of architectures with recurrent states.
+_STATE_KEYS = ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +54,24 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
     Raises ModelRefused for a context above that of the model, and SettingRefused.
     """
     _refuse_settings(options)
-    gpus = [device for device in devices if device.kind in GPUS]
+    gpus = gpus_of(devices)
     on_gpu = bool(gpus) and options.gpu_layers != 0
     kind = "gpu" if on_gpu else "cpu"
     step_tokens = max(options.max_step_tokens or STEP_TOKENS[kind], options.max_rows)
 
     def plan(free: int, kind: str) -> MemoryPlan:
         if has_states:
-            return _plan_states(files, options, free, step_tokens)
-        return _plan(files, options, free, step_tokens, ROW_TOKENS[kind])
+            cache = _states(files, options, free, step_tokens)
+        else:
+            cache = _cells(files, options, free, step_tokens, ROW_TOKENS[kind])
+        return MemoryPlan(
+            free=free,
+            weights=files.weight_bytes,
+            token_bytes=_token_bytes(files),
+            adapters=0,  # adapters take memory as they are loaded, beside the cache
+            max_positions=files.config.max_positions,
+            **cache._asdict(),
+        )
 
     gpu_free = int(GPU_SHARE * sum(device.free for device in gpus))
     chosen = plan(gpu_free if on_gpu else memory()[1], kind)
@@ -111,8 +121,19 @@ def _refuse_settings(options: LoadOptions) -> None:
         )
 
 
-def _plan(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, row_tokens: int) -> MemoryPlan:
-    """The plan of a model whose cache has only keys and values."""
+class _Cache(NamedTuple):
+    """Fields of a MemoryPlan."""
+
+    page_size: int
+    page_bytes: int
+    num_pages: int
+    max_pages: int
+    context: int
+    workspace: int
+
+
+def _cells(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, row_tokens: int) -> _Cache:
+    """The cache of a model that stores only keys and values."""
     context = _context(files, options)
     page_size = options.page_size or PAGE_SIZE
     page_bytes = max(1, page_size * _cell_bytes(files, options))
@@ -127,11 +148,11 @@ def _plan(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, 
     if context <= short:
         num_pages = min(num_pages, short // page_size)
     workspace += num_pages * mask_bytes
-    return _memory_plan(files, free, page_size, page_bytes, num_pages, max_pages, context, workspace)
+    return _Cache(page_size, page_bytes, num_pages, max_pages, context, workspace)
 
 
-def _plan_states(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int) -> MemoryPlan:
-    """The plan of a model whose rows have states: a page has the state of a row, and cells for its whole context."""
+def _states(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int) -> _Cache:
+    """The cache of a model whose rows have states: a page has the state of a row, and cells for its whole context."""
     context = _context(files, options)
     cell_bytes = _cell_bytes(files, options)
     state_bytes = _state_bytes(files)
@@ -145,32 +166,7 @@ def _plan_states(files: ModelFiles, options: LoadOptions, free: int, step_tokens
     max_rows = room // (state_bytes + context * position_bytes)
     rows = min(options.max_rows, max_rows)
     workspace += rows * context * mask_bytes
-    return _memory_plan(files, free, context, state_bytes + context * cell_bytes, rows, max_rows, context, workspace)
-
-
-def _memory_plan(
-    files: ModelFiles,
-    free: int,
-    page_size: int,
-    page_bytes: int,
-    num_pages: int,
-    max_pages: int,
-    context: int,
-    workspace: int,
-) -> MemoryPlan:
-    return MemoryPlan(
-        free=free,
-        weights=files.weight_bytes,
-        token_bytes=_token_bytes(files),
-        adapters=0,  # adapters take memory as they are loaded, beside the cache
-        page_size=page_size,
-        page_bytes=page_bytes,
-        num_pages=num_pages,
-        max_pages=max_pages,
-        context=context,
-        max_positions=files.config.max_positions,
-        workspace=workspace,
-    )
+    return _Cache(context, state_bytes + context * cell_bytes, rows, max_rows, context, workspace)
 
 
 def _context(files: ModelFiles, options: LoadOptions) -> int:
@@ -215,7 +211,7 @@ def check_fits(files: ModelFiles, options: LoadOptions, plan: MemoryPlan) -> Non
 
 def has_states(files: ModelFiles) -> bool:
     """Whether some layers of the architecture store a recurrent state."""
-    return any(f"{files.config.model_type}.{key}" in files.metadata for key in _STATES)
+    return any(f"{files.config.model_type}.{key}" in files.metadata for key in _STATE_KEYS)
 
 
 def _cell_bytes(files: ModelFiles, options: LoadOptions) -> int:

@@ -39,10 +39,11 @@ NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 
 
 @contextmanager
-def writer(file: Path, architecture: str) -> Iterator[GGUFWriter]:
-    """A writer of metadata and tensors. The file is complete when the block ends."""
+def writer(file: Path, architecture: str, shard_tensors: int = 0) -> Iterator[GGUFWriter]:
+    """A writer of metadata and tensors. The file is complete when the block ends. `shard_tensors`: the tensors of each
+    shard; 0: one file."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    opened = GGUFWriter(file, architecture)
+    opened = GGUFWriter(file, architecture, split_max_tensors=shard_tensors)
     yield opened
     opened.write_header_to_file()
     opened.write_kv_data_to_file()
@@ -50,18 +51,18 @@ def writer(file: Path, architecture: str) -> Iterator[GGUFWriter]:
     opened.close()
 
 
-def write_canary(folder: Path) -> Path:
-    """The canary model in float32. Its file has no vocabulary: the tests use token ids."""
+def write_canary(folder: Path, shard_tensors: int = 0) -> Path:
+    """The canary model in float32; its first shard if it has several. It has no vocabulary: the tests use token ids."""
     config, tensors = _checkpoint(canary.save(folder))
     file = folder / "canary.gguf"
-    with writer(file, "llama") as out:
+    with writer(file, "llama", shard_tensors) as out:
         out.add_name("canary")
         out.add_tokenizer_model("none")
         out.add_vocab_size(canary.VOCAB)
         _add_shape(out, config)
         for name, values in tensors.items():
             out.add_tensor(name, values)
-    return file
+    return sorted(folder.glob("canary*.gguf"))[0]
 
 
 def write_canary_adapter(file: Path, shift: int) -> Path:

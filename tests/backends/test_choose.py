@@ -212,7 +212,7 @@ def test_llama_cpp_that_does_not_work_is_unavailable(monkeypatch: pytest.MonkeyP
     assert "--force-reinstall" in reason(llamacpp.probe())
 
 
-@pytest.mark.parametrize("kinds", [("cpu",), ("gpu", "cpu"), ("gpu", "igpu", "accel", "cpu")])
+@pytest.mark.parametrize("kinds", [("cpu",), ("igpu", "cpu"), ("gpu", "gpu", "igpu", "accel", "cpu")])
 def test_llama_cpp_names_the_devices_of_its_build(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     devices = tuple(BuildDevice(f"{kind}0", f"the {kind}", kind, 8 * 2**30, 2**30) for kind in kinds)
     monkeypatch.setattr(llamacpp, "problem", lambda: "")
@@ -220,7 +220,7 @@ def test_llama_cpp_names_the_devices_of_its_build(kinds: tuple[str, ...], monkey
     monkeypatch.setattr(llamacpp, "devices", lambda: devices)
     info = llamacpp.probe()
     assert features(info) == {"llama-cpp-python": "9.9", "devices": ", ".join(device.name for device in devices)}
-    gpus = [device for device in devices if device.kind in ("gpu", "igpu")]
+    gpus = [device for device in devices if device.kind == kinds[0] != "cpu"]
     assert isinstance(info, DeviceInfo)
     assert info.main_memory == (not gpus)
     if gpus:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
@@ -13,7 +19,7 @@ from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Runner
 
 from . import canary
-from .conformance import BUDGET, Conformance
+from .conformance import BUDGET, Conformance, Conversation, check_crowd, crowd
 from .gguf_models import write_canary, write_canary_adapter
 
 pytestmark = pytest.mark.real
@@ -38,3 +44,35 @@ class TestLlamacpp(Conformance):
         root = tmp_path_factory.mktemp("adapters")
         files = [write_canary_adapter(root / f"{shift}.gguf", shift) for shift in range(1, canary.KEYS)]
         return [Adapter(file.stem, str(file), read_adapter(file).version) for file in files]
+
+
+@pytest.mark.parametrize("rows", [16, pytest.param(64, marks=pytest.mark.slow)])
+def test_crowd(tmp_path: Path, rows: int) -> None:
+    options = replace(crowd(rows), cache_dtype="f32")  # the memory is as short as with other backends
+    opened = backends.load("llamacpp").open(read_model(write_canary(tmp_path)), options)
+    check_crowd(opened, rows)
+    opened.close()
+
+
+def test_shards_are_one_model(tmp_path: Path) -> None:
+    files = read_model(write_canary(tmp_path, shard_tensors=4))
+    assert len(files.gguf) == 3
+    opened = backends.load("llamacpp").open(files, BUDGET)
+    talk = Conversation(opened)
+    prompt = canary.prompt(1, 40, seed=1)
+    talk.submit("a", prompt, 30)
+    assert talk.finish() == {"a": canary.walk(prompt, 30)}
+    opened.close()
+
+
+def test_end_of_the_process_is_logged() -> None:
+    """A failed assertion in llama.cpp ends the process. The reason is in the log of the worker."""
+    code = """
+import logging
+from localllm.backends.llamacpp.library import library
+logging.basicConfig()
+library().c._lib.ggml_abort(b"ggml.c", 7, b"GGML_ASSERT(%s) failed", b"x > 0")
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert ended.returncode == -signal.SIGABRT
+    assert "llama.cpp ends the process: ggml.c:7: GGML_ASSERT(x > 0) failed" in ended.stderr
