@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from .errors import ModelRefused
 from .ggufvalues import HeaderReader, Value
+from .ggufvocab import problem_of_texts, problem_of_vocabulary
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -25,13 +26,16 @@ MAX_KEY = 2**16 - 1  # bytes
 MAX_NAME = 63  # bytes of a tensor name
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 2**20
+INTEGER_TENSORS = ("ffn_gate_tid2eid.weight",)  # ends of names; experts of each token
+FLOAT_TENSORS = ("norm.weight", ".bias")  # ends of names; llama.cpp computes with these tensors in F32 only
 ALIGNMENT = 32  # bytes, if the metadata has no general.alignment
 
 _COUNTS = struct.Struct("<IQQ")
 _MIN_TENSOR = 8 + 4 + 4 + 8  # bytes of a directory entry without name and shape
 _MIN_ENTRY = 8 + 1 + 4 + 1  # bytes of a metadata entry with the shortest key and value
 
-# Type of a tensor -> (name, values in a block, bytes of a block).
+# Type of a tensor -> (name, values in a block, bytes of a block). The types of intermediate results (Q8_1, Q8_K) and of
+# other numbers (I8, I16, I64, F64) are left out: no weight has them, and llama.cpp crashes on a weight that does.
 TYPES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
     {
         0: ("F32", 1, 4),
@@ -41,13 +45,11 @@ TYPES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
         6: ("Q5_0", 32, 22),
         7: ("Q5_1", 32, 24),
         8: ("Q8_0", 32, 34),
-        9: ("Q8_1", 32, 40),
         10: ("Q2_K", 256, 84),
         11: ("Q3_K", 256, 110),
         12: ("Q4_K", 256, 144),
         13: ("Q5_K", 256, 176),
         14: ("Q6_K", 256, 210),
-        15: ("Q8_K", 256, 292),
         16: ("IQ2_XXS", 256, 66),
         17: ("IQ2_XS", 256, 74),
         18: ("IQ3_XXS", 256, 98),
@@ -56,11 +58,7 @@ TYPES: Mapping[int, tuple[str, int, int]] = MappingProxyType(
         21: ("IQ3_S", 256, 110),
         22: ("IQ2_S", 256, 82),
         23: ("IQ4_XS", 256, 136),
-        24: ("I8", 1, 1),
-        25: ("I16", 1, 2),
         26: ("I32", 1, 4),
-        27: ("I64", 1, 8),
-        28: ("F64", 1, 8),
         29: ("IQ1_M", 256, 56),
         30: ("BF16", 1, 2),
         34: ("TQ1_0", 256, 54),
@@ -116,6 +114,7 @@ def parse_header(name: str, head: bytes, size: int) -> GgufHeader:
     reader.check_count("tensors", num_tensors, _MIN_TENSOR, MAX_TENSORS)
     reader.check_count("metadata entries", num_entries, _MIN_ENTRY, MAX_ENTRIES)
     metadata = _read_metadata(reader, num_entries)
+    _check_vocabulary(reader, metadata)
     alignment = _alignment(reader, metadata)
     entries = _read_directory(reader, num_tensors)
     if not entries and "split.count" not in metadata:  # the first shard of a model may have metadata only
@@ -141,6 +140,15 @@ def _read_metadata(reader: HeaderReader, count: int) -> dict[str, Value]:
             raise reader.corrupt(f"it has a duplicate key: {key!r:.100}")
         metadata[key] = reader.value(key, reader.u32())
     return metadata
+
+
+def _check_vocabulary(reader: HeaderReader, metadata: Mapping[str, Value]) -> None:
+    """Raises ModelRefused for a vocabulary with which llama.cpp ends its process."""
+    problem = problem_of_texts(reader.tokens) or problem_of_vocabulary(
+        metadata, frozenset(reader.tokens), reader.token_types
+    )
+    if problem:
+        raise reader.corrupt(problem)
 
 
 def _alignment(reader: HeaderReader, metadata: Mapping[str, Value]) -> int:
@@ -200,6 +208,10 @@ def _size(corrupt: Callable[[str], ModelRefused], entry: _Entry) -> tuple[str, i
     if entry.kind not in TYPES:
         raise corrupt(f"tensor {entry.name!r} has the unknown type {entry.kind}")
     dtype, block_values, block_bytes = TYPES[entry.kind]
+    if dtype == "I32" and not entry.name.endswith(INTEGER_TENSORS):
+        raise corrupt(f"tensor {entry.name!r} has the type I32, which its weights cannot have")
+    if dtype != "F32" and len(entry.shape) == 1 and entry.name.endswith(FLOAT_TENSORS):
+        raise corrupt(f"tensor {entry.name!r} has the type {dtype}; norms and biases must have F32")
     values = math.prod(entry.shape)
     if max(entry.shape, default=0) >= 2**63 or values >= 2**63:
         raise corrupt(f"tensor {entry.name!r} has the shape {list(entry.shape)}, more than 2^63 - 1 values")

@@ -22,12 +22,16 @@ from .tensorfiles import StoredTensor, refusing_unreadable, regular_size
 SUFFIX = ".gguf"
 MAX_SHARDS = 999  # of one model
 SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")  # as llama.cpp names the shards
+MAX_LAYERS = 512  # the limits of llama.cpp
+MAX_EXPERTS = 1024
 PROJECTOR = "mmproj"  # in the names of the image encoders that lie beside a model
 
 _FIRST_BYTES = 512 * 2**10  # bytes of the first read of a file
 _GROWTH = 4  # each further read multiplies the bytes read until now
 _AGAIN = "download the model again"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of tokenizer.ggml
+_ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
+_EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon")
 _ROPE_KINDS: Mapping[str, Literal["linear", "yarn", "longrope"]] = MappingProxyType(
     {"linear": "linear", "yarn": "yarn", "longrope": "longrope"}
 )
@@ -176,13 +180,14 @@ def parse_metadata(metadata: Mapping[str, Value], where: str) -> ModelConfig:
     hidden = fields.integer(f"{architecture}.embedding_length", 1, 2**20)
     positions = fields.integer(f"{architecture}.context_length", 1, 2**27)
     head_dim = fields.integer(f"{architecture}.attention.key_length", 0, 2**16, hidden // max(heads, 1))
+    _check_architecture(fields, architecture)
     vocab = _vocab_size(fields, architecture, metadata)
     return ModelConfig(
         model_type=architecture,
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=_count(fields, f"{architecture}.feed_forward_length"),
-        num_layers=fields.integer(f"{architecture}.block_count", 1, 2**10),
+        num_layers=fields.integer(f"{architecture}.block_count", 1, MAX_LAYERS),
         num_heads=heads,
         num_kv_heads=_count(fields, f"{architecture}.attention.head_count_kv", heads),
         head_dim=head_dim,
@@ -202,6 +207,24 @@ def parse_metadata(metadata: Mapping[str, Value], where: str) -> ModelConfig:
         eos_ids=_end_ids(metadata, vocab),
         quantization=None,
     )
+
+
+def _check_architecture(fields: Fields, architecture: str) -> None:
+    """Raises ModelRefused for values on which llama.cpp asserts."""
+    fields.choice(f"{architecture}.rope.scaling.type", _ROPE_SCALINGS, "none")
+    for key in _EPSILONS:
+        fields.number(f"{architecture}.attention.{key}", 0.0, 1.0, 0.0)
+    experts = fields.integer(f"{architecture}.expert_count", 0, MAX_EXPERTS, 0)
+    used = _count(fields, f"{architecture}.expert_used_count")
+    if not min(experts, 1) <= used <= experts:
+        raise fields.refuse(f"{architecture}.expert_used_count", f"a number in {min(experts, 1)}…{experts}")
+    groups = fields.integer(f"{architecture}.expert_group_count", 0, max(0, experts - 1), 0)
+    if groups > 1:
+        fields.integer(f"{architecture}.expert_group_used_count", 1, groups - 1)
+        if experts % groups:
+            raise fields.refuse(f"{architecture}.expert_group_count", f"a divisor of {experts}")
+    layers = fields.integer(f"{architecture}.block_count", 1, MAX_LAYERS)
+    fields.integer(f"{architecture}.nextn_predict_layers", 0, layers, 0)
 
 
 def _count(fields: Fields, key: str, default: int = 0) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from .errors import ModelRefused
@@ -12,11 +12,17 @@ from .errors import ModelRefused
 MAX_HEADER = 64 * 2**20  # bytes; the largest vocabularies need about 20 MB
 MAX_STRINGS = 2**21  # in all arrays together; the largest vocabularies with their merges have about 800,000
 MAX_TEXT = 2**20  # bytes of a text that the result has; a longer text becomes an Array
+TOKENS = "tokenizer.ggml.tokens"  # the only array whose texts a HeaderReader keeps
+TOKEN_TYPES = "tokenizer.ggml.token_type"
 MAX_VALUES = 1024  # numbers of an array that the result has
 
+UINT8 = 0  # types of values
+INT8 = 1
+INT32 = 5
+FLOAT32 = 6
+STRING = 8
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_STRING = 8
 _ARRAY = 9
 _BOOL = 7
 # Type of a metadata value -> its format. The formats of strings and arrays depend on their lengths.
@@ -45,6 +51,7 @@ class Array:
 
     count: int
     values: tuple[int | float | bool, ...] = ()  # empty for strings, and for more than MAX_VALUES numbers
+    kind: int = field(default=-1, compare=False)  # type of the items as in the file; -1: a text
 
 
 Value = int | float | bool | str | Array
@@ -67,6 +74,8 @@ class HeaderReader:
         self._size = size
         self._strings = 0  # strings in arrays until now
         self.position = 0
+        self.tokens: list[bytes] = []  # the texts of the vocabulary
+        self.token_types: frozenset[int] = frozenset()  # those of its tokens
 
     def corrupt(self, reason: str) -> ModelRefused:
         return ModelRefused(f"{self._name} is not a valid GGUF file: {reason}", _HINT)
@@ -122,13 +131,15 @@ class HeaderReader:
 
     def _decode(self, what: str, length: int) -> str:
         raw = self.take(length)
+        if b"\0" in raw:  # C ends a text there, so that the file would have two meanings
+            raise self.corrupt(f"{what} has a zero byte")
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
             raise self.corrupt(f"{what} is not UTF-8: {raw!r:.100}") from None
 
     def value(self, key: str, kind: int) -> Value:
-        if kind == _STRING:
+        if kind == STRING:
             return self._string(key)
         if kind == _ARRAY:
             return self._array(key)
@@ -152,19 +163,24 @@ class HeaderReader:
     def _array(self, key: str) -> Array:
         kind = self.u32()
         count = self.u64()
-        if kind == _STRING:
+        if kind == STRING:
+            start = self.position
             self._skip_strings(key, count)
-            return Array(count)
+            if key == TOKENS:
+                self.tokens = self._strings_from(start, count)
+            return Array(count, kind=kind)
         form = _SCALARS.get(kind)
         if form is None:
             nested = " (arrays of arrays are not supported)" if kind == _ARRAY else ""
             raise self.corrupt(f"{key!r:.100} is an array of the unknown type {kind}{nested}")
         self.check_count(f"values of {key!r:.100}", count, form.size, MAX_HEADER)
         start = self.skip(count * form.size)
+        if key == TOKEN_TYPES and kind == INT32:
+            self.token_types = frozenset(struct.unpack_from(f"<{count}i", self._head, start))
         if count > MAX_VALUES:
-            return Array(count)
+            return Array(count, kind=kind)
         values = struct.unpack_from(f"<{count}{form.format[1:]}", self._head, start)
-        return Array(count, tuple(map(bool, values)) if kind == _BOOL else values)
+        return Array(count, tuple(map(bool, values)) if kind == _BOOL else values, kind)
 
     def _skip_strings(self, key: str, count: int) -> None:
         self._strings += count
@@ -180,3 +196,14 @@ class HeaderReader:
             count -= 1
         self.position = position
         self.skip(8 * count)
+
+    def _strings_from(self, position: int, count: int) -> list[bytes]:
+        """The texts of an array that is complete in the head. `position`: that of the first length."""
+        head = self._head
+        unpack = _U64.unpack_from
+        texts = []
+        for _ in range(count):
+            start = position + 8
+            position = start + unpack(head, position)[0]
+            texts.append(head[start:position])
+        return texts

@@ -290,6 +290,7 @@ def test_a_file_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
 
 def test_a_text_without_a_token_for_its_characters_is_refused(tmp_path: Path) -> None:
     keys = vocabulary_keys("bert", ["▁a", "b"], [NORMAL] * 2)
+    keys |= {"tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_sep_token": False}
     tokenizer = open_tokenizer(tmp_path / "unknown.gguf", keys)
     with pytest.raises(InvalidRequest, match="a character that the vocabulary of this model cannot represent"):
         tokenizer.encode("é", add_special_tokens=False)
