@@ -56,6 +56,7 @@ class GgufModel:
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]  # tensor name -> tensor, in all shards; the last dimension is contiguous
     sampling: Mapping[str, float]  # sampling parameters recommended by the authors, with the names of Sampling
+    suppressed: tuple[int, ...]  # tokens that an answer must not have
 
 
 def model_file(path: Path) -> Path | None:
@@ -117,14 +118,16 @@ def read_gguf(file: Path) -> GgufModel:
     for index, header in enumerate(headers):
         _check_split(shards, index, header)
     metadata = MappingProxyType(headers[0].metadata)
+    config = parse_metadata(metadata, shards[0].name)
     tensors = _tensors(shards, headers)
     _check_number_of_tensors(shards[0], metadata, tensors)
     return GgufModel(
         shards=shards,
         metadata=metadata,
-        config=parse_metadata(metadata, shards[0].name),
+        config=config,
         tensors=MappingProxyType(tensors),
         sampling=MappingProxyType(_recommended(Fields(metadata, shards[0].name))),
+        suppressed=_suppressed(metadata, config.vocab_size),
     )
 
 
@@ -274,3 +277,10 @@ def _recommended(fields: Fields) -> dict[str, float]:
             number = fields.number(f"general.sampling.{key}", low, high)
             parameters[name] = float(f"{number:.7g}")  # the file has 32 bits: 0.2 is 0.20000000298
     return parameters
+
+
+def _suppressed(metadata: Mapping[str, Value], vocab: int) -> tuple[int, ...]:
+    """As in llama.cpp, ids outside the vocabulary are left out."""
+    tokens = metadata.get("tokenizer.ggml.suppress_tokens")
+    values = tokens.values if isinstance(tokens, Array) else ()
+    return tuple(token for token in values if type(token) is int and 0 <= token < vocab)

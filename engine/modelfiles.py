@@ -49,6 +49,7 @@ class ModelFiles:
     eos_ids: tuple[int, ...]  # from generation_config.json, otherwise from config.json
     generation: Mapping[str, float]  # sampling parameters recommended by the authors, with the names of Sampling
     gguf: tuple[Path, ...] = ()  # the GGUF file, or its shards in their order; empty for safetensors
+    suppressed: tuple[int, ...] = ()  # tokens that an answer must not have, from the metadata of a GGUF file
     metadata: Mapping[str, Value] = field(default_factory=dict)  # of the GGUF file; empty for safetensors
 
     @property
@@ -107,6 +108,7 @@ def _read_gguf(file: Path, name: str | None = None) -> ModelFiles:
         eos_ids=model.config.eos_ids,
         generation=model.sampling,
         gguf=model.shards,
+        suppressed=model.suppressed,
         metadata=model.metadata,
     )
 

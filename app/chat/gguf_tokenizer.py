@@ -176,6 +176,11 @@ class GgufTokenizer:
         longest_first = sorted(map(re.escape, spellings - {""}), key=len, reverse=True)
         return re.compile("|".join(longest_first) or "(?!)")
 
+    @cached_property
+    def _longest_first(self) -> list[int]:
+        """The added tokens, by the length of their texts in bytes."""
+        return sorted(self._texts, key=lambda token: len(self._texts[token].encode()), reverse=True)
+
     def _encode_marked(self, text: str) -> list[int]:
         """The ids of a text in which special tokens are marked as plain text."""
         segments = PROTECTED.split(text)
@@ -194,7 +199,7 @@ class GgufTokenizer:
         As in llama.cpp, longer tokens are searched first, each in the whole text.
         """
         fragments: list[slice | int] = [slice(0, len(plain))]
-        for token in sorted(self._texts, key=lambda token: len(self._texts[token].encode()), reverse=True):
+        for token in self._longest_first:
             text = self._texts[token]
             source = masked if token in self.special_ids else plain
             if not text or text not in source:

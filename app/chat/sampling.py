@@ -13,11 +13,17 @@ from ..frames import Generate
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0}
 
 
-def sampling_of(frame: Generate, recommended: Mapping[str, float], *, seed: int, vocab_size: int) -> Sampling:
+BAN = -100.0  # the logit_bias of a token that an answer must not have, as in OpenAI's API
+
+
+def sampling_of(
+    frame: Generate, recommended: Mapping[str, float], suppressed: Iterable[int] = (), *, seed: int, vocab_size: int
+) -> Sampling:
     """The sampling parameters of one choice. Only the low 64 bits of `seed` are used.
 
-    `recommended`: defaults of the model by field name (ModelFiles.generation). Raises InvalidRequest, which names the
-    parameter, for a value out of range or a token id that is not in the vocabulary.
+    `recommended`: defaults of the model by field name (ModelFiles.generation). `suppressed`: ModelFiles.suppressed.
+    Raises InvalidRequest, which names the parameter, for a value out of range or a token id that is not in the
+    vocabulary.
     """
     check_token_ids("logit_bias", frame.logit_bias, vocab_size)
     values: dict[str, Any] = NEUTRAL | {name: recommended[name] for name in NEUTRAL if name in recommended}
@@ -31,7 +37,7 @@ def sampling_of(frame: Generate, recommended: Mapping[str, float], *, seed: int,
             **values,
             presence_penalty=frame.presence_penalty,
             frequency_penalty=frame.frequency_penalty,
-            logit_bias=tuple(frame.logit_bias.items()),
+            logit_bias=tuple((frame.logit_bias | dict.fromkeys(suppressed, BAN)).items()),
             seed=seed % 2**64,
             logprobs=frame.logprobs,
         )

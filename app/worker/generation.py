@@ -78,7 +78,9 @@ def prepare(frame: Generate, model: OpenModel) -> Generation:
     for index in range(frame.n):
         name = f"{frame.id}/{index}"
         grammar = compiled.copy() if compiled else None
-        sampling = sampling_of(frame, model.recommended, seed=seed + index, vocab_size=spec.vocab_size)
+        sampling = sampling_of(
+            frame, model.recommended, model.suppressed, seed=seed + index, vocab_size=spec.vocab_size
+        )
         generation.requests.append(_request(frame, name, prompt, max_tokens, sampling, stop_ids, grammar))
         generation.choices[name] = Choice(
             frame.id,

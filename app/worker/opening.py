@@ -39,6 +39,7 @@ class OpenModel:
     renderer: TemplateRenderer
     prompts: PromptMaker
     recommended: Mapping[str, float]  # sampling parameters that the model's files recommend
+    suppressed: tuple[int, ...] = ()  # tokens that an answer must not have
     model_type: str = ""  # architecture of the model, as in its files
     _grammars: GrammarCompiler | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -110,4 +111,6 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         step_seconds=spec.step_seconds,
         warnings=spec.warnings,
     )
-    return OpenModel(info, runner, tokenizer, renderer, prompts, files.generation, files.config.model_type)
+    return OpenModel(
+        info, runner, tokenizer, renderer, prompts, files.generation, files.suppressed, files.config.model_type
+    )

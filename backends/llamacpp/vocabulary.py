@@ -21,6 +21,7 @@ _PIECE = 256  # bytes of the first buffer for the text of a token
 _SHORT_TEXT = 512  # characters that any thread's stack can take
 _STACK_PER_CHARACTER = 1024  # bytes
 _SPARE_STACK = 16 * 2**20  # bytes
+_STACK_UNIT = 2**16  # bytes; some systems need whole pages of memory
 # llama.cpp moves all ids of a text at each character that has no token, if the vocabulary is that of sentencepiece.
 # Chunks bound this.
 _CHUNK = 2048  # minimum number of characters
@@ -47,7 +48,8 @@ class Vocabulary:
         """`model`: a llama_model pointer, of a whole model or of one that was loaded with vocab_only."""
         self._c = library().c
         self._vocab = self._c.llama_model_get_vocab(model)
-        self.kind = KINDS[self._c.llama_vocab_type(self._vocab)]
+        kind: int = self._c.llama_vocab_type(self._vocab)
+        self.kind = KINDS[kind] if kind < len(KINDS) else "new"
         self.size: int = self._c.llama_vocab_n_tokens(self._vocab)
 
     def tokenize(self, text: str, *, special: bool) -> list[int]:
@@ -161,7 +163,7 @@ def _with_stack(size: int, function: Callable[[], T]) -> T:
 
     thread = threading.Thread(target=run, name="tokenizer")
     with _stack_size:
-        before = threading.stack_size(size)
+        before = threading.stack_size(-(-size // _STACK_UNIT) * _STACK_UNIT)
         try:
             thread.start()
         except RuntimeError as error:

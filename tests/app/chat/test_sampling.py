@@ -65,3 +65,9 @@ def test_a_refusal_names_the_parameter(name: str, value: object) -> None:
     with pytest.raises(InvalidRequest) as caught:
         sampling(**{name: value})
     assert caught.value.param == name
+
+
+def test_suppressed_tokens_are_banned() -> None:
+    request = Generate(id="a", prompt="x", logit_bias={3: 5.0, 4: 1.0})
+    biases = sampling_of(request, {}, (3, 8), seed=0, vocab_size=9).logit_bias
+    assert dict(biases) == {3: -100.0, 4: 1.0, 8: -100.0}

@@ -47,6 +47,7 @@ def opened(
         weight_bytes=40e6,
         config=SimpleNamespace(model_type="qwen3"),
         generation={"top_k": 20},
+        suppressed=(3,),
     )
     choice = SimpleNamespace(
         backend=SimpleNamespace(name="b", open=open_), info=SimpleNamespace(name="d"), reason="the first that works"
@@ -80,6 +81,7 @@ def test_model_info(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (info.vocab, info.context, info.weight_bytes, info.token_bytes) == (11, 13, 17, 19)
     assert (info.cache_bytes, info.cache_tokens, info.step_seconds) == (23, 39, 29.0)
     assert model.recommended == {"top_k": 20}
+    assert model.suppressed == (3,)
     assert model.tokenizer.eos_ids == {2}
     assert [more for _, _, more in stages] == [0, 0, 2.0, 0], "seconds at the lowest rate"
     assert [done for _, done, _ in stages] == sorted(done for _, done, _ in stages)
