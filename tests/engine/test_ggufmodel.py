@@ -166,7 +166,6 @@ def test_recommended_sampling_has_the_names_of_localllm(tmp_path: Path) -> None:
 
 def test_suppressed_tokens_are_those_of_the_vocabulary(tmp_path: Path) -> None:
     assert read(tmp_path, tokenizer__ggml__suppress_tokens=[3, 4, -1, 1]).suppressed == (3, 1)
-    assert read(tmp_path, tokenizer__ggml__suppress_tokens="all").suppressed == ()
 
 
 def test_scaled_ropes_are_described(tmp_path: Path) -> None:
