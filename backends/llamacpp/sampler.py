@@ -96,8 +96,8 @@ def _draw(row: Logits, sampling: AnswerSampling, answer: int) -> int:
     token = draw.best(floor)
     if top_p < 1:
         masses = _masses(candidates, draw.largest, temperature)
-        limit = top_p * masses.sum(dtype=np.float64)
-        while np.where(candidates > row[token], masses, np.float32(0)).sum(dtype=np.float64) >= limit:
+        limit = top_p * float(masses.sum())
+        while np.where(candidates > row[token], masses, np.float32(0)).sum() >= limit:
             floor = np.nextafter(row[token], np.float32(np.inf))
             token = draw.best(floor)
     return token
@@ -186,7 +186,7 @@ def _listed(logits: Logits, tokens: Ints, batch: Batch, count: int, hidden: NDAr
     for answer in np.flatnonzero(batch.sampling.logprobs >= 0).tolist():
         row = logits[answer]
         largest = float(row.max())
-        shift = largest + math.log(_masses(row, largest, 1.0).sum(dtype=np.float64))
+        shift = largest + math.log(_masses(row, largest, 1.0).sum())
         chosen[answer] = row[tokens[answer]] - shift
         if count:
             ids = np.flatnonzero(row >= _last_largest(row, count))
