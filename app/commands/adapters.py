@@ -73,7 +73,7 @@ def load(adapter: str, name: str | None, model: str | None, replace: bool, pinne
     settings = config.load()
     source = cache.resolve_adapter(adapter, allow_path=True)
     path = str(source.path) if is_path(adapter) else source.id
-    name = name or Path(source.id.partition("@")[0]).name
+    name = name or Path(source.id.partition("@")[0]).name.removesuffix(".gguf")
     options = {"load_inplace": replace, "reuse": not replace, "pinned": pinned}
     entry = asyncio.run(_load(settings, name, path, model, **options))
     if as_json:

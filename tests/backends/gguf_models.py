@@ -67,15 +67,19 @@ def write_canary(folder: Path, shard_tensors: int = 0) -> Path:
 
 def write_canary_adapter(file: Path, shift: int) -> Path:
     """The adapter of canary.save_adapter as a GGUF file."""
-    folder = canary.save_adapter(file.parent / f"{file.stem}-peft", shift)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    with writer(file, "llama") as out:
+    return write_adapter(file, "llama", canary.save_adapter(file.parent / f"{file.stem}-peft", shift))
+
+
+def write_adapter(file: Path, architecture: str, folder: Path) -> Path:
+    """An adapter of PEFT as a GGUF file."""
+    alpha = json.loads((folder / "adapter_config.json").read_text())["lora_alpha"]
+    with writer(file, architecture) as out:
         out.add_type(gguf.GGUFType.ADAPTER)
         out.add_string(gguf.Keys.Adapter.TYPE, "lora")
-        out.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(canary.KEYS))
-        for name, values in tensors.items():
-            side = "lora_a" if "lora_A" in name else "lora_b"
-            out.add_tensor(f"blk.0.attn_v.weight.{side}", values.numpy())
+        out.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(alpha))
+        for name, tensor in load_file(folder / "adapter_model.safetensors").items():
+            module, _, side = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
+            out.add_tensor(f"{_gguf_name(f'{module}.weight')}.{side.lower()}", tensor.float().numpy())
     return file
 
 

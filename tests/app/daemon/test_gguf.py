@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
+from localllm.app import paths
 from localllm.app.daemon.process import COMMAND
-from tests.backends.gguf_models import write_guide
+from tests.backends.gguf_models import write_adapter, write_guide
 
 from .conftest import Daemon, events
 
@@ -89,6 +90,17 @@ def test_tools_and_schemas_work(client: httpx.Client) -> None:
 def test_a_repository_answers_by_its_quantisation(client: httpx.Client) -> None:
     answer = post(client, model="test/guide-GGUF:F32")
     assert answer["choices"] == post(client)["choices"]
+
+
+def test_an_adapter_changes_the_answers_as_in_the_format_of_peft(file: Path, client: httpx.Client) -> None:
+    adapter = write_adapter(file.with_name("ship.gguf"), "qwen3", paths.builtin_adapters_dir() / "pirate")
+    bodies = {"lora_name": "ship", "lora_path": str(adapter), "model": str(file)}
+    assert client.post("/v1/load_lora_adapter", json=bodies).status_code == 200
+    changed = post(client, lora=[{"name": "ship"}])["choices"][0]["message"]["content"]
+    assert changed.startswith("Ahoy!")
+    expected = post(client, model="guide", lora=[{"name": "pirate"}])
+    assert changed == expected["choices"][0]["message"]["content"]
+    assert not post(client)["choices"][0]["message"]["content"].startswith("Ahoy!")
 
 
 def test_a_damaged_file_is_refused_with_the_reason(file: Path, client: httpx.Client) -> None:
