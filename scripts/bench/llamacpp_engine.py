@@ -49,15 +49,15 @@ Rates = Mapping[str, float]  # tokens per second of "prefill" and "decode"
 
 
 class Work(NamedTuple):
-    """Prompts of `context` tokens in each row, then `tokens` steps of decode."""
+    """For each number of rows: prompts of `context` tokens in each row, then `tokens` steps of decode."""
 
-    rows: int
+    counts: tuple[int, ...]
     context: int
     tokens: int
 
-    @property
-    def cells(self) -> int:
-        return self.rows * (self.context + self.tokens)
+    def rates(self, rows: int, prefill: float, decode: float) -> Rates:
+        """From seconds."""
+        return {"prefill": rows * self.context / prefill, "decode": rows * self.tokens / decode}
 
 
 class Localllm:
@@ -79,24 +79,27 @@ class Localllm:
     def _vocab(self) -> int:
         return read_model(self._file).config.vocab_size
 
-    def measure(self, work: Work) -> Rates:
+    def measure(self, work: Work) -> dict[int, Rates]:
         time.sleep(PAUSE)
+        return {rows: self._measure(work, rows) for rows in work.counts}
+
+    def _measure(self, work: Work, rows: int) -> Rates:
         engine = self._engine
-        prompts = self._random.integers(0, self._vocab, (work.rows, work.context)).tolist()
+        prompts = self._random.integers(0, self._vocab, (rows, work.context)).tolist()
         start = time.perf_counter()
         for prompt in prompts:
             self._requests += 1
             engine.submit(Request(str(self._requests), tuple(prompt), work.tokens + 1))
         answered = 0
-        while answered < work.rows:
+        while answered < rows:
             answered += sum(len(delta.tokens) for delta in engine.step())
-        assert answered == work.rows, "the prompts do not fit one step, so the rows do not decode in parallel"
+        assert answered == rows, "the prompts do not fit one step, so the rows do not decode in parallel"
         prefill = time.perf_counter() - start
         start = time.perf_counter()
         while engine.has_work:
             engine.step()
         decode = time.perf_counter() - start
-        return _rates(work, prefill, decode)
+        return work.rates(rows, prefill, decode)
 
 
 class BatchedBench:
@@ -108,19 +111,15 @@ class BatchedBench:
         self._command = [str(tools / "llama-batched-bench"), "-m", str(file), "-t", str(threads), "-ngl", str(layers)]
         self._command += ["-b", str(STEP_TOKENS), "--output-format", "jsonl", *options]
 
-    def measure(self, work: Work) -> Rates:
+    def measure(self, work: Work) -> dict[int, Rates]:
         time.sleep(PAUSE)
-        sizes = ["-npl", str(work.rows), "-npp", str(work.context), "-ntg", str(work.tokens), "-c", str(work.cells)]
+        counts = ",".join(map(str, work.counts))
+        cells = max(work.counts) * (work.context + work.tokens)
+        sizes = ["-npl", counts, "-npp", str(work.context), "-ntg", str(work.tokens), "-c", str(cells)]
         done = subprocess.run([*self._command, *sizes], capture_output=True, text=True, check=True)
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith('{"n_kv_max"')]
-        figures = json.loads(lines[-1])
-        return _rates(work, figures["t_pp"], figures["t_tg"])
-
-
-def _rates(work: Work, prefill: float, decode: float) -> Rates:
-    """From seconds."""
-    rates = {"prefill": work.rows * work.context / prefill}
-    return rates | {"decode": work.rows * work.tokens / decode} if work.tokens else rates
+        figures = map(json.loads, lines)
+        return {figure["pl"]: work.rates(figure["pl"], figure["t_pp"], figure["t_tg"]) for figure in figures}
 
 
 class Bench:
@@ -159,30 +158,25 @@ class Bench:
 
 def steps(bench: Bench) -> Iterator[Row]:
     localllm = Localllm(bench.file, max(bench.counts), bench.threads)
-    for rows in bench.counts:
-        yield from _compare(bench, localllm, Work(rows, CONTEXT, STEPS), ["decode"])
-    yield from _compare(bench, localllm, Work(1, PROMPT, 0), ["prefill"])
+    yield from _compare(bench, localllm, Work(tuple(bench.counts), CONTEXT, STEPS), "decode")
+    yield from _compare(bench, localllm, Work((1,), PROMPT, 1), "prefill")
 
 
-def _compare(bench: Bench, localllm: Localllm, work: Work, kinds: Sequence[str]) -> Iterator[Row]:
+def _compare(bench: Bench, localllm: Localllm, work: Work, kind: str) -> Iterator[Row]:
     localllm.measure(work)
-    peer = max(bench.peers(), key=lambda each: each.measure(work)[kinds[0]])
-    ours: list[Rates] = []
-    theirs: list[Rates] = []
-    programs: list[Callable[[], None]] = [
-        lambda: ours.append(localllm.measure(work)),
-        lambda: theirs.append(peer.measure(work)),
-    ]
+    trials = {peer: peer.measure(work) for peer in bench.peers()}
+    fastest = {rows: max(trials, key=lambda peer: trials[peer][rows][kind]) for rows in work.counts}
+    measured: list[dict[object, dict[int, Rates]]] = []
     for number in range(bench.pairs):
-        for measure in programs if number % 2 == 0 else reversed(programs):
-            measure()
-    for kind in kinds:
-        values = [rates[kind] for rates in ours]
-        against = [rates[kind] for rates in theirs]
+        programs: list[Any] = [localllm, *dict.fromkeys(fastest.values())]
+        measured.append({program: program.measure(work) for program in programs[:: 1 if number % 2 == 0 else -1]})
+    for rows in work.counts:
+        values = [results[localllm][rows][kind] for results in measured]
+        against = [results[fastest[rows]][rows][kind] for results in measured]
         ratios = [value / other for value, other in zip(values, against, strict=True)]
-        title = f"{kind}, {work.rows} row{'s' * (work.rows > 1)} of {work.context} tokens"
+        title = f"{kind}, {rows} row{'s' * (rows > 1)} of {work.context} tokens"
         medians = statistics.median(values), statistics.median(against)
-        yield bench.row(title, *medians, "tokens/s", ratios, against=f"llama-batched-bench {peer.options}")
+        yield bench.row(title, *medians, "tokens/s", ratios, against=f"llama-batched-bench {fastest[rows].options}")
 
 
 def load(bench: Bench) -> Iterator[Row]:
