@@ -9,6 +9,7 @@ compiled from the source and with the flags of the installed llama-cpp-python. I
 - server: the daemon beside llama-server: tokens per second of 16 clients that share a system prompt of 1,000 tokens,
   and the time to the first token with and without a prefix hit.
 
+`full_cache` is the speed of localllm while its KV cache has 4,096 positions of other prompts: llama.cpp reads them too.
 The programs alternate (A B B A); results are medians over the pairs.
 """
 
@@ -37,12 +38,13 @@ from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request
-from localllm.engine.runner import DeviceInfo
+from localllm.engine.runner import DeviceInfo, Runner
 
 CONTEXT = 128  # tokens of each prompt before decode
 STEPS = 48
 STEP_TOKENS = 2048
 PROMPT = 512  # tokens of the timed prefill
+FULL = 4096  # positions of other prompts
 LOAD_PROMPT = 16  # tokens before the first token after a load
 
 Rates = Mapping[str, float]  # tokens per second of "prefill" and "decode"
@@ -64,28 +66,33 @@ class Localllm:
     """The engine with the model, in this process."""
 
     def __init__(self, file: Path, rows: int, threads: int) -> None:
-        self._options = LoadOptions(
-            context=PROMPT + 2 * STEPS, max_rows=rows, max_step_tokens=STEP_TOKENS, threads=threads
-        )
+        self._options = LoadOptions(context=2 * PROMPT, max_rows=rows, max_step_tokens=STEP_TOKENS, threads=threads)
         self._file = file
         self._random = np.random.default_rng(0)
         self._requests = 0
 
     @cached_property
-    def _engine(self) -> Engine:
-        return Engine(llamacpp.open(read_model(self._file), self._options))
-
-    @cached_property
-    def _vocab(self) -> int:
-        return read_model(self._file).config.vocab_size
+    def _runner(self) -> Runner:
+        return llamacpp.open(read_model(self._file), self._options)
 
     def measure(self, work: Work) -> dict[int, Rates]:
+        """With an empty prefix cache, as llama-batched-bench."""
         time.sleep(PAUSE)
-        return {rows: self._measure(work, rows) for rows in work.counts}
+        return {rows: self._measure(work, rows, 0) for rows in work.counts}
 
-    def _measure(self, work: Work, rows: int) -> Rates:
-        engine = self._engine
-        prompts = self._random.integers(0, self._vocab, (rows, work.context)).tolist()
+    def measure_full(self, work: Work) -> dict[int, Rates]:
+        """While FULL positions of other prompts are cached."""
+        time.sleep(PAUSE)
+        return {rows: self._measure(work, rows, FULL) for rows in work.counts}
+
+    def _measure(self, work: Work, rows: int, cached: int) -> Rates:
+        engine = Engine(self._runner)
+        vocab = self._runner.spec.vocab_size
+        for number in range(cached // PROMPT):
+            engine.submit(Request(f"cached {number}", tuple(self._random.integers(0, vocab, PROMPT).tolist()), 1))
+        while engine.has_work:
+            engine.step()
+        prompts = self._random.integers(0, vocab, (rows, work.context)).tolist()
         start = time.perf_counter()
         for prompt in prompts:
             self._requests += 1
@@ -170,13 +177,18 @@ def _compare(bench: Bench, localllm: Localllm, work: Work, kind: str) -> Iterato
     for number in range(bench.pairs):
         programs: list[Any] = [localllm, *dict.fromkeys(fastest.values())]
         measured.append({program: program.measure(work) for program in programs[:: 1 if number % 2 == 0 else -1]})
+    full = [localllm.measure_full(work) for _ in range(bench.pairs)]
     for rows in work.counts:
         values = [results[localllm][rows][kind] for results in measured]
         against = [results[fastest[rows]][rows][kind] for results in measured]
         ratios = [value / other for value, other in zip(values, against, strict=True)]
         title = f"{kind}, {rows} row{'s' * (rows > 1)} of {work.context} tokens"
         medians = statistics.median(values), statistics.median(against)
-        yield bench.row(title, *medians, "tokens/s", ratios, against=f"llama-batched-bench {fastest[rows].options}")
+        facts = {
+            "against": f"llama-batched-bench {fastest[rows].options}",
+            "full_cache": round(statistics.median(rates[rows][kind] for rates in full), 2),
+        }
+        yield bench.row(title, *medians, "tokens/s", ratios, **facts)
 
 
 def load(bench: Bench) -> Iterator[Row]:
