@@ -10,7 +10,7 @@ from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..machine import cpu_name, memory
-from .installing import PACKAGE
+from .installing import PACKAGE, gpu_command
 from .library import devices, gpus_of, problem
 
 __all__ = ["accepts", "name", "open", "plan_memory", "probe", "read_bandwidth"]
@@ -38,8 +38,13 @@ def probe() -> DeviceInfo | Unavailable:
         return Unavailable(name, reason)
     found = devices()
     gpus = gpus_of(found)
-    features = {PACKAGE: version(PACKAGE), "devices": ", ".join(device.name for device in found)}
+    features = {
+        "GGUF files": "computed here on every machine; the other backends read safetensors only",
+        PACKAGE: version(PACKAGE),
+        "devices": ", ".join(device.name for device in found),
+    }
     if not gpus:
+        features["to add a GPU"] = gpu_command()
         return DeviceInfo(name, f"{cpu_name()} with llama.cpp", *memory(), features, main_memory=True)
     title = ", ".join(device.description for device in gpus)
     total = sum(device.memory for device in gpus)

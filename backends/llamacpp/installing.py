@@ -6,6 +6,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from ..machine import cpu_flags
 
@@ -20,6 +21,17 @@ DEVICES: Mapping[str, str] = {
     "Apple": "-DGGML_METAL=ON",
     "any GPU": "-DGGML_VULKAN=ON",
 }
+
+
+# The file of a GPU driver -> a key of DEVICES.
+DRIVERS: Mapping[Path, str] = {Path("/proc/driver/nvidia/version"): "NVIDIA", Path("/dev/kfd"): "AMD"}
+
+
+def gpu_command() -> str:
+    """The shell command that replaces an installed build without a GPU by one for the GPU of this machine; for Vulkan
+    if no driver is recognised."""
+    installed = (device for file, device in DRIVERS.items() if file.exists())
+    return install_command(next(installed, "any GPU"), again=True)
 
 
 def install_command(device: str = "", *, again: bool = False) -> str:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+from localllm.backends import llamacpp
 from localllm.backends.llamacpp import installing
+from localllm.engine.runner import Unavailable
 
 
 def parsed(command: str) -> tuple[list[str], list[str]]:
@@ -32,6 +36,29 @@ def test_command_of_a_device_replaces_the_build(device: str) -> None:
     flags, words = parsed(installing.install_command(device, again=True))
     assert any(flag.startswith("-DGGML_") and flag.endswith("=ON") for flag in flags)
     assert {"--force-reinstall", "--no-cache-dir"} <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("driver", "flag"), [("NVIDIA", "-DGGML_CUDA=ON"), ("AMD", "-DGGML_HIP=ON"), ("", "-DGGML_VULKAN=ON")]
+)
+def test_command_of_a_gpu_follows_the_driver(
+    driver: str, flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {tmp_path / device: device for device in ("NVIDIA", "AMD")}
+    monkeypatch.setattr(installing, "DRIVERS", files)
+    if driver:
+        (tmp_path / driver).touch()
+    assert flag in parsed(installing.gpu_command())[0]
+
+
+def test_doctor_shows_the_build_and_the_command_for_a_gpu() -> None:
+    device = llamacpp.probe()
+    if isinstance(device, Unavailable):
+        pytest.skip(device.reason)
+    assert device.features["llama-cpp-python"] == version("llama-cpp-python")
+    names = device.features["devices"].split(", ")
+    assert "CPU" in names
+    assert ("to add a GPU" in device.features) == (names == ["CPU"])
 
 
 @pytest.mark.parametrize("flags", [{"avx2"}, {"avx2", "amx_int8"}])
