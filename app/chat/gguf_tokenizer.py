@@ -22,6 +22,7 @@ _BAD_BYTE = b"[UNK_BYTE_0x"  # llama.cpp writes it for a letter of a byte-level 
 # Bytes that occur in UTF-8. llama.cpp ends the process, or never returns, if these vocabularies have no token for one.
 _UTF8 = frozenset(range(0xC0)) | frozenset(range(0xC2, 0xF5))
 _WITH_BYTES = ("SPM", "RWKV")
+_WITH_UNKNOWN = ("WPM", "UGM")  # these write the unknown token for other characters
 # Control tokens of gpt-oss, which llama.cpp changes to user-defined tokens so that its answers show them.
 _HARMONY = frozenset({"<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>"})
 
@@ -46,12 +47,14 @@ class GgufTokenizer:
         self._attributes = {token: value for token, value in enumerate(attributes) if value & added}
         self._texts = {token: vocabulary.text(token) for token in self._attributes}
         self._ids = {text: token for token, text in self._texts.items()}
-        self._control_ids = self._added_with(Attribute.CONTROL) | self._ids_of(_HARMONY)
+        self._control_ids = self._added_with(Attribute.CONTROL) | self._ids_of(_HARMONY)  # never made from plain text
         self.special_ids = self._control_ids | self._added_with(Attribute.UNKNOWN)
         ends = {*self._texts, *files.eos_ids}
         self.eos_ids = frozenset(filter(vocabulary.ends_generation, ends))
         self.templates = chat_templates(files.metadata)
         special_ids = self._default_ids() | token_ids(files.metadata, self.vocab_size)
+        if vocabulary.kind in _WITH_UNKNOWN:
+            self._control_ids -= {special_ids.get("unk_token", -1)}
         self.special_tokens = {name: vocabulary.text(token) for name, token in special_ids.items()}
         self._pieces: dict[int, bytes] = {}
         # Sentencepiece vocabularies begin a text with a space, which is not part of the text.

@@ -225,6 +225,17 @@ def test_control_tokens_of_gpt_oss_are_protected(tmp_path: Path) -> None:
     assert len(ids) == 9
 
 
+def test_unknown_characters_stay_the_unknown_token(tmp_path: Path) -> None:
+    """Some files give the unknown token the type of control tokens."""
+    tokens = ["<unk>", "</s>", "▁", "a"]
+    types = [CONTROL, CONTROL, NORMAL, NORMAL]
+    keys = vocabulary_keys("t5", tokens, types, scores=[0.0, 0.0, -1.0, -1.0], unknown_token_id=0, eos_token_id=1)
+    tokenizer = open_tokenizer(tmp_path / "unknown.gguf", keys)
+    expected = [*tokenizer.encode("aé", add_special_tokens=False)]
+    assert 0 in expected
+    assert tokenizer.encode(f"{PROTECT}{RELEASE}aé", add_special_tokens=False) == expected
+
+
 def test_user_defined_tokens_are_tokens_in_any_text(folder: Path) -> None:
     tokenizer = pair("llama", folder).tokenizer
     think = tokenizer.id_of("<think>")
