@@ -266,7 +266,7 @@ def test_chat_templates_of_a_gguf_file_are_tried(tmp_path: Path) -> None:
     assert template is not None
     assert template.status == "fails", "bos_token is undefined without its metadata"
     assert "bos_token" in template.reason
-    file.write_bytes(gguf_model(TINY | GGUF_TEMPLATES | {"tokenizer.ggml.model": "llama"}))
+    file.write_bytes(gguf_model(TINY | GGUF_TEMPLATES | {"tokenizer.ggml.model": "t5"}))
     template = inspected(file).template
     assert template is not None
     assert template.status == "works", "sentencepiece vocabularies have a default"
