@@ -15,7 +15,7 @@ from .adapters import Adapters
 from .library import devices, library, load_model
 from .runner import ContextMemory, LlamaRunner
 from .sequences import Memory, PagedSequences, PairedMemory, StateSequences, sequence_ids
-from .sizing import CACHE_TYPES, UBATCH, Size, check_fits, has_states, measure
+from .sizing import CACHE_TYPES, DEFAULT_CONTEXT, UBATCH, Size, check_fits, has_states, measure
 
 # Seconds after which a step counts as hung. Even slow CPUs compute a prefill chunk of an 8B model faster.
 STEP_SECONDS = {"cpu": 3600.0, "gpu": 600.0}
@@ -106,6 +106,9 @@ def _spec(files: ModelFiles, options: LoadOptions, size: Size, max_paths: int) -
 def _warnings(options: LoadOptions, plan: MemoryPlan, context: int) -> tuple[str, ...]:
     if options.context is not None or context >= plan.max_positions:
         return ()
+    if context == DEFAULT_CONTEXT["cpu"]:
+        reason = f"the context is {context} tokens, because llama.cpp allocates its whole cache"
+        return (f"{reason}; the setting context selects up to {plan.max_positions}",)
     return (f"the memory has room for a context of {context} tokens; the model supports {plan.max_positions}",)
 
 

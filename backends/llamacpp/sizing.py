@@ -17,7 +17,10 @@ from .library import MAX_SEQUENCES, BuildDevice, gpus_of
 
 PAGE_SIZE = 16  # cells per page
 CACHE_SHARE = 0.6  # maximum share of the cache in the memory left after loading
-ROW_TOKENS = {"cpu": 512, "gpu": 4096}  # cells for each row without a setting; llama.cpp writes to all of them at once
+# Without settings, a model has this context and these cells for each row, at most. llama.cpp writes to all cells when
+# it allocates them, so a load on a CPU takes a second for each 2 GiB, and other programs cannot use that memory.
+DEFAULT_CONTEXT = {"cpu": 16384, "gpu": 2**31}
+ROW_TOKENS = {"cpu": 256, "gpu": 4096}
 STEP_TOKENS = {"cpu": 512, "gpu": 2048}
 UBATCH = 512  # tokens that llama.cpp computes at a time
 MASK_BYTES = 2  # of an attention mask, for a cell and a token of the ubatch
@@ -61,9 +64,9 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
 
     def plan(free: int, kind: str) -> MemoryPlan:
         if has_states:
-            cache = _states(files, options, free, step_tokens)
+            cache = _states(files, options, free, step_tokens, DEFAULT_CONTEXT[kind])
         else:
-            cache = _cells(files, options, free, step_tokens, ROW_TOKENS[kind])
+            cache = _cells(files, options, free, step_tokens, kind)
         return MemoryPlan(
             free=free,
             weights=files.weight_bytes,
@@ -132,9 +135,9 @@ class _Cache(NamedTuple):
     workspace: int
 
 
-def _cells(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, row_tokens: int) -> _Cache:
+def _cells(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, kind: str) -> _Cache:
     """The cache of a model that stores only keys and values."""
-    context = _context(files, options)
+    context = _context(files, options, DEFAULT_CONTEXT[kind])
     page_size = options.page_size or PAGE_SIZE
     page_bytes = max(1, page_size * _cell_bytes(files, options))
     mask_bytes = page_size * _mask_bytes(files, step_tokens)
@@ -142,8 +145,8 @@ def _cells(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int,
     room = _room(options, free - files.weight_bytes - workspace)
     max_pages = room // page_bytes if options.cache_bytes is not None else room // (page_bytes + mask_bytes)
     num_pages = max_pages
-    if options.cache_bytes is None and options.cache_share is None:
-        num_pages = min(max_pages, -(-max(context, options.max_rows * min(context, row_tokens)) // page_size))
+    if _is_automatic(options):
+        num_pages = min(max_pages, -(-max(context, options.max_rows * min(context, ROW_TOKENS[kind])) // page_size))
     short = _short_rope(files)
     if context <= short:
         num_pages = min(num_pages, short // page_size)
@@ -151,9 +154,9 @@ def _cells(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int,
     return _Cache(page_size, page_bytes, num_pages, max_pages, context, workspace)
 
 
-def _states(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int) -> _Cache:
+def _states(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, default_context: int) -> _Cache:
     """The cache of a model whose rows have states: a page has the state of a row, and cells for its whole context."""
-    context = _context(files, options)
+    context = _context(files, options, default_context)
     cell_bytes = _cell_bytes(files, options)
     state_bytes = _state_bytes(files)
     workspace = _workspace(files, options, step_tokens)
@@ -169,19 +172,28 @@ def _states(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int
     return _Cache(context, state_bytes + context * cell_bytes, rows, max_rows, context, workspace)
 
 
-def _context(files: ModelFiles, options: LoadOptions) -> int:
-    """The context in the options, or that of the model. Raises ModelRefused if the model does not support it."""
+def _context(files: ModelFiles, options: LoadOptions, default: int) -> int:
+    """The context in the options; otherwise that of the model, at most `default` if the size of the cache is automatic.
+
+    Raises ModelRefused if the model does not support it.
+    """
     limit = files.config.max_positions
-    context = limit if options.context is None else options.context
-    if not 1 <= context <= limit:
-        raise ModelRefused(f"{files.name} has a context of {limit} tokens, not {context}")
-    return context
+    if options.context is None:
+        return min(limit, default) if _is_automatic(options) else limit
+    if not 1 <= options.context <= limit:
+        raise ModelRefused(f"{files.name} has a context of {limit} tokens, not {options.context}")
+    return options.context
 
 
 def _mask_bytes(files: ModelFiles, step_tokens: int) -> int:
     """Bytes of the attention masks for each cell."""
     masks = 2 if files.config.window else 1  # layers with and without a sliding window have different ones
     return masks * MASK_BYTES * min(step_tokens, UBATCH)
+
+
+def _is_automatic(options: LoadOptions) -> bool:
+    """Whether the options have no size of the cache."""
+    return options.cache_bytes is None and options.cache_share is None
 
 
 def _room(options: LoadOptions, free: int) -> int:

@@ -176,6 +176,28 @@ def test_gpu_layers_are_as_many_as_fit(canary_files: ModelFiles, free: int, opti
 
 
 @pytest.mark.parametrize(
+    ("options", "context", "cells"),
+    [
+        (LoadOptions(max_rows=4), 16384, 16384),
+        (LoadOptions(max_rows=128), 16384, 32768),
+        (LoadOptions(context=100_000, max_rows=4), 100_000, 100_000),
+        (LoadOptions(context=100, max_rows=4), 100, 400),
+        (LoadOptions(cache_bytes=2**30, max_rows=4), 2**17, 2**22),
+        (LoadOptions(cache_share=0.5, max_rows=4), 2**17, None),
+    ],
+)
+def test_default_context_of_a_cpu_is_short(
+    canary_files: ModelFiles, options: LoadOptions, context: int, cells: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp writes to the whole cache when it loads a model."""
+    monkeypatch.setattr(sizing, "memory", lambda: (64 * GIB, 64 * GIB))
+    files = replace(canary_files, config=replace(canary_files.config, max_positions=2**17))
+    size = sizing.measure(files, options, [], False)
+    assert size.plan.context == context
+    assert cells is None or size.cells == cells
+
+
+@pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"gguf": ()}, "it reads only GGUF files"),
