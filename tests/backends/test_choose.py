@@ -219,7 +219,10 @@ def test_llama_cpp_names_the_devices_of_its_build(kinds: tuple[str, ...], monkey
     monkeypatch.setattr(llamacpp, "version", lambda package: "9.9")
     monkeypatch.setattr(llamacpp, "devices", lambda: devices)
     info = llamacpp.probe()
-    assert features(info) == {"llama-cpp-python": "9.9", "devices": ", ".join(device.name for device in devices)}
+    assert features(info)["llama-cpp-python"] == "9.9"
+    assert features(info)["devices"] == ", ".join(device.name for device in devices)
+    assert "safetensors only" in features(info)["GGUF files"]
+    assert ("to add a GPU" in features(info)) == (kinds == ("cpu",))
     gpus = [device for device in devices if device.kind == kinds[0] != "cpu"]
     assert isinstance(info, DeviceInfo)
     assert info.main_memory == (not gpus)
