@@ -28,8 +28,8 @@ _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERR
 _CONTINUED = 5  # the level of a text that continues the last line
 _KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # ggml_backend_dev_type
 _FUNCTION = re.compile(r"^[\w:~<>]+: ")  # the C++ function at the beginning of a line of llama.cpp's log
-# Warnings of every load: the cache has room for several sequences, and each token has its own hidden state.
-_EXPECTED = re.compile("possible training context overflow|model default pooling_type")
+# Warnings of usual loads: the cache has room for several sequences and for all positions, tokens have hidden states.
+_EXPECTED = re.compile("possible training context overflow|model default pooling_type|using full-size SWA cache")
 _ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 

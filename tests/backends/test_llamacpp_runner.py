@@ -197,6 +197,22 @@ def test_default_context_of_a_cpu_is_short(
     assert cells is None or size.cells == cells
 
 
+@pytest.mark.parametrize("context", [None, 64, 65])
+def test_short_contexts_have_the_rope_of_short_contexts(canary_files: ModelFiles, context: int | None) -> None:
+    """llama.cpp selects the factors of a rope by the number of cells. A model with two kinds has no more cells than the
+    original context, unless the options have a longer context."""
+    key = "llama.rope.scaling.original_context_length"
+    files = replace(
+        canary_files,
+        metadata={**canary_files.metadata, key: 64},
+        tensors={**canary_files.tensors, "rope_factors_long.weight": canary_files.tensors["output.weight"]},
+        config=replace(canary_files.config, max_positions=4096),
+    )
+    size = sizing.measure(files, LoadOptions(context=context, max_rows=1), [], False)
+    assert (size.cells <= 64) == (context == 64)
+    assert size.cells >= (context or 4096)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
