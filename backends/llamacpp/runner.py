@@ -104,6 +104,7 @@ class LlamaRunner:
         self._tokens = _Tokens(spec.max_tokens, ids)
         self._hidden_size = self._c.llama_model_n_embd_out(model)
         self._embeds = False  # whether the context returns hidden states
+        self._selected = (0, 0.0)  # slot and scale of the last call
         self._computing = threading.Lock()  # only one thread may use the context at a time
 
     @property
@@ -125,6 +126,7 @@ class LlamaRunner:
         if batch.adapters.any() or Want.HIDDEN in batch.wants:
             return self._compute_calls(batch, places, last)
         self._adapters.select(self._context, 0, 0.0)
+        self._selected = (0, 0.0)
         logits = self._decode(batch.tokens, batch.positions, places, last == Want.TOKEN)
         return self._zeros(0, self._spec.vocab_size) if logits is None else logits, None
 
@@ -135,9 +137,11 @@ class LlamaRunner:
         answers = batch.answer_starts
         logits = self._zeros(answers[-1], self._spec.vocab_size)
         hidden = self._zeros(answers[-1], self._hidden_size) if Want.HIDDEN in batch.wants else None
-        for members in _groups(batch):
-            row = int(members.argmax())
-            self._adapters.select(self._context, int(batch.adapters[row]), float(batch.adapter_scales[row]))
+        groups = _groups(batch)
+        for slot, scale in sorted(groups, key=lambda pair: pair != self._selected):  # a change takes llama.cpp long
+            members = groups[slot, scale]
+            self._adapters.select(self._context, slot, scale)
+            self._selected = slot, scale
             for want, target in ((Want.TOKEN, logits), (Want.HIDDEN, hidden)):
                 # The tokens before the last one of a row of hidden states belong to the first call.
                 tokens = np.flatnonzero(members[rows] & ((last == Want.HIDDEN) == (want == Want.HIDDEN)))
@@ -201,9 +205,9 @@ class LlamaRunner:
             self._c.llama_model_free(self._model)
 
 
-def _groups(batch: Batch) -> list[NDArray[np.bool_]]:
-    """The rows [rows] of each adapter and scale. llama.cpp computes one adapter in a call."""
+def _groups(batch: Batch) -> dict[tuple[int, float], NDArray[np.bool_]]:
+    """(slot, scale) -> the rows [rows] with this adapter and scale. llama.cpp computes one adapter in a call."""
     scales = np.where(batch.adapters > 0, batch.adapter_scales, np.float32(0))
     adapters = np.where(scales != 0, batch.adapters, 0)
     pairs = sorted(set(zip(adapters.tolist(), scales.tolist(), strict=True)))
-    return [(adapters == slot) & (scales == np.float32(scale)) for slot, scale in pairs]
+    return {pair: (adapters == pair[0]) & (scales == np.float32(pair[1])) for pair in pairs}

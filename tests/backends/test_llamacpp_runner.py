@@ -292,3 +292,31 @@ class TestAdapters:
             opened.prepare_adapter(Adapter("a", str(file), read_adapter(file).version))
         assert "adapter_slots" in caught.value.hint
         opened.close()
+
+    def test_two_adapters_are_changed_once_a_step(
+        self, canary_files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """llama.cpp allocates its graphs anew after each change."""
+        opened = llamacpp.open(canary_files, OPTIONS)
+        for slot in (1, 2):
+            file = gguf_models.write_canary_adapter(tmp_path / f"{slot}.gguf", slot)
+            adapter = Adapter(file.stem, str(file), read_adapter(file).version)
+            opened.prepare_adapter(adapter)
+            opened.load_adapter(slot, adapter)
+        changes = []
+        change = library.library().c.llama_set_adapters_lora
+        monkeypatch.setattr(
+            library.library().c, "llama_set_adapters_lora", lambda *values: (changes.append(1), change(*values))[1]
+        )
+        prompts = [canary.prompt(key, 30, seed=key) for key in (1, 2)]
+        tokens: list[list[int]] = [[], []]
+        for step in range(6):
+            inputs = [row[-1:] for row in tokens] if step else prompts
+            rows = [Row(inputs[row], 29 + step if step else 0, range(1 + 6 * row, 7 + 6 * row)) for row in (0, 1)]
+            batch = make_batch(rows, canary.VOCAB)
+            result = opened.run(replace(batch, adapters=np.array([1, 2], np.int32))).result()
+            for row in (0, 1):
+                tokens[row].append(int(result.tokens[row]))
+        assert tokens == [canary.walk(canary.under(prompts[row], row + 1), 6) for row in (0, 1)]
+        assert len(changes) == 7, "two in the first step, one in each other step"
+        opened.close()
