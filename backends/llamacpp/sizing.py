@@ -76,24 +76,25 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
             **cache._asdict(),
         )
 
-    gpu_free = int(GPU_SHARE * sum(device.free for device in gpus))
-    chosen = plan(gpu_free if on_gpu else memory()[1], kind)
-    layers = options.gpu_layers if on_gpu else 0
-    if layers is None:
-        layers = _fitting_layers(files.config.num_layers, chosen)
-    if on_gpu and layers >= 0:
-        chosen = plan(gpu_free + memory()[1], "cpu")
     sequences = options.max_rows if has_states else _sequences(options)
-    return Size(chosen, step_tokens, sequences, layers, on_gpu)
+    main_free = memory()[1]
+    gpu_free = int(GPU_SHARE * sum(device.free for device in gpus))
+    if not on_gpu:
+        return Size(plan(main_free, kind), step_tokens, sequences, 0, on_gpu)
+    on_gpus = plan(gpu_free, kind)
+    if options.gpu_layers is None and on_gpus.fits(min(on_gpus.context, MIN_CONTEXT)):
+        return Size(on_gpus, step_tokens, sequences, -1, on_gpu)
+    shared = plan(gpu_free + main_free, "cpu")
+    layers = options.gpu_layers
+    if layers is None:
+        layers = _fitting_layers(files.config.num_layers, shared, gpu_free)
+    return Size(shared, step_tokens, sequences, layers, on_gpu)
 
 
-def _fitting_layers(layers: int, plan: MemoryPlan) -> int:
-    """The number of layers that fit into the memory of the GPUs with a part of the cache; -1: all."""
-    context = min(plan.context, MIN_CONTEXT)
-    if plan.fits(context):
-        return -1
-    needed = plan.weights + plan.cache_bytes(context)
-    return min(layers, max(0, plan.free - plan.workspace) * (layers + 1) // needed)
+def _fitting_layers(layers: int, plan: MemoryPlan, free: int) -> int:
+    """The number of layers that fit into `free` bytes with their part of the cache."""
+    needed = plan.weights + plan.num_pages * plan.page_bytes
+    return min(layers, max(0, free - plan.workspace) * (layers + 1) // needed)
 
 
 def _sequences(options: LoadOptions) -> int:

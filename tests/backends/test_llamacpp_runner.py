@@ -175,6 +175,20 @@ def test_gpu_layers_are_as_many_as_fit(canary_files: ModelFiles, free: int, opti
     assert size.on_gpu == (option != 0)
 
 
+def test_layers_on_gpus_have_room_for_their_cache(canary_files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model of 8 layers of 1 GiB, and a GPU with 4 GiB."""
+    monkeypatch.setattr(sizing, "memory", lambda: (64 * GIB, 64 * GIB))
+    tensors = {"blk": replace(canary_files.tensors["output.weight"], start=0, stop=8 * GIB)}
+    config = replace(canary_files.config, num_layers=8, num_kv_heads=64, max_positions=2**17)
+    files = replace(canary_files, config=config, tensors=tensors)
+    gpu = BuildDevice("CUDA0", "a GPU", "gpu", 8 * GIB, 4 * GIB)
+    size = sizing.measure(files, replace(OPTIONS, context=None, cache_bytes=None), [gpu], False)
+    assert 0 < size.gpu_layers < 4
+    share = size.gpu_layers / 9
+    plan = size.plan
+    assert share * (plan.weights + plan.num_pages * plan.page_bytes) + plan.workspace < 4 * GIB
+
+
 @pytest.mark.parametrize(
     ("options", "context", "cells"),
     [
