@@ -11,7 +11,7 @@ from ...backends.llamacpp.library import load_model
 from ...backends.llamacpp.vocabulary import MAX_TEXT, Attribute, Vocabulary
 from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, OutOfMemory
 from . import matcher
 from .gguf_metadata import DEFAULT_TOKENS, chat_templates, token_ids
 from .special_tokens import PROTECT, PROTECTED, RELEASE, REMOVE_MARKS, mark
@@ -159,7 +159,10 @@ class GgufTokenizer:
     def _tokenize(self, text: str, *, special: bool) -> list[int]:
         if len(text) > MAX_TEXT:
             raise InvalidRequest(f"the text has {len(text)} characters; the limit of GGUF models is {MAX_TEXT}")
-        ids = self._vocabulary.tokenize(text, special=special)
+        try:
+            ids = self._vocabulary.tokenize(text, special=special)
+        except MemoryError:
+            raise OutOfMemory(f"there is no memory to tokenize a text of {len(text)} characters") from None
         if ids and min(ids) < 0:
             raise InvalidRequest("the text has a character that the vocabulary of this model cannot represent")
         return ids

@@ -6,6 +6,7 @@ import ctypes
 import random
 import subprocess
 import sys
+import threading
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from localllm.app.chat.grammar import GrammarCompiler
 from localllm.app.chat.prompt import Prompt
 from localllm.app.chat.special_tokens import PROTECT, RELEASE
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.errors import InvalidRequest
+from localllm.app.errors import InvalidRequest, OutOfMemory
 from localllm.app.frames import ResponseFormat
 from localllm.app.paths import guide_dir
 from localllm.backends.llamacpp import vocabulary as vocabulary_module
@@ -313,6 +314,21 @@ def test_a_very_long_text_is_refused(folder: Path, monkeypatch: pytest.MonkeyPat
     assert tokenizer.encode("a" * 10, add_special_tokens=False)
     with pytest.raises(InvalidRequest, match="the text has 11 characters; the limit of GGUF models is 10"):
         tokenizer.encode("a" * 11, add_special_tokens=False)
+
+
+def test_a_text_without_memory_for_its_stack_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = pair("qwen2", folder).tokenizer
+
+    def no_memory(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    size = threading.stack_size()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_memory)
+        with pytest.raises(OutOfMemory, match="no memory to tokenize a text of 600 characters"):
+            tokenizer.encode("a" * 600, add_special_tokens=False)
+    assert threading.stack_size() == size
+    assert tokenizer.encode("a" * 600, add_special_tokens=False)
 
 
 LONG = """
