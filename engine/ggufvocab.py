@@ -40,7 +40,7 @@ _BYTE_TYPE = 6  # of a token
 _BYTE = re.compile(rb"<0x..>", re.DOTALL)
 _HEX_BYTE = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
 _PLAIN = ("", "default", "gpt-2")  # values of tokenizer.ggml.pre with which a BPE tokenizer adds no token
-_NEWLINES = (b"\n", b"\\n", b"\\x0a", b"\\x0A")  # as in a vocabulary of RWKV
+_ESCAPES: Mapping[int, int] = MappingProxyType({ord("t"): 9, ord("n"): 10, ord("r"): 13})  # of RWKV
 
 
 def problem_of_texts(texts: list[bytes]) -> str:
@@ -67,8 +67,8 @@ def problem_of_vocabulary(metadata: Mapping[str, Value], texts: Collection[bytes
         return problem
     if model == "llama":
         problem = _missing_byte(texts)
-    elif model == "rwkv" and not any(newline in texts for newline in _NEWLINES):
-        problem = "its vocabulary has no newline"
+    elif model == "rwkv":
+        problem = _missing_beginning(texts)
     elif model == "plamo2" and any(_BYTE.fullmatch(text) and not _HEX_BYTE.fullmatch(text) for text in texts):
         problem = "one of its byte tokens is no hexadecimal number"
     elif model == "bert" and _BYTE_TYPE in types:
@@ -99,6 +99,42 @@ def _missing_byte(texts: Collection[bytes]) -> str:
         if b"<0x%02X>" % byte not in texts and (byte == 0 or bytes([byte]) not in texts):
             return f"its vocabulary has no token for the byte {byte:#04x}"
     return ""
+
+
+def _missing_beginning(texts: Collection[bytes]) -> str:
+    """The first byte of each token of RWKV must be a token too: otherwise llama.cpp tokenizes some texts forever."""
+    tokens = [_unescaped(text) for text in texts]
+    single = {token for token in tokens if len(token) == 1}
+    missing = sorted({token[:1] for token in tokens if token} - single)
+    return f"its vocabulary has no token for the byte {missing[0][0]:#04x}" if missing else ""
+
+
+def _unescaped(text: bytes) -> bytes:
+    """The bytes of a token of RWKV, as llama.cpp reads them: it has escapes as C, `\\xNN` among them."""
+    if b"\\" not in text:
+        return text
+    output = bytearray()
+    position = 0
+    while position < len(text):
+        byte = text[position]
+        position += 1
+        if byte != ord("\\"):
+            output.append(byte)
+        elif text[position : position + 1] == b"x":
+            output += _number(text[position + 1 : position + 3])
+            position += 3
+        elif position < len(text):
+            output.append(_ESCAPES.get(text[position], text[position]))
+            position += 1
+    return bytes(output)
+
+
+def _number(digits: bytes) -> bytes:
+    """The byte of two hexadecimal digits, which llama.cpp does not check; empty if one is missing."""
+    if len(digits) < 2:
+        return b""
+    high, low = (digit - ord("a") + 10 if digit >= ord("a") else digit - ord("0") for digit in digits)
+    return bytes([(high * 16 + low) % 256])
 
 
 def _problem_of_added(metadata: Mapping[str, Value], model: str, count: int) -> str:

@@ -199,6 +199,10 @@ PUBLISHED: dict[str, tuple[Callable[[], bytes], str]] = {
     "duplicate tokens": (lambda: with_tokens(b"aa", b"aa"), "tokens are duplicates"),
     "tokens that are equal up to a zero byte": (lambda: with_tokens(b"q\0a", b"q\0b"), "tokens are duplicates"),
     "a vocabulary without a byte": (lambda: without_token(b"<0x0A>"), "no token for the byte 0x0a"),
+    "a vocabulary of RWKV without the first byte of a token": (
+        lambda: with_tokens(b"\\xc3\\xa4", base=rwkv_without_a_byte),
+        "no token for the byte 0xc3",
+    ),
     "word pieces with tokens for bytes": (
         lambda: with_key("tokenizer.ggml.token_type", numbers([6] * 300), wpm),
         "cannot have tokens for bytes",
@@ -234,6 +238,14 @@ PUBLISHED: dict[str, tuple[Callable[[], bytes], str]] = {
         "bos_token_id must be a token",
     ),
 }
+
+
+def rwkv_without_a_byte() -> dict[str, Value]:
+    metadata = VOCABULARIES["rwkv"]()
+    value = metadata["tokenizer.ggml.tokens"].value
+    assert isinstance(value, list)
+    tokens = [item for item in value if item != b"\\xc3"]
+    return {**metadata, "tokenizer.ggml.tokens": Value(ARRAY, tokens, TEXT)}
 
 
 def without_token(token: bytes) -> bytes:
