@@ -157,10 +157,9 @@ class LoadedAdapter(click.ParamType[str]):
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         from .store.cache import adapters
+        from .store.names import adapter_name
 
-        return completions(
-            lambda: [adapter.id.partition("@")[0].rpartition("/")[2] for adapter in adapters()], incomplete
-        )
+        return completions(lambda: [adapter_name(adapter.id) for adapter in adapters()], incomplete)
 
 
 class Adapter(LoadedAdapter):

@@ -27,6 +27,7 @@ from ..frames import Machine
 from ..store.fitting import Fit
 from ..store.inspection import BackendVerdict, DtypeShare, Inspection, TemplateVerdict
 from ..store.jobs import Job
+from ..store.names import adapter_name
 from ..store.offers import Offer, fit_of, speed_of
 from .answers import ChatEvent, Done, ReasoningPiece, TextPiece, ToolCall, Usage, adapter_selection
 from .client import NO_FLAGS, Client, kept_notice
@@ -67,6 +68,7 @@ __all__ = [
     "UnusedFiles",
     "Usage",
     "Verification",
+    "adapter_name",
     "adapter_selection",
     "agree",
     "fit_of",

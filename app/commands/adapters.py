@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,7 +14,7 @@ from ..client import AdapterEntry, Client
 from ..errors import AdapterNotFound, DaemonUnreachable, InvalidRequest
 from ..sizes import size
 from ..store import cache
-from ..store.names import is_path
+from ..store.names import adapter_name, is_path
 from .console import say, table
 from .removal import carry_out
 
@@ -37,13 +36,20 @@ def list_adapters(as_json: bool) -> int:
     else:
         say("no adapter is loaded; localllm adapters load FOLDER loads one")
     if adapters:
-        table(("FILES", "SIZE", "BASE MODEL"), [(_label(ref), size(ref.size), ref.description) for ref in adapters])
+        table(("FILES", "SIZE", "BASE MODEL"), [(_label(ref), size(ref.size), _base(ref)) for ref in adapters])
     return 0
 
 
 def _warn(entry: AdapterEntry) -> None:
     if entry.warning:
         say(f"warning: {entry.model}:{entry.name}: {entry.warning}")
+
+
+def _base(adapter: cache.ModelRef) -> str:
+    """The base model of an adapter. A list of the cache has that of a folder, but reads no GGUF file."""
+    from ..store.adapters import base_of
+
+    return adapter.description or base_of(adapter.path)
 
 
 def _label(adapter: cache.ModelRef) -> str:
@@ -62,7 +68,7 @@ def _for_json(adapter: cache.ModelRef) -> dict[str, object]:
     return {
         "id": adapter.id,
         "size": adapter.size,
-        "base": adapter.description,
+        "base": _base(adapter),
         "path": str(adapter.path),
         "bundled": adapter.bundled,
     }
@@ -73,7 +79,7 @@ def load(adapter: str, name: str | None, model: str | None, replace: bool, pinne
     settings = config.load()
     source = cache.resolve_adapter(adapter, allow_path=True)
     path = str(source.path) if is_path(adapter) else source.id
-    name = name or Path(source.id.partition("@")[0]).name.removesuffix(".gguf")
+    name = name or adapter_name(source.id)
     options = {"load_inplace": replace, "reuse": not replace, "pinned": pinned}
     entry = asyncio.run(_load(settings, name, path, model, **options))
     if as_json:

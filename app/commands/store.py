@@ -70,7 +70,7 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "id": model.id,
         "kind": kind,
         "path": str(model.path),
-        "repository": model.id.partition("@")[0] if model.revision else "",
+        "repository": cache.repository_of(model),
         "revision": model.revision,
         "stored": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if newest else "",
         "size": size(sum(file["size"] for file in files)),

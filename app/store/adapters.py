@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import cache
+from ...engine.adapterfiles import AdapterFiles, read_adapter_header
+from . import cache, ggufs
+from .check import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,26 @@ def folders(others: Iterable[Path] = ()) -> list[AdapterFolder]:
 
 
 def _describe(id: str, path: Path, size: int, bundled: bool) -> AdapterFolder:
-    return AdapterFolder(id, path, base_of(path), _rank(_configuration(path)), size, bundled)
+    gguf = _read_gguf(path)
+    rank = _rank(_configuration(path)) if gguf is None else gguf.rank
+    return AdapterFolder(id, path, base_of(path), rank, size, bundled)
 
 
 def base_of(folder: Path) -> str:
     """The name of the base model in the configuration of an adapter; empty if it has none."""
+    gguf = _read_gguf(folder)
+    if gguf is not None:
+        return gguf.base
     values = _configuration(folder)
     base = values.get("base_model_name_or_path") or values.get("model")  # the fields of PEFT and of mlx-lm
     return base if isinstance(base, str) else ""
+
+
+def _read_gguf(path: Path) -> AdapterFiles | None:
+    """The header of a GGUF adapter; None for a folder, and for a damaged file: a load names the problem."""
+    if not ggufs.is_gguf(path) or check(path):
+        return None
+    return read_adapter_header(path)
 
 
 def _rank(values: dict[str, object]) -> int:
@@ -61,6 +75,8 @@ def _configuration(folder: Path) -> dict[str, object]:
 
 def _bytes(folder: Path) -> int:
     try:
+        if folder.is_file():
+            return folder.stat().st_size
         return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
     except OSError:
         return 0

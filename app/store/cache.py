@@ -280,6 +280,14 @@ def has_model_files(snapshot: Path) -> bool:
     return is_model and any(snapshot.glob("*.safetensors*"))
 
 
+def repository_of(model: ModelRef) -> str:
+    """The name of the repository of a model in the cache; empty for another model."""
+    if not model.revision:
+        return ""
+    snapshot = ggufs.root_of(model.path) if ggufs.is_gguf(model.path) else model.path
+    return names.repo_of_folder(snapshot.parent.parent)
+
+
 def refs(repo_folder: Path) -> dict[str, str]:
     """Branch or tag -> commit of one repo in the cache, main first."""
     root = repo_folder / "refs"

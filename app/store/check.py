@@ -43,7 +43,9 @@ def _check_gguf_model(path: Path, ask_backends: bool) -> list[str]:
     """`path`: a GGUF file that may not exist, or the first of several shards."""
     files = [file.path for file in model_of(path).files] if path.is_file() else [path]
     problems = check_gguf(files)
-    if problems or is_adapter(path):
+    if not problems and is_adapter(path):
+        return _problem_of(read_adapter_header, path)
+    if problems:
         return problems
     problems = _problem_of(gguf_config, files[0])
     if not problems and ask_backends:

@@ -21,7 +21,7 @@ from ...engine.modelfiles import PICKLE_SUFFIXES, ModelFiles, read_json, read_mo
 from ...engine.runner import Unavailable
 from ...engine.tensorfiles import StoredTensor, read_header
 from ..errors import ModelUnusable
-from .check import TOKENIZER, check_gguf, missing_tensor
+from .check import TOKENIZER, check, check_gguf, missing_tensor
 from .ggufs import files_in, is_adapter, is_gguf, model_of
 from .headers import read_gguf_file
 from .inspection import BackendVerdict, Inspection, Variant
@@ -53,6 +53,8 @@ def inspect(name: str) -> Inspection:
 def inspect_path(path: Path, origin: Origin) -> Inspection:
     """Inspect a model folder, an adapter folder or a GGUF file. Raises ModelRefused if it is none of these."""
     origin = replace(origin, files=origin.files or _names(path), licence=origin.licence or licence(path))
+    if is_gguf(path) and is_adapter(path):
+        return _inspect_adapter(path, origin)
     if is_gguf(path):
         return _inspect_gguf([file.path for file in model_of(path).files], origin)
     ggufs = [file.path for file in files_in(path)]
@@ -166,12 +168,11 @@ def _inspect_weights(paths: list[Path], origin: Origin) -> Inspection:
 
 
 def _inspect_adapter(folder: Path, origin: Origin) -> Inspection:
+    """`folder`: an adapter folder, or a GGUF file."""
     files: AdapterFiles | None = None
-    problems = []
-    try:
+    problems = check(folder)
+    if not problems:
         files = read_adapter_header(folder)
-    except ModelRefused as error:
-        problems.append(str(error))
     factors = [] if files is None else list(files.factors.values())
     tensors = [tensor for pair in factors for tensor in (pair.a, pair.b)]
     return Inspection(
@@ -201,7 +202,7 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
     problems = check_gguf(paths)
     if not problems:
         headers = [read_gguf_file(path) for path in paths]
-    if headers and not is_adapter(paths[0]):
+    if headers:
         try:
             files = read_model(paths[0], origin.name)
         except ModelRefused as error:
@@ -220,7 +221,7 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
         parameters=sum(tensor.num_values for tensor in tensors) or None,
         bytes=sum(share.bytes for share in shares),
         dtypes=shares,
-        quantization=shares[0].dtype if shares else "",
+        quantization=gguf_quant(paths[0].name) or (shares[0].dtype if shares else ""),
         context=context if type(context) is int else 0,
         rope_scaling=_rope_scaling(files),
         licence=_text(metadata.get("general.license")) or origin.licence,

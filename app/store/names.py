@@ -155,6 +155,18 @@ def is_path(text: str) -> bool:
     return text in {".", "..", "~"} or text.startswith(("/", "./", "../", "~/"))
 
 
+def adapter_name(text: str) -> str:
+    """The name that requests have for an adapter if the user gives none: the last part of its id or of its path.
+
+    The revision, the quantisation and the extension .gguf are left out.
+    """
+    if is_path(text):
+        path = Path(text)
+        return path.stem if path.suffix.lower() == WEIGHT_FILES[0] else path.name
+    repository = re.sub(rf":{QUANT}$", "", text, flags=re.IGNORECASE)
+    return repository.partition("@")[0].rpartition("/")[2]
+
+
 def repo_folder(repo: str) -> Path:
     """The folder of a repository in the shared cache."""
     return paths.hub_cache_dir() / f"models--{repo.replace('/', '--')}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from textual import on, work
 from textual.app import ComposeResult
@@ -14,7 +14,7 @@ from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
-from ..client import RANGES, AdapterEntry, AdapterFolder, agree
+from ..client import RANGES, AdapterEntry, AdapterFolder, adapter_name, agree
 from ..errors import AppError
 from ..sizes import size
 from . import selection
@@ -140,7 +140,7 @@ class AdapterScreen(ModalScreen[Choice | None]):
         """Load the adapter if necessary, and close the screen."""
         name = row.name
         if row.folder is not None and row.entry is None:
-            name = adapter_name(row.folder)
+            name = adapter_name(row.folder.id)
             if not await self._load(name, row.folder.id):
                 return
             self._scales[name] = self._scales.get(row.name, 1.0)
@@ -196,7 +196,7 @@ class AdapterScreen(ModalScreen[Choice | None]):
         if typed is None:
             return
         path = folder_path(typed)
-        name = PurePath(path.partition("@")[0]).name
+        name = adapter_name(path)
         if await self._load(name, path):
             self._refresh(name)
 
@@ -256,13 +256,8 @@ def facts(row: Row, model: str) -> str:
     return " · ".join(text for text in texts if text)
 
 
-def adapter_name(folder: AdapterFolder) -> str:
-    """The name under which a folder is loaded: the last part of its id, without the revision."""
-    return PurePath(folder.id.partition("@")[0]).name
-
-
 def folder_path(typed: str) -> str:
     """The absolute path of a typed folder. A text that is no folder, such as org/repo, is returned unchanged."""
     folder = Path(typed).expanduser()
-    is_path = typed.startswith(("/", ".", "~")) or folder.is_dir()
+    is_path = typed.startswith(("/", ".", "~")) or folder.is_dir() or (folder.suffix == ".gguf" and folder.is_file())
     return str(folder.absolute()) if is_path else typed

@@ -14,6 +14,7 @@ from localllm.app.store.names import (
     LocalPath,
     Name,
     ShortName,
+    adapter_name,
     parse,
     parse_hub,
     repo_of_folder,
@@ -166,3 +167,19 @@ def test_parse_hub_accepts_repositories_only() -> None:
     for text in ("guide", "qwen3:0.6b", "./m", "https://example.org/a.gguf"):
         with pytest.raises(InvalidRequest, match="is not the name of a repository"):
             parse_hub(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("steps", "steps"),
+        ("org/lora", "lora"),
+        ("org/lora@main", "lora"),
+        ("org/lora-GGUF:F16", "lora-GGUF"),
+        ("org/lora@v1:UD-Q4_K_XL", "lora"),
+        ("/adapters/lora@v1", "lora@v1"),
+        ("/adapters/lora-F16.gguf", "lora-F16"),
+    ],
+)
+def test_adapter_has_the_last_part_of_its_id_as_name(text: str, name: str) -> None:
+    assert adapter_name(text) == name

@@ -15,14 +15,25 @@ from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.errors import ModelNotFound
 from localllm.app.store import architectures, cache
+from localllm.app.store.adapters import folders
 
+from ..engine.gguf_corruptions import F32, Tensor, Value, content, text
 from ..engine.gguf_files import TINY, model
 from .hub import CONFIG, Hub, adapter_files, model_files, safetensors, serving
 
 GGUF = model(TINY)
 BERT = {key.replace("llama.", "bert."): value for key, value in TINY.items()} | {"general.architecture": "bert"}
 NOT_INSTALLED = "llama-cpp-python is not installed: pip install 'localllm[llamacpp]'"
-ADAPTER = model({"general.architecture": "llama", "general.type": "adapter", "adapter.type": "lora"})
+ADAPTER = content(
+    {
+        "general.architecture": text("llama"),
+        "general.type": text("adapter"),
+        "general.base_model.0.repo_url": text("https://huggingface.co/org/base"),
+        "adapter.type": text("lora"),
+        "adapter.lora.alpha": Value(F32, 4.0),
+    },
+    {"blk.0.attn_q.weight.lora_a": Tensor((32, 2)), "blk.0.attn_q.weight.lora_b": Tensor((2, 32))},
+)
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -97,14 +108,14 @@ def listed(run: Run) -> dict[str, str]:
 def test_repository_with_only_gguf_files_is_inspected(run: Run) -> None:
     _, result = result_of(run, "inspect", "org/gguf")
     assert (result["name"], result["kind"], result["architecture"]) == ("org/gguf:Q4_K_M", "gguf", "llama")
-    assert result["context"] == 512
+    assert (result["context"], result["quantization"]) == (512, "Q4_K_M")
     variants = {variant["quant"]: variant["bytes"] for variant in result["variants"]}
     assert variants == {"Q4_K_M": sum(map(len, shards().values())), "Q8_0": len(GGUF)}
     verdicts = {verdict["backend"]: verdict for verdict in result["backends"]}
     assert "reads no GGUF files" in verdicts["cpu"]["says"]
-    _, text, _ = run("inspect", "org/gguf:q8_0")
-    assert "variants       Q8_0" in text
-    assert "F32 16 B in 1 tensors" in text
+    _, out, _ = run("inspect", "org/gguf:q8_0")
+    assert "variants       Q8_0" in out
+    assert "F32 16 B in 1 tensors" in out
 
 
 def test_repository_with_only_pickle_weights_is_inspected(run: Run) -> None:
@@ -219,7 +230,7 @@ def test_stored_gguf_model_is_shown_verified_and_deleted(run: Run) -> None:
         assert (code, facts["id"], facts["kind"], len(facts["files"])) == (0, "org/gguf:Q4_K_M", "gguf", 3)
         assert (facts["description"], facts["context"], facts["problems"]) == ("llama, GGUF Q4_K_M", 512, [])
         assert facts["backend"] == "llamacpp: GGUF files go to llama.cpp"
-        assert facts["template"] == "missing"
+        assert (facts["template"], facts["repository"]) == ("missing", "org/gguf")
         assert run("verify", name)[0] == 0
         _, inspection = result_of(run, "inspect", name)
         assert (inspection["local"], inspection["architecture"]) == (True, "llama")
@@ -282,12 +293,17 @@ def test_gguf_adapter_is_pulled_and_listed_among_the_adapters(run: Run) -> None:
     assert [adapter.id for adapter in adapters if not adapter.bundled] == ["org/lora:F16"]
     assert cache.find("org/lora") is None, "an adapter is no model"
     assert result_of(run, "show", "org/lora")[1]["kind"] == "adapter"
+    code, inspection = result_of(run, "inspect", "org/lora")
+    assert (code, inspection["kind"], inspection["base"], inspection["rank"]) == (0, "adapter", "org/base", 2)
+    [folder] = [folder for folder in folders() if not folder.bundled]
+    assert (folder.base, folder.rank, folder.size) == ("org/base", 2, len(ADAPTER))
+    assert "org/base" in run("adapters", "list")[1]
     assert run("adapters", "rm", "org/lora", "--yes")[0] == 0
 
 
 def test_gguf_files_of_this_machine_are_imported(run: Run, tmp_path: Path) -> None:
-    for name, content in shards().items():
-        (tmp_path / name.rpartition("/")[2]).write_bytes(content)
+    for name, shard in shards().items():
+        (tmp_path / name.rpartition("/")[2]).write_bytes(shard)
     (tmp_path / "other-Q8_0.gguf").write_bytes(GGUF)
     code, _, errors = run("import", str(tmp_path))
     assert code == 5
@@ -301,8 +317,8 @@ def test_gguf_files_of_this_machine_are_imported(run: Run, tmp_path: Path) -> No
 
 
 def test_path_of_a_gguf_file_is_a_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, content in shards().items():
-        (tmp_path / name.rpartition("/")[2]).write_bytes(content)
+    for name, shard in shards().items():
+        (tmp_path / name.rpartition("/")[2]).write_bytes(shard)
     second = tmp_path / "m-Q4_K_M-00002-of-00002.gguf"
     for path in (tmp_path, second):
         found = cache.resolve(str(path), allow_path=True)

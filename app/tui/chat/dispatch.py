@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from ...client import adapter_name
 from ...errors import AdapterNotFound, InvalidRequest
 from .. import export, parameters, selection
-from ..adapters import AdapterScreen, Choice, adapter_name
+from ..adapters import AdapterScreen, Choice
 from ..commands import Call
 from ..conversation import Conversation, Message
 from ..help import HelpScreen
@@ -100,10 +101,11 @@ async def _loaded_adapter(screen: ChatScreen, typed: str) -> str:
         return ""
     name, scale = selection.split(typed)
     if name not in names:
-        folders = [folder for folder in await connection.adapter_folders() if name in (folder.id, adapter_name(folder))]
+        listed = await connection.adapter_folders()
+        folders = [folder for folder in listed if name in (folder.id, adapter_name(folder.id))]
         if not folders:
             raise AdapterNotFound(f"There is no adapter {name!r}.", hint=f"Loaded: {', '.join(names) or 'none'}.")
-        name = adapter_name(folders[0])
+        name = adapter_name(folders[0].id)
         await connection.load_adapter(model, name, folders[0].id)
     return selection.join(name, scale)
 
