@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from importlib.util import find_spec
 
 from ...engine.memory import MemoryPlan
@@ -11,7 +10,7 @@ from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..machine import cpu_name, memory
 from .installing import PACKAGE, gpu_command
-from .library import devices, gpus_of, problem
+from .library import devices, gpus_of, problem, version
 
 __all__ = ["accepts", "name", "open", "plan_memory", "probe", "read_bandwidth"]
 
@@ -40,7 +39,7 @@ def probe() -> DeviceInfo | Unavailable:
     gpus = gpus_of(found)
     features = {
         "GGUF files": "computed here on every machine; the other backends read safetensors only",
-        PACKAGE: version(PACKAGE),
+        PACKAGE: version(),
         "devices": ", ".join(device.name for device in found),
     }
     if not gpus:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ..machine import limit_spinning
 from .installing import PACKAGE, install_command
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
-NEEDED = ("llama_set_adapters_lora", "llama_memory_seq_cp", "llama_model_load_from_splits")  # functions of the library
+MIN_VERSION = (0, 3, 36)  # ctypes does not notice that an older version has other structures
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +37,10 @@ class Library:
 
     def __init__(self) -> None:
         limit_spinning()
+        self.version: str = import_module("llama_cpp").__version__
+        if tuple(map(int, re.findall(r"\d+", self.version)))[:3] < MIN_VERSION:
+            raise ImportError(f"version {self.version} is too old")
         self.c: Any = import_module("llama_cpp.llama_cpp")
-        missing = [name for name in NEEDED if not hasattr(self.c, name)]
-        if missing:
-            raise ImportError(f"{PACKAGE} {version(PACKAGE)} has no {missing[0]}")
         self._lines = _Lines()
         # ctypes keeps no reference to a callback.
         self._log = self.c.llama_log_callback(self._lines.add)
@@ -101,6 +100,11 @@ def _log_abort(message: bytes) -> None:
 def library() -> Library:
     """The library; the first call imports it. Raises ImportError, OSError or RuntimeError if that is not possible."""
     return Library()
+
+
+def version() -> str:
+    """The version of llama-cpp-python."""
+    return library().version
 
 
 def problem() -> str:

@@ -212,11 +212,17 @@ def test_llama_cpp_that_does_not_work_is_unavailable(monkeypatch: pytest.MonkeyP
     assert "--force-reinstall" in reason(llamacpp.probe())
 
 
+def test_llama_cpp_of_an_older_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "import_module", lambda name: SimpleNamespace(__version__="0.3.35"))
+    with pytest.raises(ImportError, match=r"version 0\.3\.35 is too old"):
+        library.Library()
+
+
 @pytest.mark.parametrize("kinds", [("cpu",), ("igpu", "cpu"), ("gpu", "gpu", "igpu", "accel", "cpu")])
 def test_llama_cpp_names_the_devices_of_its_build(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     devices = tuple(BuildDevice(f"{kind}0", f"the {kind}", kind, 8 * 2**30, 2**30) for kind in kinds)
     monkeypatch.setattr(llamacpp, "problem", lambda: "")
-    monkeypatch.setattr(llamacpp, "version", lambda package: "9.9")
+    monkeypatch.setattr(llamacpp, "version", lambda: "9.9")
     monkeypatch.setattr(llamacpp, "devices", lambda: devices)
     info = llamacpp.probe()
     assert features(info)["llama-cpp-python"] == "9.9"
