@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 ORDER = ("cuda", "hip", "npu", "xpu", "mlx", "cpu", "llamacpp")
 AUTO = "auto"
 FOR_GGUF = "llamacpp"  # the only backend that reads GGUF files
+OTHER_MODEL = "choose another model"
 
 
 class BackendUnavailable(EngineError):
@@ -62,14 +63,14 @@ def choose(name: str = AUTO, files: ModelFiles | None = None) -> Choice:
     reasons, and ModelRefused if no backend accepts the files.
     """
     if name != AUTO:
-        return _choose_named(name, files, f"{name} was requested", "omit --backend")
+        return _choose_named(name, files, f"{name} was requested", "omit --backend, or set backend to auto")
     if files is not None and files.gguf:
         return _choose_named(FOR_GGUF, files, "llama.cpp runs all GGUF files", "")
     return _choose_first(files)
 
 
 def _choose_named(name: str, files: ModelFiles | None, reason: str, hint: str) -> Choice:
-    """`reason`: of the choice. `hint`: of the error for an unavailable backend."""
+    """`reason`: of the choice. `hint`: of the error for a backend that is unavailable or refuses the files."""
     backend = load(name)
     device = backend.probe()
     if isinstance(device, Unavailable):
@@ -77,7 +78,7 @@ def _choose_named(name: str, files: ModelFiles | None, reason: str, hint: str) -
         raise BackendUnavailable(message, {name: device.reason}, hint)
     refusal = _refusal(backend, files)
     if files is not None and refusal:
-        raise _refused(files, {name: refusal})
+        raise ModelRefused(f"backend {name} does not support {files.name}: {refusal}", hint or OTHER_MODEL)
     return Choice(backend, device, reason)
 
 
@@ -115,7 +116,7 @@ def _refusal(backend: Backend, files: ModelFiles | None) -> str:
 
 
 def _refused(files: ModelFiles, refusals: dict[str, str]) -> ModelRefused:
-    return ModelRefused(f"no backend supports {files.name} ({_listed(refusals)})", "choose another model")
+    return ModelRefused(f"no backend supports {files.name} ({_listed(refusals)})", OTHER_MODEL)
 
 
 def _listed(reasons: dict[str, str]) -> str:
