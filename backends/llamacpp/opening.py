@@ -19,6 +19,7 @@ from .sizing import CACHE_TYPES, DEFAULT_CONTEXT, UBATCH, Size, check_fits, has_
 
 # Seconds after which a step counts as hung. Even slow CPUs compute a prefill chunk of an 8B model faster.
 STEP_SECONDS = {"cpu": 3600.0, "gpu": 600.0}
+SNAPSHOT_INTERVAL = 32  # positions; a snapshot makes llama.cpp copy the state
 NO_POOLING = 0  # llama_pooling_type: the hidden state of each token
 
 
@@ -51,7 +52,9 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
     memory: Memory = ContextMemory(context)
     if has_window:
         memory = PairedMemory(memory, len(ids))
-    sequences = StateSequences(memory) if states else PagedSequences(memory, size.plan.page_size, len(ids))
+    sequences = (
+        StateSequences(memory, size.sequences - 1) if states else PagedSequences(memory, size.plan.page_size, len(ids))
+    )
     return LlamaRunner(model, context, spec, sequences, ids, Adapters(model))
 
 
@@ -80,7 +83,7 @@ def _spec(files: ModelFiles, options: LoadOptions, size: Size, max_paths: int) -
     """`max_paths`: see RunnerSpec; 0: each row has a state."""
     plan = size.plan
     states = not max_paths
-    rows = plan.num_pages if states else options.max_rows
+    rows = plan.num_pages - size.snapshots if states else options.max_rows
     context = plan.context if states else min(plan.context, size.cells)
     return RunnerSpec(
         vocab_size=files.config.vocab_size,
@@ -89,6 +92,8 @@ def _spec(files: ModelFiles, options: LoadOptions, size: Size, max_paths: int) -
         max_context=context,
         groups=() if states else (CacheGroup(plan.page_size, plan.num_pages),),
         num_states=rows if states else 0,
+        num_snapshots=size.snapshots,
+        snapshot_interval=SNAPSHOT_INTERVAL,
         max_paths=max_paths,
         num_adapters=options.adapter_slots,
         adapters_per_step=options.adapter_slots,

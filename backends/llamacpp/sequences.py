@@ -36,7 +36,8 @@ class Memory(Protocol):
         ...
 
     def copy(self, source: int, target: int, start: int, end: int) -> None:
-        """Add the id `target` to the cells that `source` has for the positions start…end-1."""
+        """Add the id `target` to the cells that `source` has for the positions start…end-1. `target` has no cell of
+        these positions."""
         ...
 
 
@@ -269,14 +270,38 @@ class PagedSequences:
 
 
 class StateSequences:
-    """Gives sequences to the rows of a runner that has states and no cache groups: a slot is a sequence."""
+    """Gives sequences to the rows of a runner that has states and no cache groups: a state or snapshot is a sequence.
 
-    def __init__(self, memory: Memory) -> None:
+    llama.cpp cannot cut these sequences, but it copies them: a copy shares the state until one of both continues.
+    """
+
+    def __init__(self, memory: Memory, spare: int) -> None:
+        """`spare`: a sequence id that is no state and no snapshot."""
         self._memory = memory
+        self._spare = spare
 
     def place(self, batch: Batch) -> Ints:
         """The sequence id of each row [rows]. A row that begins at position 0 has an empty sequence."""
+        self._copy_states({target: source for source, target in batch.state_copies.tolist()})
         starts = batch.positions[batch.row_starts[:-1]]
         for state in batch.states[starts == 0].tolist():
             self._memory.remove(state, 0, TO_END)
         return batch.states
+
+    def _copy_states(self, sources: dict[int, int]) -> None:
+        """Make copies, each before its target's content is lost. `sources`: the source of each target."""
+        sources = {target: source for target, source in sources.items() if target != source}
+        while sources:
+            targets = sources.keys() - sources.values()
+            if not targets:  # all copies form cycles
+                target = next(iter(sources))
+                self._copy_state(target, self._spare)
+                sources = {each: self._spare if source == target else source for each, source in sources.items()}
+                continue
+            for target in targets:
+                self._copy_state(sources.pop(target), target)
+        self._memory.remove(self._spare, 0, TO_END)
+
+    def _copy_state(self, source: int, target: int) -> None:
+        self._memory.remove(target, 0, TO_END)
+        self._memory.copy(source, target, 0, TO_END)

@@ -24,7 +24,8 @@ ROW_TOKENS = {"cpu": 256, "gpu": 4096}
 STEP_TOKENS = {"cpu": 512, "gpu": 2048}
 UBATCH = 512  # tokens that llama.cpp computes at a time
 MASK_BYTES = 2  # of an attention mask, for a cell and a token of the ubatch
-STATE_ROWS = 4  # rows of a model with states that have room for a context as large as possible
+MIN_STATES = 4  # states and snapshots that have room for a context as large as possible
+MAX_SNAPSHOTS = 8  # states beyond those of the rows
 MIN_CONTEXT = 4096  # all layers are computed on GPUs if this context fits there
 CACHED_PATHS = 64  # minimum number of cached prefixes; llama.cpp allocates logits for each sequence
 MAX_ROWS = 128  # half of llama.cpp's sequences; the others are cached prefixes
@@ -43,6 +44,7 @@ class Size:
     plan: MemoryPlan
     step_tokens: int
     sequences: int  # number of sequence ids of llama.cpp
+    snapshots: int  # number of the plan's pages that are snapshots of states
     gpu_layers: int  # number of layers in the memory of the GPUs; -1: all
     on_gpu: bool  # whether any layer is
 
@@ -76,19 +78,29 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
             **cache._asdict(),
         )
 
-    sequences = options.max_rows if has_states else _sequences(options)
+    def size(plan: MemoryPlan, layers: int) -> Size:
+        if not has_states:
+            return Size(plan, step_tokens, _sequences(options), 0, layers, on_gpu)
+        snapshots = _num_snapshots(plan.num_pages, options.max_rows)
+        return Size(plan, step_tokens, plan.num_pages, snapshots, layers, on_gpu)
+
     main_free = memory()[1]
     gpu_free = int(GPU_SHARE * sum(device.free for device in gpus))
     if not on_gpu:
-        return Size(plan(main_free, kind), step_tokens, sequences, 0, on_gpu)
+        return size(plan(main_free, kind), 0)
     on_gpus = plan(gpu_free, kind)
     if options.gpu_layers is None and on_gpus.fits(min(on_gpus.context, MIN_CONTEXT)):
-        return Size(on_gpus, step_tokens, sequences, -1, on_gpu)
+        return size(on_gpus, -1)
     shared = plan(gpu_free + main_free, "cpu")
     layers = options.gpu_layers
     if layers is None:
         layers = _fitting_layers(files.config.num_layers, shared, gpu_free)
-    return Size(shared, step_tokens, sequences, layers, on_gpu)
+    return size(shared, layers)
+
+
+def _num_snapshots(states: int, max_rows: int) -> int:
+    """The number of states that are snapshots for prefix hits: at least a quarter, and one of two."""
+    return max(states - max_rows, states // 4, min(1, states - 1), 0)
 
 
 def _fitting_layers(layers: int, plan: MemoryPlan, free: int) -> int:
@@ -156,7 +168,7 @@ def _cells(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int,
 
 
 def _states(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, default_context: int) -> _Cache:
-    """The cache of a model whose rows have states: a page has the state of a row, and cells for its whole context."""
+    """The cache of a model with states: a page is a state or a snapshot, with cells for a whole context."""
     context = _context(files, options, default_context)
     cell_bytes = _cell_bytes(files, options)
     state_bytes = _state_bytes(files)
@@ -165,12 +177,12 @@ def _states(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int
     room = _room(options, free - files.weight_bytes - workspace)
     position_bytes = cell_bytes if options.cache_bytes is not None else cell_bytes + mask_bytes
     if options.context is None and position_bytes:
-        rows = min(options.max_rows, STATE_ROWS)
-        context = max(1, min(context, (room // rows - state_bytes) // position_bytes))
-    max_rows = room // (state_bytes + context * position_bytes)
-    rows = min(options.max_rows, max_rows)
-    workspace += rows * context * mask_bytes
-    return _Cache(context, state_bytes + context * cell_bytes, rows, max_rows, context, workspace)
+        states = min(options.max_rows + 1, MIN_STATES)
+        context = max(1, min(context, (room // states - state_bytes) // position_bytes))
+    max_states = room // (state_bytes + context * position_bytes)
+    states = min(options.max_rows + MAX_SNAPSHOTS, max_states)
+    workspace += states * context * mask_bytes
+    return _Cache(context, state_bytes + context * cell_bytes, states, max_states, context, workspace)
 
 
 def _context(files: ModelFiles, options: LoadOptions, default: int) -> int:

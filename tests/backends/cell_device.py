@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from localllm.backends.llamacpp.sequences import Memory, PagedSequences, PairedMemory
+from localllm.backends.llamacpp.sequences import Memory, PagedSequences, PairedMemory, StateSequences
 from localllm.engine.batch import Batch
 from localllm.engine.errors import OutOfMemory
 
-from ..engine.token_device import TokenDevice, digest
+from ..engine.token_device import TokenDevice, digest, next_state
 
 FREE = -1
 
@@ -54,7 +54,7 @@ class CellMemory:
         cells = self._range(source, start, end)
         assert source != target
         assert not self._range(target, start, end).any(), "the target sees cells at these positions already"
-        assert cells.sum() == end - start, "the source lacks cells of this range"
+        assert cells.sum() == end - start or end < 0, "the source lacks cells of this range"
         self.members[cells, target] = True
 
     def write(self, sequences: list[int], positions: np.ndarray, tokens: np.ndarray) -> None:
@@ -112,3 +112,30 @@ class CellDevice(TokenDevice):
         assert positions.tolist() == list(range(position + 1))
         tokens = self.memory.tokens[cells]
         return [digest(tokens[:, 0], positions, tokens[:, 1])]
+
+
+@dataclass
+class StateDevice(TokenDevice):
+    """The state of a row is a hash of the cells of its sequence."""
+
+    memory: CellMemory = field(init=False)
+    sequences: StateSequences = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = self.spec.num_states + self.spec.num_snapshots
+        self.memory = CellMemory(count * self.spec.max_context, count + 1)
+        self.sequences = StateSequences(self.memory, count)
+
+    def run_states(self, batch: Batch, tokens: np.ndarray, adapters: np.ndarray) -> list[np.ndarray]:
+        after: list[np.ndarray] = []
+        for row, sequence in enumerate(self.sequences.place(batch).tolist()):
+            span = slice(*batch.row_starts[row : row + 2])
+            self.memory.write([sequence], batch.positions[span], np.stack([tokens[span], adapters[span]], axis=1))
+            state = np.zeros(1, np.uint32)
+            states = []
+            for token, adapter in self.memory.tokens[self.memory.cells(sequence)].tolist():
+                state = next_state(state, token, adapter)
+                states.append(state)
+            after += states[batch.positions[span][0] :]
+        return after

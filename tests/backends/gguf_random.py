@@ -51,10 +51,12 @@ ARCHITECTURES = (
     "command-r",
     "mpt",
     "mamba",
+    "falcon-h1",
 )
 SLIDING = frozenset({"gemma2", "gemma3", "phi3"})
 MIXTURES = frozenset({"qwen3moe"})
 RECURRENT = frozenset({"mamba"})
+HYBRID = frozenset({"falcon-h1"})  # attention and a recurrent state in every layer
 EMBEDDING_SCALES = {"gemma2": 1 / 8, "command-r": 1.0}  # the embeddings are the head too
 RECIPES = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "Q4_K_M", "Q5_K_S", "Q6_K", "IQ4_NL")
 
@@ -94,7 +96,9 @@ def _add_metadata(out: GGUFWriter, architecture: str) -> None:
         out.add_expert_count(EXPERTS)
         out.add_expert_used_count(EXPERTS_USED)
         out.add_expert_feed_forward_length(INNER)
-    if architecture in RECURRENT:
+    if architecture in HYBRID:
+        out.add_ssm_group_count(1)
+    if architecture in RECURRENT | HYBRID:
         out.add_ssm_conv_kernel(4)
         out.add_ssm_inner_size(2 * HIDDEN)
         out.add_ssm_state_size(16)

@@ -20,7 +20,7 @@ from localllm.engine.runner import CacheGroup, RunnerSpec
 from ..engine.test_equal_outputs import ADAPTERS, assert_equal_to_solo, check_memory, prophet, requests_of
 from ..engine.token_device import outputs
 from .batches import Row, make_batch
-from .cell_device import CellDevice, CellMemory
+from .cell_device import CellDevice, CellMemory, StateDevice
 
 SPEC = RunnerSpec(
     vocab_size=96,
@@ -200,13 +200,61 @@ def test_more_paths_than_sequences_are_an_error() -> None:
 
 def test_states_are_sequences_that_begin_empty() -> None:
     memory = CellMemory(64, 4)
-    sequences = StateSequences(memory)
+    sequences = StateSequences(memory, 3)
     memory.write([2], np.arange(3), np.zeros((3, 2)))
     memory.write([1], np.arange(5), np.zeros((5, 2)))
     batch = replace(make_batch([Row([1], 0, [0], Want.TOKEN), Row([1], 5, [0])], 96), states=np.array([2, 1], np.int32))
     assert sequences.place(batch).tolist() == [2, 1]
     assert len(memory.cells(2)) == 0
     assert len(memory.cells(1)) == 5
+
+
+STATES = RunnerSpec(
+    vocab_size=96,
+    max_tokens=32,
+    max_rows=4,
+    max_context=256,
+    num_states=4,
+    num_snapshots=3,
+    snapshot_interval=8,
+    num_adapters=2,
+    adapters_per_step=2,
+)
+
+
+@pytest.mark.parametrize("seed", [*range(4), *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 100)]])
+def test_snapshots_of_states_are_copies_of_sequences(seed: int) -> None:
+    rng = random.Random(seed)
+    spec = replace(STATES, num_snapshots=rng.randrange(5), snapshot_interval=rng.choice([1, 4, 16]))
+    engine = Engine(StateDevice(spec, lazy=False))
+    for adapter in ADAPTERS[1:3]:
+        engine.register_adapter(adapter)
+    deltas: list[Delta] = []
+    waiting = doubled_requests(seed)
+    while waiting or engine.has_work:
+        if waiting and rng.random() < 0.4:
+            engine.submit(waiting.pop(0))
+        if rng.random() < 0.05:
+            engine.cancel(f"r{rng.randrange(36)}")
+        deltas += engine.step()
+    assert_equal_to_solo(deltas, doubled_requests(seed), spec)
+    assert (engine.stats().prefix_hit_tokens > 0) == (spec.num_snapshots > 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_states_are_copied_as_if_all_at_once(seed: int) -> None:
+    """Chains, cycles, and several targets of one source."""
+    rng = np.random.default_rng(seed)
+    memory = CellMemory(64, 7)
+    for sequence in range(6):
+        memory.write([sequence], np.arange(sequence + 1), np.zeros((sequence + 1, 2)))
+    targets = rng.permutation(6)[: rng.integers(1, 7)]
+    sources = rng.integers(0, 6, len(targets))
+    expected = np.arange(6)
+    expected[targets] = sources
+    batch = replace(make_batch([Row([1], 9, [0])], 96), state_copies=np.stack([sources, targets], axis=1))
+    StateSequences(memory, 6).place(batch)
+    assert [len(memory.cells(sequence)) - 1 for sequence in range(7)] == [*expected.tolist(), -1]
 
 
 class Ignored:
