@@ -155,16 +155,21 @@ def gpus_of(devices: Sequence[BuildDevice]) -> list[BuildDevice]:
     return discrete or [device for device in devices if device.kind == "igpu"]
 
 
-def load_model(name: str, shards: Sequence[Path], *, vocab_only: bool = False, gpu_layers: int = -1) -> Any:
+def load_model(
+    name: str, shards: Sequence[Path], *, vocab_only: bool = False, gpu_layers: int = -1, repack: bool = True
+) -> Any:
     """A llama_model pointer for GGUF files that engine.modelfiles has accepted; `shards` in their order.
 
-    `gpu_layers`: number of layers in the memory of the GPUs; -1: all. The caller frees the model with
-    llama_model_free. Raises ModelRefused with llama.cpp's own reason.
+    `gpu_layers`: number of layers in the memory of the GPUs; -1: all. `repack`: whether llama.cpp may store weights in
+    the layouts of this CPU's fastest instructions. The caller frees the model with llama_model_free.
+
+    Raises ModelRefused with llama.cpp's own reason.
     """
     lib = library()
     params = lib.c.llama_model_default_params()
     params.vocab_only = vocab_only
     params.n_gpu_layers = gpu_layers
+    params.use_extra_bufts = repack
     paths = (ctypes.c_char_p * len(shards))(*(str(path).encode() for path in shards))
     lib.forget_errors()
     model = lib.c.llama_model_load_from_splits(paths, len(shards), params)

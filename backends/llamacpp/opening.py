@@ -35,7 +35,9 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
     size = measure(files, options, devices(), has_states(files))
     check_fits(files, options, size.plan)
     c = library().c
-    model = load_model(files.name, files.gguf, gpu_layers=size.gpu_layers)
+    # llama.cpp's products with AMX layouts read beyond their inputs if several rows of a recurrent model have more than
+    # one token each.
+    model = load_model(files.name, files.gguf, gpu_layers=size.gpu_layers, repack=not has_states(files))
     try:
         _check_model(files, model)
         states = bool(c.llama_model_is_recurrent(model) or c.llama_model_is_hybrid(model))
@@ -52,9 +54,7 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
     memory: Memory = ContextMemory(context)
     if has_window:
         memory = PairedMemory(memory, len(ids))
-    sequences = (
-        StateSequences(memory, size.sequences - 1) if states else PagedSequences(memory, size.plan.page_size, len(ids))
-    )
+    sequences = StateSequences(memory, len(ids)) if states else PagedSequences(memory, size.plan.page_size, len(ids))
     return LlamaRunner(model, context, spec, sequences, ids, Adapters(model))
 
 

@@ -275,33 +275,29 @@ class StateSequences:
     llama.cpp cannot cut these sequences, but it copies them: a copy shares the state until one of both continues.
     """
 
-    def __init__(self, memory: Memory, spare: int) -> None:
-        """`spare`: a sequence id that is no state and no snapshot."""
+    def __init__(self, memory: Memory, count: int) -> None:
+        """`count`: the number of sequence ids, one for each state and snapshot."""
         self._memory = memory
-        self._spare = spare
+        self._ids = np.arange(count, dtype=np.int32)  # of each state and snapshot
 
     def place(self, batch: Batch) -> Ints:
         """The sequence id of each row [rows]. A row that begins at position 0 has an empty sequence."""
         self._copy_states({target: source for source, target in batch.state_copies.tolist()})
         starts = batch.positions[batch.row_starts[:-1]]
-        for state in batch.states[starts == 0].tolist():
-            self._memory.remove(state, 0, TO_END)
-        return batch.states
+        sequences: Ints = self._ids[batch.states]
+        for sequence in sequences[starts == 0].tolist():
+            self._memory.remove(sequence, 0, TO_END)
+        return sequences
 
     def _copy_states(self, sources: dict[int, int]) -> None:
-        """Make copies, each before its target's content is lost. `sources`: the source of each target."""
-        sources = {target: source for target, source in sources.items() if target != source}
+        """Copy states as if all at once. `sources`: the source of each target."""
         while sources:
             targets = sources.keys() - sources.values()
-            if not targets:  # all copies form cycles
-                target = next(iter(sources))
-                self._copy_state(target, self._spare)
-                sources = {each: self._spare if source == target else source for each, source in sources.items()}
-                continue
+            if not targets:  # the sources are the targets in another order
+                self._ids[list(sources)] = self._ids[list(sources.values())]
+                return
             for target in targets:
-                self._copy_state(sources.pop(target), target)
-        self._memory.remove(self._spare, 0, TO_END)
-
-    def _copy_state(self, source: int, target: int) -> None:
-        self._memory.remove(target, 0, TO_END)
-        self._memory.copy(source, target, 0, TO_END)
+                source = int(self._ids[sources.pop(target)])
+                copy = int(self._ids[target])
+                self._memory.remove(copy, 0, TO_END)
+                self._memory.copy(source, copy, 0, TO_END)

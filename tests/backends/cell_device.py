@@ -124,7 +124,7 @@ class StateDevice(TokenDevice):
     def __post_init__(self) -> None:
         super().__post_init__()
         count = self.spec.num_states + self.spec.num_snapshots
-        self.memory = CellMemory(count * self.spec.max_context, count + 1)
+        self.memory = CellMemory(count * self.spec.max_context, count)
         self.sequences = StateSequences(self.memory, count)
 
     def run_states(self, batch: Batch, tokens: np.ndarray, adapters: np.ndarray) -> list[np.ndarray]:

@@ -64,11 +64,12 @@ class Reference:
 
 
 @contextmanager
-def loaded(file: Path) -> Iterator[llama_cpp.llama_model_p]:
-    """The model of a GGUF file, on the CPU."""
+def loaded(file: Path, *, repack: bool = True) -> Iterator[llama_cpp.llama_model_p]:
+    """The model of a GGUF file, on the CPU. `repack`: whether its weights have the layouts of this CPU."""
     llama_cpp.llama_backend_init()
     parameters = llama_cpp.llama_model_default_params()
     parameters.n_gpu_layers = 0
+    parameters.use_extra_bufts = repack
     model = llama_cpp.llama_model_load_from_file(str(file).encode(), parameters)
     assert model, f"llama.cpp cannot load {file}"
     yield model

@@ -200,7 +200,7 @@ def test_more_paths_than_sequences_are_an_error() -> None:
 
 def test_states_are_sequences_that_begin_empty() -> None:
     memory = CellMemory(64, 4)
-    sequences = StateSequences(memory, 3)
+    sequences = StateSequences(memory, 4)
     memory.write([2], np.arange(3), np.zeros((3, 2)))
     memory.write([1], np.arange(5), np.zeros((5, 2)))
     batch = replace(make_batch([Row([1], 0, [0], Want.TOKEN), Row([1], 5, [0])], 96), states=np.array([2, 1], np.int32))
@@ -245,16 +245,18 @@ def test_snapshots_of_states_are_copies_of_sequences(seed: int) -> None:
 def test_states_are_copied_as_if_all_at_once(seed: int) -> None:
     """Chains, cycles, and several targets of one source."""
     rng = np.random.default_rng(seed)
-    memory = CellMemory(64, 7)
+    memory = CellMemory(64, 6)
+    sequences = StateSequences(memory, 6)
     for sequence in range(6):
         memory.write([sequence], np.arange(sequence + 1), np.zeros((sequence + 1, 2)))
     targets = rng.permutation(6)[: rng.integers(1, 7)]
     sources = rng.integers(0, 6, len(targets))
     expected = np.arange(6)
     expected[targets] = sources
-    batch = replace(make_batch([Row([1], 9, [0])], 96), state_copies=np.stack([sources, targets], axis=1))
-    StateSequences(memory, 6).place(batch)
-    assert [len(memory.cells(sequence)) - 1 for sequence in range(7)] == [*expected.tolist(), -1]
+    copies = np.stack([sources, targets], axis=1)
+    batch = make_batch([Row([1], 9, [0])] * 6, 96)
+    placed = sequences.place(replace(batch, state_copies=copies, states=np.arange(6, dtype=np.int32)))
+    assert [len(memory.cells(sequence)) - 1 for sequence in placed] == expected.tolist()
 
 
 class Ignored:
