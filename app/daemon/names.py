@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import InvalidRequest, ModelNotFound
-from ..store import cache
-from ..store.names import is_path
+from ..store import cache, names
 from .adapters import Adapters, split_name
 
 
@@ -38,13 +37,13 @@ class Names:
 
     async def resolve(self, name: str, local: bool) -> cache.ModelRef:
         """The model of a name. Raises ModelNotFound, also for a path of a client that is not local."""
-        if not local and is_path(name):
+        if not local and names.is_path(name):
             raise ModelNotFound("model must be an id, not a path", param="model")
         entry = self._loaded.get(name)
         return entry.ref if entry else await asyncio.to_thread(cache.resolve, name, allow_path=local)
 
     async def _find(self, name: str, local: bool) -> cache.ModelRef | None:
-        if is_path(name) and not local:
+        if names.is_path(name) and not local:
             return None
         entry = self._loaded.get(name)
         if entry is not None:
@@ -62,7 +61,7 @@ class Names:
         if model is not None:
             return model, ""
         base, adapter = split_name(name)
-        if adapter:
+        if adapter and (self._adapters.has(adapter) or not names.has_quant(name)):
             model = await self._find(base or self.only(), local)
             return model or await self.resolve(name, local), adapter
         # Clients of vLLM use the name of an adapter as the name of a model.

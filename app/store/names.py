@@ -151,6 +151,12 @@ def parse_hub(text: str) -> HubName:
     raise InvalidRequest(f"{text[:200]!r} is not the name of a repository (org/repo)", hint=hint, param="model")
 
 
+def has_quant(text: str) -> bool:
+    """True for the name of a repository that ends with a GGUF quantisation, such as org/repo:Q4_K_M."""
+    match = REPOSITORY.fullmatch(text)
+    return match is not None and bool(match["quant"])
+
+
 def is_path(text: str) -> bool:
     return text in {".", "..", "~"} or text.startswith(("/", "./", "../", "~/"))
 

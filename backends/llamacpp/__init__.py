@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
@@ -60,8 +58,6 @@ def accepts(files: ModelFiles) -> str:
         return f"the architecture {architecture} is {_REFUSED[architecture]}"
     if files.metadata.get(f"{architecture}.attention.causal") is False:
         return "its attention is not causal: it is an encoder, which generates no text"
-    if find_spec("llama_cpp") is None:
-        return problem()
     return ""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from huggingface_hub import constants, snapshot_download
 
 from localllm.app import paths
 from localllm.app.cli import main
+from localllm.app.daemon.names import Names
 from localllm.app.errors import ModelNotFound
 from localllm.app.store import architectures, cache
 from localllm.app.store.adapters import folders
@@ -263,6 +266,18 @@ def test_model_with_a_missing_shard_is_listed_with_its_problem(run: Run) -> None
     assert cache.find("org/gguf:Q4_K_M") is None
     assert run("pull", "org/gguf:Q4_K_M", "--yes")[0] == 0
     assert listed(run) == {"org/gguf:Q4_K_M": None}
+
+
+def test_other_quantisation_is_not_the_name_of_an_adapter(run: Run) -> None:
+    assert run("pull", "org/gguf:Q8_0", "--yes")[0] == 0
+    adapters: Any = SimpleNamespace(has=lambda name: name == "steps")
+    names = Names({}, adapters)
+    with pytest.raises(ModelNotFound, match="'org/gguf:Q5_K_M' is not on this machine") as missing:
+        asyncio.run(names.select("org/gguf:Q5_K_M", local=False))
+    assert missing.value.hint == "did you mean org/gguf:Q8_0? to download it: localllm pull org/gguf:Q5_K_M"
+    for name, adapter in (("org/gguf:q8_0", ""), ("org/gguf:Q8_0:steps", "steps"), ("org/gguf:steps", "steps")):
+        model, selected = asyncio.run(names.select(name, local=False))
+        assert (model.id, selected) == ("org/gguf:Q8_0", adapter)
 
 
 def test_aliases_and_settings_of_a_gguf_model(run: Run) -> None:

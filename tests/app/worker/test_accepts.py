@@ -1,0 +1,43 @@
+"""The process that asks the backends about GGUF files: it tells a missing package from an unsupported architecture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from localllm import backends
+from localllm.app.worker.accepts_child import answer
+from localllm.engine.runner import DeviceInfo, Unavailable
+
+from ...engine.gguf_files import TINY, model
+
+DEVICE = DeviceInfo("llamacpp", "a processor", 1, 1)
+MISSING = Unavailable("llamacpp", "llama-cpp-python is not installed; run: pip install it")
+
+
+def file_of(folder: Path, architecture: str) -> Path:
+    values = {key.replace("llama.", f"{architecture}."): value for key, value in TINY.items()}
+    file = folder / "m.gguf"
+    file.write_bytes(model({**values, "general.architecture": architecture}))
+    return file
+
+
+@pytest.mark.parametrize(("probe", "missing"), [(DEVICE, ""), (MISSING, MISSING.reason)])
+def test_missing_package_is_no_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: DeviceInfo | Unavailable, missing: str
+) -> None:
+    monkeypatch.setattr(backends.load("llamacpp"), "probe", lambda: probe)
+    assert answer(file_of(tmp_path, "llama")) == ("", missing)
+
+
+def test_encoder_is_refused_by_every_backend(tmp_path: Path) -> None:
+    refusal, missing = answer(file_of(tmp_path, "nomic-bert"))
+    assert "llamacpp: the architecture nomic-bert is an encoder" in refusal
+    assert "it reads no GGUF files" in refusal
+    assert missing == ""
+
+
+def test_damaged_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    assert "m.gguf is not a valid GGUF file" in answer(tmp_path / "m.gguf")[0]
