@@ -56,6 +56,11 @@ class Library:
         function.argtypes = arguments
         return function
 
+    @property
+    def has_amx(self) -> bool:
+        """Whether llama.cpp uses AMX instructions of this CPU."""
+        return b"AMX_INT8 = 1" in self.c.llama_print_system_info()
+
     def forget_errors(self) -> None:
         self._lines.errors.clear()
 

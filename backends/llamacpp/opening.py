@@ -35,9 +35,7 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
     size = measure(files, options, devices(), has_states(files))
     check_fits(files, options, size.plan)
     c = library().c
-    # llama.cpp's products with AMX layouts read beyond their inputs if several rows of a recurrent model have more than
-    # one token each.
-    model = load_model(files.name, files.gguf, gpu_layers=size.gpu_layers, repack=not has_states(files))
+    model = load_model(files.name, files.gguf, gpu_layers=size.gpu_layers, repack=can_repack(files))
     try:
         _check_model(files, model)
         states = bool(c.llama_model_is_recurrent(model) or c.llama_model_is_hybrid(model))
@@ -56,6 +54,16 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
         memory = PairedMemory(memory, len(ids))
     sequences = StateSequences(memory, len(ids)) if states else PagedSequences(memory, size.plan.page_size, len(ids))
     return LlamaRunner(model, context, spec, sequences, ids, Adapters(model))
+
+
+def can_repack(files: ModelFiles) -> bool:
+    """Whether llama.cpp may store the weights in the layouts of this CPU's fastest instructions.
+
+    Its AMX products need contiguous inputs, but nothing checks them. Recurrent layers and latent attention (MLA) have
+    other inputs: llama.cpp then crashes, or its logits are wrong.
+    """
+    has_views = has_states(files) or f"{files.config.model_type}.attention.key_length_mla" in files.metadata
+    return not (has_views and library().has_amx)
 
 
 def _refuse(files: ModelFiles) -> None:

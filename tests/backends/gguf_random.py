@@ -52,9 +52,12 @@ ARCHITECTURES = (
     "mpt",
     "mamba",
     "falcon-h1",
+    "deepseek2",
 )
 SLIDING = frozenset({"gemma2", "gemma3", "phi3"})
-MIXTURES = frozenset({"qwen3moe"})
+MIXTURES = frozenset({"qwen3moe", "deepseek2"})
+LATENT = frozenset({"deepseek2"})  # attention whose keys and values are projections of one vector (MLA)
+LATENT_DIM = 256
 RECURRENT = frozenset({"mamba"})
 HYBRID = frozenset({"falcon-h1"})  # attention and a recurrent state in every layer
 EMBEDDING_SCALES = {"gemma2": 1 / 8, "command-r": 1.0}  # the embeddings are the head too
@@ -118,8 +121,11 @@ def _add_metadata(out: GGUFWriter, architecture: str) -> None:
 def _add_attention(out: GGUFWriter, architecture: str) -> None:
     recurrent = architecture in RECURRENT
     out.add_head_count(0 if recurrent else HEADS)
-    out.add_head_count_kv(0 if recurrent else KV_HEADS)
+    out.add_head_count_kv(0 if recurrent else 1 if architecture in LATENT else KV_HEADS)
     if recurrent:
+        return
+    if architecture in LATENT:
+        _add_latent_attention(out)
         return
     out.add_key_length(HEAD_DIM)
     out.add_value_length(HEAD_DIM)
@@ -133,6 +139,19 @@ def _add_attention(out: GGUFWriter, architecture: str) -> None:
         out.add_max_alibi_bias(8.0)
     if architecture in ("command-r", "granite"):
         out.add_logit_scale(0.25 if architecture == "command-r" else 4.0)  # a factor, or a divisor
+
+
+def _add_latent_attention(out: GGUFWriter) -> None:
+    out.add_q_lora_rank(HIDDEN)
+    out.add_kv_lora_rank(LATENT_DIM)
+    out.add_rope_dimension_count(HEAD_DIM)
+    out.add_rope_freq_base(10000.0)
+    out.add_key_length(LATENT_DIM + HEAD_DIM)
+    out.add_value_length(LATENT_DIM)
+    out.add_key_length_mla(LATENT_DIM + HEAD_DIM)
+    out.add_value_length_mla(LATENT_DIM)
+    out.add_leading_dense_block_count(1)
+    out.add_expert_shared_count(1)
 
 
 class _GgufInit(ctypes.Structure):

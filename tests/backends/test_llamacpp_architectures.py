@@ -12,14 +12,14 @@ import pytest
 from numpy.typing import NDArray
 
 from localllm.backends import llamacpp
-from localllm.backends.llamacpp.opening import SNAPSHOT_INTERVAL
+from localllm.backends.llamacpp.opening import SNAPSHOT_INTERVAL, can_repack
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling, TokenLogprobs
 from localllm.engine.runner import Runner, Unavailable
 
-from .gguf_random import ARCHITECTURES, HYBRID, RECIPES, RECURRENT, VOCAB, write_random
+from .gguf_random import ARCHITECTURES, HYBRID, LATENT, RECIPES, RECURRENT, VOCAB, write_random
 
 if isinstance(llamacpp.probe(), Unavailable):
     pytest.skip("llama.cpp is not installed", allow_module_level=True)
@@ -33,7 +33,7 @@ LENGTHS = (5, 40, 70)  # of prompts: shorter and longer than a window
 TOP = 5
 EXACT = 2e-4  # difference of log-probabilities from another order of sums
 ROUNDED = 0.5  # the same beside other rows, where activations are rounded to 8 bits in another place
-MEAN = 0.05  # the mean of such differences
+MEAN = 0.05  # the mean of such differences; latent attention alone, whose sums depend on the number of cells
 
 
 def is_sampled(architecture: int, recipe: int) -> bool:
@@ -101,7 +101,7 @@ def test_answers_are_those_of_llama_decode(tmp_path: Path, architecture: str, re
     file = write_random(tmp_path, architecture, recipe)
     runner = opened(file)
     together = answers(runner, LENGTHS)
-    with loaded(file, repack=architecture not in RECURRENT | HYBRID) as model:
+    with loaded(file, repack=can_repack(read_model(file))) as model:
         for length in LENGTHS:
             reference = Reference(model)
             alone = answers(opened(file), (length,))[length]
@@ -109,7 +109,7 @@ def test_answers_are_those_of_llama_decode(tmp_path: Path, architecture: str, re
             first = chunk(architecture, length)
             logprobs = expected(reference, length, first, tokens)
             assert tokens == logprobs.argmax(-1).tolist()
-            assert differences(alone, logprobs).max() < EXACT
+            assert differences(alone, logprobs).max() < (MEAN if architecture in LATENT else EXACT)
             reference.close()
             reference = Reference(model)
             beside = together[length]

@@ -15,6 +15,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 from llama_cpp import llama_cpp
 
 from localllm.backends import llamacpp
+from localllm.backends.llamacpp.opening import can_repack
 from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.engine import Engine
 from localllm.engine.lora import Adapter
@@ -164,7 +165,7 @@ def test_random_models_give_the_log_probabilities_of_llama_cpp(architecture: str
         talk.step()
     assert talk.engine.stats().prefix_hit_tokens > 0
     talk.engine.close()
-    with loaded(file, repack=not has_states) as model:
+    with loaded(file, repack=can_repack(read_model(file))) as model:
         for name, prompt in prompts.items():
             tokens = talk.tokens(name)
             alone = Reference(model)
