@@ -207,6 +207,8 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
             files = read_model(paths[0], origin.name)
         except ModelRefused as error:
             problems.append(str(error))
+    choice, missing = _choice_of_gguf(files) if files is not None else ("", [])
+    problems += missing
     metadata = headers[0].metadata if headers else {}
     tensors = [tensor for header in headers for tensor in header.tensors]
     architecture = _text(metadata.get("general.architecture"))
@@ -229,7 +231,7 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
         pickles=_pickles(origin.files),
         problems=tuple(problems),
         backends=backend_verdicts(files, problems[0] if problems else ""),
-        choice=_choice(files) if files is not None else "",
+        choice=choice,
         variants=origin.variants,
     )
 
@@ -253,6 +255,16 @@ def _choice(files: ModelFiles | None) -> str:
         return backends.choose(backends.AUTO, files).info.backend
     except (backends.BackendUnavailable, ModelRefused):
         return ""
+
+
+def _choice_of_gguf(files: ModelFiles) -> tuple[str, list[str]]:
+    """The backend that runs a GGUF model, and the problem if it is not installed."""
+    try:
+        return backends.choose(backends.AUTO, files).info.backend, []
+    except backends.BackendUnavailable as error:
+        return "", [str(error)]
+    except ModelRefused:
+        return "", []
 
 
 def _quantization(config: Mapping[str, Any], files: ModelFiles | None) -> str:

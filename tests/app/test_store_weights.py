@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 from huggingface_hub import constants, snapshot_download
 
+from localllm import backends
 from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.daemon.names import Names
 from localllm.app.errors import ModelNotFound
 from localllm.app.store import architectures, cache
 from localllm.app.store.adapters import folders
+from localllm.engine.runner import Unavailable
 
 from ..engine.gguf_corruptions import F32, Tensor, Value, content, text
 from ..engine.gguf_files import TINY, model
@@ -51,7 +53,7 @@ def shards() -> dict[str, bytes]:
 
 
 @pytest.fixture(autouse=True)
-def backends(monkeypatch: pytest.MonkeyPatch) -> None:
+def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every model is supported by a backend that is installed."""
     answer_with(monkeypatch, "", "")
 
@@ -206,6 +208,10 @@ def test_download_without_llama_cpp_says_how_to_install_it(run: Run, monkeypatch
     assert listed(run) == {"org/gguf:Q8_0": NOT_INSTALLED}
     _, facts = result_of(run, "show", "org/gguf:Q8_0")
     assert facts["problems"] == [NOT_INSTALLED]
+    monkeypatch.setattr(backends.load("llamacpp"), "probe", lambda: Unavailable("llamacpp", NOT_INSTALLED))
+    for name in ("org/gguf:Q8_0", "org/gguf:Q4_K_M"):
+        code, inspection = result_of(run, "inspect", name)
+        assert (code, inspection["problems"]) == (5, [f"backend llamacpp is unavailable: {NOT_INSTALLED}"])
 
 
 def test_model_that_no_backend_runs_is_refused_before_its_weights(

@@ -40,7 +40,7 @@ async def assess(connection: Connection, name: str, keep: Callable[[Assessment],
     inspection = None
     try:
         inspection = await connection.call(inspect)
-        if not inspection.usable or inspection.kind != "model":
+        if not inspection.usable or inspection.kind == "adapter":
             keep(Assessment(inspection))
             return
         keep(Assessment(inspection, is_complete=False))

@@ -20,6 +20,8 @@ def stored(facts: ModelFacts) -> list[Line]:
         ("revision", facts.revision),
         ("stored", facts.stored),
         ("size", facts.size),
+        ("format", facts.description if facts.backend else ""),
+        ("backend", facts.backend),
         ("context", tokens_text(facts.context or 0)),
         ("licence", facts.licence),
         ("chat template", facts.template or ""),

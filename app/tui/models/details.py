@@ -22,6 +22,7 @@ from .describe import Line
 from .rows import Row
 
 Choice = Literal["use", "download"]
+MODELS = ("model", "gguf")  # kinds of files that a backend loads
 COMPUTING = "Computing the memory that it needs…"
 MAX_TEXT = 500  # characters of one line
 
@@ -89,11 +90,11 @@ class DetailScreen(ModalScreen[Choice | None]):
         self._add(describe.stored(facts))
         if self._row.folder is not None:
             self._add(describe.adapter(self._row.folder))
-        if facts.kind == "model":
+        if facts.kind in MODELS:
             self._add(describe.loaded(self._connection.running(name)))
             self._add(describe.titled("adapters", [folder.id for folder in self._row.adapters]))
         self._add(describe.files(facts))
-        if facts.kind == "model":
+        if facts.kind in MODELS:
             self._say(COMPUTING)
             self._add(describe.fitted(await self._connection.call(lambda client: client.fit(name))))
         self._say("")
