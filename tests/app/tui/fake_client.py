@@ -158,7 +158,7 @@ class FakeClient:
         self.fits = [FITS]
         self.problems: list[str] = []  # of every verification
         self.unused = [UNUSED]
-        self.kind: Literal["model", "adapter"] = "model"  # of every model that is shown
+        self.kind: Literal["model", "adapter", "gguf"] = "model"  # of every model that is shown
         self.alias_names: dict[str, str] = {}
         self.model_settings: dict[str, dict[str, Any]] = {}
         self.gate: asyncio.Event | None = None  # long operations wait for it after their first progress
@@ -293,6 +293,8 @@ class FakeClient:
             aliases=[alias for alias, name in self.alias_names.items() if name == model],
             problems=[],
             settings=self.model_settings.get(model, {}),
+            description="qwen3, GGUF Q4_K_M",
+            backend="llamacpp: GGUF files go to llama.cpp" if self.kind == "gguf" else "",
             files=[StoredFile("model.safetensors", 8_040_000_000, "sha256:" + "a" * 64)],
         )
 

@@ -231,6 +231,18 @@ async def test_details_of_an_adapter_name_its_base_and_rank(chat: OpenChat) -> N
         assert OTHER.base in c.shown()
 
 
+async def test_details_of_a_gguf_model_name_its_backend_and_its_fit(chat: OpenChat) -> None:
+    fake = client()
+    fake.kind = "gguf"
+    async with chat(fake, size=(100, 40)) as c:
+        await open_models(c)
+        await highlight(c, LARGE.id)
+        await c.pilot.press("i")
+        await c.until(lambda: "fit on cpu" in c.shown())
+        assert "qwen3, GGUF Q4_K_M" in c.shown()
+        assert "llamacpp: GGUF files go to llama.cpp" in c.shown()
+
+
 async def test_text_of_the_hub_is_shown_as_plain_text(chat: OpenChat) -> None:
     fake = client()
     hostile = "[red]x[/red]\n\x1b[2J\u202e"
