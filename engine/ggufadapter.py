@@ -12,6 +12,7 @@ from pathlib import Path
 from .errors import ModelRefused
 from .fields import Fields
 from .ggufmodel import read_header
+from .ggufvalues import ALPHA
 from .tensorfiles import StoredTensor
 
 ENDS = {".lora_a": "a", ".lora_b": "b"}
@@ -45,9 +46,8 @@ def read_gguf_adapter(file: Path) -> GgufAdapter:
         raise ModelRefused(f"{file.name} is an adapter of the type {method!r:.50}; only lora is supported")
     if "adapter.alora.invocation_tokens" in fields:
         raise ModelRefused(f"{file.name} is an activated LoRA adapter (adapter.alora), which is not supported")
-    alpha = header.metadata.get("adapter.lora.alpha", 0.0)
-    if not isinstance(alpha, float):
-        raise ModelRefused(f"{file.name}: adapter.lora.alpha must be a float, not {alpha!r:.50}")
+    alpha = header.metadata.get(ALPHA, 0.0)
+    assert isinstance(alpha, float)
     tensors = {}
     for entry in header.tensors:
         shape = entry.shape[::-1]

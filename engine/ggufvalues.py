@@ -14,6 +14,7 @@ MAX_STRINGS = 2**21  # in all arrays together; the largest vocabularies with the
 MAX_TEXT = 2**20  # bytes of a text that the result has; a longer text becomes an Array
 TOKENS = "tokenizer.ggml.tokens"  # the only array whose texts a HeaderReader keeps
 TOKEN_TYPES = "tokenizer.ggml.token_type"
+ALPHA = "adapter.lora.alpha"  # llama.cpp ends its process if it is not a 32-bit float
 MAX_VALUES = 1024  # numbers of an array that the result has
 
 UINT8 = 0  # types of values
@@ -139,6 +140,8 @@ class HeaderReader:
             raise self.corrupt(f"{what} is not UTF-8: {raw!r:.100}") from None
 
     def value(self, key: str, kind: int) -> Value:
+        if key == ALPHA and kind != FLOAT32:
+            raise self.corrupt(f"{key} must be a 32-bit float")
         if kind == STRING:
             return self._string(key)
         if kind == _ARRAY:

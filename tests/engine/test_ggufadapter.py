@@ -26,6 +26,8 @@ def write(file: Path, shapes: dict[str, tuple[int, ...]] = SHAPES, **changes: An
         match value:
             case None:
                 pass
+            case np.float64():
+                out.add_float64(name, value)
             case float():
                 out.add_float32(name, value)
             case int():
@@ -103,8 +105,9 @@ def test_base_model_is_that_of_the_metadata(tmp_path: Path) -> None:
         ({"adapter_type": "cvec"}, "of the type 'cvec'"),
         ({"adapter_type": None}, "adapter.type"),
         ({"adapter_type": 1}, "adapter.type must be a string"),
-        ({"adapter_lora_alpha": 8}, "adapter.lora.alpha must be a float, not 8"),
-        ({"adapter_lora_alpha": "8"}, "adapter.lora.alpha must be a float"),
+        ({"adapter_lora_alpha": 8}, "adapter.lora.alpha must be a 32-bit float"),
+        ({"adapter_lora_alpha": "8"}, "adapter.lora.alpha must be a 32-bit float"),
+        ({"adapter_lora_alpha": np.float64(8.0)}, "adapter.lora.alpha must be a 32-bit float"),
     ],
 )
 def test_wrong_metadata_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
