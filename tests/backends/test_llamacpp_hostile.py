@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -127,3 +128,28 @@ def test_no_accepted_mutation_crashes_llamacpp(tmp_path: Path, seed: int) -> Non
     accepted, crashed = crashes(tmp_path, mutations(5000, seed))
     assert accepted > 500
     assert crashed == []
+
+
+UNCAUGHT = """
+import sys
+from localllm.backends.llamacpp.library import library
+c = library().c
+parameters = c.llama_model_default_params()
+parameters.vocab_only = True
+model = c.llama_model_load_from_file(sys.argv[1].encode(), parameters)
+c.llama_tokenize(c.llama_model_get_vocab(model), b"\\n", 1, (c.llama_token * 9)(), 9, False, False)
+"""
+
+
+def test_uncaught_exception_starts_no_debugger(tmp_path: Path) -> None:
+    """A debugger would stop the worker for seconds, and run the scripts of the user."""
+    metadata = VOCABULARIES["spm"]()
+    tokens = metadata["tokenizer.ggml.tokens"].value
+    assert isinstance(tokens, list)
+    tokens[tokens.index(b"<0x0A>")] = b"other"
+    file = tmp_path / "no-newline.gguf"
+    file.write_bytes(content(metadata, tensors()))
+    child = subprocess.run((sys.executable, "-c", UNCAUGHT, file), capture_output=True, text=True, cwd=ROOT)
+    assert child.returncode == -signal.SIGABRT
+    assert "std::out_of_range" in child.stderr
+    assert "ggml_print_backtrace" not in child.stdout + child.stderr
