@@ -81,26 +81,29 @@ def quantise(values: NDArray[np.uint16], kind: int, pool: ThreadPoolExecutor) ->
     return out
 
 
-def write(shape: Shape, recipe: str, file: Path, random_blocks: bool = False) -> None:
-    """Write the file, unless it exists."""
+def write(shape: Shape, recipe: str, file: Path, random_blocks: bool = False, vocabulary: bool = False) -> None:
+    """Write the file, unless it exists. `vocabulary`: with a vocabulary of bytes and unused tokens."""
     if file.exists():
         return
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".part")
     if random_blocks:
-        _write_random(shape, recipe, unfinished)
+        _write_random(shape, recipe, unfinished, vocabulary)
     else:
-        _write_quantised(shape, recipe, unfinished)
+        _write_quantised(shape, recipe, unfinished, vocabulary)
     unfinished.rename(file)
 
 
-def _make_writer(shape: Shape, file: Path) -> Any:
+def _make_writer(shape: Shape, file: Path, vocabulary: bool) -> Any:
     """A writer of gguf that has the metadata of the model, and no tensors."""
     import gguf
 
     writer = gguf.GGUFWriter(file, shape.model_type)
-    writer.add_tokenizer_model("none")
-    writer.add_vocab_size(shape.vocab)
+    if vocabulary:
+        _add_vocabulary(writer, shape.vocab)
+    else:
+        writer.add_tokenizer_model("none")
+        writer.add_vocab_size(shape.vocab)
     writer.add_context_length(shape.positions)
     writer.add_embedding_length(shape.hidden)
     writer.add_block_count(shape.layers)
@@ -115,10 +118,27 @@ def _make_writer(shape: Shape, file: Path) -> Any:
     return writer
 
 
-def _write_quantised(shape: Shape, recipe: str, file: Path) -> None:
+def _add_vocabulary(writer: Any, size: int) -> None:
+    """Byte-level tokens without merges, so each ASCII character is a token; other tokens are words."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    tokens = [*sorted(ByteLevel.alphabet())[: size - 2], "ee"]
+    tokens += [f"w{number}" for number in range(len(tokens), size - 1)]
+    end = "<|end|>"
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*tokens, end])
+    writer.add_token_types([1] * len(tokens) + [3])  # normal, and control
+    writer.add_token_merges(["e e"])
+    writer.add_eos_token_id(size - 1)
+    writer.add_add_bos_token(False)
+    writer.add_chat_template("{% for message in messages %}{{ message.content }}" + end + "{% endfor %}")
+
+
+def _write_quantised(shape: Shape, recipe: str, file: Path, vocabulary: bool) -> None:
     import gguf
 
-    writer = _make_writer(shape, file)
+    writer = _make_writer(shape, file, vocabulary)
     cached: dict[tuple[str, int, int], NDArray[np.uint8]] = {}
     with ThreadPoolExecutor() as pool:
         for tensor, values in draw(shape):
@@ -145,10 +165,10 @@ class Stored:
     stop: int
 
 
-def _write_random(shape: Shape, recipe: str, file: Path) -> None:
+def _write_random(shape: Shape, recipe: str, file: Path, vocabulary: bool) -> None:
     import gguf
 
-    writer = _make_writer(shape, file)
+    writer = _make_writer(shape, file, vocabulary)
     samples: dict[tuple[str, int], NDArray[np.uint8]] = {}
     stored: list[Stored] = []
     start = 0
