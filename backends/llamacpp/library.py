@@ -38,9 +38,8 @@ class Library:
 
     def __init__(self) -> None:
         limit_spinning()
-        os.environ["GGML_NO_BACKTRACE"] = (
-            "1"  # without it, an exception that llama.cpp does not catch starts a debugger
-        )
+        # Otherwise an exception that llama.cpp does not catch starts a debugger.
+        os.environ["GGML_NO_BACKTRACE"] = "1"
         self.version: str = import_module("llama_cpp").__version__
         if tuple(map(int, re.findall(r"\d+", self.version)))[:3] < MIN_VERSION:
             raise ImportError(f"version {self.version} is too old")
