@@ -143,7 +143,7 @@ class AdapterFiles(click.ParamType[str]):
         return existing_gguf(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from .store.cache import adapters
+        from .store.adapter_refs import available as adapters
 
         if _is_folder_prefix(incomplete):
             return [CompletionItem(incomplete, type="file")]
@@ -156,7 +156,7 @@ class LoadedAdapter(click.ParamType[str]):
     name = "adapter"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from .store.cache import adapters
+        from .store.adapter_refs import available as adapters
         from .store.names import adapter_name
 
         return completions(lambda: [adapter_name(adapter.id) for adapter in adapters()], incomplete)

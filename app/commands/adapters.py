@@ -13,7 +13,7 @@ from .. import config
 from ..client import AdapterEntry, Client
 from ..errors import AdapterNotFound, DaemonUnreachable, InvalidRequest
 from ..sizes import size
-from ..store import cache
+from ..store import adapter_refs, cache
 from ..store.names import adapter_name, is_path
 from .console import say, table
 from .removal import carry_out
@@ -23,7 +23,7 @@ def list_adapters(as_json: bool) -> int:
     """Print the adapters that are loaded, the built-in adapters, and the adapters in the model cache."""
     settings = config.load()
     loaded = asyncio.run(_loaded(settings))
-    adapters = cache.adapters()
+    adapters = adapter_refs.available()
     if as_json:
         files = [_for_json(adapter) for adapter in adapters]
         click.echo(json.dumps({"loaded": [msgspec.to_builtins(entry) for entry in loaded], "files": files}, indent=2))
@@ -77,7 +77,7 @@ def _for_json(adapter: cache.ModelRef) -> dict[str, object]:
 def load(adapter: str, name: str | None, model: str | None, replace: bool, pinned: bool, as_json: bool) -> int:
     """Load an adapter for a model. The daemon and the model are started if necessary."""
     settings = config.load()
-    source = cache.resolve_adapter(adapter, allow_path=True)
+    source = adapter_refs.resolve(adapter, allow_path=True)
     path = str(source.path) if is_path(adapter) else source.id
     name = name or adapter_name(source.id)
     options = {"load_inplace": replace, "reuse": not replace, "pinned": pinned}

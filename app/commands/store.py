@@ -15,7 +15,7 @@ import click
 from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
-from ..store import cache, catalog, preferences, stored
+from ..store import adapter_refs, cache, catalog, preferences, stored
 from ..store.names import GUIDE, LOCAL, HubName, is_path, parse
 from .console import one_line, say, table
 
@@ -111,7 +111,7 @@ def _all_stored() -> list[cache.ModelRef]:
     from ..store import listing
 
     models = [model for model in listing.listed() if model.bundled or model.revision]
-    return [*models, *cache.adapters()]
+    return [*models, *adapter_refs.available()]
 
 
 def _verify(model: cache.ModelRef, show_progress: Callable[[str, int, int], None]) -> list[Verdict]:

@@ -18,7 +18,7 @@ from ..api.stream import Stream
 from ..config import Settings
 from ..errors import AppError, Forbidden, InvalidRequest, ModelNotFound, OtherOptions, Overloaded, Stopping
 from ..frames import Stats
-from ..store import cache
+from ..store import adapter_refs, cache
 from ..store.names import is_path
 from .adapters import Adapters
 from .description import describe
@@ -240,7 +240,7 @@ class LoadedModels:
                 "lora_path must be the name of a downloaded adapter, not a path",
                 hint="clients on the unix socket may name a folder",
             )
-        folder = await asyncio.to_thread(cache.resolve_adapter, path, allow_path=local)
+        folder = await asyncio.to_thread(adapter_refs.resolve, path, allow_path=local)
         worker = await self.worker(model or self._names.only(), local=local)
         return await self._adapters.load(worker, name, folder.path, replace=replace, reuse=reuse, pinned=pinned)
 

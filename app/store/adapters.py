@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...engine.adapterfiles import AdapterFiles, read_adapter_header
-from . import cache, ggufs
+from . import adapter_refs, cache, ggufs
 from .check import check
 
 
@@ -25,7 +25,7 @@ class AdapterFolder:
 
 def folders(others: Iterable[Path] = ()) -> list[AdapterFolder]:
     """The built-in and the downloaded adapters, then the folders in `others` that are not among them."""
-    listed = [_describe(ref.id, ref.path, ref.size, ref.bundled) for ref in cache.adapters()]
+    listed = [_describe(ref.id, ref.path, ref.size, ref.bundled) for ref in adapter_refs.available()]
     paths = {folder.path for folder in listed}
     for path in others:
         if path not in paths:

@@ -1,10 +1,11 @@
-"""The models and adapters on this machine: the built-in ones, and the complete ones in the shared Hugging Face cache.
+"""The models on this machine: the built-in one, and the complete ones in the shared Hugging Face cache.
 
     models--org--repo/
         refs/main             a commit
         snapshots/<commit>/   links to files in blobs/; a link appears when its file is complete
 
-This module reads the cache without huggingface_hub, because the import of huggingface_hub is slow.
+This module reads the cache without huggingface_hub, because the import of huggingface_hub is slow. adapter_refs has the
+adapters.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from ...engine.errors import ModelRefused
 from ...engine.modelfiles import read_json
 from .. import paths
-from ..errors import AdapterNotFound, InvalidRequest, ModelNotFound
+from ..errors import InvalidRequest, ModelNotFound
 from . import catalog, ggufs, names, suggestions, unfinished
 from .ggufs import GgufModel
 from .names import GUIDE, LOCAL, MAIN, FileAddress, HubName, LocalPath, ShortName, is_path
@@ -108,7 +109,7 @@ def find(name: str, *, allow_path: bool = False, complete: Callable[[Path], bool
         target = catalog.expand(parsed) or parsed
         if isinstance(target, LocalPath):
             return _from_path(target.path) if allow_path or target is not parsed else None
-        return find_snapshot(target, complete or is_complete) or _find_gguf(target)
+        return find_snapshot(target, complete or is_complete) or find_gguf(target)
     except (InvalidRequest, ModelNotFound):
         return None
 
@@ -119,15 +120,15 @@ def find_snapshot(name: names.Name, complete: Callable[[Path], bool]) -> ModelRe
         case ShortName(family=names.GUIDE, tag="", revision=""):
             return _bundled() if is_complete(paths.guide_dir()) else None
         case ShortName(tag=""):
-            return _cached(names.repo_folder(name.family), name.revision, complete)
+            return cached(names.repo_folder(name.family), name.revision, complete)
         case HubName(quant=""):
-            return None if ggufs.is_gguf(Path(name.file)) else _cached(name.folder, name.revision, complete)
+            return None if ggufs.is_gguf(Path(name.file)) else cached(name.folder, name.revision, complete)
         case FileAddress():
-            return _cached(name.folder, "", complete)
+            return cached(name.folder, "", complete)
     return None
 
 
-def _find_gguf(name: names.Name, models_in: Callable[[Path], list[GgufModel]] = ggufs.models_in) -> ModelRef | None:
+def find_gguf(name: names.Name, models_in: Callable[[Path], list[GgufModel]] = ggufs.models_in) -> ModelRef | None:
     """The complete GGUF model that a name selects; None without one, or if the name selects several.
 
     `models_in`: lists the candidates of a snapshot.
@@ -141,12 +142,12 @@ def _find_gguf(name: names.Name, models_in: Callable[[Path], list[GgufModel]] = 
             target = HubName(name.repo)
         case _:
             return None
-    snapshot = _cached(target.folder, target.revision, has_gguf)
+    snapshot = cached(target.folder, target.revision, has_gguf)
     if snapshot is None:
         return None
     models = models_in(snapshot.path)
     selected = ggufs.select(target, models)
-    return None if selected is None else _describe_gguf(snapshot, selected, models)
+    return None if selected is None else describe_gguf(snapshot, selected, models)
 
 
 def gguf_models(repo_folder: Path) -> Iterator[ModelRef]:
@@ -154,7 +155,7 @@ def gguf_models(repo_folder: Path) -> Iterator[ModelRef]:
     for snapshot in snapshots(repo_folder, has_gguf):
         models = ggufs.models_in(snapshot.path)
         for model in models:
-            yield _describe_gguf(snapshot, model, models)
+            yield describe_gguf(snapshot, model, models)
 
 
 def find_file(repo_folder: Path, file: Path) -> ModelRef | None:
@@ -163,7 +164,7 @@ def find_file(repo_folder: Path, file: Path) -> ModelRef | None:
         for models in (ggufs.models_in(snapshot.path), ggufs.adapters_in(snapshot.path)):
             for model in models:
                 if file in {stored.path for stored in model.files}:
-                    return _describe_gguf(snapshot, model, models)
+                    return describe_gguf(snapshot, model, models)
     return None
 
 
@@ -172,73 +173,11 @@ def has_gguf(snapshot: Path) -> bool:
     return bool(ggufs.files_in(snapshot))
 
 
-def _describe_gguf(snapshot: ModelRef, model: GgufModel, models: list[GgufModel]) -> ModelRef:
-    """`models`: all models of the snapshot, of which this is one."""
+def describe_gguf(snapshot: ModelRef, model: GgufModel, models: list[GgufModel]) -> ModelRef:
+    """A GGUF model or adapter of a snapshot. `models`: all of the snapshot, of which this is one."""
     description = f"GGUF {model.quant}".strip()
     id = ggufs.id_of(snapshot.id, model, models)
     return replace(snapshot, id=id, path=model.path, size=model.size, packed=0, context=0, description=description)
-
-
-def adapters() -> list[ModelRef]:
-    """The built-in adapters, then every complete adapter in the Hugging Face cache.
-
-    The description is the name of the base model.
-    """
-    refs = builtin_adapters()
-    for folder in repo_folders():
-        for adapter in snapshots(folder, is_adapter):
-            base = read_object(adapter.path / ADAPTER_CONFIG).get("base_model_name_or_path")
-            refs.append(replace(adapter, description=str(base or "")))
-        refs += _gguf_adapters(folder)
-    return refs
-
-
-def _gguf_adapters(repo_folder: Path) -> Iterator[ModelRef]:
-    for snapshot in snapshots(repo_folder, has_gguf):
-        models = ggufs.adapters_in(snapshot.path)
-        for model in models:
-            yield replace(_describe_gguf(snapshot, model, models), description="")
-
-
-def builtin_adapters() -> list[ModelRef]:
-    """The adapters that come with guide."""
-    folders = sorted(filter(is_adapter, paths.builtin_adapters_dir().glob("*")))
-    return [_describe(folder.name, folder, bundled=True, description=GUIDE) for folder in folders]
-
-
-def resolve_adapter(name: str, *, allow_path: bool = False) -> ModelRef:
-    """The adapter of this name. With `allow_path`, also a folder or a GGUF file (with a leading /, ./, ../ or ~).
-
-    Raises AdapterNotFound, with similar names as its hint. The files of a folder are not read here.
-    """
-    if allow_path and is_path(name):
-        folder = Path(name).expanduser().absolute()
-        if not (_is_folder(folder) or (ggufs.is_gguf(folder) and _is_file(folder))):
-            hint = f"an adapter is a folder with {ADAPTER_CONFIG}, or a GGUF file"
-            raise AdapterNotFound(f"adapter folder {str(folder)[:200]} does not exist", hint=hint, param="lora_path")
-        return ModelRef(id=str(folder), path=folder)
-    builtin = {adapter.id: adapter for adapter in builtin_adapters()}
-    adapter = builtin.get(name) or _find_adapter(name)
-    if adapter is None:
-        hint = suggestions.hint_for_adapter(name, [adapter.id for adapter in adapters()])
-        raise AdapterNotFound(f"adapter {name[:200]!r} is not on this machine", hint=hint, param="lora_path")
-    return adapter
-
-
-def _find_adapter(name: str) -> ModelRef | None:
-    try:
-        parsed = names.parse(name)
-    except InvalidRequest:
-        return None
-    match catalog.expand(parsed):
-        case HubName(quant="", file="") as repository:
-            peft = _cached(repository.folder, repository.revision, is_adapter)
-            return peft or _find_gguf(repository, ggufs.adapters_in)
-        case HubName() | FileAddress() as target:
-            return _find_gguf(target, ggufs.adapters_in)
-        case LocalPath() as folder if not isinstance(parsed, LocalPath):  # an alias of a folder
-            return ModelRef(id=folder.text, path=folder.path) if is_adapter(folder.path) else None
-    return None
 
 
 def is_adapter(folder: Path) -> bool:
@@ -261,7 +200,7 @@ def is_complete(folder: Path) -> bool:
 
     The path of a GGUF model is complete if all its shards exist.
     """
-    if ggufs.is_gguf(folder) and _is_file(folder):
+    if ggufs.is_gguf(folder) and is_file(folder):
         return ggufs.model_of(folder).is_complete and not ggufs.is_adapter(folder)
     if not (folder / "config.json").is_file():
         return False
@@ -271,7 +210,7 @@ def is_complete(folder: Path) -> bool:
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         return False
-    return all(isinstance(shard, str) and _is_file(folder / shard) for shard in set(weight_map.values()))
+    return all(isinstance(shard, str) and is_file(folder / shard) for shard in set(weight_map.values()))
 
 
 def has_model_files(snapshot: Path) -> bool:
@@ -299,10 +238,10 @@ def refs(repo_folder: Path) -> dict[str, str]:
 
 
 def _bundled() -> ModelRef:
-    return _describe(GUIDE, paths.guide_dir(), bundled=True, description=GUIDE_DESCRIPTION)
+    return describe(GUIDE, paths.guide_dir(), bundled=True, description=GUIDE_DESCRIPTION)
 
 
-def _cached(folder: Path, revision: str, complete: Callable[[Path], bool] = is_complete) -> ModelRef | None:
+def cached(folder: Path, revision: str, complete: Callable[[Path], bool] = is_complete) -> ModelRef | None:
     """The model or adapter in a folder of the cache; None if it is missing, or a short commit matches several."""
     revision = revision or MAIN
     commit = refs(folder).get(revision, revision)
@@ -317,30 +256,32 @@ def snapshots(repo_folder: Path, complete: Callable[[Path], bool] = is_complete)
     for snapshot in sorted((repo_folder / "snapshots").glob("*")):
         if complete(snapshot):
             label = labels.get(snapshot.name, snapshot.name[:12])
-            yield _describe(repo if label == MAIN else f"{repo}@{label}", snapshot, revision=snapshot.name)
+            yield describe(repo if label == MAIN else f"{repo}@{label}", snapshot, revision=snapshot.name)
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
+    """True for a file. A name that no file system allows is none."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # a name that no file system allows
         return False
 
 
-def _is_folder(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
+    """True for a folder. A path that is too long is none."""
     return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises an error if the path is too long
 
 
 def _from_path(folder: Path) -> ModelRef:
     folder = folder.absolute()
-    if ggufs.is_gguf(folder) and _is_file(folder):
+    if ggufs.is_gguf(folder) and is_file(folder):
         return _from_gguf(str(folder), ggufs.model_of(folder))
-    if not _is_folder(folder):
+    if not is_folder(folder):
         hint = "the path of a model is a folder with config.json, or a GGUF file"
         raise ModelNotFound(f"{str(folder)[:200]} does not exist", hint=hint, param="model")
     if not (folder / "config.json").is_file():
         return _from_gguf_folder(folder)
-    return _describe(str(folder), folder, files=folder.glob("*"))  # without subfolders: a path such as / has too many
+    return describe(str(folder), folder, files=folder.glob("*"))  # without subfolders: a path such as / has too many
 
 
 def _from_gguf(name: str, model: GgufModel) -> ModelRef:
@@ -365,7 +306,7 @@ def _from_gguf_folder(folder: Path) -> ModelRef:
     raise ModelNotFound(f"{folder} is not a model folder: config.json is missing", hint=hint, param="model")
 
 
-def _describe(
+def describe(
     name: str,
     folder: Path,
     *,
@@ -374,6 +315,7 @@ def _describe(
     description: str = "",
     files: Iterable[Path] | None = None,
 ) -> ModelRef:
+    """The model or the adapter in a folder. `files`: those that count for its size; None: all files of the folder."""
     config = read_object(folder / "config.json")
     packed = paths.packed_dir(folder)
     inside_packed = f"{packed}{os.sep}"

@@ -17,7 +17,7 @@ from ...engine.errors import ModelRefused
 from .. import paths
 from ..errors import ModelNotFound, ModelUnusable, StorageFailed
 from ..sizes import size
-from . import cache
+from . import adapter_refs, cache
 from .architectures import unsupported
 from .blobs import blob_of
 from .check import check
@@ -235,7 +235,7 @@ class Download:
         if plan.kind == "file":
             size_on_disk = sum(file.size for file in plan.files)
             return cache.ModelRef(str(self.name), repository.snapshot, revision=repository.commit, size=size_on_disk)
-        resolve = cache.resolve_adapter if plan.kind == "adapter" else cache.resolve
+        resolve = adapter_refs.resolve if plan.kind == "adapter" else cache.resolve
         return resolve(f"{repository.id}@{repository.commit}")
 
 

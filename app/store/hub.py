@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound, StorageFailed
-from . import cache, catalog, ggufs, stored, suggestions
+from . import adapter_refs, cache, catalog, ggufs, stored, suggestions
 from .blobs import blob_of, has_shared, own_bytes
 from .blobs import delete as delete_blob
 from .disk_errors import translate_disk_errors
@@ -207,7 +207,7 @@ def plan_adapter_removal(name: str) -> Removal:
     """Plan to delete a downloaded adapter. Raises AdapterNotFound, or InvalidRequest for files of the user."""
     if is_path(name):
         raise _not_stored(name)
-    adapter = cache.resolve_adapter(name)
+    adapter = adapter_refs.resolve(name)
     if adapter.bundled:
         raise InvalidRequest(f"{name} is built in and cannot be deleted", param="name")
     if cache.is_complete(adapter.path):

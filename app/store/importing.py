@@ -16,7 +16,7 @@ from ...engine.modelfiles import PICKLE_SUFFIXES
 from .. import paths
 from ..errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
 from ..sizes import size
-from . import cache, ggufs, names
+from . import adapter_refs, cache, ggufs, names
 from .check import check
 from .disk_errors import translate_disk_errors
 from .ggufs import is_gguf
@@ -70,7 +70,7 @@ def import_model(
             shutil.rmtree(target.folder, ignore_errors=True)
             raise
     is_adapter = selection.kind == "adapter" or ggufs.is_adapter(selection.files[-1].path)
-    find = cache.resolve_adapter if is_adapter else cache.resolve
+    find = adapter_refs.resolve if is_adapter else cache.resolve
     return find(str(target))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import AdapterNotFound, InvalidRequest, ModelNotFound
-from . import cache, catalog, ggufs, names, suggestions, unfinished
+from . import adapter_refs, cache, catalog, ggufs, names, suggestions, unfinished
 from .cache import ModelRef
 from .names import HubName, LocalPath, is_path
 from .selection import gguf_quant
@@ -39,7 +39,7 @@ def find(name: str, *, allow_path: bool = False) -> ModelRef | None:
     if model is not None:
         return model
     try:
-        adapter = cache.resolve_adapter(name, allow_path=allow_path)
+        adapter = adapter_refs.resolve(name, allow_path=allow_path)
     except AdapterNotFound:
         return find_weights(name)
     has_files = cache.is_adapter(adapter.path) or _has_weights_directly(adapter.path)
@@ -98,6 +98,6 @@ def _files(folder: Path, suffix: str) -> Iterator[Path]:
 
 def ids() -> list[str]:
     """The ids of all models, adapters and unfinished downloads on this machine."""
-    complete = [model.id for model in (*cache.available(), *cache.adapters())]
+    complete = [model.id for model in (*cache.available(), *adapter_refs.available())]
     repositories = [names.repo_of_folder(folder) for folder in cache.repo_folders()]
     return list(dict.fromkeys(complete + repositories))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from localllm.app import paths
-from localllm.app.store import cache
+from localllm.app.store import adapter_refs, cache
 
 from .hub import Hub, model_files, serving
 from .test_store_cache import ADAPTER, WHOLE, make
@@ -94,7 +94,7 @@ def test_question_without_yes_changes_nothing(hub: Hub, keys: bytes, code: int |
         assert "Traceback" not in screen
         assert screen.endswith("\n"), (args, screen)
     assert cache.find("org/whole") is not None
-    assert cache.resolve_adapter("org/lora").id == "org/lora"
+    assert adapter_refs.resolve("org/lora").id == "org/lora"
     assert cache.find("org/m") is None
     assert unused.exists()
     assert not any("/resolve/" in path for _, path in hub.log)

@@ -9,7 +9,7 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.errors import AdapterNotFound, InvalidRequest, ModelNotFound
-from localllm.app.store import cache
+from localllm.app.store import adapter_refs, cache
 from localllm.app.store.names import is_path, parse
 
 
@@ -266,9 +266,9 @@ def test_adapters_are_listed_apart_from_models() -> None:
     folder = make("org/pirate", ADAPTER)
     make("org/empty", {"adapter_config.json": "{}"})
     assert names() == ["org/base"]
-    (adapter,) = (ref for ref in cache.adapters() if not ref.bundled)
+    (adapter,) = (ref for ref in adapter_refs.available() if not ref.bundled)
     assert (adapter.id, adapter.path, adapter.description) == ("org/pirate", folder, "org/base")
-    assert cache.resolve_adapter("org/pirate") == cache.resolve_adapter("org/pirate@main")
+    assert adapter_refs.resolve("org/pirate") == adapter_refs.resolve("org/pirate@main")
     with pytest.raises(ModelNotFound):
         cache.resolve("org/pirate")
 
@@ -282,11 +282,11 @@ def test_unknown_adapter_has_a_hint(tmp_path: Path) -> None:
     }
     for name, hint in hints.items():
         with pytest.raises(AdapterNotFound) as refused:
-            cache.resolve_adapter(name, allow_path=True)
+            adapter_refs.resolve(name, allow_path=True)
         assert refused.value.hint == hint
     for name in (str(tmp_path), "../pirate"):
         with pytest.raises(AdapterNotFound):
-            cache.resolve_adapter(name)
-    assert cache.resolve_adapter(str(tmp_path), allow_path=True).path == tmp_path
+            adapter_refs.resolve(name)
+    assert adapter_refs.resolve(str(tmp_path), allow_path=True).path == tmp_path
     with pytest.raises(AdapterNotFound, match="does not exist"):
-        cache.resolve_adapter(str(tmp_path / "none"), allow_path=True)
+        adapter_refs.resolve(str(tmp_path / "none"), allow_path=True)

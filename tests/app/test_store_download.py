@@ -22,7 +22,7 @@ import pytest
 from localllm.app import paths
 from localllm.app.errors import StorageFailed
 from localllm.app.frames import Load
-from localllm.app.store import cache, download, listing, prune
+from localllm.app.store import adapter_refs, cache, download, listing, prune
 from localllm.app.store import hub as hub_module
 from localllm.app.store.disk_errors import translate_disk_errors
 from localllm.app.store.download import RemoteFile
@@ -90,7 +90,7 @@ def test_pull_downloads_an_adapter_that_adapters_rm_deletes(hub: Hub) -> None:
     done = localllm(hub, "pull", "org/adapter")
     assert done.returncode == 0, done.stderr
     assert "try: localllm adapters load org/adapter" in done.stderr
-    adapter = cache.resolve_adapter("org/adapter")
+    adapter = adapter_refs.resolve("org/adapter")
     assert {file.name for file in adapter.path.iterdir()} == {
         "README.md",
         "adapter_config.json",
@@ -100,7 +100,7 @@ def test_pull_downloads_an_adapter_that_adapters_rm_deletes(hub: Hub) -> None:
     assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
     removed = localllm(hub, "adapters", "rm", "org/adapter", "--yes", "--json")
     assert json.loads(removed.stdout)["deleted"] == "org/adapter"
-    assert all(adapter.bundled for adapter in cache.adapters())
+    assert all(adapter.bundled for adapter in adapter_refs.available())
 
 
 def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None:

@@ -11,7 +11,7 @@ import pytest
 from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
-from localllm.app.store import cache, importing, listing, prune
+from localllm.app.store import adapter_refs, cache, importing, listing, prune
 from localllm.app.store.importing import import_model
 from localllm.app.store.names import repo_folder
 from localllm.app.store.transfer import lock
@@ -96,7 +96,7 @@ def test_imported_adapter_has_only_the_files_of_an_adapter(tmp_path: Path, copy:
     adapter = import_model(adapter_folder(tmp_path), copy=copy)
     assert adapter.id == "local/lora"
     assert {file.name for file in adapter.path.iterdir()} == set(adapter_files())
-    assert cache.resolve_adapter("local/lora").path == adapter.path
+    assert adapter_refs.resolve("local/lora").path == adapter.path
 
 
 def test_import_says_if_it_links_or_copies(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.daemon.names import Names
 from localllm.app.errors import ModelNotFound
-from localllm.app.store import architectures, cache
+from localllm.app.store import adapter_refs, architectures, cache
 from localllm.app.store.adapters import folders
 from localllm.engine.runner import Unavailable
 
@@ -309,8 +309,8 @@ def test_gguf_adapter_is_pulled_and_listed_among_the_adapters(run: Run) -> None:
     assert code == 0, errors
     assert "try: localllm adapters load org/lora" in errors
     assert listed(run) == {}
-    adapters = cache.adapters()
-    assert cache.resolve_adapter("org/lora").path.name == "lora-f16.gguf"
+    adapters = adapter_refs.available()
+    assert adapter_refs.resolve("org/lora").path.name == "lora-f16.gguf"
     assert [adapter.id for adapter in adapters if not adapter.bundled] == ["org/lora:F16"]
     assert cache.find("org/lora") is None, "an adapter is no model"
     assert result_of(run, "show", "org/lora")[1]["kind"] == "adapter"
@@ -353,7 +353,7 @@ def test_path_of_a_gguf_file_is_a_model(run: Run, tmp_path: Path, monkeypatch: p
     (tmp_path / "lora.gguf").write_bytes(ADAPTER)
     with pytest.raises(ModelNotFound, match="is an adapter"):
         cache.resolve(str(tmp_path / "lora.gguf"), allow_path=True)
-    assert cache.resolve_adapter(str(tmp_path / "lora.gguf"), allow_path=True).path.name == "lora.gguf"
+    assert adapter_refs.resolve(str(tmp_path / "lora.gguf"), allow_path=True).path.name == "lora.gguf"
 
 
 def test_inspection_of_a_quantisation_is_not_that_of_another_one_on_this_machine(run: Run) -> None:

@@ -15,7 +15,7 @@ from transformers import Qwen3ForCausalLM
 
 from localllm.app import paths
 from localllm.app.errors import InvalidRequest
-from localllm.app.store import cache, hub
+from localllm.app.store import adapter_refs, hub
 from localllm.backends import cpu
 from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.engine import Engine
@@ -56,10 +56,10 @@ def test_the_folder_has_two_adapters_of_at_most_4_mb() -> None:
 
 
 def test_the_store_lists_the_adapters_and_deletes_none() -> None:
-    assert [(ref.id, ref.path, ref.description) for ref in cache.adapters() if ref.bundled] == [
+    assert [(ref.id, ref.path, ref.description) for ref in adapter_refs.available() if ref.bundled] == [
         (name, FOLDER / name, "guide") for name in NAMES
     ]
-    assert cache.resolve_adapter("steps").path == FOLDER / "steps"
+    assert adapter_refs.resolve("steps").path == FOLDER / "steps"
     with pytest.raises(InvalidRequest, match="built in"):
         hub.plan_adapter_removal("steps")
 
