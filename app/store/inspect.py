@@ -22,11 +22,11 @@ from ...engine.runner import Unavailable
 from ...engine.tensorfiles import StoredTensor, read_header
 from ..errors import ModelUnusable
 from .check import TOKENIZER, check, check_gguf, missing_tensor
-from .ggufs import files_in, is_adapter, is_gguf, model_of
+from .ggufs import StoredFile, files_in, is_adapter, is_gguf, model_of
 from .headers import read_gguf_file
 from .inspection import BackendVerdict, Inspection, Variant
 from .opening import Origin, opened
-from .selection import NO_CONFIG, default_quant, gguf_quant, gguf_variants, is_gguf_model
+from .selection import NO_CONFIG, default_quant, gguf_models, gguf_quant, gguf_variants
 from .tensors import dtype_shares, num_parameters
 from .trial import try_folder, try_gguf
 
@@ -57,14 +57,14 @@ def inspect_path(path: Path, origin: Origin) -> Inspection:
         return _inspect_adapter(path, origin)
     if is_gguf(path):
         return _inspect_gguf([file.path for file in model_of(path).files], origin)
-    ggufs = [file.path for file in files_in(path)]
+    ggufs = files_in(path)
     has_config = (path / "config.json").exists()
     weights = [path] if path.suffix.lower() == SAFETENSORS else sorted(path.glob(f"*{SAFETENSORS}"))
     if (path / ADAPTER_CONFIG).exists() and not has_config:
         return _inspect_adapter(path, origin)
     if ggufs and not weights:
-        variants = origin.variants or gguf_variants((file.name, file.stat().st_size) for file in ggufs)
-        return _inspect_gguf(_one_model(ggufs, variants), replace(origin, variants=variants))
+        variants = origin.variants or gguf_variants((file.name, file.size) for file in ggufs)
+        return _inspect_gguf(_one_model(origin.name, ggufs, variants), replace(origin, variants=variants))
     if has_config:
         return _inspect_model(path, origin)
     if weights:
@@ -88,10 +88,15 @@ def licence(folder: Path) -> str:
     return named[0] if named else "".join(values[:1])
 
 
-def _one_model(files: list[Path], variants: tuple[Variant, ...]) -> list[Path]:
-    """The files of one model, which represents the variants."""
+def _one_model(name: str, files: list[StoredFile], variants: tuple[Variant, ...]) -> list[Path]:
+    """The files of one model, which represents the variants. Raises ModelRefused if several models could do this."""
     selected = default_quant(variants)
-    return [file for file in files if is_gguf_model(file.name) and gguf_quant(file.name) == selected] or files
+    whole = [file for file in files if not is_adapter(file.path)]
+    models = [model for model in gguf_models(whole) if gguf_quant(model[0].name) == selected]
+    if len(models) > 1:
+        first = ", ".join(model[0].name for model in models[:3])
+        raise ModelRefused(f"{name} has {len(models)} GGUF models", f"name one of the files: {first}")
+    return [file.path for file in (models[0] if models else files)]
 
 
 def _names(path: Path) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from ..errors import ModelNotFound
 from . import architectures, cache, ggufs, names, stored, unfinished
 from .architectures import Answer
 from .cache import ModelRef
@@ -142,10 +143,21 @@ class _Checked:
     context: int = 0  # of a GGUF model, in tokens; 0: unknown
 
 
+def _no_single_model(folder: Path) -> str:
+    """The problem of a folder whose GGUF files are several models, or no model."""
+    try:
+        cache.resolve(str(folder), allow_path=True)
+    except ModelNotFound as error:
+        return f"{error}; {error.hint}"
+    return ""
+
+
 @lru_cache(maxsize=1000)
 def _checked(folder: Path, version: tuple[object, ...]) -> _Checked:
     problems = check(folder, ask_backends=False)
     if not problems and stored.kind_of(folder) == "gguf":
+        if folder.is_dir():
+            return _Checked(problem=_no_single_model(folder))
         config = gguf_config(folder)
         return _Checked("", architectures.question(folder), config.model_type, config.max_positions)
     if problems or not (folder / "config.json").exists():

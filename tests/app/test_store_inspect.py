@@ -131,6 +131,17 @@ def test_gguf_file_is_described(tmp_path: Path) -> None:
     assert damaged.parameters is None
 
 
+def test_folder_with_several_gguf_models_is_not_described_as_one(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(sound().content())
+    with pytest.raises(ModelRefused, match="has 2 GGUF models") as caught:
+        inspected(tmp_path)
+    assert caught.value.hint == "name one of the files: a.gguf, b.gguf"
+    (tmp_path / "b.gguf").rename(tmp_path / "b-Q8_0.gguf")
+    (tmp_path / "a.gguf").rename(tmp_path / "a-Q4_K_M.gguf")
+    assert inspected(tmp_path).parameters == inspected(tmp_path / "a-Q4_K_M.gguf").parameters
+
+
 def test_names_that_are_no_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelUnusable, match=r"has no config.json"):
         inspect(str(tmp_path))

@@ -337,6 +337,18 @@ def test_gguf_files_of_this_machine_are_imported(run: Run, tmp_path: Path) -> No
     assert (tmp_path / "other-Q8_0.gguf").exists(), "the file of the user stays"
 
 
+def test_folder_without_a_single_gguf_model_is_shown_with_this_problem(run: Run, tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(GGUF)
+    code, facts = result_of(run, "show", str(tmp_path))
+    assert (code, len(facts["files"])) == (0, 2)
+    assert facts["problems"] == [f"{tmp_path} has 2 GGUF models; name one of the files: a.gguf, b.gguf"]
+    folder = tmp_path / "projector"
+    folder.mkdir()
+    (folder / "mmproj-F16.gguf").write_bytes(GGUF)
+    assert "is not a model folder" in result_of(run, "show", str(folder))[1]["problems"][0]
+
+
 def test_path_of_a_gguf_file_is_a_model(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, shard in shards().items():
         (tmp_path / name.rpartition("/")[2]).write_bytes(shard)
