@@ -12,6 +12,7 @@ from .parameters import (
     AliasName,
     AnyModel,
     LoadedAdapter,
+    LoadedModel,
     Model,
     RemoteModel,
     StoredModel,
@@ -150,7 +151,7 @@ def ps(as_json: bool) -> int:
 
 
 @cli.command()
-@default_model
+@click.argument("model", type=LoadedModel(), required=False)
 def stop(model: str | None) -> int:
     """Unload a model, or stop the daemon.
 

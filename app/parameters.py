@@ -71,6 +71,18 @@ class Model(click.ParamType[str]):
         yield from (name for name, entry in catalog.entries().items() if str(entry.target) in ids)
 
 
+class LoadedModel(Model):
+    """The name or the path of a model that may be loaded. The files of a loaded model may be deleted."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from .errors import ModelNotFound
+
+        try:
+            return super().convert(value, param, ctx)
+        except ModelNotFound:  # only paths: a name is not resolved
+            return os.path.abspath(os.path.expanduser(value))  # noqa: PTH100, PTH111
+
+
 class StoredModel(Model):
     """The name of a model, an adapter or an unfinished download on this machine, or the path of a folder."""
 

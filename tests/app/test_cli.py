@@ -305,6 +305,13 @@ def test_ps_and_stop_report_that_no_daemon_runs() -> None:
     assert json.loads(process("ps", "--json").stdout) == []
 
 
+def test_stop_accepts_the_path_of_deleted_files(tmp_path: Path) -> None:
+    """A loaded model stays loaded when its files are deleted."""
+    done = process("stop", str(tmp_path / "m.gguf"))
+    assert "no daemon is running" in done.stderr
+    assert done.returncode == 0
+
+
 @pytest.mark.parametrize("plain", [None, "stdin", "stdout", "stderr"])
 def test_chat_opens_the_screen_only_if_all_standard_streams_are_a_terminal(
     plain: str | None, monkeypatch: pytest.MonkeyPatch
