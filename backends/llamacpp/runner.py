@@ -186,7 +186,8 @@ class LlamaRunner:
             raise ModelRefused(
                 f"adapter {adapter.name}: the model was loaded without adapter slots", self._spec.slots_hint
             )
-        self._adapters.prepare(adapter)
+        with self._computing:  # a step iterates over the adapters of the model
+            self._adapters.prepare(adapter)
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         """See engine.runner.Runner."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -306,6 +307,33 @@ class TestAdapters:
             opened.prepare_adapter(Adapter("a", str(file), read_adapter(file).version))
         assert "adapter_slots" in caught.value.hint
         opened.close()
+
+    def test_adapter_is_not_added_to_the_model_during_a_step(
+        self, runner: LlamaRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """llama_decode iterates over the model's set of adapters, to which llama_adapter_lora_init adds one."""
+        file = gguf_models.write_canary_adapter(tmp_path / "a.gguf", 1)
+        adapter = Adapter("a", str(file), read_adapter(file).version)
+        c = library.library().c
+        decode = c.llama_decode
+        initialise = c.llama_adapter_lora_init
+        calls: list[str] = []
+        preparing = threading.Thread(target=runner.prepare_adapter, args=(adapter,))
+
+        def slow_decode(*values: Any) -> Any:
+            preparing.start()
+            preparing.join(0.3)
+            calls.append("decode")
+            return decode(*values)
+
+        monkeypatch.setattr(c, "llama_decode", slow_decode)
+        monkeypatch.setattr(
+            c, "llama_adapter_lora_init", lambda *values: (calls.append("adapter"), initialise(*values))[1]
+        )
+        runner.run(make_batch([Row(canary.prompt(1, 30, seed=1), 0, range(1, 9))], canary.VOCAB))
+        preparing.join()
+        runner.forget_adapter(adapter)
+        assert calls == ["decode", "adapter"]
 
     def test_two_adapters_are_changed_once_a_step(
         self, canary_files: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
