@@ -17,6 +17,7 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
+import faulthandler
 import gc
 import logging
 import os
@@ -387,5 +388,6 @@ async def _serve(descriptor: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Engine process of one model; started by the daemon.")
     parser.add_argument("--fd", type=int, required=True, help="number of the inherited socket")
+    faulthandler.enable()  # a crash in a library writes the calls of all threads to the log
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     return asyncio.run(_serve(parser.parse_args().fd))

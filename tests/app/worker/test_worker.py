@@ -8,7 +8,10 @@ import math
 import random
 import re
 import shutil
+import signal
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -600,3 +603,18 @@ def test_built_in_model() -> None:
     assert (forced.finish(), len(forced.calls())) == ("tool_calls", 1)
     worker.send(frames.Shutdown())
     assert worker.close()[0] == 0
+
+
+def test_crash_in_a_library_writes_the_calls_of_all_threads_to_the_log() -> None:
+    code = """
+import os, signal
+from localllm.app.worker import worker
+async def _serve(fd):
+    os.kill(os.getpid(), signal.SIGBUS)
+worker._serve = _serve
+worker.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code, "--fd", "0"], stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == -signal.SIGBUS
+    assert "Fatal Python error: Bus error" in done.stderr
+    assert "in _serve" in done.stderr
