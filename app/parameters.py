@@ -78,7 +78,7 @@ class LoadedModel(Model):
         from .errors import ModelNotFound
 
         try:
-            return super().convert(value, param, ctx)
+            return str(super().convert(value, param, ctx))
         except ModelNotFound:  # only paths: a name is not resolved
             return os.path.abspath(os.path.expanduser(value))  # noqa: PTH100, PTH111
 

@@ -19,6 +19,8 @@ from .fitting import Fit
 def fit(files: ModelFiles, options: LoadOptions, backend: str, context: int, parallel: int) -> list[Fit]:
     """The fit on each available backend, in order of preference, or on the requested backend only.
 
+    If none of these reads the model, the unavailable backends that read it follow, with the reason of each.
+
     `options`: those of a load; their context is ignored. `context`: 0 means the largest context that fits. Raises
     BackendUnavailable if no backend is available.
     """
@@ -37,7 +39,15 @@ def fit(files: ModelFiles, options: LoadOptions, backend: str, context: int, par
         listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         message = f"no backend works on this machine ({listed})"
         raise backends.BackendUnavailable(message, reasons, "run `localllm doctor` for details")
+    accepting = [name for name in names if _accepts(backends.load(name), files)]
+    if reasons.keys() >= set(accepting):
+        results += [Fit(name, "unavailable", False, reasons[name], context, parallel, 0) for name in accepting]
     return results
+
+
+def _accepts(backend: Backend, files: ModelFiles) -> bool:
+    accepts = getattr(backend, "accepts", None)  # a backend without a runner has only `probe`
+    return accepts is not None and not accepts(files)
 
 
 def _fit_on(

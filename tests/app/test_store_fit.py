@@ -25,6 +25,8 @@ from localllm.engine.options import LoadOptions
 from localllm.engine.runner import DeviceInfo, Unavailable
 from tests.backends.gguf_random import write_random
 
+from ..engine.gguf_files import TINY
+from ..engine.gguf_files import model as gguf_model
 from .test_store_inspect import Hub
 from .tiny_qwen import write_model
 
@@ -106,6 +108,20 @@ def test_command_prints_the_fit_of_a_gguf_file(tmp_path: Path, capsys: pytest.Ca
     plan = llamacpp.plan_memory(read_model(file), LoadOptions())
     assert entry["largest_context"] == plan.largest_context() == 512
     assert entry["weights"] == plan.weights
+
+
+def test_only_backend_of_a_model_is_listed_if_it_is_unavailable(
+    guide: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the user reads how to install it."""
+    reason = "llama-cpp-python is not installed"
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf_model(TINY))
+    monkeypatch.setattr(llamacpp, "probe", lambda: Unavailable("llamacpp", reason))
+    monkeypatch.setattr(llamacpp, "accepts", lambda files: "" if files.gguf else "it reads only GGUF files")
+    last = fit(read_model(file), LoadOptions(), backends.AUTO, 0, 1)[-1]
+    assert (last.backend, last.fits, last.reason) == ("llamacpp", False, reason)
+    assert "llamacpp" not in {entry.backend for entry in fit(guide, LoadOptions(), backends.AUTO, 0, 1)}
 
 
 def test_refused_load_has_the_numbers_of_the_plan(guide: ModelFiles) -> None:

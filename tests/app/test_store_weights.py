@@ -212,6 +212,8 @@ def test_download_without_llama_cpp_says_how_to_install_it(run: Run, monkeypatch
     for name in ("org/gguf:Q8_0", "org/gguf:Q4_K_M"):
         code, inspection = result_of(run, "inspect", name)
         assert (code, inspection["problems"]) == (5, [f"backend llamacpp is unavailable: {NOT_INSTALLED}"])
+        [cpu] = [verdict["says"] for verdict in inspection["backends"] if verdict["backend"] == "cpu"]
+        assert "GGUF" in cpu
 
 
 def test_model_that_no_backend_runs_is_refused_before_its_weights(
