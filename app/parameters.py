@@ -80,7 +80,7 @@ class LoadedModel(Model):
         try:
             return str(super().convert(value, param, ctx))
         except ModelNotFound:  # only paths: a name is not resolved
-            return os.path.abspath(os.path.expanduser(value))  # noqa: PTH100, PTH111
+            return os.path.abspath(os.path.expanduser(str(value)))  # noqa: PTH100, PTH111
 
 
 class StoredModel(Model):
