@@ -4,6 +4,8 @@
 compiled from the source and with the flags of the installed llama-cpp-python. It measures, in the order of --parts:
 
 - steps: tokens per second of decode and of prefill, beside llama-batched-bench with its fastest settings;
+- work: the same in tokens per second of processor time, which another program does not slow down, beside the calls of
+  llama-batched-bench (run_llamacpp.py) in the same process;
 - load: time from the start of a load to the first token, in a new process with the file in the page cache, beside the
   same calls of llama.cpp (run_llamacpp.py);
 - server: the daemon beside llama-server: tokens per second of 16 clients that share a system prompt of 1,000 tokens,
@@ -43,6 +45,7 @@ from localllm.engine.runner import DeviceInfo, Runner
 CONTEXT = 128  # tokens of each prompt before decode
 STEPS = 48
 STEP_TOKENS = 2048
+WORK_STEPS = 8  # of decode, if processor time is measured
 PROMPT = 512  # tokens of the timed prefill
 FULL = 4096  # positions of other prompts
 LOAD_PROMPT = 16  # tokens before the first token after a load
@@ -65,7 +68,9 @@ class Work(NamedTuple):
 class Localllm:
     """The engine with the model, in this process."""
 
-    def __init__(self, file: Path, rows: int, threads: int) -> None:
+    def __init__(self, file: Path, rows: int, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        """`clock`: a function that returns seconds."""
+        self._clock = clock
         self._options = LoadOptions(context=2 * PROMPT, max_rows=rows, max_step_tokens=STEP_TOKENS, threads=threads)
         self._file = file
         self._random = np.random.default_rng(0)
@@ -93,7 +98,7 @@ class Localllm:
         while engine.has_work:
             engine.step()
         prompts = self._random.integers(0, vocab, (rows, work.context)).tolist()
-        start = time.perf_counter()
+        start = self._clock()
         for prompt in prompts:
             self._requests += 1
             engine.submit(Request(str(self._requests), tuple(prompt), work.tokens + 1))
@@ -101,11 +106,11 @@ class Localllm:
         while answered < rows:
             answered += sum(len(delta.tokens) for delta in engine.step())
         assert answered == rows, "the prompts do not fit one step, so the rows do not decode in parallel"
-        prefill = time.perf_counter() - start
-        start = time.perf_counter()
+        prefill = self._clock() - start
+        start = self._clock()
         while engine.has_work:
             engine.step()
-        decode = time.perf_counter() - start
+        decode = self._clock() - start
         return work.rates(rows, prefill, decode)
 
 
@@ -191,6 +196,33 @@ def _compare(bench: Bench, localllm: Localllm, work: Work, kind: str) -> Iterato
         yield bench.row(title, *medians, "tokens/s", ratios, **facts)
 
 
+def work(bench: Bench) -> Iterator[Row]:
+    """Tokens per second of processor time, beside the calls of llama-batched-bench in this process."""
+    from run_llamacpp import LlamaCpp
+
+    localllm = Localllm(bench.file, max(bench.counts), bench.threads, clock=time.process_time)
+    peer = LlamaCpp(str(bench.file), bench.threads, mmap=True, gpu=bench.gpu)
+    jobs = [(rows, Work((rows,), CONTEXT, WORK_STEPS), "decode") for rows in bench.counts]
+    for rows, job, kind in [*jobs, (1, Work((1,), PROMPT, 1), "prefill")]:
+        values: list[float] = []
+        against: list[float] = []
+        for _ in range(bench.pairs + 1):  # the first pair is a warm-up
+            values.append(localllm.measure(job)[rows][kind])
+            against.append(_processor_rate(peer, rows, job, kind))
+        ratios = [value / other for value, other in zip(values[1:], against[1:], strict=True)]
+        title = f"{kind}, {rows} row{'s' * (rows > 1)} of {job.context} tokens, processor time"
+        medians = statistics.median(values[1:]), statistics.median(against[1:])
+        yield bench.row(title, *medians, "tokens/s", ratios, against="the calls of llama-batched-bench")
+
+
+def _processor_rate(peer: Any, rows: int, job: Work, kind: str) -> float:
+    peer.do("decode", rows, job.context, 1)  # computes the prompts, if decode is measured
+    start = time.process_time()
+    peer.do(kind, rows, job.context, job.tokens)
+    tokens = job.context if kind == "prefill" else job.tokens
+    return rows * tokens / (time.process_time() - start)
+
+
 def load(bench: Bench) -> Iterator[Row]:
     """Each load is in a new process. `ours` includes the header of the file and the plan of the memory."""
     settings = json.dumps({"file": str(bench.file), "threads": bench.threads, "gpu": bench.gpu})
@@ -235,7 +267,7 @@ FIRST_TOKENS: Mapping[str, Callable[[str, int, bool], float]] = {
     "localllm": first_token_of_localllm,
     "llama.cpp": first_token_of_llamacpp,
 }
-PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {"steps": steps, "load": load}
+PARTS: Mapping[str, Callable[[Bench], Iterator[Row]]] = {"steps": steps, "work": work, "load": load}
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ CLIENTS = 16
 PREFIX = 1000  # characters of the system prompt; each is a token
 QUESTION = 24
 CONTEXT = 1152  # tokens of a sequence
-SECONDS = 120  # maximum time of a load, and of a request
+SECONDS = 900  # maximum time of a load, and of a request
 
 
 class Loading(Exception):
