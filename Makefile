@@ -122,6 +122,7 @@ $(VENV)/.dev: $(VENV)/.made $(MODULES) pyproject.toml constraints.txt scripts/ll
 
 $(LLAMACPP)/.built: $(VENV)/.made constraints.txt scripts/llamacpp.cmake
 	@echo "Compiling llama.cpp: this takes a few minutes."
+	@rm -rf $(@D)
 	CMAKE_ARGS='$(LLAMACPP_ARGS)' $(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --no-cache-dir \
 	  --no-binary llama-cpp-python --constraint constraints.txt --wheel-dir $(@D) llama-cpp-python
 	@touch $@
