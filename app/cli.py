@@ -453,7 +453,7 @@ def adapters_list(as_json: bool) -> int:
 
 
 @adapters.command("load")
-@click.argument("adapter", type=AdapterFiles(), metavar="FOLDER|ORG/REPO")
+@click.argument("adapter", type=AdapterFiles(), metavar="FOLDER|FILE|ORG/REPO")
 @click.option("--name", metavar="NAME", help="Name for requests; default: the name of the folder or repo.")
 @click.option(
     "--model", type=Model(), metavar="MODEL", help="Base model; default: the loaded model, or the setting model."
@@ -464,12 +464,14 @@ def adapters_list(as_json: bool) -> int:
 def adapters_load(adapter: str, name: str | None, model: str | None, replace: bool, pin: bool, as_json: bool) -> int:
     """Load an adapter for a model.
 
-    The files are those of PEFT or mlx-lm (safetensors). A folder begins with /, ./, ../ or ~; another name is an
-    adapter in the Hugging Face cache. The adapter stays loaded until it or its model is unloaded.
+    The files are those of PEFT or mlx-lm (safetensors); a GGUF model needs an adapter in a GGUF file. A folder begins
+    with /, ./, ../ or ~; another name is an adapter in the Hugging Face cache. The adapter stays loaded until it or
+    its model is unloaded.
 
     \b
     Examples:
       localllm adapters load ./pirate --model guide
+      localllm adapters load ./lora.gguf --model ./model.gguf
       localllm adapters load org/pirate-lora --name pirate --replace
     """
     from .commands.adapters import load as body

@@ -11,6 +11,8 @@ from .adapterfiles import AdapterFiles
 from .errors import ModelRefused
 
 _REPO = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*(@.*)?")
+_SELECTOR = re.compile(r"(?<=/)([^/:@]+):[^/:@]+")  # repo:Q4_K_M, a GGUF model of a repo
+_GGUF_QUANT = re.compile(r"[-_.]i?q\d(_[a-z0-9]+)*$")  # in the name of a GGUF model, in lower case
 _CACHE_FOLDER = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)(?:/|$)")  # of a repo in the Hugging Face cache
 # Words at the end of a repo's name for the format of its weights; the weights are those of the model without them.
 _FORMATS = frozenset(
@@ -62,12 +64,14 @@ def _repo(name: str) -> str:
     cached = _CACHE_FOLDER.search(name)
     if cached:
         return f"{cached[1]}/{cached[2]}"
+    name = _SELECTOR.sub(r"\1", name)
     return name.partition("@")[0] if _REPO.fullmatch(name) else ""
 
 
 def _stem(name: str) -> str:
     """The name of a repo or folder in lower case, without organisation, revision and format of the weights."""
-    words = re.split(r"[-_]", name.partition("@")[0].rstrip("/").rpartition("/")[2].lower())
+    last = name.partition("@")[0].rstrip("/").rpartition("/")[2].lower().removesuffix(".gguf")
+    words = re.split(r"[-_]", _GGUF_QUANT.sub("", last))
     while len(words) > 1 and words[-1] in _FORMATS:
         words.pop()
     return "-".join(words).removeprefix("meta-")

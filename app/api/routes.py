@@ -21,6 +21,7 @@ from .. import frames, paths
 from ..config import loading
 from ..errors import Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import cache, listing
+from ..store.ggufs import is_gguf
 from ..store.jobs import Jobs
 from ..store.names import is_path
 from ..version import VERSION
@@ -224,6 +225,7 @@ class _Api:
                     context=model.context,
                     description=model.description,
                     problem=model.problem,
+                    gguf=is_gguf(model.path),
                 )
                 for model in available
             ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.engine.adapterbase import check_base
+from localllm.engine.adapterbase import agree, check_base
 from localllm.engine.adapterfiles import AdapterFiles
 from localllm.engine.errors import ModelRefused
 
@@ -80,3 +80,12 @@ def test_base_model_of_another_family_is_refused(base: str, base_class: str, mod
         check(base, model, model_type, base_class)
     assert (base or base_class) in str(refused.value)
     assert model in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["Qwen/Qwen3-0.6B-GGUF:Q4_K_M", "local/qwen3-0.6b-Q8_0", "/m/Qwen3-0.6B-IQ4_NL.gguf", "/m/qwen3-0.6b.gguf"],
+)
+def test_names_of_gguf_models_agree_with_their_base(model: str) -> None:
+    assert agree("Qwen/Qwen3-0.6B", model)
+    assert not agree("Qwen/Qwen3-1.7B", model)

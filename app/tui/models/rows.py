@@ -175,7 +175,8 @@ def _adapter_row(key: str, folder: AdapterFolder, base: str = "") -> Row:
 
 
 def _belongs(folder: AdapterFolder, entry: ModelEntry) -> bool:
-    return bool(folder.base) and agree(folder.base, entry.id)
+    has_same_format = folder.path.lower().endswith(".gguf") == entry.gguf
+    return has_same_format and bool(folder.base) and agree(folder.base, entry.id)
 
 
 def _order(row: Row) -> tuple[int, bool]:

@@ -32,6 +32,7 @@ def test_model_entry_defaults() -> None:
         "context": 0,
         "description": "",
         "problem": "",
+        "gguf": False,
     }
 
 

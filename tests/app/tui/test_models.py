@@ -306,3 +306,13 @@ def test_bar_and_duration() -> None:
     assert bar_text(1, 2, width=4) == "██░░"
     assert bar(Job(name="m", state="done", received=2, total=2)) == ""
     assert [duration(seconds) for seconds in (5, 120, 5400)] == ["5 s", "2 min", "1.5 h"]
+
+
+def test_adapters_are_listed_with_models_of_their_format() -> None:
+    copy = structs.replace(GUIDE, id="local/guide-Q8_0", bundled=False, gguf=True)
+    lora = structs.replace(PIRATE, id="local/lora", path="/hub/lora.gguf", bundled=False)
+    listed = rows(Lists(entries=[GUIDE, copy], folders=[PIRATE, lora]))
+    assert [(row.folder.id, row.base) for row in listed if row.folder] == [
+        ("pirate", "guide"),
+        ("local/lora", "local/guide-Q8_0"),
+    ]
