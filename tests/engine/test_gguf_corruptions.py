@@ -93,6 +93,7 @@ def test_corruptions_are_refused_fast_or_accepted() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_all_corruptions_are_refused_fast_or_accepted() -> None:
     refused, accepted = check_bounds(all_corruptions())
     assert refused > 3000
