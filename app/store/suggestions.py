@@ -85,6 +85,8 @@ def _hint_for_repository(name: HubName, text: str, local: Iterable[str]) -> str:
     if name.repo.startswith(f"{LOCAL}/"):
         return _did_you_mean(matches) or NO_MATCH
     download = f"to download it: localllm pull {text}"
+    if text.lower().endswith(".gguf"):
+        download = f"no file has this path; {download}"
     if not matches:
         matches = [repository for repository in _similar_repositories(name.repo) if repository != name.repo]
     return f"{_did_you_mean(matches)} {download}".strip()

@@ -83,3 +83,7 @@ def test_list_without_downloads_suggests_a_short_name_and_search(capsys: pytest.
     text = capsys.readouterr().err
     assert "localllm pull qwen3:0.6b" in text
     assert "localllm search" in text
+
+
+def test_name_of_a_gguf_file_may_be_a_wrong_path() -> None:
+    assert cache.hint("models/m.gguf") == "no file has this path; to download it: localllm pull models/m.gguf"
