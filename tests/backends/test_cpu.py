@@ -44,9 +44,9 @@ import sys
 from types import SimpleNamespace
 from localllm.backends import cpu
 print(cpu.probe())
-assert cpu.accepts(SimpleNamespace(config=SimpleNamespace(model_type="llama", quantization=None))) == ""
+assert cpu.accepts(SimpleNamespace(gguf=(), config=SimpleNamespace(model_type="llama", quantization=None))) == ""
 assert "mamba is not among gemma3_text, llama" in cpu.accepts(
-    SimpleNamespace(config=SimpleNamespace(model_type="mamba", quantization=None))
+    SimpleNamespace(gguf=(), config=SimpleNamespace(model_type="mamba", quantization=None))
 )
 assert "torch" not in sys.modules
 """

@@ -146,7 +146,7 @@ def test_accepts_architectures_of_mlx_lm() -> None:
 
 
 def replace_type(model_type: str) -> Any:
-    return SimpleNamespace(config=SimpleNamespace(model_type=model_type))
+    return SimpleNamespace(gguf=(), config=SimpleNamespace(model_type=model_type))
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="MLX computes on CUDA here")

@@ -26,6 +26,7 @@ QUERYING = {
     "kernels/triton/target.py",
     "kernels/triton_driver.py",
     "scripts/bench/cuda_models.py",
+    "scripts/bench/small_cards.py",
 }
 
 
