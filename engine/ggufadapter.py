@@ -29,7 +29,7 @@ class GgufAdapter:
     base_class: str = ""  # the format has none
 
     def scale(self, module: str, rank: int) -> float:
-        """The factor of the product B(A(x)) of a module whose factors have this rank."""
+        """The scale of an adapter of this rank: the adapter adds scale · B(A(x)) to the product of a module."""
         return self.alpha / rank if self.alpha else 1.0
 
 

@@ -253,7 +253,7 @@ class GgufTokenizer:
 
     @cached_property
     def _units(self) -> dict[bytes, int]:
-        """The tokens whose text is a character or a byte."""
+        """The tokens of single characters and single bytes."""
         pieces = {self.token_bytes(token): token for token in range(self.vocab_size) if token not in self._texts}
         return {piece: token for piece, token in pieces.items() if len(piece) == 1 or _is_character(piece)}
 

@@ -47,7 +47,7 @@ class _TokenBytes:
         self._encode = encode
 
     def __call__(self, data: bytes) -> list[int]:
-        """Ids whose bytes are `data`, as the model's own tokenizer chooses them if it adds no byte."""
+        """The ids of a text in bytes: those of the model's own tokenizer, unless it adds bytes to the text."""
         text = data.decode()
         ids = self._encode(text) if self._encode else []
         if self._join(ids) == b" " + data:  # sentencepiece begins a text with a space

@@ -33,12 +33,12 @@ def probe() -> DeviceInfo | Unavailable:
     reason = problem()
     if reason:
         return Unavailable(name, reason)
-    found = devices()
-    gpus = gpus_of(found)
+    build_devices = devices()
+    gpus = gpus_of(build_devices)
     features = {
         "GGUF files": "computed here on every machine; the other backends read safetensors only",
         PACKAGE: version(),
-        "devices": ", ".join(device.name for device in found),
+        "devices": ", ".join(device.name for device in build_devices),
     }
     if not gpus:
         features["to add a GPU"] = gpu_command()

@@ -12,7 +12,7 @@ positions before it. A row can continue such a sequence if the later positions o
 Otherwise a new sequence gets the same cells, up to the row's first position.
 
 A page that the engine frees loses its cells, so the cells in use are never more than the positions of the pages in use.
-The ids suffice because the engine limits the number of paths (RunnerSpec.max_paths).
+There are always enough ids, because the engine limits the number of paths (RunnerSpec.max_paths).
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class PagedSequences:
         return sequence
 
     def _redundant_sequence(self) -> Sequence:
-        """A sequence without a row whose cells another sequence has too. Raises RunnerFailed if there is none."""
+        """A sequence that no row uses and that shares all its cells. Raises RunnerFailed if there is none."""
         for sequence in self._sequences.values():
             if sequence not in self._placed and len(sequence.contents[-1].sequences) > 1:
                 return sequence

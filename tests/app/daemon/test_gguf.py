@@ -32,7 +32,7 @@ def file(short_folder: Callable[[], Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def client(file: Path) -> Iterator[httpx.Client]:
-    """A client of a daemon whose model cache has a repository with the file."""
+    """A client of a daemon. The model cache of this daemon has a repository with the file."""
     folder = file.parents[1]
     repo = folder / "hub" / "models--test--guide-GGUF"
     snapshot = repo / "snapshots" / "0123456789abcdef"
