@@ -203,16 +203,24 @@ def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
 
 
 def tiled_product(op: str, pick: random.Random) -> None:
-    """A product of up to 300 rows, also of few rows, with rows that are not adjacent."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, pack_slices, tiled
+    """A product of up to 300 rows, also of few rows, with rows that are not adjacent, a fused norm or a fused gate."""
+    from localllm.kernels.cuda.linear import INT4_WIDE, can_fuse_input, pack_slices, tiled
 
     rows = pick.choice([pick.randint(1, 40), pick.randint(17, 300)])
     out_features = pick.randint(1, 400)
     in_features = 8 * pick.randint(1, 150)
     packed = pack_slices([weight(pick, op, out_features, in_features)], out_features, torch.bfloat16)
     bias = floats(out_features, dtype=pick.choice(FLOATS)) if pick.random() < 0.3 else None
+    format = INT4_WIDE if op == "int4_wide" else packed.format
+    rest = packed, bias, pick.choice(FLOATS), format
     x = floats(rows, in_features + pick.choice([0, 8, 64]))[:, :in_features]
-    tiled(x, packed, bias, pick.choice(FLOATS), INT4_WIDE if op == "int4_wide" else packed.format)
+    if pick.random() < 0.5 or not can_fuse_input(packed, 20, format):
+        tiled(x, *rest)
+    elif pick.random() < 0.5:
+        norm = floats(in_features, dtype=pick.choice(FLOATS)), 1e-6, 0.0
+        tiled(x, *rest, norm=norm, stream=floats(rows, in_features) if pick.random() < 0.7 else None)
+    else:
+        tiled(floats(rows, 2 * in_features), *rest, input_gate=pick.randint(0, 2))
 
 
 def batch(

@@ -1,8 +1,8 @@
 """Products with packed weights on CUDA devices. kernels/ops/linear.py has the reference.
 
 CUDA C++ multiplies rows of bfloat16: small_batch.cuh up to 16 rows if the GPU has enough shared memory, tiled.cuh more
-rows with int8, int4 and fp8 weights. torch (plain weights) or Triton (int8, int4, fp8) multiply other inputs. The
-reference multiplies inputs that neither supports.
+rows with int8, int4 and fp8 weights, and fewer rows where it is faster. torch (plain weights) or Triton (int8, int4,
+fp8) multiply other inputs. The reference multiplies inputs that neither supports.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ _tiled_op = torch.ops.localllm.tiled_product.default
 for _name in ("small_batch", "tiled_product"):
     torch.library.register_fake(f"localllm::{_name}", lambda *_: None, allow_override=True)
 
-# The largest number of rows for which `tiled` is faster than Triton and torch; tuned on H200, with its own kernels and
-# with those of older GPUs.
+# The smallest number of rows for which `tiled` is faster than small_batch, and the largest number for which it is
+# faster than Triton and torch; tuned on H200, with its own kernels and with those of older GPUs.
+MIN_TILED_ROWS = {INT8: 17, INT4: 5, INT4_WIDE: 2, FP8: 3}
 TILED_ROWS = {INT8: 32, INT4: 128, INT4_WIDE: 64, FP8: 64}
-HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 512, INT4_WIDE: 512, FP8: 512}
+HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 768, INT4_WIDE: 512, FP8: 1 << 20}
 HOPPER_GROUPED_FP8_ROWS = 256
 NARROW_OUTPUTS = 32  # outputs per multiprocessor of a narrow product
+MAX_FUSED_INPUTS = 28672  # inputs of a row that a block of round_rows.cu keeps in registers
 
 
 class Packed(NamedTuple):
@@ -185,38 +187,38 @@ def _float32_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def int8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_small_batch(x, weight):
-        return _small_batch_product(x, weight, bias, dtype)
     if _is_tiled(x, weight, INT8):
         return _tiled_product(x, weight, bias, dtype, INT8)
+    if _is_small_batch(x, weight):
+        return _small_batch_product(x, weight, bias, dtype)
     return _plain_product("int8", x, weight, bias, dtype)
 
 
 def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_small_batch(x, weight):
-        return _small_batch_product(x, weight, bias, dtype)
     if _is_tiled(x, weight, INT4):
         return _tiled_product(x, weight, bias, dtype, INT4)
+    if _is_small_batch(x, weight):
+        return _small_batch_product(x, weight, bias, dtype)
     if TRITON and isinstance(weight, Packed):
         return _int4_product(_triton().rounded(x, weight.group), weight, bias, dtype or x.dtype)
     return _plain_product("int4", x, weight, bias, dtype)
 
 
 def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_small_batch(x, weight, INT4_WIDE):
-        return _small_batch_product(x, weight, bias, dtype, INT4_WIDE)
     if _is_tiled(x, weight, INT4_WIDE):
         return _tiled_product(x, weight, bias, dtype, INT4_WIDE)
+    if _is_small_batch(x, weight, INT4_WIDE):
+        return _small_batch_product(x, weight, bias, dtype, INT4_WIDE)
     if TRITON and isinstance(weight, Packed):
         return _int4_product(x, weight, bias, dtype or x.dtype)
     return _plain_product("int4_wide", x, weight, bias, dtype)
 
 
 def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_small_batch(x, weight):
-        return _small_batch_product(x, weight, bias, dtype)
     if _is_tiled(x, weight, FP8):
         return _tiled_product(x, weight, bias, dtype, FP8)
+    if _is_small_batch(x, weight):
+        return _small_batch_product(x, weight, bias, dtype)
     return _plain_product("fp8", x, weight, bias, dtype)
 
 
@@ -265,8 +267,12 @@ def _is_tiled(x: Tensor, weight: Any, format: int) -> bool:
     """True if `tiled` supports x and the weight, and is faster than Triton and torch."""
     if not isinstance(weight, Packed) or not _has_vectors(x, weight) or not weight.out_features:
         return False
-    rows = x.numel() // weight.in_features
-    return SMALL_BATCH < rows <= _max_tiled_rows(x.device, weight, format)
+    return _uses_tiled(x.device, x.numel() // weight.in_features, weight, format)
+
+
+def _uses_tiled(device: torch.device, rows: int, weight: Packed, format: int) -> bool:
+    """True if `tiled` multiplies this number of rows faster than the other kernels."""
+    return MIN_TILED_ROWS[format] <= rows <= _max_tiled_rows(device, weight, format)
 
 
 def _max_tiled_rows(device: torch.device, weight: Packed, format: int) -> int:
@@ -279,16 +285,32 @@ def _max_tiled_rows(device: torch.device, weight: Packed, format: int) -> int:
 
 def _tiled_product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, format: int) -> Tensor:
     rows = x if x.dim() == 2 else x.reshape(-1, weight.in_features)
-    out = tiled(rows, weight, bias, dtype or x.dtype, format)
+    out: Tensor = tiled(rows, weight, bias, dtype or x.dtype, format)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.out_features)
 
 
-def tiled(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype, format: int) -> Tensor:
+def tiled(
+    x: Tensor,
+    weight: Packed,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    format: int,
+    norm: tuple[Tensor, float, float] | None = None,
+    stream: Tensor | None = None,
+    input_gate: int = -1,
+) -> Any:
     """The product of x [rows, in_features] bf16, its rows aligned to 16 bytes -> [rows, out_features] in `dtype`.
-    `format`: INT4 or INT4_WIDE for an INT4 weight; else the format of the weight."""
+    `format`: INT4 or INT4_WIDE for an INT4 weight; else the format of the weight.
+
+    With `norm` (weight, eps, offset) the product is that of norm(x + stream), and the function returns
+    (product, x + stream). With `input_gate` (a value of Activation in kernels.h) x is [rows, 2 * in_features], and the
+    product is that of gate(first half) * second half.
+    """
     out = x.new_empty(len(x), weight.out_features, dtype=dtype)
-    _tiled_op(out, x, weight.data, weight.records, weight.scale, bias, format, weight.group, True)
-    return out
+    after = None if stream is None else torch.empty_like(stream)
+    weights = weight.data, weight.records, weight.scale, bias, format, weight.group
+    _tiled_op(out, x, *weights, True, stream, after, *(norm or (None, 0.0, 0.0)), input_gate)
+    return out if norm is None else (out, after)
 
 
 def is_small_batch_of_bf16(x: Tensor, weight: Any, dtype: torch.dtype | None) -> bool:
@@ -325,6 +347,17 @@ def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
     if rows <= 4:
         return narrow or deep
     return narrow and deep
+
+
+def can_fuse_input(weight: Packed, rows: int, format: int, norm: Tensor | None = None) -> bool:
+    """True if `tiled` is the fastest kernel for this weight, and can fuse the norm or the gate before it."""
+    if weight.in_features % 8 or not 0 < weight.in_features <= MAX_FUSED_INPUTS or not weight.out_features:
+        return False
+    if format == INT4 and weight.group < weight.in_features and weight.group not in (32, 64, 128):
+        return False
+    if norm is not None and norm.data_ptr() % 16:
+        return False
+    return _uses_tiled(weight.data.device, rows, weight, format)
 
 
 def can_fuse_norm(weight: Any, rows: int, gated: bool = False) -> bool:

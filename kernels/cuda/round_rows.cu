@@ -1,12 +1,16 @@
 // Prepares activations of a product in a separate kernel: rounds them to int8, with a scale per row or per group of
-// inputs, and reorders inputs. One block per row. Used where it would be slower to prepare the activations in every block
-// of the product (prepared_rows.cuh).
+// inputs, and reorders inputs. Fuses the norm or the gate that computes them. One block per row. Used where it would be
+// slower to prepare the activations in every block of the product (prepared_rows.cuh).
+#include <algorithm>
+
 #include "linear.h"
 #include "prepared_rows.cuh"
 
 namespace localllm::cuda {
 
 namespace {
+
+constexpr int ROW_VECTORS = 4, MAX_ROW_THREADS = 896;  // a block keeps up to 4 vectors of 8 inputs per thread
 
 __device__ uint32_t largest_of_block(uint32_t x) {
   __shared__ uint32_t maxima[32];
@@ -25,6 +29,181 @@ __device__ void store(const RowArgs& a, int8_t* row, int64_t k, uint2 integers) 
   auto* to = reinterpret_cast<uint32_t*>(row + k / 32 * 32 + k % 32 / 2);
   to[0] = __byte_perm(integers.x, integers.y, 0x6420);
   to[4] = __byte_perm(integers.x, integers.y, 0x7531);
+}
+
+// How a kernel prepares the inputs of a row: one scale for the row, one for each group of inputs, or no rounding.
+enum class Rounding { row, groups_of_32, groups_of_64, groups_of_128, none };
+
+__device__ void store_arranged(const RowArgs& a, int64_t row, int64_t k, const uint4& v) {
+  auto* out = reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(a.out) + row * a.padded);
+  if (a.order == InputOrder::natural) {
+    *reinterpret_cast<uint4*>(out + k / 2) = v;
+    return;
+  }
+  if (a.order == InputOrder::pairs) {
+    uint32_t* to = out + k / 16 * 8 + k % 16 / 4;
+    *reinterpret_cast<uint2*>(to) = {v.x, v.z};
+    *reinterpret_cast<uint2*>(to + 4) = {v.y, v.w};
+    return;
+  }
+  uint32_t* to = out + k / 32 * 16 + k % 32 / 8;
+  to[0] = __byte_perm(v.x, v.z, 0x5410);
+  to[4] = __byte_perm(v.x, v.z, 0x7632);
+  to[8] = __byte_perm(v.y, v.w, 0x5410);
+  to[12] = __byte_perm(v.y, v.w, 0x7632);
+}
+
+// The gate function. Few rows occupy few multiprocessors, so the approximate division matters.
+__device__ float gate_of(Activation kind, float x) {
+  return kind == Activation::silu ? __fdividef(x, 1.0f + __expf(-x)) : activated(kind, x);
+}
+
+// Eight integers times their scale, in bf16.
+__device__ uint4 dequantised(uint2 integers, float scale) {
+  const auto* bytes = reinterpret_cast<const int8_t*>(&integers);
+  float values[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) values[i] = float(bytes[i]) * scale;
+  uint4 vector;
+  pack(vector, values);
+  return vector;
+}
+
+// A row, or a part of it, in the registers of a block: vectors of 8 inputs, the thread's i-th vector starts at input(i).
+template <int VECTORS>
+struct Row {
+  const RowArgs& a;
+  int64_t row;
+  int part;
+  uint4 vectors[VECTORS];
+
+  __device__ int input(int i) const { return ((part * VECTORS + i) * int(blockDim.x) + int(threadIdx.x)) * 8; }
+  __device__ uint4 read(const void* from, int64_t offset, int i) const {
+    if (input(i) >= a.in_features) return {};
+    return *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(from) + offset + input(i));
+  }
+  __device__ void load_row() {
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) vectors[i] = read(a.x, row * a.x_stride, i);
+  }
+  // vectors = gate(vectors) * inputs of the second half of the row
+  __device__ void apply_gate() {
+    constexpr int LOADS = VECTORS > 1 ? 2 : 1;  // loads at a time; more would need too many registers
+#pragma unroll
+    for (int first = 0; first < VECTORS; first += LOADS) {
+      uint4 gated[LOADS];
+#pragma unroll
+      for (int i = 0; i < LOADS; i++) gated[i] = read(a.x, row * a.x_stride + a.in_features, first + i);
+#pragma unroll
+      for (int i = 0; i < LOADS; i++) {
+        float gates[8], values[8];
+        unpack(vectors[first + i], gates);
+        unpack(gated[i], values);
+#pragma unroll
+        for (int j = 0; j < 8; j++) values[j] *= gate_of(a.gate, gates[j]);
+        if (input(first + i) < a.in_features) pack(vectors[first + i], values);
+      }
+    }
+  }
+  // vectors = RMS norm of vectors + stream
+  __device__ void normalise() {
+    float squares = 0.0f, values[8];
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+      unpack(vectors[i], values);
+      if (a.stream) {
+        float before[8];
+        unpack(read(a.stream, row * a.in_features, i), before);
+#pragma unroll
+        for (int j = 0; j < 8; j++) values[j] = rounded(values[j] + before[j]);
+        pack(vectors[i], values);
+        if (input(i) < a.in_features)
+          *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(a.stream_out) + row * a.in_features + input(i)) =
+              vectors[i];
+      }
+#pragma unroll
+      for (int j = 0; j < 8; j++) squares += values[j] * values[j];
+    }
+    const float scale = rsqrtf(sum_of_block(squares) / a.in_features + a.eps);
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+      if (input(i) >= a.in_features) break;
+      float weights[8];
+      unpack(vectors[i], values);
+      with_type_of_norm([&](auto type) { load<8>(static_cast<const decltype(type)*>(a.norm) + input(i), weights); });
+#pragma unroll
+      for (int j = 0; j < 8; j++) values[j] = values[j] * scale * (weights[j] + a.offset);
+      pack(vectors[i], values);
+    }
+  }
+  template <class F>
+  __device__ void with_type_of_norm(F&& f) const {
+    if (a.norm_type == Type::bf16) f(__nv_bfloat16{});
+    else if (a.norm_type == Type::f32) f(float{});
+    else f(__half{});
+  }
+  // Writes the vectors as integers. LANES: neighbouring lanes that share a scale; 0: the whole row.
+  template <int LANES>
+  __device__ void round() const {
+    const int subgroup = a.subgroup ? int(a.subgroup) : int(a.in_features);
+    const int64_t subgroups = (a.in_features + subgroup - 1) / subgroup;
+    auto store_scale = [&](int64_t s, float limit) {
+      if (!a.scales) return;
+      a.scales[a.scale_pitch ? s * a.scale_pitch + row : row * subgroups + s] = __fdiv_rn(limit, 127.0f);
+    };
+    uint32_t largest = 0;
+    float values[8];
+    if constexpr (!LANES) {
+#pragma unroll
+      for (int i = 0; i < VECTORS; i++) {
+        unpack(vectors[i], values);
+        largest = magnitude(values, largest);
+      }
+      largest = largest_of_block(largest);
+      for (int64_t s = threadIdx.x; s < subgroups; s += blockDim.x) store_scale(s, __uint_as_float(largest));
+    }
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+      unpack(vectors[i], values);
+      if constexpr (LANES) {
+        largest = magnitude(values, 0);
+#pragma unroll
+        for (int lanes = 1; lanes < LANES; lanes *= 2)
+          largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, lanes));
+        if (input(i) < a.in_features && input(i) % subgroup == 0)
+          store_scale(input(i) / subgroup, __uint_as_float(largest));
+      }
+      if (input(i) >= a.padded) continue;
+      const uint2 integers = rounded_to_int8(values, __uint_as_float(largest));
+      if (a.scales) store(a, static_cast<int8_t*>(a.out) + row * a.padded, input(i), integers);
+      else store_arranged(a, row, input(i), dequantised(integers, __fdiv_rn(__uint_as_float(largest), 127.0f)));
+    }
+  }
+};
+
+// Without a sum or maximum over the row, the parts of a row have separate blocks.
+template <Rounding ROUNDING, bool NORMED>
+constexpr bool IN_PARTS = !NORMED && ROUNDING != Rounding::row;
+
+// Part `part` of a row has blockDim.x vectors. Else a block has a row, with up to ROW_VECTORS vectors per thread.
+template <Rounding ROUNDING, bool NORMED, bool GATED>
+__global__ void __launch_bounds__(MAX_ROW_THREADS) prepare_row_kernel(const __grid_constant__ RowArgs a, int parts) {
+  launch_dependents();
+  constexpr int VECTORS = IN_PARTS<ROUNDING, NORMED> ? 1 : ROW_VECTORS;
+  Row<VECTORS> row{a, int(blockIdx.x) / parts, int(blockIdx.x) % parts};
+  if (NORMED && row.input(0) < a.in_features)
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const __nv_bfloat16*>(a.norm) + row.input(0)));
+  wait_for_previous();
+  row.load_row();
+  if constexpr (GATED) row.apply_gate();
+  if constexpr (NORMED) row.normalise();
+  if constexpr (ROUNDING == Rounding::none) {
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++)
+      if (row.input(i) < a.padded) store_arranged(a, row.row, row.input(i), row.vectors[i]);
+  } else {
+    row.template round<ROUNDING == Rounding::row ? 0 : 2 << int(ROUNDING)>();
+  }
 }
 
 // ONE_GROUP: all threads round the group of a row, else each warp rounds a group at a time.
@@ -58,40 +237,68 @@ __global__ void round_rows_kernel(const __grid_constant__ RowArgs a) {
   }
 }
 
+// For rows of any length.
 __global__ void arrange_rows_kernel(const __grid_constant__ RowArgs a) {
   launch_dependents();
   wait_for_previous();
   const auto* x = static_cast<const __nv_bfloat16*>(a.x) + blockIdx.x * a.x_stride;
-  auto* out = reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(a.out) + blockIdx.x * a.padded);
-  for (int64_t k = 8 * threadIdx.x; k < a.padded; k += 8 * blockDim.x) {
-    const uint4 v = k < a.in_features ? *reinterpret_cast<const uint4*>(x + k) : uint4{};
-    if (a.order == InputOrder::pairs) {
-      uint32_t* to = out + k / 16 * 8 + k % 16 / 4;
-      *reinterpret_cast<uint2*>(to) = {v.x, v.z};
-      *reinterpret_cast<uint2*>(to + 4) = {v.y, v.w};
-    } else {
-      uint32_t* to = out + k / 32 * 16 + k % 32 / 8;
-      to[0] = __byte_perm(v.x, v.z, 0x5410);
-      to[4] = __byte_perm(v.x, v.z, 0x7632);
-      to[8] = __byte_perm(v.y, v.w, 0x5410);
-      to[12] = __byte_perm(v.y, v.w, 0x7632);
-    }
-  }
+  for (int64_t k = 8 * threadIdx.x; k < a.padded; k += 8 * blockDim.x)
+    store_arranged(a, blockIdx.x, k, k < a.in_features ? *reinterpret_cast<const uint4*>(x + k) : uint4{});
+}
+
+// Threads per block. With many rows, each thread gets several vectors, because other rows keep the GPU busy.
+int threads_of(const RowArgs& a) {
+  const int64_t vectors = (a.padded + 7) / 8, busy = int64_t(gpu().processors) * 1024;
+  const int64_t thread_vectors = vectors * a.rows <= busy ? 1 : vectors * a.rows <= 2 * busy ? 2 : ROW_VECTORS;
+  return int(std::min<int64_t>(MAX_ROW_THREADS, ((vectors + thread_vectors - 1) / thread_vectors + 31) / 32 * 32));
+}
+
+template <Rounding ROUNDING>
+void start_rows(const RowArgs& a, cudaStream_t stream) {
+  constexpr int PART_THREADS = 256;
+  const int parts = int((a.padded + 8 * PART_THREADS - 1) / (8 * PART_THREADS));
+  auto start = [&](auto kernel) {
+    if (IN_PARTS<ROUNDING, false> && !a.norm) launch_early(kernel, a.rows * parts, PART_THREADS, 0, stream, a, parts);
+    else launch_early(kernel, a.rows, threads_of(a), 0, stream, a, 1);
+  };
+  if (a.norm) start(prepare_row_kernel<ROUNDING, true, false>);
+  else if (a.gated) start(prepare_row_kernel<ROUNDING, false, true>);
+  else start(prepare_row_kernel<ROUNDING, false, false>);
 }
 
 }  // namespace
 
+// Kernels for rows of any length fuse nothing.
+static void refuse_fused(const RowArgs& a) {
+  if (a.norm || a.gated) throw std::runtime_error("round_rows: this row or group is too long for a fused norm or gate");
+}
+
+bool prepares_in_registers(const RowArgs& a, bool rounded) {
+  const bool groups = !rounded || a.group >= a.in_features || a.group == 32 || a.group == 64 || a.group == 128;
+  return groups && a.padded <= 8 * ROW_VECTORS * MAX_ROW_THREADS;
+}
+
 void arrange_rows(const RowArgs& args, cudaStream_t stream) {
   if (args.rows == 0 || args.in_features == 0) return;
-  launch_early(arrange_rows_kernel, args.rows, args.in_features >= 4096 ? 512 : 128, 0, stream, args);
+  if (prepares_in_registers(args, false)) {
+    start_rows<Rounding::none>(args, stream);
+  } else {
+    refuse_fused(args);
+    launch_early(arrange_rows_kernel, args.rows, 512, 0, stream, args);
+  }
   check_launch("arrange_rows");
 }
 
 void round_rows(const RowArgs& args, cudaStream_t stream) {
   if (args.rows == 0 || args.in_features == 0) return;
   const bool one_group = args.group >= args.in_features;
-  const int threads = args.in_features >= 4096 ? 512 : 256;
-  launch_early(one_group ? round_rows_kernel<true> : round_rows_kernel<false>, args.rows, threads, 0, stream, args);
+  if (!prepares_in_registers(args, true)) {
+    refuse_fused(args);
+    launch_early(one_group ? round_rows_kernel<true> : round_rows_kernel<false>, args.rows, 512, 0, stream, args);
+  } else if (one_group) start_rows<Rounding::row>(args, stream);
+  else if (args.group == 32) start_rows<Rounding::groups_of_32>(args, stream);
+  else if (args.group == 64) start_rows<Rounding::groups_of_64>(args, stream);
+  else start_rows<Rounding::groups_of_128>(args, stream);
   check_launch("round_rows");
 }
 

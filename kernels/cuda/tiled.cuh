@@ -70,38 +70,38 @@ struct Iteration {
 
 // The iterations of this thread block.
 struct Schedule {
-  int chunks, blocks, waves;  // waves: tiles that every block computes alone
-  int first, total, sharers;  // the remaining tiles: the first one, their iterations, the blocks that share them
+  const Tiled& a;
+  int waves;         // tiles that every block computes alone
+  int first, total;  // the remaining tiles: the first one, and their iterations; a.sharers blocks share them
 
   __device__ explicit Schedule(const Tiled& a)
-      : chunks(a.chunks), blocks(gridDim.x), waves(a.tiles / blocks), first(waves * blocks),
-        total((a.tiles - first) * a.chunks), sharers(a.sharers) {}
+      : a(a), waves(a.tiles / int(gridDim.x)), first(waves * int(gridDim.x)), total((a.tiles - first) * a.chunks) {}
   // The first iteration of the remaining tiles that a block computes.
-  __device__ int begin(int block) const { return min(block, sharers) * unsigned(total) / sharers; }
-  __device__ int block_of(int iteration) const { return ((iteration + 1) * unsigned(sharers) - 1) / total; }
-  __device__ int count() const { return waves * chunks + begin(blockIdx.x + 1) - begin(blockIdx.x); }
+  __device__ int begin(int index) const { return min(index, a.sharers) * unsigned(total) / a.sharers; }
+  __device__ int block_of(int iteration) const { return ((iteration + 1) * unsigned(a.sharers) - 1) / total; }
+  __device__ int count() const { return waves * a.chunks + begin(blockIdx.x + 1) - begin(blockIdx.x); }
   __device__ Iteration share(int wave) const {
     const int iteration = begin(blockIdx.x);
-    return {first + iteration / chunks, iteration % chunks, wave};
+    return {first + iteration / a.chunks, iteration % a.chunks, wave};
   }
   __device__ Iteration start() const { return waves ? Iteration{int(blockIdx.x), 0, 0} : share(0); }
   // True if the next iteration has another tile.
   __device__ bool advance(Iteration& at) const {
-    if (++at.chunk < chunks) return false;
+    if (++at.chunk < a.chunks) return false;
     at.wave++;
     if (at.wave == waves) {
       at = share(at.wave);
       return true;
     }
     at.chunk = 0;
-    at.tile += at.wave < waves ? blocks : 1;
+    at.tile += at.wave < waves ? int(gridDim.x) : 1;
     return true;
   }
   // The first and the last block that compute parts of a tile.
   __device__ int2 blocks_of(int tile) const {
     if (tile < first) return {0, 0};
-    const int iteration = (tile - first) * chunks;
-    return {block_of(iteration), block_of(iteration + chunks - 1)};
+    const int iteration = (tile - first) * a.chunks;
+    return {block_of(iteration), block_of(iteration + a.chunks - 1)};
   }
 };
 

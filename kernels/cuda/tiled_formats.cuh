@@ -35,6 +35,25 @@ static __device__ inline uint4 shared_words4(uint32_t from) {
   return words;
 }
 
+// COUNT words by one load.
+template <int COUNT>
+static __device__ inline void load_words(uint32_t (&words)[COUNT], uint32_t from) {
+  static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4);
+  if constexpr (COUNT == 4) {
+    const uint4 four = shared_words4(from);
+    words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
+  } else if constexpr (COUNT == 2) {
+    const uint2 two = shared_words2(from);
+    words[0] = two.x, words[1] = two.y;
+  } else {
+    words[0] = shared_word(from);
+  }
+}
+
+// Converts integers of magnitude below 2^22 exactly. The adder is faster than the conversion instruction.
+static __device__ inline float small_to_float(int x) { return __int_as_float(x + 0x4b400000) - 12582912.0f; }
+static __device__ inline float small_to_float(float x) { return x; }
+
 // A chunk in shared memory, as a warp reads it. The addresses are those of the warp's first row and first output.
 struct Chunk {
   uint32_t x, weight, records, row_scales;
@@ -132,15 +151,7 @@ struct TiledInt4 : Int8Rows {
                                 __half2float(__ushort_as_half((unsigned short)pair.y))};
         const uint32_t from = chunk.weight + (8 * n + g) * 64 + t * 16;
         uint32_t words[STEPS];
-        if constexpr (STEPS == 4) {
-          const uint4 four = shared_words4(from);
-          words[0] = four.x, words[1] = four.y, words[2] = four.z, words[3] = four.w;
-        } else if constexpr (STEPS == 2) {
-          const uint2 two = shared_words2(from + p * 8);
-          words[0] = two.x, words[1] = two.y;
-        } else {
-          words[0] = shared_word(from + p * 4);
-        }
+        load_words(words, from + p * STEPS * 4);
         int product[M][4];
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -157,7 +168,7 @@ struct TiledInt4 : Int8Rows {
         for (int m = 0; m < M; m++)
 #pragma unroll
           for (int i = 0; i < 4; i++)
-            sums[n][m][i] += float(product[m][i]) * (scale[i % 2] * row_scale[m][i / 2]);
+            sums[n][m][i] += small_to_float(product[m][i]) * (scale[i % 2] * row_scale[m][i / 2]);
       }
     }
   }

@@ -25,13 +25,17 @@ struct HopperShape {
   static constexpr int THREADS = 2 * WARPGROUP;  // consumers
   static constexpr int PARTIAL = ROWS * OUTPUTS;
   static constexpr int PANEL = ROWS * 128;  // bytes of 128 bytes of each row
+  // Slots per chunk. Two for the largest chunks: the ring then has enough slots to hide the latency of memory.
+  static constexpr int PARTS = N == 32 && F::X_BYTES == 2 ? 2 : 1;
+  static constexpr int PANELS = F::X_BYTES / PARTS, WEIGHT_BYTES = F::WEIGHT_BYTES / PARTS;  // of a slot
   // Offsets in a slot of the ring.
-  static constexpr int WEIGHT = PANEL * F::X_BYTES, RECORDS = WEIGHT + OUTPUTS * F::WEIGHT_BYTES;
+  static constexpr int WEIGHT = PANEL * PANELS, RECORDS = WEIGHT + OUTPUTS * WEIGHT_BYTES;
   static constexpr int ROW_SCALES = RECORDS + OUTPUTS * F::RECORDS * 4;
   static constexpr int BYTES = ROW_SCALES + (F::ROUNDED_IN_GROUPS ? ROWS * F::RECORDS * 4 : 0);
   static constexpr int SLOT = (BYTES + hopper::ATOM - 1) / hopper::ATOM * hopper::ATOM;
   static constexpr int SLOTS = SLOT * 8 < (200 << 10) ? 8 : (200 << 10) / SLOT;
   static constexpr int SHARED = SLOTS * SLOT + 2 * SLOTS * 8 + hopper::ATOM;
+  static_assert(PARTS == 1 || F::RECORDS == 0);
   static constexpr bool RECORDS_AT_ONCE = F::WEIGHT_BYTES == 64;  // one copy has all records of a chunk
 
   // A barrier of the consumers.
@@ -69,11 +73,11 @@ struct HopperRing {
     }
     hopper::fence_barrier_init();
   }
-  __device__ void copy_weights(const Tiled& a, const HopperMaps& maps, const Iteration& at, int index) const {
+  __device__ void copy_weights(const Tiled& a, const HopperMaps& maps, const Iteration& at, int part, int index) const {
     char* to = slots + index * S::SLOT;
     const int first = at.tile / a.row_tiles * S::OUTPUTS;
     hopper::arrive_expecting(full[index], S::BYTES);
-    hopper::copy_box(to + S::WEIGHT, maps.weight, full[index], at.chunk * F::WEIGHT_BYTES, first, 0);
+    hopper::copy_box(to + S::WEIGHT, maps.weight, full[index], (at.chunk * S::PARTS + part) * S::WEIGHT_BYTES, first, 0);
     if constexpr (F::RECORDS > 0 && S::RECORDS_AT_ONCE)
       hopper::copy_box(to + S::RECORDS, maps.records, full[index], 0, at.chunk * F::RECORDS, first / 8);
     if constexpr (F::RECORDS > 0 && !S::RECORDS_AT_ONCE)
@@ -81,11 +85,13 @@ struct HopperRing {
         hopper::copy_box(to + S::RECORDS + r * S::OUTPUTS * 4, maps.records, full[index], 0,
                          (at.chunk * F::RECORDS + r) / a.records_per_subgroup, first / 8);
   }
-  __device__ void copy_rows(const Tiled& a, const HopperMaps& maps, const Iteration& at, int index) const {
+  __device__ void copy_rows(const Tiled& a, const HopperMaps& maps, const Iteration& at, int part, int index) const {
     char* to = slots + index * S::SLOT;
     const int first = at.tile % a.row_tiles * S::ROWS;
-    for (int panel = 0; panel < F::X_BYTES; panel++)
-      hopper::copy_box(to + panel * S::PANEL, maps.x, full[index], (at.chunk * F::X_BYTES + panel) * 128, first, 0);
+    for (int panel = 0; panel < S::PANELS; panel++) {
+      const int column = ((at.chunk * S::PARTS + part) * S::PANELS + panel) * 128;
+      hopper::copy_box(to + panel * S::PANEL, maps.x, full[index], column, first, 0);
+    }
     if constexpr (F::ROUNDED_IN_GROUPS)
       hopper::copy_box(to + S::ROW_SCALES, maps.row_scales, full[index], first, at.chunk * F::RECORDS, 0);
   }
@@ -98,24 +104,30 @@ struct HopperRing {
 template <class S>
 __device__ inline void produce(const Tiled& a, const HopperMaps& maps, const HopperRing<S>& ring,
                                const Schedule& schedule) {
-  const int count = schedule.count(), first = min(count, S::SLOTS);
+  const int count = schedule.count() * S::PARTS, first = min(count, S::SLOTS);
   Iteration at = schedule.start(), next = at;
+  int part = 0, next_part = 0;
+  auto advance = [&](Iteration& iteration, int& part_of_iteration) {
+    if (S::PARTS > 1 && ++part_of_iteration < S::PARTS) return;
+    part_of_iteration = 0;
+    schedule.advance(iteration);
+  };
   if (!a.resident) wait_for_previous();
   for (int i = 0; i < first; i++) {
-    ring.copy_weights(a, maps, next, i);
-    schedule.advance(next);
+    ring.copy_weights(a, maps, next, next_part, i);
+    advance(next, next_part);
   }
   if (a.resident) wait_for_previous();
   for (int i = 0; i < first; i++) {
-    ring.copy_rows(a, maps, at, i);
-    schedule.advance(at);
+    ring.copy_rows(a, maps, at, part, i);
+    advance(at, part);
   }
   HopperSlot<S::SLOTS> slot;
   for (int i = first; i < count; i++, slot.advance()) {
     hopper::wait_barrier(ring.empty[slot.index], slot.parity);
-    ring.copy_weights(a, maps, at, slot.index);
-    ring.copy_rows(a, maps, at, slot.index);
-    schedule.advance(at);
+    ring.copy_weights(a, maps, at, part, slot.index);
+    ring.copy_rows(a, maps, at, part, slot.index);
+    advance(at, part);
   }
 }
 
@@ -167,9 +179,11 @@ struct HopperOperands<TiledInt4<PER_CHUNK>> {
       const uint32_t record = shared_word(records + (h * PER_CHUNK + p) * 32 + g * 4);
       scale[h] = __half2float(__ushort_as_half((unsigned short)record));
       zeros[h] = __byte_perm(record, 0, 0x2222);
+      uint32_t words[STEPS];
+      load_words(words, weight + (g + 8 * h) * 64 + t * 16 + p * STEPS * 4);
 #pragma unroll
       for (int k = 0; k < STEPS; k++) {
-        const uint32_t word = shared_word(weight + (g + 8 * h) * 64 + t * 16 + (p * STEPS + k) * 4);
+        const uint32_t word = words[k];
         a[k][h] = F::centred(word, zeros[h]);
         a[k][2 + h] = F::centred(word >> 4, zeros[h]);
       }
@@ -191,9 +205,11 @@ struct HopperOperands<TiledInt4Wide<PER_CHUNK>> {
       const uint32_t record = shared_word(records + (h * PER_CHUNK + p) * 32 + g * 4);
       const uint32_t bias = __byte_perm(record, 0, 0x3232) | 0xc300c300u;
       scale[h] = __half2float(__ushort_as_half((unsigned short)record));
+      uint32_t words[STEPS / 2];
+      load_words(words, weight + (g + 8 * h) * 64 + t * 16 + p * STEPS * 2);
 #pragma unroll
       for (int k = 0; k < STEPS; k += 2) {
-        const uint32_t word = shared_word(weight + (g + 8 * h) * 64 + t * 16 + (p * STEPS + k) * 2);
+        const uint32_t word = words[k / 2];
 #pragma unroll
         for (int s = 0; s < 2; s++) {
           a[k + s][h] = F::centred(word >> 8 * s, bias);
@@ -210,6 +226,8 @@ struct HopperOperands<TiledFp8<GROUPED>> {
   static constexpr int GROUPS = 2, STEPS = 4, STEP_BYTES = 32;
   uint32_t a[STEPS][4];
   float scale[2];
+  // PARTS: slots per chunk, see HopperShape.
+  template <int PARTS = 1>
   __device__ void load(uint32_t weight, uint32_t records, int p, int lane) {
     const int g = lane / 4, row = lane % 16;
 #pragma unroll
@@ -219,8 +237,9 @@ struct HopperOperands<TiledFp8<GROUPED>> {
 #pragma unroll
     for (int k = 0; k < STEPS; k += 2) {
       uint32_t words[4];  // outputs g and g + 8 of 16 inputs, then of the next 16 inputs
-      const int unit = p * STEPS + k + lane / 16;
-      load_matrices(words, weight + row * 128 + (unit ^ (row & 7)) * 16);
+      const int unit = (PARTS == 1 ? p * STEPS : 0) + k + lane / 16;
+      if constexpr (PARTS == 1) load_matrices(words, weight + row * 128 + (unit ^ (row & 7)) * 16);
+      else load_matrices(words, weight + row * 64 + (unit ^ (row / 2 & 3)) * 16);
 #pragma unroll
       for (int s = 0; s < 2; s++)
 #pragma unroll
@@ -242,13 +261,15 @@ struct HopperConsumer {
   const HopperRing<S>& ring;
   int warp, lane;
   HopperSlot<S::SLOTS> slot;
-  int pending = -1;  // slot that wgmma still reads; -1: none
+  int pending = -1;   // slot that wgmma still reads; -1: none
+  int released = -1;  // PARTS == 2: slot that wgmma read before; it is released after the next wait
 
   // Bytes from the start of a slot to the descriptor of step `k` of the activations.
   static __device__ int step_offset(int k) { return k / 4 * S::PANEL + k % 4 * 32; }
 
   // int8 weights: operand A is in shared memory.
   __device__ void multiply_shared(Sum (&sums)[N][1][4], bool adding) {
+    hopper::wait_barrier(ring.full[slot.index], slot.parity);
     const char* from = ring.slots + slot.index * S::SLOT;
     const uint64_t x = hopper::descriptor(from, hopper::ATOM, 16);
     const uint64_t weight = hopper::descriptor(from + S::WEIGHT + warp / 4 * 64 * 128, hopper::ATOM, 16);
@@ -261,107 +282,231 @@ struct HopperConsumer {
     hopper::wgmma_wait<1>();
     if (pending >= 0) ring.release(pending, lane);
     pending = slot.index;
+    slot.advance();
   }
   // Weights that are unpacked and have one scale per output. The operands of one half of a chunk are unpacked while
   // wgmma reads those of the other half.
   __device__ void multiply_unpacked(Sum (&sums)[N][1][4], HopperOperands<F> (&operands)[2], bool adding) {
-    const char* from = ring.slots + slot.index * S::SLOT;
-    const uint64_t x = hopper::descriptor(from, hopper::ATOM, 16);
-    const uint32_t weight = hopper::address(from + S::WEIGHT) + warp * 16 * F::WEIGHT_BYTES;
-#pragma unroll
-    for (int p = 0; p < 2; p++) {
-      hopper::wgmma_wait<1>();
-      fence_operands(operands[p].a);
-      if (p == 1 && pending >= 0) ring.release(pending, lane);
-      operands[p].load(weight, 0, p, lane);
-      fence_operands(operands[p].a);
-      hopper::wgmma_fence();
-#pragma unroll
-      for (int k = 0; k < HopperOperands<F>::STEPS; k++)
-        multiply_registers<N>(sums, operands[p].a[k],
-                              hopper::advance_descriptor(x, step_offset(p * HopperOperands<F>::STEPS + k)),
-                              adding || p > 0 || k > 0);
-      hopper::wgmma_commit();
-    }
-    pending = slot.index;
+    multiply_half<0>(sums, operands[0], adding);
+    multiply_half<1>(sums, operands[1], true);
   }
-  // Weights with groups: the products of a group are scaled and added.
-  __device__ void multiply_groups(Sum (&sums)[N][1][4]) {
-    using Operands = HopperOperands<F>;
+  // Waits for all slots of a chunk. If a wait came between the wgmma of a chunk, the compiler would serialise them.
+  __device__ void wait_for_chunk() const {
+    HopperSlot<S::SLOTS> next = slot;
+    for (int part = 0; part < S::PARTS; part++, next.advance())
+      hopper::wait_barrier(ring.full[next.index], next.parity);
+  }
+  template <int P>
+  __device__ void multiply_half(Sum (&sums)[N][1][4], HopperOperands<F>& operands, bool adding) {
+    constexpr int STEPS = HopperOperands<F>::STEPS, FIRST = S::PARTS == 1 ? P * STEPS : 0;
+    if (P == 0) wait_for_chunk();
     const char* from = ring.slots + slot.index * S::SLOT;
     const uint64_t x = hopper::descriptor(from, hopper::ATOM, 16);
-    const uint32_t weight = hopper::address(from + S::WEIGHT) + warp * 16 * F::WEIGHT_BYTES;
-    const uint32_t records = hopper::address(from + S::RECORDS) + warp * 2 * 32 * (S::RECORDS_AT_ONCE ? F::RECORDS : 1);
-    const uint32_t row_scales = hopper::address(from + S::ROW_SCALES) + lane % 4 * 8;
+    hopper::wgmma_wait<1>();
+    fence_operands(operands.a);
+    if (S::PARTS == 2 && released >= 0) ring.release(released, lane);
+    if (S::PARTS == 1 && P == 1 && pending >= 0) ring.release(pending, lane);
+    operands.template load<S::PARTS>(hopper::address(from + S::WEIGHT) + warp * 16 * S::WEIGHT_BYTES, 0, P, lane);
+    fence_operands(operands.a);
+    hopper::wgmma_fence();
 #pragma unroll
-    for (int p = 0; p < Operands::GROUPS; p++) {
-      Operands operands;
-      typename Operands::Product products[N][1][4];
-      operands.load(weight, records, p, lane);
-      fence_operands(operands.a);
-      fence_sums(products);
-      hopper::wgmma_fence();
+    for (int k = 0; k < STEPS; k++)
+      multiply_registers<N>(sums, operands.a[k], hopper::advance_descriptor(x, step_offset(FIRST + k)), adding || k > 0);
+    hopper::wgmma_commit();
+    if (P == 0 && S::PARTS == 1) return;
+    released = pending;
+    pending = slot.index;
+    slot.advance();
+  }
+  // Weights with groups: the products of a group are scaled and added. The operands of a group are unpacked while wgmma
+  // multiplies those of the previous group; with PRODUCTS == 2, its products are scaled then, too.
+  static constexpr int PRODUCTS = N <= 8 ? 2 : 1;
+  static constexpr int OPERANDS = N <= 8 || F::WEIGHT_BYTES == 128 ? 2 : 1;
+  using Operands = HopperOperands<F>;
+  struct Groups {
+    Operands operands[OPERANDS];
+    typename Operands::Product products[PRODUCTS][N][1][4];
+    int p = 0;                      // group of the chunk that is loaded next
+    int scaled = 0, scaled_p = 0;   // slot and group that are scaled next
+  };
+  // Loads the operands of the next group.
+  template <int B>
+  __device__ void load_group(Groups& groups) {
+    if (Operands::GROUPS == 1 || groups.p == 0) hopper::wait_barrier(ring.full[slot.index], slot.parity);
+    const uint32_t from = hopper::address(ring.slots) + slot.index * S::SLOT;
+    groups.operands[B % OPERANDS].load(from + S::WEIGHT + warp * 16 * F::WEIGHT_BYTES,
+                            from + S::RECORDS + warp * 2 * 32 * (S::RECORDS_AT_ONCE ? F::RECORDS : 1), groups.p, lane);
+    fence_operands(groups.operands[B % OPERANDS].a);
+  }
+  // Starts the products of the loaded group.
+  template <int B>
+  __device__ void start_group(Groups& groups) {
+    auto& products = groups.products[B % PRODUCTS];
+    const uint64_t x = hopper::descriptor(ring.slots + slot.index * S::SLOT, hopper::ATOM, 16);
+    fence_sums(products);
+    hopper::wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < Operands::STEPS; k++)
-        multiply_registers<N>(products, operands.a[k], hopper::advance_descriptor(x, step_offset(p * Operands::STEPS + k)),
-                              k > 0);
-      hopper::wgmma_commit();
-      hopper::wgmma_wait<0>();
-      fence_sums(products);
-      fence_operands(operands.a);
+    for (int k = 0; k < Operands::STEPS; k++)
+      multiply_registers<N>(products, groups.operands[B % OPERANDS].a[k],
+                            hopper::advance_descriptor(x, step_offset(groups.p * Operands::STEPS + k)), k > 0);
+    hopper::wgmma_commit();
+    if (Operands::GROUPS > 1 && ++groups.p < Operands::GROUPS) return;
+    groups.p = 0;
+    slot.advance();
+  }
+  // Adds the products of a group, scaled, to the sums.
+  template <int B>
+  __device__ void scale_group(Sum (&sums)[N][1][4], Groups& groups) {
+    auto& products = groups.products[B % PRODUCTS];
+    fence_sums(products);
+    fence_operands(groups.operands[B % OPERANDS].a);
+    const uint32_t row_scales =
+        hopper::address(ring.slots) + groups.scaled * S::SLOT + S::ROW_SCALES + lane % 4 * 8 + groups.scaled_p * S::ROWS * 4;
 #pragma unroll
-      for (int n = 0; n < N; n++) {
-        float2 row_scale{1.0f, 1.0f};
-        if constexpr (F::ROUNDED_IN_GROUPS) {
-          const uint2 bits = shared_words2(row_scales + (p * S::ROWS + 8 * n) * 4);
-          row_scale = {__uint_as_float(bits.x), __uint_as_float(bits.y)};
-        }
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-          sums[n][0][i] += float(products[n][0][i]) * (operands.scale[i / 2] * (i % 2 ? row_scale.y : row_scale.x));
+    for (int n = 0; n < N; n++) {
+      float2 row_scale{1.0f, 1.0f};
+      if constexpr (F::ROUNDED_IN_GROUPS) {
+        const uint2 bits = shared_words2(row_scales + 8 * n * 4);
+        row_scale = {__uint_as_float(bits.x), __uint_as_float(bits.y)};
       }
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        sums[n][0][i] +=
+            small_to_float(products[n][0][i]) * (groups.operands[B % OPERANDS].scale[i / 2] * (i % 2 ? row_scale.y : row_scale.x));
     }
+    if (Operands::GROUPS > 1 && ++groups.scaled_p < Operands::GROUPS) return;
+    groups.scaled_p = 0;
     __syncwarp();
-    ring.release(slot.index, lane);
+    ring.release(groups.scaled, lane);
+    if (++groups.scaled == S::SLOTS) groups.scaled = 0;
+  }
+  template <int B>
+  __device__ void next_group(Sum (&sums)[N][1][4], Groups& groups) {
+    if constexpr (OPERANDS == 1) {
+      hopper::wgmma_wait<0>();
+      scale_group<1 - B>(sums, groups);
+      load_group<B>(groups);
+      start_group<B>(groups);
+      return;
+    }
+    load_group<B>(groups);
+    if constexpr (PRODUCTS == 2) {
+      start_group<B>(groups);
+      hopper::wgmma_wait<1>();
+      scale_group<1 - B>(sums, groups);
+    } else {
+      hopper::wgmma_wait<0>();
+      scale_group<1 - B>(sums, groups);
+      start_group<B>(groups);
+    }
+  }
+  template <int B>
+  __device__ void last_group(Sum (&sums)[N][1][4], Groups& groups) {
+    hopper::wgmma_wait<0>();
+    scale_group<B>(sums, groups);
+  }
+  __device__ void multiply_groups(Sum (&sums)[N][1][4], int chunks) {
+    Groups groups;
+    groups.scaled = slot.index;
+    load_group<0>(groups);
+    start_group<0>(groups);
+    int i = 1;
+    for (; i + 1 < chunks * Operands::GROUPS; i += 2) {
+      next_group<1>(sums, groups);
+      next_group<0>(sums, groups);
+    }
+    if (i < chunks * Operands::GROUPS) {
+      next_group<1>(sums, groups);
+      last_group<1>(sums, groups);
+    } else {
+      last_group<0>(sums, groups);
+    }
   }
   // Waits until wgmma has ended, before the sums are read.
   __device__ void finish(Sum (&sums)[N][1][4]) {
     hopper::wgmma_wait<0>();
     fence_sums(sums);
+    if (S::PARTS == 2 && released >= 0) ring.release(released, lane);
     if (pending >= 0) ring.release(pending, lane);
-    pending = -1;
+    pending = released = -1;
   }
 };
 
-// Stores the sums of a lane. `row`, `output`: those of its first sum.
-template <class S, class Sum>
-__device__ inline void store_outputs(const Tiled& a, const Sum (&sums)[S::N][1][4], int row, int output) {
-  using F = typename S::Format;
-  float scale[2] = {1.0f, 1.0f}, shift[2] = {};
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    const int column = output + 8 * h;
-    if (column >= a.out_features) continue;
-    if (a.scale) scale[h] = __ldg(a.scale + column);
-    if (a.bias) shift[h] = read_only(a.bias_type, a.bias, column);
-  }
-  int64_t index = row * a.out_stride + output;
-#pragma unroll
-  for (int n = 0; n < S::N; n++) {
-#pragma unroll
-    for (int c = 0; c < 2; c++) {
-      const int r = row + 8 * n + c;
-      if (r >= a.rows) continue;
-      const float row_scale = F::ROUNDED && !F::ROUNDED_IN_GROUPS ? __ldg(a.row_scale + r) : 1.0f;
-#pragma unroll
-      for (int h = 0; h < 2; h++)
-        if (output + 8 * h < a.out_features)
-          store(a, index + c * a.out_stride + 8 * h,
-                float(sums[n][0][2 * h + c]) * (row_scale * scale[h]) + shift[h]);
-    }
-    index += 8 * a.out_stride;
-  }
+// Transposes an 8 x 8 matrix of bf16 in a warp. Lane 4 g + t has the columns 2 t and 2 t + 1 of row g.
+__device__ inline uint32_t transpose(uint32_t pair) {
+  uint32_t result;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+  return result;
 }
+
+// The factors and shifts of the outputs of a lane, and its stores. The lane's first sum is that of `row` and `output`.
+template <class S, class Sum>
+struct OutputStore {
+  using F = typename S::Format;
+  const Tiled& a;
+  int row, output, lane;
+  float scale[2] = {1.0f, 1.0f}, shift[2] = {};
+
+  __device__ OutputStore(const Tiled& a, int row, int output, int lane) : a(a), row(row), output(output), lane(lane) {
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int column = output + 8 * h;
+      if (column >= a.out_features) continue;
+      if (a.scale) scale[h] = __ldg(a.scale + column);
+      if (a.bias) shift[h] = read_only(a.bias_type, a.bias, column);
+    }
+  }
+  __device__ float row_scale(int r) const {
+    return F::ROUNDED && !F::ROUNDED_IN_GROUPS && r < a.rows ? __ldg(a.row_scale + r) : 1.0f;
+  }
+  // True if the warp's 16 outputs exist and stores of 4 outputs are aligned.
+  __device__ bool whole() const {
+    return a.out_type == Type::bf16 && output - lane / 4 + 16 <= a.out_features && a.out_stride % 4 == 0 &&
+           reinterpret_cast<uintptr_t>(a.out) % 8 == 0;
+  }
+  // The warp transposes its sums, so that four lanes store 16 outputs of a row.
+  __device__ void store_rows(const Sum (&sums)[S::N][1][4]) const {
+    const int t = lane % 4, first = output - lane / 4 + t / 2 * 4 + t % 2 * 8;
+    int r = row - 2 * t + lane / 4;
+    auto* to = static_cast<__nv_bfloat16*>(a.out) + r * a.out_stride + first;
+#pragma unroll
+    for (int n = 0; n < S::N; n++) {
+      uint32_t pairs[2];
+      const float factors[2] = {row_scale(row + 8 * n), row_scale(row + 8 * n + 1)};
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(
+            float(sums[n][0][2 * h]) * (factors[0] * scale[h]) + shift[h],
+            float(sums[n][0][2 * h + 1]) * (factors[1] * scale[h]) + shift[h]);
+        pairs[h] = transpose(reinterpret_cast<const uint32_t&>(pair));
+      }
+      // Even lanes store outputs 0 … 7, odd lanes outputs 8 … 15.
+      const bool odd = t % 2;
+      const uint32_t received = __shfl_xor_sync(0xffffffffu, pairs[odd ? 0 : 1], 1);
+      if (r < a.rows) *reinterpret_cast<uint2*>(to) = odd ? uint2{received, pairs[1]} : uint2{pairs[0], received};
+      r += 8;
+      to += 8 * a.out_stride;
+    }
+  }
+  __device__ void store_each(const Sum (&sums)[S::N][1][4]) const {
+    int64_t index = row * a.out_stride + output;
+#pragma unroll
+    for (int n = 0; n < S::N; n++) {
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const int r = row + 8 * n + c;
+        if (r >= a.rows) continue;
+        const float factor = row_scale(r);
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+          if (output + 8 * h < a.out_features)
+            store(a, index + c * a.out_stride + 8 * h,
+                  float(sums[n][0][2 * h + c]) * (factor * scale[h]) + shift[h]);
+      }
+      index += 8 * a.out_stride;
+    }
+  }
+};
 
 template <class S>
 __device__ inline void consume(const Tiled& a, const HopperRing<S>& ring, const Schedule& schedule) {
@@ -382,18 +527,18 @@ __device__ inline void consume(const Tiled& a, const HopperRing<S>& ring, const 
 #pragma unroll
         for (int j = 0; j < 4; j++) sums[n][0][j] = 0;
     }
-    for (int chunk = 0; chunk < size; chunk++) {
-      hopper::wait_barrier(ring.full[consumer.slot.index], consumer.slot.parity);
+    if constexpr (GROUPED) consumer.multiply_groups(sums, size);
+    for (int chunk = 0; !GROUPED && chunk < size; chunk++) {
       if constexpr (IN_SHARED) consumer.multiply_shared(sums, chunk > 0);
-      else if constexpr (GROUPED) consumer.multiply_groups(sums);
-      else consumer.multiply_unpacked(sums, operands, chunk > 0);
-      consumer.slot.advance();
+      else if constexpr (!GROUPED) consumer.multiply_unpacked(sums, operands, chunk > 0);
     }
     if constexpr (!GROUPED) consumer.finish(sums);
     const int2 blocks = schedule.blocks_of(at.tile);
-    if (blocks.x == blocks.y || add_parts<S>(a, sums, blocks.x, blocks.y))
-      store_outputs<S>(a, sums, at.tile % a.row_tiles * S::ROWS + lane % 4 * 2,
-                       at.tile / a.row_tiles * S::OUTPUTS + warp * 16 + lane / 4);
+    if (blocks.x == blocks.y || add_parts<S>(a, sums, blocks.x, blocks.y)) {
+      const int output = at.tile / a.row_tiles * S::OUTPUTS + warp * 16 + lane / 4;
+      const OutputStore<S, Sum> outputs(a, at.tile % a.row_tiles * S::ROWS + lane % 4 * 2, output, lane);
+      outputs.whole() ? outputs.store_rows(sums) : outputs.store_each(sums);
+    }
     at.chunk += size - 1;
     schedule.advance(at);
   }

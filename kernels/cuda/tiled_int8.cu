@@ -11,11 +11,25 @@ auto with_groups(const ProductArgs& args, Call&& call) {
   return args.group % 64 == 0 ? call(F<2>{}) : call(F<4>{});
 }
 
+constexpr int64_t MAX_INT8_ROWS = 64;  // rows of int4 products in int8 on Hopper
+
+// True if an int4 product is faster with bf16 activations that have the values of the rounded ones: the scales of the
+// groups take more time than bf16 instead of int8.
+bool multiplies_in_bf16(const ProductArgs& args) {
+  RowArgs rows{};
+  rows.in_features = args.in_features;
+  rows.padded = round_up(args.in_features, 128);
+  rows.group = args.group;
+  return uses_hopper_kernels(args.rows) && args.rows > MAX_INT8_ROWS && prepares_in_registers(rows, true);
+}
+
 template <class Call>
 auto with_format(const ProductArgs& args, Call&& call) {
   switch (args.format) {
     case Weights::int8: return call(TiledInt8{});
-    case Weights::int4: return with_groups<TiledInt4>(args, call);
+    case Weights::int4:
+      if (multiplies_in_bf16(args)) return with_groups<TiledInt4Wide>(args, call);
+      return with_groups<TiledInt4>(args, call);
     case Weights::int4_wide: return with_groups<TiledInt4Wide>(args, call);
     case Weights::fp8: return args.group < args.in_features ? call(TiledFp8<true>{}) : call(TiledFp8<false>{});
     default: throw std::runtime_error("tiled_product: this weight format is not supported");

@@ -77,14 +77,15 @@ struct TiledKernel {
 template <class F, int N>
 struct HopperKernel {
   using Shape = HopperShape<F, N>;
+  static constexpr int THREADS = 3 * Shape::WARPGROUP;
 
   static int resident() {
     static int per_processor[64];
-    return resident_blocks(tiled_hopper<Shape>, 3 * Shape::WARPGROUP, Shape::SHARED, per_processor);
+    return resident_blocks(tiled_hopper<Shape>, THREADS, Shape::SHARED, per_processor);
   }
   // The tensor map of a matrix of bytes, for boxes of `columns` bytes and `rows` rows.
-  static CUtensorMap matrix_map(const void* from, int64_t rows, int64_t pitch, int box_columns, int box_rows) {
-    const auto swizzle = box_columns == 128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE;
+  static CUtensorMap matrix_map(const void* from, int64_t rows, int64_t pitch, int box_columns, int box_rows,
+                                CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
     return tensor_map<3>("tiled_product", CU_TENSOR_MAP_DATA_TYPE_UINT8, from, {cuuint64_t(pitch), cuuint64_t(rows), 1},
                          {cuuint64_t(pitch), cuuint64_t(pitch * rows)}, {cuuint32_t(box_columns), cuuint32_t(box_rows), 1},
                          swizzle);
@@ -92,7 +93,10 @@ struct HopperKernel {
   static void start(const Tiled& a, int blocks, cudaStream_t stream) {
     HopperMaps maps{};
     maps.x = matrix_map(a.x, a.rows, a.x_stride * F::X_BYTES, 128, Shape::ROWS);
-    maps.weight = matrix_map(a.weight, a.out_features, a.row_bytes, F::WEIGHT_BYTES, Shape::OUTPUTS);
+    const auto swizzle = Shape::WEIGHT_BYTES == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                         : Shape::PARTS == 2       ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                   : CU_TENSOR_MAP_SWIZZLE_NONE;
+    maps.weight = matrix_map(a.weight, a.out_features, a.row_bytes, Shape::WEIGHT_BYTES, Shape::OUTPUTS, swizzle);
     if (F::RECORDS > 0) {
       const cuuint64_t block_bytes = cuuint64_t(a.subgroups) * 32;
       maps.records = tensor_map<3>("tiled_product", CU_TENSOR_MAP_DATA_TYPE_INT32, a.records,
@@ -106,7 +110,7 @@ struct HopperKernel {
                                       {cuuint64_t(a.row_pitch), cuuint64_t(a.subgroups), 1}, {pitch, pitch * a.subgroups},
                                       {Shape::ROWS, F::RECORDS, 1}, CU_TENSOR_MAP_SWIZZLE_NONE);
     }
-    launch_early(tiled_hopper<Shape>, blocks, 3 * Shape::WARPGROUP, Shape::SHARED, stream, maps, a);
+    launch_early(tiled_hopper<Shape>, blocks, THREADS, Shape::SHARED, stream, maps, a);
   }
 };
 
@@ -145,16 +149,25 @@ static inline void start_product(const ProductArgs& args, bool arranged, InputOr
   a.arrivals = arrivals;
   if (arranged) {
     char* x = static_cast<char*>(args.shared) + memory.partials;
-    auto* scales = reinterpret_cast<float*>(x + memory.x);
+    auto* scales = F::ROUNDED ? reinterpret_cast<float*>(x + memory.x) : nullptr;
     a.x = x;
     a.x_stride = int64_t(a.chunks) * 128;
+    a.row_scale = scales;
     RowArgs rows{x, scales, args.x, args.rows, args.in_features, a.x_stride, args.x_stride};
     rows.order = order;
-    rows.group = F::ROUNDED_IN_GROUPS ? args.group : args.in_features;
+    rows.group = args.format == Weights::int4 ? args.group : args.in_features;
     rows.subgroup = F::ROUNDED_IN_GROUPS ? 128 / std::max(F::RECORDS, 1) : 0;
     rows.scale_pitch = F::ROUNDED_IN_GROUPS ? a.row_pitch : 0;
-    F::ROUNDED ? round_rows(rows, stream) : arrange_rows(rows, stream);
-    if (F::ROUNDED) a.row_scale = scales;
+    rows.gated = args.input_gated;
+    rows.gate = args.gate;
+    rows.norm = args.norm;
+    rows.norm_type = args.norm_type;
+    rows.eps = args.eps;
+    rows.offset = args.offset;
+    rows.stream = args.stream;
+    rows.stream_out = args.stream_out;
+    const bool rounded = F::ROUNDED || args.format == Weights::int4;
+    rounded ? round_rows(rows, stream) : arrange_rows(rows, stream);
   }
   Kernel::start(a, blocks.blocks, stream);
   check_launch("tiled_product");

@@ -11,10 +11,12 @@ constexpr InputOrder HOPPER_ORDER = F::WEIGHT_BYTES == 64 ? F::X_BYTES == 1 ? In
                                     : F::X_BYTES == 1     ? InputOrder::natural
                                                           : InputOrder::pairs;
 
-// True if the kernels of Hopper run on this GPU.
-static inline bool has_hopper_kernels() {
+constexpr int64_t MMA_ROWS = 16;  // rows that mma.sync multiplies faster than wgmma
+
+// True if the kernels of Hopper multiply this number of rows on this GPU.
+static inline bool uses_hopper_kernels(int64_t rows) {
 #ifdef LOCALLLM_HOPPER
-  return gpu().major == 9 && gpu().shared_limit >= HOPPER_SHARED;
+  return rows > MMA_ROWS && gpu().major == 9 && gpu().shared_limit >= HOPPER_SHARED;
 #else
   return false;
 #endif
@@ -24,13 +26,15 @@ static inline bool has_hopper_kernels() {
 template <class F, class Call>
 static inline auto with_kernel(int64_t rows, Call&& call) {
 #ifdef LOCALLLM_HOPPER
-  if (has_hopper_kernels()) {
+  if (uses_hopper_kernels(rows)) {
     if (rows <= 32) return call(HopperKernel<F, 4>{});
-    if (rows <= 64) return call(HopperKernel<F, 8>{});
-    if (F::RECORDS > 0 || rows <= 128) return call(HopperKernel<F, 16>{});
+    if (rows <= 64 || F::ROUNDED_IN_GROUPS) return call(HopperKernel<F, 8>{});
+    if constexpr (!F::ROUNDED_IN_GROUPS)
+      if (F::RECORDS > 0 || rows <= (F::X_BYTES == 1 ? 256 : 128)) return call(HopperKernel<F, 16>{});
     if constexpr (F::RECORDS == 0) return call(HopperKernel<F, 32>{});
   }
 #endif
+  if (rows <= 16) return call(TiledKernel<F, 1, 4, 1, 4, 3>{});
   if (rows <= 32) return call(TiledKernel<F, 2, 4, 1, 4, 2>{});
   // A format that scales the sums of each group needs registers for these sums.
   if constexpr (F::X_BYTES == 2 && F::RECORDS > 0) return call(TiledKernel<F, 2, 4, 2, 4, 1>{});
@@ -38,21 +42,27 @@ static inline auto with_kernel(int64_t rows, Call&& call) {
   else return call(TiledKernel<F, 4, 4, 2, 4, 1>{});
 }
 
+// True if a separate kernel prepares the activations.
+template <class F>
+bool arranged(const ProductArgs& args) {
+  return F::ROUNDED || uses_hopper_kernels(args.rows) || args.norm || args.input_gated;
+}
+
 template <class F>
 int64_t tiled_shared_of(const ProductArgs& args) {
-  const bool arranged = F::ROUNDED || has_hopper_kernels();
   return with_kernel<F>(args.rows, [&](auto kernel) {
-    return memory_of<decltype(kernel)>(tiled_arguments<F>(args), arranged).bytes();
+    return memory_of<decltype(kernel)>(tiled_arguments<F>(args), arranged<F>(args)).bytes();
   });
 }
 
 template <class F>
 void tiled_product_of(const ProductArgs& args, int32_t* arrivals, cudaStream_t stream) {
-  const bool arranged = F::ROUNDED || has_hopper_kernels();
-  const InputOrder order = has_hopper_kernels()   ? HOPPER_ORDER<F>
-                           : F::WEIGHT_BYTES == 64 ? InputOrder::even_first
-                                                  : InputOrder::natural;
-  with_kernel<F>(args.rows, [&](auto kernel) { start_product<decltype(kernel)>(args, arranged, order, arrivals, stream); });
+  const InputOrder order = uses_hopper_kernels(args.rows)                ? HOPPER_ORDER<F>
+                           : F::WEIGHT_BYTES == 64 && F::X_BYTES == 1 ? InputOrder::even_first
+                                                                     : InputOrder::natural;
+  with_kernel<F>(args.rows, [&](auto kernel) {
+    start_product<decltype(kernel)>(args, arranged<F>(args), order, arrivals, stream);
+  });
 }
 
 #define TILED_FORMAT(FORMAT)                                    \

@@ -7,7 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -149,10 +149,11 @@ class TestProducts:
 
     @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
     def test_number_of_rows(self, library: Library, op: str) -> None:
-        limit = 40
-        for rows in (1, 8, 16):
+        linear = module("linear")
+        least, limit = linear.MIN_TILED_ROWS[getattr(linear, op.upper())], 40
+        for rows in (1, least - 1):
             assert self.calls(library, op, torch.ones(rows, 256).bfloat16(), weight_of(op)) == ["small_batch"]
-        for rows in (17, limit):
+        for rows in (least, least + 1, limit):
             assert self.calls(library, op, torch.ones(rows, 256).bfloat16(), weight_of(op)) == ["tiled_product"]
         assert self.calls(library, op, torch.ones(limit + 1, 256).bfloat16(), weight_of(op)) == []
         assert self.calls(library, op, torch.ones(0, 256).bfloat16(), weight_of(op)) == []
@@ -178,6 +179,14 @@ class TestProducts:
             monkeypatch.setattr(linear, "gpu_properties", lambda _, count=processors: GpuProperties((8, 9), count))
             assert linear._beats_torch(4, shallow, torch.bfloat16) == is_faster
 
+    def test_small_batches_of_weights_that_are_not_tiled(
+        self, library: Library, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        linear = module("linear")
+        monkeypatch.setattr(linear, "TILED_ROWS", dict.fromkeys(linear.TILED_ROWS, 0))
+        for op in ("int8", "int4", "int4_wide", "fp8"):
+            assert self.calls(library, op, torch.ones(16, 256).bfloat16(), weight_of(op)) == ["small_batch"]
+
     @pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8"])
     def test_products_that_do_not_fit_use_other_kernels(
         self, library: Library, op: str, monkeypatch: pytest.MonkeyPatch
@@ -188,10 +197,11 @@ class TestProducts:
             asked.append(arguments)
             return arguments[1] <= 5  # rows
 
+        linear = module("linear")
+        monkeypatch.setattr(linear, "TILED_ROWS", dict.fromkeys(linear.TILED_ROWS, 0))
         monkeypatch.setattr(library, "fits", fits)
         assert self.calls(library, op, torch.ones(5, 256).bfloat16(), weight_of(op)) == ["small_batch"]
         assert self.calls(library, op, torch.ones(6, 256).bfloat16(), weight_of(op)) == []
-        linear = module("linear")
         format = {"dense": linear.BF16, "int8": linear.INT8, "fp8": linear.FP8, "int4": linear.INT4}
         bytes = {"dense": 512, "int8": 256, "fp8": 256, "int4": 128, "int4_wide": 128}[op]
         group = 64 if op in ("int4", "int4_wide", "fp8") else 256
@@ -199,8 +209,10 @@ class TestProducts:
         assert asked == [(0, 5, *shape), (0, 6, *shape)], "each is asked about once, by its shape"
 
     @pytest.mark.parametrize("op", ["int8", "int4", "fp8"])
-    @pytest.mark.parametrize(("rows", "kernel"), [(4, "small_batch"), (20, "tiled_product")])
-    def test_alignment_of_activations(self, library: Library, op: str, rows: int, kernel: str) -> None:
+    @pytest.mark.parametrize("rows", [4, 20])
+    def test_alignment_of_activations(self, library: Library, op: str, rows: int) -> None:
+        linear = module("linear")
+        kernel = "tiled_product" if rows >= linear.MIN_TILED_ROWS[getattr(linear, op.upper())] else "small_batch"
         wider = torch.ones(rows, 264).bfloat16()
         assert self.calls(library, op, wider[:, :256], weight_of(op)) == [kernel]
         assert self.calls(library, op, wider[:, 1:257], weight_of(op)) == []
@@ -244,8 +256,33 @@ class TestLayer:
 
     @pytest.mark.parametrize("shape", [{"rows": 9}, {"hidden": 124}, {"dtype": torch.float32}])
     def test_other_layers_are_composed(self, library: Library, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module("layer"), "_normalised", lambda *_: pytest.fail("fused"))
+        monkeypatch.setattr(module("layer")._SmallBatch, "normalised", lambda *_: pytest.fail("fused"))
         self.decode(library, **shape)
+
+    @pytest.mark.parametrize(("op", "rows", "fused"), [("int8", 20, True), ("fp8", 20, True), ("int8", 41, False)])
+    def test_norms_and_gates_of_tiled_products_are_fused(
+        self, library: Library, monkeypatch: pytest.MonkeyPatch, op: str, rows: int, fused: bool
+    ) -> None:
+        linear, layer = module("linear"), module("layer")
+        monkeypatch.setattr(linear, "TILED_ROWS", dict.fromkeys(linear.TILED_ROWS, 40))
+        given = dict(layer_inputs([(1, 4)] * rows, hidden=128, inner=64, dim=32)(torch.Generator(), torch.bfloat16))
+        dense = given["layer"]
+
+        def tiled(projection: Any) -> Product:
+            weight = weight_of(op, projection.weight.shape[1], projection.weight.shape[0], 128)
+            return Product(op, linear.pack_slices([weight], len(projection.weight), torch.bfloat16))
+
+        mlp = dense.mlp._replace(gate_up=tiled(dense.mlp.gate_up), down=tiled(dense.mlp.down))
+        products = layer._fused_products(replace(dense, qkv=tiled(dense.qkv), mlp=mlp), gpu(given["x"]))
+        assert isinstance(products, layer._Tiled) == fused
+        if not fused:
+            return
+        out, stream = products.normalised(
+            gpu(given["x"]), gpu(given["stream"]), (dense.before_mlp, 1e-6, 0.0), products.gate_up
+        )
+        assert out.shape == (rows, 128)
+        products.mlp(gpu(given["x"]), stream, (dense.before_mlp, 1e-6, 0.0), Ops(), None)
+        assert library.called() == ["tiled_product"] * 3
 
 
 class TestAttention:
