@@ -39,7 +39,7 @@ TILED_ROWS = {INT8: 32, INT4: 128, INT4_WIDE: 64, FP8: 64}
 HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 768, INT4_WIDE: 512, FP8: 1 << 20}
 HOPPER_GROUPED_FP8_ROWS = 256
 NARROW_OUTPUTS = 32  # outputs per multiprocessor of a narrow product
-MAX_FUSED_INPUTS = 28672  # inputs of a row that a block of round_rows.cu keeps in registers
+MAX_FUSED_INPUTS = 24576  # inputs of a row that a block of round_rows.cu keeps in registers
 
 
 class Packed(NamedTuple):

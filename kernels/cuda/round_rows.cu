@@ -10,7 +10,7 @@ namespace localllm::cuda {
 
 namespace {
 
-constexpr int ROW_VECTORS = 4, MAX_ROW_THREADS = 896;  // a block keeps up to 4 vectors of 8 inputs per thread
+constexpr int ROW_VECTORS = 4, MAX_ROW_THREADS = 768;  // a block keeps up to 4 vectors of 8 inputs per thread
 
 __device__ uint32_t largest_of_block(uint32_t x) {
   __shared__ uint32_t maxima[32];
