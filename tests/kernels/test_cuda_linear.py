@@ -341,7 +341,8 @@ def quantised(product: Product, op: str) -> Product:
 def test_layer_with_tiled_products_equals_reference(linear: Linear, op: str, options: dict[str, Any]) -> None:
     from localllm.kernels.cuda import layer
 
-    case = Case("layer.decoder", "tiled", inputs([(33, 40), (1, 9)], **SIZES, **options), {}, mutates=CACHE, packs=())
+    # Every GPU multiplies 20 rows of each format with the tiled kernels.
+    case = Case("layer.decoder", "tiled", inputs([(19, 40), (1, 9)], **SIZES, **options), {}, mutates=CACHE, packs=())
     arguments = dict(case.make(torch.Generator().manual_seed(7), torch.bfloat16))
     dense = arguments["layer"]
     mlp = dense.mlp._replace(gate_up=quantised(dense.mlp.gate_up, op), down=quantised(dense.mlp.down, op))
