@@ -8,6 +8,7 @@ import os
 import re
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -40,6 +41,7 @@ class Library:
         limit_spinning()
         # Otherwise an exception that llama.cpp does not catch starts a debugger.
         os.environ["GGML_NO_BACKTRACE"] = "1"
+        _share_cpp_library()
         self.version: str = import_module("llama_cpp").__version__
         if tuple(map(int, re.findall(r"\d+", self.version)))[:3] < MIN_VERSION:
             raise ImportError(f"version {self.version} is too old")
@@ -72,6 +74,13 @@ class Library:
         """The error lines since `forget_errors`, without the names of C++ functions; at most three."""
         lines = [_FUNCTION.sub("", line) for line in self._lines.errors]
         return "; ".join(dict.fromkeys(lines))
+
+
+def _share_cpp_library() -> None:
+    """Let llama.cpp use the C++ library of the process. Some linkers copy the C++ library into the files of llama.cpp. If
+    another module, for example numpy, has loaded another version, llama.cpp then crashes at its first string stream."""
+    with suppress(OSError):  # macOS and Windows have no such file
+        ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
 
 
 class _Lines:

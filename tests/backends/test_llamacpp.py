@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -76,3 +77,22 @@ library().c._lib.ggml_abort(b"ggml.c", 7, b"GGML_ASSERT(%s) failed", b"x > 0")
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert ended.returncode == -signal.SIGABRT
     assert "llama.cpp ends the process: ggml.c:7: GGML_ASSERT(x > 0) failed" in ended.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("c++"), reason="needs Linux and a C++ compiler")
+def test_library_with_a_copy_of_the_cpp_library_uses_that_of_the_process(tmp_path: Path) -> None:
+    """Some builds of llama.cpp have such copies. With two C++ libraries in the process, string streams crash."""
+    source = tmp_path / "copy.cpp"
+    source.write_text('#include <iostream>\nextern "C" const void * stream() { return &std::cout; }\n')
+    built = tmp_path / "copy.so"
+    subprocess.run(["c++", "-shared", "-fPIC", "-static-libstdc++", source, "-o", built], check=True)
+    code = f"""
+import ctypes
+import numpy  # loads the C++ library for itself
+from localllm.backends.llamacpp.library import library
+library()
+stream = ctypes.CDLL({str(built)!r}).stream
+stream.restype = ctypes.c_void_p
+assert stream() == ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL("libstdc++.so.6"), "_ZSt4cout"))
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
