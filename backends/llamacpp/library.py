@@ -77,7 +77,7 @@ class Library:
 
 
 def _share_cpp_library() -> None:
-    """Let llama.cpp use the C++ library of the process. Some linkers copy the C++ library into the files of llama.cpp. If
+    """Let llama.cpp use the C++ library of the process. Some linkers copy that library into the files of llama.cpp. If
     another module, for example numpy, has loaded another version, llama.cpp then crashes at its first string stream."""
     with suppress(OSError):  # macOS and Windows have no such file
         ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
