@@ -116,3 +116,24 @@ def test_load_never_holds_two_copies_of_a_weight(quant: Quant, tmp_path) -> None
     loaded = runner.spec.weight_bytes + runner.spec.cache_bytes
     assert torch.cuda.max_memory_allocated() - before - loaded < 32 * 2**20
     runner.close()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("quant", ["int8", "int4", "fp8"])
+def test_weights_quantised_on_the_gpu_equal_those_of_the_cpu(quant: Quant, dtype: str) -> None:
+    """Bit by bit, for ordinary rows, rows of zeros and rows near the limits of the dtype."""
+    import torch
+
+    from localllm.backends.pytorch.quant.choose import ON_LOAD
+    from localllm.kernels.ops.linear import weight_tensors
+
+    quantise = ON_LOAD[quant]
+    assert quantise is not None
+    weight = torch.randn(1024, 4100, generator=torch.Generator().manual_seed(5)) / 64
+    weight[::7] *= torch.logspace(-38, 4, len(weight[::7]))[:, None]
+    weight[5] = 0.0
+    weight[6, :70] = 0.0
+    weight = weight.to(getattr(torch, dtype))
+    expected = weight_tensors(quantise(weight))
+    for actual, one in zip(weight_tensors(quantise(weight.to("cuda"))), expected, strict=True):
+        assert torch.equal(actual.cpu().view(torch.uint8), one.view(torch.uint8))

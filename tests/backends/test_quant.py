@@ -16,9 +16,10 @@ from localllm.backends.pytorch import checksums, loading
 from localllm.backends.pytorch import quant as formats
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.packed import fingerprint
-from localllm.backends.pytorch.quant import Loaded, fp8, int4, int8, slices
+from localllm.backends.pytorch.quant import Loaded, choose, floats, fp8, int4, int8, slices
 from localllm.backends.pytorch.quant.floats import Floats
 from localllm.backends.pytorch.runner import TorchRunner
+from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.quantization import Quant
@@ -30,7 +31,7 @@ from localllm.kernels.ops.linear_int8 import Int8
 
 from . import canary
 from .batches import Row, make_batch
-from .tiny import TINIES
+from .tiny import HIDDEN, TINIES
 
 QUANTS: tuple[Quant, ...] = ("int8", "int4", "fp8")
 BUDGET = LoadOptions(cache_bytes=2**20, max_rows=4, threads=1)
@@ -105,6 +106,28 @@ def test_slices_equal_the_concatenated_weight(ops: Ops, quantise, monkeypatch: p
         weight_tensors(packed), weight_tensors(ops.linear.pack(quantise(plain), torch.float32)), strict=True
     ):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_weights_are_quantised_on_the_device_of_the_model(
+    quant: Quant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's device "meta" stands in for a GPU. Its tensors have no values, so no value is checked."""
+    devices: list[str] = []
+    original = choose.ON_LOAD[quant]
+
+    def quantise(weight: torch.Tensor) -> Any:
+        devices.append(weight.device.type)
+        return original(weight)
+
+    monkeypatch.setattr(choose, "ON_LOAD", {quant: quantise})
+    monkeypatch.setattr(floats, "check_finite", lambda name, values: None)
+    files = files_of("llama", tmp_path)
+    options = replace(BUDGET, quant=quant)
+    loader = loading.Loader(files, options, replace(DEVICE, type="meta", ops=Ops()), torch.float32)
+    with pytest.raises(ModelRefused, match="tensors are not part of"):
+        loader.load(lambda weights: weights.linear(["model.layers.0.mlp.up_proj"], [80], HIDDEN), 0)
+    assert set(devices) == {"meta"}
 
 
 def test_weights_with_different_formats_share_no_product() -> None:

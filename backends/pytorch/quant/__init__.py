@@ -103,6 +103,12 @@ def slices(loaded: Sequence[Loaded]) -> Iterator[Weight]:
         yield _concatenated(ranges)
 
 
+def quotient(values: Tensor, divisor: float) -> Tensor:
+    """values / divisor, with the same bits on every device. On a GPU torch replaces the division by a number with a
+    multiplication by its rounded reciprocal, so the divisor is a tensor here."""
+    return values / values.new_full((), divisor)
+
+
 def _concatenated(weights: Sequence[Weight]) -> Weight:
     """The concatenation of the weights along their outputs. All weights have the same format."""
     first = weights[0]

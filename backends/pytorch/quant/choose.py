@@ -27,11 +27,12 @@ STORED: Mapping[Method, Callable[[Quantization], Scheme]] = MappingProxyType(
 )
 
 
-def scheme(quant: Quant, files: ModelFiles) -> Scheme:
-    """The scheme for `quant` and the files. Raises ModelRefused if `quant` is set and the weights are quantised."""
+def scheme(quant: Quant, files: ModelFiles, device: str) -> Scheme:
+    """The scheme for `quant` and the files; `device` is the torch type of the device that quantises floats. Raises
+    ModelRefused if `quant` is set and the weights are quantised."""
     stored = files.config.quantization
     if stored is None:
-        return Floats(ON_LOAD[quant])
+        return Floats(ON_LOAD[quant], device)
     if quant != "none":
         raise ModelRefused(
             f"{files.name}: its weights are already quantised ({stored.title}) and cannot be converted to {quant}",

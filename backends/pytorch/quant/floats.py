@@ -18,16 +18,17 @@ SLAB = 2**20  # number of values that are summed at a time
 
 @dataclass(frozen=True, slots=True)
 class Floats:
-    """Loads `name.weight` unchanged, or quantised by `quantise`."""
+    """Loads `name.weight` unchanged, or quantised by `quantise` on the device of torch's type `device`."""
 
     quantise: Callable[[Tensor], Weight] | None = None
+    device: str = "cpu"
     zero_biases: bool = False
 
     def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         weight = tensors.read(f"{name}.weight", (out_features, in_features), STORED)
 
         def rows(start: int, stop: int) -> Weight:
-            values = weight[start:stop]
+            values = weight[start:stop].to(self.device)
             check_finite(f"{name}.weight", values)
             return values if self.quantise is None else self.quantise(values)
 

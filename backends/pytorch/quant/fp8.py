@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ....kernels.ops.linear import Fp8
+from . import quotient
 
 LARGEST = 448.0
 
@@ -13,6 +14,6 @@ LARGEST = 448.0
 def quantise(weight: Tensor) -> Fp8:
     """weight [out_features, in_features] of any float type, finite. Rounded to nearest, ties to even."""
     wide = weight.float()
-    scale = wide.abs().amax(1, keepdim=True) / LARGEST
+    scale = quotient(wide.abs().amax(1, keepdim=True), LARGEST)
     data = (wide / scale.clamp(min=1e-30)).clamp_(-LARGEST, LARGEST)
     return Fp8(data.to(torch.float8_e4m3fn), scale, weight.shape[1])

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....kernels.ops.linear import Int4
+from . import quotient
 from .nibbles import paired
 
 GROUP = 64
@@ -20,7 +21,7 @@ def quantise(weight: Tensor) -> Int4:
     grouped = F.pad(weight.float(), (0, -in_features % GROUP)).view(out_features, -1, GROUP)
     low = grouped.amin(-1).clamp_(max=0.0)
     high = grouped.amax(-1).clamp_(min=0.0)
-    scale = ((high - low) / 15.0).half()
+    scale = quotient(high - low, 15.0).half()
     step = scale.float().clamp(min=1e-30)
     zero = (-low / step).round_().clamp_(0, 15)
     nibbles = (grouped / step.unsqueeze(-1)).round_().add_(zero.unsqueeze(-1)).clamp_(0, 15).byte()
