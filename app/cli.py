@@ -399,18 +399,23 @@ def alias(name: str | None, model: str | None, remove: bool, as_json: bool) -> i
 
 @cli.command()
 @click.argument("words", nargs=-1, metavar="[WORD]...")
-@click.option("--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Results of Hugging Face.")
+@click.option(
+    "--limit", type=click.IntRange(1, 100), default=20, show_default=True, help="Repositories of each format."
+)
 @click.option("--offline", is_flag=True, help="Search only the catalog of short names.")
 @json_flag
 def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> int:
     """Find models to download.
 
     Searches the catalog of short names, and Hugging Face. Without WORD, shows the catalog. Sizes are approximate.
+    Repositories with safetensors weights and with GGUF models have a table each. `localllm pull org/repo:QUANT`
+    downloads a GGUF model.
 
     \b
     Examples:
       localllm search
       localllm search qwen3 awq
+      localllm search qwen3 gguf
       localllm search llama --offline
     """
     from .commands.store import search as body

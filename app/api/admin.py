@@ -179,7 +179,7 @@ class SearchBody(WireBody):
     """POST /admin/search."""
 
     query: str = ""  # words; empty: the whole catalog, and no results of the hub
-    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20  # results of the hub
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20  # repositories of the hub, of each format
     offline: bool = False  # search only the catalog
 
 
@@ -265,6 +265,8 @@ class HubMatch(msgspec.Struct, frozen=True, kw_only=True):
     likes: int = 0
     size: int = 0  # bytes of the weights; 0: unknown
     gated: bool = False  # the hub gives access to accounts that accepted the licence
+    formats: tuple[str, ...] = ("safetensors",)  # safetensors, gguf or both
+    quants: tuple[str, ...] = ()  # of its GGUF models; `id:QUANT` is the name of one of them
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -254,14 +254,14 @@ def _set_alias(name: str, model: str) -> None:
 
 
 def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> int:
-    """Print the entries of the catalog. With search words, also print the models on Hugging Face with these words."""
+    """Print the entries of the catalog. With search words, also print repositories on Hugging Face."""
     config.load()
     from ..store.searching import search_catalog, search_hub
 
     text = " ".join(words)
     entries = search_catalog(text)
     problem: AppError | None = None
-    repositories: list[Any] = []
+    repositories: list[Repository] = []
     if text and not offline:
         try:
             repositories = search_hub(text, limit)
@@ -294,15 +294,24 @@ def _hub_row(item: Repository) -> tuple[str, ...]:
     return (item.id, weights, str(item.downloads), item.licence, "gated" if item.gated else "")
 
 
-def _print_search(entries: dict[str, catalog.Entry], repositories: list[Any]) -> None:
+def _gguf_row(item: Repository) -> tuple[str, ...]:
+    notes = ["gated"] if item.gated else []
+    return (item.id, str(item.downloads), item.licence, ", ".join([*notes, *item.quants]))
+
+
+def _print_search(entries: dict[str, catalog.Entry], repositories: list[Repository]) -> None:
     if entries:
         rows = []
         for name, entry in entries.items():
             notes = ", ".join(filter(None, ("gated" if entry.gated else "", entry.description)))
             rows.append((name, _about(entry.size), _about(entry.memory), entry.licence, entry.repository, notes))
         table(("NAME", "SIZE", "MEMORY", "LICENCE", "REPOSITORY", ""), rows)
-    if repositories:
-        table(("ON HUGGING FACE", "SIZE", "DOWNLOADS", "LICENCE", ""), [_hub_row(item) for item in repositories])
+    if rows := [_hub_row(item) for item in repositories if "safetensors" in item.formats]:
+        table(("ON HUGGING FACE", "SIZE", "DOWNLOADS", "LICENCE", ""), rows)
+    if rows := [_gguf_row(item) for item in repositories if "gguf" in item.formats]:
+        table(("GGUF ON HUGGING FACE", "DOWNLOADS", "LICENCE", "QUANTISATIONS"), rows)
+    if example := next((item for item in repositories if item.quants), None):
+        say(f"one quantisation: localllm pull {example.id}:{example.quants[0]}")
 
 
 def _about(gigabytes: float) -> str:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Literal
 
 from ...engine.tensorfiles import ITEM_BYTES
 from ..errors import DownloadFailed, InvalidRequest
 from . import catalog
 from .lookup import endpoints, hugging_face_token, is_offline
 from .names import parse_hub
+from .selection import gguf_quants
+
+Format = Literal["safetensors", "gguf"]
 
 SECONDS = 10.0  # maximum wait for an answer of the hub
-FIELDS = ("downloads", "likes", "tags", "safetensors", "gated")  # of the results; a mirror may ignore the request
+_FIELDS = ("downloads", "likes", "tags", "gated")  # of the results; a mirror may ignore the request
+# Format -> the tags that its repositories have, and the fields of its results. Many GGUF repositories have no task.
+_REQUESTS: Mapping[Format, tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "safetensors": ("safetensors,text-generation", (*_FIELDS, "safetensors")),
+        "gguf": ("gguf", (*_FIELDS, "siblings", "pipeline_tag")),
+    }
+)
+# Tasks of repositories whose GGUF files may be language models; the others make images, speech or embeddings.
+_TEXT_TASKS = ("", "text-generation", "image-text-to-text", "any-to-any", "question-answering", "translation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +41,8 @@ class Repository:
     likes: int = 0
     size: int = 0  # bytes of the weights; 0: unknown
     gated: bool = False  # the hub gives access to accounts that accepted the licence
+    formats: tuple[Format, ...] = ("safetensors",)
+    quants: tuple[str, ...] = ()  # of its GGUF models, the fewest bits first; `org/repo:QUANT` names one of them
 
 
 def search_catalog(text: str) -> dict[str, catalog.Entry]:
@@ -39,9 +57,10 @@ def search_catalog(text: str) -> dict[str, catalog.Entry]:
 
 
 def search_hub(text: str, limit: int) -> list[Repository]:
-    """The most downloaded repositories with safetensors weights for text generation. Raises DownloadFailed.
+    """The most downloaded repositories with safetensors weights for text generation, then those with GGUF models only.
 
-    The first endpoint that replies has the results. Only the first endpoint gets the token.
+    `limit`: of each format. Raises DownloadFailed. The first endpoint that replies has the results. Only the first
+    endpoint gets the token.
     """
     if is_offline():
         raise DownloadFailed("cannot search Hugging Face: offline mode is on", hint="unset HF_HUB_OFFLINE")
@@ -56,29 +75,52 @@ def search_hub(text: str, limit: int) -> list[Repository]:
 
 
 def _search(endpoint: str, text: str, limit: int, with_token: bool) -> list[Repository]:
+    if with_token:
+        hugging_face_token()  # raises the error about its file
+    repositories: dict[str, Repository] = {}
+    with ThreadPoolExecutor(len(_REQUESTS)) as pool:
+        replies = pool.map(lambda format: _request(endpoint, text, limit, with_token, format), _REQUESTS)
+    for repository in [repository for reply in replies for repository in reply]:
+        other = repositories.get(repository.id)
+        repositories[repository.id] = repository if other is None else _with_gguf(other, repository)
+    return list(repositories.values())
+
+
+def _request(endpoint: str, text: str, limit: int, with_token: bool, format: Format) -> list[Repository]:
+    """The repositories of one format."""
     import httpx
     from huggingface_hub.utils import build_hf_headers
 
+    tags, fields = _REQUESTS[format]
     params: dict[str, str | int | tuple[str, ...]] = {
         "search": text,
         "limit": limit,
         "sort": "downloads",
-        "filter": "safetensors,text-generation",
-        "expand": FIELDS,
+        "filter": tags,
+        "expand": fields,
     }
-    if with_token:
-        hugging_face_token()  # raises the error about its file
     headers = build_hf_headers(token=None if with_token else False)
     try:
         # huggingface_hub repeats a failed request for 23 seconds, too long for a search
         response = httpx.get(f"{endpoint}/api/models", params=params, headers=headers, timeout=SECONDS)
         response.raise_for_status()
-        repositories = [_repository(model) for model in response.json()]
+        models = response.json()
+        repositories = [_repository(model, format) for model in models if _has_text_task(model)]
     except (httpx.HTTPError, OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         hint = "check the network and the proxy settings; without words, localllm search shows the catalog"
         reason = str(error).split("\n")[0] or type(error).__name__
         raise DownloadFailed(f"cannot search {endpoint}: {reason}", hint=hint) from error
     return [repository for repository in repositories if _is_name(repository.id)]
+
+
+def _with_gguf(repository: Repository, gguf: Repository) -> Repository:
+    """A repository that has both formats. `gguf`: the same repository as a result of the search for GGUF models."""
+    formats = tuple(dict.fromkeys([*repository.formats, *gguf.formats]))
+    return replace(repository, formats=formats, quants=gguf.quants)
+
+
+def _has_text_task(model: dict[str, Any]) -> bool:
+    return (model.get("pipeline_tag") or "") in _TEXT_TASKS
 
 
 def _is_name(id: str) -> bool:
@@ -89,17 +131,28 @@ def _is_name(id: str) -> bool:
         return False
 
 
-def _repository(model: dict[str, Any]) -> Repository:
+def _repository(model: dict[str, Any], format: Format) -> Repository:
     tags = model.get("tags") or []
     licences = [tag.removeprefix("license:") for tag in tags if str(tag).startswith("license:")]
-    return Repository(
+    repository = Repository(
         str(model["id"]),
         int(model.get("downloads") or 0),
         "".join(licences[:1]),
         int(model.get("likes") or 0),
         _size(model.get("safetensors") or {}),
         bool(model.get("gated")),
+        (format,),
     )
+    if format == "safetensors":
+        return repository
+    files = [str(sibling["rfilename"]) for sibling in model.get("siblings") or []]
+    return replace(repository, quants=tuple(sorted(gguf_quants(files), key=_bits)))
+
+
+def _bits(quant: str) -> tuple[int, str]:
+    """Sorts quantisations by the bits of a weight. The hub does not tell the sizes of the files."""
+    digits = re.search(r"\d+", quant)
+    return (int(digits[0]) if digits else 0, quant)
 
 
 def _size(safetensors: dict[str, Any]) -> int:

@@ -138,9 +138,16 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def _search(self) -> None:
-        words = parse_qs(self.path.partition("?")[2]).get("search", [""])[0].lower()
-        found = [repo for repo in self.hub.repos if words in repo.lower()]
-        models = [{"id": repo, "downloads": 1000, "likes": 7, "tags": ["license:apache-2.0"]} for repo in found]
+        query = parse_qs(self.path.partition("?")[2])
+        words = query.get("search", [""])[0].lower()
+        suffix = "." + query["filter"][0].partition(",")[0]
+        models = []
+        for repo, files in self.hub.repos.items():
+            if words in repo.lower() and any(name.endswith(suffix) for name in files):
+                model = {"id": repo, "downloads": 1000, "likes": 7, "tags": ["license:apache-2.0"]}
+                if "siblings" in query.get("expand", []):
+                    model["siblings"] = [{"rfilename": name} for name in files]
+                models.append(model)
         self.reply(200, json.dumps(models).encode())
 
     def _info(self, repo: str, revision: str) -> None:

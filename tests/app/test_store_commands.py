@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -392,6 +393,47 @@ def test_search_error_of_the_hub_is_plain(
         searching.search_hub("x", 3)
 
 
+def test_search_shows_gguf_repositories_with_their_quantisations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One request for each format: the many GGUF repositories of a model leave room for its safetensors weights."""
+    requests = []
+
+    def siblings(*names: str) -> list[dict[str, str]]:
+        return [{"rfilename": name} for name in names]
+
+    quants = siblings("m-Q8_0.gguf", "m-Q4_K_M.gguf", "BF16/m-BF16-00001-of-00002.gguf", "mmproj-F16.gguf")
+    gguf = [
+        {"id": "org/m-GGUF", "downloads": 9, "tags": ["license:mit"], "siblings": quants},
+        {"id": "org/m", "siblings": siblings("m.safetensors", "m-UD-IQ1_S.gguf"), "pipeline_tag": "text-generation"},
+        {"id": "org/images", "siblings": siblings("x-Q8_0.gguf"), "pipeline_tag": "text-to-image"},
+        {"id": "org/without-siblings", "gated": "auto"},
+    ]
+
+    def get(url: str, params: dict[str, Any], **_: object) -> httpx.Response:
+        requests.append((params["filter"], params["limit"]))
+        models = gguf if params["filter"] == "gguf" else [{"id": "org/m", "safetensors": {"parameters": {"BF16": 500}}}]
+        return httpx.Response(200, json=models, request=httpx.Request("GET", url))
+
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr(httpx, "get", get)
+    assert store.search(("m",), 3, False, True) == 0
+    assert sorted(requests) == [("gguf", 3), ("safetensors,text-generation", 3)]
+    entries = {entry.pop("id"): entry for entry in json.loads(capsys.readouterr().out)["hub"]}
+    assert list(entries) == ["org/m", "org/m-GGUF", "org/without-siblings"]
+    assert entries["org/m"]["formats"] == ["safetensors", "gguf"]
+    assert (entries["org/m"]["size"], entries["org/m"]["quants"]) == (1000, ["UD-IQ1_S"])
+    assert entries["org/m-GGUF"]["formats"] == ["gguf"]
+    assert entries["org/m-GGUF"]["quants"] == ["Q4_K_M", "Q8_0", "BF16"], "the fewest bits first, no projector"
+    assert store.search(("m",), 3, False, False) == 0
+    printed = capsys.readouterr()
+    hub, gguf_table = printed.out.split("GGUF ON HUGGING FACE")
+    assert "org/m-GGUF" not in hub
+    assert "org/m " in hub
+    assert "mit      Q4_K_M, Q8_0, BF16" in gguf_table
+    assert "localllm pull org/m:UD-IQ1_S" in printed.err
+
+
 def test_search_lists_the_models_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     model = {"id": "org/m", "downloads": 7, "tags": ["license:mit", "x"]}
     other = {
@@ -403,10 +445,11 @@ def test_search_lists_the_models_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> 
     unknown = {"id": "org/o", "safetensors": {"parameters": {"F4": 100}}}
     unusable = [{"id": id} for id in ("gpt2", "org/m\u202e", "../etc", "org/a b", "--org/m")]
     answer_search(monkeypatch, httpx.Response(200, json=[model, other, unknown, *unusable]))
+    both: tuple[searching.Format, ...] = ("safetensors", "gguf")  # this hub ignores the filter
     assert searching.search_hub("m", 3) == [
-        searching.Repository("org/m", 7, "mit"),
-        searching.Repository("org/n", 0, "", likes=3, size=250, gated=True),
-        searching.Repository("org/o", 0, ""),
+        searching.Repository("org/m", 7, "mit", formats=both),
+        searching.Repository("org/n", 0, "", likes=3, size=250, gated=True, formats=both),
+        searching.Repository("org/o", 0, "", formats=both),
     ]
 
 

@@ -12,6 +12,7 @@ from .rows import ENDED, Row
 OVERHEAD = 1.15  # memory of a model divided by the size of its weights, with a short context
 MAX_SPEED = 1000  # tokens per second; an estimate above it says nothing: other work than reads takes longer
 MAX_LENGTH = 300  # characters of an error
+MAX_QUANTS = 6  # of a repository, in the facts about it
 FITS = {
     "fits": "fits this machine",
     "tight": "fits if other programs free memory",
@@ -174,10 +175,19 @@ def _offer_facts(offer: Offer) -> list[str]:
 
 
 def _hub_facts(match: HubMatch, verdict: str) -> list[str]:
-    texts = [verdict or size_text(match.size), one_line(match.licence, 30)]
+    texts = [verdict or size_text(match.size), _quants(match), one_line(match.licence, 30)]
     if match.gated:
         texts.append(GATED)
     for number, unit in ((match.downloads, "downloads"), (match.likes, "likes")):
         if number:
             texts.append(f"{short_count(number)} {unit}")
     return texts
+
+
+def _quants(match: HubMatch) -> str:
+    """The quantisations of a repository with GGUF models; a text in the filter names one of them."""
+    if not match.quants:
+        return ""
+    shown = ", ".join(one_line(quant, 30) for quant in match.quants[:MAX_QUANTS])
+    more = len(match.quants) - MAX_QUANTS
+    return f"GGUF {shown}" + (f" and {more} more" if more > 0 else "")

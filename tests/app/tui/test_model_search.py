@@ -43,6 +43,17 @@ async def test_words_without_a_match_search_the_hub(chat: OpenChat, monkeypatch:
         assert "search the hub for “mistralx”" in c.shown()
 
 
+async def test_gguf_result_shows_its_quantisations(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.app.tui.models.screen.INSPECT_SECONDS", 1000.0)
+    fake = client()
+    quants = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "BF16")
+    fake.results = [HubMatch(id="org/mistral-GGUF", formats=("gguf",), quants=quants)]
+    async with chat(fake, size=(100, 30)) as c:
+        await open_models(c)
+        await search(c, "mistral")
+        assert "GGUF Q2_K, Q3_K_M, Q4_K_M, Q5_K_M, Q6_K, Q8_0 and 1 more" in c.shown()
+
+
 async def test_highlighted_result_is_inspected_and_says_why_it_cannot_run(chat: OpenChat) -> None:
     async with chat(client()) as c:
         await open_models(c)
