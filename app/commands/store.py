@@ -306,10 +306,10 @@ def _print_search(entries: dict[str, catalog.Entry], repositories: list[Reposito
             notes = ", ".join(filter(None, ("gated" if entry.gated else "", entry.description)))
             rows.append((name, _about(entry.size), _about(entry.memory), entry.licence, entry.repository, notes))
         table(("NAME", "SIZE", "MEMORY", "LICENCE", "REPOSITORY", ""), rows)
-    if rows := [_hub_row(item) for item in repositories if "safetensors" in item.formats]:
-        table(("ON HUGGING FACE", "SIZE", "DOWNLOADS", "LICENCE", ""), rows)
-    if rows := [_gguf_row(item) for item in repositories if "gguf" in item.formats]:
-        table(("GGUF ON HUGGING FACE", "DOWNLOADS", "LICENCE", "QUANTISATIONS"), rows)
+    if safetensors := [_hub_row(item) for item in repositories if "safetensors" in item.formats]:
+        table(("ON HUGGING FACE", "SIZE", "DOWNLOADS", "LICENCE", ""), safetensors)
+    if gguf := [_gguf_row(item) for item in repositories if "gguf" in item.formats]:
+        table(("GGUF ON HUGGING FACE", "DOWNLOADS", "LICENCE", "QUANTISATIONS"), gguf)
     if example := next((item for item in repositories if item.quants), None):
         say(f"one quantisation: localllm pull {example.id}:{example.quants[0]}")
 
