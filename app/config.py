@@ -25,6 +25,7 @@ from ..kernels.gpu_limits import VARIABLES as GPU_VARIABLES
 from ..kernels.gpu_limits import LimitRefused, read_limits
 from . import paths
 from .errors import ConfigError
+from .store.names import settings_names
 
 PREFIX = "LOCALLLM_"
 DEVELOPER_PREFIX = "LOCALLLM_DEV_"
@@ -186,11 +187,14 @@ def loading(settings: Settings) -> dict[str, Any]:
 
 
 def model_settings(tables: Mapping[str, Mapping[str, object]], model: str) -> dict[str, Any]:
-    """The settings of one model in models.toml, validated. A revision has also the settings of its repository.
+    """The settings of one model in models.toml, validated.
 
-    `tables`: model id -> setting -> value. Raises ConfigError that names the model, the setting and the reason.
+    A revision and a GGUF model (`org/repo:QUANT`) also have the settings of their repository, if they have no other
+    value. `tables`: model id -> setting -> value. Raises ConfigError that names the model, the setting and the reason.
     """
-    values = {**tables.get(model.partition("@")[0], {}), **tables.get(model, {})}
+    values: dict[str, Any] = {}
+    for name in settings_names(model):
+        values |= tables.get(name, {})
     check_model_settings(model, values)
     return values
 

@@ -12,8 +12,9 @@ import msgspec
 from .. import config as configuration
 from .. import paths
 from ..errors import InvalidRequest
-from ..store import cache, preferences
-from ..store.names import is_path
+from ..store import cache, catalog, preferences
+from ..store.names import HubName, is_path, parse, without_gguf
+from ..store.selection import selects_gguf
 from .console import say, table
 from .session import UNSET
 
@@ -55,8 +56,9 @@ def _config_model(name: str, changes: Sequence[str], as_json: bool) -> int:
             f"{name!r} is not the name of a model",
             hint=f"localllm config MODEL {name} changes the settings of one model; the file config.toml has the others",
         )
-    model = cache.resolve(name, allow_path=True).id
-    values = dict(preferences.read().settings.get(model, {}))
+    model = _owner(name)
+    tables = preferences.read().settings
+    values = dict(tables.get(model, {}))
     for change in changes:
         setting, equals, text = change.partition("=")
         if not equals:
@@ -67,15 +69,31 @@ def _config_model(name: str, changes: Sequence[str], as_json: bool) -> int:
     if changes:
         configuration.check_model_settings(model, values)
         preferences.set_settings(model, values)
+    complete = configuration.model_settings({**tables, model: values}, model)
+    inherited = {setting: value for setting, value in complete.items() if setting not in values}
     if as_json:
-        click.echo(json.dumps({"model": model, "file": str(paths.models_file()), "settings": values}, indent=2))
-    elif values:
-        table(("SETTING", "VALUE"), [(setting, str(value)) for setting, value in sorted(values.items())])
+        result = {"model": model, "file": str(paths.models_file()), "settings": values, "inherited": inherited}
+        click.echo(json.dumps(result, indent=2))
+    elif values or inherited:
+        rows = [(setting, str(value), "") for setting, value in sorted(values.items())]
+        rows += [(setting, str(value), "of its repository") for setting, value in sorted(inherited.items())]
+        table(("SETTING", "VALUE", ""), rows)
     else:
         say(f"{model} has no settings of its own; for example: localllm config {model} context=8192")
     if changes:
         say(f"the settings apply when {model} is loaded next; localllm stop {model} unloads it")
     return 0
+
+
+def _owner(name: str) -> str:
+    """The name that has the settings: the id of the model, or its repository if `name` selects none of its GGUF models.
+
+    Raises ModelNotFound.
+    """
+    model = cache.resolve(name, allow_path=True).id
+    target = None if is_path(name) else catalog.expand(parse(name))
+    selects_all = isinstance(target, HubName) and not selects_gguf(target)
+    return without_gguf(model) if selects_all else model
 
 
 def _config_all(as_json: bool) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
@@ -155,6 +155,32 @@ def has_quant(text: str) -> bool:
     """True for the name of a repository that ends with a GGUF quantisation, such as org/repo:Q4_K_M."""
     match = REPOSITORY.fullmatch(text)
     return match is not None and bool(match["quant"])
+
+
+def without_gguf(id: str) -> str:
+    """The id of the snapshot that a model belongs to: org/repo@v2 for org/repo@v2:Q8_0. Other ids stay."""
+    if not (REPOSITORY.fullmatch(id) or ADDRESS.fullmatch(id)):
+        return id
+    name = parse(id)
+    if not isinstance(name, HubName):
+        return id
+    return str(replace(name, revision="" if name.revision == MAIN else name.revision, quant="", file=""))
+
+
+def settings_names(id: str) -> list[str]:
+    """The names whose settings a model has, the most general one first.
+
+    For org/repo@v2:Q8_0: org/repo, org/repo:Q8_0, org/repo@v2, org/repo@v2:Q8_0. `id`: that of a model on this machine.
+    """
+    if is_path(id):
+        return [id]
+    snapshot = without_gguf(id)
+    repository = snapshot.partition("@")[0]
+    quant = id.removeprefix(snapshot)  # with its colon
+    if not quant.startswith(":"):
+        return list(dict.fromkeys([repository, snapshot, id]))
+    names = [repository, f"{repository}{quant}", snapshot, id]
+    return list(dict.fromkeys(names))
 
 
 def is_path(text: str) -> bool:

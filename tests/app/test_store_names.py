@@ -18,6 +18,7 @@ from localllm.app.store.names import (
     parse,
     parse_hub,
     repo_of_folder,
+    settings_names,
 )
 
 NAMES: list[tuple[str, Name]] = [
@@ -183,3 +184,25 @@ def test_parse_hub_accepts_repositories_only() -> None:
 )
 def test_adapter_has_the_last_part_of_its_id_as_name(text: str, name: str) -> None:
     assert adapter_name(text) == name
+
+
+@pytest.mark.parametrize(
+    ("id", "names"),
+    [
+        ("guide", ["guide"]),
+        ("gpt2@v1", ["gpt2", "gpt2@v1"]),
+        ("org/m", ["org/m"]),
+        ("org/m@v2", ["org/m", "org/m@v2"]),
+        ("org/m:Q8_0", ["org/m", "org/m:Q8_0"]),
+        ("ms:org/m@v2:Q8_0", ["ms:org/m", "ms:org/m:Q8_0", "ms:org/m@v2", "ms:org/m@v2:Q8_0"]),
+        ("/a@b/m-Q8_0.gguf", ["/a@b/m-Q8_0.gguf"]),
+    ],
+)
+def test_names_with_settings_of_a_model(id: str, names: list[str]) -> None:
+    assert settings_names(id) == names
+
+
+def test_file_of_a_repository_has_the_settings_of_the_repository() -> None:
+    for revision, repository in (("main", []), ("v2", ["org/m@v2"])):
+        address = f"https://huggingface.co/org/m/resolve/{revision}/a/m-Q8_0.gguf"
+        assert settings_names(address) == ["org/m", *repository, address]

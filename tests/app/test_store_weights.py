@@ -14,8 +14,10 @@ import pytest
 from huggingface_hub import constants, snapshot_download
 
 from localllm import backends
-from localllm.app import paths
+from localllm.app import config, paths
+from localllm.app.api.admin import LoadFlags
 from localllm.app.cli import main
+from localllm.app.daemon.loading import load_settings
 from localllm.app.daemon.names import Names
 from localllm.app.errors import ModelNotFound
 from localllm.app.store import adapter_refs, architectures, cache
@@ -411,3 +413,18 @@ def test_model_without_the_tensors_of_its_architecture_is_refused(run: Run, hub:
     assert run("fit", "org/embedding")[0] == 5
     assert run("pull", "org/embedding", "--yes", "--anyway")[0] == 0
     assert "model.embed_tokens.weight" in listed(run)["org/embedding"]
+
+
+def test_settings_of_a_repository_apply_to_its_gguf_models(run: Run) -> None:
+    run("pull", "org/gguf:Q8_0")
+    run("pull", "org/gguf")
+    _, result = result_of(run, "config", "org/gguf", "context=64", "cache_dtype=q8_0")
+    assert (result["model"], result["settings"]) == ("org/gguf", {"context": 64, "cache_dtype": "q8_0"})
+    _, result = result_of(run, "config", "org/gguf:q8_0", "context=128")
+    assert (result["model"], result["settings"]) == ("org/gguf:Q8_0", {"context": 128})
+    assert result["inherited"] == {"cache_dtype": "q8_0"}
+    assert "cache_dtype  q8_0   of its repository" in run("config", "org/gguf:Q8_0")[1]
+    for name, context in (("org/gguf:Q4_K_M", 64), ("org/gguf:Q8_0", 128)):
+        loaded = load_settings(config.load(), name, LoadFlags())
+        assert (loaded.context, loaded.cache_dtype) == (context, "q8_0")
+        assert result_of(run, "show", name)[1]["settings"] == {"context": context, "cache_dtype": "q8_0"}
