@@ -77,8 +77,7 @@ def _checked(path: Path) -> Path:
 
 
 def _print(entry: Fit) -> None:
-    verdict = "fits" if entry.fits else f"does not fit: {entry.reason}"
-    click.echo(safe(f"{entry.backend} ({entry.device}): {verdict}"))
+    click.echo(safe(f"{entry.backend} ({entry.device}): {_verdict(entry)}"))
     if not entry.free:
         return
     sequences = f"{entry.parallel} x " if entry.parallel > 1 else ""
@@ -95,3 +94,9 @@ def _print(entry: Fit) -> None:
         lines.append(("speed", f"about {entry.tokens_per_second:.{digits}f} tokens/s for one answer (estimated)"))
     for title, text in lines:
         click.echo(f"  {title:<9} {text}")
+
+
+def _verdict(entry: Fit) -> str:
+    if not entry.runs:
+        return f"cannot run this model: {entry.reason}"
+    return "fits" if entry.fits else f"does not fit: {entry.reason}"

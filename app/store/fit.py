@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ... import backends
-from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.errors import ModelRefused, ModelTooLarge, SettingRefused
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
@@ -17,9 +17,9 @@ from .fitting import Fit
 
 
 def fit(files: ModelFiles, options: LoadOptions, backend: str, context: int, parallel: int) -> list[Fit]:
-    """The fit on each available backend, in order of preference, or on the requested backend only.
+    """The fit on each available backend, or on the requested backend only. Backends that run the model are first.
 
-    If none of these reads the model, the unavailable backends that read it follow, with the reason of each.
+    If none of these runs the model, the unavailable backends that read it follow, with the reason of each.
 
     `options`: those of a load; their context is ignored. `context`: 0 means the largest context that fits. Raises
     BackendUnavailable if no backend is available.
@@ -41,8 +41,13 @@ def fit(files: ModelFiles, options: LoadOptions, backend: str, context: int, par
         raise backends.BackendUnavailable(message, reasons, "run `localllm doctor` for details")
     accepting = [name for name in names if _accepts(backends.load(name), files)]
     if reasons.keys() >= set(accepting):
-        results += [Fit(name, "unavailable", False, reasons[name], context, parallel, 0) for name in accepting]
-    return results
+        results += [_no_fit(name, "unavailable", reasons[name]) for name in accepting]
+    return sorted(results, key=lambda result: not result.runs)
+
+
+def _no_fit(backend: str, device: str, reason: str) -> Fit:
+    """The result of a backend that cannot run the model."""
+    return Fit(backend, device, fits=False, reason=reason, context=0, parallel=0, largest_context=0, runs=False)
 
 
 def _accepts(backend: Backend, files: ModelFiles) -> bool:
@@ -59,7 +64,9 @@ def _fit_on(
             raise ModelRefused(refusal)
         plan = backend.plan_memory(files, options)
     except (ModelRefused, SettingRefused) as error:
-        return Fit(backend.name, device.name, False, str(error), context, parallel, 0)
+        if isinstance(error, ModelTooLarge):
+            return Fit(backend.name, device.name, False, str(error), context, parallel, 0)
+        return _no_fit(backend.name, device.name, str(error))
     largest = plan.largest_context(parallel)
     context = context or largest or plan.max_positions
     fits = plan.fits(context, parallel)

@@ -16,7 +16,7 @@ class Fit:
     backend: str
     device: str
     fits: bool
-    reason: str  # why the model does not fit or cannot be measured; empty if it fits
+    reason: str  # why the model does not fit, or cannot run; empty if it fits
     context: int  # positions of one sequence
     parallel: int  # sequences at the same time
     largest_context: int  # the largest context that fits `parallel` times; 0: none
@@ -27,6 +27,7 @@ class Fit:
     max_cache: int = 0  # KV cache that a load may use at most
     remaining: int = 0  # what weights, adapters and the largest KV cache leave: for intermediate results, graphs
     tokens_per_second: float | None = None  # of one sequence at an empty context, estimated; None: unknown
+    runs: bool = True  # False: the backend is unavailable or cannot run this model, whatever its size
 
     def for_json(self) -> dict[str, Any]:
         return asdict(self)

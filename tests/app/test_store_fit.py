@@ -18,7 +18,7 @@ from localllm.app.store.fitting import Fit
 from localllm.app.store.opening import opened
 from localllm.app.worker.faults import app_error
 from localllm.backends import cpu, llamacpp
-from localllm.engine.errors import ModelRefused
+from localllm.engine.errors import ModelRefused, ModelTooLarge
 from localllm.engine.memory import MemoryPlan
 from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
@@ -110,6 +110,20 @@ def test_command_prints_the_fit_of_a_gguf_file(tmp_path: Path, capsys: pytest.Ca
     assert entry["weights"] == plan.weights
 
 
+def test_backend_of_another_format_is_no_question_of_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    file = tmp_path / "m.gguf"
+    file.write_bytes(gguf_model(TINY))
+    main(["fit", str(file)])
+    lines = capsys.readouterr().out.splitlines()
+    [line] = [line for line in lines if line.startswith("cpu (")]
+    assert line.endswith("cannot run this model: it reads no GGUF files")
+    assert line != lines[0], "backends that run the model are first"
+    main(["fit", str(file), "--json"])
+    entries = {entry["backend"]: entry for entry in json.loads(capsys.readouterr().out)["fits"]}
+    assert (entries["cpu"]["fits"], entries["cpu"]["runs"]) == (False, False)
+
+
 def test_only_backend_of_a_model_is_listed_if_it_is_unavailable(
     guide: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,21 +191,28 @@ def test_fit_has_the_numbers_of_the_plan(guide: ModelFiles, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("backend", "context", "rows", "reason"),
+    ("backend", "context", "rows", "reason", "runs"),
     [
-        (FakeBackend(PLAN), 96, 4, "the KV cache for 4 sequences of 96 tokens does not fit"),
-        (FakeBackend(replace(PLAN, max_pages=1)), 96, 1, "the KV cache for a context of 96 tokens does not fit"),
-        (FakeBackend(PLAN), 129, 1, "the model has a context of 128 tokens"),
-        (FakeBackend(replace(PLAN, free=10)), 0, 1, "its weights do not fit in the free memory"),
-        (FakeBackend(PLAN, "no architecture"), 0, 1, "no architecture"),
-        (FakeBackend(ModelRefused("known later")), 0, 1, "known later"),
+        (FakeBackend(PLAN), 96, 4, "the KV cache for 4 sequences of 96 tokens does not fit", True),
+        (FakeBackend(replace(PLAN, max_pages=1)), 96, 1, "the KV cache for a context of 96 tokens does not fit", True),
+        (FakeBackend(PLAN), 129, 1, "the model has a context of 128 tokens", True),
+        (FakeBackend(replace(PLAN, free=10)), 0, 1, "its weights do not fit in the free memory", True),
+        (FakeBackend(PLAN, "no architecture"), 0, 1, "no architecture", False),
+        (FakeBackend(ModelRefused("known later")), 0, 1, "known later", False),
+        (FakeBackend(ModelTooLarge("too large")), 0, 1, "too large", True),
     ],
 )
 def test_model_that_does_not_fit_has_a_reason(
-    backend: FakeBackend, context: int, rows: int, reason: str, guide: ModelFiles, monkeypatch: pytest.MonkeyPatch
+    backend: FakeBackend,
+    context: int,
+    rows: int,
+    reason: str,
+    runs: bool,
+    guide: ModelFiles,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     result = fit_on(backend, guide, monkeypatch, context, rows)
-    assert (result.fits, result.reason, result.tokens_per_second) == (False, reason, None)
+    assert (result.fits, result.runs, result.reason, result.tokens_per_second) == (False, runs, reason, None)
 
 
 def test_machine_without_backends_is_an_error(guide: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,10 +78,12 @@ def _conclusion(assessment: Assessment, inspection: Inspection) -> list[str]:
         return [f"cannot run here: {one_line(reason, MAX_REASON)}"]
     if inspection.kind == "adapter":
         return [f"adapter of {inspection.base}" if inspection.base else "adapter"]
-    fits = sorted(assessment.fits, key=lambda fit: (not fit.fits, fit.backend != inspection.choice))
+    fits = sorted(assessment.fits, key=lambda fit: (not fit.fits, not fit.runs, fit.backend != inspection.choice))
     if not fits:
         return [f"runs on {inspection.choice}"]
     best = fits[0]
+    if not best.runs:
+        return [f"cannot run on {best.backend}: {best.reason}"]
     if not best.fits:
         return [f"does not fit on {best.backend}: {best.reason}"]
     return [f"fits on {best.backend}", _context(best), speed_text(best.tokens_per_second or 0.0)]

@@ -149,8 +149,10 @@ def _backends(inspection: Inspection) -> list[str]:
 
 
 def _fit(fit: Fit) -> list[str]:
+    if not fit.runs:
+        return [f"cannot run this model: {fit.reason}"]
     if not fit.free:
-        return [fit.reason]
+        return [f"does not fit: {fit.reason}"]
     first = f"fits, context up to {fit.largest_context:,} tokens" if fit.fits else f"does not fit: {fit.reason}"
     memory = [f"{size(fit.free)} free", f"weights {size(fit.weights)}"]
     if fit.adapters:

@@ -313,7 +313,10 @@ def test_verdict_on_one_line() -> None:
         largest_context=0,
         free=1,
     )
+    other_format = replace(small, backend="cuda", reason="it reads no GGUF files", runs=False)
     cases = [
+        (Assessment(inspection("m"), (other_format, small)), "does not fit on cpu: its weights do not fit"),
+        (Assessment(inspection("m"), (other_format,)), "cannot run on cuda: it reads no GGUF files"),
         (Assessment(error=DownloadFailed("the hub is offline")), "the hub is offline"),
         (Assessment(refused("m")), "cannot run here: architecture mamba2 is not supported"),
         (Assessment(no_backend), "cannot run here: cuda: int3 is not supported"),
