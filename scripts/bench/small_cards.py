@@ -1,8 +1,9 @@
 """Models of an 8B shape on GPUs with little memory: what is loaded, the context, and the peak of the memory.
 
 `LOCALLLM_DEV_CUDA_MEMORY=8GiB python scripts/bench/small_cards.py --formats int4,int8`. Weights are random. For each
-format the program loads the model with the default options, then computes a prompt of 2,048 tokens and decode steps of
-one row and of all rows. The result of a refused load has its message and its hint.
+format the program loads the model with the default options, then computes the longest prompt of one step and decode
+steps of all rows, first for the base model and then with an adapter in every slot. The result of a refused load has its
+message and its hint.
 """
 
 from __future__ import annotations
@@ -11,26 +12,28 @@ import argparse
 import gc
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from cuda_models import FORMATS
+from lora import write_adapter
 from rows import Row, parser, row, save
-from shapes import SHAPES
+from shapes import SHAPES, Shape
 from weights import stand_in
 
 from localllm.backends import cuda
 from localllm.backends.cuda.memory import free_memory
 from localllm.engine.engine import Engine
 from localllm.engine.errors import ModelRefused, SettingRefused
+from localllm.engine.lora import Adapter
 from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling
-from localllm.engine.runner import Runner
+from localllm.engine.runner import Runner, RunnerSpec
 from localllm.kernels.gpu_limits import gpu_limits
 
-PROMPT = 2048
 NEW_TOKENS = 16
 MIB = 2**20
 GIB = 2**30
@@ -42,13 +45,14 @@ def main() -> None:
 
 
 def measure(options: argparse.Namespace) -> Iterator[Row]:
+    shape = SHAPES[options.shape]
     with tempfile.TemporaryDirectory() as folder:
-        files = stand_in(SHAPES[options.shape], Path(folder))
+        files = stand_in(shape, Path(folder))
         for name in options.formats:
-            yield _try(name, files, LoadOptions(quant=FORMATS[name], context=options.context))  # type: ignore[arg-type]
+            yield _try(name, shape, files, LoadOptions(quant=FORMATS[name], context=options.context))  # type: ignore[arg-type]
 
 
-def _try(name: str, files: ModelFiles, options: LoadOptions) -> Row:
+def _try(name: str, shape: Shape, files: ModelFiles, options: LoadOptions) -> Row:
     """The context of a loaded model, with its memory in MiB; 0 tokens for a refused load."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -65,7 +69,11 @@ def _try(name: str, files: ModelFiles, options: LoadOptions) -> Row:
     seconds = time.perf_counter() - start
     spec = runner.spec
     loaded = torch.cuda.max_memory_reserved()
-    _run(runner)
+    adapters = []
+    if spec.num_adapters:
+        adapter = write_adapter(shape, options.adapter_rank, files.path)
+        adapters = [replace(adapter, name=f"adapter {slot}") for slot in range(spec.num_adapters)]
+    _run(runner, adapters)
     figure = row(
         title,
         spec.max_context,
@@ -88,15 +96,26 @@ def _try(name: str, files: ModelFiles, options: LoadOptions) -> Row:
     return figure
 
 
-def _run(runner: Runner) -> None:
-    """A prompt of PROMPT tokens, then as many rows as the runner and its cache permit."""
+def _run(runner: Runner, adapters: Sequence[Adapter]) -> None:
+    """Steps of the base model, then steps with `adapters`."""
     engine = Engine(runner)
-    rows = max(1, min(runner.spec.max_rows, runner.spec.cache_tokens // (4 * NEW_TOKENS)))
-    longest = min(PROMPT, runner.spec.max_length - NEW_TOKENS)
-    prompts = [tuple(range(100, 100 + longest)), *((row, row + 1, row + 2) for row in range(rows))]
+    for adapter in adapters:
+        engine.register_adapter(adapter)
+    _run_requests(engine, runner.spec, [None])
+    if adapters:
+        _run_requests(engine, runner.spec, adapters)
+
+
+def _run_requests(engine: Engine, spec: RunnerSpec, adapters: Sequence[Adapter | None]) -> None:
+    """The longest prompt of one step, then as many rows as the runner and its cache permit. The requests take turns
+    with `adapters`; None is the base model."""
+    rows = max(1, min(spec.max_rows, spec.cache_tokens // (4 * NEW_TOKENS)))
+    longest = min(spec.max_tokens, spec.max_length - NEW_TOKENS)
+    prompts = [(100,) * longest, *((row, row + 1, row + 2) for row in range(rows))]
     for key, prompt in enumerate(prompts):
         sampling = Sampling(temperature=1.0, top_p=0.9, logprobs=20 if key % 2 else None)
-        engine.submit(Request(f"r{key}", prompt, NEW_TOKENS, sampling=sampling))
+        adapter = adapters[key % len(adapters)]
+        engine.submit(Request(f"r{key}", prompt, NEW_TOKENS, sampling=sampling, adapter=adapter))
         if not key:
             _finish(engine)
     _finish(engine)

@@ -28,9 +28,9 @@ class Floats:
         weight = tensors.read(f"{name}.weight", (out_features, in_features), STORED)
 
         def rows(start: int, stop: int) -> Weight:
-            values = weight[start:stop].to(self.device)
+            values = weight[start:stop]
             check_finite(f"{name}.weight", values)
-            return values if self.quantise is None else self.quantise(values)
+            return values if self.quantise is None else self.quantise(values.to(self.device))
 
         return Loaded(out_features, in_features, rows)
 
