@@ -161,22 +161,21 @@ class Bench:
         return row(f"{self.title}, {name}", value, unit, peer=round(peer, 4), ratio=ratio, device=self.device, **facts)
 
     def peers(self) -> list[BatchedBench]:
-        """llama-batched-bench with the settings to try."""
+        """llama-batched-bench with one cache for all rows, and with one for each."""
         layers = 99 if self.gpu else 0
-        micro_batches = ["512", "2048"] if self.gpu else ["512"]
-        settings = [[unified, "-ub", size] for unified in ("-kvu", "-no-kvu") for size in micro_batches]
-        return [BatchedBench(self.tools, self.file, self.threads, layers, options) for options in settings]
+        return [BatchedBench(self.tools, self.file, self.threads, layers, [option]) for option in ("-kvu", "-no-kvu")]
 
 
 def steps(bench: Bench) -> Iterator[Row]:
     localllm = Localllm(bench.file, max(bench.counts), bench.threads)
-    yield from _compare(bench, localllm, Work(tuple(bench.counts), CONTEXT, STEPS), "decode")
-    yield from _compare(bench, localllm, Work((1,), PROMPT, 1), "prefill")
+    peers = bench.peers()
+    yield from _compare(bench, localllm, peers, Work(tuple(bench.counts), CONTEXT, STEPS), "decode")
+    yield from _compare(bench, localllm, peers[:1], Work((1,), PROMPT, 1), "prefill")  # one row has one cache
 
 
-def _compare(bench: Bench, localllm: Localllm, work: Work, kind: str) -> Iterator[Row]:
+def _compare(bench: Bench, localllm: Localllm, peers: Sequence[BatchedBench], work: Work, kind: str) -> Iterator[Row]:
     localllm.measure(work)
-    trials = {peer: peer.measure(work) for peer in bench.peers()}
+    trials = {peer: peer.measure(work) for peer in peers}
     fastest = {rows: max(trials, key=lambda peer: trials[peer][rows][kind]) for rows in work.counts}
     measured: list[dict[object, dict[int, Rates]]] = []
     for number in range(bench.pairs):
