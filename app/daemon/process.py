@@ -20,7 +20,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,6 +34,7 @@ from .worker_log import copy_output, log_name
 COMMAND = (sys.executable, "-P", "-m", "localllm.app.worker")
 STOP_SECONDS = 5.0  # time from the frame Shutdown to SIGKILL
 GONE_SECONDS = 10.0  # maximum wait for the end of the process after SIGKILL: a driver may delay it
+REASON_SECONDS = 1.0  # maximum wait for the last output of a worker that has ended
 WATCH_SECONDS = 5.0  # time between two checks of a worker that has requests
 LOAD_SECONDS = 300.0  # limit of one stage of a load, including compilation; `Loading.more` extends the limit
 ANSWER_SECONDS = 30.0  # maximum wait for the statistics of a worker; a slow step does not delay them
@@ -77,7 +78,9 @@ class WorkerProcess:
         self._process: asyncio.subprocess.Process | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._ended = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._output: asyncio.Task[str] | None = None  # copies the output; its result is the reason of a crash
+        self._reason = ""
         self._watching: asyncio.Task[None] | None = None
 
     @property
@@ -108,10 +111,8 @@ class WorkerProcess:
         assert output is not None
         loaded: asyncio.Future[ModelInfo] = asyncio.get_running_loop().create_future()
         loaded.add_done_callback(lambda future: future.cancelled() or future.exception())
-        self._tasks = [
-            asyncio.create_task(self._read(reader, loaded)),
-            asyncio.create_task(copy_output(output, self._log_dir, self.model)),
-        ]
+        self._output = asyncio.create_task(copy_output(output, self._log_dir, self.model))
+        self._tasks = [asyncio.create_task(self._read(reader, loaded)), self._output]
         self._writer.write(frames.pack(self.load_frame))
         watching = asyncio.create_task(self._watch_load(loaded))
         try:
@@ -278,7 +279,7 @@ class WorkerProcess:
             while error is None:
                 error = self._handle(await frames.read_from_worker(reader), loaded)
         except (asyncio.IncompleteReadError, ConnectionError):
-            pass
+            await self._find_reason()
         except (msgspec.DecodeError, ValueError) as problem:
             log.error("worker of %s broke the protocol: %s", self.model, problem)
         # End the requests now: the process may take seconds to exit.
@@ -316,6 +317,14 @@ class WorkerProcess:
                     stream.put(frame)
         return None
 
+    async def _find_reason(self) -> None:
+        """Find the reason of a crash in the output of the process, if the output ends soon."""
+        if self._output is None or self.expected_end is not None:
+            return
+        await asyncio.wait([self._output], timeout=REASON_SECONDS)
+        if self._output.done():
+            self._reason = self._output.result()
+
     async def _reap(self) -> None:
         """Wait for the end of the process, and kill its child processes."""
         assert self._process is not None
@@ -333,8 +342,9 @@ class WorkerProcess:
     @property
     def end_error(self) -> AppError:
         """The error for open requests if the worker has ended or is about to end."""
+        reason = f" ({self._reason})" if self._reason else ""
         return self.expected_end or WorkerDied(
-            f"the engine process of {self.model} ended unexpectedly; the next request starts a new one",
+            f"the engine process of {self.model} ended unexpectedly{reason}; the next request starts a new one",
             hint=self._log_hint,
         )
 

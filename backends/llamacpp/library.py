@@ -49,7 +49,7 @@ class Library:
         self._lines = _Lines()
         # ctypes keeps no reference to a callback.
         self._log = self.c.llama_log_callback(self._lines.add)
-        self._abort = _ABORT(_log_abort)
+        self._abort = _ABORT(self._log_abort)
         self.c.llama_log_set(self._log, None)
         self.ggml("ggml_set_abort_callback", ctypes.c_void_p, _ABORT)(self._abort)
         self.c.llama_backend_init()
@@ -69,10 +69,16 @@ class Library:
     def forget_errors(self) -> None:
         self._lines.errors.clear()
 
+    def _log_abort(self, message: bytes) -> None:
+        """Called before llama.cpp ends the process, for example after a failed assertion. The reason of an error of a GPU
+        is in the error lines before the message."""
+        reasons = [message.decode("utf-8", "replace"), self.last_errors]
+        log.critical("llama.cpp ends the process: %s", "; ".join(filter(None, reasons)))
+
     @property
     def last_errors(self) -> str:
         """The error lines since `forget_errors`, without the names of C++ functions; at most three."""
-        lines = [_FUNCTION.sub("", line) for line in self._lines.errors]
+        lines = [_FUNCTION.sub("", line).strip() for line in self._lines.errors]
         return "; ".join(dict.fromkeys(lines))
 
 
@@ -106,11 +112,6 @@ class _Lines:
             self.errors.append(line)
         is_quiet = self._level < logging.WARNING or _EXPECTED.search(line)
         log.log(logging.DEBUG if is_quiet else self._level, "%s", line)
-
-
-def _log_abort(message: bytes) -> None:
-    """Called before llama.cpp ends the process, for example after a failed assertion."""
-    log.critical("llama.cpp ends the process: %s", message.decode("utf-8", "replace"))
 
 
 @cache

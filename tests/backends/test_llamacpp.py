@@ -72,11 +72,14 @@ def test_end_of_the_process_is_logged() -> None:
 import logging
 from localllm.backends.llamacpp.library import library
 logging.basicConfig()
+library()._log(3, b"a warning\\n", None)
+library()._log(4, b"f: CUDA error: no memory\\n", None)
 library().c._lib.ggml_abort(b"ggml.c", 7, b"GGML_ASSERT(%s) failed", b"x > 0")
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
     assert ended.returncode == -signal.SIGABRT
-    assert "llama.cpp ends the process: ggml.c:7: GGML_ASSERT(x > 0) failed" in ended.stderr
+    reason = "ggml.c:7: GGML_ASSERT(x > 0) failed; CUDA error: no memory"
+    assert f"llama.cpp ends the process: {reason}\n" in ended.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not shutil.which("c++"), reason="needs Linux and a C++ compiler")

@@ -335,6 +335,13 @@ async def test_child_processes_end_with_the_worker(tmp_path: Path) -> None:
         worker.open([Generate(id="a")])
 
 
+async def test_error_of_a_crash_has_the_reason_of_the_log(tmp_path: Path) -> None:
+    worker = worker_of(tmp_path, "echo", [])
+    worker._command = [sys.executable, "-c", "print('2026-01-02 03:04:05,678 CRITICAL the device is lost')"]
+    with pytest.raises(WorkerDied, match=r"ended unexpectedly \(the device is lost\); the next request"):
+        await worker.start()
+
+
 def test_worker_environment_has_no_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
     assert {**children.environment(), "LOCALLLM_API_KEY": "secret"} == dict(os.environ)

@@ -48,6 +48,22 @@ async def test_log_has_all_output_of_the_worker(tmp_path: Path, text: str, lines
         assert max(lengths) <= 2 * READ_BYTES
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("'2026-01-02 03:04:05,678 CRITICAL no memory\\n' * 2 + '2026-01-02 03:04:05,678 INFO bye\\n'", "no memory"),
+        ("'2026-01-02 03:04:05,678 CRITICAL ' + 'x' * 1000 + '\\n'", "x" * 300),
+        ("'2026-01-02 03:04:05,678 ERROR CRITICAL x\\nno CRITICAL x\\n'", ""),
+    ],
+    ids=["last", "long", "none"],
+)
+async def test_reason_of_a_crash_is_the_last_critical_line(tmp_path: Path, text: str, reason: str) -> None:
+    process = await run_printer(text)
+    assert process.stdout is not None
+    assert await copy_output(process.stdout, tmp_path, "m") == reason
+    await process.wait()
+
+
 async def test_log_that_cannot_be_opened_does_not_block_the_worker(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     process = await run_printer("'x' * 200_000")
