@@ -70,7 +70,7 @@ class Library:
         self._lines.errors.clear()
 
     def _log_abort(self, message: bytes) -> None:
-        """Called before llama.cpp ends the process, for example after a failed assertion. The reason of an error of a GPU
+        """Called before llama.cpp ends the process, for example after a failed assertion. The reason of a GPU's error
         is in the error lines before the message."""
         reasons = [message.decode("utf-8", "replace"), self.last_errors]
         log.critical("llama.cpp ends the process: %s", "; ".join(filter(None, reasons)))
