@@ -55,6 +55,8 @@ class LlamaCpp:
     """One loaded model, with a context for each number of rows and choice of options."""
 
     def __init__(self, file: str, threads: int, mmap: bool, gpu: bool = False) -> None:
+        # Some builds of llama.cpp contain a copy of the C++ library, which must not differ from that of numpy.
+        ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
         import llama_cpp
 
         self._llama = llama_cpp

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,15 +26,18 @@ from localllm.engine.runner import DeviceInfo, Runner, Unavailable
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
 import adapter_swaps
+import cuda_libraries
 import cuda_models
 import host_step
 import jobs
 import outputs
 import rows
+import run_stepped
 import write_gguf
 from idle import Work, idle
 from kernel_times import step_time
 from llamacpp_steps import LlamaCpp
+from programs import Job
 from shapes import SHAPES, TINY
 from stepping import Stepped
 from weights import stand_in
@@ -393,3 +397,27 @@ def test_adapter_swaps_are_measured_under_load(
     assert [result["count"] for result in results if "load of" in result["name"]] == [5]
     assert len(results) == 9
     assert all(result["ours"] > 0 for result in results)
+
+
+def test_run_stepped_answers_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_stepped, "cuda", cpu)
+    model = run_stepped.Model("tiny", "none", rows=2, context=128)
+    assert model.hello["load_seconds"] > 0
+    assert model.do("decode", 2, 32, 4)["seconds"] > 0
+    assert model.do("prefill", 1, 40, 0)["seconds"] > 0
+
+
+def test_ratio_of_two_libraries_is_that_of_their_speeds() -> None:
+    class Loaded:
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def do(self, job: Job) -> dict[str, float]:
+            return {"seconds": self.seconds}
+
+    programs: Any = {"wheel": Loaded(0.12), "built": Loaded(0.24)}
+    figure = cuda_libraries._compared("8B", "GPU", programs, Job("decode", 1, 128, 24), 3, {})
+    assert figure["ours"] == 5.0
+    assert figure["peer"] == 10.0
+    assert figure["ratio"] == 2.0
+    assert shutil.which("gcc", path=cuda_libraries.NO_COMPILERS["PATH"]) is None

@@ -1,0 +1,87 @@
+"""Two CUDA libraries on this GPU: the same model in two processes that take turns, one process for each library.
+
+`python scripts/bench/cuda_libraries.py WHEEL BUILT`: the library of `make wheel` and that of `make build CUDA=1`. The
+process of the first one has neither nvcc nor a C compiler in its PATH, as after `pip install` on a machine without
+compilers. `ratio` is the speed with the first library divided by the speed with the second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import torch
+from cuda_models import FORMATS
+from jobs import alternate, speed_ratio, spread
+from programs import Job, Program
+from rows import Row, parser, row, save
+from shapes import SHAPES
+
+NO_COMPILERS = {"PATH": "/nonexistent", "CC": "", "CUDA_HOME": "/nonexistent"}
+STEPS = 24
+
+
+def measure(options: argparse.Namespace) -> Iterator[Row]:
+    device = torch.cuda.get_device_name()
+    jobs = [Job("decode", rows, context, STEPS) for rows, context in ((1, 128), (8, 1024), (64, 1024))]
+    jobs += [Job("prefill", 1, length) for length in (512, 2048)]
+    for name in options.formats:
+        settings = {"shape": options.shape, "quant": FORMATS[name], "rows": 64, "context": 2304}
+        with ExitStack() as stack:
+
+            def start(library: Path, more: dict[str, str]) -> Program:
+                environment = {"LOCALLLM_CUDA_LIBRARY": str(library.resolve()), **more}
+                return stack.enter_context(Program("run_stepped.py", settings, environment))  # noqa: B023
+
+            programs = {"wheel": start(options.wheel, NO_COMPILERS), "built": start(options.built, {})}
+            facts = {label: program.hello for label, program in programs.items()}
+            for job in jobs:
+                yield _compared(f"{SHAPES[options.shape].name}, {name}", device, programs, job, options.rounds, facts)
+
+
+def _compared(
+    title: str, device: str, programs: dict[str, Program], job: Job, rounds: int, facts: dict[str, object]
+) -> Row:
+    calls: dict[str, Callable[[], float]] = {
+        label: partial(_seconds, program, job) for label, program in programs.items()
+    }
+    times = alternate(calls, rounds)
+    ratio = speed_ratio(times["wheel"], times["built"])
+    scale = 1e3 / max(1, job.tokens)
+    work = f"prefill of {job.context}" if job.kind == "prefill" else f"decode, {job.rows} x {job.context}"
+    return row(
+        f"{title}, {work}, library of the wheel without compilers",
+        scale * statistics.median(times["wheel"]),
+        "ms",
+        peer=round(scale * statistics.median(times["built"]), 4),
+        ratio=ratio.median,
+        device=device,
+        interval=[round(ratio.low, 3), round(ratio.high, 3)],
+        spread=spread(times["wheel"]),
+        rounds=rounds,
+        **facts,
+    )
+
+
+def _seconds(program: Program, job: Job) -> float:
+    return float(program.do(job)["seconds"])
+
+
+def main() -> None:
+    arguments = parser(__doc__)
+    arguments.add_argument("wheel", type=Path)
+    arguments.add_argument("built", type=Path)
+    arguments.add_argument("--shape", choices=SHAPES, default="llama-8b")
+    arguments.add_argument("--formats", type=lambda text: text.split(","), default=list(FORMATS))
+    arguments.add_argument("--rounds", type=int, default=7)
+    arguments.add_argument("--save", default="cuda_libraries", help="name of the file of results; empty: none")
+    options = arguments.parse_args()
+    save(options.save, measure(options), part=True)
+
+
+if __name__ == "__main__":
+    main()
