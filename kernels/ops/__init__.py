@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import activation, attention, kv, layer, linear, lora, norm, rope, sampling
+from . import activation, attention, kv, layer, linear, lora, moe, norm, rope, sampling
 from .activation import Activation
 from .attention import Attention
 from .case import Case
@@ -14,12 +14,15 @@ from .kv import KV
 from .layer import Layer
 from .linear import Linear
 from .lora import Lora
+from .moe import Moe
 from .norm import Norm
 from .rope import Rope
 from .sampling import Sampling
 
 CASES: tuple[Case, ...] = tuple(
-    case for family in (norm, activation, rope, linear, lora, kv, attention, sampling, layer) for case in family.CASES
+    case
+    for family in (norm, activation, rope, linear, moe, lora, kv, attention, sampling, layer)
+    for case in family.CASES
 )
 
 # The ops that are replaced together with a family or an op. A fused op contains smaller ops, so it is replaced when one
@@ -27,10 +30,12 @@ CASES: tuple[Case, ...] = tuple(
 # the ops that read them are replaced together. An op without an entry of its own has the entry of its family.
 TOGETHER: Mapping[str, tuple[str, ...]] = {
     "norm": ("kv.append", "layer"),
-    "activation": ("layer",),
+    "activation": ("moe.experts", "moe.pack_slices", "layer"),
     "rope": ("kv.append", "layer"),
-    "linear": ("linear.pack_slices", "layer"),
+    "linear": ("linear.pack_slices", "moe.experts", "moe.pack_slices", "layer"),
     "linear.embedding": (),
+    "moe": ("moe.experts", "moe.pack_slices", "layer"),
+    "moe.route": ("layer",),
     "lora": ("layer",),
     "kv": ("layer",),
     "kv.store": ("kv.append", "layer"),
@@ -50,6 +55,7 @@ class Ops:
     activation: Activation = field(default_factory=Activation)
     rope: Rope = field(default_factory=Rope)
     linear: Linear = field(default_factory=Linear)
+    moe: Moe = field(default_factory=Moe)
     lora: Lora = field(default_factory=Lora)
     kv: KV = field(default_factory=KV)
     attention: Attention = field(default_factory=Attention)

@@ -12,6 +12,9 @@ from torch.nn import functional as F
 
 from .case import Case, Make
 
+SWIGLU_LIMIT = 7.0
+SWIGLU_ALPHA = 1.702
+
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """gate_up [..., 2 * dim], gates first -> silu(gate) * up [..., dim]."""
@@ -31,6 +34,15 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
+def clamped_swiglu_and_mul(gate_up: Tensor) -> Tensor:
+    """gate_up [..., 2 * dim], gates first -> gate * sigmoid(1.702 * gate) * (up + 1) [..., dim]. Before that, gates are
+    clamped to at most 7, and ups to -7…7."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    gate = gate.clamp(max=SWIGLU_LIMIT)
+    up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT)
+    return gate * torch.sigmoid(gate * SWIGLU_ALPHA) * (up + 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Activation:
     """The implementations of the gated activations on a device."""
@@ -38,6 +50,7 @@ class Activation:
     silu_and_mul: Callable[[Tensor], Tensor] = silu_and_mul
     gelu_and_mul: Callable[[Tensor], Tensor] = gelu_and_mul
     gelu_tanh_and_mul: Callable[[Tensor], Tensor] = gelu_tanh_and_mul
+    clamped_swiglu_and_mul: Callable[[Tensor], Tensor] = clamped_swiglu_and_mul
 
 
 def _inputs(shape: tuple[int, ...], scale: float = 1.0) -> Make:
@@ -49,7 +62,7 @@ def _inputs(shape: tuple[int, ...], scale: float = 1.0) -> Make:
 
 CASES = [
     Case(f"activation.{op}", label, make)
-    for op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul")
+    for op in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu_and_mul")
     for label, make in [
         ("plain", _inputs((5, 128))),
         ("one-row", _inputs((1, 2048))),

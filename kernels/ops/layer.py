@@ -13,7 +13,8 @@ from .attention import Rows
 from .case import Case
 from .kv import Rotation
 from .lora import random_adapters, random_weights, select_adapters
-from .mlp import Gate, GatedMlp, Mlp
+from .mlp import Experts, Gate, GatedMlp, Mlp
+from .moe import Routing, random_experts
 from .projection import Adapted, Product, Projection
 from .step import Answers, Cache, LayerStep
 
@@ -139,6 +140,7 @@ def inputs(
     after_norms: bool = False,
     offset: float = 0.0,
     gate: Gate = "silu_and_mul",
+    experts: int = 0,  # the MLP has this many experts, and a shared expert; 0: the MLP is dense
     page_size: int = 4,
     **options: Any,
 ) -> Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]:
@@ -160,6 +162,14 @@ def inputs(
         def norm(present: bool, width: int) -> Tensor | None:
             return random(width, size=0.1, mean=1.0 - offset) if present else None
 
+        def mlp() -> Mlp:
+            dense = GatedMlp(projection(hidden, inner, inner), projection(inner, hidden), gate)
+            if not experts:
+                return dense
+            weights = random_experts("dense", experts, hidden, inner, generator, dtype)
+            routing = Routing(2, "softmax", True)
+            return Experts(projection(hidden, experts), routing, None, weights, dense, projection(hidden, 1))
+
         def layer(index: int) -> DecoderLayer:
             return DecoderLayer(
                 random(hidden, size=0.1, mean=1.0 - offset),
@@ -170,7 +180,7 @@ def inputs(
                 norm(head_norms, dim),
                 projection(hidden, heads * dim, kv_heads * dim, kv_heads * dim),
                 projection(heads * dim, hidden),
-                GatedMlp(projection(hidden, inner, inner), projection(inner, hidden), gate),
+                mlp(),
                 "neox",
                 dim,
                 1e-6,
@@ -218,6 +228,7 @@ def inputs(
 _MIXED = [(1, 9), (1, 1), (5, 5), (3, 12), (1, 6)]
 _WIDE: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 256, "inner": 192, "page_size": 16}
 _TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 4e-2}
+_EXPERTS_TOLERANCES = {torch.float32: 5e-5}
 
 CACHE = "step.cache.keys", "step.cache.values"  # arguments that the ops write
 
@@ -243,6 +254,8 @@ CASES = [
             ("adapters-odd-shape", inputs(_MIXED, adapted=True, heads=3, kv_heads=1, dim=34, hidden=37, inner=45)),
         ]
     ),
+    # float32 only: with rounded inputs a router may choose other experts.
+    Case("layer.decoder", "experts", inputs(_MIXED, experts=6), _EXPERTS_TOLERANCES, mutates=CACHE, packs=("layer",)),
     *(
         Case("layer.decoders", label, make, _TOLERANCES, mutates=CACHE, packs=("stack",))
         for label, make in [

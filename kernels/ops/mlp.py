@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
+from .moe import ExpertWeights, Routing
 from .projection import Projection
 from .step import LayerStep
 
@@ -33,3 +35,30 @@ class GatedMlp(NamedTuple):
     def __call__(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor:
         gated = getattr(ops.activation, self.gate)(self.gate_up(x, ops, step))
         return self.down(gated, ops, step)
+
+
+class Experts(NamedTuple):
+    """A router and its experts. Some models add a shared expert, which computes every token."""
+
+    router: Projection  # hidden -> experts
+    routing: Routing
+    correction: Tensor | None  # [experts] float32, as in moe.route
+    weights: ExpertWeights
+    shared: GatedMlp | None = None
+    shared_gate: Projection | None = None  # hidden -> 1; the shared expert's result is multiplied by its sigmoid
+
+    def __call__(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor:
+        shared = self._shared(x, ops, step)
+        logits = self.router(x, ops, step, torch.promote_types(x.dtype, torch.float32))
+        routed = ops.moe.route(logits, self.routing, self.correction)
+        result: Tensor = ops.moe.experts(x, routed, self.weights)
+        return result if shared is None else result + shared
+
+    def _shared(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor | None:
+        """The result [tokens, hidden] of the shared expert; None if there is none."""
+        if self.shared is None:
+            return None
+        result = self.shared(x, ops, step)
+        if self.shared_gate is None:
+            return result
+        return result * torch.sigmoid(self.shared_gate(x, ops, step))

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from .layer import DecoderLayer
-from .mlp import GatedMlp
+from .mlp import Experts, GatedMlp
+from .moe import ExpertWeights
 from .projection import Adapted, Product
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def call_op(case: Case, op: Any, arguments: Mapping[str, Any]) -> list[Tensor]:
 
 
 def pack_value(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
-    """A weight, a product, a layer or a tuple of layers, packed and prepared by `ops`."""
+    """A weight, a product, the weights of experts, a layer or a tuple of layers, packed and prepared by `ops`."""
     match value:
         case DecoderLayer():
             return ops.layer.prepare(_pack_layer(ops, value, dtype))
@@ -62,6 +63,8 @@ def pack_value(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
             return ops.layer.prepare_stack([pack_value(ops, layer, dtype) for layer in value])
         case Product():
             return value._replace(weight=ops.linear.pack(value.weight, dtype))
+        case ExpertWeights():
+            return ops.moe.pack(value, dtype)
     return ops.linear.pack(value, dtype)
 
 
@@ -71,10 +74,18 @@ def _pack_layer(ops: Ops, layer: DecoderLayer, dtype: torch.dtype) -> DecoderLay
             return projection._replace(base=packed(projection.base))
         return pack_value(ops, projection, dtype)
 
-    mlp = layer.mlp
-    if isinstance(mlp, GatedMlp):
-        mlp = mlp._replace(gate_up=packed(mlp.gate_up), down=packed(mlp.down))
-    return dataclasses.replace(layer, qkv=packed(layer.qkv), out=packed(layer.out), mlp=mlp)
+    def packed_mlp(mlp: Any) -> Any:
+        match mlp:
+            case GatedMlp():
+                return mlp._replace(gate_up=packed(mlp.gate_up), down=packed(mlp.down))
+            case Experts():
+                weights = pack_value(ops, mlp.weights, dtype)
+                shared_gate = None if mlp.shared_gate is None else packed(mlp.shared_gate)
+                shared = packed_mlp(mlp.shared)
+                return mlp._replace(router=packed(mlp.router), weights=weights, shared=shared, shared_gate=shared_gate)
+        return mlp
+
+    return dataclasses.replace(layer, qkv=packed(layer.qkv), out=packed(layer.out), mlp=packed_mlp(layer.mlp))
 
 
 def device_arguments(

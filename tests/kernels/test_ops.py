@@ -102,9 +102,10 @@ def test_outputs_have_the_requested_dtype(ops: Ops, number: int) -> None:
             if name in given
         )
         wanted = given.get("dtype") or first.dtype
+        integers = torch.int32 if case.op == "moe.route" else torch.int64
         returned = dict(ops)[case.op](**given)
         for one in [returned] if isinstance(returned, torch.Tensor) else returned or ():
-            assert one.dtype == (wanted if one.is_floating_point() else torch.int64)
+            assert one.dtype == (wanted if one.is_floating_point() else integers)
 
 
 def _told(dtype: torch.dtype) -> Callable[[str], str]:
@@ -183,6 +184,7 @@ def test_attention_reference_equals_a_plain_loop(case: Case) -> None:
 def test_every_op_has_a_case_and_every_case_an_op() -> None:
     assert {case.op for case in CASES} == {name for name, _ in Ops()} - {
         "linear.pack_slices",
+        "moe.pack_slices",
         "layer.prepare",
         "layer.prepare_stack",
     }, "products show how they pack"
@@ -231,6 +233,8 @@ def test_a_fused_op_is_replaced_with_each_op_it_contains(name: str) -> None:
         expected.add("kv.append")
     if family == "linear" and name != "linear.embedding":
         expected.add("linear.pack_slices")
+    if family in ("linear", "activation", "moe") and name not in ("linear.embedding", "moe.route"):
+        expected |= {"moe.experts", "moe.pack_slices"}
     if family != "sampling" and name not in ("linear.embedding", "kv.copy_pages"):
         expected |= layer
     assert changed == expected

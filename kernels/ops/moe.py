@@ -1,0 +1,316 @@
+"""Mixture of experts: a router chooses a few MLPs, the experts, for each token (Shazeer et al., 2017)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from operator import itemgetter
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .activation import Activation
+from .case import Case, Make
+from .linear import Fp8, Int4, Int8, Linear, Weight, map_tensors, weight_tensors
+from .linear import pack_slices as pack_linear_slices
+
+# Names of the fields of Activation that experts support.
+ExpertGate = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu_and_mul"]
+
+
+class Routing(NamedTuple):
+    """How a router chooses experts; from config.json."""
+
+    top_k: int  # experts per token
+    score: Literal["softmax", "sigmoid"]
+    renormalise: bool  # whether the weights of the chosen experts are divided by their sum
+    scale: float = 1.0  # factor of all weights
+    groups: int = 1  # the experts are split into this many equal groups, in order
+    top_groups: int = 1  # only experts of this many groups, those with the best scores, may be chosen
+    group_score: Literal["max", "top2"] = (
+        "max"  # the score of a group: its largest score, or the sum of its two largest
+    )
+
+
+class Routed(NamedTuple):
+    """The chosen experts of each token."""
+
+    experts: Tensor  # [tokens, top_k] int32, the best expert first; of equal scores, the smaller index first
+    weights: Tensor  # [tokens, top_k] float32
+
+
+class ExpertWeights(NamedTuple):
+    """The weights of all experts of a layer. The outputs of expert e follow those of expert e - 1 in one weight."""
+
+    op: str  # name of the field of linear.Linear whose format the weights have
+    gate_up: Any  # experts * 2 * inner outputs, hidden inputs; of each expert gates first; packed by moe.pack_slices
+    down: Any  # experts * hidden outputs, inner inputs; packed by moe.pack_slices
+    experts: int
+    inner: int
+    gate: ExpertGate
+    gate_up_bias: Tensor | None = None  # [experts, 2 * inner] float32
+    down_bias: Tensor | None = None  # [experts, hidden] float32
+
+
+def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
+    """The chosen experts of tokens, from the router's logits [tokens, experts] float32.
+
+    The score of an expert is the softmax or the sigmoid of its logit. `correction` [experts] float32 is added to the
+    scores to choose groups and experts, not to the weights. If the weights are renormalised and all of them are 0, they
+    stay 0.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
+    ranks = scores if correction is None else scores + correction
+    if routing.groups > 1:
+        ranks = _of_best_groups(ranks, routing)
+    chosen = _best(ranks, routing.top_k)
+    weights = scores.gather(1, chosen)
+    if routing.renormalise:
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
+    return Routed(chosen.int(), weights * routing.scale)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """The indices [rows, count] of the largest scores; of equal scores the smaller index first, unlike torch.topk."""
+    order: Tensor = scores.sort(dim=-1, descending=True, stable=True).indices
+    return order[:, :count]
+
+
+def _of_best_groups(ranks: Tensor, routing: Routing) -> Tensor:
+    """`ranks` [tokens, experts], with -inf for the experts that are not in the best groups."""
+    grouped: Tensor = ranks.unflatten(1, (routing.groups, -1))
+    largest = grouped.sort(dim=-1, descending=True).values
+    group_scores = largest[..., : 2 if routing.group_score == "top2" else 1].sum(-1)
+    best = _best(group_scores, routing.top_groups)
+    is_best = torch.zeros_like(group_scores, dtype=torch.bool).scatter(1, best, True)
+    return grouped.masked_fill(~is_best.unsqueeze(-1), -torch.inf).flatten(1)
+
+
+def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
+    """The weighted sum of the results of each token's experts. x [tokens, hidden] -> [tokens, hidden], x's dtype.
+
+    An expert computes down(gate(gate_up(x))): gate_up and the gate in x's dtype, down in float32 at least. The products
+    round their inputs as the product `weights.op` of linear.py does. The sum is computed in float32 at least, in the
+    order of `routed.experts`, and rounded once.
+    """
+    tokens, top_k = routed.experts.shape
+    if tokens * top_k <= weights.experts:
+        results = _by_choice(x, routed, weights)
+    else:
+        results = _by_expert(x, routed, weights)
+    total = torch.zeros_like(results[:, 0])
+    for choice in range(top_k):
+        total = total + routed.weights[:, choice, None].to(total.dtype) * results[:, choice]
+    return total.to(x.dtype)
+
+
+def _by_choice(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
+    """The results [tokens, top_k, hidden] of the chosen experts, from one product for each choice of a token."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    results = x.new_zeros(*routed.experts.shape, x.shape[1], dtype=wide)
+    for token, choice in product(*map(range, routed.experts.shape)):
+        select = _entry_of(routed.experts[token, choice, None])
+        results[token, choice] = _expert(x[token, None], weights, select)[0]
+    return results
+
+
+def _entry_of(index: Tensor) -> Callable[[Tensor], Tensor]:
+    """A function that returns the entry `index` [1] of a tensor [experts, ...], as captures support it."""
+    return lambda tensor: tensor.index_select(0, index)[0]
+
+
+def _by_expert(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
+    """The results [tokens, top_k, hidden] of the chosen experts. Each expert computes all tokens, because a GPU graph
+    cannot capture tensors whose size depends on the choice."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    results = x.new_zeros(*routed.experts.shape, x.shape[1], dtype=wide)
+    for expert in range(weights.experts):
+        result = _expert(x, weights, itemgetter(expert))
+        is_chosen = (routed.experts == expert).unsqueeze(-1)
+        results = torch.where(is_chosen, result.unsqueeze(1), results)
+    return results
+
+
+def _expert(x: Tensor, weights: ExpertWeights, select: Callable[[Tensor], Tensor]) -> Tensor:
+    """The result of one expert for x [rows, hidden] -> [rows, hidden], in float32 at least. `select` returns the entry
+    of the expert in a tensor [experts, ...]."""
+    multiply = getattr(Linear(), weights.op)
+    gate_up_bias = None if weights.gate_up_bias is None else select(weights.gate_up_bias)
+    down_bias = None if weights.down_bias is None else select(weights.down_bias)
+    gate_up = multiply(x, _select(weights.gate_up, weights.experts, select), gate_up_bias)
+    gated = getattr(Activation(), weights.gate)(gate_up)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    result: Tensor = multiply(gated, _select(weights.down, weights.experts, select), down_bias, wide)
+    return result
+
+
+def _select(weight: Any, experts: int, select: Callable[[Tensor], Tensor]) -> Any:
+    """The weight of one expert. `select` returns the expert's entry in a tensor [experts, ...]."""
+    return map_tensors(weight, lambda tensor: select(tensor.unflatten(0, (experts, -1))))
+
+
+def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
+    """The weight of `experts` experts with `out_features` outputs each, packed for `experts` of this device.
+
+    The arguments are those of linear.pack_slices. A slice has outputs of one expert only.
+    """
+    return pack_linear_slices(slices, experts * out_features, dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """The implementations of mixtures of experts on a device. `experts` takes weights packed by `pack_slices`, or plain
+    weights."""
+
+    route: Callable[..., Routed] = route
+    experts: Callable[..., Tensor] = experts
+    pack_slices: Callable[[Iterable[Weight], int, int, torch.dtype], Any] = pack_slices
+
+    def pack(self, weights: ExpertWeights, dtype: torch.dtype) -> ExpertWeights:
+        """The packed form of the weights."""
+
+        def packed(weight: Weight) -> Any:
+            out_features = len(weight_tensors(weight)[0]) // weights.experts
+            return self.pack_slices(_by_one_expert(weight, weights.experts), weights.experts, out_features, dtype)
+
+        return weights._replace(gate_up=packed(weights.gate_up), down=packed(weights.down))
+
+
+def _by_one_expert(weight: Weight, experts: int) -> Iterator[Weight]:
+    """The weights of the experts, one after the other."""
+    for expert in range(experts):
+        yield _select(weight, experts, itemgetter(expert))
+
+
+def _random_logits(tokens: int, experts: int, routing: Routing, correction: bool = False, ties: bool = False) -> Make:
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        logits = torch.randn(tokens, experts, generator=generator)
+        if ties:
+            logits = logits.round()
+        shift = torch.randn(experts, generator=generator) * 0.2 if correction else None
+        return {"logits": logits, "routing": routing, "correction": shift}
+
+    return make
+
+
+def random_weight(
+    op: str, out_features: int, in_features: int, generator: torch.Generator, dtype: torch.dtype, group: int = 32
+) -> Weight:
+    """A random weight of the format of the product `op`, for test inputs."""
+    shape = out_features, in_features
+    groups = -(-in_features // group)
+    size: float = in_features**-0.5
+    match op:
+        case "int8":
+            data = torch.randint(-127, 128, shape, generator=generator).to(torch.int8)
+            return Int8(data, torch.rand(out_features, generator=generator) * size / 64.0)
+        case "int4" | "int4_wide":
+            data = torch.randint(0, 256, (out_features, -(-in_features // 2)), generator=generator).to(torch.uint8)
+            if in_features % 2:
+                data[:, -1] &= 15
+            scale = (torch.rand(out_features, groups, generator=generator) * size / 4.0).half()
+            zero = torch.randint(0, 17, (out_features, groups), generator=generator).to(torch.uint8)
+            return Int4(data, scale, zero, group, in_features)
+        case "fp8":
+            values = (torch.randn(shape, generator=generator) * 100.0).clamp(-448.0, 448.0)
+            scale = torch.rand(out_features, groups, generator=generator) * size / 100.0
+            return Fp8(values.to(torch.float8_e4m3fn), scale, group)
+    return (torch.randn(shape, generator=generator) * size).to(dtype)
+
+
+def random_experts(
+    op: str,
+    experts: int,
+    hidden: int,
+    inner: int,
+    generator: torch.Generator,
+    dtype: torch.dtype,
+    *,
+    gate: ExpertGate = "silu_and_mul",
+    bias: bool = False,
+    group: int = 32,
+) -> ExpertWeights:
+    """Random weights, not packed, for test inputs."""
+    gate_up = random_weight(op, experts * 2 * inner, hidden, generator, dtype, group)
+    down = random_weight(op, experts * hidden, inner, generator, dtype, group)
+    weights = ExpertWeights(op, gate_up, down, experts, inner, gate)
+    if not bias:
+        return weights
+    return weights._replace(
+        gate_up_bias=torch.randn(experts, 2 * inner, generator=generator),
+        down_bias=torch.randn(experts, hidden, generator=generator),
+    )
+
+
+def _inputs(
+    op: str,
+    tokens: int,
+    experts: int = 8,
+    top_k: int = 2,
+    hidden: int = 64,
+    inner: int = 32,
+    only: int | None = None,  # the first choice of every token; other choices are the next experts
+    used: int = 0,  # only the first `used` experts are chosen; 0: all of them
+    **more: Any,
+) -> Make:
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        weights = random_experts(op, experts, hidden, inner, generator, dtype, **more)
+        chosen = torch.rand(tokens, used or experts, generator=generator).argsort(1)[:, :top_k]
+        if only is not None:
+            chosen = (torch.arange(top_k) + only).remainder(experts).expand(tokens, top_k)
+        shares = torch.rand(tokens, top_k, generator=generator)
+        x = torch.randn(tokens, hidden, generator=generator).to(dtype)
+        return {"x": x, "routed": Routed(chosen.int().contiguous(), shares), "weights": weights}
+
+    return make
+
+
+_PLAIN = Routing(2, "softmax", False)
+_GROUPED = Routing(4, "sigmoid", True, scale=2.5, groups=4, top_groups=2, group_score="top2")
+_FLOAT32 = {torch.float32: 1e-5}
+# int8 rounds the gated activations, which differ by a rounding of x's dtype, to integers.
+_ROUNDED = {torch.float32: 1e-2, torch.bfloat16: 4e-2, torch.float16: 2e-2}
+_SUMMED = {torch.float32: 5e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
+FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
+
+CASES = [
+    *(
+        Case("moe.route", label, make, _FLOAT32)
+        for label, make in [
+            *((f"{tokens}-tokens", _random_logits(tokens, 8, _PLAIN)) for tokens in (0, 1, 3, 33)),
+            ("128-experts", _random_logits(19, 128, Routing(8, "softmax", True))),
+            ("512-experts", _random_logits(5, 512, Routing(10, "softmax", True))),
+            ("odd-experts", _random_logits(5, 37, Routing(3, "softmax", False, scale=0.5))),
+            ("all-experts", _random_logits(5, 6, Routing(6, "softmax", True))),
+            ("one-expert", _random_logits(3, 1, Routing(1, "softmax", True))),
+            ("top-1", _random_logits(7, 16, Routing(1, "sigmoid", False))),
+            ("ties", _random_logits(33, 16, Routing(4, "softmax", True), ties=True)),
+            ("equal-groups", _random_logits(33, 16, _GROUPED, ties=True)),
+            ("sigmoid", _random_logits(5, 16, Routing(4, "sigmoid", True, scale=1.5))),
+            ("correction", _random_logits(33, 16, Routing(4, "sigmoid", True), correction=True)),
+            ("softmax-correction", _random_logits(5, 16, Routing(4, "softmax", False), correction=True)),
+            ("groups", _random_logits(33, 32, _GROUPED, correction=True)),
+            ("softmax-groups", _random_logits(33, 32, Routing(4, "softmax", False, 16.0, 8, 3))),
+            ("256-experts-in-groups", _random_logits(3, 256, Routing(8, "sigmoid", True, 2.5, 8, 4, "top2"), True)),
+        ]
+    ),
+    *(
+        Case("moe.experts", f"{op}-{label}", make, _ROUNDED if op in ("int8", "int4") else _SUMMED, packs=("weights",))
+        for op in FORMATS
+        for label, make in [
+            *((f"{tokens}-tokens", _inputs(op, tokens)) for tokens in (0, 1, 3, 33)),
+            ("one-expert-of-all-tokens", _inputs(op, 40, top_k=1, only=5)),
+            ("experts-without-tokens", _inputs(op, 17, experts=16, used=5)),
+            ("all-experts", _inputs(op, 5, experts=4, top_k=4)),
+            ("odd-shape", _inputs(op, 9, experts=3, hidden=37, inner=29)),
+            ("bias", _inputs(op, 6, bias=True)),
+            ("clamped-bias", _inputs(op, 6, bias=True, gate="clamped_swiglu_and_mul")),
+            ("gelu", _inputs(op, 3, gate="gelu_tanh_and_mul")),
+            ("wide", _inputs(op, 70, experts=8, top_k=3, hidden=256, inner=192, group=64)),
+            ("one-wide-token", _inputs(op, 1, experts=32, top_k=8, hidden=256, inner=192, group=64)),
+        ]
+    ),
+]
