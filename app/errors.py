@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ..engine.errors import encodable
+
 
 class AppError(Exception):
     """An error with a message and, if possible, a hint: how the user can solve the problem.
@@ -26,8 +28,8 @@ class AppError(Exception):
 
     def __init__(self, message: str, *, hint: str = "", param: str | None = None, **numbers: int) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = encodable(message)
+        self.hint = encodable(hint)
         self.param = param
         self.numbers = numbers
 

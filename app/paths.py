@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -13,6 +14,20 @@ from pathlib import Path
 import platformdirs
 
 APP = "localllm"
+RENAME = "rename the file or the folder"
+_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8 text
+
+
+def printable(path: Path | str) -> str:
+    """The path as text for people and JSON. Control characters and bytes that are no UTF-8 text become escapes."""
+    return _NO_TEXT.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", str(path))
+
+
+def problem_of_name(path: Path | str) -> str:
+    """The reason why localllm uses no model and no adapter at a path; empty if the path is text."""
+    if not _NO_TEXT.search(str(path)):
+        return ""
+    return f"{printable(path)[-200:]} has control characters or bytes that are no UTF-8 text"
 
 
 def config_file() -> Path:

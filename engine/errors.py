@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+
+
+def encodable(text: str) -> str:
+    """The text for JSON and other processes. Bytes of file names that are no UTF-8 become escapes such as \\xff."""
+    return _SURROGATES.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", text)
 
 
 class EngineError(Exception):
@@ -45,7 +53,7 @@ class ModelRefused(EngineError):
     def __init__(self, message: str, hint: str = "", numbers: Mapping[str, int] = MappingProxyType({})) -> None:
         self.hint = hint
         self.numbers = numbers
-        super().__init__(message)
+        super().__init__(encodable(message))
 
 
 class ModelTooLarge(ModelRefused):

@@ -11,6 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from ...engine.ranges import RANGES
 from ..errors import InvalidRequest
+from ..paths import printable
 from ..store import adapters
 from .admin import AdapterFolder, AdapterScale, LoadAdapterBody, UnloadAdapterBody
 from .body import is_local, read_json, read_list
@@ -59,7 +60,7 @@ class AdapterRoutes:
         listed = [
             AdapterFolder(
                 id=folder.id,
-                path=str(folder.path),
+                path=printable(folder.path),
                 base=folder.base,
                 rank=folder.rank,
                 size=folder.size,

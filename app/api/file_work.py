@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import StorageFailed
+from ..paths import printable
 from ..store import cache
 from ..store.importing import import_model
 from ..store.verify import files_of, verify_file
@@ -100,4 +101,4 @@ def _verify(model: cache.ModelRef, progress: Progress) -> Verification:
 def import_folder(body: ImportBody, progress: Progress) -> Imported:
     """Add a folder to the store. Raises the errors of `import_model`."""
     model = import_model(Path(body.path), body.name, copy=body.copy, progress=progress)
-    return Imported(id=model.id, path=str(model.path), size=model.size)
+    return Imported(id=model.id, path=printable(model.path), size=model.size)

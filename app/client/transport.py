@@ -12,7 +12,7 @@ import msgspec
 from .. import paths
 from ..errors import AppError, DaemonUnreachable
 from ..frames import Fault
-from ..store.names import is_path
+from ..store.names import check_path, is_path
 
 CONNECT_SECONDS = 5.0
 
@@ -79,7 +79,10 @@ def full_name(model: str) -> str:
 
 
 def absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
+    """Raises InvalidRequest for a path that is no text, which no request can have."""
+    full_path = Path(path).expanduser().absolute()
+    check_path(full_path)
+    return str(full_path)
 
 
 def _lost(error: httpx.HTTPError) -> AppError:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
-import click
 import msgspec
 
 from .. import config
@@ -15,7 +13,7 @@ from ..errors import AdapterNotFound, DaemonUnreachable, InvalidRequest
 from ..sizes import size
 from ..store import adapter_refs, cache
 from ..store.names import adapter_name, is_path
-from .console import say, table
+from .console import print_json, say, table
 from .removal import carry_out
 
 
@@ -26,7 +24,7 @@ def list_adapters(as_json: bool) -> int:
     adapters = adapter_refs.available()
     if as_json:
         files = [_for_json(adapter) for adapter in adapters]
-        click.echo(json.dumps({"loaded": [msgspec.to_builtins(entry) for entry in loaded], "files": files}, indent=2))
+        print_json({"loaded": [msgspec.to_builtins(entry) for entry in loaded], "files": files})
         return 0
     if loaded:
         rows = [(f"{entry.model}:{entry.name}", f"{entry.scale:g}", entry.path) for entry in loaded]
@@ -83,7 +81,7 @@ def load(adapter: str, name: str | None, model: str | None, replace: bool, pinne
     options = {"load_inplace": replace, "reuse": not replace, "pinned": pinned}
     entry = asyncio.run(_load(settings, name, path, model, **options))
     if as_json:
-        click.echo(json.dumps(msgspec.to_builtins(entry)))
+        print_json(msgspec.to_builtins(entry), indent=None)
     else:
         _warn(entry)
         name = f"{entry.model}:{entry.name}"
@@ -118,7 +116,7 @@ def unload(name: str, model: str | None, as_json: bool) -> int:
     """Unload an adapter. Answers that use it go on."""
     asyncio.run(_unload(config.load(), name, model))
     if as_json:
-        click.echo(json.dumps({"unloaded": name}))
+        print_json({"unloaded": name}, indent=None)
     else:
         say(f"unloaded {name}")
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
@@ -17,7 +16,7 @@ from ...backends import load
 from .. import config
 from ..client import Client, Done, LoadedModel, LoadFlags
 from ..errors import AppError
-from .console import say
+from .console import print_json, say
 from .session import loaded_client
 
 LONG = 400  # words in a prompt that measures prefill
@@ -53,7 +52,7 @@ def bench(model: str | None, rounds: int, together: Sequence[int], load_flags: M
     session = loaded_client(settings, model, LoadFlags(**load_flags))
     result = asyncio.run(_bench(session, model, rounds, together))
     if as_json:
-        click.echo(json.dumps(asdict(result), indent=2))
+        print_json(asdict(result))
     else:
         _print(result)
     return 0

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import click
 
+from ...engine.errors import encodable
 from ..errors import AppError, InvalidRequest, StorageFailed
 
 INTERRUPTED = 130  # 128 + SIGINT: the exit code that shells use for Ctrl-C
@@ -68,6 +69,23 @@ def report(error: AppError, as_json: bool) -> int:
         if error.hint:
             _echo(click.style("hint:", fg="cyan") + f" {one_line(error.hint)}")
     return error.exit_code
+
+
+def print_json(value: object, indent: int | None = 2) -> None:
+    """Print a result to standard output as JSON."""
+    click.echo(json.dumps(_encodable(value), indent=indent))
+
+
+def _encodable(value: object) -> object:
+    """The value with texts that every JSON parser reads."""
+    match value:
+        case str():
+            return encodable(value)
+        case dict():
+            return {_encodable(key): _encodable(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_encodable(item) for item in value]
+    return value
 
 
 def one_line(text: str) -> str:

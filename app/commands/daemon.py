@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
-import click
 import msgspec
 
 from .. import config
 from ..client import Client, LoadedModel
 from ..errors import DaemonUnreachable
 from ..sizes import size
-from .console import say, table
+from .console import print_json, say, table
 from .settings import without_unset
 
 
@@ -29,7 +27,7 @@ def ps(as_json: bool) -> int:
     """Print the loaded models."""
     models = asyncio.run(_loaded(config.load()))
     if as_json:
-        click.echo(json.dumps([msgspec.to_builtins(model) for model in models or []], indent=2))
+        print_json([msgspec.to_builtins(model) for model in models or []])
     elif models is None:
         say("no daemon is running; localllm serve or localllm chat starts one")
     elif not models:

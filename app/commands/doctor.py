@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import asdict
 
 import click
@@ -13,6 +12,7 @@ from ..client import Client, LoadedModel
 from ..doctor import BackendStatus, OpsReport, Report, examine, examine_ops
 from ..errors import AppError, DaemonUnreachable, NoBackend
 from ..sizes import size
+from .console import print_json
 from .console import table as print_table
 
 
@@ -25,7 +25,7 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
     daemon = asyncio.run(_daemon(settings))
     if as_json:
         more = {"daemon": daemon, "reference_ops": settings.developer.reference_ops}
-        click.echo(json.dumps({**report.for_json(), **more}, indent=2))
+        print_json({**report.for_json(), **more})
     else:
         _print(report, daemon, settings.developer.reference_ops)
     return 0 if report.choice else NoBackend.exit_code
@@ -34,7 +34,7 @@ def doctor(backend: str | None, ops: bool, as_json: bool) -> int:
 def _doctor_ops(settings: config.Settings, as_json: bool) -> int:
     report = examine_ops(settings.developer.reference_ops)
     if as_json:
-        click.echo(json.dumps(asdict(report), indent=2))
+        print_json(asdict(report))
     else:
         _print_ops(report)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
@@ -25,7 +24,7 @@ from ..store.fitting import Fit
 from ..store.ggufs import is_gguf
 from ..store.opening import Origin, opened
 from ..store.selection import NO_CONFIG
-from .console import safe
+from .console import one_line, print_json
 
 
 def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: str | None, as_json: bool) -> int:
@@ -46,7 +45,7 @@ def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: st
     except backends.BackendUnavailable as error:
         raise NoBackend(str(error), hint=error.hint) from error
     if as_json:
-        click.echo(json.dumps({"model": origin.name, "fits": [entry.for_json() for entry in fits]}, indent=2))
+        print_json({"model": origin.name, "fits": [entry.for_json() for entry in fits]})
     else:
         for entry in fits:
             _print(entry)
@@ -77,7 +76,7 @@ def _checked(path: Path) -> Path:
 
 
 def _print(entry: Fit) -> None:
-    click.echo(safe(f"{entry.backend} ({entry.device}): {_verdict(entry)}"))
+    click.echo(one_line(f"{entry.backend} ({entry.device}): {_verdict(entry)}"))
     if not entry.free:
         return
     sequences = f"{entry.parallel} x " if entry.parallel > 1 else ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import click
 
 from .. import config
@@ -11,7 +9,7 @@ from ..errors import ModelUnusable
 from ..sizes import size
 from ..store.inspect import inspect as inspect_model
 from ..store.inspection import Inspection, TemplateVerdict
-from .console import safe
+from .console import one_line, print_json
 
 
 def inspect(name: str, as_json: bool) -> int:
@@ -19,7 +17,7 @@ def inspect(name: str, as_json: bool) -> int:
     config.load()
     inspection = inspect_model(name)
     if as_json:
-        click.echo(json.dumps(inspection.for_json(), indent=2))
+        print_json(inspection.for_json())
     else:
         _print(inspection)
     return 0 if inspection.usable else ModelUnusable.exit_code
@@ -27,7 +25,7 @@ def inspect(name: str, as_json: bool) -> int:
 
 def _print(inspection: Inspection) -> None:
     for title, text in _lines(inspection):
-        click.echo(f"{title:<14} {safe(text)}")
+        click.echo(f"{title:<14} {one_line(text)}")
 
 
 def _lines(inspection: Inspection) -> list[tuple[str, str]]:

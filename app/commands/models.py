@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
-import click
-
 from .. import config
 from ..sizes import size
 from ..store import cache
-from .console import say, table
+from .console import print_json, say, table
 from .removal import carry_out
 
 
@@ -20,7 +16,7 @@ def list_models(as_json: bool) -> int:
 
     models = listing.listed(wait=True)
     if as_json:
-        click.echo(json.dumps([_for_json(model) for model in models], indent=2))
+        print_json([_for_json(model) for model in models])
     else:
         _print(models)
     return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from ..store.download import Download, Plan, check_space
 from ..store.lookup import is_offline, offline_error
 from ..store.transfer.policy import from_environment
 from ..store.transfer.progress import Progress
-from .console import safe, say
+from .console import print_json, safe, say
 from .transfer_bars import Bars
 
 MIB = 2**20
@@ -136,4 +135,4 @@ def _progress_event(progress: Progress) -> None:
 
 
 def _event(kind: str, **fields: object) -> None:
-    click.echo(json.dumps({"event": kind, **fields}))
+    print_json({"event": kind, **fields}, indent=None)

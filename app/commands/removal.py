@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import click
 
 from ..errors import InvalidRequest
 from ..sizes import size
-from .console import say
+from .console import print_json, say
 
 if TYPE_CHECKING:
     from ..store.hub import Removal
@@ -31,7 +30,7 @@ def carry_out(plan: Removal, command: str, *, yes: bool, as_json: bool) -> int:
             return 1
     plan.execute()
     if as_json:
-        click.echo(json.dumps({"deleted": plan.name, "freed": plan.frees}))
+        print_json({"deleted": plan.name, "freed": plan.frees}, indent=None)
     else:
         say(f"deleted {plan.name}; freed {size(plan.frees)}")
     return 0

@@ -22,7 +22,7 @@ from ..doctor import versions
 from ..errors import AppError
 from ..store.names import GUIDE
 from ..version import VERSION
-from .console import say
+from .console import print_json, say
 from .session import loaded_client
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def selftest(load_flags: Mapping[str, Any], as_json: bool) -> int:
     """Print the report. The exit code is 1 if a check failed."""
     report = asyncio.run(_selftest(LoadFlags(**load_flags)))
     if as_json:
-        click.echo(json.dumps({**asdict(report), "ok": report.ok}, indent=2))
+        print_json({**asdict(report), "ok": report.ok})
     else:
         _print(report)
     return 0 if report.ok else 1

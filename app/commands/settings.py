@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from ..errors import InvalidRequest
 from ..store import cache, catalog, preferences
 from ..store.names import HubName, is_path, parse, without_gguf
 from ..store.selection import selects_gguf
-from .console import say, table
+from .console import print_json, say, table
 from .session import UNSET
 
 
@@ -73,7 +72,7 @@ def _config_model(name: str, changes: Sequence[str], as_json: bool) -> int:
     inherited = {setting: value for setting, value in complete.items() if setting not in values}
     if as_json:
         result = {"model": model, "file": str(paths.models_file()), "settings": values, "inherited": inherited}
-        click.echo(json.dumps(result, indent=2))
+        print_json(result)
     elif values or inherited:
         rows = [(setting, str(value), "") for setting, value in sorted(values.items())]
         rows += [(setting, str(value), "of its repository") for setting, value in sorted(inherited.items())]
@@ -103,7 +102,7 @@ def _config_all(as_json: bool) -> int:
     if settings.api_key:
         values["api_key"] = "(set, hidden)"
     if as_json:
-        click.echo(json.dumps(_for_json(values, origin), indent=2))
+        print_json(_for_json(values, origin))
     else:
         _print(values, origin)
     return 0

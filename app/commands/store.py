@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,7 +16,7 @@ from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
 from ..store import adapter_refs, cache, catalog, preferences, stored
 from ..store.names import GUIDE, LOCAL, HubName, is_path, parse
-from .console import one_line, say, table
+from .console import one_line, print_json, say, table
 
 if TYPE_CHECKING:
     from ..store.prune import Unused
@@ -33,7 +32,7 @@ def show(name: str, as_json: bool) -> int:
     config.load()
     facts = _facts(stored.resolve(name))
     if as_json:
-        click.echo(json.dumps(facts, indent=2))
+        print_json(facts)
         return 0
     for key, value in facts.items():
         if key not in ("files", "settings") and value not in ("", [], None):
@@ -102,7 +101,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> int:
         if not as_json:
             _print_verdicts(model, verdicts)
     if as_json:
-        click.echo(json.dumps(results, indent=2))
+        print_json(results)
     return 0 if all(result["ok"] for result in results) else DAMAGED
 
 
@@ -168,7 +167,7 @@ def prune(dry_run: bool, yes: bool, everything: bool, as_json: bool) -> int:
     freed = pruning.delete(unused) if is_deleted else 0
     if as_json:
         items = [_unused_json(item) for item in unused]
-        click.echo(json.dumps({"unused": items, "bytes": total, "deleted": is_deleted, "freed": freed}, indent=2))
+        print_json({"unused": items, "bytes": total, "deleted": is_deleted, "freed": freed})
         return 0
     if unused:
         table(
@@ -204,7 +203,7 @@ def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
     with file_bar(copy and not as_json and sys.stderr.isatty()) as show:
         model = import_model(Path(path), name, copy=copy, progress=show)
     if as_json:
-        click.echo(json.dumps({"id": model.id, "path": str(model.path), "size": model.size, "copied": copy}))
+        print_json({"id": model.id, "path": str(model.path), "size": model.size, "copied": copy}, indent=None)
         return 0
     command = "chat" if cache.is_complete(model.path) else "adapters load"
     files = f"copies of {size(model.size)}" if copy else f"links to the files in {Path(path).expanduser().absolute()}"
@@ -226,7 +225,7 @@ def alias(name: str | None, model: str | None, remove: bool, as_json: bool) -> i
         raise InvalidRequest("the model of the alias is missing", hint=f"for example: localllm alias {name} guide")
     aliases = preferences.read().aliases
     if as_json:
-        click.echo(json.dumps(aliases, indent=2))
+        print_json(aliases)
     elif name is not None:
         say(f"removed {name}" if remove else f"{name} is now {aliases[name]}")
     elif aliases:
@@ -273,7 +272,7 @@ def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> 
             "hub": [asdict(repository) for repository in repositories],
             "error": problem.message if problem else None,
         }
-        click.echo(json.dumps(result, indent=2))
+        print_json(result)
     else:
         _print_search(entries, repositories)
         if not entries and not repositories and problem is None:

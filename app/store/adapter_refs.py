@@ -43,10 +43,12 @@ def builtin() -> list[ModelRef]:
 def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
     """The adapter of this name. With `allow_path`, also a folder or a GGUF file (with a leading /, ./, ../ or ~).
 
-    Raises AdapterNotFound, with similar names as its hint. The files of a folder are not read here.
+    Raises AdapterNotFound, with similar names as its hint; InvalidRequest for a path that is no text. The files of a
+    folder are not read here.
     """
     if allow_path and is_path(name):
         folder = Path(name).expanduser().absolute()
+        names.check_path(folder)
         if not (cache.is_folder(folder) or (ggufs.is_gguf(folder) and cache.is_file(folder))):
             hint = f"an adapter is a folder with {ADAPTER_CONFIG}, or a GGUF file"
             raise AdapterNotFound(f"adapter folder {str(folder)[:200]} does not exist", hint=hint, param="lora_path")
@@ -55,6 +57,7 @@ def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
     if adapter is None:
         hint = suggestions.hint_for_adapter(name, [adapter.id for adapter in available()])
         raise AdapterNotFound(f"adapter {name[:200]!r} is not on this machine", hint=hint, param="lora_path")
+    names.check_path(adapter.path)
     return adapter
 
 

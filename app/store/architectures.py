@@ -117,7 +117,7 @@ def _key(folder: Path) -> str:
     """The hash of the configuration, and of the versions that decide about it. A GGUF file has its time instead."""
     if is_gguf(folder):
         status = folder.stat()
-        content = f"{_versions()}{os.path.realpath(folder)} {status.st_size} {status.st_mtime_ns}".encode()
+        content = os.fsencode(f"{_versions()}{os.path.realpath(folder)} {status.st_size} {status.st_mtime_ns}")
     else:
         content = _versions().encode() + (folder / "config.json").read_bytes()
     return hashlib.sha256(content).hexdigest()[:32]

@@ -21,7 +21,7 @@ from .. import paths
 from ..errors import InvalidRequest, ModelNotFound
 from . import catalog, ggufs, names, suggestions, unfinished
 from .ggufs import GgufModel
-from .names import GUIDE, LOCAL, MAIN, FileAddress, HubName, LocalPath, ShortName, is_path
+from .names import GUIDE, LOCAL, MAIN, FileAddress, HubName, LocalPath, ShortName, check_path, is_path
 
 ADAPTER_CONFIG = "adapter_config.json"
 GUIDE_DESCRIPTION = "tiny built-in model: answers questions about localllm"
@@ -73,13 +73,15 @@ def repo_folders() -> list[Path]:
 def resolve(name: str, *, allow_path: bool = False) -> ModelRef:
     """The model of this name: guide, an alias, a short name, a repository. With `allow_path`, also a folder or a file.
 
-    Raises ModelNotFound, with similar names or the command that downloads or completes the model as its hint.
+    Raises ModelNotFound, with similar names or the command that downloads or completes the model as its hint, or
+    InvalidRequest for a path that is no text.
     """
     if allow_path and is_path(name):
         return _from_path(Path(name).expanduser())
     model = find(name)
     if model is None:
         raise _not_found(name)
+    check_path(model.path)
     return model
 
 
@@ -274,6 +276,7 @@ def is_folder(path: Path) -> bool:
 
 def _from_path(folder: Path) -> ModelRef:
     folder = folder.absolute()
+    check_path(folder)
     if ggufs.is_gguf(folder) and is_file(folder):
         return _from_gguf(str(folder), ggufs.model_of(folder))
     if not is_folder(folder):
@@ -285,6 +288,7 @@ def _from_path(folder: Path) -> ModelRef:
 
 
 def _from_gguf(name: str, model: GgufModel) -> ModelRef:
+    check_path(model.path)
     if not model.is_complete:
         hint = f"copy all shards to {model.path.parent}"
         raise ModelNotFound(f"{name[:200]} is one of several shards, and others are missing", hint=hint, param="model")

@@ -12,6 +12,7 @@ from ...engine.errors import ModelRefused
 from ...engine.ggufmodel import parse_metadata
 from ...engine.modelconfig import FAMILIES, ModelConfig
 from ...engine.modelfiles import ModelFiles, read_model
+from ..paths import RENAME, problem_of_name
 from .architectures import unsupported
 from .ggufs import files_in, is_adapter, is_gguf, model_of
 from .headers import read_gguf_file
@@ -29,6 +30,8 @@ def check(path: Path, *, ask_backends: bool = True) -> list[str]:
     unsupported architecture are problems. Weights are not compared with their hashes. Without `ask_backends`, an
     architecture of which only a backend knows is no problem, and the check takes about a millisecond.
     """
+    if problem := problem_of_name(path):
+        return [f"{problem}; {RENAME}"]
     if is_gguf(path):
         return _check_gguf_model(path, ask_backends)
     if (path / ADAPTER_CONFIG).exists() and not (path / "config.json").exists():
@@ -59,7 +62,9 @@ def gguf_config(file: Path) -> ModelConfig:
 
 
 def check_gguf(files: Sequence[Path]) -> list[str]:
-    """The problems of GGUF files in one folder: damaged headers, and missing shards."""
+    """The problems of GGUF files in one folder: paths that are no text, missing shards, and damaged headers."""
+    for problem in filter(None, map(problem_of_name, files)):
+        return [f"{problem}; {RENAME}"]
     problems = missing_shards([file.name for file in files])
     for file in files:
         problems += _problem_of(read_gguf_file, file)

@@ -8,6 +8,7 @@ The path of a GGUF model is the path of its file, or of its first shard.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -121,7 +122,7 @@ def id_of(repository: str, model: GgufModel, models: Sequence[GgufModel]) -> str
         return repository
     name = parse_hub(repository)
     host = "modelscope.cn/models" if name.hub == "ms" else "huggingface.co"
-    return f"https://{host}/{name.repo}/resolve/{name.revision or MAIN}/{quote(model.files[0].name)}"
+    return f"https://{host}/{name.repo}/resolve/{name.revision or MAIN}/{quote(os.fsencode(model.files[0].name))}"
 
 
 def files_in(folder: Path, *, deep: bool = True) -> list[StoredFile]:

@@ -19,6 +19,7 @@ from ...engine.errors import ModelRefused
 from ...engine.gguf import GgufHeader
 from ...engine.tensorfiles import header_length, refusing_unreadable, regular_size
 from ..chat.bounded import BoundedChild, ChildLost
+from ..paths import printable
 from .headers_child import Answer, Job
 
 FIRST_BYTES = 512 * 2**10  # bytes of the first read of a GGUF file
@@ -83,7 +84,7 @@ def read_gguf(reader: Reader) -> GgufHeader:
         head += reader.read(len(head), length - len(head))
         if len(head) < length:
             raise ModelRefused(f"{reader.name} has {len(head)} bytes, not {reader.size}", "download it again")
-        answer = _parse(Job(reader.name, head, reader.size))
+        answer = _parse(Job(printable(reader.name), head, reader.size))
         if answer.header is not None:
             return answer.header
         if answer.problem:

@@ -51,6 +51,7 @@ def import_model(
     backend reads, StorageFailed.
     """
     source = source.expanduser().absolute()
+    names.check_path(source)
     is_file = is_gguf(source) and source.is_file()
     if not is_file and not _is_folder(source):
         raise _no_folder(source)

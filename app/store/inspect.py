@@ -21,6 +21,7 @@ from ...engine.modelfiles import PICKLE_SUFFIXES, ModelFiles, read_json, read_mo
 from ...engine.runner import Unavailable
 from ...engine.tensorfiles import StoredTensor, read_header
 from ..errors import ModelUnusable
+from ..paths import RENAME, problem_of_name
 from .check import TOKENIZER, check, check_gguf, missing_tensor
 from .ggufs import StoredFile, files_in, is_adapter, is_gguf, model_of
 from .headers import read_gguf_file
@@ -51,7 +52,12 @@ def inspect(name: str) -> Inspection:
 
 
 def inspect_path(path: Path, origin: Origin) -> Inspection:
-    """Inspect a model folder, an adapter folder or a GGUF file. Raises ModelRefused if it is none of these."""
+    """Inspect a model folder, an adapter folder or a GGUF file.
+
+    Raises ModelRefused if it is none of these, or if its path is no text.
+    """
+    if problem := problem_of_name(path):
+        raise ModelRefused(problem, RENAME)
     origin = replace(origin, files=origin.files or _names(path), licence=origin.licence or licence(path))
     if is_gguf(path) and is_adapter(path):
         return _inspect_adapter(path, origin)

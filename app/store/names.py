@@ -187,6 +187,12 @@ def is_path(text: str) -> bool:
     return text in {".", "..", "~"} or text.startswith(("/", "./", "../", "~/"))
 
 
+def check_path(path: Path | str) -> None:
+    """Raises InvalidRequest for a path that is no text: it cannot be in a request, in a setting or in an answer."""
+    if problem := paths.problem_of_name(path):
+        raise InvalidRequest(problem, hint=paths.RENAME, param="model")
+
+
 def adapter_name(text: str) -> str:
     """The name that requests have for an adapter if the user gives none: the last part of its id or of its path.
 
@@ -281,6 +287,8 @@ def _refuse_characters(text: str) -> None:
     """
     if not text or len(text) > MAX_NAME:
         raise _malformed(text)
+    if is_path(text):
+        check_path(text)
     if any(not (character.isprintable()) for character in text):
         raise _malformed(text)
     if is_path(text) or text.isascii():

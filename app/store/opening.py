@@ -99,6 +99,7 @@ def _local(text: str) -> tuple[Path, Origin] | None:
     """The folder or the weight file of a name, and its origin; None if it is not on this machine."""
     name = names.parse(text)
     if isinstance(name, names.LocalPath):
+        names.check_path(name.path)
         if not os.path.exists(name.path):  # noqa: PTH110 - Path.exists raises an error if the path is too long
             hint = "a path begins with /, ./, ../ or ~; other names are those of localllm list and localllm search"
             raise ModelNotFound(f"{str(name.path)[:200]} does not exist", hint=hint, param="model")

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from localllm.app import paths
 from localllm.app.cli import main
+from localllm.app.errors import InvalidRequest
 from localllm.app.store import cache, listing, prune, searching, stored
 
+from ..engine.gguf_files import TINY, model
 from .hub import Hub, model_files, serving
 from .test_store_cache import WHOLE, make
 from .test_store_names import HOSTILE
@@ -170,3 +174,95 @@ def test_text_of_a_repository_cannot_control_the_terminal(
         printed = capsys.readouterr()
         for character in "\x1b\x9b":
             assert character not in printed.out + printed.err, command
+
+
+EVIL = b"m\xff\x1b[2J\n-Q8_0.gguf"
+ON_PATHS: list[list[str]] = [
+    ["show"],
+    ["inspect"],
+    ["verify"],
+    ["fit"],
+    ["import", "--name=x"],
+    ["import", "--copy", "--name=y"],
+    ["config"],
+    ["alias", "a"],
+    ["adapters", "load", "--model=guide"],
+    ["stop"],
+    ["chat"],
+    ["run", "--"],
+]
+
+
+def put(path: bytes, content: bytes) -> None:
+    """Write a file with a name that may be no text. Skips the test if the file system refuses the name."""
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120 - bytes
+        with open(path, "wb") as file:  # noqa: PTH123
+            file.write(content)
+    except OSError:
+        pytest.skip("this file system has only names in UTF-8")
+
+
+def check_output(command: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command. Its output has no control character, and its JSON is readable with a strict parser."""
+    code = main(command)
+    printed = capsys.readouterr()
+    text = printed.out + printed.err
+    assert code in (0, 1, 2, 3, 5), (command, text)
+    assert not {"\x1b", "\x9b"} & set(text), command
+    text.encode()  # raises for a byte that is no UTF-8
+    if "--json" in command:
+        msgspec.json.decode(printed.out or printed.err.splitlines()[-1])
+    return text
+
+
+@pytest.mark.parametrize("command", ON_PATHS, ids=" ".join)
+def test_path_that_is_no_text_is_refused_or_shown(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The working folder, or a file of the named folder, has a name with other bytes and with control characters."""
+    base = os.fsencode(tmp_path)
+    gguf = model(TINY)
+    put(base + b"/d\xff/m-Q8_0.gguf", gguf)
+    put(base + b"/esc/a\x1b[31m\nb.gguf", gguf)
+    put(base + b"/evil/" + EVIL, gguf)
+    put(base + b"/two/a\xff.gguf", gguf)
+    put(base + b"/two/b\xff.gguf", gguf)
+    monkeypatch.chdir(os.fsdecode(base + b"/d\xff"))
+    names = ["m-Q8_0.gguf", "./m-Q8_0.gguf", "."]
+    if command[0] != "adapters":  # which would start a daemon for the file in these folders
+        names += [f"{tmp_path}/{name}" for name in ("esc", "evil", "two")]
+    for name in names:
+        arguments = [*command, name, *(["hi"] if command[0] == "run" else [])]
+        text = check_output(arguments, capsys)
+        if command[0] not in ("show", "verify") and not name.endswith("two"):
+            assert "rename the file" in text, arguments
+        if command[0] not in ("chat", "run", "stop"):
+            check_output([*command, "--json", name], capsys)
+
+
+def test_commands_show_a_cache_with_names_that_are_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Other programs may write to the cache, and its own path may be no text."""
+    for folder in (b"hf", b"hf\xff"):
+        cache_folder = os.path.join(os.fsencode(tmp_path), folder)  # noqa: PTH118
+        snapshot = cache_folder + b"/models--org--m/snapshots/" + b"c" * 40
+        for name in (EVIL, b"n-Q4_0.gguf", b"sub\xff/k-Q5_0.gguf"):
+            put(snapshot + b"/" + name, model(TINY))
+        put(snapshot + b"/x\xff\x1b[2J.md", b"x")
+        put(cache_folder + b"/models--org--m/refs/main", b"c" * 40)
+        put(cache_folder + b"/models--org--m/refs/v\xff", b"c" * 40)
+        put(cache_folder + b"/models--org--z/blobs/a\xff.incomplete", b"x")
+        put(cache_folder + b"/models--org--e\xff/refs/main", b"c" * 40)
+        monkeypatch.setenv("HF_HUB_CACHE", os.fsdecode(cache_folder))
+        for command in ("list", "verify", "prune --dry-run --all", "show org/m", "show org/m:Q8_0", "verify org/m"):
+            check_output(command.split(), capsys)
+            check_output([*command.split(), "--json"], capsys)
+        for command in ("inspect org/m:Q8_0", "fit org/m:Q8_0", "config org/m:Q8_0"):
+            assert "rename the file" in check_output(command.split(), capsys), command
+        with pytest.raises(InvalidRequest, match="no UTF-8 text"):  # in the daemon
+            cache.resolve("org/m:Q8_0")
+        models = [(model.id, model.description, model.problem) for model in listing.listed()]
+        assert any("rename the file" in problem for _, _, problem in models)
+        msgspec.json.encode(models)  # the daemon sends them
