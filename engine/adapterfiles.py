@@ -16,7 +16,7 @@ from .adapterconfig import CONFIG, HEAD, MAX_RANK, AdapterConfig, MlxConfig, Pef
 from .errors import ModelRefused
 from .ggufadapter import ENDS as GGUF_ENDS
 from .ggufadapter import read_gguf_adapter
-from .ggufmodel import SUFFIX as GGUF
+from .ggufshards import SUFFIX as GGUF
 from .lora import Adapter
 from .modelfiles import read_json
 from .tensorfiles import StoredTensor, read_header

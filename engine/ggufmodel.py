@@ -5,7 +5,6 @@ The metadata keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,12 @@ from typing import Literal
 from .errors import ModelRefused
 from .fields import Fields
 from .gguf import GgufHeader, parse_header
+from .ggufshards import SUFFIX, parse_shard
 from .ggufvalues import MAX_HEADER, Array, HeaderCut, Value
 from .modelconfig import MAX_VOCAB, LayerKind, ModelConfig, Rope
 from .tensorfiles import StoredTensor, refusing_unreadable, regular_size
 
-SUFFIX = ".gguf"
 MAX_SHARDS = 999  # of one model
-SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")  # as llama.cpp names the shards
 MAX_LAYERS = 512  # the limits of llama.cpp
 MAX_EXPERTS = 1024
 PROJECTOR = "mmproj"  # in the names of the image encoders that lie beside a model
@@ -79,19 +77,12 @@ def model_file(path: Path) -> Path | None:
 
 def shard_paths(file: Path) -> tuple[Path, ...]:
     """The paths of all shards of the model that `file` belongs to, by its name. Raises ModelRefused."""
-    match = SHARD.fullmatch(file.name)
-    if match is None:
+    shard = parse_shard(file.name)
+    if shard is None:
         return (file,)
-    count = int(match["count"])
-    if not 1 <= int(match["index"]) <= count <= MAX_SHARDS:
+    if not 1 <= shard.index <= shard.count <= MAX_SHARDS:
         raise ModelRefused(f"{file.name}: a shard has a number from 1 to the number of shards, at most {MAX_SHARDS}")
-    return tuple(file.with_name(f"{match['stem']}-{index:05}-of-{count:05}{SUFFIX}") for index in range(1, count + 1))
-
-
-def model_name(file: Path) -> str:
-    """The file name without its extension and the number of the shard."""
-    match = SHARD.fullmatch(file.name)
-    return match["stem"] if match else file.stem
+    return tuple(map(file.with_name, shard.siblings))
 
 
 def read_header(file: Path) -> GgufHeader:
@@ -134,7 +125,7 @@ def read_gguf(file: Path) -> GgufModel:
 def _read_shard(shard: Path) -> GgufHeader:
     with refusing_unreadable(shard):
         is_present = shard.exists()
-    if not is_present and SHARD.fullmatch(shard.name):
+    if not is_present and parse_shard(shard.name):
         raise ModelRefused(f"shard {shard.name} is missing", _AGAIN)
     return read_header(shard)
 

@@ -15,7 +15,8 @@ from typing import Any
 from . import jsontext
 from .errors import ModelRefused
 from .fields import Fields
-from .ggufmodel import model_file, model_name, read_gguf
+from .ggufmodel import model_file, read_gguf
+from .ggufshards import stem_of
 from .ggufvalues import Value
 from .modelconfig import MAX_VOCAB, ModelConfig, parse_config
 from .tensorfiles import StoredTensor, read_header, refusing_unreadable, regular_size
@@ -102,7 +103,7 @@ def _read_gguf(file: Path, name: str | None = None) -> ModelFiles:
     model = read_gguf(file)
     return ModelFiles(
         path=file,
-        name=name or model_name(file),
+        name=name or stem_of(file.name),
         config=model.config,
         tensors=model.tensors,
         eos_ids=model.config.eos_ids,

@@ -290,8 +290,9 @@ def _from_path(folder: Path) -> ModelRef:
 def _from_gguf(name: str, model: GgufModel) -> ModelRef:
     check_path(model.path)
     if not model.is_complete:
+        missing = ", ".join(model.missing[:3])
         hint = f"copy all shards to {model.path.parent}"
-        raise ModelNotFound(f"{name[:200]} is one of several shards, and others are missing", hint=hint, param="model")
+        raise ModelNotFound(f"{name[:200]}: shards are missing: {missing}", hint=hint, param="model")
     if ggufs.is_adapter(model.path):
         raise ModelNotFound(f"{name[:200]} is an adapter", hint=f"localllm adapters load {name}", param="model")
     return ModelRef(id=name, path=model.path, size=model.size, description=f"GGUF {model.quant}".strip())

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.adapterfiles import read_adapter_header
 from ...engine.errors import ModelRefused
 from ...engine.ggufmodel import parse_metadata
+from ...engine.ggufshards import missing_shards, parse_shard
 from ...engine.modelconfig import FAMILIES, ModelConfig
 from ...engine.modelfiles import ModelFiles, read_model
 from ..paths import RENAME, problem_of_name
@@ -18,9 +18,6 @@ from .ggufs import files_in, is_adapter, is_gguf, model_of
 from .headers import read_gguf_file
 
 TOKENIZER = "tokenizer.json"
-
-# A shard of a GGUF model, for example model-00001-of-00003.gguf.
-_SHARD = re.compile(r"(?P<stem>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def check(path: Path, *, ask_backends: bool = True) -> list[str]:
@@ -65,25 +62,20 @@ def check_gguf(files: Sequence[Path]) -> list[str]:
     """The problems of GGUF files in one folder: paths that are no text, missing shards, and damaged headers."""
     for problem in filter(None, map(problem_of_name, files)):
         return [f"{problem}; {RENAME}"]
-    problems = missing_shards([file.name for file in files])
+    problems = _first_missing(files)
     for file in files:
         problems += _problem_of(read_gguf_file, file)
     return problems
 
 
-def missing_shards(names: Sequence[str]) -> list[str]:
-    """The first missing shard of each GGUF model in `names`."""
-    present = set(names)
-    problems = {}
-    for name in names:
-        match = _SHARD.fullmatch(name)
-        if match is None:
-            continue
-        for sibling in _siblings(match):
-            if sibling not in present:
-                problems[sibling] = f"shard {sibling} is missing"
-                break
-    return list(problems.values())
+def _first_missing(files: Sequence[Path]) -> list[str]:
+    """The first missing shard of each GGUF model among files of one folder."""
+    models: dict[tuple[str, int], list[str]] = {}
+    for file in files:
+        if shard := parse_shard(file.name):
+            models.setdefault((shard.stem, shard.count), []).append(file.name)
+    missing = map(missing_shards, models.values())
+    return [f"shard {names[0]} is missing" for names in missing if names]
 
 
 def missing_tensor(files: ModelFiles) -> str:
@@ -119,9 +111,3 @@ def _problem_of(read: Callable[[Path], object], path: Path) -> list[str]:
     except ModelRefused as error:
         return [str(error)]
     return []
-
-
-def _siblings(match: re.Match[str]) -> Iterator[str]:
-    """The names of all shards of the model that a shard belongs to."""
-    for index in range(1, int(match["count"]) + 1):
-        yield f"{match['stem']}-{index:05}-of-{match['count']}.gguf"

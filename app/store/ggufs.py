@@ -15,9 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
+from ...engine.ggufshards import SUFFIX, missing_shards, stem_of
 from ..errors import AppError
 from .names import LOCAL, MAIN, HubName, parse_hub
-from .selection import GGUF, gguf_models, gguf_quant, gguf_stem, missing_shards, select_gguf
+from .selection import gguf_models, gguf_quant, select_gguf
 
 FIRST_BYTES = 64 * 2**10  # of a file; writers put the type of the file first
 # The metadata entry general.type = "adapter" as a GGUF file has it: key, type of the value, length, value.
@@ -56,12 +57,17 @@ class GgufModel:
 
     @property
     def is_complete(self) -> bool:
-        return missing_shards([file.name for file in self.files]) == 0
+        return not self.missing
+
+    @property
+    def missing(self) -> list[str]:
+        """The names of the missing shards."""
+        return missing_shards([file.name for file in self.files])
 
 
 def is_gguf(path: Path) -> bool:
     """True if the name of a path is that of a GGUF file."""
-    return path.suffix.lower() == GGUF
+    return path.suffix.lower() == SUFFIX
 
 
 def models_in(folder: Path, *, deep: bool = True) -> list[GgufModel]:
@@ -91,7 +97,7 @@ def model_of(path: Path) -> GgufModel:
 
 def name_of(path: Path) -> str:
     """The name of a GGUF file without its extension and without the number of its shard."""
-    return gguf_stem(path.name).removesuffix(path.suffix)
+    return stem_of(path.name)
 
 
 def root_of(path: Path) -> Path:

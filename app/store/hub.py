@@ -17,7 +17,7 @@ from .blobs import blob_of, has_shared, own_bytes
 from .blobs import delete as delete_blob
 from .disk_errors import translate_disk_errors
 from .names import GUIDE, WEIGHT_FILES, FileAddress, HubName, ShortName, is_path, parse, parse_hub
-from .selection import gguf_quant, gguf_stem
+from .selection import first_shard, gguf_quant
 from .transfer.lock import unless_locked
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def _is_selected(target: HubName, link: Path) -> bool:
     if not ggufs.is_gguf(link):
         return False
     if target.file:
-        return gguf_stem(PurePosixPath(target.file).name) == gguf_stem(link.name)
+        return first_shard(PurePosixPath(target.file).name) == first_shard(link.name)
     return gguf_quant(link.name) == target.quant
 
 

@@ -13,6 +13,8 @@ from fnmatch import fnmatch
 from operator import attrgetter
 from typing import Generic, Literal, Protocol, TypeVar
 
+from ...engine.ggufshards import SUFFIX as GGUF
+from ...engine.ggufshards import missing_shards, parse_shard
 from ...engine.modelfiles import INDEX, PICKLE_SUFFIXES, SINGLE
 from ..errors import ModelNotFound, ModelUnusable
 from .inspection import Variant
@@ -34,8 +36,6 @@ ADAPTER = (ADAPTER_CONFIG, "adapter_model.safetensors", "adapters.safetensors", 
 WITH_GGUF = ("*.md", "LICENSE*", "NOTICE*")
 WEIGHTS = "*.safetensors"
 SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-GGUF = ".gguf"
-GGUF_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 GGUF_QUANT = re.compile(rf"(?:^|[-._])({QUANT})(?=[-.]|$)", re.IGNORECASE)
 DEFAULT_QUANT = "Q4_K_M"
 OTHER_REPO = "find a repo of the same model with .safetensors or .gguf files"
@@ -140,7 +140,7 @@ def select_gguf(name: HubName, files: Sequence[FileType]) -> list[FileType]:
 def _chosen(name: HubName, models: list[list[FileType]]) -> list[list[FileType]]:
     """The models that `name` selects. Each model is the list of its files."""
     if name.file:
-        return [files for files in models if gguf_stem(files[0].name) == gguf_stem(name.file)]
+        return [files for files in models if first_shard(files[0].name) == first_shard(name.file)]
     sizes = ((file.name, file.size) for files in models for file in files)
     quant = name.quant or default_quant(gguf_variants(sizes))
     if not quant:
@@ -155,7 +155,7 @@ def gguf_models(files: Iterable[FileType]) -> list[list[FileType]]:
     models: dict[str, list[FileType]] = {}
     for file in sorted(files, key=attrgetter("name")):
         if is_gguf_model(file.name):
-            models.setdefault(gguf_stem(file.name), []).append(file)
+            models.setdefault(first_shard(file.name), []).append(file)
     return list(models.values())
 
 
@@ -206,30 +206,18 @@ def is_gguf_model(name: str) -> bool:
     return base.endswith(GGUF) and not ("mmproj" in base or "imatrix" in base)
 
 
-def gguf_stem(name: str) -> str:
-    """The name of a GGUF file without the number of its shard."""
-    match = GGUF_SHARD.fullmatch(name)
-    return match["stem"] if match else name
-
-
-def missing_shards(files: Sequence[str]) -> int:
-    """The number of missing shards of the model to which all `files` belong."""
-    shards = [match for file in files if (match := GGUF_SHARD.fullmatch(file))]
-    if not shards:
-        return 0
-    count = int(shards[0]["count"])
-    numbers = {int(shard["number"]) for shard in shards}
-    return count - len(numbers & set(range(1, count + 1)))
+def first_shard(name: str) -> str:
+    """The name of the first shard of the model that a GGUF file belongs to; the name itself for a model of one file."""
+    shard = parse_shard(name)
+    return name if shard is None or not shard.siblings else shard.siblings[0]
 
 
 def _check_shards(name: HubName, files: list[str]) -> None:
     """Raises ModelUnusable if a shard is missing. `files` belong to one model."""
     missing = missing_shards(files)
     if missing:
-        match = GGUF_SHARD.fullmatch(files[0])
-        assert match is not None
-        count = int(match["count"])
-        raise ModelUnusable(f"{name} lacks {missing} of {count} shards of {match['stem']}", hint=OTHER_REPO)
+        total = len(files) + len(missing)
+        raise ModelUnusable(f"{name} lacks {len(missing)} of {total} shards: {missing[0]}", hint=OTHER_REPO)
 
 
 def _matching(files: list[FileType], *patterns: str) -> list[FileType]:

@@ -14,8 +14,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from localllm.app.chat.bounded import BoundedChild, Exhausted
-from localllm.app.store import architectures, headers, headers_child
-from localllm.app.store.check import check, missing_shards
+from localllm.app.store import architectures, ggufs, headers, headers_child
+from localllm.app.store.check import check
 from localllm.app.store.headers import LocalFile, read_gguf, safetensors_head
 from localllm.app.store.headers_child import Answer, Job, answer
 from localllm.engine.errors import ModelRefused
@@ -178,14 +178,13 @@ def test_damaged_adapters_and_gguf_files_have_problems(tmp_path: Path) -> None:
     assert check(tmp_path / "other.gguf") == ["other.gguf cannot be read: No such file or directory"]
 
 
-def test_shards_are_counted_for_each_model() -> None:
-    shards = [f"a-0000{index}-of-00003.gguf" for index in (1, 2, 3)]
-    assert missing_shards([*shards, "b.gguf"]) == []
-    assert missing_shards([*shards[1:], "b-00001-of-00002.gguf", "b.gguf"]) == [
-        "shard a-00001-of-00003.gguf is missing",
-        "shard b-00002-of-00002.gguf is missing",
-    ]
-    assert missing_shards(["a-00001-of-99999.gguf"]) == ["shard a-00002-of-99999.gguf is missing"]
+def test_shards_are_counted_for_each_model(tmp_path: Path) -> None:
+    """Models with the same name and other numbers of shards are two models."""
+    for name in ("a-00002-of-00003", "a-00003-of-00003", "a-00001-of-00002", "a-00002-of-00002", "b-00001-of-99999"):
+        (tmp_path / f"{name}.gguf").write_bytes(sound().content())
+    assert check(tmp_path)[:2] == ["shard a-00001-of-00003.gguf is missing", "shard b-00002-of-99999.gguf is missing"]
+    models = {model.path.name: model.is_complete for model in ggufs.models_in(tmp_path)}
+    assert models == {"a-00001-of-00002.gguf": True, "a-00002-of-00003.gguf": False, "b-00001-of-99999.gguf": False}
 
 
 def set_config(folder: Path, **changes: object) -> None:

@@ -83,18 +83,19 @@ def write_adapter(file: Path, architecture: str, folder: Path) -> Path:
     return file
 
 
-def write_guide(file: Path) -> Path:
-    """guide in float32, with its tokenizer, its chat template and its recommended sampling."""
+def write_guide(file: Path, shard_tensors: int = 0) -> Path:
+    """guide in float32, with its tokenizer, its chat template and its recommended sampling; its first shard if it has
+    several."""
     folder = paths.guide_dir()
     config, tensors = _checkpoint(folder)
-    with writer(file, "qwen3") as out:
+    with writer(file, "qwen3", shard_tensors) as out:
         out.add_name("guide")
         out.add_license("apache-2.0")
         _add_shape(out, config)
         _add_tokenizer(out, folder)
         for name, values in tensors.items():
             out.add_tensor(name, values)
-    return file
+    return sorted(file.parent.glob(f"{file.stem}-*.gguf"))[0] if shard_tensors else file
 
 
 def quantise(source: Path, file: Path, recipe: str, *, pure: bool = False) -> Path:

@@ -15,7 +15,8 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from localllm.app import paths
 from localllm.app.daemon.process import COMMAND
-from tests.backends.gguf_models import write_adapter, write_guide
+from localllm.engine.modelfiles import read_model
+from tests.backends.gguf_models import write_adapter, write_canary, write_guide
 
 from .conftest import Daemon, events
 
@@ -109,3 +110,48 @@ def test_a_damaged_file_is_refused_with_the_reason(file: Path, client: httpx.Cli
     response = client.post("/v1/chat/completions", json=body(client, model=str(damaged)))
     assert response.status_code == 422, response.text
     assert "damaged.gguf is not a valid GGUF file" in response.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def shards(file: Path) -> list[Path]:
+    """guide in three files."""
+    tensors = len(read_model(file).tensors)
+    first = write_guide(file.parents[1] / "shards" / "guide.gguf", shard_tensors=-(-tensors // 3))
+    shards = sorted(first.parent.iterdir())
+    assert [shard.name for shard in shards] == [f"guide-0000{index}-of-00003.gguf" for index in (1, 2, 3)]
+    return shards
+
+
+def test_a_model_in_shards_answers(shards: list[Path], client: httpx.Client) -> None:
+    expected = post(client)["choices"]
+    assert post(client, model=str(shards[0]))["choices"] == expected
+    assert post(client, model=str(shards[0].parent))["choices"] == expected, "the folder names the model"
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_missing_shard_is_named(missing: int, shards: list[Path], client: httpx.Client) -> None:
+    folder = shards[0].parents[1] / f"without-{missing}"
+    folder.mkdir()
+    present = [shard for index, shard in enumerate(shards) if index != missing]
+    for shard in present:
+        (folder / shard.name).symlink_to(shard)
+    for model in (folder, folder / present[0].name):
+        response = client.post("/v1/chat/completions", json=body(client, model=str(model)))
+        assert response.status_code in (404, 422), response.text
+        assert "missing" in response.json()["error"]["message"]
+        assert shards[missing].name in response.text
+
+
+def test_a_shard_of_another_model_is_refused(shards: list[Path], client: httpx.Client) -> None:
+    """Its name and its numbers fit, but not its tensors."""
+    folder = shards[0].parents[1] / "mixed"
+    folder.mkdir()
+    write_canary(folder, shard_tensors=4)
+    other = sorted(folder.glob("canary-*.gguf"))
+    assert len(other) == 3
+    other[1].rename(folder / shards[1].name)
+    for shard in (shards[0], shards[2]):
+        (folder / shard.name).symlink_to(shard)
+    response = client.post("/v1/chat/completions", json=body(client, model=str(folder / shards[0].name)))
+    assert response.status_code == 422, response.text
+    assert "tensor" in response.json()["error"]["message"]
