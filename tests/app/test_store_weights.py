@@ -364,7 +364,7 @@ def test_path_of_a_gguf_file_is_a_model(run: Run, tmp_path: Path, monkeypatch: p
     short = f"{tmp_path.name}/{second.name}"
     assert result_of(run, "show", short)[1]["id"] == str(second), "a file needs no leading ./"
     (tmp_path / "m-Q4_K_M-00001-of-00002.gguf").unlink()
-    with pytest.raises(ModelNotFound, match="shards are missing: m-Q4_K_M-00001-of-00002.gguf"):
+    with pytest.raises(ModelNotFound, match=r"shards are missing: m-Q4_K_M-00001-of-00002\.gguf"):
         cache.resolve(str(second), allow_path=True)
     (tmp_path / "lora.gguf").write_bytes(ADAPTER)
     with pytest.raises(ModelNotFound, match="is an adapter"):
