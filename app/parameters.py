@@ -53,7 +53,11 @@ class Model(click.ParamType[str]):
         from .store.names import is_path
 
         value = existing_gguf(value)
-        return str(resolve(value, allow_path=True).path) if is_path(value) else str(value)
+        if is_path(value):
+            return str(resolve(value, allow_path=True).path)
+        if os.path.isdir(value):  # noqa: PTH112 - Path raises for a long text
+            resolve(value)  # raises the error with the path as its hint, before the terminal UI starts
+        return str(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         if _is_folder_prefix(incomplete):
@@ -76,10 +80,13 @@ class LoadedModel(Model):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from .errors import ModelNotFound
+        from .store.names import is_path
 
         try:
             return str(super().convert(value, param, ctx))
-        except ModelNotFound:  # only paths: a name is not resolved
+        except ModelNotFound:
+            if not is_path(existing_gguf(value)):
+                return str(value)
             return os.path.abspath(os.path.expanduser(str(value)))  # noqa: PTH100, PTH111
 
 

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 import click
 
 from ...engine.errors import encodable
-from ..errors import AppError, InvalidRequest, StorageFailed
+from ..errors import AdapterNotFound, AppError, DownloadFailed, InvalidRequest, ModelNotFound, StorageFailed
+from ..store.names import is_path
 
 INTERRUPTED = 130  # 128 + SIGINT: the exit code that shells use for Ctrl-C
 
@@ -33,7 +34,7 @@ def run_command(command: click.Command, args: list[str]) -> int:
             say("")
         return INTERRUPTED
     except (click.ClickException, AppError, OSError) as error:
-        return report(_app_error(error), as_json="--json" in args)
+        return report(_with_path_hint(_app_error(error), args), as_json="--json" in args)
     return code if isinstance(code, int) else 0
 
 
@@ -43,8 +44,20 @@ def _refuse_undecodable(args: list[str]) -> None:
         try:
             arg.encode("utf-8")
         except UnicodeEncodeError:
-            hint = "use UTF-8, for example with the variable LC_ALL=C.UTF-8"
+            hint = "use UTF-8, for example with the variable LC_ALL=C.UTF-8; rename a file with another name"
             raise InvalidRequest(f"the argument {arg[:200]!a} is not text in this encoding", hint=hint) from None
+
+
+def _with_path_hint(error: AppError, args: list[str]) -> AppError:
+    """The error. If a model or an adapter is missing and a path has its name, the hint tells how to name the path."""
+    if not isinstance(error, ModelNotFound | AdapterNotFound | DownloadFailed):
+        return error
+    for arg in args[1:]:
+        if arg in error.message and not is_path(arg) and os.path.exists(arg):  # noqa: PTH110 - Path raises for a long text
+            kind = "folder" if os.path.isdir(arg) else "file"  # noqa: PTH112
+            hint = f"the {kind} {arg} is named ./{arg}" + (f"; {error.hint}" if error.hint else "")
+            return type(error)(error.message, hint=hint, param=error.param, **error.numbers)
+    return error
 
 
 def _app_error(error: click.ClickException | AppError | OSError) -> AppError:

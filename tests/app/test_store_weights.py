@@ -428,3 +428,21 @@ def test_settings_of_a_repository_apply_to_its_gguf_models(run: Run) -> None:
         loaded = load_settings(config.load(), name, LoadFlags())
         assert (loaded.context, loaded.cache_dtype) == (context, "q8_0")
         assert result_of(run, "show", name)[1]["settings"] == {"context": context, "cache_dtype": "q8_0"}
+
+
+@pytest.mark.parametrize("command", ["chat", "run", "show", "inspect", "fit", "verify", "config", "adapters load"])
+def test_name_of_a_folder_gets_the_path_as_its_hint(
+    command: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "q" / "two"
+    folder.mkdir(parents=True)
+    (folder / "m.gguf").write_bytes(GGUF)
+    arguments = [*command.split(), "q/two", *(["hi"] if command == "run" else [])]
+    code, _, err = run(*arguments)
+    assert code in (3, 10)
+    assert "hint: the folder q/two is named ./q/two; " in err
+    stopped: list[str] = []
+    monkeypatch.setattr("localllm.app.commands.daemon.stop", stopped.append)
+    run("stop", "q/two")
+    assert stopped == ["q/two"], "a loaded model may have no files"
