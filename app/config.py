@@ -94,7 +94,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = "auto"
     quant: Annotated[
-        Literal["none", "int8", "int4", "fp8"],
+        Literal["none", "int8", "int4", "fp8", "fp8_w8a8"],
         Meta(description="Quantise the weights while loading: less memory and faster, slightly less accurate."),
     ] = "none"
     context: Annotated[

@@ -224,7 +224,7 @@ context_flag = click.option(
 )
 quant_flag = click.option(
     "--quant",
-    type=click.Choice(["none", "int8", "int4", "fp8"]),
+    type=click.Choice(["none", "int8", "int4", "fp8", "fp8_w8a8"]),
     help="Quantise the weights while loading: less memory and faster, slightly less accurate.",
 )
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

@@ -10,7 +10,7 @@ from typing import Literal
 from .errors import ModelRefused
 from .fields import Fields
 
-Quant = Literal["none", "int8", "int4", "fp8"]  # formats for quantisation while loading
+Quant = Literal["none", "int8", "int4", "fp8", "fp8_w8a8"]  # formats for quantisation while loading
 Method = Literal["gptq", "awq", "compressed-tensors", "fp8", "foreign"]
 
 SINGLE_GROUP = 32  # group sizes are multiples of this

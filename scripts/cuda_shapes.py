@@ -165,12 +165,14 @@ def weight(pick: random.Random, op: str, out_features: int, in_features: int) ->
     def below(top: int, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.randint(top, shape, device="cuda", dtype=torch.int32).to(dtype)
 
-    group = pick.choice([32, 64, 128, 256]) if op.startswith("int4") else pick.choice([64, 128, in_features])
+    group = pick.choice([32, 64, 128, 256] if op.startswith("int4") else [64, 128, in_features])
+    if op == "fp8_rounded":
+        group = in_features
     scale = torch.rand(out_features, -(-in_features // group), device="cuda") / in_features
     match op:
         case "int8":
             return Int8(below(255, out_features, in_features, dtype=torch.int8), scale[:, 0].contiguous())
-        case "fp8":
+        case "fp8" | "fp8_rounded":
             return Fp8(floats(out_features, in_features).to(torch.float8_e4m3fn), scale, group)
         case "int4" | "int4_wide":
             data = below(256, out_features, -(-in_features // 2), dtype=torch.uint8)
@@ -204,14 +206,14 @@ def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
 
 def tiled_product(op: str, pick: random.Random) -> None:
     """A product of up to 300 rows, also of few rows, with rows that are not adjacent, a fused norm or a fused gate."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, can_fuse_input, pack_slices, tiled
+    from localllm.kernels.cuda.linear import FP8_ROUNDED, INT4_WIDE, can_fuse_input, pack_slices, tiled
 
     rows = pick.choice([pick.randint(1, 40), pick.randint(17, 300)])
     out_features = pick.randint(1, 400)
     in_features = 8 * pick.randint(1, 150)
     packed = pack_slices([weight(pick, op, out_features, in_features)], out_features, torch.bfloat16)
     bias = floats(out_features, dtype=pick.choice(FLOATS)) if pick.random() < 0.3 else None
-    format = INT4_WIDE if op == "int4_wide" else packed.format
+    format = {"int4_wide": INT4_WIDE, "fp8_rounded": FP8_ROUNDED}.get(op, packed.format)
     rest = packed, bias, pick.choice(FLOATS), format
     x = floats(rows, in_features + pick.choice([0, 8, 64]))[:, :in_features]
     if pick.random() < 0.5 or not can_fuse_input(packed, 20, format):
@@ -378,7 +380,7 @@ KERNELS: Mapping[str, Draw] = {
     **{f"small_batch_{op}_alone": partial(product, op, max_rows=1) for op in ("dense", "int8", "int4")},
     "lora_shrink": partial(lora, project=False),
     "lora_expand": partial(lora, project=False),
-    **{f"tiled_product_{op}": partial(tiled_product, op) for op in ("int8", "int4", "int4_wide", "fp8")},
+    **{f"tiled_product_{op}": partial(tiled_product, op) for op in ("int8", "int4", "int4_wide", "fp8", "fp8_rounded")},
     "small_batch_lora": partial(lora, project=True),
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,

@@ -135,8 +135,10 @@ void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optio
 void tiled_product_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional scale, Optional bias,
                       int64_t format, int64_t group, bool resident, Optional stream, Optional stream_out, Optional norm,
                       double eps, double offset, int64_t input_gate) {
-  ProductArgs args = product_arguments(out, x, weight, records, scale, bias, format, group, resident, input_gate,
-                                       MAX_TILED_ROWS, input_gate >= 0);
+  const bool rounded = format == int64_t(Weights::fp8_rounded);
+  ProductArgs args = product_arguments(out, x, weight, records, scale, bias, rounded ? int64_t(Weights::fp8) : format,
+                                       group, resident, input_gate, MAX_TILED_ROWS, input_gate >= 0);
+  if (rounded && args.group >= args.in_features) args.format = Weights::fp8_rounded;
   set_norm(args, x, stream, stream_out, norm, eps, offset);
   if (norm) refuse_unaligned("tiled_product", *norm, "norm");
   if (args.norm && args.input_gated) refuse("tiled_product: a norm and a gate cannot be fused together");

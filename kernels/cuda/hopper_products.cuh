@@ -38,6 +38,9 @@ template <int N>
 __device__ inline void multiply_int8(int (&sums)[N][1][4], uint64_t a, uint64_t b, bool adding);
 template <int N>
 __device__ inline void multiply_int8(int (&sums)[N][1][4], const uint32_t (&a)[4], uint64_t b, bool adding);
+// The same for 32 inputs in e4m3.
+template <int N>
+__device__ inline void multiply_e4m3(float (&sums)[N][1][4], uint64_t a, uint64_t b, bool adding);
 // The same for 16 inputs in bf16.
 template <int N>
 __device__ inline void multiply_bf16(float (&sums)[N][1][4], const uint32_t (&a)[4], uint64_t b, bool adding);
@@ -57,6 +60,13 @@ __device__ inline void multiply_bf16(float (&sums)[N][1][4], const uint32_t (&a)
                  LIST_##R "}, {" A0 ", " A1 ", " A2 ", " A3 "}, " A4 ", p; }"                                         \
                  : REGS_##R("+r", 0)                                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((int)adding));                             \
+  }                                                                                                                   \
+  template <>                                                                                                         \
+  __device__ inline void multiply_e4m3<N / 8>(float (&sums)[N / 8][1][4], uint64_t a, uint64_t b, bool adding) {      \
+    asm volatile("{ .reg .pred p; setp.ne.b32 p, " A2 ", 0; wgmma.mma_async.sync.aligned.m64n" #N                     \
+                 "k32.f32.e4m3.e4m3 {" LIST_##R "}, " A0 ", " A1 ", p, 1, 1; }"                                       \
+                 : REGS_##R("+f", 0)                                                                                  \
+                 : "l"(a), "l"(b), "r"((int)adding));                                                                 \
   }                                                                                                                   \
   template <>                                                                                                         \
   __device__ inline void multiply_bf16<N / 8>(float (&sums)[N / 8][1][4], const uint32_t (&a)[4], uint64_t b,         \

@@ -18,7 +18,7 @@ from ..ops.layer import DecoderLayer
 from ..ops.mlp import Gate, GatedMlp
 from ..ops.projection import Product, Projection
 from ..ops.step import LayerStep
-from .linear import INT4_WIDE, Packed, can_fuse_input, can_fuse_norm, small_batch, tiled
+from .linear import FP8_ROUNDED, INT4_WIDE, Packed, can_fuse_input, can_fuse_norm, small_batch, tiled
 
 
 def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
@@ -135,4 +135,6 @@ def _tiled_product(projection: Projection, rows: int, norm: Tensor | None = None
 
 def _format(product: Product) -> int:
     packed: Packed = product.weight
+    if packed.rounds:
+        return FP8_ROUNDED
     return INT4_WIDE if product.op == "int4_wide" else packed.format

@@ -5,7 +5,8 @@
 
 namespace localllm::cuda {
 
-enum class Weights : int { bf16 = 0, int8 = 1, int4 = 2, int4_wide = 3, fp8 = 4 };
+// fp8_rounded, of tiled_product only: fp8 weights; activations may be rounded to e4m3.
+enum class Weights : int { bf16 = 0, int8 = 1, int4 = 2, int4_wide = 3, fp8 = 4, fp8_rounded = 5 };
 
 struct ProductArgs {
   void* out;            // [rows, out_features], or [rows, out_features / 2] with a gate
@@ -64,6 +65,7 @@ struct RowArgs {
   int64_t subgroup;  // inputs per stored scale; 0: one scale per row is stored
   int64_t scale_pitch;
   InputOrder order;
+  bool e4m3;  // round_rows rounds to e4m3 instead of int8; the largest magnitude becomes 448
   bool gated;  // x is [rows, 2 * in_features]; the activations are gate(first half) * second half
   Activation gate;
   const void* norm;  // weight of the RMS norm [in_features]; null: no norm

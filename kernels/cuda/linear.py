@@ -25,7 +25,7 @@ TRITON = not triton_problem()
 _REFERENCES = reference.Linear()
 
 SMALL_BATCH = 16  # largest number of rows that small_batch supports
-BF16, INT8, INT4, INT4_WIDE, FP8 = range(5)  # values of Weights in linear.h
+BF16, INT8, INT4, INT4_WIDE, FP8, FP8_ROUNDED = range(6)  # values of Weights in linear.h
 _small_batch_op = torch.ops.localllm.small_batch.default
 _small_batch_fits = torch.ops.localllm.small_batch_fits.default
 _tiled_op = torch.ops.localllm.tiled_product.default
@@ -34,9 +34,9 @@ for _name in ("small_batch", "tiled_product"):
 
 # The smallest number of rows for which `tiled` is faster than small_batch, and the largest number for which it is
 # faster than Triton and torch; tuned on H200, with its own kernels and with those of older GPUs.
-MIN_TILED_ROWS = {INT8: 17, INT4: 5, INT4_WIDE: 2, FP8: 3}
-TILED_ROWS = {INT8: 32, INT4: 128, INT4_WIDE: 64, FP8: 64}
-HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 768, INT4_WIDE: 512, FP8: 1 << 20}
+MIN_TILED_ROWS = {INT8: 17, INT4: 5, INT4_WIDE: 2, FP8: 3, FP8_ROUNDED: 3}
+TILED_ROWS = {INT8: 32, INT4: 128, INT4_WIDE: 64, FP8: 64, FP8_ROUNDED: 64}
+HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 768, INT4_WIDE: 512, FP8: 1 << 20, FP8_ROUNDED: 1 << 20}
 HOPPER_GROUPED_FP8_ROWS = 256
 NARROW_OUTPUTS = 32  # outputs per multiprocessor of a narrow product
 MAX_FUSED_INPUTS = 24576  # inputs of a row that a block of round_rows.cu keeps in registers
@@ -54,6 +54,7 @@ class Packed(NamedTuple):
     out_features: int
     in_features: int
     group: int  # inputs per scale; in_features if there is one scale per output or none
+    rounds: bool = False  # Fp8.rounds
 
     def plain(self) -> Any:
         """The weight as it was before packing."""
@@ -64,7 +65,7 @@ class Packed(NamedTuple):
             assert self.scale is not None
             return Int8(eight_bits.view(torch.int8), self.scale)
         if self.format == FP8:
-            return Fp8(eight_bits.view(torch.float8_e4m3fn), self._fp8_scale(), self.group)
+            return Fp8(eight_bits.view(torch.float8_e4m3fn), self._fp8_scale(), self.group, self.rounds)
         repeats = max(1, min(self.group, self.in_features) // sub_of(self.group, self.in_features))  # copies per scale
         groups = -(-self.in_features // self.group)
         records = by_output(self.records, self.out_features)[:, ::repeats][:, :groups]
@@ -153,11 +154,11 @@ def _pack(weight: Weight) -> Packed:
             out_features, in_features = data.shape
             data = pad(data.view(torch.uint8), (0, -in_features % 16))
             return Packed(data, scale.float(), None, INT8, out_features, in_features, in_features)
-        case Fp8(data, scale, group):
+        case Fp8(data, scale, group, rounds):
             out_features, in_features = data.shape
             data = pad(data.view(torch.uint8), (0, -in_features % 16))
             if group >= in_features:
-                return Packed(data, scale[:, 0].float(), None, FP8, out_features, in_features, in_features)
+                return Packed(data, scale[:, 0].float(), None, FP8, out_features, in_features, in_features, rounds)
             return Packed(data, None, by_block(scale.float()), FP8, out_features, in_features, group)
         case Int4(data, scale, zero, group, in_features):
             sub = sub_of(group, in_features)
@@ -216,7 +217,7 @@ def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.d
 
 def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if _is_tiled(x, weight, FP8):
-        return _tiled_product(x, weight, bias, dtype, FP8)
+        return _tiled_product(x, weight, bias, dtype, FP8_ROUNDED if weight.rounds else FP8)
     if _is_small_batch(x, weight):
         return _small_batch_product(x, weight, bias, dtype)
     return _plain_product("fp8", x, weight, bias, dtype)
@@ -300,7 +301,7 @@ def tiled(
     input_gate: int = -1,
 ) -> Any:
     """The product of x [rows, in_features] bf16, its rows aligned to 16 bytes -> [rows, out_features] in `dtype`.
-    `format`: INT4 or INT4_WIDE for an INT4 weight; else the format of the weight.
+    `format`: INT4 or INT4_WIDE for an INT4 weight, FP8 or FP8_ROUNDED for an FP8 weight; else the format of the weight.
 
     With `norm` (weight, eps, offset) the product is that of norm(x + stream), and the function returns
     (product, x + stream). With `input_gate` (a value of Activation in kernels.h) x is [rows, 2 * in_features], and the

@@ -1,6 +1,8 @@
-// Prepares activations of a product in a separate kernel: rounds them to int8, with a scale per row or per group of
+// Prepares activations of a product in a separate kernel: rounds them to int8 or e4m3, with a scale per row or per group of
 // inputs, and reorders inputs. Fuses the norm or the gate that computes them. One block per row. Used where it would be
 // slower to prepare the activations in every block of the product (prepared_rows.cuh).
+#include <cuda_fp8.h>
+
 #include <algorithm>
 
 #include "linear.h"
@@ -67,6 +69,21 @@ __device__ uint4 dequantised(uint2 integers, float scale) {
   uint4 vector;
   pack(vector, values);
   return vector;
+}
+
+// The scale of inputs whose largest magnitude is `limit`.
+__device__ float scale_of(const RowArgs& a, float limit) { return __fdiv_rn(limit, a.e4m3 ? 448.0f : 127.0f); }
+
+// Eight values in the format of the product, divided by the scale of `limit`, the largest magnitude.
+__device__ uint2 rounded_inputs(const RowArgs& a, const float (&values)[8], float limit) {
+  if (!a.e4m3) return rounded_to_int8(values, limit);
+  const float factor = limit == 0.0f ? 0.0f : __fdiv_rn(448.0f, limit);
+  uint32_t words[2] = {};
+#pragma unroll
+  for (int i = 0; i < 8; i += 2)
+    words[i / 4] |= uint32_t(__nv_cvt_float2_to_fp8x2({values[i] * factor, values[i + 1] * factor}, __NV_SATFINITE,
+                                                      __NV_E4M3)) << 8 * (i % 4);
+  return {words[0], words[1]};
 }
 
 // A row, or a part of it, in the registers of a block: vectors of 8 inputs, the thread's i-th vector starts at input(i).
@@ -149,7 +166,7 @@ struct Row {
     const int64_t subgroups = (a.in_features + subgroup - 1) / subgroup;
     auto store_scale = [&](int64_t s, float limit) {
       if (!a.scales) return;
-      a.scales[a.scale_pitch ? s * a.scale_pitch + row : row * subgroups + s] = __fdiv_rn(limit, 127.0f);
+      a.scales[a.scale_pitch ? s * a.scale_pitch + row : row * subgroups + s] = scale_of(a, limit);
     };
     uint32_t largest = 0;
     float values[8];
@@ -174,7 +191,7 @@ struct Row {
           store_scale(input(i) / subgroup, __uint_as_float(largest));
       }
       if (input(i) >= a.padded) continue;
-      const uint2 integers = rounded_to_int8(values, __uint_as_float(largest));
+      const uint2 integers = rounded_inputs(a, values, __uint_as_float(largest));
       if (a.scales) store(a, static_cast<int8_t*>(a.out) + row * a.padded, input(i), integers);
       else store_arranged(a, row, input(i), dequantised(integers, __fdiv_rn(__uint_as_float(largest), 127.0f)));
     }
@@ -229,11 +246,11 @@ __global__ void round_rows_kernel(const __grid_constant__ RowArgs a) {
     const int64_t stop = end == a.in_features ? a.padded : end;
     for (int64_t k = from + 8 * first; k < stop; k += 8 * threads) {
       if (k < end) load<8>(x + k, values);
-      store(a, static_cast<int8_t*>(a.out) + row * a.padded, k, k < end ? rounded_to_int8(values, limit) : uint2{});
+      store(a, static_cast<int8_t*>(a.out) + row * a.padded, k, k < end ? rounded_inputs(a, values, limit) : uint2{});
     }
     const int64_t last = a.subgroup ? (end + a.subgroup - 1) / a.subgroup : 1;
     for (int64_t s = (a.subgroup ? from / a.subgroup : 0) + first; s < last; s += threads)
-      a.scales[a.scale_pitch ? s * a.scale_pitch + row : row * subgroups + s] = __fdiv_rn(limit, 127.0f);
+      a.scales[a.scale_pitch ? s * a.scale_pitch + row : row * subgroups + s] = scale_of(a, limit);
   }
 }
 

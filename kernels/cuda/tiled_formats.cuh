@@ -237,6 +237,13 @@ struct TiledFp8 : Bf16Rows {
   }
 };
 
+// e4m3 weights and activations (W8A8). Only Hopper has kernels of this format.
+struct HopperFp8 {
+  using Sum = float;
+  static constexpr int X_BYTES = 1, WEIGHT_BYTES = 128, RECORDS = 0;
+  static constexpr bool ROUNDED = true, ROUNDED_IN_GROUPS = false;
+};
+
 // int4 weights, bf16 activations (W4A16).
 template <int PER_CHUNK>
 struct TiledInt4Wide : Bf16Rows {

@@ -2,7 +2,7 @@
 //
 // A tile is 128 outputs times 8 * N rows. Weights are operand A of wgmma and activations operand B, so that few rows
 // need few columns. A producer warp copies chunks of 128 inputs to a ring buffer; two consumer warpgroups multiply 64
-// outputs each. They unpack weights in registers; int8 weights stay in shared memory. Warpgroups have no common
+// outputs each. They unpack weights in registers; weights with the type of the activations stay in shared memory. Warpgroups have no common
 // barrier, so one unpacks or scales while the tensor cores multiply for the other.
 //
 // The order of the inputs in a row of activations is the order in which a lane unpacks weights (round_rows.cu).
@@ -159,6 +159,15 @@ __device__ inline void multiply_registers(float (&sums)[N][1][4], const uint32_t
   hopper::multiply_bf16<N>(sums, a, b, adding);
 }
 
+template <int N>
+__device__ inline void multiply_shared_tiles(int (&sums)[N][1][4], uint64_t a, uint64_t b, bool adding) {
+  hopper::multiply_int8<N>(sums, a, b, adding);
+}
+template <int N>
+__device__ inline void multiply_shared_tiles(float (&sums)[N][1][4], uint64_t a, uint64_t b, bool adding) {
+  hopper::multiply_e4m3<N>(sums, a, b, adding);
+}
+
 // Operand A and the scales of a warp's 16 outputs in a group. STEPS: wgmma per group of inputs.
 // `weight`: the warp's first output in the slot; `records`: the records of its first block of 8 outputs.
 template <class F>
@@ -267,7 +276,7 @@ struct HopperConsumer {
   // Bytes from the start of a slot to the descriptor of step `k` of the activations.
   static __device__ int step_offset(int k) { return k / 4 * S::PANEL + k % 4 * 32; }
 
-  // int8 weights: operand A is in shared memory.
+  // Weights with the type of the activations: operand A is in shared memory.
   __device__ void multiply_shared(Sum (&sums)[N][1][4], bool adding) {
     hopper::wait_barrier(ring.full[slot.index], slot.parity);
     const char* from = ring.slots + slot.index * S::SLOT;
@@ -276,7 +285,7 @@ struct HopperConsumer {
     hopper::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < 4; k++)
-      hopper::multiply_int8<N>(sums, hopper::advance_descriptor(weight, 32 * k), hopper::advance_descriptor(x, 32 * k),
+      multiply_shared_tiles<N>(sums, hopper::advance_descriptor(weight, 32 * k), hopper::advance_descriptor(x, 32 * k),
                                adding || k > 0);
     hopper::wgmma_commit();
     hopper::wgmma_wait<1>();
@@ -512,7 +521,7 @@ template <class S>
 __device__ inline void consume(const Tiled& a, const HopperRing<S>& ring, const Schedule& schedule) {
   using F = typename S::Format;
   using Sum = typename F::Sum;
-  constexpr bool GROUPED = F::RECORDS > 0, IN_SHARED = std::is_same_v<F, TiledInt8>;
+  constexpr bool GROUPED = F::RECORDS > 0, IN_SHARED = F::X_BYTES == 1 && F::WEIGHT_BYTES == 128;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   HopperConsumer<S> consumer{ring, warp, lane};
   Sum sums[S::N][1][4];

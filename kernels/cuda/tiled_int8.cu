@@ -31,6 +31,9 @@ auto with_format(const ProductArgs& args, Call&& call) {
       if (multiplies_in_bf16(args)) return with_groups<TiledInt4Wide>(args, call);
       return with_groups<TiledInt4>(args, call);
     case Weights::int4_wide: return with_groups<TiledInt4Wide>(args, call);
+    case Weights::fp8_rounded:
+      if (uses_hopper_kernels(args.rows)) return call(HopperFp8{});
+      [[fallthrough]];
     case Weights::fp8: return args.group < args.in_features ? call(TiledFp8<true>{}) : call(TiledFp8<false>{});
     default: throw std::runtime_error("tiled_product: this weight format is not supported");
   }
@@ -50,6 +53,7 @@ EXTERN_TILED(TiledInt4Wide<2>)
 EXTERN_TILED(TiledInt4Wide<4>)
 EXTERN_TILED(TiledFp8<false>)
 EXTERN_TILED(TiledFp8<true>)
+EXTERN_TILED(HopperFp8)
 
 TILED_FORMAT(TiledInt8)
 

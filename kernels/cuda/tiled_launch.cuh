@@ -155,6 +155,7 @@ static inline void start_product(const ProductArgs& args, bool arranged, InputOr
     a.row_scale = scales;
     RowArgs rows{x, scales, args.x, args.rows, args.in_features, a.x_stride, args.x_stride};
     rows.order = order;
+    rows.e4m3 = std::is_same_v<F, HopperFp8>;
     rows.group = args.format == Weights::int4 ? args.group : args.in_features;
     rows.subgroup = F::ROUNDED_IN_GROUPS ? 128 / std::max(F::RECORDS, 1) : 0;
     rows.scale_pitch = F::ROUNDED_IN_GROUPS ? a.row_pitch : 0;

@@ -22,24 +22,36 @@ static inline bool uses_hopper_kernels(int64_t rows) {
 #endif
 }
 
-// Calls f with the kernel for this number of rows.
+// Calls `call` with the kernel of Hopper for this number of rows.
 template <class F, class Call>
-static inline auto with_kernel(int64_t rows, Call&& call) {
-#ifdef LOCALLLM_HOPPER
-  if (uses_hopper_kernels(rows)) {
-    if (rows <= 32) return call(HopperKernel<F, 4>{});
-    if (rows <= 64 || F::ROUNDED_IN_GROUPS) return call(HopperKernel<F, 8>{});
-    if constexpr (!F::ROUNDED_IN_GROUPS)
-      if (F::RECORDS > 0 || rows <= (F::X_BYTES == 1 ? 256 : 128)) return call(HopperKernel<F, 16>{});
-    if constexpr (F::RECORDS == 0) return call(HopperKernel<F, 32>{});
-  }
-#endif
+static inline auto with_hopper_kernel(int64_t rows, Call&& call) {
+  constexpr int64_t MAX_NARROW_ROWS = F::X_BYTES == 1 ? 256 : 128;
+  if (rows <= 32) return call(HopperKernel<F, 4>{});
+  if (rows <= 64 || F::ROUNDED_IN_GROUPS) return call(HopperKernel<F, 8>{});
+  if constexpr (!F::ROUNDED_IN_GROUPS)
+    if (F::RECORDS > 0 || rows <= MAX_NARROW_ROWS) return call(HopperKernel<F, 16>{});
+  if constexpr (F::RECORDS == 0) return call(HopperKernel<F, 32>{});
+}
+
+// Calls `call` with the kernel of other GPUs for this number of rows.
+template <class F, class Call>
+static inline auto with_mma_kernel(int64_t rows, Call&& call) {
   if (rows <= 16) return call(TiledKernel<F, 1, 4, 1, 4, 3>{});
   if (rows <= 32) return call(TiledKernel<F, 2, 4, 1, 4, 2>{});
   // A format that scales the sums of each group needs registers for these sums.
   if constexpr (F::X_BYTES == 2 && F::RECORDS > 0) return call(TiledKernel<F, 2, 4, 2, 4, 1>{});
   else if (rows <= 64) return call(TiledKernel<F, 4, 4, 1, 4, 2>{});
   else return call(TiledKernel<F, 4, 4, 2, 4, 1>{});
+}
+
+// Calls `call` with the kernel for this number of rows on this GPU.
+template <class F, class Call>
+static inline auto with_kernel(int64_t rows, Call&& call) {
+  if constexpr (std::is_same_v<F, HopperFp8>) return with_hopper_kernel<F>(rows, call);
+#ifdef LOCALLLM_HOPPER
+  else if (uses_hopper_kernels(rows)) return with_hopper_kernel<F>(rows, call);
+#endif
+  else return with_mma_kernel<F>(rows, call);
 }
 
 // True if a separate kernel prepares the activations.

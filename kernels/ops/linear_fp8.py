@@ -19,6 +19,7 @@ class Fp8(NamedTuple):
     data: Tensor  # [out_features, in_features] float8_e4m3fn, no NaN
     scale: Tensor  # [out_features, groups] float32
     group: int  # inputs per scale: a multiple of 32, or all inputs; the last group may be shorter
+    rounds: bool = False  # W8A8: where it is faster, a product may round each row of activations to e4m3
 
     def dense(self) -> Tensor:
         """The weight [out_features, in_features] in the scales' dtype."""
@@ -26,7 +27,8 @@ class Fp8(NamedTuple):
 
 
 def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    """The W8A16 product; linear.py has its arguments. Activations are not rounded; sums are float32 or wider."""
+    """The W8A16 product; linear.py has its arguments. Activations are not rounded; sums are float32 or wider. The
+    kernels may compute the W8A8 product if weight.rounds."""
     wide = torch.promote_types(x.dtype, torch.float32)
     out = F.linear(x.to(wide), weight.dense().to(wide), None if bias is None else bias.to(wide))
     return out.to(dtype or x.dtype)

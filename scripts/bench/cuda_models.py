@@ -43,7 +43,7 @@ from localllm.kernels.gpu_limits import gpu_limits
 if TYPE_CHECKING:
     from localllm.kernels.benchmark.gpu_peaks import Peaks
 
-FORMATS: Mapping[str, str] = {"bf16": "none", "int8": "int8", "int4": "int4", "fp8": "fp8"}
+FORMATS: Mapping[str, str] = {"bf16": "none", "int8": "int8", "int4": "int4", "fp8": "fp8", "fp8_w8a8": "fp8_w8a8"}
 PEER_FORMATS: Mapping[str, tuple[str, ...]] = {"transformers": ("bf16",), "llama.cpp": tuple(FORMATS)}
 CELLS = [(rows, context) for context in (128, 1024, 8192) for rows in (1, 8, 16, 64) if rows * context <= 2**17]
 MAX_DRIFT = 0.02  # of a peak rate without a warning

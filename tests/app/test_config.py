@@ -223,7 +223,7 @@ def test_flag_and_variable_name_of_a_setting() -> None:
     quant, port = described["quant"], described["port"]
     assert (quant.env, quant.flag) == ("LOCALLLM_QUANT", "--quant")
     assert described["cache_mib"].flag == "--cache-mib"
-    assert quant.meaning == f"{quant.sentence} One of: fp8, int4, int8, none."
+    assert quant.meaning == f"{quant.sentence} One of: fp8, fp8_w8a8, int4, int8, none."
     assert (port.meaning, port.choices) == (port.sentence, ())
 
 

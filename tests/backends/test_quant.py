@@ -80,6 +80,13 @@ def test_fp8_represents_the_largest_magnitude() -> None:
     torch.testing.assert_close(fp8.quantise(plain).dense().abs().amax(1), plain.abs().amax(1), rtol=1e-6, atol=0.0)
 
 
+def test_fp8_w8a8_permits_rounded_activations() -> None:
+    plain = weight()
+    quantised, other = fp8.quantise_w8a8(plain), fp8.quantise(plain)
+    assert torch.equal(quantised.dense(), other.dense())
+    assert (quantised.rounds, other.rounds) == (True, False)
+
+
 @pytest.mark.parametrize("quantise", [int8.quantise, int4.quantise, fp8.quantise])
 def test_zeros_stay_zeros(quantise) -> None:
     plain = weight(40, 70)

@@ -143,6 +143,26 @@ def test_random_tiled_products(linear: Linear, op: str) -> None:
     torch.use_deterministic_algorithms(False)
 
 
+def test_tiled_products_round_activations_to_e4m3(linear: Linear) -> None:
+    """Only Hopper rounds, and only more than 16 rows. The sums of its tensor cores are less exact than float32."""
+    from localllm.kernels.gpu_properties import gpu_properties
+
+    draw, generator = random.Random(12), torch.Generator().manual_seed(12)
+    is_hopper = gpu_properties(torch.device("cuda")).capability[0] == 9
+    for rows in (3, 16, 17, 40, 64, 65, 200, 257, 400):
+        out_features, in_features = draw.randint(1, 700), 8 * draw.choice([1, draw.randint(2, 300), 3200])
+        plain = weight_of("fp8", out_features, in_features, in_features, generator)._replace(rounds=True)
+        x = torch.randn(rows, in_features, generator=generator).bfloat16()
+        x[0] = 0.0
+        scale = x.float().abs().amax(1, keepdim=True) / 448.0
+        rounded = (x.float() / scale.clamp(min=1e-30)).to(torch.float8_e4m3fn).double() * scale
+        inputs = rounded if is_hopper and rows > 16 else x.double()
+        packed = linear.pack(copy_to(plain, "cuda"), torch.bfloat16)
+        assert packed.plain().rounds
+        result = linear.fp8(x.cuda(), packed, None, torch.float32)
+        close(result, Ops().linear.fp8(inputs, copy_to(plain, "cpu", wide=True), None, torch.float64), 1e-2)
+
+
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
 @pytest.mark.parametrize("rows", [1, 9, 20, 300])
 @pytest.mark.parametrize(("out_features", "in_features"), [(344, 1024), (1000, 5120), (40, 17408), (136, 264)])

@@ -179,6 +179,19 @@ class TestProducts:
             monkeypatch.setattr(linear, "gpu_properties", lambda _, count=processors: GpuProperties((8, 9), count))
             assert linear._beats_torch(4, shallow, torch.bfloat16) == is_faster
 
+    @pytest.mark.parametrize(("rounds", "format"), [(False, 4), (True, 5)])
+    def test_tiled_products_of_fp8_may_round_activations(
+        self, library: Library, monkeypatch: pytest.MonkeyPatch, rounds: bool, format: int
+    ) -> None:
+        linear = module("linear")
+        formats = []
+        monkeypatch.setattr(linear, "_tiled_op", lambda *arguments: formats.append(arguments[6]))
+        packed = linear.pack_slices([weight_of("fp8", group=256)._replace(rounds=rounds)], 48, torch.bfloat16)
+        linear.fp8(gpu(torch.ones(20, 256).bfloat16()), packed)
+        assert formats == [format]
+        assert linear.can_fuse_input(packed, 20, format)
+        assert packed.plain().rounds == rounds
+
     def test_small_batches_of_weights_that_are_not_tiled(
         self, library: Library, monkeypatch: pytest.MonkeyPatch
     ) -> None:

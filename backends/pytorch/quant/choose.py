@@ -19,7 +19,13 @@ from .fp8_stored import Fp8Stored
 from .gptq import Gptq
 
 ON_LOAD: Mapping[Quant, Callable[[Tensor], Weight] | None] = MappingProxyType(
-    {"none": None, "int8": int8.quantise, "int4": int4.quantise, "fp8": fp8.quantise}
+    {
+        "none": None,
+        "int8": int8.quantise,
+        "int4": int4.quantise,
+        "fp8": fp8.quantise,
+        "fp8_w8a8": fp8.quantise_w8a8,
+    }
 )
 
 STORED: Mapping[Method, Callable[[Quantization], Scheme]] = MappingProxyType(

@@ -17,3 +17,8 @@ def quantise(weight: Tensor) -> Fp8:
     scale = quotient(wide.abs().amax(1, keepdim=True), LARGEST)
     data = (wide / scale.clamp(min=1e-30)).clamp_(-LARGEST, LARGEST)
     return Fp8(data.to(torch.float8_e4m3fn), scale, weight.shape[1])
+
+
+def quantise_w8a8(weight: Tensor) -> Fp8:
+    """The same weight. Products may round the activations to e4m3, too."""
+    return quantise(weight)._replace(rounds=True)
