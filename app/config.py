@@ -168,7 +168,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(
             ge=0,
             description="Maximum duration of a step (one call of the model) in seconds. A model that exceeds it is "
-            "restarted. 0: 120 on NVIDIA, 3600 on CPU, otherwise no limit.",
+            "restarted. 0: 120 on NVIDIA, 600 for GGUF models on GPUs, 3600 on CPU, otherwise no limit.",
         ),
     ] = 0.0
     drain: Annotated[

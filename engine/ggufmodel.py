@@ -6,7 +6,7 @@ The metadata keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -16,7 +16,7 @@ from .fields import Fields
 from .gguf import GgufHeader, parse_header
 from .ggufshards import SUFFIX, parse_shard
 from .ggufvalues import MAX_HEADER, Array, HeaderCut, Value
-from .modelconfig import MAX_VOCAB, LayerKind, ModelConfig, Rope
+from .modelconfig import EMPTY_CONFIG, MAX_VOCAB, LayerKind, ModelConfig, Rope
 from .tensorfiles import StoredTensor, refusing_unreadable, regular_size
 
 MAX_SHARDS = 999  # of one model
@@ -176,7 +176,8 @@ def parse_metadata(metadata: Mapping[str, Value], where: str) -> ModelConfig:
     head_dim = fields.integer(f"{architecture}.attention.key_length", 0, 2**16, hidden // max(heads, 1))
     _check_architecture(fields, architecture)
     vocab = _vocab_size(fields, architecture, metadata)
-    return ModelConfig(
+    return replace(
+        EMPTY_CONFIG,
         model_type=architecture,
         vocab_size=vocab,
         hidden_size=hidden,
@@ -186,20 +187,9 @@ def parse_metadata(metadata: Mapping[str, Value], where: str) -> ModelConfig:
         num_kv_heads=_count(fields, f"{architecture}.attention.head_count_kv", heads),
         head_dim=head_dim,
         max_positions=positions,
-        norm_eps=0.0,
-        activation="silu",
-        tie_embeddings=False,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        layer_kinds=(),
         window=_count(fields, f"{architecture}.attention.sliding_window"),
         ropes=_ropes(fields, architecture, head_dim, positions),
-        attention_scale=0.0,
-        logit_soft_cap=0.0,
-        dtype="",
         eos_ids=_end_ids(metadata, vocab),
-        quantization=None,
     )
 
 

@@ -65,6 +65,34 @@ class ModelConfig:
     quantization: Quantization | None  # None: unquantised
 
 
+# A backend that reads the files of a model itself needs few of the fields. The others stay empty.
+EMPTY_CONFIG = ModelConfig(
+    model_type="",
+    vocab_size=0,
+    hidden_size=0,
+    intermediate_size=0,
+    num_layers=0,
+    num_heads=0,
+    num_kv_heads=0,
+    head_dim=0,
+    max_positions=0,
+    norm_eps=0.0,
+    activation="silu",
+    tie_embeddings=False,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+    layer_kinds=(),
+    window=0,
+    ropes=MappingProxyType({}),
+    attention_scale=0.0,
+    logit_soft_cap=0.0,
+    dtype="",
+    eos_ids=(),
+    quantization=None,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class _Family:
     """The config.json fields of an architecture, with the defaults of the config class in transformers."""
@@ -263,30 +291,15 @@ def _unknown(fields: Fields) -> ModelConfig:
         return _readable(lambda: text.integer(key, 1, high, default), default)
 
     vocab = integer("vocab_size", MAX_VOCAB, 0)
-    return ModelConfig(
+    return replace(
+        EMPTY_CONFIG,
         model_type=fields.text("model_type"),
         vocab_size=vocab,
         hidden_size=integer("hidden_size", 2**17, 0),
-        intermediate_size=0,
         num_layers=integer("num_hidden_layers", 2**10, 0),
-        num_heads=0,
-        num_kv_heads=0,
-        head_dim=0,
         max_positions=integer("max_position_embeddings", 2**27, 4096),
-        norm_eps=0.0,
-        activation="silu",
-        tie_embeddings=False,
-        qkv_bias=False,
-        output_bias=False,
-        mlp_bias=False,
-        layer_kinds=(),
-        window=0,
-        ropes=MappingProxyType({}),
-        attention_scale=0.0,
-        logit_soft_cap=0.0,
         dtype=_readable(lambda: text.text(text.either("dtype", "torch_dtype"), ""), ""),
         eos_ids=_readable(lambda: fields.ids("eos_token_id", vocab), ()),
-        quantization=None,  # a backend that supports the architecture reads config.json itself
     )
 
 

@@ -154,11 +154,15 @@ def _no_single_model(folder: Path) -> str:
 
 @lru_cache(maxsize=1000)
 def _checked(folder: Path, version: tuple[object, ...]) -> _Checked:
+    files = (str(folder), *version)
+    if facts := architectures.remembered_facts(files):
+        return _Checked("", architectures.question(folder), *facts)
     problems = check(folder, ask_backends=False)
     if not problems and stored.kind_of(folder) == "gguf":
         if folder.is_dir():
             return _Checked(problem=_no_single_model(folder))
         config = gguf_config(folder)
+        architectures.remember_facts(files, config.model_type, config.max_positions)
         return _Checked("", architectures.question(folder), config.model_type, config.max_positions)
     if problems or not (folder / "config.json").exists():
         return _Checked(problem="".join(problems[:1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,8 +21,9 @@ from localllm.app.cli import main
 from localllm.app.daemon.loading import load_settings
 from localllm.app.daemon.names import Names
 from localllm.app.errors import ModelNotFound
-from localllm.app.store import adapter_refs, architectures, cache
+from localllm.app.store import adapter_refs, architectures, cache, headers, listing
 from localllm.app.store.adapters import folders
+from localllm.engine.gguf import GgufHeader
 from localllm.engine.runner import Unavailable
 
 from ..engine.gguf_corruptions import F32, Tensor, Value, content, text
@@ -446,3 +448,30 @@ def test_name_of_a_folder_gets_the_path_as_its_hint(
     monkeypatch.setattr("localllm.app.commands.daemon.stop", stopped.append)
     run("stop", "q/two")
     assert stopped == ["q/two"], "a loaded model may have no files"
+
+
+def test_list_reads_the_header_of_a_gguf_file_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next command is another process, which remembers the facts about a file that stays the same."""
+    reads: list[str] = []
+    read = headers.read_gguf
+
+    def count(file: headers.Reader) -> GgufHeader:
+        reads.append(file.name)
+        return read(file)
+
+    def list_in_a_new_process() -> str:
+        listing._checked.cache_clear()
+        headers._read_version.cache_clear()
+        return run("list")[1]
+
+    run("pull", "org/gguf:Q8_0")
+    monkeypatch.setattr(headers, "read_gguf", count)
+    first = list_in_a_new_process()
+    reads.clear()
+    assert list_in_a_new_process() == first
+    assert "512      llama, GGUF Q8_0" in first
+    assert reads == []
+    model = cache.resolve("org/gguf:Q8_0")
+    os.utime(model.path, ns=(1, 1))
+    list_in_a_new_process()
+    assert reads == [model.path.name], "a changed file is read again"
