@@ -12,6 +12,7 @@ from ...engine.runner import CacheGroup, Runner, RunnerSpec
 from ..machine import cores
 from . import accepts
 from .adapters import Adapters
+from .attention import avoid_graphs, flash_attention
 from .library import devices, library, load_model
 from .runner import ContextMemory, LlamaRunner
 from .sequences import Memory, PagedSequences, PairedMemory, StateSequences, sequence_ids
@@ -148,11 +149,13 @@ def _new_context(files: ModelFiles, options: LoadOptions, size: Size, spec: Runn
     params.kv_unified = True
     params.swa_full = True
     params.no_perf = True
+    params.flash_attn_type = flash_attention(files, size.gpu_layers)
     if options.cache_dtype != "auto":
         params.type_k = CACHE_TYPES[options.cache_dtype][0]
         params.type_v = params.type_k
     lib.forget_errors()
     context = lib.c.llama_init_from_model(model, params)
+    avoid_graphs(params.flash_attn_type)
     if context:
         return context
     reason = lib.last_errors or "no reason given"
