@@ -71,6 +71,7 @@ def chat(model: str | None, backend: str | None, quant: str | None, context: int
     Examples:
       localllm chat
       localllm chat Qwen/Qwen3-0.6B --system "Answer in one sentence."
+      localllm chat ./model-Q4_K_M.gguf
       printf 'hi\\nwho are you?\\n' | localllm chat
     """
     from .commands.chat import chat as body

@@ -6,13 +6,18 @@ import io
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from ...engine.errors import encodable
 from ..errors import AdapterNotFound, AppError, DownloadFailed, InvalidRequest, ModelNotFound, StorageFailed
+from ..sizes import size
 from ..store.names import is_path
+
+if TYPE_CHECKING:
+    from ..store.inspection import DtypeShare
 
 INTERRUPTED = 130  # 128 + SIGINT: the exit code that shells use for Ctrl-C
 
@@ -114,6 +119,15 @@ def say(line: str) -> None:
 
 def _echo(line: str) -> None:
     click.echo(line, err=True, color=False if os.environ.get("NO_COLOR") else None)
+
+
+def weights_text(shares: Iterable[DtypeShare]) -> str:
+    """The weights of each type, for example `Q4_K 2.1 GiB in 168 tensors; F32 1.2 MiB in 113 tensors`."""
+    texts = []
+    for share in shares:
+        tensors = "1 tensor" if share.tensors == 1 else f"{share.tensors} tensors"
+        texts.append(f"{share.dtype} {size(share.bytes)} in {tensors}")
+    return "; ".join(texts)
 
 
 def write(text: str) -> None:

@@ -9,7 +9,7 @@ from ..errors import ModelUnusable
 from ..sizes import size
 from ..store.inspect import inspect as inspect_model
 from ..store.inspection import Inspection, TemplateVerdict
-from .console import one_line, print_json
+from .console import one_line, print_json, weights_text
 
 
 def inspect(name: str, as_json: bool) -> int:
@@ -72,8 +72,8 @@ def _count(parameters: int | None) -> str:
 
 
 def _weights(inspection: Inspection) -> str:
-    shares = [f"{share.dtype} {size(share.bytes)} in {share.tensors} tensors" for share in inspection.dtypes]
-    return f"{size(inspection.bytes)} ({'; '.join(shares)})" if shares else size(inspection.bytes)
+    types = weights_text(inspection.dtypes)
+    return f"{size(inspection.bytes)} ({types})" if types else size(inspection.bytes)
 
 
 def _template(template: TemplateVerdict) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ...engine.errors import ModelRefused
 from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
-from ..store import adapter_refs, cache, catalog, preferences, stored
+from ..store import adapter_refs, cache, catalog, ggufs, preferences, stored
 from ..store.names import GUIDE, LOCAL, HubName, is_path, parse
-from .console import one_line, print_json, say, table
+from .console import one_line, print_json, say, table, weights_text
 
 if TYPE_CHECKING:
     from ..store.prune import Unused
@@ -46,7 +48,7 @@ def show(name: str, as_json: bool) -> int:
 
 def _facts(model: cache.ModelRef) -> dict[str, Any]:
     from ..store.adapters import base_of
-    from ..store.inspect import licence
+    from ..store.inspect import gguf_facts, licence
     from ..store.listing import problems_of, with_problem
     from ..store.trial import try_folder, try_gguf
     from ..store.verify import expected_hash, files_of
@@ -61,9 +63,14 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
     kind = stored.kind_of(model.path)
     problems = problems_of(model)
     template = try_folder(model.path) if kind == "model" else None
+    named_licence = ""
+    weights = ""
     if kind == "gguf" and cache.is_complete(model.path):
         model = with_problem(model)  # has its context and its architecture
         template = try_gguf(model.path)
+        with suppress(ModelRefused):  # a damaged header is one of the problems
+            named_licence, shares = gguf_facts([file.path for file in ggufs.model_of(model.path).files])
+            weights = weights_text(shares)
     preferred = preferences.read()
     return {
         "id": model.id,
@@ -77,7 +84,8 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "description": model.description,
         "backend": GGUF_BACKEND if kind == "gguf" else "",
         "base": base_of(model.path) if kind == "adapter" else "",
-        "licence": licence(model.path),
+        "weights": weights,
+        "licence": named_licence or licence(model.path),
         "template": f"{template.status} {template.reason}".strip() if template else None,
         "aliases": [alias for alias, target in preferred.aliases.items() if target == model.id],
         "problems": problems,
@@ -206,7 +214,7 @@ def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
         print_json({"id": model.id, "path": str(model.path), "size": model.size, "copied": copy}, indent=None)
         return 0
     command = "chat" if cache.is_complete(model.path) else "adapters load"
-    files = f"copies of {size(model.size)}" if copy else f"links to the files in {Path(path).expanduser().absolute()}"
+    files = f"copies of {size(model.size)}" if copy else f"links to {Path(path).expanduser().absolute()}"
     say(f"{model.id} is ready ({files}); try: localllm {command} {model.id}")
     return 0
 

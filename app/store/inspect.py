@@ -7,7 +7,7 @@ skeleton.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +23,9 @@ from ...engine.tensorfiles import StoredTensor, read_header
 from ..errors import ModelUnusable
 from ..paths import RENAME, problem_of_name
 from .check import TOKENIZER, check, check_gguf, missing_tensor
-from .ggufs import StoredFile, files_in, is_adapter, is_gguf, model_of
+from .ggufs import StoredFile, files_in, is_adapter, is_gguf, model_of, root_of
 from .headers import read_gguf_file
-from .inspection import BackendVerdict, Inspection, Variant
+from .inspection import BackendVerdict, DtypeShare, Inspection, Variant
 from .opening import Origin, opened
 from .selection import NO_CONFIG, default_quant, gguf_models, gguf_quant, gguf_variants
 from .tensors import dtype_shares, num_parameters
@@ -79,9 +79,12 @@ def inspect_path(path: Path, origin: Origin) -> Inspection:
     raise ModelRefused(reason, "a model folder is as on Hugging Face")
 
 
-def licence(folder: Path) -> str:
-    """The licence in the front matter of README.md; empty if there is none."""
-    file = folder / README
+def licence(path: Path) -> str:
+    """The licence in the front matter of README.md; empty if there is none.
+
+    `path`: a folder with this file, or a GGUF file, whose repository has it.
+    """
+    file = (root_of(path) if is_gguf(path) else path) / README
     try:
         if not file.is_file() or file.stat().st_size > MAX_README:
             return ""
@@ -223,7 +226,7 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
     metadata = headers[0].metadata if headers else {}
     tensors = [tensor for header in headers for tensor in header.tensors]
     architecture = _text(metadata.get("general.architecture"))
-    shares = dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors)
+    shares = _shares(headers)
     context = metadata.get(f"{architecture}.context_length", 0)
     return Inspection(
         name=origin.name,
@@ -245,6 +248,16 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
         choice=choice,
         variants=origin.variants,
     )
+
+
+def gguf_facts(paths: Sequence[Path]) -> tuple[str, tuple[DtypeShare, ...]]:
+    """The licence in the metadata of a GGUF model, and its weights of each type. `paths`: its sound files."""
+    headers = [read_gguf_file(path) for path in paths]
+    return _text(headers[0].metadata.get("general.license")), _shares(headers)
+
+
+def _shares(headers: Sequence[GgufHeader]) -> tuple[DtypeShare, ...]:
+    return dtype_shares((tensor.dtype, tensor.num_bytes) for header in headers for tensor in header.tensors)
 
 
 def backend_verdicts(files: ModelFiles | None, problem: str) -> tuple[BackendVerdict, ...]:

@@ -101,7 +101,7 @@ def test_imported_adapter_has_only_the_files_of_an_adapter(tmp_path: Path, copy:
 
 def test_import_says_if_it_links_or_copies(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import", str(tiny)]) == 0
-    assert f"(links to the files in {tiny})" in capsys.readouterr().err
+    assert f"(links to {tiny})" in capsys.readouterr().err
     assert main(["import", str(tiny), "--name", "two", "--copy"]) == 0
     assert "(copies of" in capsys.readouterr().err
 

@@ -124,7 +124,7 @@ def test_repository_with_only_gguf_files_is_inspected(run: Run) -> None:
     assert "reads no GGUF files" in verdicts["cpu"]["says"]
     _, out, _ = run("inspect", "org/gguf:q8_0")
     assert "variants       Q8_0" in out
-    assert "F32 16 B in 1 tensors" in out
+    assert "F32 16 B in 1 tensor)" in out
 
 
 def test_repository_with_only_pickle_weights_is_inspected(run: Run) -> None:
@@ -448,6 +448,21 @@ def test_name_of_a_folder_gets_the_path_as_its_hint(
     monkeypatch.setattr("localllm.app.commands.daemon.stop", stopped.append)
     run("stop", "q/two")
     assert stopped == ["q/two"], "a loaded model may have no files"
+
+
+def test_show_has_the_types_and_the_licence_of_a_gguf_model(run: Run, tmp_path: Path) -> None:
+    """The metadata have the licence, otherwise the README of the repository."""
+    run("pull", "org/gguf:Q8_0")
+    shown = result_of(run, "show", "org/gguf:Q8_0")[1]
+    assert (shown["weights"], shown["licence"]) == ("F32 16 B in 1 tensor", "")
+    readme = cache.resolve("org/gguf:Q8_0").path.with_name("README.md")
+    readme.unlink()
+    readme.write_text("---\nlicense: mit\n---\n")
+    assert result_of(run, "show", "org/gguf:Q8_0")[1]["licence"] == "mit"
+    assert result_of(run, "inspect", "org/gguf:Q8_0")[1]["licence"] == "mit"
+    file = tmp_path / "m.gguf"
+    file.write_bytes(model({**TINY, "general.license": "apache-2.0"}))
+    assert "licence     apache-2.0" in run("show", str(file))[1]
 
 
 def test_list_reads_the_header_of_a_gguf_file_once(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

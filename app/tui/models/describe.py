@@ -23,6 +23,7 @@ def stored(facts: ModelFacts) -> list[Line]:
         ("format", facts.description if facts.backend else ""),
         ("backend", facts.backend),
         ("context", tokens_text(facts.context or 0)),
+        ("weights", facts.weights),
         ("licence", facts.licence),
         ("chat template", facts.template or ""),
         ("aliases", ", ".join(facts.aliases)),
