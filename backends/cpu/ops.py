@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...kernels.cpu import attention, kv, layer, linear, lora, sampling
+from ...kernels.cpu import attention, kv, layer, linear, lora, moe, sampling
 from ...kernels.elements import activation, embedding, norm, rope
 from ...kernels.ops import Ops
 from ...kernels.ops.activation import Activation
@@ -11,6 +11,7 @@ from ...kernels.ops.kv import KV
 from ...kernels.ops.layer import Layer
 from ...kernels.ops.linear import Linear
 from ...kernels.ops.lora import Lora
+from ...kernels.ops.moe import Moe
 from ...kernels.ops.norm import Norm
 from ...kernels.ops.rope import Rope
 from ...kernels.ops.sampling import Sampling
@@ -32,6 +33,7 @@ OPS = Ops(
         embedding=embedding.embedding,
         pack_slices=linear.pack_slices,
     ),
+    moe=Moe(route=moe.route, experts=moe.experts, pack_slices=moe.pack_slices),
     lora=Lora(add=lora.add, embedding=lora.embedding),
     kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
     attention=Attention(paged=attention.paged_attention),

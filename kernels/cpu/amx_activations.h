@@ -14,12 +14,10 @@ static inline void store_int8(int8_t* to, F32 x) {  // x has integer values; the
   memcpy(to, &bytes, sizeof bytes);
 }
 
-// Quantises one group of a row, `count` inputs, to int8 (as `rounded` of kernels/ops/linear_int8.py). Writes them to
-// the tile layout, from its step `first` on (amx_plan.h). Returns the scale, or NaN if the group has a NaN or an
-// infinity.
-template <class T>
-static inline float quantise_group(const T* x, int64_t count, int64_t row, int64_t first, const Plan& plan,
-                                   int8_t* activations) {
+// Quantises one group of a row, `count` inputs, to int8 (as `rounded` of kernels/ops/linear_int8.py). Writes step `i`
+// of the group to address(i). Returns the scale, or NaN if the group has a NaN or an infinity.
+template <class T, class Address>
+static inline float quantise_group(const T* x, int64_t count, const Plan& plan, Address address) {
   F32 high = zero(), low = zero(), not_finite = zero();
   for (int64_t k = 0; k < count; k += WIDTH) {
     F32 values = count - k >= WIDTH ? load(x + k) : load(x + k, (int)(count - k));
@@ -31,7 +29,7 @@ static inline float quantise_group(const T* x, int64_t count, int64_t row, int64
   bool finite = sum(not_finite) == 0;
   F32 factor = set1(finite && magnitude > 0 ? 127.0f / magnitude : 0.0f);
   for (int64_t step = 0; step < plan.group_steps; step++) {
-    int8_t* to = activations + plan.offset(row / BLOCK, first + step) + row % BLOCK * plan.depth;
+    int8_t* to = address(step);
     for (int64_t k = 0; k < plan.depth; k += WIDTH) {
       int64_t left = count - step * plan.depth - k;
       const T* from = x + step * plan.depth + k;
@@ -49,7 +47,9 @@ static inline void quantise_row(const T* x, int64_t row, const LinearArgs& args,
   for (int64_t group = 0; group < plan.groups; group++) {
     int64_t first = group * plan.group_steps * plan.step, left = row < args.rows ? args.in_features - first : 0;
     int64_t width = plan.group_steps * plan.step, count = left < width ? left : width;
-    scales[group * BLOCK] = quantise_group(x + first, count, row, group * plan.group_steps, plan, (int8_t*)args.shared);
+    scales[group * BLOCK] = quantise_group(x + first, count, plan, [&](int64_t step) {
+      return (int8_t*)args.shared + plan.offset(row / BLOCK, group * plan.group_steps + step) + row % BLOCK * plan.depth;
+    });
   }
 }
 

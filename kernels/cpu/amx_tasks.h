@@ -26,6 +26,7 @@ struct Division {
   int64_t groups;
   int64_t panels;      // number of panels of the weight
   int64_t max_panels;  // maximum panels per task
+  bool prefetches;     // whether the products prefetch the next weights
 };
 
 static inline Division division_of(const Plan& plan, int64_t panels, int workers) {
@@ -37,15 +38,22 @@ static inline Division division_of(const Plan& plan, int64_t panels, int workers
   division.groups = ceil_div(plan.blocks, division.blocks);
   division.panels = panels;
   division.max_panels = 1;
+  // With fewer than 4 blocks, memory bandwidth limits the product, and the hardware prefetch suffices.
+  division.prefetches = division.blocks >= 4;
   return division;
+}
+
+// Steps per chunk, for groups of `blocks` row blocks.
+static inline int64_t chunk_of(const Plan& plan, int64_t blocks) {
+  int64_t chunk = even_size(plan.steps, min_of(STEPS, ACTIVATIONS / (blocks * BLOCK * plan.depth)));
+  // A chunk has complete quantisation groups.
+  return plan.groups > 1 ? min_of(round_up(chunk, plan.group_steps), plan.steps) : chunk;
 }
 
 static inline Plan plan_of(const LinearArgs& args, Division* division, int workers) {
   Plan plan = steps_of(args);
   *division = division_of(plan, round_up(args.out_features, PANEL) / PANEL, workers);
-  plan.chunk = even_size(plan.steps, min_of(STEPS, ACTIVATIONS / (division->blocks * BLOCK * plan.depth)));
-  // A chunk has complete quantisation groups.
-  if (plan.groups > 1) plan.chunk = min_of(round_up(plan.chunk, plan.group_steps), plan.steps);
+  plan.chunk = chunk_of(plan, division->blocks);
   if (plan.chunk < plan.steps) division->max_panels = PANELS;  // every task reads all activations, so use large tasks
   return plan;
 }

@@ -61,7 +61,7 @@ static inline void expanded_fill(const LinearArgs& args, float* to, const Tiles&
   for (int64_t r = 0; r < size; r++) {
     alignas(64) float values[32];
     with_type(args.x_type, [&](auto sample) {
-      auto* x = (const decltype(sample)*)args.x + (first + row + r) * args.x_stride + begin;
+      auto* x = row_of<decltype(sample)>(args, first + row + r) + begin;
       for (int64_t i = 0; i < 32; i += WIDTH) store(values + i, load_some(x + i, args.in_features - begin - i));
     });
     for (int64_t i = 0; i < 32; i++) out[i * size + r] = values[i];

@@ -113,6 +113,59 @@ struct LinearArgs {  // out = x @ weightᵀ + bias
   int64_t rows, out_features, in_features, group, x_stride, out_stride;
   bool wide;     // int4: float activations (W4A16); false: int8 activations with a scale per token and group (W4A8)
   void* shared;  // quantised or rearranged activations
+  const int32_t* row_ids;  // only inside `experts`: [rows], the row of x that each row of out uses; null: in order
+};
+
+enum class ExpertGate : int { silu = 0, gelu = 1, gelu_tanh = 2, clamped_swiglu = 3 };
+
+constexpr int64_t SEGMENT_ROWS = 128;  // maximum rows of a segment
+
+// Some rows of one expert, which a worker multiplies with one panel at a time. A row is one choice of a token.
+struct Segment {
+  int32_t expert, begin, rows;  // rows [begin, begin + rows) in the order of the experts
+};
+
+// The rows of the experts, sorted by expert and then by token (moe_plan.h).
+struct ExpertPlan {
+  const int32_t* tokens;     // [rows] the token of each row
+  const int32_t* positions;  // [tokens, top_k] the row of each choice of a token
+  const Segment* segments;   // [count]
+  int64_t count, rows;
+  int64_t tiles;  // number of tiles of 16 rows that the segments have
+};
+
+struct ExpertsArgs {  // out[t] = sum of weights[t, c] * down(gate(gate_up(x[t]))) over the experts c that t chose
+  void* out;
+  const void* x;  // [tokens, hidden]; x_stride is the distance between tokens
+  Type type;      // type of x, out and the activations
+  const float* weights;  // [tokens, top_k]
+  ExpertPlan plan;
+  const void* gate_up;        // packed (layout.h), experts * 2 * inner outputs: gates first, then ups
+  const void* down;           // packed, experts * hidden outputs
+  const float* gate_up_bias;  // [experts, 2 * inner] or null
+  const float* down_bias;     // [experts, hidden] or null
+  Format format;
+  bool wide;  // as in LinearArgs
+  ExpertGate gate;
+  int64_t tokens, top_k, hidden, inner, x_stride, gate_up_group, down_group;  // hidden and inner: multiples of PANEL
+  void* gated;     // [plan.rows, inner] of `type`: the inputs of the down products
+  float* results;  // [plan.rows, hidden]: the outputs of the down products
+  void* shared;    // quantised activations
+};
+
+enum class RouterScore : int { softmax = 0, sigmoid = 1 };
+
+// Each token chooses the top_k experts with the largest scores; kernels/ops/moe.py defines the op.
+struct RouteArgs {
+  int32_t* experts;         // [tokens, top_k]
+  float* weights;           // [tokens, top_k]
+  const float* logits;      // [tokens, count]
+  const float* correction;  // [count] or null: added to the scores for the choice only
+  int64_t tokens, count, top_k, stride;
+  int64_t groups, top_groups;  // count is a multiple of groups
+  RouterScore score;
+  bool renormalise, top2;  // top2: the score of a group is the sum of its two largest scores, else the largest
+  float scale;
 };
 
 struct PackArgs {  // converts a weight [out_features, in_features] to the packed layout of layout.h
@@ -207,6 +260,9 @@ struct Variant {
   void (*linear)(const LinearArgs&, const Worker&);  // all weight formats
   size_t (*linear_shared)(const LinearArgs&, int workers);
   void (*pack)(const PackArgs&, const Worker&);
+  void (*route)(const RouteArgs&, const Worker&);
+  void (*experts)(const ExpertsArgs&, const Worker&);
+  size_t (*experts_shared)(const ExpertsArgs&);
   void (*embedding)(const EmbeddingArgs&, const Worker&);
   void (*lora_shrink)(const LoraArgs&, const Worker&);   // writes `inner`
   void (*lora_look_up)(const LoraArgs&, const Worker&);  // writes `inner` for an embedding

@@ -59,7 +59,7 @@ def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype)
     that no kernel supports."""
     slices = iter(slices)
     first = next(slices)
-    layout = _layout(first)
+    layout = layout_of(first)
     if layout is None:
         return reference.pack_slices(chain([first], slices), out_features, dtype)
     data = _allocate(layout.packed_bytes(out_features))
@@ -106,7 +106,7 @@ def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype |
     return _product(reference.linear_fp8.fp8, x, weight, bias, dtype)
 
 
-def _layout(weight: Weight) -> _Layout | None:
+def layout_of(weight: Weight) -> _Layout | None:
     """The layout of a weight; None if no kernel supports the weight."""
     match weight:
         case Int8():

@@ -2,8 +2,7 @@
 // kernels.
 
 #include "amx_activations.h"
-#include "amx_product.h"
-#include "amx_tasks.h"
+#include "amx_job.h"
 #include "amx_weights.h"
 
 namespace localllm::avx512 {
@@ -37,85 +36,16 @@ bool uses_tiles(const LinearArgs& args) {
 }
 
 template <class Source>
-class Job {
- public:
-  Job(const LinearArgs& args, const Plan& plan, const Division& division, const Worker& worker)
-      : args(args), plan(plan), division(division), worker(worker) {
-    weights.panels = (const uint8_t*)args.weight;
-    weights.panel_bytes = panel_bytes(args.format, args.in_features, args.group);
-    weights.group = args.group;
-    weights.plan = &plan;
+void run_tasks(const LinearArgs& args, const Plan& plan, const Division& division, const Worker& worker) {
+  Job<Source> job(args, plan, division, worker.scratch(Job<Source>::memory_bytes(plan, division)));
+  configure_tiles(plan.depth);
+  Tasks tasks((uint8_t*)args.shared + plan.counters_offset(), division, worker);
+  for (Task task = tasks.next(), after; task.begin < task.end; task = after) {
+    after = tasks.next();
+    job.run(task, after);
   }
-
-  void run() {
-    int64_t sums_bytes = division.blocks * division.max_panels * SUMS * 4;
-    int64_t scales_bytes = round_up((plan.groups == 1 ? 1 : plan.chunk / plan.group_steps) * PANEL * 4, 64);
-    int64_t expanded_bytes = Source::expanded ? plan.chunk * plan.depth * PANEL : 0;
-    uint8_t* scratch = (uint8_t*)worker.scratch(sums_bytes + 2 * SUMS * 4 + scales_bytes + expanded_bytes);
-    sums = (float*)scratch;
-    stage = (float*)(scratch + sums_bytes);
-    scales = stage + 2 * SUMS;
-    expanded_tiles = (uint8_t*)scales + scales_bytes;
-    configure_tiles(plan.depth);
-    Tasks tasks((uint8_t*)args.shared + plan.counters_offset(), division, worker);
-    for (Task task = tasks.next(), after; task.begin < task.end; task = after) {
-      after = tasks.next();
-      run(task, after);
-    }
-    tile_release();
-  }
-
- private:
-  const LinearArgs& args;
-  const Plan& plan;
-  const Division& division;
-  const Worker& worker;
-  Source weights;
-  float *sums, *stage, *scales;
-  uint8_t* expanded_tiles;
-
-  void run(const Task& task, const Task& after) {
-    int64_t top = task.group * division.blocks, bottom = min_of(top + division.blocks, plan.blocks);
-    for (int64_t first = 0; first < plan.steps; first += plan.chunk) {
-      int64_t steps = min_of(plan.chunk, plan.steps - first);
-      bool last = first + steps == plan.steps;
-      for (int64_t panel = task.begin; panel < task.end; panel++) {
-        const uint8_t* packed = weights.panel(panel);
-        const uint8_t* next = panel + 1 < task.end ? weights.step_data(weights.panel(panel + 1), first)
-                              : last               ? weights.panel(after.begin)
-                                                   : weights.step_data(weights.panel(task.begin), first + steps);
-        int64_t bytes = weights.step_data(packed, first + steps) - weights.step_data(packed, first);
-        int64_t block_bytes = bytes / (bottom - top);
-        const uint8_t* b = weights.tiles(packed, first, steps, expanded_tiles);
-        if (plan.groups == 1)
-          weights.scales(packed, 0, scales);
-        else
-          for (int64_t i = 0; i < steps / plan.group_steps; i++)
-            weights.scales(packed, first / plan.group_steps + i, scales + i * PANEL);
-        for (int64_t block = top; block < bottom; block++) {
-          const uint8_t* a = (const uint8_t*)args.shared + plan.offset(block, first);
-          float* block_sums = sums + ((block - top) * division.max_panels + panel - task.begin) * SUMS;
-          // With fewer than 4 blocks, memory bandwidth limits the product, and the hardware prefetch suffices.
-          LinePrefetch prefetch{next + (block - top) * block_bytes,
-                                bottom - top < 4 ? 0 : ceil_div(block_bytes, steps * 64)};
-          if (plan.tiles(block) == 2)
-            block_product<Source, 2>(plan, a, b, first, steps, row_scales(block), scales, block_sums, stage, prefetch);
-          else
-            block_product<Source, 1>(plan, a, b, first, steps, row_scales(block), scales, block_sums, stage, prefetch);
-          if (!last) continue;
-          if (plan.groups > 1 || args.format == Format::bf16)
-            finish<Product::bf16>(args, block, panel, block_sums, nullptr, nullptr);
-          else finish<Source::product>(args, block, panel, block_sums, row_scales(block), scales);
-        }
-      }
-    }
-  }
-
-  const float* row_scales(int64_t block) const {
-    if (plan.product != Product::int8) return nullptr;
-    return (const float*)((const uint8_t*)args.shared + plan.scales_offset()) + block * plan.groups * BLOCK;
-  }
-};
+  tile_release();
+}
 
 }  // namespace
 
@@ -127,12 +57,12 @@ void linear(const LinearArgs& args, const Worker& worker) {
   if (worker.index == 0) memset((uint8_t*)args.shared + plan.counters_offset(), 0, division.groups * COUNTER_BYTES);
   worker.barrier();
   switch (args.format) {
-    case Format::bf16: return Job<DenseWeights>(args, plan, division, worker).run();
-    case Format::int8: return Job<Int8Weights>(args, plan, division, worker).run();
-    case Format::fp8: return Job<Fp8Weights>(args, plan, division, worker).run();
+    case Format::bf16: return run_tasks<DenseWeights>(args, plan, division, worker);
+    case Format::int8: return run_tasks<Int8Weights>(args, plan, division, worker);
+    case Format::fp8: return run_tasks<Fp8Weights>(args, plan, division, worker);
     default:
-      if (args.wide) return Job<Int4Weights<Product::bf16>>(args, plan, division, worker).run();
-      return Job<Int4Weights<Product::int8>>(args, plan, division, worker).run();
+      if (args.wide) return run_tasks<Int4Weights<Product::bf16>>(args, plan, division, worker);
+      return run_tasks<Int4Weights<Product::int8>>(args, plan, division, worker);
   }
 }
 

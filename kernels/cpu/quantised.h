@@ -2,6 +2,7 @@
 #pragma once
 
 #include "integer.h"
+#include "rows.h"
 #include "transpose.h"
 
 namespace localllm::VARIANT {
@@ -75,12 +76,13 @@ static inline void quantise(int8_t* out, const T* x, int64_t n, int64_t count, f
   }
 }
 
-// Transposes `size` rows of `bytes` bytes into the layout of a tile (see Tiles), in 4-byte words. XORs each word with
-// `flip`.
-static inline void scatter(uint8_t* tile, int64_t size, const int8_t* rows, int64_t bytes, uint32_t flip) {
+// Transposes `size` rows of `bytes` bytes into the layout of a tile (see Tiles), in 4-byte words; address(r) is the
+// address of row r, which has a multiple of 4 * WIDTH readable bytes. XORs each word with `flip`.
+template <class Address>
+static inline void scatter(uint8_t* tile, int64_t size, int64_t bytes, uint32_t flip, Address address) {
   for (int64_t i = 0; i < bytes; i += 4 * WIDTH) {
     store_transposed((int)size, (bytes - i) / 4, (float*)(tile + i * size), [&](int row) {
-      I32 words = load_words(rows + row * bytes + i);
+      I32 words = load_words(address(row) + i);
       return as_float(flip ? words ^ broadcast((int32_t)flip) : words);
     });
   }

@@ -18,6 +18,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "pack(Tensor(a!) packed, Tensor data, Tensor? scales, Tensor? zeros, int format, int group) -> ()",
            "linear(Tensor(a!) out, Tensor x, Tensor packed, Tensor? bias, int format, int in_features, int group, "
            "bool wide) -> ()",
+           "route(Tensor(a!) experts, Tensor(b!) weights, Tensor logits, Tensor? correction, int score, "
+           "bool renormalise, float scale, int groups, int top_groups, bool top2) -> ()",
+           "experts(Tensor(a!) out, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, "
+           "Tensor? gate_up_bias, Tensor? down_bias, int format, int gate_up_group, int down_group, bool wide, "
+           "int experts, int inner, int gate) -> ()",
            "embedding(Tensor(a!) out, Tensor tokens, Tensor weight, float scale) -> ()",
            "lora_add(Tensor(a!) out, Tensor x, Tensor lora_a, Tensor lora_b, int[] widths, Tensor scales, "
            "Tensor order, Tensor starts, Tensor tile_slots) -> ()",

@@ -25,6 +25,7 @@ void append(const AppendArgs&, const Worker&);
 void attention(const AttentionArgs&, const Worker&);
 size_t attention_shared(const AttentionArgs&, int workers);
 void pack(const PackArgs&, const Worker&);
+void route(const RouteArgs&, const Worker&);
 void embedding(const EmbeddingArgs&, const Worker&);
 void lora_shrink(const LoraArgs&, const Worker&);
 void lora_look_up(const LoraArgs&, const Worker&);
@@ -43,6 +44,8 @@ namespace VARIANT {
 
 void linear(const LinearArgs&, const Worker&);
 size_t linear_shared(const LinearArgs&, int workers);
+void experts(const ExpertsArgs&, const Worker&);
+size_t experts_shared(const ExpertsArgs&);
 void bound(const BoundArgs&, const Worker&);
 
 #if defined(__AMX_BF16__)
@@ -66,6 +69,9 @@ const Variant table = {
     .linear = VARIANT::linear,
     .linear_shared = VARIANT::linear_shared,
     .pack = pack,
+    .route = route,
+    .experts = VARIANT::experts,
+    .experts_shared = VARIANT::experts_shared,
     .embedding = embedding,
     .lora_shrink = lora_shrink,
     .lora_look_up = lora_look_up,

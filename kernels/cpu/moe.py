@@ -1,0 +1,114 @@
+"""Mixtures of experts (moe*.cpp); kernels/ops/moe.py defines them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import moe as reference
+from ..ops.activation import Activation
+from ..ops.linear import PANEL, Linear, Weight, map_tensors, weight_tensors
+from ..ops.moe import ExpertWeights, Routed, Routing
+from . import linear
+from .linear import Packed
+
+_route = torch.ops.localllm.route.default
+_experts = torch.ops.localllm.experts.default
+
+_SCORES = ("softmax", "sigmoid")  # values of the enumeration RouterScore in kernels.h
+_GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu_and_mul")  # values of ExpertGate
+
+_PRODUCTS = Linear(
+    dense=linear.dense, int8=linear.int8, int4=linear.int4, int4_wide=linear.int4_wide, fp8=linear.fp8
+)
+
+
+def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
+    experts = logits.new_empty(logits.shape[0], routing.top_k, dtype=torch.int32)
+    weights = logits.new_empty(logits.shape[0], routing.top_k)
+    score = _SCORES.index(routing.score)
+    groups = routing.groups, routing.top_groups, routing.group_score == "top2"
+    _route(experts, weights, logits, correction, score, routing.renormalise, routing.scale, *groups)
+    return Routed(experts, weights)
+
+
+def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
+    gate_up = weights.gate_up
+    down = weights.down
+    if not (isinstance(gate_up, Packed) and isinstance(down, Packed)):
+        return reference.experts(x, routed, weights)
+    hidden = x.shape[1]
+    if gate_up.format != down.format or hidden % PANEL or weights.inner % PANEL:
+        return _composed(x, routed, weights)
+    out = x.new_empty(x.shape)
+    stacks = gate_up.data, down.data, weights.gate_up_bias, weights.down_bias
+    groups = gate_up.group, down.group
+    sizes = weights.experts, weights.inner, _GATES.index(weights.gate)
+    wide = weights.op == "int4_wide"
+    _experts(out, x, routed.experts, routed.weights, *stacks, gate_up.format, *groups, wide, *sizes)
+    return out
+
+
+def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
+    """See kernels/ops/moe.py. Each expert begins at a panel: if `out_features` is not a multiple of PANEL, the last panel
+    of each expert is padded."""
+    slices = iter(slices)
+    first = next(slices)
+    slices = chain([first], slices)
+    if linear.layout_of(first) is None:
+        return reference.pack_slices(slices, experts, out_features, dtype)
+    return linear.pack_slices(_full_panels(slices, out_features), experts * _padded(out_features), dtype)
+
+
+def _padded(out_features: int) -> int:
+    return -(-out_features // PANEL) * PANEL
+
+
+def _full_panels(slices: Iterable[Weight], out_features: int) -> Iterator[Weight]:
+    """The slices, with those of an expert joined if one of them ends within a panel that another one continues."""
+    pending: list[Weight] = []
+    end = 0  # outputs of the current expert so far
+    for weight in slices:
+        end += len(weight_tensors(weight)[0])
+        is_last = end == out_features
+        if not pending and (is_last or end % PANEL == 0):
+            yield weight
+        else:  # a copy, because the slice may become invalid with the next one
+            pending.append(map_tensors(weight, Tensor.clone))
+        if is_last:
+            if pending:
+                yield _joined(pending)
+            pending = []
+            end = 0
+
+
+def _joined(weights: list[Weight]) -> Weight:
+    """One weight with the outputs of all `weights`."""
+    columns = [weight_tensors(weight) for weight in weights]
+    joined = iter([torch.cat(parts) for parts in zip(*columns, strict=True)])
+    result: Weight = map_tensors(weights[0], lambda _: next(joined))
+    return result
+
+
+def _composed(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
+    """The experts one after the other, for sizes that are not multiples of PANEL."""
+    multiply = getattr(_PRODUCTS, weights.op)
+    gate = getattr(Activation(), weights.gate)
+    results = x.new_zeros(*routed.experts.shape, x.shape[1], dtype=torch.float32)
+    for expert in range(weights.experts):
+        rows, choices = (routed.experts == expert).nonzero(as_tuple=True)
+        gate_up_bias = None if weights.gate_up_bias is None else weights.gate_up_bias[expert]
+        down_bias = None if weights.down_bias is None else weights.down_bias[expert]
+        gated = gate(multiply(x[rows], _of_expert(weights.gate_up, expert, 2 * weights.inner), gate_up_bias))
+        down = _of_expert(weights.down, expert, x.shape[1])
+        results[rows, choices] = multiply(gated, down, down_bias, torch.float32)
+    return (results * routed.weights.unsqueeze(-1)).sum(1).to(x.dtype)
+
+
+def _of_expert(weight: Packed, expert: int, out_features: int) -> Packed:
+    size = len(weight.data) // (weight.out_features // _padded(out_features))
+    return weight._replace(data=weight.data[expert * size : (expert + 1) * size], out_features=out_features)
