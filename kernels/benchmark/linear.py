@@ -19,7 +19,7 @@ GROUP = 64
 REPEATED = 1 << 23
 # For each format: op, bytes per weight, kinds of instructions (cpu_peaks.KINDS) for float32 activations, and kinds of
 # instructions for bfloat16 activations.
-_OPS: Mapping[str, tuple[str, float, Sequence[str], Sequence[str]]] = {
+OPS: Mapping[str, tuple[str, float, Sequence[str], Sequence[str]]] = {
     "bf16": ("dense", 2.0, ("f32",), ("f32", "bf16", "tile_bf16")),
     "int8": ("int8", 1.0, ("int8", "tile_int8"), ("int8", "tile_int8")),
     "int4": ("int4", 0.5 + 3 / GROUP, ("int8", "tile_int8"), ("int8", "tile_int8")),
@@ -36,7 +36,7 @@ def works(
     `dtype`: dtype of the activations.
     """
     for fmt in formats:
-        op, width, with_f32, with_bf16 = _OPS[fmt]
+        op, width, with_f32, with_bf16 = OPS[fmt]
         for in_features, out_features in shapes:
             for count in rows:
                 yield Work(
@@ -53,7 +53,7 @@ def works(
 
 
 def _arguments(fmt: str, count: int, in_features: int, out_features: int, dtype: torch.dtype) -> Mapping[str, Any]:
-    return {"x": torch.randn(count, in_features).to(dtype), "weight": _weight(fmt, in_features, out_features)}
+    return {"x": torch.randn(count, in_features).to(dtype), "weight": random_weight(fmt, in_features, out_features)}
 
 
 def _product(x: Tensor, weight: Any) -> Tensor:
@@ -70,7 +70,7 @@ def _plain(out_features: int, in_features: int, dtype: torch.dtype) -> Iterator[
     return cycle([weight.clone() for _ in range(sets)])
 
 
-def _weight(fmt: str, in_features: int, out_features: int) -> Any:
+def random_weight(fmt: str, in_features: int, out_features: int) -> Any:
     """A random weight, because the speed depends on the data."""
     if fmt == "bf16":
         return _normal(out_features, in_features).bfloat16()

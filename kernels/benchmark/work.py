@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..ops import Ops
+from ..ops.reference_check import pack_value
 from .cpu_peaks import beyond_caches
 
 MAX_SETS = 256  # most sets of arguments; calls cycle through the sets, so that no set stays in the caches
@@ -26,7 +27,7 @@ MIN_BOUND = 3e-6  # seconds; if the bound is shorter, the overhead of a call dom
 class Work:
     """A benchmark case of an op: its arguments, and the minimum numbers of bytes and operations.
 
-    `make` returns a new set of arguments. `packs` names the arguments that linear.pack converts before the measurement.
+    `make` returns a new set of arguments. `packs` names the weights that the device packs before the measurement.
     `reference` computes the same with plain torch from the unconverted arguments.
     """
 
@@ -38,7 +39,7 @@ class Work:
     operations: float = 0.0  # a multiply-add counts as two
     kinds: Sequence[str] = ("f32",)  # instructions for the op (cpu_peaks.KINDS); the fastest kind sets the bound
     packs: Sequence[str] = ()
-    dtype: torch.dtype = torch.float32  # dtype of activations, an argument of linear.pack
+    dtype: torch.dtype = torch.float32  # dtype of activations, an argument of packing
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def timed(work: Work, ops: Ops, peaks: Mapping[str, float], read: Callable[[], f
     sets = min(MAX_SETS, max(1, round(beyond_caches() / work.bytes)))
     plain = [work.make() for _ in range(sets)]
     packed = [
-        {name: ops.linear.pack(value, work.dtype) if name in work.packs else value for name, value in arguments.items()}
+        {name: pack_value(ops, value, work.dtype) if name in work.packs else value for name, value in arguments.items()}
         for arguments in plain
     ]
     packed_sets = cycle(packed)

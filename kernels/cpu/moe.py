@@ -22,12 +22,12 @@ _experts = torch.ops.localllm.experts.default
 _SCORES = ("softmax", "sigmoid")  # values of the enumeration RouterScore in kernels.h
 _GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu_and_mul")  # values of ExpertGate
 
-_PRODUCTS = Linear(
-    dense=linear.dense, int8=linear.int8, int4=linear.int4, int4_wide=linear.int4_wide, fp8=linear.fp8
-)
+_PRODUCTS = Linear(dense=linear.dense, int8=linear.int8, int4=linear.int4, int4_wide=linear.int4_wide, fp8=linear.fp8)
 
 
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
+    if logits.dtype != torch.float32:
+        return reference.route(logits, routing, correction)
     experts = logits.new_empty(logits.shape[0], routing.top_k, dtype=torch.int32)
     weights = logits.new_empty(logits.shape[0], routing.top_k)
     score = _SCORES.index(routing.score)
@@ -54,8 +54,7 @@ def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
 
 
 def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
-    """See kernels/ops/moe.py. Each expert begins at a panel: if `out_features` is not a multiple of PANEL, the last panel
-    of each expert is padded."""
+    """See kernels/ops/moe.py. Each expert begins at a panel; its last panel is padded with zeros."""
     slices = iter(slices)
     first = next(slices)
     slices = chain([first], slices)

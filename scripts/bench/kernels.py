@@ -16,11 +16,15 @@ from shapes import SHAPES, Shape
 
 from localllm.backends.cpu.device import OPS
 from localllm.backends.machine import BF16_FLAGS, cores, cpu_flags
-from localllm.kernels.benchmark import attention, elements, linear, lora, sampling
+from localllm.kernels.benchmark import attention, elements, linear, lora, moe, sampling
 from localllm.kernels.benchmark.cpu_peaks import CpuPeaks
 from localllm.kernels.benchmark.work import Work, timed
 
-FAMILIES = ("linear", "attention", "elements", "lora", "sampling")
+FAMILIES = ("linear", "moe", "attention", "elements", "lora", "sampling")
+EXPERTS: Mapping[str, moe.Model] = {
+    "1b-a0.2b": moe.Model(experts=32, top_k=4, hidden=1024, inner=512),
+    "30b-a3b": moe.Model(experts=128, top_k=8, hidden=2048, inner=768),
+}
 UNITS: Mapping[str, tuple[float, str]] = {"read": (1e9, "GB/s")}
 
 
@@ -30,6 +34,7 @@ def main() -> None:
     arguments.add_argument("--families", default=",".join(FAMILIES))
     arguments.add_argument("--formats", default="bf16,int8,int4,int4_wide,fp8")
     arguments.add_argument("--rows", default="1,16,128,512")
+    arguments.add_argument("--experts", choices=EXPERTS, default="1b-a0.2b", help="sizes of a mixture of experts")
     arguments.add_argument("--threads", type=int, default=cores())
     arguments.add_argument("--save", default="kernels")
     save(arguments.parse_args().save, measure(arguments.parse_args()))
@@ -77,6 +82,9 @@ def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Ite
         ]
         yield from linear.works(formats, [int(rows) for rows in options.rows.split(",")], matrices, dtype)
         yield from linear.works(formats, [1], [(shape.hidden, shape.vocab)], dtype)
+    if "moe" in families:
+        rows = [int(rows) for rows in options.rows.split(",")]
+        yield from moe.works(options.formats.split(","), rows, EXPERTS[options.experts], dtype)
     if "attention" in families:
         yield from attention.works(*heads, dtype)
     if "elements" in families:

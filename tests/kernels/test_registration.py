@@ -133,6 +133,21 @@ def linear_with(**changed: Any) -> dict[str, Any]:
     return given | {"format": 0, "in_features": 8, "group": 0, "wide": False} | changed
 
 
+def experts_with(**changed: Any) -> dict[str, Any]:
+    """Two tokens, three experts of hidden 64 and inner 32 in float32, top 2."""
+    chosen = torch.tensor([[0, 1], [2, 0]], dtype=torch.int32)
+    weights = {"gate_up": F(3 * 64 * 64 * 4, dtype=torch.uint8), "down": F(3 * 64 * 32 * 4, dtype=torch.uint8)}
+    given = {"out": F(2, 64), "x": F(2, 64), "chosen": chosen, "weights": F(2, 2), **weights}
+    given |= {"gate_up_bias": None, "down_bias": None, "format": 0, "gate_up_group": 0, "down_group": 0}
+    return given | {"wide": False, "experts": 3, "inner": 32, "gate": 0} | changed
+
+
+def route_with(**changed: Any) -> dict[str, Any]:
+    given = {"experts": torch.zeros(2, 3, dtype=torch.int32), "weights": F(2, 3), "logits": F(2, 8)}
+    given |= {"correction": None, "score": 0, "renormalise": True, "scale": 1.0}
+    return given | {"groups": 1, "top_groups": 1, "top2": False} | changed
+
+
 REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
     ("rms_norm", (F(2, 8), F(2, 8), F(7), 1e-6, 0.0), "rms_norm: weight has shape [7], [8] expected"),
     ("rms_norm", (F(2, 8), F(8, 2).t(), F(8), 1e-6, 0.0), "x of shape [2, 8] has strides [1, 2]"),
@@ -166,6 +181,22 @@ REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
     ("linear", linear_with(wide=True), "linear: wide is for int4 only"),
     ("linear", linear_with(bias=F(5).half()), "linear: bias is float16, float32 expected"),
     ("linear", linear_with(in_features=-1), "linear: in_features is -1, 0 to 2147483647 expected"),
+    ("route", route_with(logits=F(2, 8).double()), "route: logits is float64, float32 expected"),
+    ("route", route_with(logits=F(2, 2)), "route: the number of chosen experts is 3, 1 to 2 expected"),
+    ("route", route_with(groups=3), "route: 8 experts are not divisible into 3 groups"),
+    ("route", route_with(groups=4, top_groups=5), "route: top_groups is 5, 1 to 4 expected"),
+    ("route", route_with(groups=4, top_groups=1), "route: the number of chosen experts is 3, 1 to 2 expected"),
+    ("route", route_with(correction=F(7)), "route: correction has shape [7], [8] expected"),
+    ("route", route_with(score=2), "route: score is 2, 0 to 1 expected"),
+    ("experts", experts_with(chosen=torch.full((2, 2), 3, dtype=torch.int32)), "chosen[0] is 3, 0 to 2 expected"),
+    ("experts", experts_with(chosen=torch.full((2, 2), -1, dtype=torch.int32)), "chosen[0] is -1, 0 to 2 expected"),
+    ("experts", experts_with(weights=F(2, 3)), "experts: weights has shape [2, 3], [2, 2] expected"),
+    ("experts", experts_with(inner=16), "experts: hidden 64 and inner 16, multiples of 32 expected"),
+    ("experts", experts_with(out=F(2, 64).half()), "experts: out and x are of different types"),
+    ("experts", experts_with(experts=4), "experts: packed has 49152 bytes, 65536 expected for float32"),
+    ("experts", experts_with(down_bias=F(3, 32)), "experts: a bias has shape [3, 32], [3, 64] expected"),
+    ("experts", experts_with(wide=True), "experts: wide is for int4 only"),
+    ("experts", experts_with(gate=4), "experts: gate is 4, 0 to 3 expected"),
     ("pack", (F(1024, dtype=torch.uint8), F(5, 8), F(5), None, 0, 0), "pack: scales are for quantised weights only"),
     ("pack", (F(2304, dtype=torch.uint8), F(5, 8, dtype=torch.int8), None, None, 3, 0), "pack: scales are missing"),
     ("pack", (F(12, dtype=torch.uint8), F(5, 8), None, None, 0, 0), "pack: packed has 12 bytes, 1024 expected"),

@@ -14,6 +14,7 @@
 #endif
 
 #include "kernels.h"
+#include "moe_plan.h"
 
 namespace localllm {
 
@@ -48,11 +49,22 @@ void* Worker::scratch(size_t bytes) const {
   return team->scratch[index].get();
 }
 
+Chunks::Chunks(long total, const Worker& worker) : worker_(worker), total_(total) {}
+bool Chunks::next() {  // the share of the worker as one chunk
+  if (exhausted_++) return false;
+  Share share = share_of(total_, worker_);
+  begin = share.begin;
+  end = share.end;
+  return begin < end;
+}
+
 static std::atomic<int> delegations;
 
 namespace avx512 {
 void linear(const LinearArgs&, const Worker&) { delegations++; }
 size_t linear_shared(const LinearArgs&, int) { return 0; }
+void experts(const ExpertsArgs&, const Worker&) { delegations++; }
+size_t experts_shared(const ExpertsArgs&) { return 0; }
 
 void attention(const AttentionArgs& args, const Worker& worker) {  // writes 7 to all outputs of its tokens
   uint16_t* out = (uint16_t*)args.out;
@@ -65,6 +77,8 @@ size_t attention_shared(const AttentionArgs&, int) { return 0; }
 namespace amx {
 void linear(const LinearArgs& args, const Worker& worker);
 size_t linear_shared(const LinearArgs& args, int workers);
+void experts(const ExpertsArgs& args, const Worker& worker);
+size_t experts_shared(const ExpertsArgs& args);
 void attention(const AttentionArgs& args, const Worker& worker);
 size_t attention_shared(const AttentionArgs& args, int workers);
 }  // namespace amx
@@ -95,6 +109,31 @@ __attribute__((visibility("default"))) int run_linear(void* out, const void* x, 
   args.shared = shared.get();
   delegations = 0;
   Team::run(amx::linear, args, workers);
+  return delegations;
+}
+
+// Returns the number of threads that called the AVX-512 experts.
+__attribute__((visibility("default"))) int run_experts(void* out, const void* x, int type, const int32_t* chosen,
+                                                       const float* weights, const void* gate_up, const void* down,
+                                                       const float* gate_up_bias, const float* down_bias, int format,
+                                                       bool wide, int gate, int64_t tokens, int64_t top_k,
+                                                       int64_t experts, int64_t hidden, int64_t inner, int64_t x_stride,
+                                                       int64_t gate_up_group, int64_t down_group, int workers) {
+  int64_t rows = tokens * top_k;
+  std::unique_ptr<void, Free> plan(garbage(plan_bytes(rows, experts))), gated(garbage(rows * inner * 4));
+  std::unique_ptr<void, Free> results(garbage(rows * hidden * 4));
+  ExpertsArgs args{};
+  args.out = out, args.x = x, args.type = Type(type), args.weights = weights;
+  args.plan = plan_experts(chosen, tokens, top_k, experts, plan.get());
+  args.gate_up = gate_up, args.down = down, args.gate_up_bias = gate_up_bias, args.down_bias = down_bias;
+  args.format = Format(format), args.wide = wide, args.gate = ExpertGate(gate);
+  args.tokens = tokens, args.top_k = top_k, args.hidden = hidden, args.inner = inner, args.x_stride = x_stride;
+  args.gate_up_group = gate_up_group, args.down_group = down_group;
+  args.gated = gated.get(), args.results = (float*)results.get();
+  std::unique_ptr<void, Free> shared(garbage(amx::experts_shared(args)));
+  args.shared = shared.get();
+  delegations = 0;
+  Team::run(amx::experts, args, workers);
   return delegations;
 }
 
