@@ -31,11 +31,10 @@ def works(formats: Sequence[str], tokens: Sequence[int], model: Model, dtype: to
     """
     routing = Routing(model.top_k, "softmax", True)
     for count in tokens:
-        logits = partial(torch.randn, count, model.experts)
         yield Work(
             op="moe.route",
             label=f"{count} × {model.experts}, top {model.top_k}",
-            make=lambda logits=logits: {"logits": logits(), "routing": routing},
+            make=partial(_logits, count, model.experts, routing),
             bytes=4.0 * count * (model.experts + 2 * model.top_k),
             reference=_route,
         )
@@ -60,6 +59,10 @@ def works(formats: Sequence[str], tokens: Sequence[int], model: Model, dtype: to
 def _routed(tokens: int, model: Model) -> Routed:
     logits = torch.randn(tokens, model.experts, generator=torch.Generator().manual_seed(tokens))
     return route(logits, Routing(model.top_k, "softmax", True))
+
+
+def _logits(tokens: int, experts: int, routing: Routing) -> Mapping[str, Any]:
+    return {"logits": torch.randn(tokens, experts), "routing": routing}
 
 
 def _arguments(op: str, fmt: str, routed: Routed, model: Model, dtype: torch.dtype) -> Mapping[str, Any]:
