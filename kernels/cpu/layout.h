@@ -26,10 +26,10 @@ enum class Format : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, int4 = 4, fp8 = 
 
 constexpr int64_t PANEL = 32;
 
-constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+static constexpr int64_t round_up(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 
 // Number of inputs in the packed layout, including padding.
-constexpr int64_t padded_in_features(Format format, int64_t in_features, int64_t group) {
+static constexpr int64_t padded_in_features(Format format, int64_t in_features, int64_t group) {
   switch (format) {
     case Format::f32: return in_features;
     case Format::bf16:
@@ -41,7 +41,7 @@ constexpr int64_t padded_in_features(Format format, int64_t in_features, int64_t
   return 0;
 }
 
-constexpr int64_t panel_bytes(Format format, int64_t in_features, int64_t group) {
+static constexpr int64_t panel_bytes(Format format, int64_t in_features, int64_t group) {
   int64_t depth = padded_in_features(format, in_features, group);
   switch (format) {
     case Format::f32: return depth * PANEL * 4;
@@ -54,7 +54,7 @@ constexpr int64_t panel_bytes(Format format, int64_t in_features, int64_t group)
   return 0;
 }
 
-constexpr int64_t packed_bytes(Format format, int64_t out_features, int64_t in_features, int64_t group) {
+static constexpr int64_t packed_bytes(Format format, int64_t out_features, int64_t in_features, int64_t group) {
   return round_up(out_features, PANEL) / PANEL * panel_bytes(format, in_features, group);
 }
 

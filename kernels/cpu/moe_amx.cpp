@@ -64,7 +64,7 @@ class TileRows {
   }
 
   explicit TileRows(const LinearArgs& product) { configure_tiles(steps_of(product).depth); }
-  ~TileRows() { tile_release(); }
+  static void end() { tile_release(); }
 
   void arrange(const LinearArgs& segment, void* memory) {
     plan = steps_of(segment);

@@ -12,6 +12,7 @@ class ExpandedRows {
  public:
   static int64_t row_bytes(const LinearArgs&) { return 0; }
   static void prepare(const LinearArgs&, int64_t, uint8_t*) {}
+  static void end() {}
   static int64_t memory_bytes(const LinearArgs& product, int64_t rows) {
     return rows * PANEL * 4 + expanded_bytes(product, rows);
   }

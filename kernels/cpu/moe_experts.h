@@ -17,6 +17,8 @@
 //   Rows(product)                  at the start of a phase
 //   arrange(segment, memory)       copies the rows of a segment
 //   multiply(panel, next)          writes the products of these rows; `next` is the weight of the product after this one
+//   end()                          at the end of a phase. No destructor does this: it would need code for exceptions,
+//                                  which all ISA variants would share
 #pragma once
 
 #include "convert.h"
@@ -158,6 +160,7 @@ static inline void multiply_gate_up(const ExpertsArgs& args, const Worker& worke
       gate_panel(args.gate, gates, ups, segment.rows, gated + segment.begin * args.inner + panel * PANEL, args.inner);
     });
   });
+  Rows::end();
 }
 
 template <class Rows>
@@ -175,6 +178,7 @@ static inline void multiply_down(const ExpertsArgs& args, const Worker& worker) 
     panel_args.out = args.results + segment.begin * args.hidden + panel * PANEL;
     rows.multiply(panel_args, (const char*)panel_args.weight + bytes);
   });
+  Rows::end();
 }
 
 constexpr int64_t COLUMNS = 256;  // outputs of a token that a worker sums at a time

@@ -33,6 +33,7 @@ class Int4Rows {
     }
   }
 
+  static void end() {}
   static int64_t memory_bytes(const LinearArgs& product, int64_t rows) {
     return rows * PANEL * 4 + activation_bytes(rows, depth_of(product), product.group) +
            groups_in_block(product) * product.group * PANEL;

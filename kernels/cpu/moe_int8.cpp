@@ -22,6 +22,7 @@ class Int8Rows {
     memcpy(to + depth_of(product), &largest, sizeof largest);
   }
 
+  static void end() {}
   static int64_t memory_bytes(const LinearArgs& product, int64_t rows) {
     return rows * PANEL * 4 + activation_bytes(rows, depth_of(product));
   }
