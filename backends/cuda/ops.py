@@ -15,6 +15,7 @@ from ...kernels.ops.kv import KV
 from ...kernels.ops.layer import Layer
 from ...kernels.ops.linear import Linear
 from ...kernels.ops.lora import Lora
+from ...kernels.ops.moe import Moe
 from ...kernels.ops.norm import Norm
 from ...kernels.ops.rope import Rope
 from ...kernels.triton_problem import triton_problem
@@ -25,7 +26,7 @@ def _with_library(ops: Ops) -> Ops:
     """`ops`, with the CUDA C++ kernels for all ops that have one. Raises LibraryMissing if they are not built, or not
     for this GPU."""
     _require_code_for_gpu()
-    from ...kernels.cuda import attention, kv, layer, linear, lora, step
+    from ...kernels.cuda import attention, kv, layer, linear, lora, moe, step
     from ...kernels.elements import activation, embedding, norm, rope
 
     return replace(
@@ -46,6 +47,7 @@ def _with_library(ops: Ops) -> Ops:
             embedding=embedding.embedding,
             pack_slices=linear.pack_slices,
         ),
+        moe=Moe(route=moe.route, experts=moe.experts, pack_slices=moe.pack_slices),
         lora=Lora(add=lora.add, project=lora.project, embedding=lora.embedding),
         kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
         attention=Attention(paged=attention.paged_attention),

@@ -124,7 +124,7 @@ def int8(x: Tensor, weight: Int8, bias: Tensor | None = None, dtype: torch.dtype
 def int4(x: Tensor, weight: Int4 | Packed, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """W4A8: the groups of x are rounded to int8 and scaled back to x's dtype."""
     if x.dtype not in FLOATS:
-        return linear_int4.int4(x, _plain(weight), bias, dtype)
+        return linear_int4.int4(x, plain(weight), bias, dtype)
     return int4_wide(rounded(x, weight.group), weight, bias, dtype)
 
 
@@ -139,7 +139,7 @@ def rounded(x: Tensor, group: int) -> Tensor:
 
 def int4_wide(x: Tensor, weight: Int4 | Packed, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     if x.dtype not in FLOATS:
-        return linear_int4.int4_wide(x, _plain(weight), bias, dtype)
+        return linear_int4.int4_wide(x, plain(weight), bias, dtype)
     quantised = _quantised_int4(weight)
     out = product(x.reshape(-1, weight.in_features), quantised, bias, dtype)
     return out.view(*x.shape[:-1], quantised.out_features)
@@ -152,7 +152,8 @@ def _quantised_int4(weight: Int4 | Packed) -> Quantised:
     return Quantised("int4", weight.data, weight.scale, weight.zero, *sizes)
 
 
-def _plain(weight: Int4 | Packed) -> Int4:
+def plain(weight: Int4 | Packed) -> Int4:
+    """The weight as it was before packing."""
     if isinstance(weight, Int4):
         return weight
     records = weight.records.t().contiguous()

@@ -8,10 +8,11 @@ from ..ops import Ops
 from ..ops.activation import Activation
 from ..ops.attention import Attention
 from ..ops.lora import Lora
+from ..ops.moe import Moe
 from ..ops.norm import Norm
 from ..ops.rope import Rope
 from ..ops.sampling import Sampling
-from . import activation, attention, draw, kv, linear, lora, norm, rope, sampling
+from . import activation, attention, draw, kv, linear, lora, moe, norm, rope, sampling
 
 
 def with_triton(ops: Ops) -> Ops:
@@ -34,6 +35,7 @@ def with_triton(ops: Ops) -> Ops:
             fp8=linear.fp8,
             pack_slices=linear.pack_slices,
         ),
+        moe=Moe(route=moe.route, experts=moe.experts, pack_slices=moe.pack_slices),
         lora=Lora(add=lora.add, embedding=lora.embedding),
         kv=replace(ops.kv, append=kv.append),
         attention=Attention(paged=attention.paged_attention),

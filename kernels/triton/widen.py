@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-Format = Literal["int8", "int4", "fp8"]
+Format = Literal["dense", "int8", "int4", "fp8"]
 Records = Literal["plain", "by_group", "transposed"]
 
 MAX_CHUNK = 2**26  # largest number of weights that are dequantised into memory at a time
@@ -125,17 +125,19 @@ def record_of(scale, zero, outputs, index, out_features, subs, NIBBLES: tl.const
     weight has `out_features` outputs with `subs` scales each."""
     if RECORDS == "plain":
         offset = outputs * subs + index
+    elif RECORDS == "by_group":
+        offset = index * out_features + outputs
+    else:
+        offset = (outputs // 8 * subs + index) * 8 + outputs % 8
+    if NIBBLES and RECORDS != "plain":
+        record = tl.load(scale + offset)
+        factor = (record & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        shift = (record >> 16).to(tl.float32)
+    else:
         factor = tl.load(scale + offset).to(tl.float32)
         shift = factor
         if NIBBLES:
             shift = tl.load(zero + offset).to(tl.float32)
-    else:
-        offset = index * out_features + outputs
-        if RECORDS == "transposed":
-            offset = (outputs // 8 * subs + index) * 8 + outputs % 8
-        record = tl.load(scale + offset)
-        factor = (record & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
-        shift = (record >> 16).to(tl.float32)
     return factor, shift
 
 

@@ -32,6 +32,7 @@ pytestmark = [
         "test_triton_elements.py",
         "test_triton_linear.py",
         "test_triton_lora.py",
+        "test_triton_moe.py",
         "test_limits.py",
     ],
 )

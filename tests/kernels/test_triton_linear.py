@@ -200,7 +200,7 @@ def test_int4_is_packed_at_once_and_in_slices() -> None:
         return weight._replace(**{name: getattr(weight, name)[start:stop] for name in ("data", "scale", "zero")})
 
     slices = linear.pack_slices(iter([piece(0, 64), piece(64, 96), piece(96, 100)]), 100, torch.float32)
-    assert all(torch.equal(one, other) for one, other in zip(linear._plain(slices)[:3], weight[:3], strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(linear.plain(slices)[:3], weight[:3], strict=True))
     assert slices[2:] == (64, 160)
 
 

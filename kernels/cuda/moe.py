@@ -1,0 +1,79 @@
+"""Mixture of experts on CUDA devices. kernels/ops/moe.py has the reference.
+
+Triton computes the experts, with the weights that linear.py packs. The reference computes what Triton does not support.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import moe as reference
+from ..ops.linear import Weight
+from ..ops.moe import ExpertWeights, Routed, Routing
+from ..triton_problem import triton_problem
+from . import linear
+from .linear import BF16, FP8, INT8, Packed, sub_of
+
+TRITON = not triton_problem()
+
+
+def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
+    """The weight as linear.py packs it. The scales of 8 outputs are contiguous, so if the outputs of an expert are no
+    multiple of 8, the weight is not packed."""
+    if out_features % 8:
+        return reference.pack_slices(slices, experts, out_features, dtype)
+    return linear.pack_slices(slices, experts * out_features, dtype)
+
+
+def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
+    if TRITON and logits.is_cuda:
+        from ..triton import moe
+
+        return moe.route(logits, routing, correction)
+    return reference.route(logits, routing, correction)
+
+
+def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
+    if TRITON and x.is_cuda:
+        from ..triton import moe
+
+        gate_up = _quantised(weights.gate_up, x.dtype)
+        down = _quantised(weights.down, x.dtype)
+        if moe.is_supported(x, weights, gate_up, down):
+            group = getattr(weights.gate_up, "group", 0)
+            return moe.compute(x, routed, weights, gate_up, down, group)
+    return reference.experts(x, routed, weights._replace(gate_up=_plain(weights.gate_up), down=_plain(weights.down)))
+
+
+def _plain(weight: Any) -> Any:
+    return weight.plain() if isinstance(weight, Packed) else weight
+
+
+def _quantised(weight: Any, dtype: torch.dtype) -> Any:
+    """The weight as the Triton kernels read it; None if they do not support it."""
+    from ..triton import moe
+    from ..triton.widen import Quantised
+
+    if not isinstance(weight, Packed):
+        return moe.quantised(weight, dtype)
+    data = weight.data
+    out_features = weight.out_features
+    in_features = weight.in_features
+    if weight.format == BF16:
+        return moe.quantised(data, dtype)
+    if weight.format == INT8:
+        assert weight.scale is not None
+        return Quantised("int8", data.view(torch.int8), weight.scale, None, out_features, in_features, in_features)
+    if weight.format == FP8 and weight.scale is not None:
+        return Quantised("fp8", data, weight.scale, None, out_features, in_features, in_features)
+    assert weight.records is not None
+    sizes = out_features, in_features
+    if weight.format == FP8:
+        scale = weight.records.view(torch.float32)
+        return Quantised("fp8", data, scale, None, *sizes, weight.group, records="transposed")
+    sub = sub_of(weight.group, in_features)
+    return Quantised("int4", data, weight.records, None, *sizes, sub, records="transposed")

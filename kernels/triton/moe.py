@@ -1,0 +1,152 @@
+"""Mixture of experts, for all weight formats. kernels/ops/moe.py has the reference.
+
+Up to FEW choices, each choice is a tile of one row. More choices are sorted by expert, so that an expert's weights are
+read once for all rows of a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import moe as reference
+from ..ops.linear import Fp8, Int4, Int8, Weight
+from ..ops.moe import ExpertWeights, Routed
+from . import linear, supports
+from .linear import Packed
+from .moe_product import GATES, Blocks, Rows, combine, grouped
+from .moe_route import route as route
+from .moe_route import sort_choices
+from .round_rows import round_rows
+from .target import Device, device_properties
+from .widen import Quantised, block_inputs
+
+# The blocks of products with 16-bit weights, by the rows of a tile; tuned on H200.
+DENSE = {
+    16: Blocks(16, 64, 128, 4, 4),
+    32: Blocks(32, 128, 128, 4, 3),
+    64: Blocks(64, 256, 64, 8, 4),
+    128: Blocks(128, 256, 64, 8, 4),
+}
+FEW = 32  # largest number of choices that are not sorted
+FLOAT_SUMS = 4096  # largest number of choices whose outputs stay float32 until they are added
+
+
+def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
+    return linear.pack_slices(slices, experts * out_features, dtype)
+
+
+def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
+    gate_up = quantised(weights.gate_up, x.dtype)
+    down = quantised(weights.down, x.dtype)
+    if not is_supported(x, weights, gate_up, down):
+        plain = weights._replace(gate_up=as_plain(weights.gate_up), down=as_plain(weights.down))
+        return reference.experts(x, routed, plain)
+    assert gate_up is not None
+    assert down is not None
+    return compute(x, routed, weights, gate_up, down, getattr(weights.gate_up, "group", 0))
+
+
+def is_supported(x: Tensor, weights: ExpertWeights, gate_up: Quantised | None, down: Quantised | None) -> bool:
+    """True if `compute` supports the arguments."""
+    return supports(x) and gate_up is not None and down is not None and weights.gate in GATES
+
+
+def as_plain(weight: Any) -> Any:
+    """The weight as it was before packing."""
+    return linear.plain(weight) if isinstance(weight, Packed) else weight
+
+
+def quantised(weight: Any, dtype: torch.dtype) -> Quantised | None:
+    """The weight as the kernels read it; None if they do not support it."""
+    match weight:
+        case Tensor():
+            out_features, in_features = weight.shape
+            if weight.dtype != dtype or weight.stride(1) != 1:
+                return None
+            return Quantised("dense", weight, weight, None, out_features, in_features, in_features)
+        case Int8(data, scale):
+            out_features, in_features = data.shape
+            return Quantised("int8", data, scale, None, out_features, in_features, in_features)
+        case Fp8(data, scale, group):
+            out_features, in_features = data.shape
+            if group < in_features and group % 32:
+                return None
+            return Quantised("fp8", data.view(torch.uint8), scale, None, out_features, in_features, group)
+        case Int4(data, scale, zero, group, in_features):
+            return Quantised("int4", data, scale, zero, len(data), in_features, group)
+        case Packed(data, records, group, in_features):
+            return Quantised("int4", data, records, None, len(data), in_features, group, records="by_group")
+    return None
+
+
+def compute(
+    x: Tensor, routed: Routed, weights: ExpertWeights, gate_up: Quantised, down: Quantised, group: int
+) -> Tensor:
+    """The experts' output for x [tokens, hidden] of a supported dtype. `group`: inputs that int4 rounds together."""
+    tokens, top_k = routed.experts.shape
+    choices = tokens * top_k
+    if choices == 0:
+        return torch.zeros_like(x)
+    device = device_properties(x.device)
+    ptx = device.compiler == "cuda"
+    x = x if x.stride(-1) == 1 else x.contiguous()
+    sort = choices > FEW
+    tiled = choices if sort else 0
+    first, second = (blocks_of(part, tiled, weights.experts, x.dtype, device) for part in (gate_up, down))
+    if sort:
+        plan = sort_choices(routed.experts, weights.experts, first.m)
+        rows = Rows(plan.tiles, plan.order, top_k)
+    else:
+        rows = Rows(routed.experts.view(-1), None, top_k)
+    inner = x.new_empty(choices, weights.inner)
+    gate = GATES.index(weights.gate)
+    prepared, scale = prepare(x, weights.op, group)
+    grouped(inner, prepared, scale, gate_up, weights.gate_up_bias, rows, first, weights.experts, x, ptx, gate)
+    prepared, scale = prepare(inner, weights.op, group)
+    y = x.new_empty(choices, x.shape[1], dtype=torch.float32 if choices <= FLOAT_SUMS else x.dtype)
+    grouped(y, prepared, scale, down, weights.down_bias, rows, second, weights.experts, x, ptx)
+    return combine(y, routed.weights, x.dtype)
+
+
+def prepare(x: Tensor, op: str, group: int) -> tuple[Tensor, Tensor | None]:
+    """The activations as the product of this format reads them, and their scales."""
+    if op == "int8":
+        return round_rows(x)
+    if op == "int4":
+        return linear.rounded(x, group), None
+    return x, None
+
+
+def blocks_of(weight: Quantised, choices: int, experts: int, dtype: torch.dtype, device: Device) -> Blocks:
+    """The block sizes of a product. `choices`: 0 if they are not sorted. Tiles of both products have as many rows."""
+    rows = rows_of(choices // experts, device)
+    if dtype == torch.float32:
+        return Blocks(min(rows, 32), 32, 32, 4, 2)
+    depth = block_inputs(weight.sub, weight.in_features, 128)
+    if device.compiler == "hip":
+        return Blocks(rows, 64, min(depth, 64 if weight.format == "int8" else 32), 4, 2)
+    if weight.format == "dense":
+        return fitted(DENSE[rows], device.shared)
+    return fitted(Blocks(rows, 64 if rows == 16 else 128, depth, 4, 3), device.shared)
+
+
+def rows_of(per_expert: int, device: Device) -> int:
+    """The rows of a tile, for `per_expert` choices of an expert."""
+    if device.compiler == "hip":
+        return 16 if per_expert <= 12 else 32
+    for rows, limit in ((16, 12), (32, 24), (64, 64)):
+        if per_expert <= limit:
+            return rows
+    return 128
+
+
+def fitted(blocks: Blocks, shared: int) -> Blocks:
+    """The blocks with fewer stages or outputs, if `shared` bytes of shared memory are too few for 16-bit values."""
+    stages = min(blocks.stages, shared // (2 * blocks.k * (blocks.m + blocks.n)))
+    if stages >= 2:
+        return blocks._replace(stages=stages)
+    return fitted(blocks._replace(n=blocks.n // 2), shared)

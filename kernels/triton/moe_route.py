@@ -1,0 +1,162 @@
+"""The router of a mixture of experts, and the sort of its choices by expert. kernels/ops/moe.py defines the router.
+
+A choice is one expert of one token; choice i belongs to token i // top_k. The number of choices of an expert is known
+only on the GPU, so the host launches for the largest number of tiles that is possible.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..ops import moe as reference
+from ..ops.moe import Routed, Routing
+
+BLOCK = 128  # choices of a program that sorts
+
+
+@triton.jit
+def _best_groups(choice, group, index, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr):
+    """`choice` [groups, group size], with -inf for the experts of all groups but the best TOP_GROUPS."""
+    best = tl.max(choice, 1)
+    if TOP2:
+        first = tl.min(tl.where(choice == best[:, None], index, 0x7FFFFFFF), 1)
+        best += tl.max(tl.where(index == first[:, None], float("-inf"), choice), 1)
+    keep = group < 0
+    for _ in tl.static_range(TOP_GROUPS):
+        top = tl.max(best, 0)
+        winner = tl.min(tl.where((best == top) & ~keep, group, 0x7FFFFFFF), 0)
+        keep = keep | (group == winner)
+        best = tl.where(group == winner, float("-inf"), best)
+    return tl.where(keep[:, None], choice, float("-inf"))
+
+
+@triton.jit
+def _route(
+    experts, weights, logits, correction, stride, scale,
+    TOP_K: tl.constexpr, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, HAS_CORRECTION: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Program `token` chooses the experts of a token. SIZE: experts of a group."""
+    token = tl.program_id(0).to(tl.int64)
+    group = tl.arange(0, BLOCK_GROUPS)
+    place = tl.arange(0, BLOCK_SIZE)
+    index = group[:, None] * SIZE + place[None, :]
+    exists = (group < GROUPS)[:, None] & (place < SIZE)[None, :]
+    logit = tl.load(logits + token * stride + index, mask=exists, other=float("-inf")).to(tl.float32)
+    if SIGMOID:
+        score = tl.sigmoid(logit)
+    else:
+        exponential = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
+        score = exponential / tl.sum(tl.sum(exponential, 1), 0)
+    choice = score
+    if HAS_CORRECTION:
+        choice += tl.load(correction + index, mask=exists, other=0.0).to(tl.float32)
+    choice = tl.where(exists, choice, float("-inf"))
+    if GROUPS > 1:
+        choice = _best_groups(choice, group, index, TOP_GROUPS, TOP2)
+    rank = tl.arange(0, BLOCK_K)
+    chosen = tl.zeros((BLOCK_K,), tl.int32)
+    weight = tl.zeros((BLOCK_K,), tl.float32)
+    free = exists
+    for k in tl.static_range(TOP_K):
+        top = tl.max(tl.max(choice, 1), 0)
+        candidate = tl.where((choice == top) & free, index, GROUPS * SIZE - 1)  # NaN: the last expert
+        winner = tl.min(tl.min(candidate, 1), 0)
+        free = free & (index != winner)
+        choice = tl.where(index == winner, float("-inf"), choice)
+        chosen = tl.where(rank == k, winner, chosen)
+        value = tl.sum(tl.sum(tl.where(index == winner, score, 0.0), 1), 0)
+        weight = tl.where(rank == k, value, weight)
+    if RENORMALISE:
+        weight = weight / tl.maximum(tl.sum(weight, 0), 1e-20)
+    tl.store(experts + token * TOP_K + rank, chosen, mask=rank < TOP_K)
+    tl.store(weights + token * TOP_K + rank, weight * scale, mask=rank < TOP_K)
+
+
+def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
+    tokens, experts = logits.shape
+    if logits.dtype != torch.float32 or (correction is not None and correction.dtype != torch.float32):
+        return reference.route(logits, routing, correction)
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    chosen = logits.new_empty(tokens, routing.top_k, dtype=torch.int32)
+    weights = logits.new_empty(tokens, routing.top_k)
+    size = experts // routing.groups
+    if tokens:
+        _route[(tokens,)](
+            chosen, weights, logits, logits if correction is None else correction, logits.stride(0), routing.scale,
+            routing.top_k, routing.score == "sigmoid", routing.renormalise, correction is not None,
+            routing.groups, routing.top_groups, routing.group_score == "top2", size,
+            triton.next_power_of_2(routing.groups), triton.next_power_of_2(size),
+            triton.next_power_of_2(routing.top_k), num_warps=1,
+        )  # fmt: skip
+    return Routed(chosen, weights)
+
+
+class Sorted(NamedTuple):
+    """The choices in the order of their experts, in tiles of rows that share an expert."""
+
+    order: Tensor  # [choices] int32: the choice at each position
+    tiles: Tensor  # [3, tiles] int32: expert, first position, position after the last one; expert -1: no tile
+    ends: Tensor  # [experts] int32: the position after the last choice of each expert
+
+
+@triton.jit(do_not_specialize=["choices"])
+def _rank(ranks, counts, experts, choices, BLOCK: tl.constexpr):
+    """ranks [choices]: different numbers for all choices of an expert, from 0 on. counts [experts]: zeros before."""
+    choice = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = choice < choices
+    chosen = tl.load(experts + choice, mask=exists, other=0)
+    tl.store(ranks + choice, tl.atomic_add(counts + chosen, 1, mask=exists, sem="relaxed"), mask=exists)
+
+
+@triton.jit(do_not_specialize=["choices", "tile_count"])
+def _place(
+    order, tiles, ends, ranks, counts, experts, choices, expert_count, tile_count,
+    ROWS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Program i writes the positions of BLOCK choices, and BLOCK tiles."""
+    expert = tl.arange(0, BLOCK_E)
+    count = tl.load(counts + expert, mask=expert < expert_count, other=0)
+    end = tl.cumsum(count, 0)
+    start = end - count
+    tl.store(ends + expert, end, mask=(expert < expert_count) & (tl.program_id(0) == 0))
+    choice = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    exists = choice < choices
+    chosen = tl.load(experts + choice, mask=exists, other=0)
+    first = tl.sum(tl.where(chosen[:, None] == expert[None, :], start[None, :], 0), 1)
+    tl.store(order + first + tl.load(ranks + choice, mask=exists, other=0), choice, mask=exists)
+    tile = choice
+    tile_end = tl.cumsum((count + ROWS - 1) // ROWS, 0)
+    earlier = tile_end[None, :] <= tile[:, None]
+    owner = tl.sum(earlier.to(tl.int32), 1)  # the number of experts whose tiles are before this tile
+    first_tile = tl.max(tl.where(earlier, tile_end[None, :], 0), 1)
+    mine = expert[None, :] == owner[:, None]
+    begin = tl.sum(tl.where(mine, start[None, :], 0), 1) + (tile - first_tile) * ROWS
+    stop = tl.minimum(tl.sum(tl.where(mine, end[None, :], 0), 1), begin + ROWS)
+    inside = tile < tile_count
+    tl.store(tiles + tile, tl.where(owner < expert_count, owner, -1), mask=inside)
+    tl.store(tiles + tile_count + tile, begin, mask=inside)
+    tl.store(tiles + 2 * tile_count + tile, stop, mask=inside)
+
+
+def sort_choices(chosen: Tensor, experts: int, rows: int) -> Sorted:
+    """chosen [tokens, top_k] int32 -> the choices sorted by expert, in tiles of up to `rows` choices. The order of the
+    choices of an expert is not defined; results of products do not depend on it."""
+    choices = chosen.numel()
+    tile_count = min(choices // rows + experts, choices)  # an upper bound
+    counts = chosen.new_zeros(experts)
+    ranks = chosen.new_empty(choices)
+    result = Sorted(chosen.new_empty(choices), chosen.new_empty(3, tile_count), chosen.new_empty(experts))
+    programs = triton.cdiv(choices, BLOCK)
+    _rank[(programs,)](ranks, counts, chosen, choices, BLOCK, num_warps=4)
+    _place[(programs,)](
+        result.order, result.tiles, result.ends, ranks, counts, chosen, choices, experts, tile_count,
+        rows, triton.next_power_of_2(experts), BLOCK, num_warps=4,
+    )  # fmt: skip
+    return result

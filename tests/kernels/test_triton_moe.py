@@ -1,0 +1,130 @@
+"""The Triton kernels of a mixture of experts against the references: on a GPU, or in the interpreter
+(test_triton_interpreted.py)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops.case import TOLERANCES, Case
+from localllm.kernels.ops.moe import Routed, experts, random_experts
+from localllm.kernels.ops.reference_check import call_op, copy_to, pack_value
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), reason="there is no GPU"),
+]
+DEVICE = "cpu" if INTERPRETED else "cuda"
+SLOW = [pytest.mark.slow] if INTERPRETED else []
+OFTEN = ("-33-tokens", "groups", "correction", "ties", "odd-shape")  # labels of cases that are not slow
+
+
+def runs() -> Iterator[Any]:
+    """(case, dtype of activations). In the interpreter most cases are slow."""
+    for case in CASES:
+        for dtype in case.tolerances if case.op in ("moe.route", "moe.experts") else ():
+            if INTERPRETED and dtype == torch.bfloat16:  # which numpy does not have
+                continue
+            slow = dtype == torch.float16 or not str(case).endswith(OFTEN)
+            yield pytest.param(case, dtype, id=f"{case}-{dtype}", marks=SLOW if slow else [])
+
+
+@pytest.fixture(autouse=True)
+def poison() -> Iterator[None]:
+    """torch.empty returns NaN and the largest integers."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def triton_ops() -> Ops:
+    from localllm.kernels.triton.ops import with_triton
+
+    return with_triton(Ops())
+
+
+@pytest.mark.parametrize(("case", "dtype"), list(runs()))
+def test_op_equals_reference(case: Case, dtype: torch.dtype) -> None:
+    ops = triton_ops()
+    arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
+    expected = call_op(case, dict(Ops())[case.op], {k: copy_to(v, "cpu", wide=True) for k, v in arguments.items()})
+    on_device = {name: copy_to(value, DEVICE) for name, value in arguments.items()}
+    on_device |= {name: pack_value(ops, on_device[name], dtype) for name in case.packs}
+    actual = call_op(case, dict(ops)[case.op], on_device)
+    for each, reference in zip(actual, expected, strict=True):
+        scale = max(reference.abs().max().item() if reference.numel() else 1.0, 1e-6)
+        allowed = case.tolerances[dtype] * scale if reference.is_floating_point() else 0.0
+        torch.testing.assert_close(each.cpu().double(), reference.double(), rtol=0.0, atol=allowed)
+
+
+def random_routed(tokens: int, count: int, top_k: int, generator: torch.Generator) -> Routed:
+    chosen = torch.rand(tokens, count, generator=generator).argsort(1)[:, :top_k]
+    return Routed(chosen.int().contiguous(), torch.rand(tokens, top_k, generator=generator))
+
+
+def compare(op: str, tokens: int, count: int, top_k: int, hidden: int, inner: int, group: int) -> None:
+    """The experts' outputs on the device and those of the reference are equal; two calls give the same bits."""
+    ops = triton_ops()
+    generator = torch.Generator().manual_seed(3)
+    dtype = torch.float32 if INTERPRETED else torch.bfloat16
+    weights = random_experts(op, count, hidden, inner, generator, dtype, group=group, bias=op == "dense")
+    routed = random_routed(tokens, count, top_k, generator)
+    x = torch.randn(tokens, hidden, generator=generator).to(dtype)
+    expected = experts(x.double(), routed, copy_to(weights, "cpu", wide=True))
+    packed = pack_value(ops, copy_to(weights, DEVICE), dtype)
+    actual, again = (ops.moe.experts(x.to(DEVICE), copy_to(routed, DEVICE), packed) for _ in range(2))
+    rounded = op in ("int8", "int4")
+    tolerance = (1e-2 if INTERPRETED else 4e-2) if rounded else 2 * TOLERANCES[dtype]
+    allowed = tolerance * expected.abs().max().item()
+    torch.testing.assert_close(actual.cpu().double(), expected.double(), rtol=0.0, atol=allowed)
+    assert torch.equal(actual, again)
+
+
+# tokens, experts, top_k, hidden, inner: one tile of each choice; several tiles of an expert, the last one partial.
+SIZES = [(3, 8, 4, 136, 72), (100, 3, 2, 64, 96), (260, 2, 2, 32, 32), (300, 64, 2, 32, 32)]
+
+
+@pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_experts_equal_reference_for_all_tile_sizes(op: str, size: tuple[int, ...], request: Any) -> None:
+    if INTERPRETED and op != "dense" and not request.config.getoption("--slow"):
+        pytest.skip("slow in the interpreter")
+    compare(op, *size, group=32)
+
+
+@pytest.mark.parametrize("choices", [1, 63, 64, 65, 513, 1500])
+@pytest.mark.parametrize(("count", "rows"), [(1, 16), (7, 16), (60, 64)])
+def test_sorted_choices_are_complete_and_in_tiles_of_one_expert(choices: int, count: int, rows: int) -> None:
+    from localllm.kernels.triton.moe_route import sort_choices
+
+    chosen = torch.randint(0, count, (choices, 1), generator=torch.Generator().manual_seed(choices)).int()
+    order, tiles, ends = (part.cpu() for part in sort_choices(chosen.to(DEVICE), count, rows))
+    assert torch.equal(order.long().sort().values, torch.arange(choices))
+    assert torch.equal(chosen[order.long(), 0], chosen[:, 0].sort().values)
+    assert torch.equal(ends.long(), torch.bincount(chosen[:, 0], minlength=count).cumsum(0))
+    covered = []
+    for expert, first, stop in tiles.T.tolist():
+        if expert < 0:
+            continue
+        assert 0 < stop - first <= rows
+        assert (chosen[order[first:stop].long(), 0] == expert).all()
+        covered += range(first, stop)
+    assert sorted(covered) == list(range(choices))
+
+
+@pytest.mark.skipif(INTERPRETED, reason="numpy warns of NaN")
+def test_router_chooses_valid_experts_for_nan() -> None:
+    from localllm.kernels.ops.moe import Routing
+
+    logits = torch.full((3, 12), float("nan"))
+    logits[1, 3] = 1.0
+    chosen = triton_ops().moe.route(logits.to(DEVICE), Routing(4, "sigmoid", True, groups=3, top_groups=2)).experts
+    assert ((chosen >= 0) & (chosen < 12)).all()
