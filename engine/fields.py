@@ -120,6 +120,14 @@ class Fields:
 
         return tuple(self._read(key, valid, "a list of strings"))
 
+    def indices(self, key: str) -> frozenset[int]:
+        """A list of non-negative integers, without their order; empty if the field is absent."""
+
+        def valid(value: Any) -> bool:
+            return type(value) is list and all(type(item) is int and item >= 0 for item in value)
+
+        return frozenset(self._read(key, valid, "a list of non-negative integers", []))
+
     def ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
         """One token id or a list of ids; () if the field is absent."""
         ids = self._read(key, lambda value: True, "", [])

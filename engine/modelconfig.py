@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar
 
+from . import moeconfig
 from .errors import ModelRefused
 from .fields import Fields
+from .moeconfig import MoeConfig, MoeFamily, parse_moe
 from .quantization import Quantization, parse_quantization
 
 T = TypeVar("T")
@@ -54,6 +56,7 @@ class ModelConfig:
     tie_embeddings: bool  # the output head shares the weights of the embedding
     qkv_bias: bool
     output_bias: bool  # bias of the output projection of attention
+    head_norms: bool  # whether each head of queries and keys is normalised
     mlp_bias: bool
     layer_kinds: tuple[LayerKind, ...]  # the kind of each layer
     window: int  # positions that a sliding layer attends to, including its own; 0: no sliding layers
@@ -63,6 +66,7 @@ class ModelConfig:
     dtype: str  # dtype of the weights, e.g. "bfloat16"; empty: unknown
     eos_ids: tuple[int, ...]
     quantization: Quantization | None  # None: unquantised
+    moe: MoeConfig | None = None  # None: all layers have a dense MLP
 
 
 # A backend that reads the files of a model itself needs few of the fields. The others stay empty.
@@ -81,6 +85,7 @@ EMPTY_CONFIG = ModelConfig(
     tie_embeddings=False,
     qkv_bias=False,
     output_bias=False,
+    head_norms=False,
     mlp_bias=False,
     layer_kinds=(),
     window=0,
@@ -105,19 +110,27 @@ class _Family:
     activation_key: str = "hidden_act"
     activation: str = "silu"
     tie: bool = False
-    qkv_bias: bool = False  # True: the model always has this bias; False: the field attention_bias decides
+    # Default of the field qkv_bias; the field attention_bias may add this bias.
+    qkv_bias: bool = False
+    output_bias: bool = True  # whether attention_bias also adds the bias of the output projection
+    head_norms: bool = False  # default of use_qk_norm
     pattern: bool = False  # True: every sliding_window_pattern-th layer is full, and each layer kind has its own rope
+    alternating: bool = False  # True: without `pattern`, every second layer is sliding, from the first layer on
     window: int = 0
     windowed: bool = True  # default of use_sliding_window
-    first_sliding: int = 0  # default of max_window_layers: without `pattern`, the index of the first sliding layer
-    layer_types: bool = True  # whether a layer_types field may override `pattern` and `first_sliding`
+    # Default of max_window_layers: with `alternating`, the index from which no layer is sliding; without `pattern` and
+    # `alternating`, the index of the first sliding layer.
+    window_layers: int = 0
+    layer_types: bool = True  # whether a layer_types field may override these defaults
     theta: float = 10_000.0
     partial_rotary: bool = False  # whether rotary_dim may be less than head_dim
+    rotary_share: float = 1.0  # default of partial_rotary_factor
     rope_kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn", "longrope")
     longrope_names: tuple[str, ...] = ()  # older names of longrope in files of this architecture
     original_positions: int = 0  # default of original_max_position_embeddings; 0: no default
     query_scalar: int = 0  # default of query_pre_attn_scalar; 0: equal to head_dim
     eos: tuple[int, ...] = ()
+    moe: MoeFamily | None = None  # None: the architecture has no experts
 
 
 # Only the architectures that list these fields in `optional` read them; the others ignore any value.
@@ -130,6 +143,9 @@ OPTIONAL = frozenset(
         "max_window_layers",
         "query_pre_attn_scalar",
         "final_logit_softcapping",
+        "qkv_bias",
+        "use_qk_norm",
+        *moeconfig.OPTIONAL,
     }
 )
 _QWEN_WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers")
@@ -144,6 +160,7 @@ FAMILIES: Mapping[str, _Family] = MappingProxyType(
             activation_key="hidden_activation",
             activation="gelu_pytorch_tanh",
             tie=True,
+            head_norms=True,
             pattern=True,
             window=4096,
             theta=1_000_000.0,
@@ -170,16 +187,27 @@ FAMILIES: Mapping[str, _Family] = MappingProxyType(
             qkv_bias=True,
             window=4096,
             windowed=False,
-            first_sliding=28,
+            window_layers=28,
         ),
         "qwen3": _Family(
             max_positions=32_768,
             optional=("attention_bias", *_QWEN_WINDOW),
             kv_heads=32,
             head_dim=128,
+            head_norms=True,
             window=4096,
             windowed=False,
-            first_sliding=28,
+            window_layers=28,
+        ),
+        "qwen3_moe": _Family(
+            max_positions=32_768,
+            optional=("attention_bias", "sliding_window", "use_sliding_window", *moeconfig.QWEN),
+            kv_heads=4,
+            head_norms=True,
+            window=4096,
+            windowed=False,
+            layer_types=False,
+            moe=MoeFamily(("num_experts", "num_local_experts"), experts=128, top_k=8, inner=768),
         ),
     }
 )
@@ -221,8 +249,9 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         norm_eps=fields.number("rms_norm_eps", 1e-12, 1.0, family.norm_eps),
         activation=_activation(fields, family, where),
         tie_embeddings=fields.flag("tie_word_embeddings", family.tie),
-        qkv_bias=family.qkv_bias or bias,
-        output_bias=bias,
+        qkv_bias=fields.flag("qkv_bias", family.qkv_bias) or bias,
+        output_bias=bias and family.output_bias,
+        head_norms=fields.flag("use_qk_norm", family.head_norms),
         mlp_bias=fields.flag("mlp_bias", False),
         layer_kinds=kinds,
         window=window,
@@ -232,6 +261,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         dtype=fields.text(fields.either("dtype", "torch_dtype"), ""),
         eos_ids=_eos_ids(fields, family, vocab),
         quantization=parse_quantization(fields, where),
+        moe=None if family.moe is None else parse_moe(fields, family.moe, len(kinds)),
     )
 
 
@@ -343,7 +373,11 @@ def _default_kinds(fields: Fields, family: _Family, layers: int, window: int) ->
         return tuple(period[layer % pattern] for layer in range(layers))
     first_sliding = layers
     if window:
-        first_sliding = min(layers, fields.integer("max_window_layers", 0, 2**10, family.first_sliding))
+        first_sliding = min(layers, fields.integer("max_window_layers", 0, 2**10, family.window_layers))
+    if family.alternating:
+        return tuple(
+            _SLIDING if window and index % 2 == 0 and index < first_sliding else _FULL for index in range(layers)
+        )
     return (_FULL,) * first_sliding + (_SLIDING,) * (layers - first_sliding)
 
 
@@ -503,7 +537,7 @@ def _rotary_dim(fields: Fields, family: _Family, table: Fields, kind: str, head_
     """
     if kind == "default" and not family.partial_rotary:
         return _even(head_dim)
-    share = fields.number("partial_rotary_factor", 1e-3, 1.0, 1.0)
+    share = fields.number("partial_rotary_factor", 1e-3, 1.0, family.rotary_share)
     dim = int(head_dim * table.number("partial_rotary_factor", 1e-3, 1.0, share))
     if dim != head_dim and not family.partial_rotary:
         source = table if "partial_rotary_factor" in table else fields

@@ -55,6 +55,22 @@ VALUES: dict[str, Any] = {
     "use_bidirectional_attention": False,
     "is_causal": True,
     "per_layer_config": None,
+    "qkv_bias": False,
+    "use_qk_norm": True,
+    "num_experts": 12,
+    "num_local_experts": None,
+    "n_routed_experts": None,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": [1],
+    "first_k_dense_replace": 3,
+    "shared_expert_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+    "n_group": 2,
+    "topk_group": 2,
 }
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -105,6 +121,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "qwen2": [*FLAT, {"layer_types": LAYERS}],
     "qwen3": [*FLAT, {"layer_types": LAYERS}],
+    "qwen3_moe": [
+        *FLAT,
+        {"num_experts": None, "num_local_experts": 16, "use_sliding_window": False},
+        {"mlp_only_layers": [], "decoder_sparse_step": 1},
+    ],
 }
 CASES = [(family, index) for family, variants in VARIANTS.items() for index in range(len(variants))]
 

@@ -1,0 +1,137 @@
+"""The fields of config.json that describe a mixture of experts -> MoeConfig, validated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .fields import Fields
+
+Score = Literal["softmax", "sigmoid"]
+GroupScore = Literal["max", "top2"]
+
+MAX_EXPERTS = 2**12
+MAX_INNER = 2**20
+
+# Only the architectures that list these fields in `optional` read them; the others ignore any value.
+OPTIONAL = frozenset(
+    {
+        "norm_topk_prob",
+        "decoder_sparse_step",
+        "mlp_only_layers",
+        "first_k_dense_replace",
+        "shared_expert_intermediate_size",
+        "n_shared_experts",
+        "routed_scaling_factor",
+        "n_group",
+        "topk_group",
+    }
+)
+QWEN = ("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
+GROUPED = (
+    "norm_topk_prob",
+    "first_k_dense_replace",
+    "n_shared_experts",
+    "routed_scaling_factor",
+    "n_group",
+    "topk_group",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MoeConfig:
+    """The experts of a model, and how a router chooses them. The names of the last six fields are those of
+    kernels.ops.moe.Routing."""
+
+    layers: tuple[bool, ...]  # whether each layer has experts; at least one has; the other layers have a dense MLP
+    experts: int  # of a layer
+    inner_size: int  # of one expert
+    shared_size: int  # inner size of the shared expert, which computes every token; 0: no shared expert
+    top_k: int
+    score: Score
+    renormalise: bool
+    scale: float
+    groups: int
+    top_groups: int
+    group_score: GroupScore
+
+
+@dataclass(frozen=True, slots=True)
+class MoeFamily:
+    """The fields of an architecture with experts, with the defaults of the config class in transformers."""
+
+    names: tuple[str, ...]  # names of the field with the number of experts; several must have the same value
+    experts: int
+    top_k: int
+    inner_name: str = "moe_intermediate_size"
+    inner: int | None = None  # default of `inner_name`; None: no default
+    score: Score = "softmax"
+    renormalise: bool = False  # default of norm_topk_prob
+    shared_inner: int = 0  # default of shared_expert_intermediate_size; 0: the architecture does not have this field
+    shared_experts: int = 0  # default of n_shared_experts; 0: the architecture does not have this field
+    dense_layers: int = 0  # default of first_k_dense_replace
+    group_score: GroupScore = "max"
+
+
+def parse_moe(fields: Fields, family: MoeFamily, num_layers: int) -> MoeConfig | None:
+    """The mixture of experts; None if all layers are dense. Raises ModelRefused with the name of the wrong field."""
+    layers = _layers(fields, family, num_layers)
+    experts = _experts(fields, family)
+    inner = fields.integer(family.inner_name, 1, MAX_INNER, family.inner)
+    top_k = fields.integer("num_experts_per_tok", 1, MAX_EXPERTS, family.top_k)
+    if top_k > experts:
+        raise fields.refuse("num_experts_per_tok", f"at most the number of experts ({experts})")
+    groups = fields.integer("n_group", 1, MAX_EXPERTS, 1)
+    if experts % groups:
+        raise fields.refuse("n_group", f"a divisor of the number of experts ({experts})")
+    if family.group_score == "top2" and groups > 1 and experts // groups < 2:
+        raise fields.refuse("n_group", f"at most half of the number of experts ({experts})")
+    top_groups = fields.integer("topk_group", 1, groups, 1)
+    if top_k > experts // groups * top_groups:
+        raise fields.refuse("topk_group", f"larger, because a token has {top_k} experts")
+    shared = _shared_size(fields, family, inner)
+    renormalise = fields.flag("norm_topk_prob", family.renormalise)
+    scale = fields.number("routed_scaling_factor", 1e-6, 1e6, 1.0)
+    if not any(layers):
+        return None
+    return MoeConfig(
+        layers=layers,
+        experts=experts,
+        inner_size=inner,
+        shared_size=shared,
+        top_k=top_k,
+        score=family.score,
+        renormalise=renormalise,
+        scale=scale,
+        groups=groups,
+        top_groups=top_groups,
+        group_score=family.group_score,
+    )
+
+
+def _experts(fields: Fields, family: MoeFamily) -> int:
+    counts = {name: fields.integer(name, 1, MAX_EXPERTS) for name in family.names if name in fields}
+    if len(set(counts.values())) > 1:
+        first, *others = counts
+        raise fields.refuse(others[0], f"equal to {first} ({counts[first]})")
+    return next(iter(counts.values()), family.experts)
+
+
+def _shared_size(fields: Fields, family: MoeFamily, inner: int) -> int:
+    """The inner size of the shared expert; 0 if the architecture has none."""
+    if family.shared_inner:
+        return fields.integer("shared_expert_intermediate_size", 1, MAX_INNER, family.shared_inner)
+    if family.shared_experts:
+        return fields.integer("n_shared_experts", 1, MAX_EXPERTS, family.shared_experts) * inner
+    return 0
+
+
+def _layers(fields: Fields, family: MoeFamily, num_layers: int) -> tuple[bool, ...]:
+    """Whether each layer has experts."""
+    first = fields.integer("first_k_dense_replace", 0, MAX_EXPERTS, family.dense_layers)
+    step = fields.integer("decoder_sparse_step", 1, MAX_EXPERTS, 1)
+    dense = fields.indices("mlp_only_layers")
+    has_experts = []
+    for layer in range(num_layers):
+        has_experts.append(layer >= first and layer not in dense and (layer + 1) % step == 0)
+    return tuple(has_experts)
