@@ -24,6 +24,7 @@ from .tensorfiles import StoredTensor, read_header
 PEFT_WEIGHTS = "adapter_model.safetensors"
 MLX_WEIGHTS = "adapters.safetensors"
 PREFIX = "base_model.model."  # the prefix of every tensor name in PEFT's files
+EXPERTS = "experts"  # the part of a module's name that all experts of a layer have
 FLOATS = ("F32", "F16", "BF16")
 
 # Ends of tensor names, for the factors A and B.
@@ -144,6 +145,11 @@ def read_for_model(
             f"raise the setting adapter_rank to {files.rank} or more",
         )
     for module, factors in files.factors.items():
+        if module not in shapes and EXPERTS in module.split("."):
+            raise ModelRefused(
+                f"adapter {adapter.name}: it changes {module!r:.200}, but adapters of experts are not supported",
+                "use an adapter whose target modules are those of attention, such as q_proj and v_proj",
+            )
         if module not in shapes:
             raise ModelRefused(f"adapter {adapter.name}: the model has no module {module!r:.200}")
         expected = shapes[module]

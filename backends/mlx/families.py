@@ -22,8 +22,10 @@ from .ropes import Frequencies, rotation
 
 
 def describes(config: ModelConfig) -> bool:
-    """Whether ModelConfig has all values of this architecture."""
-    return config.model_type in FAMILIES
+    """Whether `build` sets all values of this architecture from ModelConfig. mlx-lm computes experts as it does for
+    architectures that ModelConfig does not describe (config_keys.py)."""
+    family = FAMILIES.get(config.model_type)
+    return family is not None and family.moe is None
 
 
 def arguments(config: ModelConfig) -> dict[str, Any]:

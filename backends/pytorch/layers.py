@@ -11,8 +11,9 @@ from torch import Tensor
 from ...engine.modelconfig import LayerKind, ModelConfig
 from ...kernels.ops import Ops
 from ...kernels.ops.layer import DecoderLayer
-from ...kernels.ops.mlp import GatedMlp
+from ...kernels.ops.mlp import Mlp
 from ...kernels.ops.step import Adapters, Answers, HeadStep, LayerStep
+from .experts import gated_mlp
 from .inputs import Step
 from .kv import PagedKV
 from .rotary import Rotary
@@ -53,8 +54,8 @@ class Norms(NamedTuple):
     after_mlp: str = ""
 
 
-class DenseLayer:
-    """A layer with self-attention over the paged cache, rotary positions and a gated MLP."""
+class AttentionLayer:
+    """A layer with self-attention over the paged cache, rotary positions and an MLP."""
 
     def __init__(
         self,
@@ -64,18 +65,15 @@ class DenseLayer:
         *,
         qkv: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
         gate_up: Sequence[str] = ("gate_proj", "up_proj"),
+        mlp: Mlp | None = None,  # None: a dense MLP with the projections `gate_up`
         norms: Norms = Norms(),
-        head_norms: bool = False,  # whether the layer normalises each head of queries and keys
         offset: float = 0.0,  # added to the weight of every norm
     ) -> None:
         name = f"model.layers.{index}"
         width = config.hidden_size
-        inner = config.intermediate_size
         attention = f"{name}.self_attn"
-        mlp = f"{name}.mlp"
         dim = config.head_dim
         out_features = [heads * dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-        sides = [2 * inner // len(gate_up)] * len(gate_up)
 
         def norm(suffix: str, size: int = width) -> Tensor | None:
             return weights.take(f"{name}.{suffix}.weight", (size,)) if suffix else None
@@ -87,8 +85,8 @@ class DenseLayer:
                 before_mlp=weights.take(f"{name}.{norms.before_mlp}.weight", (width,)),
                 after_attention=norm(norms.after_attention),
                 after_mlp=norm(norms.after_mlp),
-                query_norm=norm("self_attn.q_norm" if head_norms else "", dim),
-                key_norm=norm("self_attn.k_norm" if head_norms else "", dim),
+                query_norm=norm("self_attn.q_norm" if config.head_norms else "", dim),
+                key_norm=norm("self_attn.k_norm" if config.head_norms else "", dim),
                 qkv=weights.linear(
                     [f"{attention}.{projection}" for projection in qkv],
                     out_features if len(qkv) == 3 else [sum(out_features)],
@@ -96,13 +94,7 @@ class DenseLayer:
                     config.qkv_bias,
                 ),
                 out=weights.linear([f"{attention}.o_proj"], [width], out_features[0], config.output_bias),
-                mlp=GatedMlp(
-                    gate_up=weights.linear(
-                        [f"{mlp}.{projection}" for projection in gate_up], sides, width, config.mlp_bias
-                    ),
-                    down=weights.linear([f"{mlp}.down_proj"], [width], inner, config.mlp_bias),
-                    gate="gelu_tanh_and_mul" if config.activation == "gelu_tanh" else "silu_and_mul",
-                ),
+                mlp=mlp or gated_mlp(weights, config, f"{name}.mlp", config.intermediate_size, gate_up),
                 rotation="neox",
                 dim=dim,
                 eps=config.norm_eps,

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 
+from ...engine.adapterfiles import EXPERTS
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
+from ...engine.tensorfiles import StoredTensor
 from ...kernels.ops.linear import weight_tensors
 from .device import Device
 from .lora import AdapterSlots, slot_values
@@ -42,32 +44,46 @@ class Loader:
         self._packed: PackedFile | None = None
         if options.packed_dir is not None and self._quant != "none" and files.weight_bytes >= MIN_PACKED_BYTES:
             sample = self._sample(torch.float32)
-            key = fingerprint(files, self._quant, sample)
-            self._packed = PackedFile(options.packed_dir / f"{self._quant}.safetensors", key, type(sample))
+            expert_sample = self._expert_sample(torch.float32)
+            key = fingerprint(files, self._quant, sample, expert_sample)
+            kinds = type(sample), type(expert_sample)
+            self._packed = PackedFile(options.packed_dir / f"{self._quant}.safetensors", key, *kinds)
 
     def expected_token_bytes(self) -> int:
         """Estimated bytes of the weights that are read to compute one token: all except an embedding table that the
-        output head does not use."""
-        return self.expected_bytes() - self._table_bytes()
+        output head does not use, and except the experts that the token does not use."""
+        moe = self._files.config.moe
+        share = 1.0 if moe is None else moe.top_k / moe.experts
+        return self._expected_bytes(share) - self._table_bytes()
 
     def expected_bytes(self) -> int:
         """Estimated bytes of the loaded weights, correct within a few percent."""
+        return self._expected_bytes(1.0)
+
+    def _expected_bytes(self, expert_share: float) -> int:
+        """Estimated bytes of the loaded weights, with the share `expert_share` of the experts."""
 
         @cache
-        def value_bytes(stored: str) -> float:
+        def value_bytes(stored: str, is_expert: bool) -> float:
             """Bytes in memory per value of a packed weight that has the dtype `stored` in the file."""
-            return memory_bytes(self._sample(DTYPES[stored])) / prod(_SAMPLE)
+            sample = self._expert_sample if is_expert else self._sample
+            return memory_bytes(sample(DTYPES[stored])) / prod(_SAMPLE)
 
         total = 0.0
         for name, tensor in self._files.tensors.items():
-            is_embedding = name == EMBEDDING
-            is_matrix = len(tensor.shape) == 2 and tensor.dtype in STORED
-            is_product = is_matrix and (not is_embedding or self._files.config.tie_embeddings)
-            if is_product:
-                total += prod(tensor.shape) * value_bytes(tensor.dtype)
-            if not is_matrix and not is_embedding:
-                total += tensor.num_bytes
+            is_expert = EXPERTS in name.split(".")
+            share = expert_share if is_expert else 1.0
+            if self._is_product(name, tensor, is_expert):
+                total += prod(tensor.shape) * value_bytes(tensor.dtype, is_expert) * share
+            elif name != EMBEDDING:
+                total += tensor.num_bytes * share
         return round(total) + self._table_bytes()
+
+    def _is_product(self, name: str, tensor: StoredTensor, is_expert: bool) -> bool:
+        """Whether the tensor is a weight of floats that is packed: a matrix, or the matrices of all experts."""
+        if tensor.dtype not in STORED or (name == EMBEDDING and not self._files.config.tie_embeddings):
+            return False
+        return len(tensor.shape) == 2 or (is_expert and len(tensor.shape) == 3)
 
     def _table_bytes(self) -> int:
         """Bytes of the embedding table; 0 if the output head has the same weight and shares its memory."""
@@ -99,10 +115,16 @@ class Loader:
 
     def _sample(self, stored: torch.dtype) -> Any:
         """A small sample weight of dtype `stored`, quantised and packed in the same way as the model's weights."""
+        return self._device.ops.linear.pack(self._quantised_sample(stored), self._dtype)
+
+    def _expert_sample(self, stored: torch.dtype) -> Any:
+        """The same sample, packed in the same way as the model's experts."""
+        return self._device.ops.moe.pack_slices([self._quantised_sample(stored)], 1, _SAMPLE[0], self._dtype)
+
+    def _quantised_sample(self, stored: torch.dtype) -> Any:
         plain = self._plain_sample(stored)
         quantise = ON_LOAD[self._quant]
-        weight = plain if quantise is None else quantise(plain)
-        return self._device.ops.linear.pack(weight, self._dtype)
+        return plain if quantise is None else quantise(plain)
 
     def _plain_sample(self, stored: torch.dtype) -> torch.Tensor:
         return torch.linspace(-1.0, 1.0, prod(_SAMPLE)).view(_SAMPLE).to(stored)

@@ -15,6 +15,7 @@ from ...engine.adapterfiles import Factors, read_for_model
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
 from ...engine.modelconfig import ModelConfig
+from ...engine.moeconfig import MoeConfig
 from ...engine.tensorfiles import StoredTensor
 from ...kernels.ops.lora import LoraWeights
 from ...kernels.ops.projection import Adapted, Projection
@@ -185,14 +186,28 @@ def _copy_finite(target: Tensor, matrix: Tensor, module: str) -> None:
 
 
 def slot_values(config: ModelConfig, rank: int) -> int:
-    """How many numbers one slot has: factors of rank `rank` for all linear layers, the embedding and the output
-    head."""
+    """How many numbers one slot has: factors of rank `rank` for all linear layers except experts, the embedding and the
+    output head."""
     hidden = config.hidden_size
     heads = config.num_heads * config.head_dim
     kv_heads = config.num_kv_heads * config.head_dim
-    inner = config.intermediate_size
     attention = 3 * hidden + heads + 2 * kv_heads + heads + hidden
-    mlp = 2 * (hidden + inner) + inner + hidden
-    ends = 2 * (config.vocab_size + hidden)
+    dense = _mlp_values(hidden, config.intermediate_size)
+    total = 2 * (config.vocab_size + hidden) + config.num_layers * attention
     projections = 4 * config.num_layers + 2
-    return rank * (config.num_layers * (attention + mlp) + ends) + projections * ALIGNED
+    has_experts = config.moe.layers if config.moe else (False,) * config.num_layers
+    for layer in has_experts:
+        total += _routed_values(hidden, config.moe) if layer and config.moe else dense
+        projections += 2 if layer else 0
+    return rank * total + projections * ALIGNED
+
+
+def _mlp_values(hidden: int, inner: int) -> int:
+    """Numbers of the factors of rank 1 of a dense MLP."""
+    return 2 * (hidden + inner) + inner + hidden
+
+
+def _routed_values(hidden: int, moe: MoeConfig) -> int:
+    """Numbers of the factors of rank 1 of a router, and of a shared expert with its gate."""
+    router = hidden + moe.experts
+    return router + _mlp_values(hidden, moe.shared_size) + hidden + 1 if moe.shared_size else router

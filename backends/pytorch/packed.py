@@ -42,9 +42,9 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 log = logging.getLogger(__name__)
 
 
-def fingerprint(files: ModelFiles, quant: str, sample: Any) -> str:
-    """SHA-256 of the model files' headers, sizes and times, of `quant`, and of `sample`: a constant weight that this
-    device has quantised and packed, so its bytes depend on the device's layout of packed weights."""
+def fingerprint(files: ModelFiles, quant: str, *samples: Any) -> str:
+    """SHA-256 of the model files' headers, sizes and times, of `quant`, and of `samples`: constant weights that
+    this device has quantised and packed, so their bytes depend on the device's layouts of packed weights."""
     digest = hashlib.sha256(f"{VERSION} {quant}".encode())
     digest.update((files.path / "config.json").read_bytes())
     for file in sorted({tensor.file for tensor in files.tensors.values()}):
@@ -52,9 +52,10 @@ def fingerprint(files: ModelFiles, quant: str, sample: Any) -> str:
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
         with file.open("rb") as opened:
             digest.update(opened.read(8 + struct.unpack("<Q", opened.read(8))[0]))
-    digest.update(type(sample).__name__.encode())
-    for part in weight_tensors(sample):
-        digest.update(_bytes(part))
+    for sample in samples:
+        digest.update(type(sample).__name__.encode())
+        for part in weight_tensors(sample):
+            digest.update(_bytes(part))
     return digest.hexdigest()
 
 
@@ -70,14 +71,14 @@ class Placeable(Protocol):
 class PackedFile:
     """A file with the products of one model in one quantisation. A file that is not readable or corrupt is replaced.
 
-    `kind` is the device's class of a packed weight, a named tuple. The file may also have weights of the classes Int8,
-    Int4 and Fp8.
+    `kinds` are the device's classes of packed weights, named tuples. The file may also have weights of the classes
+    Int8, Int4 and Fp8.
     """
 
-    def __init__(self, file: Path, fingerprint: str, kind: type[Any]) -> None:
+    def __init__(self, file: Path, fingerprint: str, *kinds: type[Any]) -> None:
         self._file = file
         self._fingerprint = fingerprint
-        self._kinds: dict[str, type[Any]] = {one.__name__: one for one in (Int8, Int4, Fp8, kind)}
+        self._kinds: dict[str, type[Any]] = {one.__name__: one for one in (Int8, Int4, Fp8, *kinds)}
 
     def read(self) -> Mapping[str, Product] | None:
         """The packed products by name, without their biases. None if the file is missing, corrupt or has another

@@ -143,11 +143,11 @@ def expected_workspace(config: ModelConfig, options: LoadOptions, dtype: torch.d
     if device.meter is None:
         return 0
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    token_values = 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
+    token_values = 4 * config.hidden_size + 2 * heads + _mlp_values(config)
     fixed = LOGITS_COPIES * options.max_rows * config.vocab_size * torch.float32.itemsize
     if options.quant != "none" or config.quantization is not None:
         # Products of many rows convert a whole weight to the dtype of activations.
-        fixed += config.hidden_size * max(2 * config.intermediate_size, heads) * dtype.itemsize
+        fixed += config.hidden_size * max(2 * _largest_mlp(config), heads) * dtype.itemsize
     workspace = device.meter.libraries + fixed
     workspace += step_tokens(config, options, device) * token_values * dtype.itemsize
     rows, tokens = _captured_sizes(config, options, device)
@@ -234,9 +234,30 @@ def capturable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> i
 
 
 def layer_weights(config: ModelConfig) -> int:
-    """Number of weights of a layer, each of which a token multiplies once."""
+    """Number of weights of a layer that a token multiplies once each; of the experts only those that it uses."""
     heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
-    return config.hidden_size * (heads + 3 * config.intermediate_size)
+    inner = config.intermediate_size
+    if config.moe is not None:
+        routed = config.moe.top_k * config.moe.inner_size + config.moe.shared_size
+        inner = max(routed, inner) if False in config.moe.layers else routed
+    return config.hidden_size * (heads + 3 * inner)
+
+
+def _mlp_values(config: ModelConfig) -> int:
+    """Number of intermediate values of a token in the MLP of a layer. Each expert of a token has its own values, and a
+    result in float32."""
+    dense = 3 * _largest_mlp(config)
+    if config.moe is None:
+        return dense
+    return dense + config.moe.top_k * (3 * config.moe.inner_size + 2 * config.hidden_size) + config.moe.experts
+
+
+def _largest_mlp(config: ModelConfig) -> int:
+    """The largest inner size of an MLP; of the experts that of a single one."""
+    if config.moe is None:
+        return config.intermediate_size
+    sizes = config.moe.inner_size, config.moe.shared_size
+    return max(*sizes, config.intermediate_size) if False in config.moe.layers else max(sizes)
 
 
 def chosen_graphs(options: LoadOptions, device: Device) -> Graphs:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
@@ -19,8 +20,8 @@ from ...kernels.ops.projection import Product, Projection, SideBySide
 from .device import Device
 from .lora import AdapterSlots
 from .mapped import MappedFiles
-from .quant import SLICE_VALUES, Loaded, Scheme, memory_bytes, slices
-from .quant.floats import STORED, check_finite
+from .quant import SLICE_VALUES, Loaded, Scheme, Tensors, memory_bytes, slices
+from .quant.floats import STORED, Floats, check_finite
 
 # Buffers in the files of old exporters. The model ignores them and computes them from config.json.
 _DERIVED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
@@ -110,18 +111,21 @@ class Weights:
         self.dtype = dtype  # dtype of activations
         self.products: dict[str, Product] = {}  # products created until now, with the same names as in `cached`
         self.bytes = 0  # bytes of all weights loaded until now
-        self.token_bytes = 0  # bytes that a decode step reads: all weights except the embedding table
+        # Bytes that a token reads: all weights, but of the experts only those that it uses, and no embedding table.
+        self.token_bytes = 0
         self._files = files
         self._device = device
         self._scheme = scheme
+        # For projections that stay floats when the weights are quantised while loading.
+        self._unquantised = Floats() if isinstance(scheme, Floats) else scheme
         self._cached = cached
-        self._tensors = StoredTensors(files)
+        self.tensors = StoredTensors(files)
         self._tied_product: Projection | None = None  # the output head, if it has the weight of the embedding
         self.slots = slots or AdapterSlots(0, 0, 0, device, dtype)
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """A small tensor, copied to the device in its stored dtype. Raises ModelRefused if its shape is not `shape`."""
-        tensor = self._tensors.read(name, shape, STORED)
+        tensor = self.tensors.read(name, shape, STORED)
         check_finite(name, tensor)
         self.bytes += tensor.nbytes
         self.token_bytes += tensor.nbytes
@@ -134,13 +138,13 @@ class Weights:
         """
         if self._files.config.tie_embeddings:
             self._tied_product = self._linear([name], [shape[0]], shape[1], bias=False)
-            self._tensors.mark_unread(f"{name}.weight")
-        tensor = self._tensors.read(f"{name}.weight", shape, STORED)
+            self.tensors.mark_unread(f"{name}.weight")
+        tensor = self.tensors.read(f"{name}.weight", shape, STORED)
         for rows in tensor.split(max(1, SLICE_VALUES // max(1, shape[1]))):
             check_finite(f"{name}.weight", rows)
-            self._tensors.drop_pages()
+            self.tensors.drop_pages()
         shared = self._shared_table(tensor)
-        self._tensors.release()
+        self.tensors.release()
         if shared is not None:
             return shared
         self.bytes += tensor.nbytes
@@ -158,39 +162,126 @@ class Weights:
         return None
 
     def linear(
-        self, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool = False
+        self,
+        names: Sequence[str],
+        out_features: Sequence[int],
+        in_features: int,
+        bias: bool = False,
+        *,
+        quantise: bool = True,
     ) -> Projection:
         """One projection, or several projections of the same input. Several projections become one product if their
-        formats are equal, otherwise one product each."""
-        base = self._linear(names, out_features, in_features, bias)
+        formats are equal, otherwise one product each. Without `quantise`, weights that are floats in the files stay
+        floats."""
+        if quantise:
+            base = self._linear(names, out_features, in_features, bias)
+        else:
+            base = self._load(self._unquantised, names, out_features, in_features, bias)
         return self.slots.adapt(names, out_features, in_features, base)
 
-    def _linear(self, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool) -> Projection:
-        sizes = list(zip(names, out_features, strict=True))
-        biases = [self.take(f"{name}.bias", (out,)).float() for name, out in sizes] if bias else []
-        cached = self._cached.get("+".join(names))
+    def experts(
+        self,
+        name: str,
+        projections: Sequence[Sequence[str]],
+        out_features: int,
+        in_features: int,
+        token_share: float,
+        source: Tensors,
+    ) -> Product:
+        """The weights of all experts as one weight, packed by the device's moe.pack_slices.
+
+        `projections`: for each expert the names of its projections, each with `out_features` outputs. `name`: the name
+        of the result in the packed file. `token_share`: the share of the weights that a token reads. `source`: the
+        tensors of the projections. Raises ModelRefused if the projections do not have one format.
+        """
+        cached = self._cached.get(name)
         if cached is not None:
-            for name, out in sizes:
-                self._tensors.check(f"{name}.weight", (out, in_features), STORED)
-            return self._product(names, cached.op, cached.weight, biases)
-        loaded = [self._scheme.load(self._tensors, name, out, in_features) for name, out in sizes]
+            for projection in chain.from_iterable(projections):
+                source.read(f"{projection}.weight", (out_features, in_features), STORED)
+            self.tensors.release()
+            self.products[name] = self._product(cached.op, cached.weight, [], token_share=token_share)
+            return self.products[name]
+
+        loading = (self._expert(source, names, out_features, in_features) for names in projections)
+        first = next(loading)
+        outputs = out_features * len(first)
+        expert_slices = self._expert_slices(chain([first], loading), projections)
+        packed = self._device.ops.moe.pack_slices(expert_slices, len(projections), outputs, self.dtype)
+        product = self._product(first[0].product, packed, [], token_share=token_share)
+        self.products[name] = product
+        return product
+
+    def _expert(self, source: Tensors, names: Sequence[str], out_features: int, in_features: int) -> list[Loaded]:
+        """The projections of one expert that have the same input. Raises ModelRefused as `experts` does."""
+        loaded = [self._scheme.load(source, name, out_features, in_features) for name in names]
+        self._ignore_zero_biases([(name, out_features) for name in names])
+        for name, weight in zip(names, loaded, strict=True):
+            if weight.order is not None:
+                raise ModelRefused(
+                    f"{self._files.name}: {name} has permuted inputs (desc_act), which is not supported for experts",
+                    "use a model that was quantised without desc_act",
+                )
+        return loaded
+
+    def _expert_slices(
+        self, experts: Iterable[Sequence[Loaded]], projections: Sequence[Sequence[str]]
+    ) -> Iterator[Weight]:
+        """Slices of the experts, copied to the device. Raises ModelRefused if a projection has another format than the
+        first one."""
+        stored_format: tuple[object, ...] = ()
+        for names, loaded in zip(projections, experts, strict=True):
+            stored_format = stored_format or loaded[0].format
+            for name, weight in zip(names, loaded, strict=True):
+                if weight.format != stored_format:
+                    raise ModelRefused(
+                        f"{self._files.name}: {name} has another weight format than {projections[0][0]}; all experts "
+                        "of a layer need the same format"
+                    )
+            yield from self._device_slices(loaded)
+            self.tensors.release()
+
+    def _linear(self, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool) -> Projection:
+        """A projection that may be in the packed file."""
+        key = "+".join(names)
+        cached = self._cached.get(key)
+        if cached is None:
+            projection = self._load(self._scheme, names, out_features, in_features, bias)
+        else:
+            biases = self._biases(names, out_features) if bias else []
+            for name, out in zip(names, out_features, strict=True):
+                self.tensors.check(f"{name}.weight", (out, in_features), STORED)
+            projection = self._product(cached.op, cached.weight, biases)
+        if isinstance(projection, Product):
+            self.products[key] = projection
+        return projection
+
+    def _load(
+        self, scheme: Scheme, names: Sequence[str], out_features: Sequence[int], in_features: int, bias: bool
+    ) -> Projection:
+        """A projection from the model's files."""
+        sizes = list(zip(names, out_features, strict=True))
+        biases = self._biases(names, out_features) if bias else []
+        loaded = [scheme.load(self.tensors, name, out, in_features) for name, out in sizes]
         if not bias:
             self._ignore_zero_biases(sizes)
         if all(loaded[0].joins(other) for other in loaded[1:]):
-            return self._pack(names, loaded, biases)
+            return self._pack(loaded, biases)
         products = []
-        for index, name in enumerate(names):
-            products.append(self._pack([name], [loaded[index]], biases[index : index + 1]))
+        for index, weight in enumerate(loaded):
+            products.append(self._pack([weight], biases[index : index + 1]))
         return SideBySide(tuple(products))
+
+    def _biases(self, names: Sequence[str], out_features: Sequence[int]) -> list[Tensor]:
+        return [self.take(f"{name}.bias", (out,)).float() for name, out in zip(names, out_features, strict=True)]
 
     def tied_head(self, embedding: str, head: str, out_features: int, in_features: int) -> Projection:
         """The output head with the weight of the embedding. Raises ModelRefused if the files have a different head."""
         assert self._tied_product is not None, "the embedding is loaded first"
         shape = (out_features, in_features)
-        if f"{head}.weight" in self._tensors:
-            self._tensors.mark_unread(f"{embedding}.weight")
-            copy = self._tensors.read(f"{head}.weight", shape, STORED)
-            original = self._tensors.read(f"{embedding}.weight", shape, STORED)
+        if f"{head}.weight" in self.tensors:
+            self.tensors.mark_unread(f"{embedding}.weight")
+            copy = self.tensors.read(f"{head}.weight", shape, STORED)
+            original = self.tensors.read(f"{embedding}.weight", shape, STORED)
             if not self._equal(copy, original):
                 raise ModelRefused(
                     f"{self._files.name}: {head}.weight differs from the embedding, contrary to tie_word_embeddings"
@@ -208,7 +299,7 @@ class Weights:
 
     def close(self) -> None:
         """Raises ModelRefused if the files have tensors that the model did not read."""
-        self._tensors.close()
+        self.tensors.close()
 
     def _equal(self, one: Tensor, other: Tensor) -> bool:
         """Whether two large tensors of one shape have equal values. Their dtypes may differ."""
@@ -217,7 +308,7 @@ class Weights:
         for left, right in zip(one.split(rows), other.split(rows), strict=True):
             if not torch.equal(left.to(common), right.to(common)):
                 return False
-            self._tensors.drop_pages()
+            self.tensors.drop_pages()
         return True
 
     def _ignore_zero_biases(self, sizes: Sequence[tuple[str, int]]) -> None:
@@ -227,30 +318,36 @@ class Weights:
             return
         for projection, size in sizes:
             name = f"{projection}.bias"
-            if name in self._tensors and self._tensors.read(name, (size,), STORED).any():
-                self._tensors.mark_unread(name)
+            if name in self.tensors and self.tensors.read(name, (size,), STORED).any():
+                self.tensors.mark_unread(name)
 
-    def _pack(self, names: Sequence[str], loaded: Sequence[Loaded], biases: Sequence[Tensor]) -> Product:
+    def _pack(self, loaded: Sequence[Loaded], biases: Sequence[Tensor]) -> Product:
         first = loaded[0]
         out_features = sum(one.out_features for one in loaded)
         packed = self._device.ops.linear.pack_slices(self._device_slices(loaded), out_features, self.dtype)
-        self._tensors.release()
-        return self._product(names, first.product, packed, biases, first.order)
+        self.tensors.release()
+        return self._product(first.product, packed, biases, first.order)
 
     def _device_slices(self, loaded: Sequence[Loaded]) -> Iterator[Weight]:
         """Slices of the weight, copied to the device."""
         for weight in slices(loaded):
             yield map_tensors(weight, lambda tensor: tensor.to(self._device.type))
-            self._tensors.drop_pages()
+            self.tensors.drop_pages()
 
     def _product(
-        self, names: Sequence[str], product: str, weight: Any, biases: Sequence[Tensor], order: Tensor | None = None
+        self,
+        product: str,
+        weight: Any,
+        biases: Sequence[Tensor],
+        order: Tensor | None = None,
+        *,
+        token_share: float = 1.0,
     ) -> Product:
+        """A product with a packed weight, of which a token reads the share `token_share`."""
         device = self._device.type
         on_device = map_tensors(weight, lambda tensor: tensor.to(device))
         bias = torch.cat(list(biases)) if biases else None
-        result = Product(product, on_device, bias, None if order is None else order.to(device))
-        self.products["+".join(names)] = result
-        self.bytes += memory_bytes(on_device)
-        self.token_bytes += memory_bytes(on_device)
-        return result
+        size = memory_bytes(on_device)
+        self.bytes += size
+        self.token_bytes += round(size * token_share)
+        return Product(product, on_device, bias, None if order is None else order.to(device))

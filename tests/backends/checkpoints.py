@@ -184,7 +184,7 @@ class Checkpoint:
         random = np.random.default_rng(5)
         for name, tensor in floats.items():
             projection = name.removesuffix(".weight")
-            if tensor.dim() != 2 or "embed" in name or "lm_head" in name:
+            if tensor.dim() != 2 or any(part in name for part in ("embed", "lm_head", "mlp.gate.")):
                 stored[name] = tensor
                 continue
             made, floats[name] = self.make(*tensor.shape, random)

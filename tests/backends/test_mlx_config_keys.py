@@ -85,7 +85,7 @@ def test_other_rope_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("model_type", "more", "name"),
     [
         ("qwen3_moe", {**EXPERTS, **YARN}, "the rope type is yarn"),
-        ("qwen3_moe", {**EXPERTS, "hidden_act": "gelu"}, "hidden_act is gelu"),
+        ("qwen3_moe", {**EXPERTS, "hidden_act": "gelu_pytorch_tanh"}, "hidden_act is gelu"),
         ("starcoder2", {"sliding_window": 7}, "sliding_window is 7"),
     ],
 )

@@ -91,12 +91,15 @@ class Tiny:
         model = AutoModelForCausalLM.from_config(self.config(), dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 2:
-                parameter.data = noise * 1.5 / parameter.shape[1] ** 0.5
+            if parameter.dim() >= 2:
+                parameter.data = noise * 1.5 / parameter.shape[-1] ** 0.5
             elif name.endswith("bias") or self.model_type == "gemma3_text":
                 parameter.data = noise * 0.2
             else:
                 parameter.data = 1.0 + noise * 0.2
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.data = torch.randn(buffer.shape, generator=generator) * 0.2
         model.tie_weights()
         model.to(dtype).save_pretrained(folder, max_shard_size=self.shard_size)
         if self.rewrite:
@@ -136,6 +139,8 @@ _GEMMA = {
     },
 }
 
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+
 TINIES = [
     Tiny("llama", "llama"),
     Tiny("llama-published", "llama", rewrite=_no_defaults),
@@ -169,6 +174,13 @@ TINIES = [
     Tiny("qwen3", "qwen3", {"head_dim": 24}),
     Tiny("qwen3-tied-yarn", "qwen3", {"head_dim": 16, "tie_word_embeddings": True, **_YARN}),
     Tiny("qwen3-biases", "qwen3", {"head_dim": 16, "attention_bias": True}),
+    Tiny("qwen3_moe", "qwen3_moe", {"head_dim": 24, "norm_topk_prob": True, **_EXPERTS}),
+    Tiny("qwen3_moe-dense-layer", "qwen3_moe", {"head_dim": 16, "mlp_only_layers": [1], **_EXPERTS}),
+    Tiny(
+        "qwen3_moe-window",
+        "qwen3_moe",
+        {"head_dim": 16, "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 7, **_EXPERTS},
+    ),
     Tiny("gemma3", "gemma3_text", _GEMMA),
     Tiny("gemma3-old", "gemma3_text", _GEMMA, rewrite=old_spelling),
     Tiny("gemma3-capped", "gemma3_text", {**_GEMMA, "final_logit_softcapping": 3.0, "tie_word_embeddings": False}),

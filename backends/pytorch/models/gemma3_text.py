@@ -4,7 +4,7 @@ a sliding window."""
 from __future__ import annotations
 
 from ....engine.modelconfig import ModelConfig
-from ..layers import Decoder, DenseLayer, Norms
+from ..layers import AttentionLayer, Decoder, Norms
 from ..weights import Weights
 
 OFFSET = 1.0
@@ -20,7 +20,7 @@ def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
         weights,
         config,
         context,
-        lambda index: DenseLayer(weights, config, index, norms=NORMS, head_norms=True, offset=OFFSET),
+        lambda index: AttentionLayer(weights, config, index, norms=NORMS, offset=OFFSET),
         embedding_scale=config.hidden_size**0.5,
         norm_offset=OFFSET,
     )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ....engine.modelconfig import ModelConfig
-from ..layers import Decoder, DenseLayer
+from ..layers import AttentionLayer, Decoder
 from ..weights import Weights
 
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
-    return Decoder(weights, config, context, lambda index: DenseLayer(weights, config, index))
+    return Decoder(weights, config, context, lambda index: AttentionLayer(weights, config, index))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from ....engine.modelconfig import ModelConfig
-from ..layers import Decoder, DenseLayer
+from ..layers import AttentionLayer, Decoder
 from ..weights import Weights
 
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
-    def layer(index: int) -> DenseLayer:
-        return DenseLayer(weights, config, index, qkv=("qkv_proj",), gate_up=("gate_up_proj",))
+    def layer(index: int) -> AttentionLayer:
+        return AttentionLayer(weights, config, index, qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 
     return Decoder(weights, config, context, layer)

@@ -1,11 +1,7 @@
-"""Qwen 3: Llama with a norm on each query and key head."""
+"""Qwen 3: Llama with a norm on each query and key head (the default of ModelConfig)."""
 
 from __future__ import annotations
 
-from ....engine.modelconfig import ModelConfig
-from ..layers import Decoder, DenseLayer
-from ..weights import Weights
+from .llama import build
 
-
-def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
-    return Decoder(weights, config, context, lambda index: DenseLayer(weights, config, index, head_norms=True))
+__all__ = ["build"]

@@ -58,11 +58,14 @@ class Loaded(NamedTuple):
                 return "fp8"
         return "dense"
 
+    @property
+    def format(self) -> tuple[object, ...]:
+        """A key that is equal for weights with the same product, dtypes, group size and number of inputs."""
+        return self.product, self.in_features, *_kind(self._sample())
+
     def joins(self, other: Loaded) -> bool:
         """Whether the two weights can be concatenated along their outputs and multiplied by one product."""
-        if self.product != other.product or not _equal(self.order, other.order):
-            return False
-        return _kind(self._sample()) == _kind(other._sample())
+        return self.format == other.format and _equal(self.order, other.order)
 
     def _sample(self) -> Weight:
         return self.rows(0, min(EIGHT, self.out_features))

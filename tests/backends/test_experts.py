@@ -1,0 +1,249 @@
+"""Experts in a model's files: their names and layouts, their formats, their memory, and adapters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file, save_file
+
+from localllm.backends.cpu.device import DEVICE, open_on_cpu
+from localllm.backends.pytorch import loading
+from localllm.backends.pytorch.opening import open_runner
+from localllm.backends.pytorch.packed import PackedFile
+from localllm.backends.pytorch.runner import TorchRunner
+from localllm.engine.errors import ModelRefused
+from localllm.engine.modelfiles import read_model
+from localllm.engine.options import LoadOptions
+from localllm.engine.quantization import Quant
+from localllm.kernels.ops import Ops
+
+from .adapters import OPTIONS, adapter_of, log_probabilities, open_on, pages, put, run, save_adapter
+from .batches import Row, make_batch
+from .checkpoints import CHECKPOINTS, Checkpoint, Tensors
+from .tiny import TINIES, VOCAB
+
+BUDGET = LoadOptions(cache_bytes=2**20, max_rows=4, threads=1, dtype="float32")
+FREE = 2**30
+QUANTS: tuple[Quant, ...] = ("none", "int8", "int4", "fp8")
+BY_LABEL = {tiny.label: tiny for tiny in TINIES}
+EXPERTS = "model.layers.1.mlp.experts"
+
+
+def logits(runner: TorchRunner) -> torch.Tensor:
+    ops = runner.device.ops
+    with torch.inference_mode():
+        step = runner.inputs.send(make_batch([Row([5, 9, 77, 3, 20, 101], 0, [1])], VOCAB)).step
+        every = replace(step, last=torch.arange(6, dtype=torch.int32))
+        return runner.model.logits(runner.model(every, ops, runner.kv), ops)
+
+
+def opened(folder: Path, **more: object) -> TorchRunner:
+    return open_on_cpu(read_model(folder), replace(BUDGET, **more), FREE)
+
+
+def rewrite(folder: Path, change: Callable[[Tensors], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def stack(tensors: Tensors) -> None:
+    """The tensors as transformers 5 has them in memory: all experts in one tensor."""
+    layers = sorted({name.partition(".experts.")[0] for name in tensors if ".experts." in name})
+    for layer in layers:
+        name = f"{layer}.experts"
+        count = sum(1 for one in tensors if one.startswith(f"{name}.") and one.endswith("down_proj.weight"))
+
+        def popped(projection: str, name: str = name, count: int = count) -> torch.Tensor:
+            return torch.stack([tensors.pop(f"{name}.{expert}.{projection}.weight") for expert in range(count)])
+
+        tensors[f"{name}.gate_up_proj"] = torch.cat([popped("gate_proj"), popped("up_proj")], 1)
+        tensors[f"{name}.down_proj"] = popped("down_proj")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("quant", QUANTS)
+def test_stacked_experts_equal_experts_in_single_tensors(quant: Quant, tmp_path: Path) -> None:
+    BY_LABEL["qwen3_moe-dense-layer"].save(tmp_path)
+    single = opened(tmp_path, quant=quant)
+    rewrite(tmp_path, stack)
+    stacked = opened(tmp_path, quant=quant)
+    assert torch.equal(logits(single), logits(stacked))
+    assert single.spec.weight_bytes == stacked.spec.weight_bytes
+
+
+def remove(name: str) -> Callable[[Tensors], None]:
+    def change(tensors: Tensors) -> None:
+        del tensors[name]
+
+    return change
+
+
+def put_tensor(name: str, tensor: torch.Tensor) -> Callable[[Tensors], None]:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+def wrong_stack(tensors: Tensors) -> None:
+    stack(tensors)
+    tensors[f"{EXPERTS}.gate_up_proj"] = tensors[f"{EXPERTS}.gate_up_proj"].transpose(1, 2).contiguous()
+
+
+def half_stack(tensors: Tensors) -> None:
+    stack(tensors)
+    tensors.pop(f"{EXPERTS}.down_proj")
+
+
+REFUSED = {
+    "missing": (remove(f"{EXPERTS}.3.up_proj.weight"), r"experts\.3\.up_proj\.weight' is missing"),
+    "router": (remove("model.layers.1.mlp.gate.weight"), r"mlp\.gate\.weight' is missing"),
+    "seventh": (put_tensor(f"{EXPERTS}.6.up_proj.weight", torch.zeros(40, 48)), "not part of qwen3_moe, the first is"),
+    "shape": (put_tensor(f"{EXPERTS}.2.up_proj.weight", torch.zeros(48, 40)), r"must be \[40, 48\]"),
+    "nan": (put_tensor(f"{EXPERTS}.2.up_proj.weight", torch.full((40, 48), torch.nan)), "has a NaN"),
+    "dtype": (put_tensor(f"{EXPERTS}.4.up_proj.weight", torch.zeros(40, 48).half()), "another weight format than"),
+    "transposed": (wrong_stack, r"gate_up_proj' must be \[6, 80, 48\]"),
+    "half": (half_stack, r"experts\.down_proj' is missing"),
+}
+
+
+@pytest.mark.parametrize("label", REFUSED)
+def test_wrong_experts_are_refused_by_name(label: str, tmp_path: Path) -> None:
+    change, message = REFUSED[label]
+    BY_LABEL["qwen3_moe"].save(tmp_path)
+    rewrite(tmp_path, change)
+    with pytest.raises(ModelRefused, match=message):
+        opened(tmp_path)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("quant", ["int8", "int4", "fp8"])
+def test_quantised_experts_are_near_the_float_experts(quant: Quant, tmp_path: Path) -> None:
+    BY_LABEL["qwen3_moe"].save(tmp_path)
+    plain, small = opened(tmp_path), opened(tmp_path, quant=quant)
+    near = torch.cosine_similarity(logits(plain).flatten(), logits(small).flatten(), dim=0)
+    assert near > {"int8": 0.98, "int4": 0.5, "fp8": 0.95}[quant]
+    assert small.spec.weight_bytes < plain.spec.weight_bytes
+
+
+@pytest.mark.parametrize("quant", ["int8", "int4", "fp8"])
+def test_router_is_not_quantised(quant: Quant, tmp_path: Path) -> None:
+    BY_LABEL["qwen3_moe"].save(tmp_path)
+    device = replace(DEVICE, ops=Ops())
+    runner = open_runner(read_model(tmp_path), replace(BUDGET, quant=quant), device, FREE)
+    assert isinstance(runner, TorchRunner)
+    mlp = runner.model.layers[1].prepared.mlp
+    stored = load_file(tmp_path / "model.safetensors")["model.layers.1.mlp.gate.weight"]
+    assert torch.equal(mlp.router.product.weight, stored)
+    assert mlp.weights.op == quant
+
+
+@pytest.mark.parametrize("label", ["gptq", "awq", "compressed-int4", "compressed-int8", "fp8-blocks"])
+def test_quantised_checkpoint_equals_its_float_model(label: str, tmp_path: Path) -> None:
+    checkpoint = replace(by_label(label), model="qwen3_moe")
+    checkpoint.save(tmp_path / "small", tmp_path / "meant")
+    result, expected = logits(opened(tmp_path / "small")), logits(opened(tmp_path / "meant"))
+    if checkpoint.exact:
+        torch.testing.assert_close(result, expected, rtol=0.0, atol=2e-4 * expected.abs().max().item())
+    else:
+        assert torch.cosine_similarity(result.flatten(), expected.flatten(), dim=0) > 0.98
+
+
+def by_label(label: str) -> Checkpoint:
+    return next(checkpoint for checkpoint in CHECKPOINTS if checkpoint.label == label)
+
+
+def test_permuted_inputs_are_refused_by_name(tmp_path: Path) -> None:
+    replace(by_label("gptq-same-order"), model="qwen3_moe").save(tmp_path / "small", tmp_path / "meant")
+    with pytest.raises(ModelRefused, match=r"experts\.0\.gate_proj has permuted inputs \(desc_act\)"):
+        opened(tmp_path / "small")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("quant", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("stacked", [False, True], ids=["single", "stacked"])
+def test_second_load_reads_experts_from_the_packed_file(
+    quant: Quant, stacked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "MIN_PACKED_BYTES", 0)
+    BY_LABEL["qwen3_moe"].save(tmp_path / "model")
+    if stacked:
+        rewrite(tmp_path / "model", stack)
+    first = opened(tmp_path / "model", quant=quant, packed_dir=tmp_path / "packed")
+    written = []
+    monkeypatch.setattr(PackedFile, "write", lambda self, products: written.append(products))
+    monkeypatch.setattr("localllm.backends.pytorch.weights.slices", lambda loaded: only_floats(loaded))
+    second = opened(tmp_path / "model", quant=quant, packed_dir=tmp_path / "packed")
+    assert torch.equal(logits(first), logits(second))
+    assert (first.spec.weight_bytes, first.spec.token_bytes) == (second.spec.weight_bytes, second.spec.token_bytes)
+    assert not written
+
+
+def only_floats(loaded: list) -> list:
+    """The slices of a weight that is not quantised, such as a router."""
+    from localllm.backends.pytorch.quant import slices
+
+    assert {one.product for one in loaded} == {"dense"}
+    return list(slices(loaded))
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.parametrize("stacked", [False, True], ids=["single", "stacked"])
+def test_expected_bytes_are_near_the_loaded_bytes(quant: Quant, stacked: bool, tmp_path: Path) -> None:
+    """A token reads 2 of 6 experts."""
+    BY_LABEL["qwen3_moe"].save(tmp_path)
+    if stacked:
+        rewrite(tmp_path, stack)
+    files = read_model(tmp_path)
+    device = replace(DEVICE, ops=Ops())
+    spec = open_runner(files, replace(BUDGET, quant=quant), device, FREE).spec
+    loader = loading.Loader(files, replace(BUDGET, quant=quant), device, torch.float32)
+    assert loader.expected_bytes() == pytest.approx(spec.weight_bytes, rel=0.01 if quant == "none" else 0.1)
+    assert loader.expected_token_bytes() == pytest.approx(spec.token_bytes, rel=0.01 if quant == "none" else 0.1)
+    embedding = files.tensors["model.embed_tokens.weight"].num_bytes
+    if quant == "none":
+        experts = sum(tensor.num_bytes for name, tensor in files.tensors.items() if ".experts." in name)
+        assert spec.token_bytes == spec.weight_bytes - embedding - experts * 4 // 6
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_adapter_of_attention_equals_peft(tmp_path: Path) -> None:
+    tiny = BY_LABEL["qwen3_moe"]
+    tiny.save(tmp_path / "model")
+    base = tiny.save(tmp_path / "copy")
+    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    save_adapter(base, LoraConfig(r=4, target_modules=targets), tmp_path / "adapter", 1)
+    runner = open_on("cpu", tmp_path / "model")
+    put(runner, 1, adapter_of(tmp_path / "adapter"))
+    prompt = list(range(5, 25))
+    plain, adapted = run(runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [0, 1])
+    assert (plain - adapted).abs().max() > 0.05
+    torch.testing.assert_close(plain, log_probabilities(base, prompt)[-1], rtol=0, atol=1e-4)
+    adapted_model = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    torch.testing.assert_close(adapted, log_probabilities(adapted_model, prompt)[-1], rtol=0, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("module", ["mlp.experts.2.up_proj", "mlp.experts", "mlp.experts.base_layer"])
+def test_adapter_of_experts_is_refused_by_name(module: str, tmp_path: Path) -> None:
+    tiny = BY_LABEL["qwen3_moe"]
+    tiny.save(tmp_path / "model")
+    folder = tmp_path / "adapter"
+    save_adapter(tiny.save(tmp_path / "copy"), LoraConfig(r=4, target_modules=["q_proj"]), folder, 1)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for factor, shape in (("A", (4, 48)), ("B", (40, 4))):
+        tensors[f"base_model.model.model.layers.1.{module}.lora_{factor}.weight"] = torch.zeros(shape)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(
+        json.dumps(config | {"target_modules": ["q_proj", module.rpartition(".")[2]]})
+    )
+    runner = open_on("cpu", tmp_path / "model", OPTIONS)
+    with pytest.raises(ModelRefused, match="adapters of experts are not supported"):
+        runner.prepare_adapter(adapter_of(folder))
