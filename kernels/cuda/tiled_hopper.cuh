@@ -277,7 +277,7 @@ struct HopperConsumer {
   static __device__ int step_offset(int k) { return k / 4 * S::PANEL + k % 4 * 32; }
 
   // Weights with the type of the activations: operand A is in shared memory.
-  __device__ void multiply_shared(Sum (&sums)[N][1][4], bool adding) {
+  __device__ void multiply_shared(Sum (&sums)[N][1][4]) {
     hopper::wait_barrier(ring.full[slot.index], slot.parity);
     const char* from = ring.slots + slot.index * S::SLOT;
     const uint64_t x = hopper::descriptor(from, hopper::ATOM, 16);
@@ -286,7 +286,7 @@ struct HopperConsumer {
 #pragma unroll
     for (int k = 0; k < 4; k++)
       multiply_shared_tiles<N>(sums, hopper::advance_descriptor(weight, 32 * k), hopper::advance_descriptor(x, 32 * k),
-                               adding || k > 0);
+                               true);
     hopper::wgmma_commit();
     hopper::wgmma_wait<1>();
     if (pending >= 0) ring.release(pending, lane);
@@ -295,9 +295,9 @@ struct HopperConsumer {
   }
   // Weights that are unpacked and have one scale per output. The operands of one half of a chunk are unpacked while
   // wgmma reads those of the other half.
-  __device__ void multiply_unpacked(Sum (&sums)[N][1][4], HopperOperands<F> (&operands)[2], bool adding) {
-    multiply_half<0>(sums, operands[0], adding);
-    multiply_half<1>(sums, operands[1], true);
+  __device__ void multiply_unpacked(Sum (&sums)[N][1][4], HopperOperands<F> (&operands)[2]) {
+    multiply_half<0>(sums, operands[0]);
+    multiply_half<1>(sums, operands[1]);
   }
   // Waits for all slots of a chunk. If a wait came between the wgmma of a chunk, the compiler would serialise them.
   __device__ void wait_for_chunk() const {
@@ -306,7 +306,7 @@ struct HopperConsumer {
       hopper::wait_barrier(ring.full[next.index], next.parity);
   }
   template <int P>
-  __device__ void multiply_half(Sum (&sums)[N][1][4], HopperOperands<F>& operands, bool adding) {
+  __device__ void multiply_half(Sum (&sums)[N][1][4], HopperOperands<F>& operands) {
     constexpr int STEPS = HopperOperands<F>::STEPS, FIRST = S::PARTS == 1 ? P * STEPS : 0;
     if (P == 0) wait_for_chunk();
     const char* from = ring.slots + slot.index * S::SLOT;
@@ -320,7 +320,7 @@ struct HopperConsumer {
     hopper::wgmma_fence();
 #pragma unroll
     for (int k = 0; k < STEPS; k++)
-      multiply_registers<N>(sums, operands.a[k], hopper::advance_descriptor(x, step_offset(FIRST + k)), adding || k > 0);
+      multiply_registers<N>(sums, operands.a[k], hopper::advance_descriptor(x, step_offset(FIRST + k)), true);
     hopper::wgmma_commit();
     if (P == 0 && S::PARTS == 1) return;
     released = pending;
@@ -530,16 +530,15 @@ __device__ inline void consume(const Tiled& a, const HopperRing<S>& ring, const 
   const int count = schedule.count();
   for (int i = 0, size = 0; i < count; i += size) {
     size = min(a.chunks - at.chunk, count - i);  // chunks of this tile
-    if constexpr (GROUPED) {
+    // Also for formats whose first wgmma could ignore the sums: the assembler of CUDA 12.8 would serialise their wgmma.
 #pragma unroll
-      for (int n = 0; n < S::N; n++)
+    for (int n = 0; n < S::N; n++)
 #pragma unroll
-        for (int j = 0; j < 4; j++) sums[n][0][j] = 0;
-    }
+      for (int j = 0; j < 4; j++) sums[n][0][j] = 0;
     if constexpr (GROUPED) consumer.multiply_groups(sums, size);
     for (int chunk = 0; !GROUPED && chunk < size; chunk++) {
-      if constexpr (IN_SHARED) consumer.multiply_shared(sums, chunk > 0);
-      else if constexpr (!GROUPED) consumer.multiply_unpacked(sums, operands, chunk > 0);
+      if constexpr (IN_SHARED) consumer.multiply_shared(sums);
+      else if constexpr (!GROUPED) consumer.multiply_unpacked(sums, operands);
     }
     if constexpr (!GROUPED) consumer.finish(sums);
     const int2 blocks = schedule.blocks_of(at.tile);
