@@ -24,7 +24,9 @@ def tag(wheel: Path, folder: Path) -> Path:
     """The path of the tagged wheel."""
     missing = set(LIBRARIES) - set(ZipFile(wheel).namelist())
     if missing:
-        raise SystemExit(f"error: {wheel} lacks {', '.join(sorted(missing))}: the build of the kernels failed")
+        lacks = ", ".join(sorted(missing))
+        build = "cmake --build build/wheel/kernels --target localllm_cuda"
+        raise SystemExit(f"error: {wheel} lacks {lacks}: the build of the kernels failed; `{build}` shows the error")
     if size(wheel) > MAX_BYTES:
         raise SystemExit(f"error: the kernels in {wheel} have {size(wheel)} bytes, more than {MAX_BYTES}")
     audit = json.loads(_run("auditwheel", "show", "--json", str(wheel)))

@@ -202,6 +202,17 @@ class TestWheel:
         for architecture, compiled in kernels.items():
             assert everywhere <= compiled, architecture
 
+    @pytest.mark.parametrize("source", ["tiled_int8.cu", "tiled_fp8.cu"])
+    def test_assembler_does_not_serialise_wgmma(self, source: str, tmp_path: Path) -> None:
+        """The assembler of CUDA 12.8 writes C7515 if it puts a wait after each wgmma."""
+        nvcc = ROOT / "build" / "wheel" / "toolkit" / "bin" / "nvcc"
+        if not nvcc.exists():
+            pytest.skip("make wheel was not run, or used an nvcc of CUDA 12.8")
+        options = "-DLOCALLLM_HOPPER", "-std=c++17", "-O3", "-cubin", "-gencode=arch=compute_90a,code=sm_90a"
+        command = [nvcc, *options, ROOT / "kernels" / "cuda" / source, "-o", tmp_path / "out.cubin"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert "C7515" not in done.stdout + done.stderr
+
     def test_ptx_and_machine_code_load_with_drivers_of_cuda_12(self, library: Path) -> None:
         """PTX of version 8.7, for GPUs without machine code; machine code of the assembler of CUDA 12.8."""
         ptx = output(cuobjdump(), "--dump-ptx", library)
