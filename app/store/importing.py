@@ -132,7 +132,10 @@ def _refuse_second_import(target: HubName) -> None:
 
 
 def _target(name: str) -> HubName:
-    target = names.parse(f"{LOCAL}/{name}")
+    try:
+        target = names.parse(f"{LOCAL}/{name}")
+    except InvalidRequest:
+        target = None
     if not isinstance(target, HubName) or target.revision or target.quant or "--" in name:
         hint = "a name has up to 96 letters, digits and . _ -, and begins with a letter or digit"
         raise InvalidRequest(f"{name[:200]!r} cannot be the name of a model", hint=hint, param="name")

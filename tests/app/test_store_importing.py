@@ -106,6 +106,12 @@ def test_import_says_if_it_links_or_copies(tiny: Path, capsys: pytest.CaptureFix
     assert "(copies of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["/tmp/m.gguf", "a b", "a:Q8_0", "a@b", "..", "a--b"])
+def test_wrong_name_is_an_error_about_the_name(tiny: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^'{name}' cannot be the name of a model"):
+        import_model(tiny, name)
+
+
 def test_import_takes_templates_in_their_folder(tiny: Path) -> None:
     (tiny / "additional_chat_templates").mkdir()
     (tiny / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
+
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widgets import Static
@@ -19,6 +21,7 @@ class Header(Horizontal):
         yield Static("", id="title", markup=False)
 
     def show(self, model: str, bundled: bool, title: str) -> None:
-        self.query_one("#model", Static).update(one_line(model, 32))
+        name = PurePath(model).name if model.startswith("/") else model
+        self.query_one("#model", Static).update(one_line(name, 32))
         self.query_one("#badge").display = bundled
         self.query_one("#title", Static).update(one_line(title, 60))

@@ -27,7 +27,7 @@ STATES = {
 GATED = "needs an account"
 TYPED = {
     "name": "Enter inspects it on the hub · d downloads it",
-    "folder": "Enter adds the model in this folder to localllm",
+    "folder": "Enter adds the model at this path to localllm",
     "search": "Enter asks the hub for models with these words",
 }
 

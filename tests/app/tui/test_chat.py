@@ -35,6 +35,12 @@ def test_fake_client_has_the_methods_of_the_client() -> None:
             assert [parameter for parameter in fake.parameters if parameter != "self"] == names, name
 
 
+async def test_header_has_the_name_of_a_file(chat: OpenChat) -> None:
+    """A path would be cut before the name."""
+    async with chat(FakeClient(), Conversation("/home/ann/models/llama/my model-Q8_0.gguf")) as c:
+        assert c.text_of("#model") == "my model-Q8_0.gguf"
+
+
 async def test_adapter_changes_between_two_questions(chat: OpenChat) -> None:
     async with chat(FakeClient()) as c:
         for adapter in ("pirate", "poet=0.5", "none"):
