@@ -10,9 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One weight, with its name in each format."""
+    """One weight, with its name in each format. The weight [experts, out_features, in_features] of a mixture of experts
+    is one tensor in GGUF files, and one for each expert in safetensors files."""
 
-    name: str  # safetensors
+    name: str  # safetensors; in the name of experts, * stands for the number of the expert
     gguf: str
     shape: tuple[int, ...]
     layer: int = -1  # -1: outside the layers
@@ -20,6 +21,19 @@ class Tensor:
     @property
     def size(self) -> int:
         return prod(self.shape)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the weight is a norm or a router, which GGUF files store in float32."""
+        return len(self.shape) == 1 or "ffn_gate_inp" in self.gguf
+
+    def stored(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The names and shapes in safetensors files, in the order of the values."""
+        if len(self.shape) < 3:
+            yield self.name, self.shape
+            return
+        for expert in range(self.shape[0]):
+            yield self.name.replace("*", str(expert)), self.shape[1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +53,12 @@ class Shape:
     head_norms: bool = False
     theta: float = 1e6
     positions: int = 32_768
+    experts: int = 0  # 0: no mixture of experts; else `inner` is that of an expert
+    top_k: int = 0  # experts per token
 
     def config(self) -> Mapping[str, Any]:
-        architecture = {"qwen3": "Qwen3ForCausalLM", "llama": "LlamaForCausalLM"}[self.model_type]
-        return {
-            "architectures": [architecture],
+        config = {
+            "architectures": [ARCHITECTURES[self.model_type]],
             "model_type": self.model_type,
             "hidden_size": self.hidden,
             "intermediate_size": self.inner,
@@ -60,6 +75,16 @@ class Shape:
             "attention_bias": False,
             "torch_dtype": "bfloat16",
         }
+        if self.experts:
+            config |= {
+                "num_experts": self.experts,
+                "num_experts_per_tok": self.top_k,
+                "moe_intermediate_size": self.inner,
+                "norm_topk_prob": True,
+                "decoder_sparse_step": 1,
+                "mlp_only_layers": [],
+            }
+        return config
 
     def tensors(self) -> Iterator[Tensor]:
         """All tensors in the order of the file."""
@@ -74,9 +99,7 @@ class Shape:
                 ("self_attn.v_proj", "attn_v", (keys, self.hidden)),
                 ("self_attn.o_proj", "attn_output", (self.hidden, queries)),
                 ("post_attention_layernorm", "ffn_norm", (self.hidden,)),
-                ("mlp.gate_proj", "ffn_gate", (self.inner, self.hidden)),
-                ("mlp.up_proj", "ffn_up", (self.inner, self.hidden)),
-                ("mlp.down_proj", "ffn_down", (self.hidden, self.inner)),
+                *self._mlp(),
             ]
             if self.head_norms:
                 tensors += [
@@ -89,10 +112,30 @@ class Shape:
         if not self.tied:
             yield Tensor("lm_head.weight", "output.weight", (self.vocab, self.hidden))
 
+    def _mlp(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """The tensors of the MLP of a layer."""
+        matrices = {
+            "gate": (self.inner, self.hidden),
+            "up": (self.inner, self.hidden),
+            "down": (self.hidden, self.inner),
+        }
+        if not self.experts:
+            return [(f"mlp.{name}_proj", f"ffn_{name}", shape) for name, shape in matrices.items()]
+        stacks = [
+            (f"mlp.experts.*.{name}_proj", f"ffn_{name}_exps", (self.experts, *shape))
+            for name, shape in matrices.items()
+        ]
+        return [("mlp.gate", "ffn_gate_inp", (self.experts, self.hidden)), *stacks]
+
     @property
     def multiplied(self) -> int:
         """The number of weights in the products of each token: all matrices with the head, without the embedding."""
-        matrices = sum(tensor.size for tensor in self.tensors() if len(tensor.shape) == 2)
+        matrices = 0
+        for tensor in self.tensors():
+            if len(tensor.shape) == 2:
+                matrices += tensor.size
+            elif len(tensor.shape) == 3:
+                matrices += tensor.size // self.experts * self.top_k
         return matrices if self.tied else matrices - self.vocab * self.hidden
 
     def operations(self, tokens: int) -> int:
@@ -103,14 +146,46 @@ class Shape:
         return 2 * products + 4 * scores * self.heads * self.head_dim * self.layers
 
 
+ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "llama": "LlamaForCausalLM"}
+
 QWEN3_06B = Shape("Qwen3-0.6B shape", "qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, tied=True, head_norms=True)
 QWEN3_8B = Shape("Qwen3-8B shape", "qwen3", 4096, 12_288, 36, 32, 8, 128, 151_936, tied=False, head_norms=True)
 LLAMA_8B = Shape("8B Llama shape", "llama", 4096, 14_336, 32, 32, 8, 128, 128_256, tied=False, theta=5e5)
+QWEN3_30B = Shape(
+    "Qwen3-30B-A3B shape",
+    "qwen3_moe",
+    2048,
+    768,
+    48,
+    32,
+    4,
+    128,
+    151_936,
+    tied=False,
+    head_norms=True,
+    experts=128,
+    top_k=8,
+)
+# A small mixture of experts: about 0.8 billion weights, 0.15 billion of them per token, without the embedding.
+MOE_1B = replace(
+    QWEN3_30B, name="1B mixture of experts", hidden=1024, inner=512, layers=16, heads=16, kv_heads=4, head_dim=64,
+    vocab=32_000, tied=True, experts=32, top_k=4,
+)  # fmt: skip
 
 # The layers and calls of Qwen3-0.6B with almost no arithmetic: its time is the overhead of the calls.
 HOLLOW = replace(QWEN3_06B, name="28 hollow layers", hidden=64, inner=64, heads=2, kv_heads=1, head_dim=32, vocab=256)
 
-# A very small model, for tests of the programs.
+# Very small models, for tests of the programs.
 TINY = replace(HOLLOW, name="tiny shape", layers=2, positions=1024)
+TINY_MOE = replace(TINY, name="tiny mixture of experts", model_type="qwen3_moe", experts=8, top_k=2)
 
-SHAPES = {"qwen3-0.6b": QWEN3_06B, "qwen3-8b": QWEN3_8B, "llama-8b": LLAMA_8B, "hollow": HOLLOW, "tiny": TINY}
+SHAPES = {
+    "qwen3-0.6b": QWEN3_06B,
+    "qwen3-8b": QWEN3_8B,
+    "llama-8b": LLAMA_8B,
+    "qwen3-30b-a3b": QWEN3_30B,
+    "moe-1b": MOE_1B,
+    "hollow": HOLLOW,
+    "tiny": TINY,
+    "tiny-moe": TINY_MOE,
+}

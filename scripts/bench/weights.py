@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +64,10 @@ def write(shape: Shape, folder: Path) -> None:
     header: dict[str, object] = {}
     offset = 0
     for tensor in shape.tensors():
-        end = offset + 2 * tensor.size
-        header[tensor.name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [offset, end]}
-        offset = end
+        for name, stored in tensor.stored():
+            end = offset + 2 * prod(stored)
+            header[name] = {"dtype": "BF16", "shape": stored, "data_offsets": [offset, end]}
+            offset = end
     words = json.dumps(header).encode()
     words += b" " * (-len(words) % 8)
     unfinished = folder / f"{SHARD}.part"
@@ -84,19 +86,23 @@ def stand_in(shape: Shape, folder: Path, seed: int = 0) -> ModelFiles:
     for width in sorted({_width(tensor) for tensor in shape.tensors()}):
         same_width = [tensor for tensor in shape.tensors() if _width(tensor) == width]
         tensors |= _share(folder / f"{width}.bin", same_width, random)
-    in_order = {tensor.name: tensors[tensor.name] for tensor in shape.tensors()}
+    in_order = {name: tensors[name] for name in _names(shape)}
     return ModelFiles(folder, shape.name, parse_config(shape.config()), in_order, (), {})
 
 
 def first_layers(files: ModelFiles, shape: Shape) -> ModelFiles:
     """The first layers of a stand_in. `shape` has fewer layers and is otherwise the same."""
-    tensors = {tensor.name: files.tensors[tensor.name] for tensor in shape.tensors()}
+    tensors = {name: files.tensors[name] for name in _names(shape)}
     return replace(files, name=shape.name, config=parse_config(shape.config()), tensors=tensors)
+
+
+def _names(shape: Shape) -> list[str]:
+    return [name for tensor in shape.tensors() for name, _ in tensor.stored()]
 
 
 def _width(tensor: Tensor) -> int:
     """The input features of a matrix; 0 for a norm."""
-    return tensor.shape[-1] if len(tensor.shape) == 2 else 0
+    return tensor.shape[-1] if len(tensor.shape) > 1 else 0
 
 
 def _share(file: Path, same_width: list[Tensor], random: np.random.Generator) -> dict[str, StoredTensor]:
@@ -112,7 +118,10 @@ def _share(file: Path, same_width: list[Tensor], random: np.random.Generator) ->
     for number, tensor in enumerate(same_width):
         first = number * STAGGER % (largest + spare - tensor.size + 1) // ALIGNMENT * ALIGNMENT
         start = first * 2  # bytes
-        places[tensor.name] = StoredTensor(file, "BF16", tensor.shape, start, start + 2 * tensor.size)
+        for name, stored in tensor.stored():
+            end = start + 2 * prod(stored)
+            places[name] = StoredTensor(file, "BF16", stored, start, end)
+            start = end
     return places
 
 

@@ -44,7 +44,7 @@ def _q4_k_m(shape: Shape, tensor: Tensor) -> str:
     eighth = shape.layers // 8
     layer = tensor.layer
     wide = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
-    six = _is_head(shape, tensor) or (wide and ("attn_v." in tensor.gguf or "ffn_down." in tensor.gguf))
+    six = _is_head(shape, tensor) or (wide and ("attn_v." in tensor.gguf or "ffn_down" in tensor.gguf))
     return "Q6_K" if six else "Q4_K"
 
 
@@ -58,12 +58,14 @@ RECIPES: Mapping[str, Callable[[Shape, Tensor], str]] = {
 
 
 def quantise(values: NDArray[np.uint16], kind: int, pool: ThreadPoolExecutor) -> NDArray[np.uint8]:
-    """Bits of bfloat16 [out_features, in_features] -> blocks of ggml [out_features, bytes]."""
+    """Bits of bfloat16 [..., out_features, in_features] -> blocks of ggml [..., out_features, bytes]."""
     import gguf
 
     if kind == gguf.GGMLQuantizationType.BF16:
         return values.view(np.uint8)
-    out_features, in_features = values.shape
+    *outputs, in_features = values.shape
+    values = values.reshape(-1, in_features)
+    out_features = len(values)
     per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     out = np.empty((out_features, in_features // per_block * block_bytes), np.uint8)
 
@@ -78,7 +80,7 @@ def quantise(values: NDArray[np.uint16], kind: int, pool: ThreadPoolExecutor) ->
 
     bounds = np.linspace(0, out_features, SLICES + 1).astype(int).tolist()
     list(pool.map(quantise_slice, bounds[:-1], bounds[1:]))
-    return out
+    return out.reshape(*outputs, -1)
 
 
 def write(shape: Shape, recipe: str, file: Path, random_blocks: bool = False, vocabulary: bool = False) -> None:
@@ -98,7 +100,7 @@ def _make_writer(shape: Shape, file: Path, vocabulary: bool) -> Any:
     """A writer of gguf that has the metadata of the model, and no tensors."""
     import gguf
 
-    writer = gguf.GGUFWriter(file, shape.model_type)
+    writer = gguf.GGUFWriter(file, shape.model_type.replace("_", ""))
     if vocabulary:
         _add_vocabulary(writer, shape.vocab)
     else:
@@ -115,6 +117,10 @@ def _make_writer(shape: Shape, file: Path, vocabulary: bool) -> Any:
     writer.add_rope_dimension_count(shape.head_dim)
     writer.add_rope_freq_base(shape.theta)
     writer.add_layer_norm_rms_eps(1e-6)
+    if shape.experts:
+        writer.add_expert_count(shape.experts)
+        writer.add_expert_used_count(shape.top_k)
+        writer.add_expert_feed_forward_length(shape.inner)
     return writer
 
 
@@ -142,7 +148,7 @@ def _write_quantised(shape: Shape, recipe: str, file: Path, vocabulary: bool) ->
     cached: dict[tuple[str, int, int], NDArray[np.uint8]] = {}
     with ThreadPoolExecutor() as pool:
         for tensor, values in draw(shape):
-            if len(tensor.shape) == 1:
+            if tensor.is_plain:
                 writer.add_tensor(tensor.gguf, (values.astype(np.uint32) << np.uint32(16)).view(np.float32))
                 continue
             kind = gguf.GGMLQuantizationType[RECIPES[recipe](shape, tensor)]
@@ -173,12 +179,13 @@ def _write_random(shape: Shape, recipe: str, file: Path, vocabulary: bool) -> No
     stored: list[Stored] = []
     start = 0
     for tensor in shape.tensors():
-        is_norm = len(tensor.shape) == 1
-        name = "F32" if is_norm else RECIPES[recipe](shape, tensor)
+        name = RECIPES[recipe](shape, tensor)
+        if tensor.is_plain:
+            name = "NORM" if len(tensor.shape) == 1 else "F32"
         in_features = tensor.shape[-1]
         if (name, in_features) not in samples:
             samples[name, in_features] = sample_blocks(name, in_features)
-        kind = gguf.GGMLQuantizationType[name]
+        kind = gguf.GGMLQuantizationType["F32" if name == "NORM" else name]
         per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
         row_bytes = in_features // per_block * block_bytes
         size = tensor.size // in_features * row_bytes
@@ -206,15 +213,16 @@ def _repeat(file: int, begin: int, tensor: Stored) -> None:
 
 
 def sample_blocks(name: str, in_features: int) -> NDArray[np.uint8]:
-    """Blocks [blocks, bytes] of the ggml format `name` with random bits. Their scales are such that a product with
-    `in_features` inputs stays finite: the values have a standard deviation of about 1 / sqrt(in_features)."""
+    """Blocks [blocks, bytes] of the ggml format `name` with random bits; ones for "NORM". Their scales are such that a
+    product with `in_features` inputs stays finite: their standard deviation is about 1 / sqrt(in_features)."""
     random = np.random.default_rng(0)
     deviation = in_features**-0.5
-    if name == "F32":
+    if name == "NORM":
         return np.ones((SAMPLE_BYTES // 4, 1), np.float32).view(np.uint8)
-    if name == "BF16":
-        values = random.standard_normal(SAMPLE_BYTES // 2, np.float32) * np.float32(deviation)
-        return bfloat16(values)[:, None].view(np.uint8)
+    if name in ("F32", "BF16"):
+        size = SAMPLE_BYTES // (4 if name == "F32" else 2)
+        values = random.standard_normal(size, np.float32) * np.float32(deviation)
+        return (values if name == "F32" else bfloat16(values))[:, None].view(np.uint8)
     block_bytes, scales = BLOCKS[name]
     blocks = random.integers(0, 256, (SAMPLE_BYTES // block_bytes, block_bytes), np.uint8)
     for position, scale in scales.items():
