@@ -19,7 +19,7 @@ import torch
 
 from localllm.backends import cpu
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.modelfiles import ModelFiles
+from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import DeviceInfo, Runner, Unavailable
 
@@ -38,9 +38,9 @@ from idle import Work, idle
 from kernel_times import step_time
 from llamacpp_steps import LlamaCpp
 from programs import Job
-from shapes import SHAPES, TINY
+from shapes import SHAPES, TINY, TINY_MOE, Shape
 from stepping import Stepped
-from weights import stand_in
+from weights import stand_in, write
 
 SCRIPTS = [
     path
@@ -63,9 +63,8 @@ def test_random_model_has_all_tensors_and_small_files(tmp_path: Path) -> None:
         folder = tmp_path / str(number)
         folder.mkdir()
         files = stand_in(shape, folder)
-        assert {name: stored.shape for name, stored in files.tensors.items()} == {
-            tensor.name: tensor.shape for tensor in shape.tensors()
-        }
+        expected = [stored for tensor in shape.tensors() for stored in tensor.stored()]
+        assert [(name, stored.shape) for name, stored in files.tensors.items()] == expected
         for stored in files.tensors.values():
             assert stored.num_bytes == 2 * np.prod(stored.shape)
             assert 0 <= stored.start < stored.stop <= stored.file.stat().st_size
@@ -189,9 +188,10 @@ def test_kernels_of_a_step_are_added_by_name() -> None:
     assert kernels == {"product<4>(int)": (2.0, 1.0), "norm": (2.0, 2.0)}
 
 
-def test_random_blocks_are_a_valid_model_of_llama_cpp(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [TINY, TINY_MOE], ids=["dense", "experts"])
+def test_random_blocks_are_a_valid_model_of_llama_cpp(model: Shape, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
-    shape = replace(TINY, hidden=256, inner=512, layers=8, heads=4, kv_heads=2, head_dim=64)
+    shape = replace(model, hidden=256, inner=512, layers=8, heads=4, kv_heads=2, head_dim=64)
     expected = {tensor.gguf: tensor.shape for tensor in shape.tensors()}
     for recipe in write_gguf.RECIPES:
         file = tmp_path / f"{recipe}.gguf"
@@ -204,6 +204,21 @@ def test_random_blocks_are_a_valid_model_of_llama_cpp(tmp_path: Path) -> None:
                 assert (values == 1).all()
             else:
                 assert values.std() * values.shape[-1] ** 0.5 == pytest.approx(1, abs=0.1), tensor.name
+
+
+def test_a_mixture_of_experts_has_the_same_tensors_in_all_its_files(tmp_path: Path) -> None:
+    """The number of weights per token counts top_k experts of a layer."""
+    assert SHAPES["qwen3-30b-a3b"].multiplied == pytest.approx(3.04e9, rel=0.01)
+    files = stand_in(TINY_MOE, tmp_path)
+    assert files.config.moe is not None
+    assert (files.config.moe.experts, files.config.moe.top_k) == (8, 2)
+    opened = cpu.open(files, BUDGET)
+    opened.close()
+    write(TINY_MOE, tmp_path / "written")
+    read = read_model(tmp_path / "written")
+    assert {name: tensor.shape for name, tensor in read.tensors.items()} == {
+        name: tensor.shape for name, tensor in files.tensors.items()
+    }
 
 
 def test_llama_cpp_computes_the_measured_steps(tmp_path: Path) -> None:
