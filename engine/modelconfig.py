@@ -118,8 +118,8 @@ class _Family:
     alternating: bool = False  # True: without `pattern`, every second layer is sliding, from the first layer on
     window: int = 0
     windowed: bool = True  # default of use_sliding_window
-    # Default of max_window_layers: with `alternating`, the index from which no layer is sliding; without `pattern` and
-    # `alternating`, the index of the first sliding layer.
+    # Default of max_window_layers. With `alternating`: the index from which no layer is sliding; 0: no such index.
+    # Without `pattern` and `alternating`: the index of the first sliding layer.
     window_layers: int = 0
     layer_types: bool = True  # whether a layer_types field may override these defaults
     theta: float = 10_000.0
@@ -167,8 +167,45 @@ FAMILIES: Mapping[str, _Family] = MappingProxyType(
             query_scalar=256,
             eos=(1,),
         ),
+        "glm4_moe": _Family(
+            max_positions=131_072,
+            optional=("attention_bias", "use_qk_norm", *moeconfig.GROUPED),
+            kv_heads=8,
+            norm_eps=1e-5,
+            output_bias=False,
+            layer_types=False,
+            partial_rotary=True,
+            rotary_share=0.5,
+            moe=MoeFamily(
+                ("n_routed_experts", "num_local_experts"),
+                experts=128,
+                top_k=8,
+                inner=1408,
+                score="sigmoid",
+                renormalise=True,
+                shared_experts=1,
+                dense_layers=1,
+                group_score="top2",
+            ),
+        ),
         "llama": _Family(max_positions=2048, optional=("attention_bias", "mlp_bias"), layer_types=False, eos=(2,)),
         "mistral": _Family(max_positions=131_072, optional=("sliding_window",), kv_heads=8, window=4096, eos=(2,)),
+        "mixtral": _Family(
+            max_positions=131_072,
+            optional=("sliding_window",),
+            kv_heads=8,
+            norm_eps=1e-5,
+            layer_types=False,
+            theta=1_000_000.0,
+            eos=(2,),
+            moe=MoeFamily(
+                ("num_local_experts", "num_experts"),
+                experts=8,
+                top_k=2,
+                inner_name="intermediate_size",
+                renormalise=True,
+            ),
+        ),
         "phi3": _Family(
             max_positions=4096,
             optional=("sliding_window",),
@@ -188,6 +225,17 @@ FAMILIES: Mapping[str, _Family] = MappingProxyType(
             window=4096,
             windowed=False,
             window_layers=28,
+        ),
+        "qwen2_moe": _Family(
+            max_positions=32_768,
+            optional=(*_QWEN_WINDOW, "qkv_bias", *moeconfig.QWEN, "shared_expert_intermediate_size"),
+            kv_heads=16,
+            qkv_bias=True,
+            alternating=True,
+            window=4096,
+            windowed=False,
+            window_layers=28,
+            moe=MoeFamily(("num_experts",), experts=60, top_k=4, inner=1408, shared_inner=5632),
         ),
         "qwen3": _Family(
             max_positions=32_768,
@@ -361,7 +409,8 @@ def _layer_kinds(fields: Fields, family: _Family) -> tuple[tuple[LayerKind, ...]
 
 def _window(fields: Fields, family: _Family) -> int:
     default = 0 if fields.null("sliding_window") else family.window
-    window = fields.integer("sliding_window", 1, 2**27, default)
+    # transformers 5 writes 0 for Qwen 2 with experts and without a window.
+    window = fields.integer("sliding_window", 0 if family.alternating else 1, 2**27, default)
     return window if fields.flag("use_sliding_window", family.windowed) else 0
 
 
@@ -371,14 +420,20 @@ def _default_kinds(fields: Fields, family: _Family, layers: int, window: int) ->
         pattern = fields.integer("sliding_window_pattern", 1, layers + 6, 6)
         period = (_SLIDING,) * (pattern - 1) + (_FULL,)
         return tuple(period[layer % pattern] for layer in range(layers))
+    if family.alternating:
+        return _alternating_kinds(fields, family, layers)
     first_sliding = layers
     if window:
         first_sliding = min(layers, fields.integer("max_window_layers", 0, 2**10, family.window_layers))
-    if family.alternating:
-        return tuple(
-            _SLIDING if window and index % 2 == 0 and index < first_sliding else _FULL for index in range(layers)
-        )
     return (_FULL,) * first_sliding + (_SLIDING,) * (layers - first_sliding)
+
+
+def _alternating_kinds(fields: Fields, family: _Family, layers: int) -> tuple[LayerKind, ...]:
+    """Every second layer is sliding, from the first one on, up to the layer max_window_layers."""
+    end = 0
+    if fields.flag("use_sliding_window", family.windowed):
+        end = fields.integer("max_window_layers", 0, 2**10, family.window_layers or layers)
+    return tuple(_SLIDING if index % 2 == 0 and index < end else _FULL for index in range(layers))
 
 
 def _listed_kinds(fields: Fields, layers: int) -> tuple[LayerKind, ...]:

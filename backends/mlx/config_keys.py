@@ -135,6 +135,8 @@ def _additions(values: Mapping[str, Any], complete: Mapping[str, Any]) -> dict[s
     missing = {key: x for key, x in more.items() if values.get(key) is None}
     if "rope_theta" in ropes:
         missing["rope_theta"] = ropes["rope_theta"]  # as in transformers, the value in rope_parameters wins
+    if "rope_scaling" not in values:
+        missing.setdefault("rope_scaling", None)  # some classes of mlx-lm have no default for it
     return missing
 
 

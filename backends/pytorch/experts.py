@@ -16,8 +16,10 @@ from .weights import StoredTensors, Weights
 
 
 class ExpertNames(NamedTuple):
-    """Names of the tensors of a mixture of experts, in the files and below the MLP. The defaults are Qwen's names."""
+    """Names of the tensors of a mixture of experts. The names are below that of the layer (`mlp`), of the MLP, or of an
+    expert (`gate`, `up` and `down`). The defaults are Qwen's names."""
 
+    mlp: str = "mlp"
     router: str = "gate"
     experts: str = "experts"
     gate: str = "gate_proj"
@@ -33,7 +35,7 @@ def routed_mlp(weights: Weights, config: ModelConfig, index: int, names: ExpertN
     moe = config.moe
     if moe is None or not moe.layers[index]:
         return None
-    name = f"model.layers.{index}.mlp"
+    name = f"model.layers.{index}.{names.mlp}"
     hidden = config.hidden_size
     shared = None
     shared_gate = None

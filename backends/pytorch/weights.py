@@ -70,6 +70,11 @@ class StoredTensors:
         """Allow the tensor to be read once more."""
         self._unread[name] = self._files.tensors[name]
 
+    def ignore(self, prefix: str) -> None:
+        """Mark the tensors as read whose names have this prefix."""
+        for name in [name for name in self._unread if name.startswith(prefix)]:
+            del self._unread[name]
+
     def drop_pages(self) -> None:
         """Release the pages of all tensors that were read. Their views stay valid: an access reads the file again."""
         for stored in self._read:

@@ -67,11 +67,24 @@ def stack(tensors: Tensors) -> None:
         tensors[f"{name}.down_proj"] = popped("down_proj")
 
 
+def rename(tensors: Tensors) -> None:
+    """The names of Mixtral in transformers 5."""
+    for name in list(tensors):
+        renamed = name.replace("block_sparse_moe", "mlp")
+        for old, new in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+            renamed = renamed.replace(f".{old}.", f".{new}.")
+        tensors[renamed] = tensors.pop(name)
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("quant", QUANTS)
-def test_stacked_experts_equal_experts_in_single_tensors(quant: Quant, tmp_path: Path) -> None:
-    BY_LABEL["qwen3_moe-dense-layer"].save(tmp_path)
+@pytest.mark.parametrize("label", ["qwen3_moe-dense-layer", "glm4_moe", "mixtral"])
+def test_stacked_experts_equal_experts_in_single_tensors(label: str, quant: Quant, tmp_path: Path) -> None:
+    BY_LABEL[label].save(tmp_path)
     single = opened(tmp_path, quant=quant)
+    if label == "mixtral":
+        rewrite(tmp_path, rename)
+        assert torch.equal(logits(single), logits(opened(tmp_path, quant=quant)))
     rewrite(tmp_path, stack)
     stacked = opened(tmp_path, quant=quant)
     assert torch.equal(logits(single), logits(stacked))
@@ -117,6 +130,17 @@ def test_wrong_experts_are_refused_by_name(label: str, tmp_path: Path) -> None:
     BY_LABEL["qwen3_moe"].save(tmp_path)
     rewrite(tmp_path, change)
     with pytest.raises(ModelRefused, match=message):
+        opened(tmp_path)
+
+
+def test_layer_that_predicts_several_tokens_is_ignored(tmp_path: Path) -> None:
+    """GLM has one such layer, after the last one."""
+    BY_LABEL["glm4_moe"].save(tmp_path)
+    expected = logits(opened(tmp_path))
+    rewrite(tmp_path, put_tensor("model.layers.3.eh_proj.weight", torch.zeros(4, 4)))
+    assert torch.equal(logits(opened(tmp_path)), expected)
+    rewrite(tmp_path, put_tensor("model.layers.30.eh_proj.weight", torch.zeros(4, 4)))
+    with pytest.raises(ModelRefused, match=r"not part of glm4_moe, the first is 'model\.layers\.30"):
         opened(tmp_path)
 
 

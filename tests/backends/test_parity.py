@@ -120,7 +120,8 @@ def test_mixed_batch(pair: Pair) -> None:
 @pytest.mark.real
 @pytest.mark.parametrize("tiny", [tiny for tiny in TINIES if tiny.label in (*FAMILIES, "gemma3")], ids=str)
 def test_bfloat16_is_near_float32(tiny: Tiny, tmp_path: Path) -> None:
-    """Weights and activations in bfloat16: the error is a few roundings of bfloat16 (2**-8)."""
+    """Weights and activations in bfloat16: the error is a few roundings of bfloat16 (2**-8). With experts it is larger,
+    because a rounded router chooses other experts for a few tokens."""
     model = tiny.save(tmp_path, torch.bfloat16).float()
     prompt = torch.randint(3, VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(4)).tolist()
     with torch.inference_mode():
@@ -130,7 +131,7 @@ def test_bfloat16_is_near_float32(tiny: Tiny, tmp_path: Path) -> None:
     assert isinstance(runner, TorchRunner)
     assert runner.kv.cache.layers[0][0].dtype == torch.bfloat16
     error = (logits_of(runner, [Row(prompt, 0, own_pages(0))]) - expected).std() / expected.std()
-    assert error < 0.05
+    assert error < (0.2 if FAMILIES[tiny.model_type].moe else 0.05)
 
 
 def near(got: torch.Tensor, expected: torch.Tensor) -> None:

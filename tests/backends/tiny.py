@@ -140,6 +140,13 @@ _GEMMA = {
 }
 
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+_GLM_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 
 TINIES = [
     Tiny("llama", "llama"),
@@ -180,6 +187,35 @@ TINIES = [
         "qwen3_moe-window",
         "qwen3_moe",
         {"head_dim": 16, "decoder_sparse_step": 2, "use_sliding_window": True, "sliding_window": 7, **_EXPERTS},
+    ),
+    Tiny("qwen2_moe", "qwen2_moe", {"shared_expert_intermediate_size": 56, **_EXPERTS}),
+    Tiny(
+        "qwen2_moe-window",
+        "qwen2_moe",
+        {
+            "shared_expert_intermediate_size": 56,
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "mlp_only_layers": [0],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            **_EXPERTS,
+        },
+    ),
+    Tiny("mixtral", "mixtral", {"num_local_experts": 5}),
+    Tiny("mixtral-window", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7}),
+    Tiny("glm4_moe", "glm4_moe", {"head_dim": 16, "use_qk_norm": True, "routed_scaling_factor": 1.5, **_GLM_EXPERTS}),
+    Tiny(
+        "glm4_moe-groups",
+        "glm4_moe",
+        {
+            "head_dim": 16,
+            "attention_bias": True,
+            "norm_topk_prob": False,
+            "n_group": 4,
+            "topk_group": 2,
+            **_GLM_EXPERTS,
+        },
     ),
     Tiny("gemma3", "gemma3_text", _GEMMA),
     Tiny("gemma3-old", "gemma3_text", _GEMMA, rewrite=old_spelling),

@@ -121,6 +121,19 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "qwen2": [*FLAT, {"layer_types": LAYERS}],
     "qwen3": [*FLAT, {"layer_types": LAYERS}],
+    "mixtral": [
+        *(variant | {"num_experts": None, "num_local_experts": 6} for variant in FLAT if LONG not in variant.values()),
+        {},
+    ],
+    "qwen2_moe": [*FLAT, {"layer_types": LAYERS}, {"use_sliding_window": False}, {"max_window_layers": 40}],
+    "glm4_moe": [
+        {"num_experts": None, "n_routed_experts": 16},
+        {"num_experts": None, "num_local_experts": 16, "norm_topk_prob": False, "first_k_dense_replace": 8},
+        {"num_experts": None, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
+        {"num_experts": None, "partial_rotary_factor": 0.75, "rope_theta": 100.0},
+        {"num_experts": None, "rope_parameters": {"rope_type": "default", "rope_theta": 55.0}},
+        {"num_experts": None, "n_routed_experts": 16, "rope_parameters": YARN},
+    ],
     "qwen3_moe": [
         *FLAT,
         {"num_experts": None, "num_local_experts": 16, "use_sliding_window": False},
