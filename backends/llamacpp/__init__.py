@@ -7,6 +7,7 @@ from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..machine import cpu_name, memory
+from .architectures import is_known
 from .installing import PACKAGE, gpu_command
 from .library import devices, gpus_of, problem, version
 
@@ -58,6 +59,8 @@ def accepts(files: ModelFiles) -> str:
         return f"the architecture {architecture} is {_REFUSED[architecture]}"
     if files.metadata.get(f"{architecture}.attention.causal") is False:
         return "its attention is not causal: it is an encoder, which generates no text"
+    if not is_known(architecture):
+        return f"{PACKAGE} {version()} does not know the architecture {architecture}; a newer version may"
     return ""
 
 

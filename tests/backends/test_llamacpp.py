@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from localllm import backends
+from localllm.backends.llamacpp.architectures import is_known
 from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.lora import Adapter
 from localllm.engine.modelfiles import read_model
@@ -22,6 +23,7 @@ from localllm.engine.runner import Runner
 from . import canary
 from .conformance import BUDGET, Conformance, Conversation, check_crowd, crowd
 from .gguf_models import write_canary, write_canary_adapter
+from .gguf_random import ARCHITECTURES
 
 pytestmark = pytest.mark.real
 
@@ -99,3 +101,9 @@ stream.restype = ctypes.c_void_p
 assert stream() == ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL("libstdc++.so.6"), "_ZSt4cout"))
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+
+
+def test_architectures_that_llama_cpp_knows(caplog: pytest.LogCaptureFixture) -> None:
+    assert all(map(is_known, ARCHITECTURES))
+    assert not any(map(is_known, ("llama99", "Llama", "", "a'b", "x" * 300)))
+    assert not caplog.records, "the question is no error of a model"
