@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -31,16 +32,20 @@ def measure(options: argparse.Namespace) -> Iterator[Row]:
     jobs += [Job("prefill", 1, length) for length in (512, 2048)]
     for name in options.formats:
         settings = {"shape": options.shape, "quant": FORMATS[name], "rows": 64, "context": 2304}
+        environments = {"wheel": _environment(options.wheel) | NO_COMPILERS, "built": _environment(options.built)}
         with ExitStack() as stack:
-
-            def start(library: Path, more: dict[str, str]) -> Program:
-                environment = {"LOCALLLM_CUDA_LIBRARY": str(library.resolve()), **more}
-                return stack.enter_context(Program("run_stepped.py", settings, environment))  # noqa: B023
-
-            programs = {"wheel": start(options.wheel, NO_COMPILERS), "built": start(options.built, {})}
+            with ThreadPoolExecutor() as pool:  # the models load at the same time
+                start = partial(Program, "run_stepped.py", settings)
+                programs = dict(zip(environments, pool.map(start, environments.values()), strict=True))
+            for program in programs.values():
+                stack.enter_context(program)
             facts = {label: program.hello for label, program in programs.items()}
             for job in jobs:
                 yield _compared(f"{SHAPES[options.shape].name}, {name}", device, programs, job, options.rounds, facts)
+
+
+def _environment(library: Path) -> dict[str, str]:
+    return {"LOCALLLM_CUDA_LIBRARY": str(library.resolve())}
 
 
 def _compared(
