@@ -48,12 +48,16 @@ class Names:
         entry = self._loaded.get(name)
         if entry is not None:
             return entry.ref
-        return await asyncio.to_thread(cache.find, name, allow_path=local)
+        model = await asyncio.to_thread(cache.find, name, allow_path=local)
+        if model is not None:
+            names.check_path(model.path)
+        return model
 
     async def select(self, name: str | None, local: bool) -> tuple[cache.ModelRef, str]:
         """The model and the adapter of a name; the adapter is empty if the name has none.
 
-        The name of a model precedes `model:adapter`: `qwen3:0.6b` is a short name. An adapter alone is last.
+        The name of a model precedes `model:adapter`: `qwen3:0.6b` is a short name. An adapter alone is last. Raises
+        ModelNotFound, or InvalidRequest for a model whose path is no text.
         """
         if name is None:
             return await self.resolve(self.only(), local), ""

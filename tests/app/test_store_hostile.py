@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.cli import main
+from localllm.app.daemon.adapters import Adapters
+from localllm.app.daemon.names import Names
 from localllm.app.errors import InvalidRequest
 from localllm.app.store import cache, listing, prune, searching, stored
 
@@ -261,8 +264,10 @@ def test_commands_show_a_cache_with_names_that_are_no_text(
             check_output([*command.split(), "--json"], capsys)
         for command in ("inspect org/m:Q8_0", "fit org/m:Q8_0", "config org/m:Q8_0"):
             assert "rename the file" in check_output(command.split(), capsys), command
-        with pytest.raises(InvalidRequest, match="no UTF-8 text"):  # in the daemon
+        with pytest.raises(InvalidRequest, match="no UTF-8 text"):
             cache.resolve("org/m:Q8_0")
+        with pytest.raises(InvalidRequest, match="no UTF-8 text"):
+            asyncio.run(Names({}, Adapters()).select("org/m:Q8_0", local=True))
         models = [(model.id, model.description, model.problem) for model in listing.listed()]
         assert any("rename the file" in problem for _, _, problem in models)
         msgspec.json.encode(models)  # the daemon sends them
