@@ -20,7 +20,7 @@ import msgspec
 import msgspec.inspect
 from msgspec import Meta
 
-from ..engine.options import CacheDtype
+from ..engine.options import CacheDtype, CacheLayout
 from ..kernels.gpu_limits import VARIABLES as GPU_VARIABLES
 from ..kernels.gpu_limits import LimitRefused, read_limits
 from . import paths
@@ -36,7 +36,7 @@ PATH_VARIABLES = frozenset({"LOCALLLM_CONFIG", "LOCALLLM_RUNTIME_DIR"})
 KERNEL_VARIABLES = frozenset({"LOCALLLM_CPU_LIBRARY", "LOCALLLM_CPU_LANE", "LOCALLLM_CUDA_LIBRARY", *GPU_VARIABLES})
 # Settings that decide how a model is loaded. The daemon reads them once, when it starts.
 LOADING = tuple(
-    "backend dtype cache_dtype quant context cache_mib cache_share max_rows graphs threads gpu_layers "
+    "backend dtype cache_dtype cache_layout quant context cache_mib cache_share max_rows graphs threads gpu_layers "
     "adapter_slots adapter_rank lora_backend".split()
 )
 CLIENT_ONLY = frozenset({"model"})  # settings that only the commands read, not the daemon
@@ -93,6 +93,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "GGUF models."
         ),
     ] = "auto"
+    cache_layout: Annotated[
+        CacheLayout,
+        Meta(
+            description="KV cache of GGUF models. shared: one cache, in which a common prefix is stored once; rows: a "
+            "cache of context tokens for each request, faster if many long requests have no common prefix."
+        ),
+    ] = "shared"
     quant: Annotated[
         Literal["none", "int8", "int4", "fp8", "fp8_w8a8"],
         Meta(description="Quantise the weights while loading: less memory and faster, slightly less accurate."),

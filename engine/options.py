@@ -10,6 +10,8 @@ from .quantization import Quant
 
 # fp8: of GPUs. The others are the formats of llama.cpp's KV cache.
 CacheDtype = Literal["auto", "fp8", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
+# shared: one cache, in which rows share the pages of a common prefix. rows: each row has a cache for a whole context.
+CacheLayout = Literal["shared", "rows"]
 # Which steps are captured as graphs. full: decode steps. breakable: also prefill steps, without their attention. split:
 # as breakable, and the prefill segments are compiled. off: no steps. auto: the device's default.
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
@@ -28,6 +30,7 @@ class LoadOptions:
     page_size: int | None = None  # tokens per page of the KV cache; None: the device's default
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     cache_dtype: CacheDtype = "auto"  # dtype of the KV cache; auto: the dtype of activations, for llama.cpp f16
+    cache_layout: CacheLayout = "shared"  # of llama.cpp's KV cache
     quant: Quant = "none"  # format that the weights are quantised to while they are loaded
     packed_dir: Path | None = None  # folder that caches quantised weights; None: not cached
     graphs: Graphs = "auto"

@@ -46,6 +46,7 @@ def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
         max_rows=settings.max_rows,
         dtype=settings.dtype,
         cache_dtype=settings.cache_dtype,
+        cache_layout=settings.cache_layout,
         quant=settings.quant,
         packed_dir=paths.packed_dir(ref.path),
         graphs=settings.graphs,

@@ -13,14 +13,18 @@ from ..machine import cores
 from . import accepts
 from .adapters import Adapters
 from .attention import avoid_graphs, flash_attention
+from .cells import ContextMemory, StreamMemory
 from .library import devices, library, load_model
-from .runner import ContextMemory, LlamaRunner
+from .runner import LlamaRunner, Sequences
 from .sequences import Memory, PagedSequences, PairedMemory, StateSequences, sequence_ids
-from .sizing import CACHE_TYPES, DEFAULT_CONTEXT, UBATCH, Size, check_fits, has_states, measure
+from .sizing import CACHE_TYPES, DEFAULT_CONTEXT, PAGE_SIZE, UBATCH, Size, check_fits, has_states, measure
+from .streams import StreamSequences
 
 # Seconds after which a step counts as hung. Even slow CPUs compute a prefill chunk of an 8B model faster.
 STEP_SECONDS = {"cpu": 3600.0, "gpu": 600.0}
 SNAPSHOT_INTERVAL = 32  # positions; a snapshot makes llama.cpp copy the state
+# Room for outputs of one step. With a smaller buffer, the prefill of llama.cpp is slower on CPUs with AMX.
+MIN_OUTPUTS = 64
 NO_POOLING = 0  # llama_pooling_type: the hidden state of each token
 
 
@@ -43,18 +47,28 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
         if states != has_states(files):
             size = measure(files, options, devices(), states)
             check_fits(files, options, size.plan)
-        has_window = not states and c.llama_model_n_swa(model) > 0
-        ids = sequence_ids(size.sequences, paired=has_window)
+        needs_pairs = not states and not size.row_cells and c.llama_model_n_swa(model) > 0
+        ids = sequence_ids(size.sequences, paired=needs_pairs)
         spec = _spec(files, options, size, 0 if states else len(ids))
         context = _new_context(files, options, size, spec, model)
     except BaseException:
         c.llama_model_free(model)
         raise
-    memory: Memory = ContextMemory(context)
-    if has_window:
-        memory = PairedMemory(memory, len(ids))
-    sequences = StateSequences(memory, len(ids)) if states else PagedSequences(memory, size.plan.page_size, len(ids))
+    sequences = _sequences(context, spec, size, needs_pairs, len(ids))
     return LlamaRunner(model, context, spec, sequences, ids, Adapters(model))
+
+
+def _sequences(context: Any, spec: RunnerSpec, size: Size, needs_pairs: bool, count: int) -> Sequences:
+    """`count`: the number of sequences."""
+    if not spec.groups:
+        return StateSequences(ContextMemory(context), count)
+    page_size = spec.groups[0].page_size
+    if size.row_cells:
+        return StreamSequences(StreamMemory(context), page_size, count)
+    memory: Memory = ContextMemory(context)
+    if needs_pairs:
+        memory = PairedMemory(memory, count)
+    return PagedSequences(memory, page_size, count)
 
 
 def can_repack(files: ModelFiles) -> bool:
@@ -88,22 +102,22 @@ def _check_model(files: ModelFiles, model: Any) -> None:
         )
 
 
-def _spec(files: ModelFiles, options: LoadOptions, size: Size, max_paths: int) -> RunnerSpec:
-    """`max_paths`: see RunnerSpec; 0: each row has a state."""
+def _spec(files: ModelFiles, options: LoadOptions, size: Size, sequences: int) -> RunnerSpec:
+    """`sequences`: the number of sequences of a model without states; 0: each row has a state."""
     plan = size.plan
-    states = not max_paths
-    rows = plan.num_pages - size.snapshots if states else options.max_rows
-    context = plan.context if states else min(plan.context, size.cells)
+    states = not sequences
+    context = plan.context if states else min(plan.context, size.row_cells or size.cells)
+    needs_free = size.row_cells > 0 and size.rows > 1
     return RunnerSpec(
         vocab_size=files.config.vocab_size,
         max_tokens=min(size.step_tokens, size.cells),
-        max_rows=rows,
+        max_rows=size.rows,
         max_context=context,
-        groups=() if states else (CacheGroup(plan.page_size, plan.num_pages),),
-        num_states=rows if states else 0,
+        groups=() if states else (_group(options, size),),
+        num_states=size.rows if states else 0,
         num_snapshots=size.snapshots,
         snapshot_interval=SNAPSHOT_INTERVAL,
-        max_paths=max_paths,
+        max_paths=sequences - needs_free,
         num_adapters=options.adapter_slots,
         adapters_per_step=options.adapter_slots,
         slots_hint="raise the setting adapter_slots",
@@ -113,17 +127,30 @@ def _spec(files: ModelFiles, options: LoadOptions, size: Size, max_paths: int) -
         token_bytes=plan.token_bytes,
         cache_bytes=plan.num_pages * plan.page_bytes,
         step_seconds=STEP_SECONDS["gpu" if size.on_gpu else "cpu"],
-        warnings=_warnings(options, plan, context),
+        warnings=_warnings(options, size, context),
     )
 
 
-def _warnings(options: LoadOptions, plan: MemoryPlan, context: int) -> tuple[str, ...]:
-    if options.context is not None or context >= plan.max_positions:
-        return ()
+def _group(options: LoadOptions, size: Size) -> CacheGroup:
+    page_size = options.page_size or PAGE_SIZE
+    if not size.row_cells:
+        return CacheGroup(page_size, size.plan.num_pages)
+    return CacheGroup(page_size, size.plan.num_pages * -(-size.row_cells // page_size))
+
+
+def _warnings(options: LoadOptions, size: Size, context: int) -> tuple[str, ...]:
+    warnings: list[str] = []
+    limit = size.plan.max_positions
+    if size.row_cells and size.rows < options.max_rows:
+        warnings.append(f"the memory has room for {size.rows} rows of {context} tokens; max_rows is {options.max_rows}")
+    if options.context is not None or context >= limit:
+        return tuple(warnings)
     if context == DEFAULT_CONTEXT["cpu"]:
         reason = f"the context is {context} tokens, because llama.cpp allocates its whole cache"
-        return (f"{reason}; the setting context selects up to {plan.max_positions}",)
-    return (f"the memory has room for a context of {context} tokens; the model supports {plan.max_positions}",)
+        warnings.append(f"{reason}; the setting context selects up to {limit}")
+    else:
+        warnings.append(f"the memory has room for a context of {context} tokens; the model supports {limit}")
+    return tuple(warnings)
 
 
 def _quant(files: ModelFiles) -> str:
@@ -142,11 +169,11 @@ def _new_context(files: ModelFiles, options: LoadOptions, size: Size, spec: Runn
     params.n_batch = spec.max_tokens
     params.n_ubatch = min(UBATCH, spec.max_tokens)
     params.n_seq_max = size.sequences
-    params.n_outputs_max = params.n_seq_max
+    params.n_outputs_max = max(MIN_OUTPUTS, params.n_seq_max)
     params.n_threads = options.threads or cores()
     params.n_threads_batch = params.n_threads
     params.pooling_type = NO_POOLING
-    params.kv_unified = True
+    params.kv_unified = not size.row_cells
     params.swa_full = True
     params.no_perf = True
     params.flash_attn_type = flash_attention(files, size.gpu_layers)

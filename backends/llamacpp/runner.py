@@ -37,22 +37,9 @@ class Done:
 class Sequences(Protocol):
     """Gives sequences of llama.cpp to rows: see sequences.py."""
 
+    in_order: bool  # whether llama.cpp must get the rows in order of their sequences
+
     def place(self, batch: Batch) -> Ints: ...
-
-
-class ContextMemory:
-    """The cells of a context: see sequences.Memory."""
-
-    def __init__(self, context: Any) -> None:
-        self._c = library().c
-        self._memory = self._c.llama_get_memory(context)
-
-    def remove(self, sequence: int, start: int, end: int) -> None:
-        if not self._c.llama_memory_seq_rm(self._memory, sequence, start, end):
-            raise failed(f"llama.cpp cannot cut sequence {sequence} at position {start}")
-
-    def copy(self, source: int, target: int, start: int, end: int) -> None:
-        self._c.llama_memory_seq_cp(self._memory, source, target, start, end)
 
 
 class _Tokens:
@@ -163,7 +150,8 @@ class LlamaRunner:
     ) -> Floats | None:
         """Compute tokens. Returns the logits of those with an output, or their hidden states, in order; valid until the
         next call. None: no token has an output."""
-        ready = self._tokens.fill(tokens, positions, places, outputs)
+        order = np.argsort(places, kind="stable") if self._sequences.in_order else np.arange(len(places))
+        ready = self._tokens.fill(tokens[order], positions[order], places[order], outputs[order])
         library().forget_errors()
         if hidden != self._embeds:
             self._c.llama_set_embeddings(self._context, hidden)
@@ -178,7 +166,10 @@ class LlamaRunner:
             return None
         width = self._hidden_size if hidden else self._spec.vocab_size
         values = self._c.llama_get_embeddings if hidden else self._c.llama_get_logits
-        return np.ctypeslib.as_array(values(self._context), (count, width))
+        computed = np.ctypeslib.as_array(values(self._context), (count, width))
+        answers = order[outputs[order]]  # indices of the tokens with an output, in llama.cpp's order
+        in_place = bool((answers[:-1] < answers[1:]).all())
+        return computed if in_place else computed[np.argsort(answers)]
 
     def prepare_adapter(self, adapter: Adapter) -> None:
         """See engine.runner.Runner."""

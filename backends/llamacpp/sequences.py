@@ -92,6 +92,8 @@ class Content:
 class PagedSequences:
     """Gives sequences to the rows of a runner that has one cache group without a window, and no states."""
 
+    in_order = False  # see runner.Sequences
+
     def __init__(self, memory: Memory, page_size: int, count: int) -> None:
         """`count`: the number of sequence ids, which is RunnerSpec.max_paths."""
         self._memory = memory
@@ -116,8 +118,12 @@ class PagedSequences:
             sequence = self._place_row(start, page, table[row])
             self._placed.add(sequence)
             sequences.append(sequence)
+        self._arrange(sequences)
         self._extend(sequences, starts, batch.context_lens, table)
         return np.array([sequence.id for sequence in sequences], np.int32)
+
+    def _arrange(self, sequences: list[Sequence]) -> None:
+        """Change the ids of the rows' sequences, if a step needs certain ids."""
 
     def _free_pages(self, batch: Batch) -> None:
         """Remove the cells of freed pages, and give the targets of page copies the cells of their sources."""
@@ -150,14 +156,18 @@ class PagedSequences:
             ends[sequence] = min(ends.get(sequence, content.index), content.index)
 
     def _replace(self, content: Content, equal: Content) -> None:
-        """Give the sequences of `content` the equal cells of another page."""
-        start = content.index * self._page_size
-        end = start + self._page_size
+        """Record that the sequences of `content` have the equal content of another page."""
         for sequence in content.sequences:
-            self._memory.remove(sequence.id, start, end)
-            self._memory.copy(next(iter(equal.sequences)).id, sequence.id, start, end)
+            self._share(sequence, equal)
             equal.sequences.add(sequence)
             sequence.contents[content.index] = equal
+
+    def _share(self, sequence: Sequence, content: Content) -> None:
+        """Give the sequence the cells of `content` instead of its own, which are equal."""
+        start = content.index * self._page_size
+        end = start + self._page_size
+        self._memory.remove(sequence.id, start, end)
+        self._memory.copy(next(iter(content.sequences)).id, sequence.id, start, end)
 
     def _place_row(self, start: int, page: int, pages: Ints) -> Sequence:
         """The sequence of a row. `page`: the page of the position before `start`. `pages`: all pages of the row."""
@@ -274,6 +284,8 @@ class StateSequences:
 
     llama.cpp cannot cut these sequences, but it copies them: a copy shares the state until one of both continues.
     """
+
+    in_order = False  # see runner.Sequences
 
     def __init__(self, memory: Memory, count: int) -> None:
         """`count`: the number of sequence ids, one for each state and snapshot."""

@@ -24,8 +24,9 @@ ROW_TOKENS = {"cpu": 256, "gpu": 4096}
 STEP_TOKENS = {"cpu": 512, "gpu": 2048}
 UBATCH = 512  # tokens that llama.cpp computes at a time
 MASK_BYTES = 2  # of an attention mask, for a cell and a token of the ubatch
-MIN_STATES = 4  # states and snapshots that have room for a context as large as possible
-MAX_SNAPSHOTS = 8  # states beyond those of the rows
+MIN_ROW_CACHES = 4  # caches of one row that have room for a context as large as possible
+MAX_SPARE_CACHES = 8  # caches of one row beyond those of the rows, for snapshots and cached prefixes
+ROW_CACHE_CELLS = 256  # llama.cpp gives a row a multiple of this number of cells
 MIN_CONTEXT = 4096  # all layers are computed on GPUs if this context fits there
 CACHED_PATHS = 64  # minimum number of cached prefixes; llama.cpp allocates logits for each sequence
 MAX_ROWS = 128  # half of llama.cpp's sequences; the others are cached prefixes
@@ -43,8 +44,10 @@ class Size:
 
     plan: MemoryPlan
     step_tokens: int
+    rows: int  # maximum number of rows in a step
     sequences: int  # number of sequence ids of llama.cpp
     snapshots: int  # number of the plan's pages that are snapshots of states
+    row_cells: int  # number of cells of each row's cache; 0: all rows share one cache
     gpu_layers: int  # number of layers in the memory of the GPUs; -1: all
     on_gpu: bool  # whether any layer is
 
@@ -63,10 +66,11 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
     on_gpu = bool(gpus) and options.gpu_layers != 0
     kind = "gpu" if on_gpu else "cpu"
     step_tokens = max(options.max_step_tokens or STEP_TOKENS[kind], options.max_rows)
+    has_row_caches = options.cache_layout == "rows" and not has_states
 
     def plan(free: int, kind: str) -> MemoryPlan:
-        if has_states:
-            cache = _states(files, options, free, step_tokens, DEFAULT_CONTEXT[kind])
+        if has_states or has_row_caches:
+            cache = _row_caches(files, options, free, step_tokens, DEFAULT_CONTEXT[kind], has_states)
         else:
             cache = _cells(files, options, free, step_tokens, kind)
         return MemoryPlan(
@@ -79,10 +83,17 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
         )
 
     def size(plan: MemoryPlan, layers: int) -> Size:
-        if not has_states:
-            return Size(plan, step_tokens, _sequences(options), 0, layers, on_gpu)
-        snapshots = _num_snapshots(plan.num_pages, options.max_rows)
-        return Size(plan, step_tokens, plan.num_pages, snapshots, layers, on_gpu)
+        count = plan.num_pages
+        rows = options.max_rows
+        snapshots = 0
+        if has_states:
+            snapshots = _num_snapshots(count, rows)
+            rows = count - snapshots
+        elif has_row_caches:
+            rows = max(1, min(rows, count - 1))  # with several rows, one cache must be free: see streams.py
+        sequences = count if has_states or has_row_caches else _sequences(options)
+        row_cells = plan.page_size if has_row_caches else 0
+        return Size(plan, step_tokens, rows, sequences, snapshots, row_cells, layers, on_gpu)
 
     main_free = memory()[1]
     gpu_free = int(GPU_SHARE * sum(device.free for device in gpus))
@@ -167,22 +178,26 @@ def _cells(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int,
     return _Cache(page_size, page_bytes, num_pages, max_pages, context, workspace)
 
 
-def _states(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, default_context: int) -> _Cache:
-    """The cache of a model with states: a page is a state or a snapshot, with cells for a whole context."""
+def _row_caches(
+    files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, default_context: int, has_states: bool
+) -> _Cache:
+    """The cache of a model whose rows do not share one. A page is the cache of one row: cells for a whole context, and
+    its state if `has_states`."""
     context = _context(files, options, default_context)
     cell_bytes = _cell_bytes(files, options)
-    state_bytes = _state_bytes(files)
+    state_bytes = _state_bytes(files) if has_states else 0
     workspace = _workspace(files, options, step_tokens)
     mask_bytes = _mask_bytes(files, step_tokens) if cell_bytes else 0
     room = _room(options, free - files.weight_bytes - workspace)
     position_bytes = cell_bytes if options.cache_bytes is not None else cell_bytes + mask_bytes
     if options.context is None and position_bytes:
-        states = min(options.max_rows + 1, MIN_STATES)
-        context = max(1, min(context, (room // states - state_bytes) // position_bytes))
-    max_states = room // (state_bytes + context * position_bytes)
-    states = min(options.max_rows + MAX_SNAPSHOTS, max_states)
-    workspace += states * context * mask_bytes
-    return _Cache(context, state_bytes + context * cell_bytes, states, max_states, context, workspace)
+        count = min(options.max_rows + 1, MIN_ROW_CACHES)
+        context = max(1, min(context, (room // count - state_bytes) // position_bytes))
+    cells = context if has_states else -(-context // ROW_CACHE_CELLS) * ROW_CACHE_CELLS
+    max_caches = room // (state_bytes + cells * position_bytes)
+    caches = min(options.max_rows + min(options.max_rows, MAX_SPARE_CACHES), max_caches)
+    workspace += caches * cells * mask_bytes
+    return _Cache(cells, state_bytes + cells * cell_bytes, caches, max_caches, context, workspace)
 
 
 def _context(files: ModelFiles, options: LoadOptions, default: int) -> int:

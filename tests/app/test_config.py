@@ -174,6 +174,7 @@ def test_defaults_of_all_settings() -> None:
         "backend": "auto",
         "dtype": "auto",
         "cache_dtype": "auto",
+        "cache_layout": "shared",
         "quant": "none",
         "context": 0,
         "cache_mib": 0,

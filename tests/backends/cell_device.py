@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from localllm.backends.llamacpp.sequences import Memory, PagedSequences, PairedMemory, StateSequences
+from localllm.backends.llamacpp.streams import StreamSequences
 from localllm.engine.batch import Batch
 from localllm.engine.errors import OutOfMemory
 
@@ -77,27 +78,68 @@ class CellMemory:
         return (self.members.sum(axis=1) == 1) & (self.positions + self.window <= last)
 
 
+class StreamCells(CellMemory):
+    """Each sequence has its own cells, in order of position. A copy copies the tokens when the next step writes."""
+
+    def __init__(self, length: int, ids: int) -> None:
+        super().__init__(length * ids, ids)
+        self.length = length
+        self.copies: list[tuple[slice, slice]] = []  # cells (source, target)
+
+    def span(self, sequence: int) -> slice:
+        return slice(sequence * self.length, (sequence + 1) * self.length)
+
+    def copy(self, source: int, target: int, start: int, end: int) -> None:
+        self.operations += 1
+        assert start == 0
+        assert end == self._range(source, start, end).sum(), "the source lacks cells of this range"
+        assert not self.members[:, target].any(), "the target has cells"
+        self.copies.append((self.span(source), self.span(target)))
+        cells = np.arange(end) + target * self.length
+        self.members[cells, target] = True
+        self.positions[cells] = np.arange(end)
+
+    def write(self, sequences: list[int], positions: np.ndarray, tokens: np.ndarray) -> None:
+        [sequence] = sequences
+        for source, target in self.copies:
+            self.tokens[target] = self.tokens[source]
+        self.copies.clear()
+        assert positions[0] == len(self.cells(sequence)), "llama.cpp refuses a gap or an overlap of positions"
+        assert positions[-1] < self.length, "no free cells"
+        cells = positions + sequence * self.length
+        self.members[cells, sequence] = True
+        self.positions[cells] = positions
+        self.tokens[cells] = tokens
+
+
 @dataclass
 class CellDevice(TokenDevice):
     """Rows read the cells of their sequences instead of pages."""
 
     window: int = 0
+    has_streams: bool = False  # whether each sequence has its own cells
     memory: CellMemory = field(init=False)
     sequences: PagedSequences = field(init=False)
     lost_steps: frozenset[int] = frozenset()  # numbers of the steps that run out of memory when half is written
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.rows: list[int] = []
         [group] = self.spec.groups
         count = self.spec.max_paths
+        if self.has_streams:
+            self.memory = StreamCells(self.spec.max_length, count + 1)
+            self.sequences = StreamSequences(self.memory, group.page_size, count + 1)
+            return
         self.memory = CellMemory(group.tokens, 2 * count if self.window else count, self.window)
         memory: Memory = PairedMemory(self.memory, count) if self.window else self.memory
         self.sequences = PagedSequences(memory, group.page_size, count)
-        self.rows: list[int] = []
 
     def write(self, batch: Batch, cells: np.ndarray) -> None:
         self.rows = self.sequences.place(batch).tolist()
         assert len(set(self.rows)) == len(self.rows), "two rows have one sequence"
+        if self.has_streams:
+            assert max(self.rows) - min(self.rows) < len(self.rows), "llama.cpp would read the weights several times"
         lost = len(self.batches) - 1 in self.lost_steps
         for row, sequence in enumerate(self.rows):
             if lost and row == batch.num_rows // 2:

@@ -33,12 +33,13 @@ class TestLlamacpp(Conformance):
     backend = "llamacpp"
     carries = False
     same_bits = False
+    options = BUDGET
 
     @pytest.fixture(scope="class")
     @classmethod
     def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         module = backends.load(cls.backend)
-        return module.open(read_model(write_canary(tmp_path_factory.mktemp("canary"))), BUDGET)
+        return module.open(read_model(write_canary(tmp_path_factory.mktemp("canary"))), cls.options)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -47,6 +48,11 @@ class TestLlamacpp(Conformance):
         root = tmp_path_factory.mktemp("adapters")
         files = [write_canary_adapter(root / f"{shift}.gguf", shift) for shift in range(1, canary.KEYS)]
         return [Adapter(file.stem, str(file), read_adapter(file).version) for file in files]
+
+
+@pytest.mark.real
+class TestLlamacppWithACacheForEachRow(TestLlamacpp):
+    options = replace(BUDGET, cache_bytes=None, cache_layout="rows")
 
 
 @pytest.mark.parametrize("rows", [16, pytest.param(64, marks=pytest.mark.slow)])

@@ -11,9 +11,9 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from llama_cpp import llama_cpp
 
-from localllm.backends.llamacpp.runner import ContextMemory
+from localllm.backends.llamacpp.cells import ContextMemory, StreamMemory
 
-from .cell_device import FREE, CellMemory
+from .cell_device import FREE, CellMemory, StreamCells
 from .gguf_models import write_canary
 from .gguf_random import write_random
 from .llama_decode import loaded
@@ -26,15 +26,17 @@ CELLS, IDS = 256, 8
 class Cells:
     """The cells of a context of llama.cpp."""
 
-    def __init__(self, model: llama_cpp.llama_model_p) -> None:
+    def __init__(self, model: llama_cpp.llama_model_p, unified: bool = True) -> None:
+        """`unified`: whether all sequences share the cells."""
         parameters = llama_cpp.llama_context_default_params()
-        parameters.n_ctx = parameters.n_batch = CELLS
+        parameters.n_batch = CELLS
+        parameters.n_ctx = CELLS if unified else CELLS * IDS
         parameters.n_seq_max = IDS
-        parameters.kv_unified = True
+        parameters.kv_unified = unified
         parameters.swa_full = True
         parameters.n_threads = parameters.n_threads_batch = 1
         self.context = llama_cpp.llama_init_from_model(model, parameters)
-        self.memory = ContextMemory(self.context)
+        self.memory = ContextMemory(self.context) if unified else StreamMemory(self.context)
 
     def write(self, ids: list[int], start: int, count: int) -> int:
         """Compute `count` tokens for sequences. Returns the code of llama_decode."""
@@ -108,4 +110,35 @@ def test_ranges_of_positions_are_removed_and_copied(name: str, pairs: bool, tmp_
         assert (simulated.positions == FREE).all()
         assert actual.write([0], 0, CELLS) == 0
         assert actual.write([1], 0, 1) == 1
+        llama_cpp.llama_free(actual.context)
+
+
+@pytest.mark.parametrize("name", ["canary", "gemma3"])
+def test_streams_are_cut_and_their_beginnings_are_copied(name: str, tmp_path: Path) -> None:
+    """A stream of gemma keeps the cells that its window has passed."""
+    rng = np.random.default_rng(1)
+    simulated = StreamCells(CELLS, IDS)
+    with loaded(write_tiny(tmp_path, name)) as model:
+        actual = Cells(model, unified=False)
+        for _ in range(200):
+            sequence, other = rng.permutation(IDS)[:2].tolist()
+            length = len(simulated.cells(sequence))
+            choice = rng.random()
+            if choice < 0.6:
+                added = min(int(rng.integers(1, 60)), CELLS - length)
+                if added:
+                    assert actual.write([sequence], length, added) == 0
+                    simulated.write([sequence], np.arange(length, length + added), np.zeros((added, 2)))
+            elif choice < 0.75:
+                start = int(rng.integers(0, length + 1))
+                for cells in (simulated, actual.memory):
+                    cells.remove(sequence, start, -1)
+            elif length:
+                end = int(rng.integers(1, length + 1))
+                for cells in (simulated, actual.memory):
+                    cells.remove(other, 0, -1)
+                    cells.copy(sequence, other, 0, end)
+            assert [actual.range(each) for each in range(IDS)] == [
+                simulated_range(simulated, each) for each in range(IDS)
+            ]
         llama_cpp.llama_free(actual.context)

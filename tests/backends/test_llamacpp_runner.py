@@ -98,12 +98,12 @@ def test_hidden_states_equal_those_of_the_torch_runner(canary_files: ModelFiles,
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen3moe", "mamba"])
-@pytest.mark.parametrize("cache_dtype", ["auto", "q8_0"])
+@pytest.mark.parametrize(("cache_dtype", "layout"), [("auto", "shared"), ("q8_0", "shared"), ("q8_0", "rows")])
 def test_plan_has_the_bytes_of_llamacpp(
-    folder: Path, architecture: str, cache_dtype: Any, caplog: pytest.LogCaptureFixture
+    folder: Path, architecture: str, cache_dtype: Any, layout: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = read_model(gguf_random.write_random(folder, architecture))
-    options = replace(OPTIONS, cache_dtype=cache_dtype)
+    options = replace(OPTIONS, cache_dtype=cache_dtype, cache_layout=layout)
     with caplog.at_level(logging.DEBUG, library.__name__):
         opened = llamacpp.open(files, options)
     sizes = re.findall(r"(?:KV|RS) buffer size = +([\d.]+) MiB", caplog.text)
@@ -210,6 +210,64 @@ def test_default_context_of_a_cpu_is_short(
     size = sizing.measure(files, options, [], False)
     assert size.plan.context == context
     assert cells is None or size.cells == cells
+
+
+@pytest.mark.parametrize(
+    ("options", "cells", "rows", "sequences"),
+    [
+        (LoadOptions(context=1000, max_rows=16), 1024, 16, 24),
+        (LoadOptions(context=1000, max_rows=1), 1024, 1, 2),
+        (LoadOptions(context=1000, max_rows=128), 1024, 128, 136),
+        (LoadOptions(context=1000, max_rows=16, cache_bytes=5 * 1024 * 256), 1024, 4, 5),
+        (LoadOptions(context=1000, max_rows=16, cache_bytes=1024 * 256), 1024, 1, 1),
+        (LoadOptions(max_rows=16, cache_bytes=4 * 1024 * 256), 1024, 3, 4),
+        (LoadOptions(max_rows=2), 16384, 2, 4),
+    ],
+)
+def test_each_row_has_cells_for_a_context(
+    canary_files: ModelFiles,
+    options: LoadOptions,
+    cells: int,
+    rows: int,
+    sequences: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The canary has 256 bytes a position. One sequence is free with several rows."""
+    monkeypatch.setattr(sizing, "memory", lambda: (64 * GIB, 64 * GIB))
+    files = replace(canary_files, config=replace(canary_files.config, max_positions=2**17))
+    size = sizing.measure(files, replace(options, cache_layout="rows"), [], False)
+    assert (size.row_cells, size.rows, size.sequences) == (cells, rows, sequences)
+    assert size.plan.num_pages * size.plan.page_bytes == cells * sequences * 256
+
+
+def test_few_row_caches_are_told_to_the_user(canary_files: ModelFiles) -> None:
+    opened = llamacpp.open(canary_files, replace(OPTIONS, cache_bytes=3 * 256 * 256, cache_layout="rows"))
+    assert opened.spec.max_rows == opened.spec.max_paths == 2
+    assert opened.spec.warnings == ("the memory has room for 2 rows of 256 tokens; max_rows is 4",)
+    opened.close()
+
+
+def test_rows_are_computed_in_order_of_their_sequences(canary_files: ModelFiles) -> None:
+    """llama.cpp computes only consecutive sequences in ascending order together. The results have the batch's order."""
+    opened = llamacpp.open(canary_files, replace(OPTIONS, cache_bytes=None, cache_layout="rows"))
+    assert isinstance(opened, LlamaRunner)
+    prompts = [canary.prompt(key, 30, seed=key) for key in (1, 2, 3)]
+    rows = [Row(prompt, 0, range(1 + 6 * row, 7 + 6 * row)) for row, prompt in enumerate(prompts)]
+    opened.run(make_batch(rows, canary.VOCAB))
+    expected = [canary.walk(prompt, 2) for prompt in prompts]
+    rows = [Row([expected[row][0]], 30, range(1 + 6 * row, 7 + 6 * row)) for row in (2, 0, 1)]
+    sequences: list[list[int]] = []
+    fill = opened._tokens.fill
+
+    def record(tokens: Any, positions: Any, places: Any, outputs: Any) -> Any:
+        sequences.append(places.tolist())
+        return fill(tokens, positions, places, outputs)
+
+    opened._tokens.fill = record  # type: ignore[method-assign]
+    result = opened.run(make_batch(rows, canary.VOCAB)).result()
+    assert sequences == [[0, 1, 2]]
+    assert result.tokens.tolist() == [expected[row][1] for row in (2, 0, 1)]
+    opened.close()
 
 
 @pytest.mark.parametrize("context", [None, 64, 65])

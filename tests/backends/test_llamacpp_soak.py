@@ -108,13 +108,16 @@ def fill_cache(talk: Talk, runner: Runner, name: str) -> None:
     assert talk.tokens(name) == canary.walk(prompt, 20)
 
 
+@pytest.mark.parametrize("layout", ["shared", "rows"])
 @pytest.mark.parametrize("rounds", [1, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_requests_come_and_go(rounds: int, tmp_path: Path) -> None:
+def test_requests_come_and_go(rounds: int, layout: Any, tmp_path: Path) -> None:
     """Each round has 45 requests, and changes of the adapters: 12 rounds have more than 500 operations."""
     shifts = [1, 2, 3, 4]
     files = [write_canary_adapter(tmp_path / f"{shift}.gguf", shift) for shift in shifts]
     adapters = [Adapter(file.stem, str(file), read_adapter(file).version) for file in files]
-    runner = llamacpp.open(read_model(write_canary(tmp_path)), OPTIONS)
+    cache_bytes = OPTIONS.cache_bytes if layout == "shared" else None
+    options = replace(OPTIONS, cache_layout=layout, cache_bytes=cache_bytes)
+    runner = llamacpp.open(read_model(write_canary(tmp_path)), options)
     assert runner.spec.max_length == 256
     talk = Talk(Engine(runner))
     for adapter in adapters:
@@ -124,10 +127,10 @@ def test_requests_come_and_go(rounds: int, tmp_path: Path) -> None:
         run_operations(talk, 45, adapters, shifts, seed)
         assert used_sequences(runner) <= runner.spec.max_paths
         fill_cache(talk, runner, f"all-{seed}")
-        assert used_sequences(runner) == 1
+        assert layout == "rows" or used_sequences(runner) == 1
         sizes.append(psutil.Process().memory_info().rss)
     stats = talk.engine.stats()
-    assert stats.preemptions > 0
+    assert (stats.preemptions > 0) == (layout == "shared")
     assert stats.prefix_hit_tokens > 0
     assert stats.cache_used == 0
     assert max(sizes[rounds // 2 :]) < max(sizes[: rounds // 2 + 1]) + 2**22
@@ -138,21 +141,31 @@ def log_probability(logits: np.ndarray, token: int) -> float:
     return float(logits[token] - logits.max() - np.log(np.exp(logits - logits.max()).sum()))
 
 
+ATTENTION = ("gemma3", "gemma2", "llama", "phi3", "mpt")
+
+
 @pytest.mark.parametrize(
-    "architecture",
+    ("architecture", "layout"),
     [
-        "gemma3",
-        "mamba",
-        "falcon-h1",
-        *[pytest.param(name, marks=pytest.mark.slow) for name in ("gemma2", "llama", "phi3", "mpt")],
+        ("gemma3", "shared"),
+        ("gemma3", "rows"),
+        ("mamba", "shared"),
+        ("falcon-h1", "shared"),
+        *[
+            pytest.param(name, layout, marks=pytest.mark.slow)
+            for name in ATTENTION[1:]
+            for layout in ("shared", "rows")
+        ],
     ],
 )
-def test_random_models_give_the_log_probabilities_of_llama_cpp(architecture: str, tmp_path: Path) -> None:
+def test_random_models_give_the_log_probabilities_of_llama_cpp(architecture: str, layout: Any, tmp_path: Path) -> None:
     """Requests with common beginnings come and go. The context of gemma is eight times its window."""
     cell_bytes = LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
     has_states = architecture in RECURRENT | HYBRID
     file = write_random(tmp_path, architecture, "F16" if has_states else "F32")
     options = replace(OPTIONS, adapter_slots=0, cache_bytes=2**23 if has_states else 256 * cell_bytes)
+    if layout == "rows":
+        options = replace(options, cache_bytes=None, cache_layout=layout)
     talk = Talk(Engine(llamacpp.open(read_model(file), options)))
     rng = np.random.default_rng(0)
     stems = rng.integers(0, 200, (2, 120)).tolist()

@@ -25,6 +25,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "backend": ("cpu", {}),
     "dtype": ("bfloat16", {"dtype": "bfloat16"}),
     "cache_dtype": ("fp8", {"cache_dtype": "fp8"}),
+    "cache_layout": ("rows", {"cache_layout": "rows"}),
     "quant": ("int8", {"quant": "int8"}),
     "context": (4096, {"context": 4096}),
     "cache_mib": (3, {"cache_bytes": 3 * 2**20}),
