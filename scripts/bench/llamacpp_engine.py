@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import write_gguf
@@ -38,7 +38,7 @@ from localllm.backends import llamacpp
 from localllm.backends.machine import cores
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
-from localllm.engine.options import LoadOptions
+from localllm.engine.options import CacheLayout, LoadOptions
 from localllm.engine.request import Request
 from localllm.engine.runner import DeviceInfo, Runner
 
@@ -68,11 +68,17 @@ class Work(NamedTuple):
 class Localllm:
     """The engine with the model, in this process."""
 
-    def __init__(self, file: Path, rows: int, threads: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, bench: Bench, clock: Callable[[], float] = time.perf_counter) -> None:
         """`clock`: a function that returns seconds."""
         self._clock = clock
-        self._options = LoadOptions(context=2 * PROMPT, max_rows=rows, max_step_tokens=STEP_TOKENS, threads=threads)
-        self._file = file
+        self._options = LoadOptions(
+            context=2 * PROMPT,
+            max_rows=max(bench.counts),
+            max_step_tokens=STEP_TOKENS,
+            threads=bench.threads,
+            cache_layout=bench.layout,
+        )
+        self._file = bench.file
         self._random = np.random.default_rng(0)
         self._requests = 0
 
@@ -143,9 +149,12 @@ class Bench:
         self.threads: int = options.threads or cores()
         self.tools: Path = options.tools
         self.file = Path(options.folder) / f"{options.shape}-{options.recipe}.gguf"
+        self.layout: CacheLayout = options.layout
         self.gpu: bool = options.gpu
         self.device = ""
         self.title = f"llama.cpp, {SHAPES[options.shape].name}, {options.recipe}"
+        if self.layout != "shared":
+            self.title += f", cache_layout {self.layout}"
         self._write(SHAPES[options.shape], options.recipe)
         if self.gpu:
             device = llamacpp.probe()
@@ -167,7 +176,7 @@ class Bench:
 
 
 def steps(bench: Bench) -> Iterator[Row]:
-    localllm = Localllm(bench.file, max(bench.counts), bench.threads)
+    localllm = Localllm(bench)
     peers = bench.peers()
     yield from _compare(bench, localllm, peers, Work(tuple(bench.counts), CONTEXT, STEPS), "decode")
     yield from _compare(bench, localllm, peers[:1], Work((1,), PROMPT, 1), "prefill")  # one row has one cache
@@ -199,7 +208,7 @@ def work(bench: Bench) -> Iterator[Row]:
     """Tokens per second of processor time, beside the calls of llama-batched-bench in this process."""
     from run_llamacpp import LlamaCpp
 
-    localllm = Localllm(bench.file, max(bench.counts), bench.threads, clock=time.process_time)
+    localllm = Localllm(bench, clock=time.process_time)
     peer = LlamaCpp(str(bench.file), bench.threads, mmap=True, gpu=bench.gpu)
     jobs = [(rows, Work((rows,), CONTEXT, WORK_STEPS), "decode") for rows in bench.counts]
     for rows, job, kind in [*jobs, (1, Work((1,), PROMPT, 1), "prefill")]:
@@ -275,6 +284,7 @@ def main() -> None:
     arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     arguments.add_argument("--recipe", choices=write_gguf.RECIPES, default="q8_0")
     arguments.add_argument("--folder", default="build/bench", help="folder for the model")
+    arguments.add_argument("--layout", choices=get_args(CacheLayout), default="shared", help="setting cache_layout")
     arguments.add_argument("--rows", default="1,8,16")
     arguments.add_argument("--parts", default=",".join(PARTS))
     arguments.add_argument("--pairs", type=int, default=5)
