@@ -189,7 +189,7 @@ class FakeWorker:
                 case "linger":
                     await self.writer.drain()
                     self.writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
-                    _block(0.7)
+                    _block(2.0)  # longer than the daemon waits for the reason of a crash
                     os._exit(1)
                 case "fail":
                     self.send(Failed(id=name, fault=Fault(code="internal_error", message="a step failed")))
