@@ -110,6 +110,7 @@ class _Family:
     activation_key: str = "hidden_act"
     activation: str = "silu"
     tie: bool = False
+    attention_bias: bool = False  # default of this field
     # Default of the field qkv_bias; the field attention_bias may add this bias.
     qkv_bias: bool = False
     output_bias: bool = True  # whether attention_bias also adds the bias of the output projection
@@ -124,6 +125,7 @@ class _Family:
     layer_types: bool = True  # whether a layer_types field may override these defaults
     theta: float = 10_000.0
     partial_rotary: bool = False  # whether rotary_dim may be less than head_dim
+    rope: Mapping[str, Any] | None = None  # default of rope_parameters, without its rope_theta
     rotary_share: float = 1.0  # default of partial_rotary_factor
     rope_kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn", "longrope")
     longrope_names: tuple[str, ...] = ()  # older names of longrope in files of this architecture
@@ -186,6 +188,32 @@ FAMILIES: Mapping[str, _Family] = MappingProxyType(
                 shared_experts=1,
                 dense_layers=1,
                 group_score="top2",
+            ),
+        ),
+        "gpt_oss": _Family(
+            max_positions=131_072,
+            optional=("attention_bias", "sliding_window", *moeconfig.CLAMPED),
+            kv_heads=8,
+            head_dim=64,
+            norm_eps=1e-5,
+            attention_bias=True,
+            alternating=True,
+            window=128,
+            theta=150_000.0,
+            rope=MappingProxyType(
+                {
+                    "rope_type": "yarn",
+                    "factor": 32.0,
+                    "truncate": False,
+                    "original_max_position_embeddings": 4096,
+                }
+            ),
+            moe=MoeFamily(
+                ("num_local_experts", "num_experts"),
+                experts=128,
+                top_k=4,
+                inner_name="intermediate_size",
+                renormalise=True,
             ),
         ),
         "llama": _Family(max_positions=2048, optional=("attention_bias", "mlp_bias"), layer_types=False, eos=(2,)),
@@ -281,7 +309,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
     heads = fields.integer("num_attention_heads", 1, 2**10)
     head_dim = _head_dim(fields, family, hidden, heads)
     vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
-    bias = fields.flag("attention_bias", False)
+    bias = fields.flag("attention_bias", family.attention_bias)
     positions = fields.integer("max_position_embeddings", 1, 2**27, family.max_positions)
     kinds, window = _layer_kinds(fields, family)
     return ModelConfig(
@@ -452,7 +480,7 @@ def _ropes(
     rope_theta and rope_scaling. For Gemma 3 it also wrote rope_local_base_freq for sliding layers, to which
     rope_scaling does not apply.
     """
-    tables = _tables_by_kind(fields) if family.pattern else _shared_table(fields)
+    tables = _tables_by_kind(fields) if family.pattern else _shared_table(fields, family)
     thetas = {"full": fields.number("rope_theta", 1.0, 1e15, family.theta)}
     thetas["sliding"] = thetas["full"]
     if family.pattern:
@@ -463,11 +491,13 @@ def _ropes(
     return MappingProxyType(ropes)
 
 
-def _shared_table(fields: Fields) -> dict[LayerKind, Fields]:
+def _shared_table(fields: Fields, family: _Family) -> dict[LayerKind, Fields]:
     """The rope table of an architecture with one rope for all layers."""
     table = fields.table("rope_scaling")
     if not table:
         table = fields.table("rope_parameters")
+    if not table:
+        table = Fields(family.rope or {}, "config.json: rope_parameters")
     for name in _LAYER_KINDS:
         if name in table:
             raise table.refuse(name, "absent (this architecture has one rope for all layers)")

@@ -25,8 +25,11 @@ OPTIONAL = frozenset(
         "routed_scaling_factor",
         "n_group",
         "topk_group",
+        "swiglu_alpha",
+        "swiglu_limit",
     }
 )
+CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # the only supported values, which are those of the op
 QWEN = ("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
 GROUPED = (
     "norm_topk_prob",
@@ -89,6 +92,9 @@ def parse_moe(fields: Fields, family: MoeFamily, num_layers: int) -> MoeConfig |
     top_groups = fields.integer("topk_group", 1, groups, 1)
     if top_k > experts // groups * top_groups:
         raise fields.refuse("topk_group", f"larger, because a token has {top_k} experts")
+    for name, value in CLAMPED.items():
+        if fields.number(name, 0.0, 1e6, value) != value:
+            raise fields.refuse(name, f"{value:g}")
     shared = _shared_size(fields, family, inner)
     renormalise = fields.flag("norm_topk_prob", family.renormalise)
     scale = fields.number("routed_scaling_factor", 1e-6, 1e6, 1.0)

@@ -11,7 +11,7 @@ from .errors import ModelRefused
 from .fields import Fields
 
 Quant = Literal["none", "int8", "int4", "fp8", "fp8_w8a8"]  # formats for quantisation while loading
-Method = Literal["gptq", "awq", "compressed-tensors", "fp8", "foreign"]
+Method = Literal["gptq", "awq", "compressed-tensors", "fp8", "mxfp4", "foreign"]
 
 SINGLE_GROUP = 32  # group sizes are multiples of this
 
@@ -21,7 +21,7 @@ class Quantization:
     """The weight format of a checkpoint. The stored tensors show which projections are quantised."""
 
     method: Method
-    format: Literal["int4", "int8", "fp8", "foreign"]  # foreign: only the library that wrote it can read it
+    format: Literal["int4", "int8", "fp8", "mxfp4", "foreign"]  # foreign: only the library that wrote it can read it
     group: int = 0  # inputs per scale; 0: one scale per output
     block: int = 0  # outputs per scale of a block; 0: one scale per output or per tensor
     symmetric: bool = True  # True: the format has no zero points
@@ -117,6 +117,11 @@ def _fp8(table: Fields) -> Quantization:
         return Quantization("fp8", "fp8")
     outputs, inputs = _block(table, "weight_block_size")
     return Quantization("fp8", "fp8", group=inputs, block=outputs)
+
+
+def _mxfp4(table: Fields) -> Quantization:
+    _refuse_quantised_cache(table)
+    return Quantization("mxfp4", "mxfp4", group=SINGLE_GROUP)
 
 
 def _block(table: Fields, key: str) -> tuple[int, int]:
@@ -223,7 +228,7 @@ def _strategy(weights: Fields, group: int, *supported: str) -> str:
 
 
 _READERS: Mapping[str, Callable[[Fields], Quantization]] = MappingProxyType(
-    {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8}
+    {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "mxfp4": _mxfp4}
 )
 _COMPRESSED_READERS: Mapping[str, Callable[[Fields], Quantization]] = MappingProxyType(
     {"pack-quantized": _packed_int4, "int-quantized": _int8, "float-quantized": _float8}

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ...engine.modelconfig import ModelConfig
 from ...engine.moeconfig import MoeConfig
 from ...kernels.ops.mlp import Experts, Gate, GatedMlp
-from ...kernels.ops.moe import ExpertWeights, Routing
+from ...kernels.ops.moe import ExpertGate, ExpertWeights, Routing
+from ...kernels.ops.projection import Product
 from .quant import Tensors
 from .weights import StoredTensors, Weights
 
 
-class ExpertNames(NamedTuple):
-    """Names of the tensors of a mixture of experts. The names are below that of the layer (`mlp`), of the MLP, or of an
-    expert (`gate`, `up` and `down`). The defaults are Qwen's names."""
+class ExpertLayout(NamedTuple):
+    """The tensors of a mixture of experts in a model's files. The names are below that of the layer (`mlp`), of the
+    MLP, or of an expert (`gate`, `up` and `down`). The defaults are those of Qwen."""
 
     mlp: str = "mlp"
     router: str = "gate"
@@ -28,26 +31,41 @@ class ExpertNames(NamedTuple):
     shared: str = "shared_expert"
     shared_gate: str = ""  # empty: the result of the shared expert is not multiplied
     correction: str = ""  # empty: the router has no correction
+    biases: bool = False  # whether the router and all experts have biases
+    transposed: bool = False  # whether a tensor of all experts is [experts, in_features, out_features]
+    alternating: bool = False  # whether gates and ups alternate in a tensor of all experts; else gates are first
 
 
-def routed_mlp(weights: Weights, config: ModelConfig, index: int, names: ExpertNames = ExpertNames()) -> Experts | None:
-    """The experts of the layer `index`; None if its MLP is dense."""
+def routed_mlp(
+    weights: Weights,
+    config: ModelConfig,
+    index: int,
+    layout: ExpertLayout = ExpertLayout(),
+    gate: ExpertGate | None = None,
+) -> Experts | None:
+    """The experts of the layer `index`; None if its MLP is dense. `gate`: the activation of the experts; None: that of
+    the model."""
     moe = config.moe
     if moe is None or not moe.layers[index]:
         return None
-    name = f"model.layers.{index}.{names.mlp}"
+    name = f"model.layers.{index}.{layout.mlp}"
     hidden = config.hidden_size
     shared = None
     shared_gate = None
     if moe.shared_size:
-        shared = gated_mlp(weights, config, f"{name}.{names.shared}", moe.shared_size)
-        if names.shared_gate:
-            shared_gate = weights.linear([f"{name}.{names.shared_gate}"], [1], hidden, quantise=False)
+        shared = gated_mlp(weights, config, f"{name}.{layout.shared}", moe.shared_size)
+        if layout.shared_gate:
+            shared_gate = weights.linear([f"{name}.{layout.shared_gate}"], [1], hidden, quantise=False)
+    correction = None
+    if layout.correction:
+        correction = weights.take(f"{name}.{layout.correction}", (moe.experts,)).float()
     return Experts(
-        router=weights.linear([f"{name}.{names.router}"], [moe.experts], hidden, quantise=False),
+        router=weights.linear([f"{name}.{layout.router}"], [moe.experts], hidden, layout.biases, quantise=False),
         routing=routing(moe),
-        correction=weights.take(f"{name}.{names.correction}", (moe.experts,)).float() if names.correction else None,
-        weights=_expert_weights(weights, config, moe, f"{name}.{names.experts}", names),
+        correction=correction,
+        weights=_expert_weights(weights, hidden, moe, f"{name}.{layout.experts}", layout)._replace(
+            gate=gate or gate_of(config)
+        ),
         shared=shared,
         shared_gate=shared_gate,
     )
@@ -84,73 +102,123 @@ def gated_mlp(
     )
 
 
-def _expert_weights(
-    weights: Weights, config: ModelConfig, moe: MoeConfig, name: str, names: ExpertNames
-) -> ExpertWeights:
-    hidden = config.hidden_size
+def _expert_weights(weights: Weights, hidden: int, moe: MoeConfig, name: str, layout: ExpertLayout) -> ExpertWeights:
     inner = moe.inner_size
-    share = moe.top_k / moe.experts
-    gate_up_source: Tensors = weights.tensors
-    down_source: Tensors = weights.tensors
-    gate_up_name = f"{name}.gate_up_proj"
-    down_name = f"{name}.down_proj"
-    if gate_up_name in weights.tensors:
-        gate_up_source = StackedTensors(weights.tensors, gate_up_name, moe.experts, (names.gate, names.up))
-        down_source = StackedTensors(weights.tensors, down_name, moe.experts, (names.down,))
-    gate_up = [[f"{name}.{expert}.{names.gate}", f"{name}.{expert}.{names.up}"] for expert in range(moe.experts)]
-    down = [[f"{name}.{expert}.{names.down}"] for expert in range(moe.experts)]
-    first = weights.experts(gate_up_name, gate_up, inner, hidden, share, gate_up_source)
-    second = weights.experts(down_name, down, hidden, inner, share, down_source)
+    gate_up = _projection(weights, f"{name}.gate_up_proj", moe, (layout.gate, layout.up), inner, hidden, layout)
+    down = _projection(weights, f"{name}.down_proj", moe, (layout.down,), hidden, inner, layout)
+    gate_up_bias = None
+    down_bias = None
+    if layout.biases:
+        gate_up_bias = weights.take(f"{name}.gate_up_proj_bias", (moe.experts, 2 * inner)).float()
+        down_bias = weights.take(f"{name}.down_proj_bias", (moe.experts, hidden)).float()
+        if layout.alternating:
+            gate_up_bias = torch.cat([gate_up_bias[:, 0::2], gate_up_bias[:, 1::2]], dim=1)
     return ExpertWeights(
-        op=first.op,
-        gate_up=first.weight,
-        down=second.weight,
+        op=gate_up.op,
+        gate_up=gate_up.weight,
+        down=down.weight,
         experts=moe.experts,
         inner=inner,
-        gate=gate_of(config),
+        gate="silu_and_mul",
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
     )
 
 
-class StackedTensors:
-    """The weights of experts that are slices of one tensor [experts, out_features, in_features], as transformers 5 has
-    them in memory, under the names that they have in older files: "….experts.3.up_proj.weight"."""
+def _projection(
+    weights: Weights,
+    stacked: str,
+    moe: MoeConfig,
+    projections: Sequence[str],
+    out_features: int,
+    in_features: int,
+    layout: ExpertLayout,
+) -> Product:
+    """The projections of all experts with these names, as one weight; from the tensor `stacked` if it exists."""
+    source: Tensors = weights.tensors
+    if StackedTensors.exists(weights.tensors, stacked):
+        source = StackedTensors(weights.tensors, stacked, moe.experts, projections, layout)
+    experts = stacked.rpartition(".")[0]
+    names = [[f"{experts}.{expert}.{projection}" for projection in projections] for expert in range(moe.experts)]
+    return weights.experts(stacked, names, out_features, in_features, moe.top_k / moe.experts, source)
 
-    def __init__(self, tensors: StoredTensors, name: str, experts: int, projections: Sequence[str]) -> None:
+
+class StackedTensors:
+    """The weights of experts that are slices of one tensor of all experts, under the names that they have in older
+    files: "….experts.3.up_proj.weight". transformers 5 has [experts, out_features, in_features] in memory."""
+
+    # The end of a tensor's name in older files -> the end of the name of the tensor of all experts.
+    ENDS: ClassVar[Mapping[str, str]] = MappingProxyType({"weight": "", "blocks": "_blocks", "scales": "_scales"})
+
+    def __init__(
+        self, tensors: StoredTensors, name: str, experts: int, projections: Sequence[str], layout: ExpertLayout
+    ) -> None:
         """`name`: the tensor. `projections`: names of the projections that the outputs of an expert have, in order."""
         self._tensors = tensors
         self._name = name
         self._experts = experts
         self._projections = projections
-        self._is_read = False
+        self._layout = layout
+        self._headers: dict[str, tuple[str, tuple[int, ...]]] = {}  # name of a tensor -> its dtype and its shape
+        self._visited: set[str] = set()  # names of the tensors that were read
+        for end in self.ENDS.values():
+            if f"{name}{end}" in tensors:
+                self._headers[f"{name}{end}"] = tensors.dtype(f"{name}{end}"), tensors.shape(f"{name}{end}")
+
+    @classmethod
+    def exists(cls, tensors: StoredTensors, name: str) -> bool:
+        """Whether the files have a tensor of all experts."""
+        return any(f"{name}{end}" in tensors for end in cls.ENDS.values())
 
     def __contains__(self, name: str) -> bool:
-        return self._place(name) is not None
+        return bool(self.dtype(name))
 
     def dtype(self, name: str) -> str:
-        return "" if self._place(name) is None else self._tensors.dtype(self._name)
+        place = self._place(name)
+        return "" if place is None else self._headers[place.stacked][0]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        if self._place(name) is None:
+        place = self._place(name)
+        if place is None:
             return (0,)
-        _, out_features, in_features = self._tensors.shape(self._name)
-        return out_features // len(self._projections), in_features
+        _, *sizes = self._headers[place.stacked][1]
+        out_features, *rest = reversed(sizes) if self._is_transposed(place) else sizes
+        return out_features // len(self._projections), *rest
 
     def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> Tensor:
         place = self._place(name)
         if place is None:
-            return self._tensors.read(name, shape, dtypes)  # raises the error of a missing tensor
-        expert, projection = place
-        out_features, in_features = shape
-        if self._is_read:
-            self._tensors.mark_unread(self._name)
-        self._is_read = True
-        full = self._experts, len(self._projections) * out_features, in_features
-        start = projection * out_features
-        return self._tensors.read(self._name, full, dtypes)[expert, start : start + out_features]
+            return self._tensors.read(f"{self._name}{self.ENDS.get(name.rpartition('.')[2], '')}", shape, dtypes)
+        if place.stacked in self._visited:
+            self._tensors.mark_unread(place.stacked)
+        self._visited.add(place.stacked)
+        count = len(self._projections)
+        out_features, *rest = shape
+        full = [count * out_features, *rest]
+        if self._is_transposed(place):
+            one = self._tensors.read(place.stacked, (self._experts, *reversed(full)), dtypes)[place.expert].t()
+        else:
+            one = self._tensors.read(place.stacked, (self._experts, *full), dtypes)[place.expert]
+        if self._layout.alternating:
+            return one[place.projection :: count]
+        return one[place.projection * out_features : (place.projection + 1) * out_features]
 
-    def _place(self, name: str) -> tuple[int, int] | None:
-        """(expert, index of the projection) of a name; None if the stacked tensor does not have it."""
-        *_, expert, projection, kind = name.rsplit(".", 3)
-        if kind != "weight" or projection not in self._projections or not expert.isdecimal():
+    def _is_transposed(self, place: _Place) -> bool:
+        """Whether the tensor is [experts, in_features, out_features]. Quantised tensors never are."""
+        return self._layout.transposed and place.stacked == self._name
+
+    def _place(self, name: str) -> _Place | None:
+        """The place of a tensor; None if the tensor of all experts does not have it."""
+        *_, expert, projection, end = name.rsplit(".", 3)
+        stacked = f"{self._name}{self.ENDS.get(end, end)}"
+        if stacked not in self._headers or projection not in self._projections or not expert.isdecimal():
             return None
-        return int(expert), self._projections.index(projection)
+        return _Place(stacked, int(expert), self._projections.index(projection))
+
+
+class _Place(NamedTuple):
+    """The place of a projection of an expert in a tensor of all experts."""
+
+    stacked: str
+    expert: int
+    projection: int  # index

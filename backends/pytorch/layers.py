@@ -68,6 +68,7 @@ class AttentionLayer:
         mlp: Mlp | None = None,  # None: a dense MLP with the projections `gate_up`
         norms: Norms = Norms(),
         offset: float = 0.0,  # added to the weight of every norm
+        sinks: bool = False,  # whether the attention has sinks
     ) -> None:
         name = f"model.layers.{index}"
         width = config.hidden_size
@@ -101,6 +102,7 @@ class AttentionLayer:
                 offset=offset,
                 scale=config.attention_scale,
                 window=config.window if self.kind == "sliding" else 0,
+                sinks=weights.take(f"{attention}.sinks", (config.num_heads,)).float() if sinks else None,
                 cache_index=index,
                 rotation_index=list(config.ropes).index(self.kind),
             )

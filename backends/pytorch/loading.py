@@ -73,7 +73,9 @@ class Loader:
         for name, tensor in self._files.tensors.items():
             is_expert = EXPERTS in name.split(".")
             share = expert_share if is_expert else 1.0
-            if self._is_product(name, tensor, is_expert):
+            if self._is_mxfp4(name):
+                total += self._mxfp4_bytes(name, tensor) * share
+            elif self._is_product(name, tensor, is_expert):
                 total += prod(tensor.shape) * value_bytes(tensor.dtype, is_expert) * share
             elif name != EMBEDDING:
                 total += tensor.num_bytes * share
@@ -84,6 +86,15 @@ class Loader:
         if tensor.dtype not in STORED or (name == EMBEDDING and not self._files.config.tie_embeddings):
             return False
         return len(tensor.shape) == 2 or (is_expert and len(tensor.shape) == 3)
+
+    def _is_mxfp4(self, name: str) -> bool:
+        quantization = self._files.config.quantization
+        return quantization is not None and quantization.method == "mxfp4" and name.endswith(("blocks", "scales"))
+
+    @staticmethod
+    def _mxfp4_bytes(name: str, tensor: StoredTensor) -> int:
+        """Bytes of an MXFP4 tensor in memory: fp8 for each number of 4 bits, and float32 scales."""
+        return tensor.num_bytes * (2 if name.endswith("blocks") else torch.float32.itemsize)
 
     def _table_bytes(self) -> int:
         """Bytes of the embedding table; 0 if the output head has the same weight and shares its memory."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from operator import setitem
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from localllm.backends.cpu.device import DEVICE, open_on_cpu
 from localllm.backends.pytorch import loading
@@ -26,7 +28,7 @@ from localllm.kernels.ops import Ops
 from .adapters import OPTIONS, adapter_of, log_probabilities, open_on, pages, put, run, save_adapter
 from .batches import Row, make_batch
 from .checkpoints import CHECKPOINTS, Checkpoint, Tensors
-from .tiny import TINIES, VOCAB
+from .tiny import TINIES, VOCAB, Tiny
 
 BUDGET = LoadOptions(cache_bytes=2**20, max_rows=4, threads=1, dtype="float32")
 FREE = 2**30
@@ -120,7 +122,7 @@ REFUSED = {
     "nan": (put_tensor(f"{EXPERTS}.2.up_proj.weight", torch.full((40, 48), torch.nan)), "has a NaN"),
     "dtype": (put_tensor(f"{EXPERTS}.4.up_proj.weight", torch.zeros(40, 48).half()), "another weight format than"),
     "transposed": (wrong_stack, r"gate_up_proj' must be \[6, 80, 48\]"),
-    "half": (half_stack, r"experts\.down_proj' is missing"),
+    "half": (half_stack, r"experts\.0\.down_proj\.weight' is missing"),
 }
 
 
@@ -142,6 +144,65 @@ def test_layer_that_predicts_several_tokens_is_ignored(tmp_path: Path) -> None:
     rewrite(tmp_path, put_tensor("model.layers.30.eh_proj.weight", torch.zeros(4, 4)))
     with pytest.raises(ModelRefused, match=r"not part of glm4_moe, the first is 'model\.layers\.30"):
         opened(tmp_path)
+
+
+def mxfp4(weight: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(blocks, scales, values) of random numbers instead of the weight [experts, out_features, in_features]."""
+    experts, out_features, in_features = weight.shape
+    sizes = experts, out_features, in_features // 32
+    blocks = torch.randint(0, 256, (*sizes, 16), generator=generator).to(torch.uint8)
+    scales = torch.randint(119, 124, sizes, generator=generator).to(torch.uint8)
+    dequantised = convert_moe_packed_tensors(
+        blocks, scales, dtype=torch.float32
+    )  # [experts, in_features, out_features]
+    assert dequantised.shape == (experts, in_features, out_features)
+    return blocks, scales, dequantised
+
+
+GPT_OSS = Tiny(
+    "gpt_oss-mxfp4",
+    "gpt_oss",
+    {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
+)
+
+
+def save_mxfp4(folder: Path, meant: Path) -> None:
+    """A checkpoint as OpenAI publishes it in `folder`, and the same model in floats in `meant`."""
+    GPT_OSS.save(folder)
+    GPT_OSS.save(meant)
+    generator = torch.Generator().manual_seed(2)
+    stored, floats = load_file(folder / "model.safetensors"), load_file(meant / "model.safetensors")
+    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
+        blocks, scales, floats[name] = mxfp4(stored.pop(name).transpose(1, 2), generator)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(stored, folder / "model.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in floats.items()}, meant / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.real
+def test_mxfp4_experts_equal_their_float_values(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path / "small", tmp_path / "meant")
+    small, meant = opened(tmp_path / "small"), opened(tmp_path / "meant")
+    result, expected = logits(small), logits(meant)
+    assert expected.std() > 0.5
+    torch.testing.assert_close(result, expected, rtol=0.0, atol=1e-4)
+    assert small.spec.quant == "mxfp4"
+    device = replace(DEVICE, ops=Ops())
+    files = read_model(tmp_path / "small")
+    spec = open_runner(files, BUDGET, device, FREE).spec
+    loader = loading.Loader(files, BUDGET, device, torch.float32)
+    assert loader.expected_bytes() == pytest.approx(spec.weight_bytes, rel=0.01)
+    assert loader.expected_token_bytes() == pytest.approx(spec.token_bytes, rel=0.03)
+
+
+def test_scale_of_mxfp4_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path / "small", tmp_path / "meant")
+    rewrite(tmp_path / "small", lambda tensors: setitem(tensors[f"{EXPERTS}.down_proj_scales"], (2, 3, 1), 255))
+    with pytest.raises(ModelRefused, match=r"experts\.2\.down_proj\.scales' has a NaN"):
+        opened(tmp_path / "small")
 
 
 @pytest.mark.real

@@ -41,6 +41,8 @@ OF = {tiny.label: tiny for tiny in TINIES}
 BOUND = 1e-4
 # Models with experts that mlx-lm's classes cannot compute -> the reason in the error.
 REFUSED = {
+    "gpt_oss": "parameters not in model",  # names of transformers 5
+    "gpt_oss-yarn": "parameters not in model",
     "mixtral-window": "sliding_window is 7",
     "qwen2_moe-window": "parameters not in model",  # dense layers
     "qwen3_moe-window": "use_sliding_window is True",

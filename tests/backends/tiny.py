@@ -217,6 +217,18 @@ TINIES = [
             **_GLM_EXPERTS,
         },
     ),
+    Tiny("gpt_oss", "gpt_oss", {"head_dim": 16, "sliding_window": 8, "num_local_experts": 6, "num_experts_per_tok": 3}),
+    Tiny(
+        "gpt_oss-yarn",
+        "gpt_oss",
+        {
+            "head_dim": 16,
+            "sliding_window": 7,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            **_rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False),
+        },
+    ),
     Tiny("gemma3", "gemma3_text", _GEMMA),
     Tiny("gemma3-old", "gemma3_text", _GEMMA, rewrite=old_spelling),
     Tiny("gemma3-capped", "gemma3_text", {**_GEMMA, "final_logit_softcapping": 3.0, "tie_word_embeddings": False}),

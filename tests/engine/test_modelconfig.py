@@ -71,6 +71,8 @@ VALUES: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
     "n_group": 2,
     "topk_group": 2,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
 }
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -121,6 +123,14 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "qwen2": [*FLAT, {"layer_types": LAYERS}],
     "qwen3": [*FLAT, {"layer_types": LAYERS}],
+    "gpt_oss": [
+        *(
+            {"num_experts": None, "num_local_experts": 6, "layer_types": LAYERS[::-1]} | variant
+            for variant in FLAT[:-1]
+        ),
+        {"attention_bias": False},
+        {"rope_theta": None},
+    ],
     "mixtral": [
         *(variant | {"num_experts": None, "num_local_experts": 6} for variant in FLAT if LONG not in variant.values()),
         {},

@@ -4,16 +4,16 @@ The rotary embedding is partial."""
 from __future__ import annotations
 
 from ....engine.modelconfig import ModelConfig
-from ..experts import ExpertNames, routed_mlp
+from ..experts import ExpertLayout, routed_mlp
 from ..layers import AttentionLayer, Decoder
 from ..weights import Weights
 
-NAMES = ExpertNames(shared="shared_experts", correction="gate.e_score_correction_bias")
+LAYOUT = ExpertLayout(shared="shared_experts", correction="gate.e_score_correction_bias")
 
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
     def layer(index: int) -> AttentionLayer:
-        return AttentionLayer(weights, config, index, mlp=routed_mlp(weights, config, index, NAMES))
+        return AttentionLayer(weights, config, index, mlp=routed_mlp(weights, config, index, LAYOUT))
 
     # The layer after the last one predicts several tokens at a time; it does not change the logits.
     weights.tensors.ignore(f"model.layers.{config.num_layers}.")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from ....engine.modelconfig import ModelConfig
-from ..experts import ExpertNames, routed_mlp
+from ..experts import ExpertLayout, routed_mlp
 from ..layers import AttentionLayer, Decoder
 from ..weights import Weights
 
-PUBLISHED = ExpertNames(mlp="block_sparse_moe", gate="w1", up="w3", down="w2")
+PUBLISHED = ExpertLayout(mlp="block_sparse_moe", gate="w1", up="w3", down="w2")
 
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
     is_renamed = "model.layers.0.mlp.gate.weight" in weights.tensors
-    names = ExpertNames() if is_renamed else PUBLISHED
+    layout = ExpertLayout() if is_renamed else PUBLISHED
 
     def layer(index: int) -> AttentionLayer:
-        return AttentionLayer(weights, config, index, mlp=routed_mlp(weights, config, index, names))
+        return AttentionLayer(weights, config, index, mlp=routed_mlp(weights, config, index, layout))
 
     return Decoder(weights, config, context, layer)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ....engine.modelconfig import ModelConfig
-from ..experts import ExpertNames, routed_mlp
+from ..experts import ExpertLayout, routed_mlp
 from ..layers import AttentionLayer, Decoder
 from ..weights import Weights
 
-NAMES = ExpertNames(shared_gate="shared_expert_gate")
+LAYOUT = ExpertLayout(shared_gate="shared_expert_gate")
 
 
 def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
     def layer(index: int) -> AttentionLayer:
-        return AttentionLayer(weights, config, index, mlp=routed_mlp(weights, config, index, NAMES))
+        return AttentionLayer(weights, config, index, mlp=routed_mlp(weights, config, index, LAYOUT))
 
     return Decoder(weights, config, context, layer)
