@@ -113,8 +113,11 @@ def one_line(text: str) -> str:
 
 
 def say(line: str) -> None:
-    """Print a line to standard error, without control characters. Standard output is for results only."""
-    _echo(safe(line))
+    """Print a line to standard error, without control characters. Standard output is for results only.
+
+    A line break, for example in the name of a file, would begin a line that looks like one of localllm.
+    """
+    _echo(safe(line).replace("\n", " "))
 
 
 def _echo(line: str) -> None:

@@ -500,6 +500,11 @@ def test_bench_computes_the_share_of_the_read_bandwidth(monkeypatch: pytest.Monk
     assert bench._rate([done(), late]) == (4 + 10) / (7.0 - 1.0)
 
 
+def test_notice_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    console.say("a.gguf\nerror: \x1b[31mx is damaged")
+    assert capsys.readouterr().err == "a.gguf error: \N{REPLACEMENT CHARACTER}[31mx is damaged\n"
+
+
 def test_config_changes_the_settings_of_one_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert settings.config("guide", ("quant=int8", "context=64"), False) == 0
     assert preferences.read().settings == {"guide": {"quant": "int8", "context": 64}}
