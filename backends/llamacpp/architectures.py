@@ -19,7 +19,7 @@ _UNKNOWN = "unknown model architecture"
 
 @cache
 def is_known(architecture: str) -> bool:
-    """Whether llama.cpp has code for an architecture; True if llama.cpp is not installed.
+    """Whether llama.cpp has code for an architecture; True if llama.cpp cannot be asked.
 
     llama.cpp refuses a file that has only the name of its architecture, and gives another reason if it knows the name.
     """
@@ -27,14 +27,15 @@ def is_known(architecture: str) -> bool:
         return True
     name = architecture.encode()
     entry = struct.pack("<Q", len(_KEY)) + _KEY + struct.pack("<IQ", _STRING, len(name)) + name
-    with tempfile.TemporaryDirectory(prefix="localllm-") as folder:
-        file = Path(folder, "architecture.gguf")
-        file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
-        with _without_log():
-            try:
-                load_model(architecture, [file], vocab_only=True)
-            except ModelRefused as error:
-                return _UNKNOWN not in str(error)
+    try:
+        with tempfile.TemporaryDirectory(prefix="localllm-") as folder, _without_log():
+            file = Path(folder, "architecture.gguf")
+            file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
+            load_model(architecture, [file], vocab_only=True)
+    except ModelRefused as error:
+        return _UNKNOWN not in str(error)
+    except OSError:  # a read-only disk; a load gives the reason
+        return True
     return True
 
 

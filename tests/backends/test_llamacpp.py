@@ -113,3 +113,8 @@ def test_architectures_that_llama_cpp_knows(caplog: pytest.LogCaptureFixture) ->
     assert all(map(is_known, ARCHITECTURES))
     assert not any(map(is_known, ("llama99", "Llama", "", "a'b", "x" * 300)))
     assert not caplog.records, "the question is no error of a model"
+
+
+def test_read_only_disk_is_no_unknown_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    assert is_known.__wrapped__("llama98")
