@@ -33,7 +33,7 @@ const Tensor& item(const std::vector<Tensor>& tensors, size_t index, const char*
   return tensors[index];
 }
 
-// The arguments of one of the four products. The caller sets the pointers to x, out and shared memory later.
+// The arguments of one of the products. The caller sets the pointers to x, out and shared memory later.
 LinearArgs product(const std::vector<Tensor>& weights, const std::vector<Tensor>& biases,
                    const std::vector<int64_t>& formats, const std::vector<int64_t>& groups, size_t index, bool wide,
                    Type type, int64_t rows, int64_t out_features, int64_t in_features) {
@@ -41,10 +41,10 @@ LinearArgs product(const std::vector<Tensor>& weights, const std::vector<Tensor>
   args.format = (Format)check_range(OP, "a format", formats[index], 0, 5);
   args.wide = wide && args.format == Format::int4;
   args.group = check_group(OP, args.format, in_features, groups[index]);
-  Argument packed(OP, "one of weights", item(weights, index, "weights", 4));
+  Argument packed(OP, "one of weights", item(weights, index, "weights", formats.size()));
   check_packed(OP, packed, args.format, out_features, in_features, args.group);
   args.weight = packed.data();
-  Argument bias(OP, "one of biases", item(biases, index, "biases", 4));
+  Argument bias(OP, "one of biases", item(biases, index, "biases", formats.size()));
   if (bias.count()) args.bias = bias.shaped({out_features}).of(ScalarType::Float).dense().data<float>();
   args.out_type = args.x_type = type;
   args.rows = rows;
@@ -140,7 +140,7 @@ ActivationArgs activation(const LayerShape& shape, int64_t gate) {
   return args;
 }
 
-// The LoRA arguments of a step: the factors of the four projections, with the widths of all their slices in one list,
+// The LoRA arguments of a step: the factors of all projections, with the widths of all their slices in one list,
 // and the tiles. Without tiles no token has an adapter.
 struct LayerLora {
   const std::vector<Tensor>& a;
@@ -159,9 +159,10 @@ void lora_arguments(LayerArgs& args, const LayerLora& lora, const LayerShape& sh
   const LinearArgs* products[] = {&args.qkv, &args.out, &args.gate_up, &args.down};
   LoraArgs* targets[] = {&args.qkv_lora, &args.out_lora, &args.gate_up_lora, &args.down_lora};
   auto width = lora.widths.begin();
-  for (size_t index = 0; index < 4; index++) {
-    const Tensor& a = item(lora.a, index, "lora_a", 4);
-    const Tensor& b = item(lora.b, index, "lora_b", 4);
+  size_t count = args.has_mlp ? 4 : 2;
+  for (size_t index = 0; index < count; index++) {
+    const Tensor& a = item(lora.a, index, "lora_a", count);
+    const Tensor& b = item(lora.b, index, "lora_b", count);
     int64_t slices = a.dim() == 3 && b.dim() == 3 && b.size(2) > 0 ? a.size(1) / b.size(2) : 0;
     if (slices > lora.widths.end() - width) refuse(OP, ": lora_widths has too few widths");
     LoraArgs& target = *targets[index];
@@ -216,7 +217,7 @@ void connect(Call& call, Run& run, const LayerShape& shape, void* x, void* strea
   args.after_attention.x = args.after_attention.out = x;
   args.before_mlp.x = x;
   args.before_mlp.residual = stream;
-  args.before_mlp.out = memory + normed;
+  args.before_mlp.out = args.has_mlp ? memory + normed : x;
   args.gate_up.x = memory + normed;
   args.gate_up.out = memory + gate_up;
   args.gate.x = memory + gate_up;
@@ -250,8 +251,10 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
   if (residual.shaped({shape.tokens, shape.hidden}).dense().number() != shape.type)
     refuse(OP, ": x and stream are of different types");
   shape.heads = check_range(OP, "heads", heads, 1, 1 << 20);
-  shape.inner = check_range(OP, "inner", inner, 1, INT32_MAX / 2);
-  if (formats.size() != 4 || groups.size() != 4) refuse(OP, ": four formats and four groups expected");
+  bool has_mlp = formats.size() == 4;
+  if ((!has_mlp && formats.size() != 2) || groups.size() != formats.size())
+    refuse(OP, ": ", formats.size(), " formats and ", groups.size(), " groups, four each (two without the MLP) expected");
+  shape.inner = has_mlp ? check_range(OP, "inner", inner, 1, INT32_MAX / 2) : 0;
   Argument keys(OP, "key_pages", key_pages), values(OP, "value_pages", value_pages), slot_ids(OP, "slots", slots);
   slot_ids.shaped({shape.tokens}).of(ScalarType::Long).below(cache_slots(OP, keys, values, ANY, ANY));
   shape.kv_heads = keys.size(2);
@@ -260,6 +263,7 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
   Call call{};
   call.variant = &variant();
   LayerArgs& args = call.args;
+  args.has_mlp = has_mlp;
   args.before_attention = norm(norms, 0, 2, shape, eps, offset);
   args.before_mlp = norm(norms, 1, 2, shape, eps, offset);
   if (norms.size() > 2) {
@@ -271,12 +275,14 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
   };
   args.qkv = linear(0, shape.qkv_width(), shape.hidden);
   args.out = linear(1, shape.hidden, shape.heads * shape.dim);
-  args.gate_up = linear(2, 2 * shape.inner, shape.hidden);
-  args.down = linear(3, shape.hidden, shape.inner);
+  if (has_mlp) {
+    args.gate_up = linear(2, 2 * shape.inner, shape.hidden);
+    args.down = linear(3, shape.hidden, shape.inner);
+    args.gate = activation(shape, gate);
+  }
   args.append = append(shape, keys, values, slot_ids, cos, sin, rotation, head_norm_weights, eps, offset);
   args.attention = attention(shape, keys, values);
   attention_rows(OP, args.attention, keys.size(0), row_starts, context_lens, page_table, sinks, scale, window, soft_cap);
-  args.gate = activation(shape, gate);
   if (shape.tokens == 0) return;
   LayerLora lora{lora_a, lora_b, lora_widths, lora_scales, lora_order, lora_starts, lora_slots};
   lora_arguments(args, lora, shape);

@@ -5,13 +5,13 @@
 namespace localllm {
 
 size_t layer_shared(const Variant& variant, const LayerArgs& args, int workers) {
-  return std::max({
+  size_t attention = std::max({
       variant.linear_shared(args.qkv, workers),
       variant.attention_shared(args.attention, workers),
       variant.linear_shared(args.out, workers),
-      variant.linear_shared(args.gate_up, workers),
-      variant.linear_shared(args.down, workers),
   });
+  if (!args.has_mlp) return attention;
+  return std::max({attention, variant.linear_shared(args.gate_up, workers), variant.linear_shared(args.down, workers)});
 }
 
 namespace {
@@ -43,6 +43,7 @@ void layer(const Variant& variant, const LayerArgs& args, const Worker& worker) 
     worker.barrier();
   }
   variant.rms_norm(args.before_mlp, worker);
+  if (!args.has_mlp) return;
   worker.barrier();
   project(variant, args.gate_up, args.gate_up_lora, worker);
   worker.barrier();

@@ -6,8 +6,10 @@
 namespace localllm {
 
 // The arguments of the kernels, in the order of execution. The output of one kernel is the input of the next. All
-// kernels may use the same shared memory, because only one kernel runs at a time.
+// kernels may use the same shared memory, because only one kernel runs at a time. Without `has_mlp` the layer ends with
+// `before_mlp`, and the caller computes the MLP: a mixture of experts, for example.
 struct LayerArgs {
+  bool has_mlp;
   NormArgs before_attention;  // adds x to the residual stream and normalises
   LinearArgs qkv;
   LoraArgs qkv_lora;  // LoRA of the qkv product; every LoraArgs has tiles 0 in a step without adapters

@@ -1,7 +1,9 @@
-"""Computes a decoder layer in one call of layer.cpp, if all its weights are packed; kernels/ops/layer.py defines it."""
+"""Computes a decoder layer in one call of layer.cpp, if all its weights are packed; kernels/ops/layer.py defines it. An
+MLP that the call does not support, such as a mixture of experts, is computed after it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +14,7 @@ from ..ops import Ops
 from ..ops import layer as reference
 from ..ops.layer import DecoderLayer
 from ..ops.mlp import GatedMlp
-from ..ops.projection import Adapted
+from ..ops.projection import Adapted, Product, Projection
 from ..ops.step import LayerStep
 from .linear import Packed
 from .lora import is_supported, tile_arguments
@@ -23,7 +25,7 @@ _NONE = torch.empty(0)
 
 
 class LayerLora(NamedTuple):
-    """The LoRA factors of the four projections of a layer."""
+    """The LoRA factors of the projections that the op computes."""
 
     a: list[Tensor]
     b: list[Tensor]
@@ -42,15 +44,30 @@ class Prepared(NamedTuple):
     numbers: tuple[Any, ...]  # the last arguments of the op, after those of the step
     sinks: Tensor | None
     lora: LayerLora | None  # None: the reference computes steps with adapters
+    has_mlp: bool  # whether the op computes the MLP and the norm after it
 
 
 def prepare(layer: DecoderLayer) -> Any:
-    """The layer as `Prepared` if one op can compute all of it. Otherwise the layer unchanged, for the reference."""
-    products = layer.products
-    packed = [product.weight for product in products if isinstance(product.weight, Packed)]
+    """The layer as `Prepared` if one op can compute all of it, or all of it but the MLP. Otherwise the layer unchanged,
+    for the reference."""
+    if _are_supported(layer.products) and isinstance(layer.mlp, GatedMlp):
+        mlp = layer.mlp
+        lora = _lora(layer.qkv, layer.out, mlp.gate_up, mlp.down)
+        return _prepared(layer, layer.products, GATES[mlp.gate], lora)
+    if _are_supported(layer.attention_products):
+        return _prepared(layer, layer.attention_products, 0, _lora(layer.qkv, layer.out))
+    return layer
+
+
+def _are_supported(products: Sequence[Product]) -> bool:
+    """Whether one op can compute these products: all are packed, and int4 products are of one kind."""
     int4_ops = {product.op for product in products if product.op.startswith("int4")}
-    if not packed or len(packed) < len(products) or len(int4_ops) > 1:
-        return layer
+    return bool(products) and len(int4_ops) < 2 and all(isinstance(product.weight, Packed) for product in products)
+
+
+def _prepared(layer: DecoderLayer, products: Sequence[Product], gate: int, lora: LayerLora | None) -> Prepared:
+    """`products`: qkv and out, then gate_up and down if the op computes the MLP. `gate` is then its activation."""
+    packed = [product.weight for product in products]
     weights = (
         _present(layer.before_attention, layer.before_mlp, layer.after_attention, layer.after_mlp),
         _present(layer.query_norm, layer.key_norm),
@@ -58,20 +75,18 @@ def prepare(layer: DecoderLayer) -> Any:
         [_NONE if product.bias is None else product.bias.float() for product in products],
         [weight.format for weight in packed],
         [weight.group for weight in packed],
-        int4_ops == {"int4_wide"},
+        any(product.op == "int4_wide" for product in products),
     )
-    _, out, _, down = packed
-    assert isinstance(layer.mlp, GatedMlp)  # for another MLP `products` is empty, so `packed` too
-    gate = GATES[layer.mlp.gate]
+    inner = packed[-1].in_features  # of the MLP; not used without it
     rotation = ROTATIONS[layer.rotation]
-    numbers = (down.in_features, gate, rotation, layer.window, layer.eps, layer.offset, layer.scale, layer.soft_cap)
+    numbers = (inner, gate, rotation, layer.window, layer.eps, layer.offset, layer.scale, layer.soft_cap)
     sinks = None if layer.sinks is None else layer.sinks.float()
-    return Prepared(layer, weights, out.in_features // layer.dim, numbers, sinks, _lora(layer, layer.mlp))
+    heads = packed[1].in_features // layer.dim
+    return Prepared(layer, weights, heads, numbers, sinks, lora, len(products) == 4)
 
 
-def _lora(layer: DecoderLayer, mlp: GatedMlp) -> LayerLora | None:
-    """The LoRA factors of the layer; None if it has none, or if no kernel supports them."""
-    projections = (layer.qkv, layer.out, mlp.gate_up, mlp.down)
+def _lora(*projections: Projection) -> LayerLora | None:
+    """The LoRA factors of the projections; None if one has none, or if no kernel supports them."""
     factors = [projection.lora for projection in projections if isinstance(projection, Adapted)]
     if len(factors) < len(projections) or not all(map(is_supported, factors)):
         return None
@@ -106,7 +121,13 @@ def decoder(ops: Ops, layer: Any, x: Tensor, stream: Tensor, step: LayerStep) ->
     rows = step.rows
     places = step.slots, *pages, rows.row_starts, rows.context_lens, rows.page_table
     _layer(x, stream, *layer.weights, *rotation, *places, layer.sinks, layer.heads, *layer.numbers, *adapters)
-    if step.answers is None:
+    if step.answers is not None:
+        tokens = step.answers.tokens  # select these tokens, because the op has computed all tokens
+        x = x.index_select(0, tokens)
+        stream = stream.index_select(0, tokens)
+    if layer.has_mlp:
         return x, stream
-    tokens = step.answers.tokens  # select these tokens, because the op has computed all tokens
-    return x.index_select(0, tokens), stream.index_select(0, tokens)
+    x = plain.mlp(x, ops, step if step.answers is None else step.answered())
+    if plain.after_mlp is not None:
+        x = ops.norm.rms(x, plain.after_mlp, plain.eps, plain.offset)
+    return x, stream

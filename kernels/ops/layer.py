@@ -56,9 +56,19 @@ class DecoderLayer:
         """
         if not isinstance(self.mlp, GatedMlp):
             return ()
-        products = [projection.product for projection in (self.qkv, self.out, self.mlp.gate_up, self.mlp.down)]
-        single = tuple(product for product in products if product is not None and product.order is None)
-        return single if len(single) == len(products) else ()
+        return _single_products(self.qkv, self.out, self.mlp.gate_up, self.mlp.down)
+
+    @property
+    def attention_products(self) -> tuple[Product, ...]:
+        """The products qkv and out, for kernels that compute a layer without its MLP; empty as `products` is."""
+        return _single_products(self.qkv, self.out)
+
+
+def _single_products(*projections: Projection) -> tuple[Product, ...]:
+    """The products of the projections; empty if one of them is not a single product with inputs in natural order."""
+    products = [projection.product for projection in projections]
+    single = tuple(product for product in products if product is not None and product.order is None)
+    return single if len(single) == len(products) else ()
 
 
 def prepare(layer: DecoderLayer) -> Any:
@@ -255,7 +265,14 @@ CASES = [
         ]
     ),
     # float32 only: with rounded inputs a router may choose other experts.
-    Case("layer.decoder", "experts", inputs(_MIXED, experts=6), _EXPERTS_TOLERANCES, mutates=CACHE, packs=("layer",)),
+    *(
+        Case("layer.decoder", label, make, _EXPERTS_TOLERANCES, mutates=CACHE, packs=("layer",))
+        for label, make in [
+            ("experts", inputs(_MIXED, experts=6)),
+            ("experts-last-tokens", inputs(_MIXED, experts=6, last=(0, 2, 3), after_norms=True)),
+            ("experts-adapters", inputs(_MIXED, experts=6, last=(1, 2), adapted=True)),
+        ]
+    ),
     *(
         Case("layer.decoders", label, make, _TOLERANCES, mutates=CACHE, packs=("stack",))
         for label, make in [

@@ -127,6 +127,16 @@ def test_an_mlp_can_be_any_callable(ops: Ops) -> None:
     near(decoded(ops, layer, given), expected)
 
 
+@pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")
+@pytest.mark.parametrize("last", [None, (0, 2)])
+def test_one_op_computes_a_layer_up_to_an_mlp_of_any_kind(last: tuple[int, ...] | None) -> None:
+    given, other = arguments(last=last), arguments(gate="gelu_and_mul")
+    expected = decoded(Ops(), replace(given["layer"], mlp=TwoExperts(given["layer"].mlp, other["layer"].mlp)), given)
+    one, two = (packed(cpu.OPS, each["layer"]) for each in (given, other))
+    layer = cpu.OPS.layer.prepare(replace(one, mlp=TwoExperts(one.mlp, two.mlp)))
+    near(decoded(fused(cpu.OPS), layer, given), expected)
+
+
 @PLACES
 def test_layers_may_have_different_pages_and_rotations(ops: Ops) -> None:
     """One layer with pages of 4 tokens and one with pages of 8. Other tests check each of them alone."""
