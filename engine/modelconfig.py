@@ -63,6 +63,7 @@ class ModelConfig:
     ropes: Mapping[LayerKind, Rope]  # layer kind -> rope
     attention_scale: float
     logit_soft_cap: float  # 0: no soft cap
+    attention_soft_cap: float  # 0: no soft cap
     dtype: str  # dtype of the weights, e.g. "bfloat16"; empty: unknown
     eos_ids: tuple[int, ...]
     quantization: Quantization | None  # None: unquantised
@@ -92,6 +93,7 @@ EMPTY_CONFIG = ModelConfig(
     ropes=MappingProxyType({}),
     attention_scale=0.0,
     logit_soft_cap=0.0,
+    attention_soft_cap=0.0,
     dtype="",
     eos_ids=(),
     quantization=None,
@@ -131,6 +133,8 @@ class _Family:
     longrope_names: tuple[str, ...] = ()  # older names of longrope in files of this architecture
     original_positions: int = 0  # default of original_max_position_embeddings; 0: no default
     query_scalar: int = 0  # default of query_pre_attn_scalar; 0: equal to head_dim
+    logit_soft_cap: float = 0.0  # default of final_logit_softcapping
+    attention_soft_cap: float = 0.0  # default of attn_logit_softcapping
     eos: tuple[int, ...] = ()
     moe: MoeFamily | None = None  # None: the architecture has no experts
 
@@ -145,6 +149,7 @@ OPTIONAL = frozenset(
         "max_window_layers",
         "query_pre_attn_scalar",
         "final_logit_softcapping",
+        "attn_logit_softcapping",
         "qkv_bias",
         "use_qk_norm",
         *moeconfig.OPTIONAL,
@@ -154,6 +159,27 @@ _QWEN_WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers")
 
 FAMILIES: Mapping[str, _Family] = MappingProxyType(
     {
+        "gemma2": _Family(
+            max_positions=8192,
+            optional=(
+                "attention_bias",
+                "sliding_window",
+                "query_pre_attn_scalar",
+                "final_logit_softcapping",
+                "attn_logit_softcapping",
+            ),
+            kv_heads=4,
+            head_dim=256,
+            activation_key="hidden_activation",
+            activation="gelu_pytorch_tanh",
+            tie=True,
+            alternating=True,
+            window=4096,
+            query_scalar=256,
+            logit_soft_cap=30.0,
+            attention_soft_cap=50.0,
+            eos=(1,),
+        ),
         "gemma3_text": _Family(
             max_positions=131_072,
             optional=("attention_bias", "sliding_window", "query_pre_attn_scalar", "final_logit_softcapping"),
@@ -333,7 +359,8 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         window=window,
         ropes=_ropes(fields, family, kinds, head_dim, positions),
         attention_scale=fields.number("query_pre_attn_scalar", 1e-6, 1e9, family.query_scalar or head_dim) ** -0.5,
-        logit_soft_cap=fields.number("final_logit_softcapping", 1e-3, 1e9, 0.0),
+        logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", family.logit_soft_cap),
+        attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", family.attention_soft_cap),
         dtype=fields.text(fields.either("dtype", "torch_dtype"), ""),
         eos_ids=_eos_ids(fields, family, vocab),
         quantization=parse_quantization(fields, where),
@@ -374,6 +401,11 @@ def _activation(fields: Fields, family: _Family, where: str) -> Activation:
     if name not in _ACTIVATIONS:
         raise ModelRefused(f"{where}: activation {name!r:.50} is not supported; supported: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
+
+
+def _soft_cap(fields: Fields, key: str, default: float) -> float:
+    """A soft cap; 0 if there is none, which null means."""
+    return 0.0 if fields.null(key) else fields.number(key, 1e-3, 1e9, default)
 
 
 def _eos_ids(fields: Fields, family: _Family, vocab: int) -> tuple[int, ...]:

@@ -22,10 +22,10 @@ from .ropes import Frequencies, rotation
 
 
 def describes(config: ModelConfig) -> bool:
-    """Whether `build` sets all values of this architecture from ModelConfig. mlx-lm computes experts as it does for
-    architectures that ModelConfig does not describe (config_keys.py)."""
+    """Whether `build` sets all values of this architecture from ModelConfig. mlx-lm computes experts and soft caps of
+    attention as it does for architectures that ModelConfig does not describe (config_keys.py)."""
     family = FAMILIES.get(config.model_type)
-    return family is not None and family.moe is None
+    return family is not None and family.moe is None and not family.attention_soft_cap
 
 
 def arguments(config: ModelConfig) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class AttentionLayer:
                 offset=offset,
                 scale=config.attention_scale,
                 window=config.window if self.kind == "sliding" else 0,
+                soft_cap=config.attention_soft_cap,
                 sinks=weights.take(f"{attention}.sinks", (config.num_heads,)).float() if sinks else None,
                 cache_index=index,
                 rotation_index=list(config.ropes).index(self.kind),

@@ -93,7 +93,7 @@ class Tiny:
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() >= 2:
                 parameter.data = noise * 1.5 / parameter.shape[-1] ** 0.5
-            elif name.endswith("bias") or self.model_type == "gemma3_text":
+            elif name.endswith("bias") or self.model_type.startswith("gemma"):
                 parameter.data = noise * 0.2
             else:
                 parameter.data = 1.0 + noise * 0.2
@@ -228,6 +228,23 @@ TINIES = [
             "num_experts_per_tok": 2,
             **_rope("yarn", factor=4.0, original_max_position_embeddings=32, truncate=False),
         },
+    ),
+    Tiny(
+        "gemma2",
+        "gemma2",
+        {
+            "head_dim": 16,
+            "tie_word_embeddings": True,
+            "query_pre_attn_scalar": 20,
+            "sliding_window": 6,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 5.0,
+        },
+    ),
+    Tiny(
+        "gemma2-uncapped",
+        "gemma2",
+        {"head_dim": 12, "attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": 9},
     ),
     Tiny("gemma3", "gemma3_text", _GEMMA),
     Tiny("gemma3-old", "gemma3_text", _GEMMA, rewrite=old_spelling),

@@ -104,6 +104,7 @@ LAYERS = ["full_attention", "sliding_attention"] * 4
 
 # Of each family: what else its models may have.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "gemma2": [*FLAT, {"layer_types": LAYERS}, {"hidden_size": 640}],
     "gemma3_text": [
         {},
         {"layer_types": LAYERS},
