@@ -7,6 +7,7 @@ read once for all rows of a tile.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from .moe_route import route as route
 from .moe_route import sort_choices
 from .round_rows import round_rows
 from .target import Device, device_properties
-from .widen import Quantised, block_inputs
+from .widen import MAX_CHUNK, Quantised, block_inputs, widen_outputs
 
 # The blocks of products with 16-bit weights, by the rows of a tile; tuned on H200.
 DENSE = {
@@ -32,6 +33,7 @@ DENSE = {
     128: Blocks(128, 256, 64, 8, 4),
 }
 FEW = 32  # largest number of choices that are not sorted
+WIDE_ROWS = 128  # smallest number of rows of a tile for which int4 and fp8 weights are dequantised into memory
 FLOAT_SUMS = 4096  # largest number of choices whose outputs stay float32 until they are added
 
 
@@ -96,7 +98,9 @@ def compute(
     x = x if x.stride(-1) == 1 else x.contiguous()
     sort = choices > FEW
     tiled = choices if sort else 0
-    first, second = (blocks_of(part, tiled, weights.experts, x.dtype, device) for part in (gate_up, down))
+    sizes = tiled, weights.experts, x.dtype, device
+    first = blocks_of(gate_up, *sizes)
+    second = blocks_of(down, *sizes)
     if sort:
         plan = sort_choices(routed.experts, weights.experts, first.m)
         rows = Rows(plan.tiles, plan.order, top_k)
@@ -105,11 +109,41 @@ def compute(
     inner = x.new_empty(choices, weights.inner)
     gate = GATES.index(weights.gate)
     prepared, scale = prepare(x, weights.op, group)
-    grouped(inner, prepared, scale, gate_up, weights.gate_up_bias, rows, first, weights.experts, x, ptx, gate)
+    multiply = partial(multiply_all if first.m < WIDE_ROWS else multiply_widened, rows, weights.experts, x, ptx)
+    multiply(inner, prepared, scale, gate_up, weights.gate_up_bias, first, gate)
     prepared, scale = prepare(inner, weights.op, group)
     y = x.new_empty(choices, x.shape[1], dtype=torch.float32 if choices <= FLOAT_SUMS else x.dtype)
-    grouped(y, prepared, scale, down, weights.down_bias, rows, second, weights.experts, x, ptx)
+    multiply(y, prepared, scale, down, weights.down_bias, second, -1)
     return combine(y, routed.weights, x.dtype)
+
+
+def multiply_all(
+    rows: Rows, experts: int, like: Tensor, ptx: bool, out: Tensor, x: Tensor, scale: Tensor | None, weight: Quantised,
+    bias: Tensor | None, blocks: Blocks, gate: int,
+) -> None:  # fmt: skip
+    """Writes the product with the weights of all experts into `out`."""
+    grouped(out, x, scale, weight, bias, rows, blocks, experts, like, ptx, gate)
+
+
+def multiply_widened(
+    rows: Rows, experts: int, like: Tensor, ptx: bool, out: Tensor, x: Tensor, scale: Tensor | None, weight: Quantised,
+    bias: Tensor | None, blocks: Blocks, gate: int,
+) -> None:  # fmt: skip
+    """As multiply_all. Int4 and fp8 weights are dequantised into memory, those of some experts at a time: for many rows
+    this is faster than in each tile."""
+    if weight.format not in ("int4", "fp8"):
+        multiply_all(rows, experts, like, ptx, out, x, scale, weight, bias, blocks, gate)
+        return
+    in_features = weight.in_features
+    outputs = weight.out_features // experts
+    count = min(experts, max(1, MAX_CHUNK // (outputs * in_features)))
+    wide = x.new_empty(count * outputs, in_features)
+    for start in range(0, experts, count):
+        part = range(start, min(experts, start + count))
+        data = wide[: len(part) * outputs]
+        widen_outputs(weight, start * outputs, data)
+        dense = Quantised("dense", data, data, None, len(data), in_features, in_features)
+        grouped(out, x, None, dense, bias, rows, blocks, experts, like, ptx, gate, part)
 
 
 def prepare(x: Tensor, op: str, group: int) -> tuple[Tensor, Tensor | None]:
@@ -129,7 +163,7 @@ def blocks_of(weight: Quantised, choices: int, experts: int, dtype: torch.dtype,
     depth = block_inputs(weight.sub, weight.in_features, 128)
     if device.compiler == "hip":
         return Blocks(rows, 64, min(depth, 64 if weight.format == "int8" else 32), 4, 2)
-    if weight.format == "dense":
+    if weight.format == "dense" or (rows >= WIDE_ROWS and weight.format != "int8"):
         return fitted(DENSE[rows], device.shared)
     return fitted(Blocks(rows, 64 if rows == 16 else 128, depth, 4, 3), device.shared)
 

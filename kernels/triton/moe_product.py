@@ -107,15 +107,17 @@ def _finished(
     return result
 
 
-@triton.jit(do_not_specialize=["tile_count"])
+@triton.jit(do_not_specialize=["tile_count", "first_expert", "end_expert"])
 def grouped_kernel(
     out, x, x_scale, data, scale, zero, bias, order, tiles, like,
-    tile_count, out_features, all_features, in_features, subs, sub, x_stride, out_stride, pitch,
+    tile_count, first_expert, end_expert, out_features, all_features, in_features, subs, sub,
+    x_stride, out_stride, pitch,
     FORMAT: tl.constexpr, RECORDS: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
     PTX: tl.constexpr, SORTED: tl.constexpr, TOP_K: tl.constexpr, GATE: tl.constexpr, FROM_CHOICE: tl.constexpr,
     TO_CHOICE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Grid: blocks of BLOCK_N outputs, tiles.
+    """Grid: blocks of BLOCK_N outputs, tiles. `data` has the weights of the experts from first_expert to
+    end_expert - 1; tiles of other experts are left out.
 
     Not SORTED: tile i is choice i, and `tiles` has its expert. FROM_CHOICE: the input row of a choice is its token,
     choice // TOP_K; else the row of its position. TO_CHOICE: the output row is the choice; else the position. GATE ≥ 0:
@@ -125,7 +127,7 @@ def grouped_kernel(
     tile = tl.program_id(1)
     lane = tl.arange(0, BLOCK_M)
     expert = tl.load(tiles + tile).to(tl.int64)
-    if expert < 0:
+    if (expert < first_expert) | (expert >= end_expert):
         return
     if SORTED:
         position = tl.load(tiles + tile_count + tile) + lane
@@ -142,6 +144,7 @@ def grouped_kernel(
     within = tl.arange(0, BLOCK_N)
     near = tl.minimum(tl.program_id(0) * STORED + within % STORED, width - 1)  # padding repeats the last output
     output = expert * out_features + within // STORED * width + near
+    stored_output = output - first_expert * out_features
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if FORMAT == "int8" else tl.float32)
     for base in range(0, in_features, BLOCK_K):
         k = _inputs(base, FORMAT, RECORDS, BLOCK_K)
@@ -150,7 +153,7 @@ def grouped_kernel(
             readable = readable & (k < in_features)[None, :]
         activations = tl.load(from_x + k[None, :], mask=readable, other=0)
         sums = _add(
-            sums, activations, data, scale, zero, output, base, all_features, in_features, subs, sub, pitch,
+            sums, activations, data, scale, zero, stored_output, base, all_features, in_features, subs, sub, pitch,
             FORMAT, RECORDS, ONE, EVEN, PTX, BLOCK_M, BLOCK_K,
         )  # fmt: skip
     result = _finished(
@@ -206,14 +209,16 @@ class Rows(NamedTuple):
 
 def grouped(
     out: Tensor, x: Tensor, x_scale: Tensor | None, weight: Quantised, bias: Tensor | None, rows: Rows, blocks: Blocks,
-    experts: int, like: Tensor, ptx: bool, gate: int = -1,
+    experts: int, like: Tensor, ptx: bool, gate: int = -1, part: range | None = None,
 ) -> None:  # fmt: skip
     """Writes the product of x with the experts' weights into `out`.
 
     With a gate: x [tokens, in_features] -> out [choices, out_features / 2], in the order of positions. Without:
-    x [choices, in_features] in the order of positions -> out [choices, out_features] in the order of choices.
+    x [choices, in_features] in the order of positions -> out [choices, out_features] in the order of choices. `part`:
+    the experts that `weight` has; None: all.
     """
-    out_features = weight.out_features // experts
+    part = part or range(experts)
+    out_features = weight.out_features // len(part)
     in_features = weight.in_features
     # The kernel does not read the arguments that are None here; it receives another tensor in their place.
     scale = weight.scale
@@ -221,7 +226,8 @@ def grouped(
     grouped_kernel[(triton.cdiv(out_features, blocks.n), rows.tile_count)](
         out, x, scale if x_scale is None else x_scale, weight.data, scale, zero, scale if bias is None else bias,
         rows.tiles if rows.order is None else rows.order, rows.tiles, like,
-        rows.tile_count, out_features, weight.out_features, in_features, weight.subs, min(weight.sub, in_features),
+        rows.tile_count, part.start, part.stop, out_features, weight.out_features, in_features, weight.subs,
+        min(weight.sub, in_features),
         x.stride(0), out.stride(0), weight.data.stride(0),
         weight.format, weight.records, weight.sub >= in_features, in_features % blocks.k == 0, bias is not None,
         ptx, rows.order is not None, rows.top_k, gate, gate >= 0, gate < 0, blocks.m, blocks.n, blocks.k,

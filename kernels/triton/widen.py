@@ -196,16 +196,23 @@ def widened(weight: Quantised, dtype: torch.dtype) -> Iterator[tuple[int, Tensor
     chunks = -(-out_features // largest)
     size = -(-out_features // chunks // BLOCK) * BLOCK  # outputs of every chunk except the last one
     out = weight.data.new_empty(min(size, out_features), in_features, dtype=dtype)
-    depth = block_inputs(weight.sub, in_features, 64)
-    zero = weight.scale if weight.zero is None else weight.zero
     for start in range(0, out_features, size):
         count = min(size, out_features - start)
-        _widen[(triton.cdiv(in_features, depth), triton.cdiv(count, BLOCK))](
-            out, weight.data, weight.scale, zero, start, start + count, out_features, in_features,
-            weight.subs, weight.sub, weight.data.stride(0), weight.format == "int4", weight.records, BLOCK, depth,
-            num_warps=4,
-        )  # fmt: skip
+        widen_outputs(weight, start, out[:count])
         yield start, out[:count]
+
+
+def widen_outputs(weight: Quantised, start: int, out: Tensor) -> None:
+    """Dequantises the outputs of an int4 or fp8 weight from `start` on into `out` [outputs, in_features]."""
+    count = len(out)
+    in_features = weight.in_features
+    depth = block_inputs(weight.sub, in_features, 64)
+    zero = weight.scale if weight.zero is None else weight.zero
+    _widen[(triton.cdiv(in_features, depth), triton.cdiv(count, BLOCK))](
+        out, weight.data, weight.scale, zero, start, start + count, weight.out_features, in_features,
+        weight.subs, weight.sub, weight.data.stride(0), weight.format == "int4", weight.records, BLOCK, depth,
+        num_warps=4,
+    )  # fmt: skip
 
 
 def block_inputs(sub: int, in_features: int, limit: int) -> int:

@@ -100,6 +100,15 @@ def test_experts_equal_reference_for_all_tile_sizes(op: str, size: tuple[int, ..
     compare(op, *size, group=32)
 
 
+@pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8"])
+def test_weights_that_are_dequantised_for_some_experts_at_a_time(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from localllm.kernels.triton import moe
+
+    monkeypatch.setattr(moe, "WIDE_ROWS", 16)
+    monkeypatch.setattr(moe, "MAX_CHUNK", 3 * 2 * 32 * 64)  # 3 of 7 experts
+    compare(op, 40, 7, 2, 64, 32, group=32)
+
+
 @pytest.mark.parametrize("choices", [1, 63, 64, 65, 513, 1500])
 @pytest.mark.parametrize(("count", "rows"), [(1, 16), (7, 16), (60, 64)])
 def test_sorted_choices_are_complete_and_in_tiles_of_one_expert(choices: int, count: int, rows: int) -> None:

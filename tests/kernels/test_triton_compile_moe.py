@@ -1,0 +1,86 @@
+"""The Triton kernels of mixtures of experts, compiled for every target."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from test_triton_compile import OFTEN, TARGETS, Build, Target, compile_for
+
+from localllm.kernels.triton import moe, moe_product, moe_route
+from localllm.kernels.triton.target import Device
+from localllm.kernels.triton.widen import Quantised
+
+pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
+
+NUMBERS = dict.fromkeys(
+    (
+        *("tile_count", "first_expert", "end_expert", "out_features", "all_features", "in_features", "subs", "sub"),
+        *("x_stride", "out_stride", "pitch"),
+    ),
+    "i32",
+)
+EVEN = frozenset(("out_features", "all_features", "in_features", "x_stride", "out_stride", "pitch"))
+SCALES = {"plain": "*fp32", "transposed": "*i32", "by_group": "*i32"}
+
+
+def products(target: Target) -> Iterator[Build]:
+    """The products of Qwen3-30B-A3B with few and many choices, for every weight format."""
+    for choices in (0, 512, 65536):
+        yield product(target, "dense", "plain", 2048, choices)
+        yield product(target, "int8", "plain", 2048, choices)
+    for choices in (0, 512):
+        yield product(target, "int4", "by_group", 64, choices)
+        yield product(target, "fp8", "plain", 128, choices)
+        if target.backend == "cuda":
+            yield product(target, "int4", "transposed", 64, choices)
+
+
+def product(target: Target, fmt: Any, records: Any, sub: int, choices: int) -> Build:
+    device = Device(132, target.shared, False, compiler=target.backend)
+    weight = Quantised(fmt, torch.empty(0), torch.empty(0), None, 0, 2048, sub, records)
+    blocks = moe.blocks_of(weight, choices, 128, torch.bfloat16, device)
+    data = {"dense": "*bf16", "int8": "*i8"}.get(fmt, "*u8")
+    scale = "*fp32" if fmt in ("fp8", "int8", "dense") else SCALES[records]
+    pointers = {"out": "*bf16", "x": "*i8" if fmt == "int8" else "*bf16", "x_scale": "*fp32", "data": data}
+    pointers |= {"scale": scale, "zero": scale, "bias": "*fp32", "order": "*i32", "tiles": "*i32", "like": "*bf16"}
+    constants = {
+        "FORMAT": fmt, "RECORDS": records, "ONE": sub == 2048, "EVEN": True, "HAS_BIAS": True,
+        "PTX": target.backend == "cuda", "SORTED": choices > 0, "TOP_K": 8, "GATE": 0, "FROM_CHOICE": True,
+        "TO_CHOICE": False, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "BLOCK_K": blocks.k,
+    }  # fmt: skip
+    label = f"{fmt}-{records}-{choices}"
+    kernel = moe_product.grouped_kernel
+    return Build(label, kernel, {**NUMBERS, **pointers}, constants, blocks.warps, blocks.stages, EVEN)
+
+
+def others() -> Iterator[Build]:
+    floats = dict.fromkeys(("weights", "logits", "correction", "y"), "*fp32")
+    integers = dict.fromkeys(("experts", "order", "tiles", "ends", "ranks", "counts"), "*i32")
+    numbers = dict.fromkeys(("stride", "choices", "expert_count", "tile_count", "hidden"), "i32")
+    types = {**floats, **integers, **numbers, "scale": "fp32", "out": "*bf16"}
+    groups = {"GROUPS": 8, "TOP_GROUPS": 4, "TOP2": True, "SIZE": 32, "BLOCK_GROUPS": 8, "BLOCK_SIZE": 32}
+    scores = {"TOP_K": 8, "BLOCK_K": 8, "SIGMOID": True, "RENORMALISE": True, "HAS_CORRECTION": True}
+    yield Build("router", moe_route._route, types, {**groups, **scores}, 1)
+    yield Build("rank", moe_route._rank, types, {"BLOCK": moe_route.BLOCK}, 4)
+    sizes = {"ROWS": 16, "BLOCK_E": 128, "BLOCK": moe_route.BLOCK}
+    yield Build("place", moe_route._place, types, sizes, 4)
+    yield Build("combine", moe_product.combine_kernel, types, {"TOP_K": 8, "BLOCK": 1024}, 4)
+
+
+def runs() -> Iterator[Any]:
+    for target in TARGETS:
+        for build in (*products(target), *others()):
+            often = str(target) in OFTEN and build.label in ("dense-plain-512", "router", "place")
+            yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if often else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize(("target", "build"), list(runs()))
+def test_compiles(target: Target, build: Build) -> None:
+    assert compile_for(target, build).metadata.shared <= target.shared
