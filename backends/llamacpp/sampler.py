@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +11,6 @@ from ...engine.batch import AnswerSampling, Batch, Ints, Want
 from ...engine.grammar import unpack_mask
 from ...engine.runner import StepResult
 from ...engine.sampling import GOLDEN, draw_key
-from ..machine import cores
 
 Logits = NDArray[np.float32]
 Scores = NDArray[np.float64]
@@ -21,8 +18,6 @@ Ids = NDArray[np.int64]
 
 MAX_NOISE = -math.log(-math.log1p(-(2.0**-24)))  # the largest Gumbel noise that 24 bits can give
 FEW_TOKENS = 512  # with more tokens, their random bits tell which of them can have the best score
-MAX_THREADS = 4
-PARALLEL = 2**20  # minimum number of logits for which threads save time
 SAMPLE = 16  # ratio of the sample's size to top_k
 
 
@@ -35,44 +30,15 @@ def sample(logits: Logits, batch: Batch, hidden: NDArray[np.float32] | None) -> 
     drawing = np.flatnonzero(wants == Want.TOKEN)
     adjusted = {*sampling.bias_answers.tolist(), *sampling.history_answers.tolist(), *batch.mask_answers.tolist()}
     masks = _Masks(batch, logits.shape[1])
-    plain: list[int] = []
     for answer in drawing.tolist():
-        is_greedy = sampling.temperature[answer] == 0
-        if is_greedy and answer not in adjusted:
-            plain.append(answer)
-            continue
-        row = masks.apply(_adjust(logits[answer], sampling, answer), answer) if answer in adjusted else logits[answer]
-        tokens[answer] = row.argmax() if is_greedy else _draw(row, sampling, answer)
-    tokens[plain] = _likeliest(logits, plain)
+        row = logits[answer]
+        if answer in adjusted:
+            row = masks.apply(_adjust(row, sampling, answer), answer)
+        tokens[answer] = row.argmax() if sampling.temperature[answer] == 0 else _draw(row, sampling, answer)
     count = int(sampling.logprobs.max(initial=-1))
     if count < 0:
         return StepResult(tokens, batch.answer_starts, hidden=hidden)
     return _listed(logits, tokens, batch, count, hidden)
-
-
-def _likeliest(logits: Logits, answers: list[int]) -> list[int]:
-    """The likeliest token of each of these answers. The logits of many answers are read by several threads."""
-
-    def read(start: int) -> list[int]:
-        return [int(logits[answer].argmax()) for answer in answers[start::threads]]
-
-    threads = 1 if len(answers) * logits.shape[1] < PARALLEL else _num_threads()
-    if threads == 1:
-        return read(0)
-    tokens = [0] * len(answers)
-    for start, part in enumerate(_pool().map(read, range(threads))):
-        tokens[start::threads] = part
-    return tokens
-
-
-@cache
-def _num_threads() -> int:
-    return max(1, min(MAX_THREADS, cores() // 2))
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MAX_THREADS, "sampler")
 
 
 class _Masks:

@@ -63,16 +63,6 @@ def test_large_vocabulary_equals_the_oracle(filters: dict[str, Any], scale: floa
     check(logits, rows)
 
 
-@pytest.mark.parametrize("count", [1, 5, 16])
-def test_threads_give_the_same_tokens(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "PARALLEL", 0)
-    monkeypatch.setattr(sampler, "_num_threads", lambda: 3)
-    rng = np.random.default_rng(count)
-    logits = rng.normal(size=(count, VOCAB)).astype(np.float32)
-    samplings = [Sampling(temperature=float(index % 3 == 1), seed=index) for index in range(count)]
-    check(logits, [Row([1], 9, [1], sampling=sampling) for sampling in samplings])
-
-
 def check(logits: np.ndarray, rows: list[Row]) -> None:
     batch = make_batch(rows, logits.shape[1])
     before = logits.copy()
