@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 
 from ...engine.modelfiles import ModelFiles
-from .library import devices, library
+from .library import devices
 
 AUTO, DISABLED, ENABLED = -1, 0, 1  # llama_flash_attn_type
+CUDA_HEADS = (40, 64, 72, 80, 96, 112, 128, 192, 256, 320, 512, 576)  # head sizes with CUDA kernels
 CAPPED_HEADS = (128, 256, 512)  # head sizes whose CUDA kernels support a cap of the scores
 
 
@@ -21,8 +22,10 @@ def flash_attention(files: ModelFiles, gpu_layers: int) -> int:
     return AUTO if gpu_layers < 0 else ENABLED
 
 
-def avoid_graphs(flash: int) -> None:
-    """Let llama.cpp use no CUDA graphs if the new context has no flash attention: without it, a graph with the products
-    of more than 16 rows ends with an illegal instruction. `flash`: the llama_flash_attn_type of the context."""
-    if flash == DISABLED or library().lacks_flash_attention:
+def avoid_graphs(files: ModelFiles, flash: int) -> None:
+    """Let llama.cpp use no CUDA graphs for a model without flash attention. In a graph, its products of more than 16
+    rows can end with an illegal instruction. `flash`: the llama_flash_attn_type. llama.cpp reads the environment for
+    the first context of a process."""
+    has_kernels = files.config.head_dim in CUDA_HEADS and files.config.model_type != "grok"
+    if flash == DISABLED or not has_kernels:
         os.environ["GGML_CUDA_DISABLE_GRAPHS"] = "1"

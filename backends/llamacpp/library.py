@@ -31,7 +31,6 @@ _KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}  # ggml_backend_dev_type
 _FUNCTION = re.compile(r"^[\w:~<>]+: ")  # the C++ function at the beginning of a line of llama.cpp's log
 # Warnings of usual loads: the cache has room for several sequences and for all positions, tokens have hidden states.
 _EXPECTED = re.compile("possible training context overflow|model default pooling_type|using full-size SWA cache")
-_NO_FLASH = re.compile("Flash Attention not supported|flash_attn is not compatible")
 _ABORT = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
@@ -69,12 +68,6 @@ class Library:
 
     def forget_errors(self) -> None:
         self._lines.errors.clear()
-        self._lines.lacks_flash_attention = False
-
-    @property
-    def lacks_flash_attention(self) -> bool:
-        """Whether llama.cpp has disabled flash attention since `forget_errors`."""
-        return self._lines.lacks_flash_attention
 
     def _log_abort(self, message: bytes) -> None:
         """Called before llama.cpp ends the process, for example after a failed assertion. The reason of a GPU's error
@@ -101,7 +94,6 @@ class _Lines:
 
     def __init__(self) -> None:
         self.errors: deque[str] = deque(maxlen=3)
-        self.lacks_flash_attention = False
         self._begin = ""
         self._level = logging.DEBUG
 
@@ -118,8 +110,6 @@ class _Lines:
     def _write(self, line: str) -> None:
         if self._level >= logging.ERROR:
             self.errors.append(line)
-        if _NO_FLASH.search(line):
-            self.lacks_flash_attention = True
         is_quiet = self._level < logging.WARNING or _EXPECTED.search(line)
         log.log(logging.DEBUG if is_quiet else self._level, "%s", line)
 

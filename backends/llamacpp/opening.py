@@ -177,12 +177,12 @@ def _new_context(files: ModelFiles, options: LoadOptions, size: Size, spec: Runn
     params.swa_full = True
     params.no_perf = True
     params.flash_attn_type = flash_attention(files, size.gpu_layers)
+    avoid_graphs(files, params.flash_attn_type)
     if options.cache_dtype != "auto":
         params.type_k = CACHE_TYPES[options.cache_dtype][0]
         params.type_v = params.type_k
     lib.forget_errors()
     context = lib.c.llama_init_from_model(model, params)
-    avoid_graphs(params.flash_attn_type)
     if context:
         return context
     reason = lib.last_errors or "no reason given"

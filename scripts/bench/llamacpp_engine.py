@@ -87,8 +87,9 @@ class Localllm:
         return llamacpp.open(read_model(self._file), self._options)
 
     def measure(self, work: Work) -> dict[int, Rates]:
-        """With an empty prefix cache, as llama-batched-bench."""
+        """With an empty prefix cache, as llama-batched-bench, which loads the model before and so wakes the GPU."""
         time.sleep(PAUSE)
+        self._measure(work, min(work.counts), 0)
         return {rows: self._measure(work, rows, 0) for rows in work.counts}
 
     def measure_full(self, work: Work) -> dict[int, Rates]:

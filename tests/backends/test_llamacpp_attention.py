@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from localllm.backends import llamacpp
-from localllm.backends.llamacpp import attention, library
+from localllm.backends.llamacpp import attention, library, opening
 from localllm.backends.llamacpp.attention import AUTO, DISABLED, ENABLED
 from localllm.backends.llamacpp.library import BuildDevice
 from localllm.engine.modelfiles import read_model
@@ -23,7 +23,6 @@ from .gguf_models import write_canary
 CPU = BuildDevice("CPU", "", "cpu", 2**34, 2**34)
 CUDA = BuildDevice("CUDA0", "", "gpu", 2**34, 2**34)
 VULKAN = BuildDevice("Vulkan0", "", "gpu", 2**34, 2**34)
-WARNING = 3  # ggml_log_level
 
 
 @pytest.mark.parametrize(
@@ -53,25 +52,33 @@ def test_choice_of_flash_attention(
 
 
 @pytest.mark.parametrize(
-    ("line", "graphs"),
+    ("model", "flash", "graphs"),
     [
-        (b"resolve_fused_ops: Flash Attention not supported, set to disabled\n", False),
-        (b"llama_init_from_model: flash_attn is not compatible with Grok - forcing off\n", False),
-        (b"a warning\n", True),
+        (("llama", 64), AUTO, True),
+        (("llama", 128), ENABLED, True),
+        (("llama", 128), DISABLED, False),
+        (("llama", 48), AUTO, False),
+        (("grok", 128), AUTO, False),
     ],
 )
 def test_context_without_flash_attention_uses_no_cuda_graphs(
-    line: bytes, graphs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: tuple[str, int], flash: int, graphs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """llama.cpp reads the environment when it creates the first context."""
     monkeypatch.setenv("GGML_CUDA_DISABLE_GRAPHS", "")
     monkeypatch.delenv("GGML_CUDA_DISABLE_GRAPHS")
     c = library.library().c
     create = c.llama_init_from_model
+    seen: list[bool] = []
 
-    def create_with_warning(*values: Any) -> Any:
-        library.library()._log(WARNING, line, None)
+    def create_and_look(*values: Any) -> Any:
+        seen.append("GGML_CUDA_DISABLE_GRAPHS" not in os.environ)
         return create(*values)
 
-    monkeypatch.setattr(c, "llama_init_from_model", create_with_warning)
+    monkeypatch.setattr(c, "llama_init_from_model", create_and_look)
+    monkeypatch.setattr(opening, "flash_attention", lambda *_: flash)
+    named: Any = SimpleNamespace(config=SimpleNamespace(model_type=model[0], head_dim=model[1]))
+    avoid = attention.avoid_graphs
+    monkeypatch.setattr(opening, "avoid_graphs", lambda _, kind: avoid(named, kind))
     llamacpp.open(read_model(write_canary(tmp_path)), LoadOptions(context=256, max_rows=2, threads=1)).close()
-    assert ("GGML_CUDA_DISABLE_GRAPHS" not in os.environ) == graphs
+    assert seen == [graphs]
