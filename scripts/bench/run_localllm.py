@@ -34,12 +34,11 @@ class Localllm:
         start = time.perf_counter()
         runner: Any = cpu.open(read_model(folder), budget)
         load_seconds = time.perf_counter() - start
-        weight_bytes = runner.spec.weight_bytes
         self.hello: Answer = {
             "load_seconds": load_seconds,
             "peak": peak_memory(),
-            "weight_bytes": weight_bytes,
-            "read_per_step": weight_bytes - runner.model.embedding.nbytes,  # a step reads only a few rows of it
+            "weight_bytes": runner.spec.weight_bytes,
+            "read_per_step": runner.spec.token_bytes,
             "dtype": runner.spec.dtype,
         }
         self.engine = Engine(runner)
