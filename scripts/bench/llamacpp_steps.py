@@ -11,7 +11,8 @@ from programs import Job, Program
 
 HERE = Path(__file__).parent
 OPTIONS: Mapping[str, object] = {"flash": True, "ubatch": 2048}  # the fastest on a large GPU
-RECIPES = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_k_m", "fp8": "q8_0"}  # of write_gguf.py, by the format
+# Recipes of write_gguf.py, by the format
+RECIPES = {"bf16": "bf16", "int8": "q8_0", "int4": "q4_k_m", "fp8": "q8_0", "fp8_w8a8": "q8_0"}
 
 
 class LlamaCpp:

@@ -33,7 +33,7 @@ PLAIN: Mapping[str, Any] = {"dtype": "float32", "cache_dtype": "auto", "referenc
 
 # Largest allowed mean and single difference of a log-probability, in nats, from the float32 references with the same
 # weights. Random weights give logits of about 1; the relative error of bfloat16 activations is a few thousandths.
-BOUNDS = {"bf16": (0.03, 0.3), "fp8": (0.05, 0.5), "int8": (0.05, 0.5), "int4": (0.06, 0.6)}
+BOUNDS = {"bf16": (0.03, 0.3), "fp8": (0.05, 0.5), "fp8_w8a8": (0.05, 0.5), "int8": (0.05, 0.5), "int4": (0.06, 0.6)}
 FP8_CACHE = (0.1, 1.0)  # keys and values have three bits of mantissa
 
 CANARY = Path(__file__).parents[2] / "tests" / "backends" / "canary.py"

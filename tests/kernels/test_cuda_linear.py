@@ -144,7 +144,8 @@ def test_random_tiled_products(linear: Linear, op: str) -> None:
 
 
 def test_tiled_products_round_activations_to_e4m3(linear: Linear) -> None:
-    """Only Hopper rounds, and only more than 16 rows. The sums of its tensor cores are less exact than float32."""
+    """Only Hopper rounds, and only more than 16 rows. Its tensor cores round each sum of 32 products to about 14 bits,
+    so the error grows with the inputs."""
     from localllm.kernels.gpu_properties import gpu_properties
 
     draw, generator = random.Random(12), torch.Generator().manual_seed(12)
@@ -160,7 +161,8 @@ def test_tiled_products_round_activations_to_e4m3(linear: Linear) -> None:
         packed = linear.pack(copy_to(plain, "cuda"), torch.bfloat16)
         assert packed.plain().rounds
         result = linear.fp8(x.cuda(), packed, None, torch.float32)
-        close(result, Ops().linear.fp8(inputs, copy_to(plain, "cpu", wide=True), None, torch.float64), 2e-2)
+        expected = Ops().linear.fp8(inputs, copy_to(plain, "cpu", wide=True), None, torch.float64)
+        close(result, expected, 1e-2 + in_features * 3e-6 if is_hopper else 6e-3)
 
 
 @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
