@@ -33,7 +33,7 @@ KERNELS = {
     "norm": "normalise",
     "one_row": "one_row_kernel",
     "rope": "rotate",
-    "round_rows": "round_rows",
+    "round_rows": "round_rows_kernel",
     "step": "step_kernel",
     "tiled_fp8": "tiled",
     "tiled_int4": "tiled",
