@@ -491,7 +491,7 @@ struct OutputStore {
       }
       // Even lanes store outputs 0 … 7, odd lanes outputs 8 … 15.
       const bool odd = t % 2;
-      const uint32_t received = __shfl_xor_sync(0xffffffffu, pairs[odd ? 0 : 1], 1);
+      const uint32_t received = __shfl_xor_sync(0xffffffffu, odd ? pairs[0] : pairs[1], 1);
       if (r < a.rows) *reinterpret_cast<uint2*>(to) = odd ? uint2{received, pairs[1]} : uint2{pairs[0], received};
       r += 8;
       to += 8 * a.out_stride;
