@@ -76,6 +76,9 @@ float group_score(const RouteArgs& args, const float* values, int64_t begin, int
   return best.size == 2 ? top[0] + top[1] : top[0];
 }
 
+// The weights of a token are divided by this number at least: the quotient of tiny sums is infinite.
+constexpr float MIN_DIVISOR = 1e-20f;
+
 // Memory of a worker for one token.
 struct RouteMemory {
   float *scores, *values, *chosen_values, *group_values;
@@ -106,7 +109,8 @@ void route_token(const RouteArgs& args, int64_t token, const RouteMemory& memory
   }
   float total = 0, *weights = args.weights + token * args.top_k;
   for (int64_t c = 0; c < args.top_k; c++) total += memory.scores[experts[c]];
-  float factor = args.renormalise ? args.scale / total : args.scale;
+  float divisor = total < MIN_DIVISOR ? MIN_DIVISOR : total;  // NaN stays NaN
+  float factor = args.renormalise ? args.scale / divisor : args.scale;
   for (int64_t c = 0; c < args.top_k; c++) weights[c] = memory.scores[experts[c]] * factor;
 }
 

@@ -58,8 +58,8 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     """The chosen experts of tokens, from the router's logits [tokens, experts] float32.
 
     The score of an expert is the softmax or the sigmoid of its logit. `correction` [experts] float32 is added to the
-    scores to choose groups and experts, not to the weights. If the weights are renormalised and all of them are 0, they
-    stay 0.
+    scores to choose groups and experts, not to the weights. Renormalised weights are divided by 1e-20 at least, so that
+    their sum may be 0.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
@@ -185,9 +185,11 @@ def _by_one_expert(weight: Weight, experts: int) -> Iterator[Weight]:
         yield _select(weight, experts, itemgetter(expert))
 
 
-def _random_logits(tokens: int, experts: int, routing: Routing, correction: bool = False, ties: bool = False) -> Make:
+def _random_logits(
+    tokens: int, experts: int, routing: Routing, correction: bool = False, ties: bool = False, mean: float = 0.0
+) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        logits = torch.randn(tokens, experts, generator=generator)
+        logits = torch.randn(tokens, experts, generator=generator) + mean
         if ties:
             logits = logits.round()
         shift = torch.randn(experts, generator=generator) * 0.2 if correction else None
@@ -290,6 +292,7 @@ CASES = [
             ("ties", _random_logits(33, 16, Routing(4, "softmax", True), ties=True)),
             ("equal-groups", _random_logits(33, 16, _GROUPED, ties=True)),
             ("sigmoid", _random_logits(5, 16, Routing(4, "sigmoid", True, scale=1.5))),
+            ("small-sigmoids", _random_logits(5, 8, Routing(1, "sigmoid", True), mean=-60.0)),
             ("correction", _random_logits(33, 16, Routing(4, "sigmoid", True), correction=True)),
             ("softmax-correction", _random_logits(5, 16, Routing(4, "softmax", False), correction=True)),
             ("groups", _random_logits(33, 32, _GROUPED, correction=True)),

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from localllm.backends.cpu import device as cpu
 from localllm.kernels.ops.linear import map_tensors, weight_tensors
-from localllm.kernels.ops.moe import FORMATS, ExpertWeights, Routed, experts, random_experts
+from localllm.kernels.ops.moe import FORMATS, ExpertWeights, Routed, Routing, experts, random_experts
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]
 
@@ -94,6 +94,13 @@ def test_nan_stays_in_its_token(op: str) -> None:
     assert result[7].isnan().all()
     others = [token for token in range(40) if token != 7]
     assert torch.equal(result[others], expected[others])
+
+
+def test_weights_of_tiny_scores_are_finite() -> None:
+    """The sigmoid of the logits is less than the smallest normal float32."""
+    for top_k in (1, 3):
+        routed = cpu.OPS.moe.route(torch.full((2, 4), -200.0), Routing(top_k, "sigmoid", True, scale=2.5))
+        torch.testing.assert_close(routed.weights, torch.zeros(2, top_k))
 
 
 def test_many_tokens_are_computed_in_chunks(variant: str) -> None:
