@@ -45,7 +45,7 @@ from types import SimpleNamespace
 from localllm.backends import cpu
 print(cpu.probe())
 assert cpu.accepts(SimpleNamespace(gguf=(), config=SimpleNamespace(model_type="llama", quantization=None))) == ""
-assert "mamba is not among gemma3_text, llama" in cpu.accepts(
+assert "mamba is not among gemma2, gemma3_text" in cpu.accepts(
     SimpleNamespace(gguf=(), config=SimpleNamespace(model_type="mamba", quantization=None))
 )
 assert "torch" not in sys.modules

@@ -21,8 +21,9 @@ pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu
 
 REFERENCE, FAST = Ops(), cpu.OPS
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
-QUANTISED = ("linear.int", "linear.fp8")  # their kernels take the packed weight whatever x is
-FLOATS = [case for case in CASES if not case.op.startswith(QUANTISED) and "float8" not in case.label]
+# Their kernels take the packed weight whatever x is.
+QUANTISED = ("linear.int", "linear.fp8", "moe.experts-int", "moe.experts-fp8")
+FLOATS = [case for case in CASES if not str(case).startswith(QUANTISED) and "float8" not in case.label]
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -187,8 +188,8 @@ def test_logits_of_other_dtypes(dtype: torch.dtype) -> None:
 
 
 def test_a_layer_without_a_fused_kernel_stays_unchanged() -> None:
-    """The op of a whole layer needs packed weights with inputs in natural order, and at most one kind of int4
-    product."""
+    """The op of a layer needs packed weights with inputs in natural order, and at most one kind of int4 product. It
+    ends before an MLP that does not meet these conditions."""
     from localllm.kernels.cpu.layer import Prepared
 
     (case,) = (case for case in CASES if str(case) == "layer.decoder-decode")
@@ -196,12 +197,14 @@ def test_a_layer_without_a_fused_kernel_stays_unchanged() -> None:
     plain = arguments["layer"]
     plains = plain.qkv, plain.out, plain.mlp.gate_up, plain.mlp.down
 
-    def prepared(ops: tuple[str, ...], order: torch.Tensor | None = None, packs: int = 4, foreign: bool = False) -> Any:
+    def prepared(ops: tuple[str, ...], ordered: int = 4, packs: int = 4, foreign: bool = False) -> Any:
+        """`ordered`: the index of the product whose inputs are permuted; 4: none."""
         made = []
         for at, (product, op) in enumerate(zip(plains, ops, strict=True)):
+            order = torch.arange(product.weight.shape[1]) if at == ordered else None
             weight = int4(product.weight) if op.startswith("int4") else product.weight
             held = FAST.linear.pack(weight, F32) if at < packs else weight
-            made.append(Product(op, held, None, order if at == 3 else None))
+            made.append(Product(op, held, None, order))
         qkv, out, *rest = made
         gated = GatedMlp(*rest, plain.mlp.gate)
         mlp = (lambda *step: gated(*step)) if foreign else gated
@@ -212,9 +215,11 @@ def test_a_layer_without_a_fused_kernel_stays_unchanged() -> None:
     assert prepared(("int4_wide",) * 4).weights[-1] is True
     assert prepared(("int4",) * 4).weights[-1] is False
     assert isinstance(prepared(("int4", "int4_wide", "dense", "dense")), DecoderLayer)
-    assert isinstance(prepared(("dense",) * 4, order=torch.arange(plains[3].weight.shape[1])), DecoderLayer)
-    assert isinstance(prepared(("dense",) * 4, packs=3), DecoderLayer)
-    assert isinstance(prepared(("dense",) * 4, foreign=True), DecoderLayer)
+    assert isinstance(prepared(("dense",) * 4, ordered=1), DecoderLayer)
+    assert isinstance(prepared(("dense",) * 4, packs=1), DecoderLayer)
+    assert prepared(("dense",) * 4).has_mlp
+    for without_mlp in ({"ordered": 3}, {"packs": 3}, {"foreign": True}):
+        assert not prepared(("dense",) * 4, **without_mlp).has_mlp
 
 
 @pytest.mark.parametrize("label", ["linear.dense", "linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"])
