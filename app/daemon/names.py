@@ -57,7 +57,7 @@ class Names:
         """The model and the adapter of a name; the adapter is empty if the name has none.
 
         The name of a model precedes `model:adapter`: `qwen3:0.6b` is a short name. An adapter alone is last. Raises
-        ModelNotFound, or InvalidRequest for a model whose path is no text.
+        ModelNotFound. Raises InvalidRequest if the path of the model is not printable UTF-8 text.
         """
         if name is None:
             return await self.resolve(self.only(), local), ""

@@ -82,7 +82,7 @@ def inspect_path(path: Path, origin: Origin) -> Inspection:
 def licence(path: Path) -> str:
     """The licence in the front matter of README.md; empty if there is none.
 
-    `path`: a folder with this file, or a GGUF file, whose repository has it.
+    `path`: a folder with this file, or a GGUF file of a repository with this file.
     """
     file = (root_of(path) if is_gguf(path) else path) / README
     try:

@@ -168,7 +168,7 @@ def without_gguf(id: str) -> str:
 
 
 def settings_names(id: str) -> list[str]:
-    """The names whose settings a model has, the most general one first.
+    """The names of all settings that apply to a model, the most general name first.
 
     For org/repo@v2:Q8_0: org/repo, org/repo:Q8_0, org/repo@v2, org/repo@v2:Q8_0. `id`: that of a model on this machine.
     """

@@ -71,7 +71,7 @@ class StoredTensors:
         self._unread[name] = self._files.tensors[name]
 
     def ignore(self, prefix: str) -> None:
-        """Mark the tensors as read whose names have this prefix."""
+        """Mark all tensors with this prefix in their names as read."""
         for name in [name for name in self._unread if name.startswith(prefix)]:
             del self._unread[name]
 

@@ -51,21 +51,21 @@ def read_bandwidth(size: int = BUFFER) -> float:
 
 def _read(size: int) -> float:
     buffer = torch.randn(size // 4, device="cuda")
-    return size / min(_seconds(Reader(buffer, shape).read) for shape in SHAPES)
+    return size / min(seconds(Reader(buffer, shape).read) for shape in SHAPES)
 
 
 def _copy(size: int) -> float:
     source = torch.randn(size // 8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * source.nbytes / _seconds(lambda: target.copy_(source))
+    return 2 * source.nbytes / seconds(lambda: target.copy_(source))
 
 
 def _multiply() -> float:
     matrices = torch.randn(2, SIDE, SIDE, device="cuda", dtype=torch.bfloat16)
-    return 2 * SIDE**3 / _seconds(lambda: torch.mm(matrices[0], matrices[1]))
+    return 2 * SIDE**3 / seconds(lambda: torch.mm(matrices[0], matrices[1]))
 
 
-def _seconds(call: Callable[[], object]) -> float:
+def seconds(call: Callable[[], object]) -> float:
     """The median of ROUNDS runs, timed by events on the device."""
     call()
     times: list[float] = []

@@ -8,8 +8,7 @@ from PTX to machine code for this GPU. The fastest of several tiles counts.
 from __future__ import annotations
 
 import os
-import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 os.environ["TRITON_OVERRIDE_ARCH"] = "sm80"  # before the import of Triton
@@ -20,8 +19,9 @@ import triton.language as tl
 from rows import Row, parser, row, save
 from triton.backends.nvidia.compiler import CUDABackend
 
+from localllm.kernels.benchmark.gpu_peaks import ROUNDS, seconds
+
 SIZE = 8192
-ROUNDS = 7
 GROUP = 8  # rows of tiles that run side by side, so that they find their inputs in the L2 cache
 TILES = [(128, 256, 64, 8, 3), (128, 128, 64, 4, 3), (128, 128, 32, 4, 4), (128, 128, 64, 8, 3)]  # …, warps, stages
 
@@ -58,7 +58,7 @@ def measure() -> Iterator[Row]:
         def call() -> None:
             _product[grid](a, b, out, SIZE, m, n, k, GROUP, num_warps=warps, num_stages=stages)  # noqa: B023
 
-        rates[f"{m} x {n} x {k}"] = 2.0 * SIZE**3 / _seconds(call)
+        rates[f"{m} x {n} x {k}"] = 2.0 * SIZE**3 / seconds(call)
         torch.testing.assert_close(out, a @ b.t(), rtol=2e-2, atol=1.0)
     best = max(rates, key=rates.__getitem__)
     device = torch.cuda.get_device_name()
@@ -74,19 +74,6 @@ def _assemble_for_this_gpu() -> None:
         return assemble(self, source, metadata, options, 10 * major + minor)
 
     CUDABackend.make_cubin = make_cubin
-
-
-def _seconds(call: Callable[[], None]) -> float:
-    times = []
-    for _ in range(ROUNDS + 1):
-        start = torch.cuda.Event(enable_timing=True)
-        end = torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3)
-    return statistics.median(times[1:])
 
 
 if __name__ == "__main__":

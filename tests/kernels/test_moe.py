@@ -113,9 +113,9 @@ def plain_loop(x: torch.Tensor, routed: Routed, weights: ExpertWeights) -> torch
                 (weights.down, weights.down_bias, x.shape[1]),
             ):
                 rows = slice(expert * size, (expert + 1) * size)
-                own = map_tensors(weight, lambda tensor, rows=rows: tensor[rows])
+                expert_weight = map_tensors(weight, lambda tensor, rows=rows: tensor[rows])
                 shift = None if bias is None else bias[expert].double()
-                result = getattr(ops.linear, weights.op)(result, own, shift, torch.float64)
+                result = getattr(ops.linear, weights.op)(result, expert_weight, shift, torch.float64)
                 if weight is weights.gate_up:
                     result = getattr(ops.activation, weights.gate)(result)
             out[token] += share * result[0]
