@@ -23,9 +23,13 @@ _FORMATS = frozenset(
 _FAMILIES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "gemma": ("gemma",),
+        "glm": ("glm",),
+        "granite": ("granite",),
         "llama": ("llama",),
         "mistral": ("mistral", "ministral", "mixtral", "codestral", "devstral", "magistral", "pixtral"),
+        "olmo": ("olmo",),
         "qwen": ("qwen", "qwq"),
+        "smollm": ("smollm",),
     }
 )
 

@@ -25,6 +25,7 @@ PEFT_WEIGHTS = "adapter_model.safetensors"
 MLX_WEIGHTS = "adapters.safetensors"
 PREFIX = "base_model.model."  # the prefix of every tensor name in PEFT's files
 EXPERTS = "experts"  # the part of a module's name that all experts of a layer have
+ABSORBED = "kv_b_proj"  # the last part of a module's name: the projection from a latent to keys and values
 FLOATS = ("F32", "F16", "BF16")
 
 # Ends of tensor names, for the factors A and B.
@@ -145,13 +146,8 @@ def read_for_model(
             f"raise the setting adapter_rank to {files.rank} or more",
         )
     for module, factors in files.factors.items():
-        if module not in shapes and EXPERTS in module.split("."):
-            raise ModelRefused(
-                f"adapter {adapter.name}: it changes {module!r:.200}, but adapters of experts are not supported",
-                "use an adapter whose target modules are those of attention, such as q_proj and v_proj",
-            )
         if module not in shapes:
-            raise ModelRefused(f"adapter {adapter.name}: the model has no module {module!r:.200}")
+            raise _without_factors(adapter, module)
         expected = shapes[module]
         actual = factors.out_features, factors.in_features
         if actual != expected:
@@ -164,6 +160,22 @@ def read_for_model(
         return files
     head = Factors(embedding.b, embedding.a, transposed=False, scale=embedding.scale)
     return replace(files, factors=MappingProxyType({**files.factors, HEAD: head}))
+
+
+def _without_factors(adapter: Adapter, module: str) -> ModelRefused:
+    """The error for an adapter that changes a module that cannot have factors."""
+    parts = module.split(".")
+    if EXPERTS in parts:
+        return ModelRefused(
+            f"adapter {adapter.name}: it changes {module!r:.200}, but adapters of experts are not supported",
+            "use an adapter whose target modules are those of attention, such as q_proj and v_proj",
+        )
+    if parts[-1] == ABSORBED:
+        return ModelRefused(
+            f"adapter {adapter.name}: it changes {module!r:.200}, but adapters of {ABSORBED} are not supported",
+            "use an adapter whose target modules are other projections, such as q_proj and o_proj",
+        )
+    return ModelRefused(f"adapter {adapter.name}: the model has no module {module!r:.200}")
 
 
 def _weights(folder: Path) -> Path:

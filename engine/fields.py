@@ -36,7 +36,7 @@ class Fields:
 
     def null(self, key: str) -> bool:
         """True if the key is present with a null value, for fields where null differs from absent."""
-        return key in self._values and self._values[key] is None
+        return key in self._values and key not in self._ignored and self._values[key] is None
 
     def either(self, key: str, older: str) -> str:
         """`key`, or `older` if only that field is present: a later release of the format renamed the field."""
@@ -75,6 +75,10 @@ class Fields:
     def flag(self, key: str, default: bool) -> bool:
         value: bool = self._read(key, lambda value: type(value) is bool, "true or false", default)
         return value
+
+    def flag_or_null(self, key: str, default: bool) -> bool:
+        """As flag, for a field whose null value means false."""
+        return not self.null(key) and self.flag(key, default)
 
     def text(self, key: str, default: str | None = None) -> str:
         value: str = self._read(key, lambda value: type(value) is str, "a string", default)

@@ -16,7 +16,9 @@ from .fields import Fields
 from .gguf import GgufHeader, parse_header
 from .ggufshards import SUFFIX, parse_shard
 from .ggufvalues import MAX_HEADER, Array, HeaderCut, Value
-from .modelconfig import EMPTY_CONFIG, MAX_VOCAB, LayerKind, ModelConfig, Rope
+from .layerkinds import LayerKind
+from .modelconfig import EMPTY_CONFIG, MAX_VOCAB, ModelConfig
+from .ropeconfig import Rope
 from .tensorfiles import StoredTensor, refusing_unreadable, regular_size
 
 MAX_SHARDS = 999  # of one model

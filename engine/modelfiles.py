@@ -10,23 +10,31 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from . import jsontext
 from .errors import ModelRefused
+from .families import FAMILIES
 from .fields import Fields
 from .ggufmodel import model_file, read_gguf
 from .ggufshards import stem_of
 from .ggufvalues import Value
 from .modelconfig import MAX_VOCAB, ModelConfig, parse_config
+from .multimodal import text_tensors
 from .tensorfiles import StoredTensor, read_header, refusing_unreadable, regular_size
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MODULES = "modules.json"  # of sentence-transformers; embedding models have it
 MAX_JSON = 32 * 1024 * 1024  # bytes
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+Tensor = TypeVar("Tensor")
 _SHARD_NAME = re.compile(r"[^/\\\0]{1,243}\.safetensors")  # at most 255 characters, as file systems allow
+_MODEL = "model."  # prefix of all tensor names of a causal language model, except those of the output head
+_HEAD = "lm_head."
 USE_SAFETENSORS = "use a model with safetensors weights"
+
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 _SAMPLING_RANGES: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
@@ -46,17 +54,28 @@ class ModelFiles:
     path: Path  # the folder; for GGUF: the file, or the first shard
     name: str
     config: ModelConfig
-    tensors: Mapping[str, StoredTensor]  # tensor name -> tensor, in all shards
+    tensors: Mapping[str, StoredTensor]  # tensor name -> tensor, in all shards; of a multimodal model: the text model's
     eos_ids: tuple[int, ...]  # from generation_config.json, otherwise from config.json
     generation: Mapping[str, float]  # sampling parameters recommended by the authors, with the names of Sampling
     gguf: tuple[Path, ...] = ()  # the GGUF file, or its shards in their order; empty for safetensors
     suppressed: tuple[int, ...] = ()  # tokens that an answer must not have, from the metadata of a GGUF file
     metadata: Mapping[str, Value] = field(default_factory=dict)  # of the GGUF file; empty for safetensors
+    headless: bool = False  # an embedding model without the weights of an output head: its logits mean nothing
+
+    @property
+    def used_tensors(self) -> dict[str, StoredTensor]:
+        """The tensors without those of layers after the last one, which predict several tokens at a time: no backend
+        loads them."""
+        return {name: tensor for name, tensor in self.tensors.items() if not self._is_extra(name)}
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all tensors as stored."""
-        return sum(tensor.num_bytes for tensor in self.tensors.values())
+        """Bytes of all used tensors as stored."""
+        return sum(tensor.num_bytes for tensor in self.used_tensors.values())
+
+    def _is_extra(self, name: str) -> bool:
+        layer = _LAYER.match(name)
+        return layer is not None and 0 < self.config.num_layers <= int(layer[1])
 
 
 def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
@@ -71,15 +90,22 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
         return _read_gguf(gguf, name)
     _check_folder(folder)
     config = parse_config(read_json(folder / "config.json"))
+    tensors = read_tensors(folder)
+    if config.multimodal:
+        tensors = text_tensors(tensors)
+    headless = _is_headless(folder, config, tensors)
+    if headless:
+        config = replace(config, tie_embeddings=True)
     generation = _read_generation(folder / "generation_config.json")
     eos_ids = generation.ids("eos_token_id", config.vocab_size or MAX_VOCAB)
     return ModelFiles(
         path=folder,
         name=name or folder.resolve().name,
         config=config,
-        tensors=MappingProxyType(read_tensors(folder)),
+        tensors=MappingProxyType(tensors),
         eos_ids=eos_ids or config.eos_ids,
         generation=MappingProxyType(_recommended(generation)),
+        headless=headless,
     )
 
 
@@ -137,22 +163,53 @@ def _recommended(fields: Fields) -> dict[str, float]:
 
 def read_json(file: Path) -> Mapping[str, Any]:
     """The JSON object in a file of at most MAX_JSON bytes. Raises ModelRefused with the file and the reason."""
+    values = _read_value(file)
+    if not isinstance(values, dict):
+        raise ModelRefused(f"{file.name} must contain a JSON object, not a {type(values).__name__}")
+    return values
+
+
+def read_json_list(file: Path) -> list[Any]:
+    """The JSON list in a file. Raises ModelRefused as read_json does."""
+    values = _read_value(file)
+    if not isinstance(values, list):
+        raise ModelRefused(f"{file.name} must contain a JSON list, not a {type(values).__name__}")
+    return values
+
+
+def _read_value(file: Path) -> Any:
     size = regular_size(file)
     if size > MAX_JSON:
         raise ModelRefused(f"{file.name} has {size} bytes; the limit is {MAX_JSON}")
     with refusing_unreadable(file):
         content = file.read_bytes()
     try:
-        values = jsontext.parse(content)
+        return jsontext.parse(content)
     except ValueError as error:
         raise ModelRefused(f"{file.name} is {error}") from error
-    if not isinstance(values, dict):
-        raise ModelRefused(f"{file.name} must contain a JSON object, not a {type(values).__name__}")
-    return values
 
 
 def read_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor in the safetensors files of a model folder. Raises ModelRefused."""
+    """Every tensor in the safetensors files of a model folder, with names_of_language_model. Raises ModelRefused."""
+    return names_of_language_model(_read_tensors(folder))
+
+
+def names_of_language_model(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with the names that a causal language model has. A model that was saved without its output head,
+    such as an embedding model, has names without the prefix `model.` in its files."""
+    has_prefix = "embed_tokens.weight" not in tensors or any(name.startswith(_MODEL) for name in tensors)
+    if has_prefix:
+        return tensors
+    return {name if name.startswith(_HEAD) else f"{_MODEL}{name}": tensor for name, tensor in tensors.items()}
+
+
+def _is_headless(folder: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> bool:
+    """True for an embedding model that has an output head of its own in config.json, but not in its weights."""
+    has_head = config.tie_embeddings or any(name.startswith(_HEAD) for name in tensors)
+    return not has_head and config.model_type in FAMILIES and (folder / MODULES).exists()
+
+
+def _read_tensors(folder: Path) -> dict[str, StoredTensor]:
     if (folder / SINGLE).exists():
         return dict(read_header(folder / SINGLE))
     if not (folder / INDEX).exists():

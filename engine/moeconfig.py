@@ -27,6 +27,9 @@ OPTIONAL = frozenset(
         "topk_group",
         "swiglu_alpha",
         "swiglu_limit",
+        "topk_method",
+        "scoring_func",
+        "moe_layer_freq",
     }
 )
 CLAMPED = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}  # the only supported values, which are those of the op
@@ -39,6 +42,8 @@ GROUPED = (
     "n_group",
     "topk_group",
 )
+DEEPSEEK = (*GROUPED, "topk_method", "scoring_func", "moe_layer_freq")
+UNGROUPED = "greedy"  # the value of topk_method that ignores the groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +70,16 @@ class MoeFamily:
 
     names: tuple[str, ...]  # names of the field with the number of experts; several must have the same value
     experts: int
-    top_k: int
+    top_k: int | None  # default of num_experts_per_tok; None: no default
     inner_name: str = "moe_intermediate_size"
     inner: int | None = None  # default of `inner_name`; None: no default
     score: Score = "softmax"
     renormalise: bool = False  # default of norm_topk_prob
+    can_renormalise: bool = True  # whether norm_topk_prob may be true
+    scale: float = 1.0  # default of routed_scaling_factor
+    groups: int | None = 1  # default of n_group; None: no default
+    top_groups: int | None = 1  # default of topk_group; None: no default
+    methods: tuple[str, ...] = ("",)  # values of topk_method, the default first
     shared_inner: int = 0  # default of shared_expert_intermediate_size; 0: the architecture does not have this field
     shared_experts: int = 0  # default of n_shared_experts; 0: the architecture does not have this field
     dense_layers: int = 0  # default of first_k_dense_replace
@@ -84,20 +94,16 @@ def parse_moe(fields: Fields, family: MoeFamily, num_layers: int) -> MoeConfig |
     top_k = fields.integer("num_experts_per_tok", 1, MAX_EXPERTS, family.top_k)
     if top_k > experts:
         raise fields.refuse("num_experts_per_tok", f"at most the number of experts ({experts})")
-    groups = fields.integer("n_group", 1, MAX_EXPERTS, 1)
-    if experts % groups:
-        raise fields.refuse("n_group", f"a divisor of the number of experts ({experts})")
-    if family.group_score == "top2" and groups > 1 and experts // groups < 2:
-        raise fields.refuse("n_group", f"at most half of the number of experts ({experts})")
-    top_groups = fields.integer("topk_group", 1, groups, 1)
-    if top_k > experts // groups * top_groups:
-        raise fields.refuse("topk_group", f"larger, because a token has {top_k} experts")
+    groups, top_groups = _groups(fields, family, experts, top_k)
+    _check_router(fields, family)
     for name, value in CLAMPED.items():
         if fields.number(name, 0.0, 1e6, value) != value:
             raise fields.refuse(name, f"{value:g}")
     shared = _shared_size(fields, family, inner)
-    renormalise = fields.flag("norm_topk_prob", family.renormalise)
-    scale = fields.number("routed_scaling_factor", 1e-6, 1e6, 1.0)
+    renormalise = fields.flag_or_null("norm_topk_prob", family.renormalise)
+    if renormalise and not family.can_renormalise:
+        raise fields.refuse("norm_topk_prob", "false (transformers ignores it for this architecture)")
+    scale = fields.number("routed_scaling_factor", 1e-6, 1e6, family.scale)
     if not any(layers):
         return None
     return MoeConfig(
@@ -113,6 +119,30 @@ def parse_moe(fields: Fields, family: MoeFamily, num_layers: int) -> MoeConfig |
         top_groups=top_groups,
         group_score=family.group_score,
     )
+
+
+def _groups(fields: Fields, family: MoeFamily, experts: int, top_k: int) -> tuple[int, int]:
+    """(number of groups, number of groups that a token may use)."""
+    if fields.choice("topk_method", family.methods, family.methods[0]) == UNGROUPED:
+        return 1, 1
+    groups = fields.integer("n_group", 1, MAX_EXPERTS, family.groups)
+    if experts % groups:
+        raise fields.refuse("n_group", f"a divisor of the number of experts ({experts})")
+    if family.group_score == "top2" and groups > 1 and experts // groups < 2:
+        raise fields.refuse("n_group", f"at most half of the number of experts ({experts})")
+    top_groups = fields.integer("topk_group", 1, groups, family.top_groups)
+    if top_groups > groups:
+        raise fields.refuse("topk_group", f"at most n_group ({groups})")
+    if top_k > experts // groups * top_groups:
+        raise fields.refuse("topk_group", f"larger, because a token has {top_k} experts")
+    return groups, top_groups
+
+
+def _check_router(fields: Fields, family: MoeFamily) -> None:
+    """Refuse routers that transformers does not compute, though files name them."""
+    fields.choice("scoring_func", (family.score,), family.score)
+    if fields.integer("moe_layer_freq", 1, MAX_EXPERTS, 1) != 1:
+        raise fields.refuse("moe_layer_freq", "1")
 
 
 def _experts(fields: Fields, family: MoeFamily) -> int:

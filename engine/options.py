@@ -16,6 +16,7 @@ CacheLayout = Literal["shared", "rows"]
 # as breakable, and the prefill segments are compiled. off: no steps. auto: the device's default.
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
 Compiler = Literal["inductor", "eager"]
+Queues = Literal["one", "measured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class LoadOptions:
     threads: int | None = None  # number of CPU threads; None: the number of physical cores
     gpu_layers: int | None = None  # number of layers that llama.cpp computes on GPUs; None: as many as fit
     reference_ops: tuple[str, ...] = ()  # names of ops or op families, or "all", that the references compute
+    # Queues of captured steps. measured: a second queue computes shared experts where it gains time.
+    queues: Queues = "one"
     adapter_slots: int = 8  # maximum number of adapters in one step
     adapter_rank: int = 16  # maximum rank of an adapter
     lora_backend: str = "auto"  # implementation of LoRA products; the device lists those that it supports

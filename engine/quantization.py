@@ -21,7 +21,8 @@ class Quantization:
     """The weight format of a checkpoint. The stored tensors show which projections are quantised."""
 
     method: Method
-    format: Literal["int4", "int8", "fp8", "mxfp4", "foreign"]  # foreign: only the library that wrote it can read it
+    # foreign: only the library that wrote the files can read them.
+    format: Literal["int4", "int8", "fp8", "mxfp4", "nvfp4", "foreign"]
     group: int = 0  # inputs per scale; 0: one scale per output
     block: int = 0  # outputs per scale of a block; 0: one scale per output or per tensor
     symmetric: bool = True  # True: the format has no zero points
@@ -159,7 +160,7 @@ def _compressed_format(table: Fields, scheme: Fields) -> str:
         integers = scheme.table("weights").text("type", "int") == "int"
         return "int-quantized" if integers else "float-quantized"
     if name not in _COMPRESSED_READERS:
-        raise table.refuse("format", "pack-quantized, int-quantized or float-quantized")
+        raise table.refuse("format", ", ".join(_COMPRESSED_READERS))
     return name
 
 
@@ -206,6 +207,24 @@ def _float8(scheme: Fields) -> Quantization:
     return Quantization("compressed-tensors", "fp8", group=inputs, block=outputs)
 
 
+def _float4(name: Literal["mxfp4", "nvfp4"], group: int, strategy: str) -> Callable[[Fields], Quantization]:
+    """The reader of a format of floats of 4 bits, with a scale for `group` inputs. Activations are not quantised,
+    although the files may describe it."""
+
+    def read(scheme: Fields) -> Quantization:
+        weights = scheme.table("weights")
+        _require_bits(weights, "num_bits", 4)
+        weights.choice("type", ("float",), "float")
+        weights.choice("strategy", (strategy,), strategy)
+        if weights.integer("group_size", 1, 2**20, group) != group:
+            raise weights.refuse("group_size", f"{group} ({name})")
+        if not weights.flag("symmetric", True):
+            raise weights.refuse("symmetric", f"true ({name} has no zero points)")
+        return Quantization("compressed-tensors", name, group)
+
+    return read
+
+
 def _require_bits(table: Fields, key: str, bits: int, default: int | None = None) -> None:
     if table.integer(key, 0, 64, default) != bits:
         raise table.refuse(key, f"{bits} (other bit widths are not supported)")
@@ -231,5 +250,11 @@ _READERS: Mapping[str, Callable[[Fields], Quantization]] = MappingProxyType(
     {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "mxfp4": _mxfp4}
 )
 _COMPRESSED_READERS: Mapping[str, Callable[[Fields], Quantization]] = MappingProxyType(
-    {"pack-quantized": _packed_int4, "int-quantized": _int8, "float-quantized": _float8}
+    {
+        "pack-quantized": _packed_int4,
+        "int-quantized": _int8,
+        "float-quantized": _float8,
+        "nvfp4-pack-quantized": _float4("nvfp4", 16, "tensor_group"),
+        "mxfp4-pack-quantized": _float4("mxfp4", SINGLE_GROUP, "group"),
+    }
 )

@@ -1,4 +1,4 @@
-"""A request, its progress, and the tokens that one step adds to it."""
+"""A request, its progress, and the tokens or the hidden state that one step adds to it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from .ranges import RANGES, check_range
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from .grammar import Grammar
     from .history import TokenHistory
     from .kv import Lease
@@ -67,21 +70,28 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A prompt and the parameters of its answer. Progress is in Sequence."""
+    """A prompt and the parameters of its answer. Progress is in Sequence.
+
+    The answer is tokens, or with `wants_hidden` the hidden state of the last token of the prompt.
+    """
 
     id: str
     prompt: tuple[int, ...]
-    max_tokens: int  # maximum number of tokens to generate, at least 1
+    max_tokens: int  # maximum number of tokens to generate: at least 1, or 0 for a hidden state
     sampling: Sampling = Sampling()
     stop_ids: frozenset[int] = frozenset()  # end-of-sequence ids and stop token ids; empty for ignore_eos
     adapter: Adapter | None = None
     grammar: Grammar | None = None  # a fresh matcher for this request alone
     adapter_scale: float = 1.0  # factor that multiplies the adapter's contribution
+    wants_hidden: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt:
             raise ValueError("the prompt is empty: at least one token is needed")
-        check_range("max_tokens", self.max_tokens)
+        if not self.wants_hidden:
+            check_range("max_tokens", self.max_tokens)
+        elif self.max_tokens or self.grammar is not None:
+            raise ValueError("a request for a hidden state draws no tokens: max_tokens must be 0, without a grammar")
         check_range("adapter_scale", self.adapter_scale)
         if self.adapter is None and self.adapter_scale != 1.0:
             raise ValueError("adapter_scale needs an adapter")
@@ -106,9 +116,9 @@ class Sequence:
     request: Request
     _: KW_ONLY
     tokens: list[int] = field(init=False)
-    limit: int = field(init=False)  # number of tokens at which the sequence ends
+    limit: int = field(init=False)  # number of tokens at which the sequence ends; a hidden state counts as a token
     computed: int = 0
-    unknown: int = 0  # number of tokens that a running step draws: 0 or 1
+    unknown: int = 0  # number of tokens or hidden states that a running step returns: 0 or 1
     drafting: bool = False  # whether the running step has drafts of this sequence
     last_row: int = -1  # index of this sequence's row in the step that draws the unknown token
     adapter_slot: int = 0  # 0 is the base model
@@ -121,7 +131,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
-        self.limit = len(self.tokens) + self.request.max_tokens
+        self.limit = len(self.tokens) + max(self.request.max_tokens, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,7 @@ class TokenLogprobs:
 
 
 class Delta(NamedTuple):  # a NamedTuple, because it is quick to create
-    """The tokens that one step adds to one request."""
+    """The tokens, or the hidden state, that one step adds to one request."""
 
     request_id: str
     tokens: tuple[int, ...]  # a stop id, if one was drawn, is included as the request's last token
@@ -142,3 +152,4 @@ class Delta(NamedTuple):  # a NamedTuple, because it is quick to create
     finish: Finish | None = None  # set on the request's last delta, and on no other
     cached: int = 0  # prompt tokens served from the prefix cache (set on every delta)
     error: str = ""  # the reason if `finish` is "failed" or "no_memory"
+    hidden: NDArray[np.float32] | None = None  # [hidden size] the normalised last hidden state, if the request wants it

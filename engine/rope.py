@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .modelconfig import Rope
+from .ropeconfig import Rope
 
 Array = Any  # an array of numpy or a tensor of torch
 

@@ -37,7 +37,7 @@ class Row:
     start: int
     end: int
     carry: int  # row of the previous step that draws this row's last token; -1: the host has all tokens
-    wants_token: bool
+    has_answer: bool  # whether the row returns a token or a hidden state, as its request wants
     drafts: tuple[int, ...] = ()  # the proposed tokens at positions end…, which the step verifies
     masks: tuple[NDArray[np.uint32], ...] = ()  # the allowed tokens of each token that the row draws; empty: all
 
@@ -47,7 +47,7 @@ class BatchBuilder:
     array."""
 
     def __init__(self) -> None:
-        self._drawing: list[Sequence | None] = []  # the sequence of each row; None: the row draws no token
+        self._answering: list[Sequence | None] = []  # the sequence of each row; None: the row returns nothing
         self._draft_counts = NO_DRAFTS  # number of drafts of each row
         self._answers = _Answers([], [])
         self._leases: list[Lease] = []  # the lease of each row
@@ -103,11 +103,11 @@ class BatchBuilder:
         )
 
     def _update_answers(self, rows: list[Row], draft_counts: list[int]) -> None:
-        drawing = [row.sequence if row.wants_token else None for row in rows]
-        if drawing != self._drawing or draft_counts != self._draft_counts:
-            self._drawing = drawing
+        answering = [row.sequence if row.has_answer else None for row in rows]
+        if answering != self._answering or draft_counts != self._draft_counts:
+            self._answering = answering
             self._draft_counts = draft_counts
-            self._answers = _Answers(drawing, draft_counts)
+            self._answers = _Answers(answering, draft_counts)
 
     def _update_leases(self, rows: list[Row]) -> None:
         leases = [row.lease for row in rows]
@@ -142,7 +142,7 @@ def _page_table(leases: list[Lease], group: int, stale: Iterable[int], before: I
 
 
 class _Answer(NamedTuple):
-    """A token that a step draws. A row with drafts draws several."""
+    """A token or a hidden state that a step returns. A row with drafts draws several tokens."""
 
     row: int
     sequence: Sequence
@@ -150,15 +150,15 @@ class _Answer(NamedTuple):
 
 
 class _Answers:
-    """Arrays with one element for each token that a step draws. They stay valid while the same sequences draw tokens,
-    with the same draft counts."""
+    """Arrays with one element for each answer of a step. They stay valid while the same sequences have answers, with
+    the same draft counts."""
 
-    def __init__(self, drawing: list[Sequence | None], draft_counts: list[int]) -> None:
-        """`drawing`: the sequence of each row; None: the row draws no token. `draft_counts`: the number of drafts of
+    def __init__(self, answering: list[Sequence | None], draft_counts: list[int]) -> None:
+        """`answering`: the sequence of each row; None: the row returns nothing. `draft_counts`: the number of drafts of
         each row; empty: no row has drafts."""
-        drafts = draft_counts or [0] * len(drawing)
+        drafts = draft_counts or [0] * len(answering)
         answers: list[_Answer] = []
-        for row, sequence in enumerate(drawing):
+        for row, sequence in enumerate(answering):
             if sequence is not None:
                 answers += [_Answer(row, sequence, offset) for offset in range(1 + drafts[row])]
         self._histories: list[tuple[int, int, int, TokenHistory]] = []  # _Answer's index, row, offset, history
@@ -167,14 +167,15 @@ class _Answers:
                 self._histories.append((index, row, offset, sequence.history))
         self._rows = _column(answers, "row", np.intp)
         self._offsets = _column(answers, "offset", np.int32)
-        self._one_each = self._rows.tolist() == list(range(len(drawing)))
+        self._one_each = self._rows.tolist() == list(range(len(answering)))
         self._parameters = _parameters([answer.sequence.request.sampling for answer in answers])
         self.drafts: Ints = np.array(drafts, np.int32)
-        self.wants = np.full(len(drawing), Want.NOTHING, np.uint8)
-        self.wants[self._rows] = Want.TOKEN
+        self.wants = np.full(len(answering), Want.NOTHING, np.uint8)
+        wants_hidden = _column(answers, "sequence.request.wants_hidden", np.bool_)
+        self.wants[self._rows] = np.where(wants_hidden, Want.HIDDEN, Want.TOKEN)
 
     def sampling(self, ends: Ints, rows: list[Row]) -> AnswerSampling:
-        """The sampling parameters of all drawn tokens. `ends` [rows]: position of each row's first drawn token."""
+        """The sampling parameters of all answers. `ends` [rows]: position of each row's first drawn token."""
         draw = ends if self._one_each else ends[self._rows] + self._offsets
         if not self._histories:
             return replace(self._parameters, draw=draw)
@@ -227,7 +228,7 @@ def _masks(rows: list[Row]) -> tuple[Ints, NDArray[np.uint32]]:
     for row in rows:
         masked += range(answers, answers + len(row.masks))
         masks += row.masks
-        answers += row.wants_token + len(row.drafts)
+        answers += row.has_answer + len(row.drafts)
     if not masked:
         return NO_INTS, NO_MASKS
     return np.array(masked, np.int32), np.stack(masks)

@@ -50,6 +50,7 @@ class RunnerSpec:
     num_adapters: int = 0  # adapter slots besides the base model's slot 0
     adapters_per_step: int = 0
     slots_hint: str = ""  # the way to get adapter slots, if there are none
+    hidden_size: int = 0  # numbers in a hidden state; 0: the runner returns none (Want.HIDDEN)
     overlap: bool = False  # whether a step may start before the host has the previous step's tokens (Batch.carry)
     graph_rows: tuple[int, ...] = ()  # sizes of the captured decode steps in rows, ascending
     graph_tokens: tuple[int, ...] = ()  # sizes of the captured prefill and mixed steps in tokens, ascending
@@ -197,6 +198,6 @@ class Backend(Protocol):
         ...
 
 
-def page_bytes(page_size: int, kv_heads: int, head_dim: int, layers: int, itemsize: int) -> int:
-    """Bytes of one page: its keys and values in all layers."""
-    return 2 * page_size * kv_heads * head_dim * layers * itemsize
+def page_bytes(page_size: int, kv_heads: int, head_dim: int, layers: int, itemsize: int, parts: int = 2) -> int:
+    """Bytes of one page in all layers. Its parts are keys and values; a latent cache has one part."""
+    return parts * page_size * kv_heads * head_dim * layers * itemsize

@@ -2,7 +2,7 @@
 
     missing positions of a sequence = len(tokens) + unknown - computed
     tokens of its row in a step     = min(missing positions, tokens left of max_tokens)
-    a row draws a token if it computes all missing positions
+    a row draws a token, or returns a hidden state, if it computes all missing positions
 
 Running sequences come first, oldest first. Waiting sequences follow in order of arrival. If the first of them does not
 fit, all wait, so none starves. A sequence that waits for its adapter lets a limited number of later ones start before
@@ -114,6 +114,8 @@ class Scheduler:
             raise CacheOverflow(needed, self._spec.max_length)
         self._refuse_unknown_tokens("prompt", request.prompt)
         self._refuse_unknown_tokens("logit_bias", [token for token, _ in request.sampling.logit_bias])
+        if request.wants_hidden and not self._spec.hidden_size:
+            raise RequestRefused("this backend returns no hidden states of this model")
         if request.adapter is not None:
             self._refuse_unusable(request.adapter)
 
@@ -180,7 +182,7 @@ class Scheduler:
         start = sequence.computed
         length = len(sequence.tokens) + sequence.unknown
         if length >= sequence.limit:
-            return 0  # the running step draws the sequence's last token
+            return 0  # the running step draws the sequence's last token, or returns its hidden state
         carry = -1
         if sequence.unknown:
             if self._waits_for_token(sequence):
@@ -338,7 +340,7 @@ class Scheduler:
         """Record that the step is launched. From now on later steps may read the positions that it writes."""
         for index, row in enumerate(rows):
             sequence = row.sequence
-            if row.wants_token:
+            if row.has_answer:
                 sequence.unknown += 1
                 sequence.last_row = index
                 sequence.drafting = bool(row.drafts)
@@ -355,7 +357,11 @@ class Scheduler:
         step = self._launched.popleft()
         self._release_adapters(step)
         for row, start, end in zip(step.rows, starts[:-1], starts[1:], strict=True):
-            if row.wants_token and row.sequence.finish is None:
+            if not row.has_answer or row.sequence.finish is not None:
+                continue
+            if row.sequence.request.wants_hidden:
+                deltas.append(self._finish_with_hidden(row.sequence, start, result))
+            else:
                 deltas.append(self._append_tokens(row, tokens[start:end], start, result))
         self._stats.tokens_out += sum([len(delta.tokens) for delta in deltas])
         self._stats.late_compiles += result.late_compiles
@@ -400,6 +406,15 @@ class Scheduler:
         listed = request.sampling.logprobs
         logprobs = () if listed is None else _logprobs(result, answer, tokens, listed)
         return Delta(request.id, tuple(tokens), logprobs, finish, sequence.cached, error)
+
+    def _finish_with_hidden(self, sequence: Sequence, answer: int, result: StepResult) -> Delta:
+        """End a sequence with its hidden state, which has the index `answer` in `result`."""
+        if result.hidden is None:
+            raise EngineError("the backend returned no hidden states, although a request wants one")
+        sequence.unknown -= 1
+        self._remove(sequence, "stop")
+        hidden = result.hidden[answer].copy()  # the delta must not keep the array of the whole step
+        return Delta(sequence.request.id, (), (), "stop", sequence.cached, hidden=hidden)
 
     def _accept_drafts(self, row: Row, tokens: list[int]) -> None:
         """Count the positions of accepted drafts as computed. Raises EngineError if the drawn tokens contradict the

@@ -1,0 +1,88 @@
+"""The fields of config.json that give the kind of each layer: full or sliding attention, with or without a rope."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+from .families import Family
+from .fields import Fields
+
+LayerKind = Literal["full", "sliding"]
+FULL: LayerKind = "full"
+SLIDING: LayerKind = "sliding"
+LAYER_KINDS: Mapping[str, LayerKind] = MappingProxyType({"full_attention": FULL, "sliding_attention": SLIDING})
+KIND_NAMES = ", ".join(LAYER_KINDS)
+
+
+def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, ...], int]:
+    """(kind of each layer, window). The window is 0 if no layer is sliding."""
+    layers = fields.integer("num_hidden_layers", 1, 2**10)
+    window = _window(fields, family)
+    kinds = _default_kinds(fields, family, layers, window)
+    if "layer_types" in fields:
+        listed = _listed_kinds(fields, layers)
+        if listed != kinds and not family.layer_types:
+            raise fields.refuse("layer_types", f"{kinds[0]}_attention for every layer (this architecture has one kind)")
+        kinds = listed
+    if "sliding" not in kinds:
+        return kinds, 0
+    if window:
+        return kinds, window
+    if "sliding_window" in fields:
+        raise fields.refuse("use_sliding_window", "true, because there are sliding layers")
+    raise fields.refuse("sliding_window", "an integer, because there are sliding layers")
+
+
+def _window(fields: Fields, family: Family) -> int:
+    default = 0 if fields.null("sliding_window") else family.window
+    # transformers 5 writes 0 for Qwen 2 with experts and without a window.
+    window = fields.integer("sliding_window", 0 if family.alternating else 1, 2**27, default)
+    return window if fields.flag("use_sliding_window", family.windowed) else 0
+
+
+def _default_kinds(fields: Fields, family: Family, layers: int, window: int) -> tuple[LayerKind, ...]:
+    """The kinds of the layers if config.json has no layer_types field."""
+    if family.pattern:
+        pattern = fields.integer("sliding_window_pattern", 1, layers + 6, 6)
+        period = (SLIDING,) * (pattern - 1) + (FULL,)
+        return tuple(period[layer % pattern] for layer in range(layers))
+    if family.alternating:
+        return _alternating_kinds(fields, family, layers)
+    if family.no_rope_interval:
+        return tuple(
+            FULL if has_rope or not window else SLIDING for has_rope in parse_rope_layers(fields, family, layers)
+        )
+    first_sliding = layers
+    if window:
+        first_sliding = min(layers, fields.integer("max_window_layers", 0, 2**10, family.window_layers))
+    return (FULL,) * first_sliding + (SLIDING,) * (layers - first_sliding)
+
+
+def _alternating_kinds(fields: Fields, family: Family, layers: int) -> tuple[LayerKind, ...]:
+    """Every second layer is sliding, from the first one on, up to the layer max_window_layers."""
+    end = 0
+    if fields.flag("use_sliding_window", family.windowed):
+        end = fields.integer("max_window_layers", 0, 2**10, family.window_layers or layers)
+    return tuple(SLIDING if index % 2 == 0 and index < end else FULL for index in range(layers))
+
+
+def _listed_kinds(fields: Fields, layers: int) -> tuple[LayerKind, ...]:
+    names = fields.texts("layer_types")
+    if len(names) != layers or not set(names) <= LAYER_KINDS.keys():
+        raise fields.refuse("layer_types", f"a list of {layers} names, each one of {KIND_NAMES}")
+    return tuple(LAYER_KINDS[name] for name in names)
+
+
+def parse_rope_layers(fields: Fields, family: Family, layers: int) -> tuple[bool, ...]:
+    """Whether each layer has a rope; empty if the architecture has a rope in all layers."""
+    if not family.no_rope_interval:
+        return ()
+    if "no_rope_layers" in fields:
+        flags = fields.get("no_rope_layers")
+        if not isinstance(flags, list) or len(flags) < layers or not {*map(repr, flags)} <= {"0", "1"}:
+            raise fields.refuse("no_rope_layers", f"a list of {layers} numbers, 1 for a layer with a rope, else 0")
+        return tuple(flag == 1 for flag in flags[:layers])
+    interval = fields.integer("no_rope_layer_interval", 1, 2**10, family.no_rope_interval)
+    return tuple((index + 1) % interval != 0 for index in range(layers))
