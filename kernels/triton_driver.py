@@ -1,9 +1,9 @@
 """A driver of Triton for NVIDIA GPUs that needs no C compiler: it calls NVIDIA's driver with ctypes.
 
 Triton's driver compiles C code with the headers of Python at run time. The class here has the same interface, so Triton
-loads and launches kernels through it. A launch takes some microseconds more of the host. It supports what the kernels
-of this package use: no clusters, no cooperative launches, no tensor descriptors. triton_problem.py names the versions
-of Triton that have this interface.
+loads and launches kernels through it. A launch takes some microseconds more of the host. It has no clusters, no
+cooperative launches, no tensor descriptors and no kernels that overlap: target.py chooses kernels without them.
+triton_problem.py names the versions of Triton that have this interface.
 """
 
 from __future__ import annotations
@@ -126,6 +126,8 @@ class _Launcher:
 
 class CompilerFreeDriver(CudaDriver):  # type: ignore[misc]  # Triton has no types
     """Triton's driver with the launcher of this file."""
+
+    plain_launches = True  # target.py: kernels neither overlap nor receive tensor descriptors
 
     def __init__(self) -> None:
         self.utils = _Utils()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ops.linear import Fp8, Int4, Int8
+from ..ops.linear import Fp8, Int4, Int8, Mxfp4
 from .cpu_peaks import beyond_caches
 from .work import MAX_SETS, Work
 
@@ -25,6 +25,7 @@ OPS: Mapping[str, tuple[str, float, Sequence[str], Sequence[str]]] = {
     "int4": ("int4", 0.5 + 3 / GROUP, ("int8", "tile_int8"), ("int8", "tile_int8")),
     "int4_wide": ("int4_wide", 0.5 + 3 / GROUP, ("f32",), ("f32", "bf16", "tile_bf16")),
     "fp8": ("fp8", 1.0, ("f32",), ("f32", "bf16", "tile_bf16")),
+    "mxfp4": ("mxfp4", 0.5 + 1 / 32, ("f32",), ("f32", "bf16", "tile_bf16")),
 }
 
 
@@ -84,6 +85,9 @@ def random_weight(fmt: str, in_features: int, out_features: int) -> Any:
             torch.rand(out_features, 1) / in_features,
             in_features,
         )
+    if fmt == "mxfp4":
+        exponent = torch.randint(110, 116, (out_features, in_features // 32), dtype=torch.uint8)
+        return Mxfp4(_bytes(out_features, in_features // 2), exponent)
     groups = -(-in_features // GROUP)
     zero = torch.randint(0, 17, (out_features, groups), dtype=torch.uint8)
     return Int4(

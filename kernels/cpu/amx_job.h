@@ -58,7 +58,7 @@ class Job {
           else
             block_product<Source, 1>(plan, a, b, first, steps, row_scales(block), scales, block_sums, stage, prefetch);
           if (!last) continue;
-          if (plan.groups > 1 || args.format == Format::bf16)
+          if (plan.groups > 1 || args.format == Format::bf16 || args.format == Format::mxfp4)
             finish<Product::bf16>(args, block, panel, block_sums, nullptr, nullptr);
           else finish<Source::product>(args, block, panel, block_sums, row_scales(block), scales);
         }

@@ -1,8 +1,9 @@
-// Access to the weights of each format in a panel (layout.h). bf16 and int8 panels already have the tile layout; int4
-// and fp8 weights are expanded to tiles in the `expanded_tiles` buffer, some steps at a time.
+// Access to the weights of each format in a panel (layout.h). bf16 and int8 panels already have the tile layout; int4,
+// fp8 and MXFP4 weights are expanded to tiles in the `expanded_tiles` buffer, some steps at a time.
 #pragma once
 
 #include "amx_plan.h"
+#include "mxfp4_weights.h"
 
 namespace localllm::VARIANT {
 namespace {  // so that member functions that are not inlined have internal linkage
@@ -120,6 +121,40 @@ struct Fp8Weights : Weights {  // e4m3 values are exact in bf16; scales() correc
     uint16_t halves[PANEL];
     for (int i = 0; i < PANEL; i++) halves[i] = (uint16_t)((from[i] & 0x80) << 8 | (from[i] & 0x7f) << 7);
     for (int i = 0; i < PANEL; i += WIDTH) store(to + i, load((const f16*)halves + i));
+  }
+};
+
+// Tiles have the exact values: e2m1 numbers times a power of two are bf16. A step is one group of inputs.
+struct Mxfp4Weights : Weights {
+  static constexpr Product product = Product::bf16;
+  static constexpr bool expanded = true;
+
+  const uint8_t* step_data(const uint8_t* panel, int64_t step) const { return panel + step * MXFP4_BLOCK_BYTES; }
+  const uint8_t* tiles(const uint8_t* panel, int64_t step, int64_t count, uint8_t* expanded_tiles) const {
+    uint8_t* to = expanded_tiles;
+    for (int64_t end = step + count; step < end; step++, to += 2048) expand(step_data(panel, step), to);
+    return expanded_tiles;
+  }
+  void scales(const uint8_t*, int64_t, float*) const {}
+
+ private:
+  static void expand(const uint8_t* block, uint8_t* to) {
+    for (int half = 0; half < 2; half++) {
+      for (int j = 0; j < 16; j += WIDTH) {
+        F32 scale = e8m0(block + half * 16 + j);
+        for (int k = 0; k < 32; k += 2) {  // two inputs share a word of a tile
+          I32 bytes = load_words(block + PANEL + k / 4 * 64 + j * 4) >> (k % 4 * 8 + half * 4);
+          float even[WIDTH], odd[WIDTH];
+          store(even, e2m1(bytes) * scale);
+          store(odd, e2m1(bytes >> 8) * scale);
+          uint32_t words[2][WIDTH];
+          memcpy(words[0], even, sizeof even);
+          memcpy(words[1], odd, sizeof odd);
+          for (int i = 0; i < WIDTH; i++) words[0][i] = words[0][i] >> 16 | (words[1][i] & 0xffff0000u);
+          memcpy(to + k / 2 * 128 + half * 64 + j * 4, words[0], sizeof words[0]);
+        }
+      }
+    }
   }
 };
 

@@ -111,11 +111,13 @@ void attention(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
 
 void pack(Tensor packed, Tensor data, Optional scales, Optional zeros, int64_t kind, int64_t group) {
   static const ScalarType types[] = {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half,
-                                     ScalarType::Char, ScalarType::Byte, ScalarType::Float8_e4m3fn};
+                                     ScalarType::Char, ScalarType::Byte, ScalarType::Float8_e4m3fn, ScalarType::Byte};
+  static const ScalarType scale_types[] = {ScalarType::Float, ScalarType::Float, ScalarType::Float, ScalarType::Float,
+                                           ScalarType::Half, ScalarType::Float, ScalarType::Byte};
   Argument to("pack", "packed", packed), from("pack", "data", data);
-  Format format = (Format)check_range("pack", "format", kind, 0, 5);
+  Format format = (Format)check_range("pack", "format", kind, 0, FORMATS - 1);
   from.shaped({ANY, ANY}).of(types[kind]).dense();
-  int64_t out_features = from.size(0), in_features = format == Format::int4 ? 2 * from.size(1) : from.size(1);
+  int64_t out_features = from.size(0), in_features = from.size(1) * (format == Format::int4 || format == Format::mxfp4 ? 2 : 1);
   PackArgs args{};
   args.packed = to.data();
   args.data = from.data();
@@ -134,7 +136,7 @@ void pack(Tensor packed, Tensor data, Optional scales, Optional zeros, int64_t k
     Argument argument("pack", "scales", *scales);
     if (format == Format::int8) argument.shaped({out_features});
     else argument.shaped({out_features, groups});
-    args.scales = argument.of(format == Format::int4 ? ScalarType::Half : ScalarType::Float).dense().data();
+    args.scales = argument.of(scale_types[kind]).dense().data();
   }
   if (zeros) {
     Argument argument("pack", "zeros", *zeros);
@@ -146,7 +148,7 @@ void pack(Tensor packed, Tensor data, Optional scales, Optional zeros, int64_t k
 void linear(Tensor out, Tensor x, Tensor packed, Optional bias, int64_t kind, int64_t in_features, int64_t group,
             bool wide) {
   Argument to("linear", "out", out), from("linear", "x", x), weight("linear", "packed", packed);
-  Format format = (Format)check_range("linear", "format", kind, 0, 5);
+  Format format = (Format)check_range("linear", "format", kind, 0, FORMATS - 1);
   from.shaped({ANY, check_range("linear", "in_features", in_features, 0, INT32_MAX)}).dense_rows();
   to.shaped({from.size(0), ANY}).written_rows();
   LinearArgs args{};
@@ -320,7 +322,7 @@ int64_t share_from(int64_t bytes) {
 }
 
 int64_t packed_bytes(int64_t format, int64_t out_features, int64_t in_features, int64_t group) {
-  Format weight_format = (Format)check_range("packed_bytes", "format", format, 0, 5);
+  Format weight_format = (Format)check_range("packed_bytes", "format", format, 0, FORMATS - 1);
   check_range("packed_bytes", "out_features", out_features, 0, INT32_MAX);
   check_range("packed_bytes", "in_features", in_features, 0, INT32_MAX);
   return localllm::packed_bytes(weight_format, out_features, in_features,

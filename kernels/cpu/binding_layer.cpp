@@ -38,7 +38,7 @@ LinearArgs product(const std::vector<Tensor>& weights, const std::vector<Tensor>
                    const std::vector<int64_t>& formats, const std::vector<int64_t>& groups, size_t index, bool wide,
                    Type type, int64_t rows, int64_t out_features, int64_t in_features) {
   LinearArgs args{};
-  args.format = (Format)check_range(OP, "a format", formats[index], 0, 5);
+  args.format = (Format)check_range(OP, "a format", formats[index], 0, FORMATS - 1);
   args.wide = wide && args.format == Format::int4;
   args.group = check_group(OP, args.format, in_features, groups[index]);
   Argument packed(OP, "one of weights", item(weights, index, "weights", formats.size()));

@@ -98,7 +98,7 @@ void experts(Tensor out, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up
   args.inner = check_range(op, "inner", inner, 1, INT32_MAX / 2);
   if (args.inner % PANEL || args.hidden % PANEL)
     refuse(op, ": hidden ", args.hidden, " and inner ", inner, ", multiples of ", PANEL, " expected");
-  args.format = (Format)check_range(op, "format", format, 0, 5);
+  args.format = (Format)check_range(op, "format", format, 0, FORMATS - 1);
   args.wide = wide;
   if (wide && args.format != Format::int4) refuse(op, ": wide is for int4 only");
   args.gate = (ExpertGate)check_range(op, "gate", gate, 0, 3);

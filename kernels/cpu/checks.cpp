@@ -97,6 +97,9 @@ int64_t attention_rows(const Op& op, AttentionArgs& args, int64_t pages, const T
 }
 
 int64_t check_group(const char* op, Format format, int64_t in_features, int64_t group) {
+  if (format == Format::mxfp4 && (group != 32 || in_features % 32))
+    refuse(op, ": group is ", group, " and there are ", in_features, " inputs; mxfp4 needs groups of 32 inputs");
+  if (format == Format::mxfp4) return group;
   if (format != Format::int4 && format != Format::fp8) return 0;
   bool one_group = format == Format::fp8 && group == in_features;
   if (group < 1 || (group % 32 != 0 && !one_group))
@@ -106,7 +109,7 @@ int64_t check_group(const char* op, Format format, int64_t in_features, int64_t 
 
 void check_packed(const char* op, Argument& packed, Format format, int64_t out_features, int64_t in_features,
                   int64_t group) {
-  static const char* names[] = {"float32", "bfloat16", "float16", "int8", "int4", "fp8"};
+  static const char* names[] = {"float32", "bfloat16", "float16", "int8", "int4", "fp8", "mxfp4"};
   int64_t bytes = packed_bytes(format, out_features, in_features, group);
   packed.of(ScalarType::Byte).dense();
   if (packed.count() != bytes)

@@ -32,7 +32,7 @@ int64_t attention_rows(const Op& op, AttentionArgs& args, int64_t pages, const T
                        const Tensor& context_lens, const Tensor& page_table, const std::optional<Tensor>& sinks,
                        double scale, int64_t window, double soft_cap);
 
-// Checks the group size (inputs) of int4 and fp8 weights and returns it. Returns 0 for other formats.
+// Checks the group size (inputs) of int4, fp8 and mxfp4 weights and returns it. Returns 0 for other formats.
 int64_t check_group(const char* op, Format format, int64_t in_features, int64_t group);
 
 // Checks that `packed` is uint8, dense, and has the size of a packed weight of this format and shape.

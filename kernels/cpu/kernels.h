@@ -173,7 +173,7 @@ struct PackArgs {  // converts a weight [out_features, in_features] to the packe
   // f32, bf16, f16, int8 or e4m3 [out_features, in_features]. int4: bytes [out_features, ceil(in_features / 2)], even
   // inputs in the low nibble.
   const void* data;
-  const void* scales;    // int8: float [out_features]; int4: half, fp8: float [out_features, groups]
+  const void* scales;    // int8: float [out_features]; int4: half, fp8: float, mxfp4: uint8 [out_features, groups]
   const uint8_t* zeros;  // int4: zero points [out_features, groups]
   Format format;
   int64_t out_features, in_features, group;

@@ -114,7 +114,7 @@ def decoder(ops: Ops, layer: Any, x: Tensor, stream: Tensor, step: LayerStep) ->
         return reference.decoder(ops, layer, x, stream, step)
     plain = layer.layer
     adapters = _adapters(layer, x, step)
-    if adapters is None:
+    if adapters is None or step.query_factors is not None:
         return reference.decoder(ops, plain, x, stream, step)
     rotation = step.rotations[plain.rotation_index]
     pages = step.cache.layers[plain.cache_index]

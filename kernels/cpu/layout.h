@@ -15,6 +15,8 @@
 //               0..15 in the low nibble, 16..31 in the high nibble. Value = (nibble - zero) * scale.
 //   fp8         per block of `group` inputs (e4m3fn; a multiple of 32, or all inputs, padded to a multiple of 32):
 //               float scales[32], then bytes [group/2][32][2]                 (k/2, j, k%2)
+//   mxfp4       per group of 32 inputs (K is a multiple of 32):
+//               uint8 exponents[32] (e8m0), then bytes [8][64] of e2m1 numbers, in the order of int4
 #pragma once
 
 #include <cstddef>
@@ -22,7 +24,9 @@
 
 namespace localllm {
 
-enum class Format : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, int4 = 4, fp8 = 5 };
+enum class Format : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, int4 = 4, fp8 = 5, mxfp4 = 6 };
+
+constexpr int FORMATS = 7;
 
 constexpr int64_t PANEL = 32;
 
@@ -37,6 +41,7 @@ static constexpr int64_t padded_in_features(Format format, int64_t in_features, 
     case Format::int8: return round_up(in_features, 64);
     case Format::int4: return round_up(in_features, group);
     case Format::fp8: return round_up(round_up(in_features, group), 32);
+    case Format::mxfp4: return in_features;
   }
   return 0;
 }
@@ -50,6 +55,7 @@ static constexpr int64_t panel_bytes(Format format, int64_t in_features, int64_t
     case Format::int8: return depth * PANEL + PANEL * 8;
     case Format::int4: return depth / group * (PANEL * 3 + group * PANEL / 2);
     case Format::fp8: return depth / round_up(group, 32) * PANEL * 4 + depth * PANEL;
+    case Format::mxfp4: return depth / 32 * PANEL + depth * PANEL / 2;
   }
   return 0;
 }

@@ -12,6 +12,7 @@ void linear(const LinearArgs& args, const Worker& worker) {
     case Format::int8: return linear_int8(args, worker);
     case Format::int4: return linear_int4(args, worker);
     case Format::fp8: return linear_fp8(args, worker);
+    case Format::mxfp4: return linear_mxfp4(args, worker);
   }
 }
 
@@ -23,6 +24,7 @@ size_t linear_shared(const LinearArgs& args, int workers) {
     case Format::int8: return linear_int8_shared(args, workers);
     case Format::int4: return linear_int4_shared(args, workers);
     case Format::fp8: return linear_fp8_shared(args, workers);
+    case Format::mxfp4: return linear_mxfp4_shared(args, workers);
   }
   return 0;
 }
@@ -35,6 +37,7 @@ void pack(const PackArgs& args, const Worker& worker) {
     case Format::int8: return pack_int8(args, worker);
     case Format::int4: return pack_int4(args, worker);
     case Format::fp8: return pack_fp8(args, worker);
+    case Format::mxfp4: return pack_mxfp4(args, worker);
   }
 }
 

@@ -27,4 +27,8 @@ void linear_fp8(const LinearArgs& args, const Worker& worker);
 size_t linear_fp8_shared(const LinearArgs& args, int workers);
 void pack_fp8(const PackArgs& args, const Worker& worker);
 
+void linear_mxfp4(const LinearArgs& args, const Worker& worker);
+size_t linear_mxfp4_shared(const LinearArgs& args, int workers);
+void pack_mxfp4(const PackArgs& args, const Worker& worker);
+
 }  // namespace localllm::VARIANT

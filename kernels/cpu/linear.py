@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..ops import linear as reference
-from ..ops.linear import Fp8, Int4, Int8, Weight, weight_tensors
+from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight, weight_tensors
 
 _linear = torch.ops.localllm.linear.default
 _pack = torch.ops.localllm.pack.default
@@ -23,6 +23,7 @@ _PLAIN = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _INT8 = 3
 _INT4 = 4
 _FP8 = 5
+_MXFP4 = 6
 
 _HUGE_PAGE = 2 << 20  # bytes
 
@@ -106,6 +107,10 @@ def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype |
     return _product(reference.linear_fp8.fp8, x, weight, bias, dtype)
 
 
+def mxfp4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    return _product(reference.linear_mxfp4.mxfp4, x, weight, bias, dtype)
+
+
 def layout_of(weight: Weight) -> _Layout | None:
     """The layout of a weight; None if no kernel supports the weight."""
     match weight:
@@ -115,6 +120,8 @@ def layout_of(weight: Weight) -> _Layout | None:
             return _Layout(_INT4, weight.in_features, weight.group)
         case Fp8():
             return _Layout(_FP8, weight.data.shape[1], weight.group)
+        case Mxfp4():
+            return _Layout(_MXFP4, 2 * weight.data.shape[1], reference.linear_mxfp4.GROUP)
         case Tensor() if weight.dtype in _PLAIN:
             return _Layout(_PLAIN[weight.dtype], weight.shape[1], weight.shape[1])
     return None

@@ -30,7 +30,8 @@ bool uses_tiles(const LinearArgs& args) {
     case Format::int8: return true;
     case Format::int4: return !args.wide || args.x_type == Type::bf16;
     case Format::bf16:
-    case Format::fp8: return args.x_type == Type::bf16;
+    case Format::fp8:
+    case Format::mxfp4: return args.x_type == Type::bf16;
     default: return false;
   }
 }
@@ -60,6 +61,7 @@ void linear(const LinearArgs& args, const Worker& worker) {
     case Format::bf16: return run_tasks<DenseWeights>(args, plan, division, worker);
     case Format::int8: return run_tasks<Int8Weights>(args, plan, division, worker);
     case Format::fp8: return run_tasks<Fp8Weights>(args, plan, division, worker);
+    case Format::mxfp4: return run_tasks<Mxfp4Weights>(args, plan, division, worker);
     default:
       if (args.wide) return run_tasks<Int4Weights<Product::bf16>>(args, plan, division, worker);
       return run_tasks<Int4Weights<Product::int8>>(args, plan, division, worker);

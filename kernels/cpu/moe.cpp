@@ -14,6 +14,7 @@ void experts(const ExpertsArgs& args, const Worker& worker) {
     case Format::int8: return experts_int8(args, worker);
     case Format::int4: return experts_int4(args, worker);
     case Format::fp8: return experts_fp8(args, worker);
+    case Format::mxfp4: return experts_mxfp4(args, worker);
   }
 }
 
@@ -25,6 +26,7 @@ size_t experts_shared(const ExpertsArgs& args) {
     case Format::int8: return experts_int8_shared(args);
     case Format::int4: return experts_int4_shared(args);
     case Format::fp8: return experts_fp8_shared(args);
+    case Format::mxfp4: return experts_mxfp4_shared(args);
   }
   return 0;
 }

@@ -15,5 +15,7 @@ void experts_int4(const ExpertsArgs& args, const Worker& worker);
 size_t experts_int4_shared(const ExpertsArgs& args);
 void experts_fp8(const ExpertsArgs& args, const Worker& worker);
 size_t experts_fp8_shared(const ExpertsArgs& args);
+void experts_mxfp4(const ExpertsArgs& args, const Worker& worker);
+size_t experts_mxfp4_shared(const ExpertsArgs& args);
 
 }  // namespace localllm::VARIANT

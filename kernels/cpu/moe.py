@@ -22,7 +22,14 @@ _experts = torch.ops.localllm.experts.default
 _SCORES = ("softmax", "sigmoid")  # values of the enumeration RouterScore in kernels.h
 _GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu_and_mul")  # values of ExpertGate
 
-_PRODUCTS = Linear(dense=linear.dense, int8=linear.int8, int4=linear.int4, int4_wide=linear.int4_wide, fp8=linear.fp8)
+_PRODUCTS = Linear(
+    dense=linear.dense,
+    int8=linear.int8,
+    int4=linear.int4,
+    int4_wide=linear.int4_wide,
+    fp8=linear.fp8,
+    mxfp4=linear.mxfp4,
+)
 
 
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:

@@ -27,7 +27,8 @@ bool uses_tiles(const ExpertsArgs& args) {
     case Format::int8: return true;
     case Format::int4: return !args.wide || args.type == Type::bf16;
     case Format::bf16:
-    case Format::fp8: return args.type == Type::bf16;
+    case Format::fp8:
+    case Format::mxfp4: return args.type == Type::bf16;
     default: return false;
   }
 }
@@ -117,6 +118,7 @@ void with_source(const ExpertsArgs& args, F f) {
     case Format::bf16: return f((DenseWeights*)nullptr);
     case Format::int8: return f((Int8Weights*)nullptr);
     case Format::fp8: return f((Fp8Weights*)nullptr);
+    case Format::mxfp4: return f((Mxfp4Weights*)nullptr);
     default:
       if (args.wide) return f((Int4Weights<Product::bf16>*)nullptr);
       return f((Int4Weights<Product::int8>*)nullptr);

@@ -77,7 +77,7 @@ void set_norm(ProductArgs& args, const Tensor& x, const Optional& stream, const 
 // The arguments of a product without a norm.
 ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& weight, const Optional& records,
                               const Optional& scale, const Optional& bias, int64_t format, int64_t group,
-                              bool resident, int64_t gate, int64_t max_rows = MAX_ROWS, bool input_gated = false) {
+                              bool resident, int64_t gate, int64_t max_rows = MAX_ROWS) {
   Argument to({OP, x}, "out", out), from({OP, x}, "x", x);
   from.shaped({ANY, ANY}).of(ScalarType::BFloat16).dense_rows();
   to.shaped({from.size(0), ANY}).written_rows();
@@ -85,11 +85,10 @@ ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& 
   if (gate < -1 || gate > 2) refuse(OP, ": gate is ", gate, ", -1 to 2 expected");
   ProductArgs args{};
   args.format = (Weights)format;
-  args.gated = gate >= 0 && !input_gated;
-  args.gate = gate >= 0 ? (Activation)gate : Activation::silu;
-  args.input_gated = input_gated;
+  args.gated = gate >= 0;
+  args.gate = args.gated ? (Activation)gate : Activation::silu;
   args.rows = from.size(0);
-  args.in_features = from.size(1) / (input_gated ? 2 : 1);
+  args.in_features = from.size(1);
   args.out_features = to.size(1) * (args.gated ? 2 : 1);
   args.group = group;
   args.out = to.data();
@@ -100,7 +99,6 @@ ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& 
   args.resident = resident;
   if (args.rows > max_rows) refuse(OP, ": ", args.rows, " rows, no more than ", max_rows, " expected");
   if (args.in_features % 8 || args.x_stride % 8 || (uintptr_t)args.x % 16) refuse(OP, ": x is not aligned to 16 bytes");
-  if (input_gated && from.size(1) % 2) refuse(OP, ": x has ", from.size(1), " columns, an even number expected");
   if (args.gated && to.size(1) % 8) refuse(OP, ": ", to.size(1), " gated outputs, a multiple of 8 expected");
   if (has_dtype(weight, ScalarType::BFloat16) != (args.format == Weights::bf16))
     refuse(OP, ": weight has the wrong dtype");
@@ -133,15 +131,11 @@ void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optio
 }
 
 void tiled_product_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional scale, Optional bias,
-                      int64_t format, int64_t group, bool resident, Optional stream, Optional stream_out, Optional norm,
-                      double eps, double offset, int64_t input_gate) {
+                      int64_t format, int64_t group, bool resident) {
   const bool rounded = format == int64_t(Weights::fp8_rounded);
   ProductArgs args = product_arguments(out, x, weight, records, scale, bias, rounded ? int64_t(Weights::fp8) : format,
-                                       group, resident, input_gate, MAX_TILED_ROWS, input_gate >= 0);
+                                       group, resident, -1, MAX_TILED_ROWS);
   if (rounded && args.group >= args.in_features) args.format = Weights::fp8_rounded;
-  set_norm(args, x, stream, stream_out, norm, eps, offset);
-  if (norm) refuse_unaligned("tiled_product", *norm, "norm");
-  if (args.norm && args.input_gated) refuse("tiled_product: a norm and a gate cannot be fused together");
   if (args.format == Weights::bf16) refuse("tiled_product: weights of bf16 are not supported");
   if (records) refuse_unaligned("tiled_product", *records, "records");
   if (args.rows == 0 || args.out_features == 0) return;
@@ -218,8 +212,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
       "int gate) -> ()");
   library.def(
       "tiled_product(Tensor(a!) out, Tensor x, Tensor weight, Tensor? records, Tensor? scale, Tensor? bias, "
-      "int format, int group, bool resident, Tensor? stream, Tensor(b!)? stream_out, Tensor? norm, float eps, "
-      "float offset, int input_gate) -> ()");
+      "int format, int group, bool resident) -> ()");
   library.def(
       "small_batch_lora(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, Tensor inner, Tensor lora_b, "
       "Tensor slots, int[] widths) -> ()");

@@ -77,6 +77,18 @@ __device__ inline void copy_box(void* to, const CUtensorMap& map, uint64_t& barr
       : "memory");
 }
 
+// A barrier of all threads of the cluster. Writes to shared memory before it are visible after it.
+__device__ inline void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release; barrier.cluster.wait.acquire;" ::: "memory");
+}
+// The address in the block `rank` of the cluster that corresponds to `local` in the shared memory of this block.
+template <class T>
+__device__ inline const T* in_cluster(const T* local, int rank) {
+  const T* other;
+  asm volatile("mapa.u64 %0, %1, %2;" : "=l"(other) : "l"(local), "r"(rank));
+  return other;
+}
+
 // The wgmma matrix descriptor of a tile. `down`: bytes between groups of 8 rows (stride byte offset). `across`: bytes
 // between groups of 64 columns (leading byte offset), which wgmma reads only if the reduction runs over the rows.
 __device__ inline uint64_t descriptor(const void* from, int down, int across) {

@@ -23,8 +23,6 @@ struct ProductArgs {
   Activation gate;
   const void* stream;  // residual stream [rows, in_features] bf16; stream_out = x + stream is normalised; null: none
   void* stream_out;
-  // tiled_product only: x is [rows, 2 * in_features], and the product is that of gate(first half) * second half.
-  bool input_gated;
   const void* norm;  // weight of the norm [in_features]; null: x is multiplied without a norm
   Type norm_type;
   float eps, offset;
@@ -44,7 +42,7 @@ void product(const ProductArgs& args, cudaStream_t stream);
 bool takes_one_row(const ProductArgs& args);
 bool one_row(const ProductArgs& args, cudaStream_t stream);
 
-// The tiled kernels (tiled.cuh), for int8, int4 and fp8 weights, without a gate of the outputs and without LoRA product.
+// The tiled kernels (tiled.cuh), for int8, int4 and fp8 weights, without norm, gate and LoRA product.
 // `args.shared` has tiled_shared(args) bytes. `arrivals`: zeros (counters.h), zero again after the product.
 int64_t tiled_shared(const ProductArgs& args);
 void tiled_product(const ProductArgs& args, int32_t* arrivals, cudaStream_t stream);
@@ -66,16 +64,9 @@ struct RowArgs {
   int64_t scale_pitch;
   InputOrder order;
   bool e4m3;  // round_rows rounds to e4m3 instead of int8; the largest magnitude becomes 448
-  bool gated;  // x is [rows, 2 * in_features]; the activations are gate(first half) * second half
-  Activation gate;
-  const void* norm;  // weight of the RMS norm [in_features]; null: no norm
-  Type norm_type;
-  float eps, offset;
-  const void* stream;  // [rows, in_features] bf16, added to x before the norm; null: none
-  void* stream_out;    // x + stream; must not alias stream
 };
 
-// True if the kernel holds a row in registers, so that it can fuse a norm or a gate. `rounded`: for round_rows.
+// True if the kernel holds a row in registers, so that it can store rounded activations in bf16. `rounded`: for round_rows.
 bool prepares_in_registers(const RowArgs& args, bool rounded);
 
 // Rounds x to int8 in groups of inputs (kernels/ops/linear_int8.py).

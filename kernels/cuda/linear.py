@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..gpu_properties import gpu_properties
 from ..ops import linear as reference
-from ..ops.linear import Fp8, Int4, Int8, Weight
+from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight, linear_mxfp4
 from ..triton_problem import triton_problem
 
 TRITON = not triton_problem()
@@ -39,7 +39,6 @@ TILED_ROWS = {INT8: 32, INT4: 128, INT4_WIDE: 64, FP8: 64, FP8_ROUNDED: 64}
 HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 768, INT4_WIDE: 512, FP8: 1024, FP8_ROUNDED: 1 << 20}
 HOPPER_GROUPED_FP8_ROWS = 256
 NARROW_OUTPUTS = 32  # outputs per multiprocessor of a narrow product
-MAX_FUSED_INPUTS = 24576  # inputs of a row that a block of round_rows.cu keeps in registers
 
 
 class Packed(NamedTuple):
@@ -104,9 +103,12 @@ def transpose_words(nibbles: Tensor) -> Tensor:
 
 
 def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
-    """The weight as `Packed`, or not packed if activations are not bfloat16 or if no kernel supports the weight."""
+    """The weight as `Packed`, or not packed if activations are not bfloat16 or if no kernel supports the weight. MXFP4
+    weights become fp8."""
     slices = iter(slices)
     first = next(slices)
+    if isinstance(first, Mxfp4):
+        return pack_slices(linear_mxfp4.as_fp8(chain([first], slices)), out_features, dtype)
     if dtype != torch.bfloat16 or not _supported(first):
         return reference.pack_slices(chain([first], slices), out_features, dtype)
     merged: Packed | None = None
@@ -143,6 +145,8 @@ def _supported(weight: Weight) -> bool:
             return True
         case Fp8():
             return weight.group >= weight.data.shape[1] or weight.group % 64 == 0
+        case Mxfp4():
+            return False
     return weight.dtype == torch.bfloat16 and weight.shape[1] % 8 == 0
 
 
@@ -167,6 +171,7 @@ def _pack(weight: Weight) -> Packed:
             records = records.repeat_interleave(repeats, 1)[:, : -(-in_features // sub)]
             data = transpose_words(pad(data, (0, -data.shape[1] % 64)))
             return Packed(data, None, by_block(records), INT4, len(data), in_features, group)
+    assert isinstance(weight, Tensor)
     return Packed(weight, None, None, BF16, weight.shape[0], weight.shape[1], weight.shape[1])
 
 
@@ -216,11 +221,17 @@ def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.d
 
 
 def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
-    if _is_tiled(x, weight, FP8):
-        return _tiled_product(x, weight, bias, dtype, FP8_ROUNDED if weight.rounds else FP8)
+    format = FP8_ROUNDED if isinstance(weight, Packed) and weight.rounds else FP8
+    if _is_tiled(x, weight, format):
+        return _tiled_product(x, weight, bias, dtype, format)
     if _is_small_batch(x, weight):
         return _small_batch_product(x, weight, bias, dtype)
     return _plain_product("fp8", x, weight, bias, dtype)
+
+
+def mxfp4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """The product with a weight that `pack_slices` converted to fp8, or with a plain weight."""
+    return _plain_product("mxfp4" if isinstance(weight, Mxfp4) else "fp8", x, weight, bias, dtype)
 
 
 def _plain_product(op: str, x: Tensor, weight: Any, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
@@ -286,32 +297,17 @@ def _max_tiled_rows(device: torch.device, weight: Packed, format: int) -> int:
 
 def _tiled_product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None, format: int) -> Tensor:
     rows = x if x.dim() == 2 else x.reshape(-1, weight.in_features)
-    out: Tensor = tiled(rows, weight, bias, dtype or x.dtype, format)
+    out = tiled(rows, weight, bias, dtype or x.dtype, format)
     return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.out_features)
 
 
-def tiled(
-    x: Tensor,
-    weight: Packed,
-    bias: Tensor | None,
-    dtype: torch.dtype,
-    format: int,
-    norm: tuple[Tensor, float, float] | None = None,
-    stream: Tensor | None = None,
-    input_gate: int = -1,
-) -> Any:
+def tiled(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype, format: int) -> Tensor:
     """The product of x [rows, in_features] bf16, its rows aligned to 16 bytes -> [rows, out_features] in `dtype`.
     `format`: INT4 or INT4_WIDE for an INT4 weight, FP8 or FP8_ROUNDED for an FP8 weight; else the format of the weight.
-
-    With `norm` (weight, eps, offset) the product is that of norm(x + stream), and the function returns
-    (product, x + stream). With `input_gate` (a value of Activation in kernels.h) x is [rows, 2 * in_features], and the
-    product is that of gate(first half) * second half.
     """
     out = x.new_empty(len(x), weight.out_features, dtype=dtype)
-    after = None if stream is None else torch.empty_like(stream)
-    weights = weight.data, weight.records, weight.scale, bias, format, weight.group
-    _tiled_op(out, x, *weights, True, stream, after, *(norm or (None, 0.0, 0.0)), input_gate)
-    return out if norm is None else (out, after)
+    _tiled_op(out, x, weight.data, weight.records, weight.scale, bias, format, weight.group, True)
+    return out
 
 
 def is_small_batch_of_bf16(x: Tensor, weight: Any, dtype: torch.dtype | None) -> bool:
@@ -350,22 +346,14 @@ def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
     return narrow and deep
 
 
-def can_fuse_input(weight: Packed, rows: int, format: int, norm: Tensor | None = None) -> bool:
-    """True if `tiled` is the fastest kernel for this weight, and can fuse the norm or the gate before it."""
-    if weight.in_features % 8 or not 0 < weight.in_features <= MAX_FUSED_INPUTS or not weight.out_features:
-        return False
-    if format == INT4 and weight.group < weight.in_features and weight.group not in (32, 64, 128):
-        return False
-    if norm is not None and norm.data_ptr() % 16:
-        return False
-    return _uses_tiled(weight.data.device, rows, weight, format)
-
-
 def can_fuse_norm(weight: Any, rows: int, gated: bool = False) -> bool:
-    """True if small_batch can fuse the norm of its input. Every thread block then computes the norm."""
+    """True if small_batch is the fastest kernel and can fuse the norm of its input. Every thread block then computes
+    the norm."""
     if not isinstance(weight, Packed) or not 0 < rows <= 8 or weight.in_features % 8:
         return False
     if weight.format == INT4 and rows > 1:
+        return False
+    if weight.format in MIN_TILED_ROWS and _uses_tiled(weight.data.device, rows, weight, weight.format):
         return False
     return fits(weight, rows, gated=gated, normed=True)
 

@@ -6,13 +6,14 @@ Triton computes the experts, with the weights that linear.py packs. The referenc
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..ops import moe as reference
-from ..ops.linear import Weight
+from ..ops.linear import Mxfp4, Weight
 from ..ops.moe import ExpertWeights, Routed, Routing
 from ..triton_problem import triton_problem
 from . import linear
@@ -23,8 +24,11 @@ TRITON = not triton_problem()
 
 def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
     """The weight as linear.py packs it. The scales of 8 outputs are contiguous, so if the outputs of an expert are no
-    multiple of 8, the weight is not packed."""
-    if out_features % 8:
+    multiple of 8, the weight is not packed. MXFP4 weights stay plain."""
+    slices = iter(slices)
+    first = next(slices)
+    slices = chain([first], slices)
+    if out_features % 8 or isinstance(first, Mxfp4):
         return reference.pack_slices(slices, experts, out_features, dtype)
     return linear.pack_slices(slices, experts * out_features, dtype)
 

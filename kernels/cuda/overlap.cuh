@@ -22,20 +22,29 @@ static __device__ inline void wait_for_previous() {
 #endif
 }
 
+// `cluster`: blocks of a cluster; Hopper and later if it is more than 1.
 template <class... Parameters, class... Arguments>
-static inline void launch_early(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared,
-                                cudaStream_t stream, const Arguments&... arguments) {
+static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, int64_t blocks, int threads, size_t shared,
+                                   cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(unsigned(blocks));
   config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = shared;
   config.stream = stream;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &early;
-  config.numAttrs = gpu().major >= 9 ? 1 : 0;
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim = {unsigned(cluster), 1, 1};
+  config.attrs = attributes;
+  config.numAttrs = gpu().major < 9 ? 0 : cluster > 1 ? 2 : 1;
   cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
+template <class... Parameters, class... Arguments>
+static inline void launch_early(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared,
+                                cudaStream_t stream, const Arguments&... arguments) {
+  launch_clusters(kernel, 1, blocks, threads, shared, stream, arguments...);
 }
 
 }  // namespace localllm::cuda

@@ -1,6 +1,6 @@
 // Prepares activations of a product in a separate kernel: rounds them to int8 or e4m3, with a scale per row or per group of
-// inputs, and reorders inputs. Fuses the norm or the gate that computes them. One block per row. Used where it would be
-// slower to prepare the activations in every block of the product (prepared_rows.cuh).
+// inputs, and reorders inputs. One block per row. Used where it would be slower to prepare the activations in every block
+// of the product (prepared_rows.cuh).
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -55,11 +55,6 @@ __device__ void store_arranged(const RowArgs& a, int64_t row, int64_t k, const u
   to[12] = __byte_perm(v.y, v.w, 0x7632);
 }
 
-// The gate function. Few rows occupy few multiprocessors, so the approximate division matters.
-__device__ float gate_of(Activation kind, float x) {
-  return kind == Activation::silu ? __fdividef(x, 1.0f + __expf(-x)) : activated(kind, x);
-}
-
 // Eight integers times their scale, in bf16.
 __device__ uint4 dequantised(uint2 integers, float scale) {
   const auto* bytes = reinterpret_cast<const int8_t*>(&integers);
@@ -103,62 +98,6 @@ struct Row {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++) vectors[i] = read(a.x, row * a.x_stride, i);
   }
-  // vectors = gate(vectors) * inputs of the second half of the row
-  __device__ void apply_gate() {
-    constexpr int LOADS = VECTORS > 1 ? 2 : 1;  // loads at a time; more would need too many registers
-#pragma unroll
-    for (int first = 0; first < VECTORS; first += LOADS) {
-      uint4 gated[LOADS];
-#pragma unroll
-      for (int i = 0; i < LOADS; i++) gated[i] = read(a.x, row * a.x_stride + a.in_features, first + i);
-#pragma unroll
-      for (int i = 0; i < LOADS; i++) {
-        float gates[8], values[8];
-        unpack(vectors[first + i], gates);
-        unpack(gated[i], values);
-#pragma unroll
-        for (int j = 0; j < 8; j++) values[j] *= gate_of(a.gate, gates[j]);
-        if (input(first + i) < a.in_features) pack(vectors[first + i], values);
-      }
-    }
-  }
-  // vectors = RMS norm of vectors + stream
-  __device__ void normalise() {
-    float squares = 0.0f, values[8];
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-      unpack(vectors[i], values);
-      if (a.stream) {
-        float before[8];
-        unpack(read(a.stream, row * a.in_features, i), before);
-#pragma unroll
-        for (int j = 0; j < 8; j++) values[j] = rounded(values[j] + before[j]);
-        pack(vectors[i], values);
-        if (input(i) < a.in_features)
-          *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(a.stream_out) + row * a.in_features + input(i)) =
-              vectors[i];
-      }
-#pragma unroll
-      for (int j = 0; j < 8; j++) squares += values[j] * values[j];
-    }
-    const float scale = rsqrtf(sum_of_block(squares) / a.in_features + a.eps);
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-      if (input(i) >= a.in_features) break;
-      float weights[8];
-      unpack(vectors[i], values);
-      with_type_of_norm([&](auto type) { load<8>(static_cast<const decltype(type)*>(a.norm) + input(i), weights); });
-#pragma unroll
-      for (int j = 0; j < 8; j++) values[j] = values[j] * scale * (weights[j] + a.offset);
-      pack(vectors[i], values);
-    }
-  }
-  template <class F>
-  __device__ void with_type_of_norm(F&& f) const {
-    if (a.norm_type == Type::bf16) f(__nv_bfloat16{});
-    else if (a.norm_type == Type::f32) f(float{});
-    else f(__half{});
-  }
   // Writes the vectors as integers. LANES: neighbouring lanes that share a scale; 0: the whole row.
   template <int LANES>
   __device__ void round() const {
@@ -198,22 +137,18 @@ struct Row {
   }
 };
 
-// Without a sum or maximum over the row, the parts of a row have separate blocks.
-template <Rounding ROUNDING, bool NORMED>
-constexpr bool IN_PARTS = !NORMED && ROUNDING != Rounding::row;
+// Without a maximum over the row, the parts of a row have separate blocks.
+template <Rounding ROUNDING>
+constexpr bool IN_PARTS = ROUNDING != Rounding::row;
 
 // Part `part` of a row has blockDim.x vectors. Else a block has a row, with up to ROW_VECTORS vectors per thread.
-template <Rounding ROUNDING, bool NORMED, bool GATED>
+template <Rounding ROUNDING>
 __global__ void __launch_bounds__(MAX_ROW_THREADS) prepare_row_kernel(const __grid_constant__ RowArgs a, int parts) {
   launch_dependents();
-  constexpr int VECTORS = IN_PARTS<ROUNDING, NORMED> ? 1 : ROW_VECTORS;
+  constexpr int VECTORS = IN_PARTS<ROUNDING> ? 1 : ROW_VECTORS;
   Row<VECTORS> row{a, int(blockIdx.x) / parts, int(blockIdx.x) % parts};
-  if (NORMED && row.input(0) < a.in_features)
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(static_cast<const __nv_bfloat16*>(a.norm) + row.input(0)));
   wait_for_previous();
   row.load_row();
-  if constexpr (GATED) row.apply_gate();
-  if constexpr (NORMED) row.normalise();
   if constexpr (ROUNDING == Rounding::none) {
 #pragma unroll
     for (int i = 0; i < VECTORS; i++)
@@ -274,21 +209,12 @@ template <Rounding ROUNDING>
 void start_rows(const RowArgs& a, cudaStream_t stream) {
   constexpr int PART_THREADS = 256;
   const int parts = int((a.padded + 8 * PART_THREADS - 1) / (8 * PART_THREADS));
-  auto start = [&](auto kernel) {
-    if (IN_PARTS<ROUNDING, false> && !a.norm) launch_early(kernel, a.rows * parts, PART_THREADS, 0, stream, a, parts);
-    else launch_early(kernel, a.rows, threads_of(a), 0, stream, a, 1);
-  };
-  if (a.norm) start(prepare_row_kernel<ROUNDING, true, false>);
-  else if (a.gated) start(prepare_row_kernel<ROUNDING, false, true>);
-  else start(prepare_row_kernel<ROUNDING, false, false>);
+  if constexpr (IN_PARTS<ROUNDING>)
+    launch_early(prepare_row_kernel<ROUNDING>, a.rows * parts, PART_THREADS, 0, stream, a, parts);
+  else launch_early(prepare_row_kernel<ROUNDING>, a.rows, threads_of(a), 0, stream, a, 1);
 }
 
 }  // namespace
-
-// Kernels for rows of any length fuse nothing.
-static void refuse_fused(const RowArgs& a) {
-  if (a.norm || a.gated) throw std::runtime_error("round_rows: this row or group is too long for a fused norm or gate");
-}
 
 bool prepares_in_registers(const RowArgs& a, bool rounded) {
   const bool groups = !rounded || a.group >= a.in_features || a.group == 32 || a.group == 64 || a.group == 128;
@@ -297,12 +223,8 @@ bool prepares_in_registers(const RowArgs& a, bool rounded) {
 
 void arrange_rows(const RowArgs& args, cudaStream_t stream) {
   if (args.rows == 0 || args.in_features == 0) return;
-  if (prepares_in_registers(args, false)) {
-    start_rows<Rounding::none>(args, stream);
-  } else {
-    refuse_fused(args);
-    launch_early(arrange_rows_kernel, args.rows, 512, 0, stream, args);
-  }
+  if (prepares_in_registers(args, false)) start_rows<Rounding::none>(args, stream);
+  else launch_early(arrange_rows_kernel, args.rows, 512, 0, stream, args);
   check_launch("arrange_rows");
 }
 
@@ -310,7 +232,6 @@ void round_rows(const RowArgs& args, cudaStream_t stream) {
   if (args.rows == 0 || args.in_features == 0) return;
   const bool one_group = args.group >= args.in_features;
   if (!prepares_in_registers(args, true)) {
-    refuse_fused(args);
     launch_early(one_group ? round_rows_kernel<true> : round_rows_kernel<false>, args.rows, 512, 0, stream, args);
   } else if (one_group) start_rows<Rounding::row>(args, stream);
   else if (args.group == 32) start_rows<Rounding::groups_of_32>(args, stream);

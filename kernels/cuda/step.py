@@ -76,7 +76,7 @@ def prepare_stack(layers: Sequence[DecoderLayer]) -> Stack:
         shape = None
     if shape is None or _bytes(layers[0]) > MAX_LAYER_BYTES:
         return Stack(layers)
-    table = torch.tensor([_addresses(layer) for layer in layers], device=layers[0].before_mlp.device)
+    table = torch.tensor([_addresses(layer) for layer in layers], device=_device(layers[0]))
     shared_bytes = _shared_bytes(table, *shape[:5])
     if not shared_bytes:
         return Stack(layers)
@@ -104,7 +104,7 @@ def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep)
 
 def _fits(shape: Shape, x: Tensor, step: LayerStep, keys: Tensor) -> bool:
     """True if the kernel supports this step. False for a step without rows, as in a capture without attention."""
-    if step.answers is not None or step.adapters is not None:
+    if not step.is_plain:
         return False
     one_token = len(x) == len(step.rows.query_lens) == 1
     dtypes = x.dtype == keys.dtype == torch.bfloat16
@@ -118,9 +118,9 @@ def _fits(shape: Shape, x: Tensor, step: LayerStep, keys: Tensor) -> bool:
 def _shape(layer: DecoderLayer) -> Shape | None:
     """The shape of a layer; None if the kernel does not support the layer."""
     mlp = layer.mlp
-    if not isinstance(mlp, GatedMlp) or not _hopper(layer.before_mlp.device):
+    if not isinstance(mlp, GatedMlp) or not layer.products or not _hopper(_device(layer)):
         return None
-    if not layer.products or not all(map(_plain, layer.products)) or not _plain_layer(layer):
+    if not all(map(_plain, layer.products)) or not _plain_layer(layer):
         return None
     qkv, out, gate_up, down = (product.weight for product in layer.products)
     dim = layer.dim
@@ -160,6 +160,12 @@ def _aligned_bf16(tensor: Tensor) -> bool:
 
 def _hopper(device: torch.device) -> bool:
     return device.type == "cuda" and gpu_properties(device).capability[0] == 9
+
+
+def _device(layer: DecoderLayer) -> torch.device:
+    """The device of a layer with a norm before its MLP."""
+    assert layer.before_mlp is not None
+    return layer.before_mlp.device
 
 
 def _bytes(layer: DecoderLayer) -> int:

@@ -36,6 +36,7 @@ struct Tiled {
   bool resident;       // true: no earlier kernel in the stream writes the weights
   int chunks, row_tiles, tiles;
   int sharers;         // blocks that share the tiles of the last wave
+  int split;           // blocks of a cluster, which share a tile; 1: no clusters
   float* partials;     // [2 * sharers][OUTPUTS * ROWS], sums of parts of tiles
   int32_t* arrivals;   // [sharers] zeros; zero again after the kernel
 };

@@ -11,6 +11,7 @@
 #include "hopper_products.cuh"
 #include "tensor_map.h"
 #include "tiled.cuh"
+#include "tiled_plan.h"
 
 namespace localllm::cuda {
 
@@ -36,6 +37,9 @@ struct HopperShape {
   static constexpr int SLOTS = SLOT * 8 < (200 << 10) ? 8 : (200 << 10) / SLOT;
   static constexpr int SHARED = SLOTS * SLOT + 2 * SLOTS * 8 + hopper::ATOM;
   static_assert(PARTS == 1 || F::RECORDS == 0);
+  static_assert(PARTIAL * 4 <= SLOTS * SLOT, "store_in_cluster keeps the sums in the ring");
+  // The time to add parts of tiles through global memory, in chunks. Formats that are not unpacked have faster chunks.
+  static constexpr int SUM_COST = F::X_BYTES == 1 && F::WEIGHT_BYTES == 128 ? 27 : 11;
   static constexpr bool RECORDS_AT_ONCE = F::WEIGHT_BYTES == 64;  // one copy has all records of a chunk
 
   // A barrier of the consumers.
@@ -456,7 +460,9 @@ struct OutputStore {
   int row, output, lane;
   float scale[2] = {1.0f, 1.0f}, shift[2] = {};
 
-  __device__ OutputStore(const Tiled& a, int row, int output, int lane) : a(a), row(row), output(output), lane(lane) {
+  __device__ OutputStore(const Tiled& a, int tile, int warp, int lane)
+      : a(a), row(tile % a.row_tiles * S::ROWS + lane % 4 * 2),
+        output(tile / a.row_tiles * S::OUTPUTS + warp * 16 + lane / 4), lane(lane) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
       const int column = output + 8 * h;
@@ -474,48 +480,71 @@ struct OutputStore {
            reinterpret_cast<uintptr_t>(a.out) % 8 == 0;
   }
   // The warp transposes its sums, so that four lanes store 16 outputs of a row.
-  __device__ void store_rows(const Sum (&sums)[S::N][1][4]) const {
+  __device__ void store_rows(const Sum (&sums)[4], int n) const {
     const int t = lane % 4, first = output - lane / 4 + t / 2 * 4 + t % 2 * 8;
-    int r = row - 2 * t + lane / 4;
-    auto* to = static_cast<__nv_bfloat16*>(a.out) + r * a.out_stride + first;
+    const int r = row - 2 * t + lane / 4 + 8 * n;
+    uint32_t pairs[2];
+    const float factors[2] = {row_scale(row + 8 * n), row_scale(row + 8 * n + 1)};
 #pragma unroll
-    for (int n = 0; n < S::N; n++) {
-      uint32_t pairs[2];
-      const float factors[2] = {row_scale(row + 8 * n), row_scale(row + 8 * n + 1)};
-#pragma unroll
-      for (int h = 0; h < 2; h++) {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(
-            float(sums[n][0][2 * h]) * (factors[0] * scale[h]) + shift[h],
-            float(sums[n][0][2 * h + 1]) * (factors[1] * scale[h]) + shift[h]);
-        pairs[h] = transpose(reinterpret_cast<const uint32_t&>(pair));
-      }
-      // Even lanes store outputs 0 … 7, odd lanes outputs 8 … 15.
-      const bool odd = t % 2;
-      const uint32_t received = __shfl_xor_sync(0xffffffffu, odd ? pairs[0] : pairs[1], 1);
-      if (r < a.rows) *reinterpret_cast<uint2*>(to) = odd ? uint2{received, pairs[1]} : uint2{pairs[0], received};
-      r += 8;
-      to += 8 * a.out_stride;
+    for (int h = 0; h < 2; h++) {
+      const __nv_bfloat162 pair = __floats2bfloat162_rn(float(sums[2 * h]) * (factors[0] * scale[h]) + shift[h],
+                                                        float(sums[2 * h + 1]) * (factors[1] * scale[h]) + shift[h]);
+      pairs[h] = transpose(reinterpret_cast<const uint32_t&>(pair));
     }
+    // Even lanes store outputs 0 … 7, odd lanes outputs 8 … 15.
+    const bool odd = t % 2;
+    const uint32_t received = __shfl_xor_sync(0xffffffffu, odd ? pairs[0] : pairs[1], 1);
+    if (r >= a.rows) return;
+    *reinterpret_cast<uint2*>(static_cast<__nv_bfloat16*>(a.out) + r * a.out_stride + first) =
+        odd ? uint2{received, pairs[1]} : uint2{pairs[0], received};
   }
-  __device__ void store_each(const Sum (&sums)[S::N][1][4]) const {
-    int64_t index = row * a.out_stride + output;
+  __device__ void store_each(const Sum (&sums)[4], int n) const {
 #pragma unroll
-    for (int n = 0; n < S::N; n++) {
+    for (int c = 0; c < 2; c++) {
+      const int r = row + 8 * n + c;
+      if (r >= a.rows) continue;
+      const float factor = row_scale(r);
 #pragma unroll
-      for (int c = 0; c < 2; c++) {
-        const int r = row + 8 * n + c;
-        if (r >= a.rows) continue;
-        const float factor = row_scale(r);
-#pragma unroll
-        for (int h = 0; h < 2; h++)
-          if (output + 8 * h < a.out_features)
-            store(a, index + c * a.out_stride + 8 * h,
-                  float(sums[n][0][2 * h + c]) * (factor * scale[h]) + shift[h]);
-      }
-      index += 8 * a.out_stride;
+      for (int h = 0; h < 2; h++)
+        if (output + 8 * h < a.out_features)
+          localllm::cuda::store(a, r * a.out_stride + output + 8 * h, float(sums[2 * h + c]) * (factor * scale[h]) + shift[h]);
     }
   }
 };
+
+// Adds the sums of the blocks of a cluster through their shared memory, in the order of the chunks. Each block stores a
+// share of the rows. The ring buffer has the sums; the blocks have no other tile. All threads of the cluster call
+// cluster_sync twice.
+template <class S, class Sum>
+__device__ inline void store_in_cluster(const Tiled& a, const Sum (&sums)[S::N][1][4], int tile, char* ring, int warp,
+                                        int lane) {
+  auto* parts = reinterpret_cast<float4*>(ring) + threadIdx.x;
+  S::sync();  // the other warpgroup has read its operands
+#pragma unroll
+  for (int n = 0; n < S::N; n++)
+    parts[n * S::THREADS] = {bits(sums[n][0][0]), bits(sums[n][0][1]), bits(sums[n][0][2]), bits(sums[n][0][3])};
+  hopper::cluster_sync();
+  const float4* others[MAX_SPLIT];
+#pragma unroll
+  for (int r = 0; r < MAX_SPLIT; r++) others[r] = hopper::in_cluster(parts, min(r, a.split - 1));
+  const OutputStore<S, Sum> outputs(a, tile, warp, lane);
+  const int rank = int(blockIdx.x) % a.split, end = S::N * (rank + 1) / a.split;
+  const bool whole = outputs.whole();
+#pragma unroll 2
+  for (int n = S::N * rank / a.split; n < end; n++) {
+    Sum added[4] = {};
+#pragma unroll
+    for (int r = 0; r < MAX_SPLIT; r++) {
+      const float4 part = r < a.split ? others[r][n * S::THREADS] : float4{};
+      added[0] += sum_of_bits<Sum>(part.x);
+      added[1] += sum_of_bits<Sum>(part.y);
+      added[2] += sum_of_bits<Sum>(part.z);
+      added[3] += sum_of_bits<Sum>(part.w);
+    }
+    whole ? outputs.store_rows(added, n) : outputs.store_each(added, n);
+  }
+  hopper::cluster_sync();  // the other blocks have read the parts
+}
 
 template <class S>
 __device__ inline void consume(const Tiled& a, const HopperRing<S>& ring, const Schedule& schedule) {
@@ -541,11 +570,20 @@ __device__ inline void consume(const Tiled& a, const HopperRing<S>& ring, const 
       else if constexpr (!GROUPED) consumer.multiply_unpacked(sums, operands);
     }
     if constexpr (!GROUPED) consumer.finish(sums);
+    if (a.split > 1) {
+      store_in_cluster<S>(a, sums, at.tile, ring.slots, warp, lane);
+      return;
+    }
     const int2 blocks = schedule.blocks_of(at.tile);
     if (blocks.x == blocks.y || add_parts<S>(a, sums, blocks.x, blocks.y)) {
-      const int output = at.tile / a.row_tiles * S::OUTPUTS + warp * 16 + lane / 4;
-      const OutputStore<S, Sum> outputs(a, at.tile % a.row_tiles * S::ROWS + lane % 4 * 2, output, lane);
-      outputs.whole() ? outputs.store_rows(sums) : outputs.store_each(sums);
+      const OutputStore<S, Sum> outputs(a, at.tile, warp, lane);
+      if (outputs.whole()) {
+#pragma unroll
+        for (int n = 0; n < S::N; n++) outputs.store_rows(sums[n][0], n);
+      } else {
+#pragma unroll
+        for (int n = 0; n < S::N; n++) outputs.store_each(sums[n][0], n);
+      }
     }
     at.chunk += size - 1;
     schedule.advance(at);
@@ -569,6 +607,7 @@ __global__ void __launch_bounds__(3 * S::WARPGROUP, 1)
   if (warpgroup == 2) {
     hopper::decrease_registers<40>();
     if (threadIdx.x % S::WARPGROUP == 0) produce(a, maps, ring, schedule);
+    for (int i = 0; a.split > 1 && i < 2; i++) hopper::cluster_sync();  // see store_in_cluster
   } else {
     hopper::increase_registers<232>();
     wait_for_previous();

@@ -63,6 +63,7 @@ struct TiledKernel {
   static constexpr int SLOTS = std::min(MAX_TILED_SLOTS, TILED_SHARED / TileShape<F, M, N, WARPS_M, WARPS_N, 1>::SLOT);
   static_assert(SLOTS >= 2);
   using Shape = TileShape<F, M, N, WARPS_M, WARPS_N, SLOTS>;
+  static constexpr int SUM_COST = 0;  // not measured: all blocks get the same number of chunks
 
   static int resident() {
     static int per_processor[64];
@@ -77,7 +78,7 @@ struct TiledKernel {
 template <class F, int N>
 struct HopperKernel {
   using Shape = HopperShape<F, N>;
-  static constexpr int THREADS = 3 * Shape::WARPGROUP;
+  static constexpr int THREADS = 3 * Shape::WARPGROUP, SUM_COST = Shape::SUM_COST;
 
   static int resident() {
     static int per_processor[64];
@@ -110,7 +111,7 @@ struct HopperKernel {
                                       {cuuint64_t(a.row_pitch), cuuint64_t(a.subgroups), 1}, {pitch, pitch * a.subgroups},
                                       {Shape::ROWS, F::RECORDS, 1}, CU_TENSOR_MAP_SWIZZLE_NONE);
     }
-    launch_early(tiled_hopper<Shape>, blocks, THREADS, Shape::SHARED, stream, maps, a);
+    launch_clusters(tiled_hopper<Shape>, a.split, blocks, THREADS, Shape::SHARED, stream, maps, a);
   }
 };
 
@@ -120,8 +121,10 @@ static inline TiledBlocks set_tiles(Tiled& a) {
   using Shape = typename Kernel::Shape;
   a.row_tiles = (a.rows + Shape::ROWS - 1) / Shape::ROWS;
   a.tiles = a.row_tiles * ((a.out_features + Shape::OUTPUTS - 1) / Shape::OUTPUTS);
-  const TiledBlocks blocks = blocks_of_product(a.tiles, a.chunks, Kernel::resident());
+  const TiledBlocks blocks =
+      blocks_of_product(a.tiles, a.chunks, Kernel::resident(), Kernel::SUM_COST, Kernel::SUM_COST > 0);
   a.sharers = blocks.sharers;
+  a.split = blocks.split;
   return blocks;
 }
 
@@ -131,7 +134,7 @@ static inline TiledMemory memory_of(Tiled a, bool arranged) {
   using F = typename Kernel::Shape::Format;
   const TiledBlocks blocks = set_tiles<Kernel>(a);
   TiledMemory memory{};
-  memory.partials = 2 * int64_t(blocks.sharers) * Kernel::Shape::PARTIAL * 4;
+  if (blocks.split == 1) memory.partials = 2 * int64_t(blocks.sharers) * Kernel::Shape::PARTIAL * 4;
   if (arranged) memory.x = int64_t(a.rows) * a.chunks * 128 * F::X_BYTES;
   if (F::ROUNDED) memory.scales = int64_t(a.row_pitch) * (F::ROUNDED_IN_GROUPS ? a.subgroups : 1) * 4;
   return memory;
@@ -159,14 +162,6 @@ static inline void start_product(const ProductArgs& args, bool arranged, InputOr
     rows.group = args.format == Weights::int4 ? args.group : args.in_features;
     rows.subgroup = F::ROUNDED_IN_GROUPS ? 128 / std::max(F::RECORDS, 1) : 0;
     rows.scale_pitch = F::ROUNDED_IN_GROUPS ? a.row_pitch : 0;
-    rows.gated = args.input_gated;
-    rows.gate = args.gate;
-    rows.norm = args.norm;
-    rows.norm_type = args.norm_type;
-    rows.eps = args.eps;
-    rows.offset = args.offset;
-    rows.stream = args.stream;
-    rows.stream_out = args.stream_out;
     const bool rounded = F::ROUNDED || args.format == Weights::int4;
     rounded ? round_rows(rows, stream) : arrange_rows(rows, stream);
   }

@@ -27,10 +27,10 @@ template <class F, class Call>
 static inline auto with_hopper_kernel(int64_t rows, Call&& call) {
   constexpr int64_t MAX_NARROW_ROWS = F::X_BYTES == 1 ? 256 : 128;
   if (rows <= 32) return call(HopperKernel<F, 4>{});
-  if (rows <= 64 || F::ROUNDED_IN_GROUPS) return call(HopperKernel<F, 8>{});
-  if constexpr (!F::ROUNDED_IN_GROUPS)
-    if (F::RECORDS > 0 || rows <= MAX_NARROW_ROWS) return call(HopperKernel<F, 16>{});
-  if constexpr (F::RECORDS == 0) return call(HopperKernel<F, 32>{});
+  if constexpr (F::ROUNDED_IN_GROUPS) return call(HopperKernel<F, 8>{});
+  else if (rows <= 64) return call(HopperKernel<F, 8>{});
+  else if constexpr (F::RECORDS > 0) return call(HopperKernel<F, 16>{});
+  else return rows <= MAX_NARROW_ROWS ? call(HopperKernel<F, 16>{}) : call(HopperKernel<F, 32>{});
 }
 
 // Calls `call` with the kernel of other GPUs for this number of rows.
@@ -57,7 +57,7 @@ static inline auto with_kernel(int64_t rows, Call&& call) {
 // True if a separate kernel prepares the activations.
 template <class F>
 bool arranged(const ProductArgs& args) {
-  return F::ROUNDED || uses_hopper_kernels(args.rows) || args.norm || args.input_gated;
+  return F::ROUNDED || uses_hopper_kernels(args.rows);
 }
 
 template <class F>

@@ -8,6 +8,7 @@ not in DIMS, float32 and an fp8 cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -50,7 +51,7 @@ def attention(fallback: Attention) -> Attention:
         result: Tensor = rows.plans[key].run(query, (key_pages, value_pages), out=out)
         return result
 
-    return Attention(paged=paged_attention)
+    return replace(fallback, paged=paged_attention)
 
 
 def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import activation, attention, kv, layer, linear, lora, moe, norm, rope, sampling
+from . import activation, attention, kv, layer_cases, linear, lora, moe, norm, rope, sampling
 from .activation import Activation
 from .attention import Attention
 from .case import Case
@@ -21,7 +21,7 @@ from .sampling import Sampling
 
 CASES: tuple[Case, ...] = tuple(
     case
-    for family in (norm, activation, rope, linear, moe, lora, kv, attention, sampling, layer)
+    for family in (norm, activation, rope, linear, moe, lora, kv, attention, sampling, layer_cases)
     for case in family.CASES
 )
 
@@ -31,7 +31,7 @@ CASES: tuple[Case, ...] = tuple(
 TOGETHER: Mapping[str, tuple[str, ...]] = {
     "norm": ("kv.append", "layer"),
     "activation": ("moe.experts", "moe.pack_slices", "layer"),
-    "rope": ("kv.append", "layer"),
+    "rope": ("kv.append", "kv.append_latent", "layer"),
     "linear": ("linear.pack_slices", "moe.experts", "moe.pack_slices", "layer"),
     "linear.embedding": (),
     "moe": ("moe.experts", "moe.pack_slices", "layer"),

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 
 from .case import Case, Make
 
+LATENT_SCORES = 2**24  # scores of latent attention that the reference computes at a time, of whole heads
+
 
 @dataclass(frozen=True)
 class RowGroup:
@@ -123,6 +125,48 @@ def paged_attention(
     return out
 
 
+def latent_attention(
+    query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int, out: Tensor | None = None
+) -> Tensor:
+    """Causal attention over a latent cache (MLA: DeepSeek-V2, 2024) -> [tokens, heads, dim - start].
+
+    query [tokens, heads, dim], absorbed: in the space of the latents; pages [pages, page_size, 1, dim]: the keys of all
+    heads. The values are the columns of the keys from `start` on. Slots beyond the context of a row do not affect the
+    output, even if they contain NaN. If `out` (dense) is not None, it receives the output.
+    """
+    tokens, heads, dim = query.shape
+    out = query.new_empty(tokens, heads, dim - start) if out is None else out
+    wide = torch.promote_types(query.dtype, torch.float32)
+    for group in rows.groups(pages.shape[1], 0):
+        # queries [rows, heads, queries, dim], keys [rows, length, dim]
+        queries = query[group.tokens].unflatten(0, (group.rows, -1)).transpose(1, 2).to(wide)
+        keys = pages.flatten(0, 2).index_select(0, group.slots).view(group.rows, -1, dim).to(wide)
+        if group.allowed is not None:
+            is_stored = group.allowed.any(2).transpose(1, 2)  # NaN * 0 is NaN, so other values become zeros
+            keys = keys.masked_fill(~is_stored, 0.0)
+        head_scores = group.rows * queries.shape[2] * keys.shape[1]
+        results = [
+            _attend_latents(some, keys, group.allowed, scale, start)
+            for some in queries.split(max(1, LATENT_SCORES // max(1, head_scores)), dim=1)
+        ]
+        out[group.tokens] = torch.cat(results, dim=1).transpose(1, 2).flatten(0, 1).to(query.dtype)
+    return out
+
+
+def _attend_latents(query: Tensor, keys: Tensor, allowed: Tensor | None, scale: float, start: int) -> Tensor:
+    """query [rows, heads, queries, dim], keys [rows, length, dim] -> [rows, heads, queries, dim - start].
+
+    The heads share their keys, so they are queries of one head: [rows, heads * queries, dim].
+    """
+    shape = query.shape[1:3]
+    scores = (query.flatten(1, 2) @ keys.transpose(1, 2) * scale).unflatten(1, shape)
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, float("-inf"))
+    weights = scores.softmax(-1).flatten(1, 2)
+    attended: Tensor = (weights @ keys[..., start:]).unflatten(1, shape)
+    return attended
+
+
 def _aligned(query: Tensor) -> Tensor:
     """The query, or a copy that is contiguous and aligned to 16 bytes: torch's fused attention on a GPU reads a query
     without that alignment from a wrong address."""
@@ -161,9 +205,10 @@ def _attend(
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """The implementation of attention on a device."""
+    """The implementations of attention on a device."""
 
     paged: Callable[..., Tensor] = paged_attention
+    latent: Callable[..., Tensor] = latent_attention
 
 
 def _inputs(
@@ -206,6 +251,15 @@ def _with_sinks(lens: list[tuple[int, int]], heads: int = 4, **options: Any) -> 
     return make
 
 
+def _latents(lens: list[tuple[int, int]], heads: int = 4, rotary: int = 8, rank: int = 32, page_size: int = 4) -> Make:
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        arguments = _inputs(lens, heads, 1, rotary + rank, page_size)(generator, dtype)
+        names = "query", "rows", "scale"
+        return {"pages": arguments["key_pages"], "start": rotary, **{name: arguments[name] for name in names}}
+
+    return make
+
+
 _MIXED = [(1, 9), (1, 1), (1, 16), (5, 5), (3, 12), (3, 3), (1, 6)]
 
 _WIDE = {"heads": 8, "kv_heads": 2, "dim": 128, "page_size": 16}  # sizes of a real model
@@ -235,4 +289,18 @@ CASES = [
     Case("attention.paged", "head-256", _inputs(_MIXED, dim=256, page_size=16, window=4)),
     Case("attention.paged", "page-size-one", _inputs(_MIXED, page_size=1)),
     Case("attention.paged", "mixed-wide", _inputs([(33, 290), (1, 64), (130, 130)], **_WIDE)),
+    *(
+        Case("attention.latent", label, make)
+        for label, make in [
+            ("one-row", _latents([(1, 10)])),
+            ("decode", _latents([(1, 9), (1, 1), (1, 16), (1, 7)])),
+            ("prompt", _latents([(11, 11)])),
+            ("mixed", _latents(_MIXED)),
+            ("one-head", _latents(_MIXED, heads=1)),
+            ("odd-dims", _latents(_MIXED, heads=5, rotary=6, rank=37, page_size=3)),
+            ("wide-decode", _latents([(1, 300), (1, 64)], heads=16, rotary=64, rank=512, page_size=16)),
+            ("wide-mixed", _latents([(33, 90), (1, 64), (3, 40)], heads=16, rotary=64, rank=512, page_size=16)),
+            ("many-heads", _latents([(1, 40), (9, 33)], heads=40, rotary=16, rank=64, page_size=16)),
+        ]
+    ),
 ]

@@ -86,6 +86,20 @@ def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[...
 append = composed(Norm(), Rope(), store)
 
 
+def append_latent(heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, slots: Tensor, pages: Tensor) -> Tensor:
+    """Rotate queries and keys, store the keys in a latent cache -> queries [tokens, query heads, dim].
+
+    heads [tokens, query heads + 1, dim], the key last. The first dimensions are rotated, as in rope; the others are in
+    the space of the latents. pages [pages, page_size, 1, dim], contiguous; slots as in `store`. An implementation may
+    overwrite heads and return a view of it.
+    """
+    query, key = heads.split((heads.shape[1] - 1, 1), dim=1)
+    rotate = Rope().neox if rotation == "neox" else Rope().interleaved
+    query, key = rotate(query, key, cos, sin)
+    _put(key, pages, slots)
+    return query
+
+
 @dataclass(frozen=True, slots=True)
 class KV:
     """The implementations of the cache writes on a device."""
@@ -93,6 +107,7 @@ class KV:
     store: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None] = store
     copy_pages: Callable[[Tensor, Tensor, Tensor], None] = copy_pages
     append: Callable[..., Tensor] = append
+    append_latent: Callable[..., Tensor] = append_latent
 
 
 def _store(tokens: int, cache: torch.dtype | None = None) -> Make:
@@ -153,6 +168,18 @@ def _append(
     return make
 
 
+def _append_latent(
+    tokens: int, heads: int = 4, rank: int = 24, half: int = 4, rotation: Rotation = "interleaved"
+) -> Make:
+    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
+        arguments = _append(tokens, heads - 1, 1, 2 * half + rank, half, False, rotation=rotation)(generator, dtype)
+        names = "cos", "sin", "rotation", "slots"
+        some = {name: arguments[name] for name in names}
+        return {"heads": arguments["qkv"], "pages": arguments["key_pages"], **some}
+
+    return make
+
+
 _PAGES = ("key_pages", "value_pages")
 _FP8 = torch.float8_e4m3fn
 _COARSE = {torch.bfloat16: 7e-2}  # half the relative distance between neighbouring float8_e4m3fn values
@@ -174,6 +201,18 @@ CASES = [
         _append(5, dim=128, half=64, rotation="interleaved", cache=_FP8),
         _COARSE,
         mutates=_PAGES,
+    ),
+    *(
+        Case("kv.append_latent", label, make, mutates=("pages",))
+        for label, make in [
+            ("one-token", _append_latent(1)),
+            ("tokens", _append_latent(9)),
+            ("no-tokens", _append_latent(0)),
+            ("neox", _append_latent(5, rotation="neox")),
+            ("one-head", _append_latent(5, heads=1)),
+            ("odd-dims", _append_latent(7, heads=3, rank=37, half=5)),
+            ("wide", _append_latent(17, heads=16, rank=512, half=32)),
+        ]
     ),
     Case("kv.store", "float8", _store(9, cache=_FP8), _COARSE, mutates=_PAGES),
     Case("kv.store", "plain", _store(9), mutates=_PAGES),

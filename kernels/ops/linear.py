@@ -20,12 +20,14 @@ from torch.nn import functional as F
 from . import linear_fp8 as linear_fp8
 from . import linear_int4 as linear_int4
 from . import linear_int8 as linear_int8
+from . import linear_mxfp4 as linear_mxfp4
 from .case import REAL_ROWS, REAL_WIDTHS, Case, Make
 from .linear_fp8 import Fp8 as Fp8
 from .linear_int4 import Int4 as Int4
 from .linear_int8 import Int8 as Int8
+from .linear_mxfp4 import Mxfp4 as Mxfp4
 
-Weight = Tensor | Int8 | Int4 | Fp8  # a weight before packing
+Weight = Tensor | Int8 | Int4 | Fp8 | Mxfp4  # a weight before packing
 PANEL = 32  # every slice of a weight has a multiple of PANEL outputs, except the last slice
 
 
@@ -93,6 +95,7 @@ class Linear:
     int4: Callable[..., Tensor] = linear_int4.int4
     int4_wide: Callable[..., Tensor] = linear_int4.int4_wide
     fp8: Callable[..., Tensor] = linear_fp8.fp8
+    mxfp4: Callable[..., Tensor] = linear_mxfp4.mxfp4
     embedding: Callable[..., Tensor] = embedding
     pack_slices: Callable[[Iterable[Weight], int, torch.dtype], Any] = pack_slices
 
@@ -147,6 +150,7 @@ CASES = [
     *linear_int8.CASES,
     *linear_int4.CASES,
     *linear_fp8.CASES,
+    *linear_mxfp4.CASES,
 ]
 
 # Products of real models, for `localllm selftest`. The tests of all devices use the smaller CASES.
@@ -158,4 +162,5 @@ REAL_CASES = [
     *linear_int8.REAL_CASES,
     *linear_int4.REAL_CASES,
     *linear_fp8.REAL_CASES,
+    *linear_mxfp4.REAL_CASES,
 ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .moe import ExpertWeights, Routing
+from .moe import ExpertWeights, Routed, Routing
 from .projection import Projection
 from .step import LayerStep
 
@@ -48,17 +48,25 @@ class Experts(NamedTuple):
     shared_gate: Projection | None = None  # hidden -> 1; the shared expert's result is multiplied by its sigmoid
 
     def __call__(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor:
-        shared = self._shared(x, ops, step)
-        logits = self.router(x, ops, step, torch.promote_types(x.dtype, torch.float32))
-        routed = ops.moe.route(logits, self.routing, self.correction)
-        result: Tensor = ops.moe.experts(x, routed, self.weights)
-        return result if shared is None else result + shared
-
-    def _shared(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor | None:
-        """The result [tokens, hidden] of the shared expert; None if there is none."""
+        """x [tokens, hidden] -> [tokens, hidden]. The second queue of the step computes the shared expert beside the
+        routed experts."""
         if self.shared is None:
-            return None
-        result = self.shared(x, ops, step)
+            return ops.moe.experts(x, self._route(x, ops, step), self.weights)
+        routed = self._route(x, ops, step) if step.streams.after_router else None
+        with step.streams.fork():
+            shared = self._shared(x, self.shared, ops, step)
+        if routed is None:
+            routed = self._route(x, ops, step)
+        result: Tensor = ops.moe.experts(x, routed, self.weights)
+        step.streams.join()
+        return result + shared
+
+    def _route(self, x: Tensor, ops: Ops, step: LayerStep) -> Routed:
+        logits = self.router(x, ops, step, torch.promote_types(x.dtype, torch.float32))
+        return ops.moe.route(logits, self.routing, self.correction)
+
+    def _shared(self, x: Tensor, shared: GatedMlp, ops: Ops, step: LayerStep) -> Tensor:
+        result = shared(x, ops, step)
         if self.shared_gate is None:
             return result
         return result * torch.sigmoid(self.shared_gate(x, ops, step))

@@ -15,6 +15,7 @@ from .activation import Activation
 from .case import Case, Make
 from .linear import Fp8, Int4, Int8, Linear, Weight, map_tensors, weight_tensors
 from .linear import pack_slices as pack_linear_slices
+from .linear_mxfp4 import random_mxfp4
 
 # Names of the fields of Activation that experts support.
 ExpertGate = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu_and_mul"]
@@ -220,6 +221,8 @@ def random_weight(
             values = (torch.randn(shape, generator=generator) * 100.0).clamp(-448.0, 448.0)
             scale = torch.rand(out_features, groups, generator=generator) * size / 100.0
             return Fp8(values.to(torch.float8_e4m3fn), scale, group)
+        case "mxfp4":
+            return random_mxfp4(out_features, in_features, generator)
     return (torch.randn(shape, generator=generator) * size).to(dtype)
 
 
@@ -276,7 +279,7 @@ _FLOAT32 = {torch.float32: 1e-5}
 # int8 rounds the gated activations, which differ by a rounding of x's dtype, to integers.
 _ROUNDED = {torch.float32: 1e-2, torch.bfloat16: 4e-2, torch.float16: 2e-2}
 _SUMMED = {torch.float32: 5e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
-FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
+FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8", "mxfp4")
 
 CASES = [
     *(
@@ -302,18 +305,22 @@ CASES = [
     ),
     *(
         Case("moe.experts", f"{op}-{label}", make, _ROUNDED if op in ("int8", "int4") else _SUMMED, packs=("weights",))
-        for op in FORMATS
+        for op in reversed(FORMATS)  # the self-test of a model includes the last case: one token and floats
         for label, make in [
             *((f"{tokens}-tokens", _inputs(op, tokens)) for tokens in (0, 1, 3, 33)),
             ("one-expert-of-all-tokens", _inputs(op, 40, top_k=1, only=5)),
             ("experts-without-tokens", _inputs(op, 17, experts=16, used=5)),
             ("all-experts", _inputs(op, 5, experts=4, top_k=4)),
-            ("odd-shape", _inputs(op, 9, experts=3, hidden=37, inner=29)),
+            # MXFP4 needs multiples of 32 inputs.
+            (
+                "odd-shape",
+                _inputs(op, 9, experts=3, hidden=96 if op == "mxfp4" else 37, inner=32 if op == "mxfp4" else 29),
+            ),
             ("bias", _inputs(op, 6, bias=True)),
             ("clamped-bias", _inputs(op, 6, bias=True, gate="clamped_swiglu_and_mul")),
             ("gelu", _inputs(op, 3, gate="gelu_tanh_and_mul")),
             ("wide", _inputs(op, 70, experts=8, top_k=3, hidden=256, inner=192, group=64)),
-            ("one-wide-token", _inputs(op, 1, experts=32, top_k=8, hidden=256, inner=192, group=64)),
+            ("one-wide-token", _inputs(op, 1, experts=32, top_k=8, hidden=512, inner=192, group=64)),
         ]
     ),
 ]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .layer import DecoderLayer
+from .mla import LatentInputs, LatentOutputs
 from .mlp import Experts, GatedMlp
 from .moe import ExpertWeights
 from .projection import Adapted, Product
@@ -70,8 +71,15 @@ def pack_value(ops: Ops, value: Any, dtype: torch.dtype) -> Any:
 
 def _pack_layer(ops: Ops, layer: DecoderLayer, dtype: torch.dtype) -> DecoderLayer:
     def packed(projection: Any) -> Any:
-        if isinstance(projection, Adapted):
-            return projection._replace(base=packed(projection.base))
+        match projection:
+            case None:
+                return None
+            case Adapted():
+                return projection._replace(base=packed(projection.base))
+            case LatentInputs():
+                return projection._replace(down=packed(projection.down), queries=packed(projection.queries))
+            case LatentOutputs():
+                return projection._replace(out=packed(projection.out))
         return pack_value(ops, projection, dtype)
 
     def packed_mlp(mlp: Any) -> Any:

@@ -9,21 +9,25 @@ from typing import NamedTuple
 from torch import Tensor
 
 from .attention import Rows
+from .streams import IN_ORDER, Streams
 
 
 @dataclass(frozen=True, slots=True)
 class Cache:
     """The pages of all layers: one tensor if all layers have the same shape, else one tensor per layer.
 
-    keys and values [layers, pages, page_size, kv heads, dim], or a tuple of [pages, page_size, kv heads, dim].
+    keys and values [layers, pages, page_size, kv heads, dim], or a tuple of [pages, page_size, kv heads, dim]. A latent
+    cache has no values: they are columns of its keys.
     """
 
     keys: Tensor | tuple[Tensor, ...]
-    values: Tensor | tuple[Tensor, ...]
-    layers: tuple[tuple[Tensor, Tensor], ...] = field(init=False)  # views: key pages and value pages of each layer
+    values: Tensor | tuple[Tensor, ...] | None
+    # Views: key pages and value pages of each layer; in a latent cache the key pages only.
+    layers: tuple[tuple[Tensor, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "layers", tuple(zip(self.keys, self.values, strict=True)))
+        parts = [self.keys] if self.values is None else [self.keys, self.values]
+        object.__setattr__(self, "layers", tuple(zip(*parts, strict=True)))
 
 
 class Tiles(NamedTuple):
@@ -63,8 +67,8 @@ class Answers(NamedTuple):
 
 
 class LayerStep(NamedTuple):
-    """Rows, cache slots, rotations, pages, adapters and answers of one step. A layer selects its rotation and its pages
-    by index."""
+    """Rows, cache slots, rotations, pages, adapters, answers, queues and query factors of one step. A layer selects its
+    rotation and its pages by index."""
 
     rows: Rows
     slots: Tensor  # [tokens] int64, cache slots for the keys and values, as in kv.store
@@ -72,6 +76,14 @@ class LayerStep(NamedTuple):
     cache: Cache
     adapters: Adapters | None = None  # None: no row has an adapter, so fused kernels may compute the step
     answers: Answers | None = None  # None: outputs of all tokens; only the last layer receives Answers
+    streams: Streams = IN_ORDER  # a second queue for work that a layer may compute in parallel
+    # [tokens, 1] factor of each token's queries, in their dtype; None: all factors are 1
+    query_factors: Tensor | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the step has no adapters, answers and query factors, which few fused kernels support."""
+        return self.adapters is None and self.answers is None and self.query_factors is None
 
     def answered(self) -> LayerStep:
         """The step reduced to the tokens of `answers`, whose keys and values are in the cache already."""

@@ -6,7 +6,7 @@ few for the device. attention_extend.py computes all other rows. A line of a til
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +23,9 @@ from .attention_plan import SHORT_QUERIES, Launch, plan
 from .target import Device, counters, device_properties
 
 MAX_DIM = 512
+LATENT_HEADS = 16  # largest number of heads of a tile of latent attention
 MAX_ACCUMULATORS = 128  # registers of a thread that can hold results
+LATENT_ACCUMULATORS = 64  # the same for a latent cache: its keys and values are one operand, which takes registers
 LARGE_SHARED = 163 << 10  # bytes; with this much shared memory larger tiles fit
 PREFETCH_SHARED = 200 << 10  # bytes of shared memory above which Triton prefetches one more block of keys and values
 
@@ -40,28 +42,36 @@ class Blocks:
     warps: int
     stages: int
     resident: int  # programs that run on one processor at the same time
+    e: int = 0  # columns of latent keys that are no values, padded; 0: the cache has keys and values
 
     def shared(self, dtype: torch.dtype, device: Device) -> int:
         """Upper bound of the shared memory in bytes: queries, prefetched keys and values, and attention weights."""
         buffers = self.stages // 2 + (device.shared > PREFETCH_SHARED)
-        return (self.m * self.d + 2 * buffers * self.n * self.d + self.m * self.n) * dtype.itemsize + 512
+        position = self.d + self.e if self.e else 2 * self.d
+        return (self.m * (self.d + self.e) + buffers * self.n * position + self.m * self.n) * dtype.itemsize + 512
 
     def fits(self, dtype: torch.dtype, device: Device) -> bool:
-        return self.shared(dtype, device) <= device.shared and self.m * self.d <= MAX_ACCUMULATORS * 32 * self.warps
+        accumulators = LATENT_ACCUMULATORS if self.e else MAX_ACCUMULATORS
+        return self.shared(dtype, device) <= device.shared and self.m * self.d <= accumulators * 32 * self.warps
 
 
 class Call(NamedTuple):
-    """The arguments of one call of paged_attention, converted for both kernels."""
+    """The arguments of one call of attention, converted for both kernels.
+
+    With `extra`, the cache is latent: `query` and `keys` are views without their first `extra` columns, which the
+    kernels read before the views, and `values` equals `keys`.
+    """
 
     out: Tensor
     query: Tensor
-    keys: Tensor  # pages
+    keys: Tensor  # pages; several heads may be views of the same memory
     values: Tensor
     sinks: Tensor | None
     rows: Rows
     options: tuple[float, float, int]  # scale, soft cap, window
     fp8: Fp8
     device: Device
+    extra: int = 0
 
     @property
     def kv_heads(self) -> int:
@@ -94,6 +104,8 @@ class Call(NamedTuple):
             "BLOCK_M": blocks.m,
             "BLOCK_N": blocks.n,
             "BLOCK_D": blocks.d,
+            "EXTRA": self.extra,
+            "BLOCK_E": blocks.e,
             "WINDOW": window > 0,
             "CAP": soft_cap > 0,
             "SINKS": self.sinks is not None,
@@ -119,7 +131,8 @@ def paged_attention(
     device = device_properties(query.device)
     dim = query.shape[2]
     group = query.shape[1] // key_pages.shape[2]
-    tile_sizes = tiling(group, dim, query.dtype, device) if _supported(query, key_pages, value_pages) else None
+    is_supported = _supported(query, key_pages, value_pages) and dim <= MAX_DIM
+    tile_sizes = tiling(group, dim, query.dtype, device) if is_supported else None
     if tile_sizes is None:
         return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
     out = query.new_empty(query.shape) if out is None else out
@@ -128,14 +141,48 @@ def paged_attention(
         key_pages = key_pages.view(torch.uint8)
         value_pages = value_pages.view(torch.uint8)
     call = Call(out, query, key_pages, value_pages, sinks, rows, (scale, soft_cap, window), fp8, device)
+    _compute(call, tile_sizes)
+    return out
+
+
+def latent_attention(
+    query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int, out: Tensor | None = None
+) -> Tensor:
+    """The cache has the queries' dtype. Queries and pages may be strided views. Concurrent calls on two streams are
+    safe."""
+    device = device_properties(query.device)
+    tokens, heads, dim = query.shape
+    rank = dim - start
+    group = _latent_group(heads)
+    is_supported = _supported(query, pages, pages) and pages.dtype == query.dtype and rank <= MAX_DIM
+    tile_sizes = tiling(group, rank, query.dtype, device, start) if is_supported else None
+    if tile_sizes is None:
+        return reference.latent_attention(query, pages, rows, scale, start, out)
+    out = query.new_empty(tokens, heads, rank) if out is None else out
+    # Programs of the same positions read the same memory, each for `group` heads.
+    latents = pages[..., start:].expand(-1, -1, heads // group, -1)
+    call = Call(out, query[..., start:], latents, latents, None, rows, (scale, 0.0, 0), "", device, start)
+    _compute(call, tile_sizes)
+    return out
+
+
+def _latent_group(heads: int) -> int:
+    """The number of heads whose queries are in one tile: the largest divisor of `heads` that is at most
+    LATENT_HEADS."""
+    return max(group for group in range(1, min(heads, LATENT_HEADS) + 1) if heads % group == 0)
+
+
+def _compute(call: Call, tile_sizes: tuple[int, int]) -> None:
+    """Launch the kernels that compute call.out."""
+    dtype = call.query.dtype
     for launch, tiles in _launches(call, tile_sizes):
-        blocks = shape(launch.queries * group, launch.queries, dim, query.dtype, device)
+        lines = launch.queries * call.group
+        blocks = shape(lines, launch.queries, call.query.shape[2], dtype, call.device, call.extra)
         if launch.kernel == "extend":
             grid = call.kv_heads, launch.count
             extend[grid](*call.pointers(tiles), *call.strides(), *call.options, **call.constants(launch, blocks))
         else:
             _decode(call, launch, tiles, blocks)
-    return out
 
 
 def _fp8_conversion(query: torch.dtype, cache: torch.dtype, device: Device) -> Fp8:
@@ -187,11 +234,11 @@ def merging(lines: int, queries: int, block_d: int) -> dict[str, int]:
 def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
     dtypes = query.dtype in FLOATS and key_pages.dtype in (query.dtype, torch.float8_e4m3fn)
     dense_heads = query.stride(2) == key_pages.stride(3) == value_pages.stride(3) == 1
-    return dtypes and dense_heads and query.shape[2] <= MAX_DIM
+    return dtypes and dense_heads
 
 
 @cache
-def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[int, int] | None:
+def tiling(group: int, dim: int, dtype: torch.dtype, device: Device, extra: int = 0) -> tuple[int, int] | None:
     """(lines per tile of a long row, maximum of queries of a short row: a short row fits into one tile).
 
     A line is one query of one head. The shared memory limits both numbers; None if it is too small for a tile of one
@@ -199,7 +246,7 @@ def tiling(group: int, dim: int, dtype: torch.dtype, device: Device) -> tuple[in
     """
 
     def fits(queries: int) -> bool:
-        return shape(queries * group, queries, dim, dtype, device).fits(dtype, device)
+        return shape(queries * group, queries, dim, dtype, device, extra).fits(dtype, device)
 
     short_queries = SHORT_QUERIES
     while short_queries and not fits(short_queries):
@@ -223,8 +270,10 @@ def _large_tile(dim: int, device: Device) -> int:
     return 128 if device.shared >= LARGE_SHARED and dim <= 128 else 64
 
 
-def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device) -> Blocks:
-    """The block sizes for tiles of `lines` lines (query and head), with up to `queries` queries."""
+def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device, extra: int = 0) -> Blocks:
+    """The block sizes for tiles of `lines` lines (query and head), with up to `queries` queries. `extra`: see Call."""
+    if extra:
+        return _latent_shape(lines, dim, extra, dtype, device)
     m = max(16, triton.next_power_of_2(lines))
     d = max(16, triton.next_power_of_2(dim))
     large = device.shared >= LARGE_SHARED
@@ -239,6 +288,24 @@ def shape(lines: int, queries: int, dim: int, dtype: torch.dtype, device: Device
     stages = max(1, min(2, buffers // stage))
     warps = 8 if device.narrow or m >= _large_tile(dim, device) else 4
     return Blocks(m, n, d, warps, 2 * stages + 1, resident)  # stages include the prefetch of the page table
+
+
+def _latent_shape(lines: int, dim: int, extra: int, dtype: torch.dtype, device: Device) -> Blocks:
+    """The block sizes of a latent cache. Values need no memory of their own, but the queries are large."""
+    m = max(16, triton.next_power_of_2(lines))
+    d = max(16, triton.next_power_of_2(dim))
+    e = max(16, triton.next_power_of_2(extra))
+    n = max(16, min(64 if device.shared >= LARGE_SHARED else 32, 32768 // (d * dtype.itemsize)))
+    if device.narrow or (m >= 32 and device.shared < LARGE_SHARED):
+        n = 16
+    warps = 8 if device.narrow or m >= 32 else 4
+    resident = 2 if m == 16 else 1
+    blocks = Blocks(m, n, d, warps, 3, resident, e)
+    while n > 16 and not blocks.fits(dtype, device):
+        n //= 2
+        blocks = replace(blocks, n=n)
+    deeper = replace(blocks, stages=5)
+    return deeper if resident * deeper.shared(dtype, device) <= device.shared else blocks
 
 
 def _listed(launch: Launch, device: torch.device) -> Tensor | None:

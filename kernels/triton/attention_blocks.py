@@ -26,38 +26,58 @@ def floats(loaded, LIKE: tl.constexpr, FP8: tl.constexpr):
 
 
 @triton.jit
+def read_keys_and_values(
+    keys, values, inside, column, DIM: tl.constexpr, BLOCK_D: tl.constexpr, LATENT: tl.constexpr, MASKED: tl.constexpr
+):
+    """Keys and values of positions, each [positions, BLOCK_D], at the pointers `keys` and `values`. LATENT: the values
+    are the keys. With MASKED, zeros replace values of positions that are not `inside`: they may be NaN, and NaN * 0 is
+    NaN."""
+    if MASKED:
+        read = inside[:, None] & (column < DIM)[None, :]
+        key = tl.load(keys, mask=read, other=0.0)
+        value = key if LATENT else tl.load(values, mask=read, other=0.0)
+    elif DIM < BLOCK_D:
+        key = tl.load(keys, mask=(column < DIM)[None, :], other=0.0)
+        value = key if LATENT else tl.load(values, mask=(column < DIM)[None, :], other=0.0)
+    else:
+        key = tl.load(keys)
+        value = key if LATENT else tl.load(values)
+    return key, value
+
+
+@triton.jit
 def attend_blocks(
-    acc, peak, total, q, keys, values, table, begin, end, position, scale, soft_cap, window,
+    acc, peak, total, q, q_extra, keys, values, table, begin, end, position, scale, soft_cap, window,
     key_page, key_slot, value_page, value_slot,
     PAGE_SIZE: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    EXTRA: tl.constexpr, BLOCK_E: tl.constexpr,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """Online softmax (Milakov & Gimelshein, 2018), in base 2, over the positions [begin, end) of the cache.
 
-    Without MASKED, every query sees all these positions, and their number is a multiple of BLOCK_N.
+    Without MASKED, every query sees all these positions, and their number is a multiple of BLOCK_N. With EXTRA, the
+    cache is latent: the keys have EXTRA more columns before `keys`, which q_extra [BLOCK_M, BLOCK_E] multiplies, and
+    their other columns are the values.
     """
     column = tl.arange(0, BLOCK_D)
     for first in tl.range(begin, end, BLOCK_N):
         place = first + tl.arange(0, BLOCK_N)
+        inside = place < end
         if MASKED:
-            inside = place < end
             page = tl.load(table + place // PAGE_SIZE, mask=inside, other=0).to(tl.int64)
         else:
             page = tl.load(table + place // PAGE_SIZE).to(tl.int64)
         slot = place % PAGE_SIZE
         key_pointers = keys + (page * key_page + slot * key_slot)[:, None] + column[None, :]
         value_pointers = values + (page * value_page + slot * value_slot)[:, None] + column[None, :]
-        if MASKED:  # zeros replace values beyond the context, which may be NaN: NaN * 0 is NaN
-            read = inside[:, None] & (column < DIM)[None, :]
-            key = tl.load(key_pointers, mask=read, other=0.0)
-            value = tl.load(value_pointers, mask=read, other=0.0)
-        elif DIM < BLOCK_D:
-            key = tl.load(key_pointers, mask=(column < DIM)[None, :], other=0.0)
-            value = tl.load(value_pointers, mask=(column < DIM)[None, :], other=0.0)
-        else:
-            key = tl.load(key_pointers)
-            value = tl.load(value_pointers)
+        key, value = read_keys_and_values(key_pointers, value_pointers, inside, column, DIM, BLOCK_D, EXTRA > 0, MASKED)
         scores = tl.dot(q, tl.trans(floats(key, q.dtype, FP8)), input_precision="ieee")
+        if EXTRA > 0:
+            before = tl.arange(0, BLOCK_E)
+            extra_pointers = keys + (page * key_page + slot * key_slot)[:, None] + before[None, :] - EXTRA
+            present = inside[:, None] & (before < EXTRA)[None, :]
+            extra = tl.load(extra_pointers, mask=present, other=0.0)
+            scores = tl.dot(q_extra, tl.trans(extra), scores, input_precision="ieee")
         if CAP:  # tanh x = 2 sigmoid(2 x) - 1
             scores = (2.0 * tl.sigmoid(scores * (2.0 * scale / soft_cap)) - 1.0) * (soft_cap * LOG2_E)
         else:

@@ -77,7 +77,8 @@ def decode(
     query_token, query_head, key_page, key_slot, key_head, value_page, value_slot, value_head, out_token, table_row,
     count, chunks, scale, soft_cap, window,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    EXTRA: tl.constexpr, BLOCK_E: tl.constexpr, PARTS: tl.constexpr, STEP: tl.constexpr,
     ALONE: tl.constexpr, LISTED: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
@@ -131,14 +132,20 @@ def decode(
             inside = live[:, None] & (column < DIM)[None, :]
             from_query = ((token + query_index) * query_token + head * query_head)[:, None] + column[None, :]
             q = tl.load(query + from_query, mask=inside, other=0.0)
+            q_extra = q
+            if EXTRA > 0:
+                before = tl.arange(0, BLOCK_E)
+                present = live[:, None] & (before < EXTRA)[None, :]
+                from_query = ((token + query_index) * query_token + head * query_head)[:, None] - EXTRA
+                q_extra = tl.load(query + from_query + before[None, :], mask=present, other=0.0)
             acc, peak, total = attend_blocks(
                 tl.zeros([BLOCK_M, BLOCK_D], tl.float32),
                 tl.full([BLOCK_M], float("-inf"), tl.float32),
                 tl.zeros([BLOCK_M], tl.float32),
-                q, keys, values, page_table + row.to(tl.int64) * table_row,
+                q, q_extra, keys, values, page_table + row.to(tl.int64) * table_row,
                 low + (block - passed) * BLOCK_N, tl.minimum(low + (upto - passed) * BLOCK_N, end),
                 position, scale, soft_cap, window, key_page, key_slot, value_page, value_slot,
-                PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, True, WINDOW, CAP, FP8,
+                PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, EXTRA, BLOCK_E, True, WINDOW, CAP, FP8,
             )  # fmt: skip
             begin = passed // share  # index of the chunk in which the tile begins
             parts = (passed + blocks - 1) // share - begin + 1

@@ -15,6 +15,7 @@ def extend(
     scale, soft_cap, window,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, DIM: tl.constexpr, PAGE_SIZE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    EXTRA: tl.constexpr, BLOCK_E: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """Grid: kv heads, tiles. tiles [tiles, 2] int32 have the row and the first query of each tile. The lines of a tile
@@ -36,7 +37,13 @@ def extend(
     column = tl.arange(0, BLOCK_D)
     token = (start + first).to(tl.int64) + query_index
     inside = live[:, None] & (column < DIM)[None, :]
-    q = tl.load(query + (token * query_token + head * query_head)[:, None] + column[None, :], mask=inside, other=0.0)
+    from_query = query + (token * query_token + head * query_head)[:, None]
+    q = tl.load(from_query + column[None, :], mask=inside, other=0.0)
+    q_extra = q
+    if EXTRA > 0:
+        extra_column = tl.arange(0, BLOCK_E)
+        present = live[:, None] & (extra_column < EXTRA)[None, :]
+        q_extra = tl.load(from_query + extra_column[None, :] - EXTRA, mask=present, other=0.0)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
@@ -49,14 +56,14 @@ def extend(
     else:  # all queries of the tile see the positions before `low`, so these need no mask
         low = (before + 1) // BLOCK_N * BLOCK_N
         acc, peak, total = attend_blocks(
-            acc, peak, total, q, keys, values, table, 0, low, position, scale, soft_cap, window,
+            acc, peak, total, q, q_extra, keys, values, table, 0, low, position, scale, soft_cap, window,
             key_page, key_slot, value_page, value_slot,
-            PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, False, WINDOW, CAP, FP8,
+            PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, EXTRA, BLOCK_E, False, WINDOW, CAP, FP8,
         )  # fmt: skip
     acc, peak, total = attend_blocks(
-        acc, peak, total, q, keys, values, table, low, end, position, scale, soft_cap, window,
+        acc, peak, total, q, q_extra, keys, values, table, low, end, position, scale, soft_cap, window,
         key_page, key_slot, value_page, value_slot,
-        PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, True, WINDOW, CAP, FP8,
+        PAGE_SIZE, DIM, BLOCK_N, BLOCK_D, EXTRA, BLOCK_E, True, WINDOW, CAP, FP8,
     )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks + head, mask=live, other=0.0) * LOG2_E

@@ -48,6 +48,24 @@ def append(
     return query
 
 
+def append_latent(heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, slots: Tensor, pages: Tensor) -> Tensor:
+    """A key is not written if its slot lies outside of the cache."""
+    dense = heads.stride(2) == 1 and all(tensor.is_contiguous() for tensor in (cos, sin, slots))
+    dtypes = heads.dtype in FLOATS and cos.dtype == torch.float32 and pages.dtype in FLOATS
+    if not dense or not dtypes:
+        return reference.append_latent(heads, cos, sin, rotation, slots, pages)
+    tokens, all_heads, dim = heads.shape
+    query = torch.empty(tokens, all_heads - 1, dim, dtype=heads.dtype, device=heads.device)
+    if tokens:
+        _append[(tokens, all_heads)](
+            query, heads, None, None, cos, sin, slots, pages, pages,
+            heads.stride(0), heads.stride(1), all_heads - 1, 1, dim, cos.shape[1],
+            pages.shape[0] * pages.shape[1], 0.0, 0.0,
+            NEOX=rotation == "neox", DIM=triton.next_power_of_2(dim), num_warps=1,
+        )  # fmt: skip
+    return query
+
+
 def _converts(pages: Tensor) -> bool:
     """True if Triton on this device converts floats to the dtype of the pages."""
     if pages.dtype == torch.float8_e4m3fn:

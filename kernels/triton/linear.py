@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..ops import linear as reference
-from ..ops import linear_fp8, linear_int4, linear_int8
-from ..ops.linear import Fp8, Int4, Int8, Weight
+from ..ops import linear_fp8, linear_int4, linear_int8, linear_mxfp4
+from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight
 from . import FLOATS, supports
 from .round_rows import as_rounded, round_rows, scale_back
 from .small_batch import MAX_IN_FEATURES, MAX_ROWS, small_batch
@@ -37,9 +37,11 @@ class Packed(NamedTuple):
 
 
 def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
-    """The weight as `Packed` if it is int4; weights of other formats stay plain."""
+    """The weight as `Packed` if it is int4, and as Fp8 if it is MXFP4; weights of other formats stay plain."""
     slices = iter(slices)
     first = next(slices)
+    if isinstance(first, Mxfp4):
+        return reference.pack_slices(linear_mxfp4.as_fp8(chain([first], slices)), out_features, dtype)
     if not isinstance(first, Int4):
         return reference.pack_slices(chain([first], slices), out_features, dtype)
     groups = first.scale.shape[1]
@@ -170,3 +172,10 @@ def fp8(x: Tensor, weight: Fp8, bias: Tensor | None = None, dtype: torch.dtype |
     quantised = Quantised("fp8", data, weight.scale, None, out_features, in_features, weight.group)
     out = product(x.reshape(-1, in_features), quantised, bias, dtype)
     return out.view(*x.shape[:-1], out_features)
+
+
+def mxfp4(x: Tensor, weight: Mxfp4 | Fp8, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """The product with a weight that `pack_slices` converted, or with a plain weight."""
+    if isinstance(weight, Mxfp4):
+        return linear_mxfp4.mxfp4(x, weight, bias, dtype)
+    return fp8(x, weight, bias, dtype)

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..ops import moe as reference
-from ..ops.linear import Fp8, Int4, Int8, Weight
+from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight
+from ..ops.linear_mxfp4 import GROUP
 from ..ops.moe import ExpertWeights, Routed
 from . import linear, supports
 from .linear import Packed
+from .moe_one_token import one_token, supports_one_token
 from .moe_product import GATES, Blocks, Rows, combine, grouped
 from .moe_route import route as route
 from .moe_route import sort_choices
+from .moe_tiles import multiply_tiles, supports_tiles
 from .round_rows import round_rows
 from .target import Device, device_properties
 from .widen import MAX_CHUNK, Quantised, block_inputs, widen_outputs
@@ -38,6 +42,12 @@ FLOAT_SUMS = 4096  # largest number of choices whose outputs stay float32 until 
 
 
 def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
+    """The weight as linear.py packs it. MXFP4 weights stay plain."""
+    slices = iter(slices)
+    first = next(slices)
+    slices = chain([first], slices)
+    if isinstance(first, Mxfp4):
+        return reference.pack_slices(slices, experts, out_features, dtype)
     return linear.pack_slices(slices, experts * out_features, dtype)
 
 
@@ -78,6 +88,9 @@ def quantised(weight: Any, dtype: torch.dtype) -> Quantised | None:
             if group < in_features and group % 32:
                 return None
             return Quantised("fp8", data.view(torch.uint8), scale, None, out_features, in_features, group)
+        case Mxfp4(data, exponent):
+            out_features, in_features = len(data), 2 * data.shape[1]
+            return Quantised("int4", data, exponent, None, out_features, in_features, GROUP, records="exponents")
         case Int4(data, scale, zero, group, in_features):
             return Quantised("int4", data, scale, zero, len(data), in_features, group)
         case Packed(data, records, group, in_features):
@@ -96,25 +109,28 @@ def compute(
     device = device_properties(x.device)
     ptx = device.compiler == "cuda"
     x = x if x.stride(-1) == 1 else x.contiguous()
+    gate = GATES.index(weights.gate)
+    has_bias = weights.gate_up_bias is not None or weights.down_bias is not None
+    if device.is_hopper and supports_one_token(routed, gate_up, down, has_bias):
+        return one_token(x, routed, gate_up, down, gate, device.overlaps)
     sort = choices > FEW
     tiled = choices if sort else 0
     sizes = tiled, weights.experts, x.dtype, device
     first = blocks_of(gate_up, *sizes)
     second = blocks_of(down, *sizes)
     if sort:
-        plan = sort_choices(routed.experts, weights.experts, first.m)
-        rows = Rows(plan.tiles, plan.order, top_k)
+        plan = sort_choices(routed.experts, weights.experts, first.m, device.overlaps)
+        rows = Rows(plan.tiles, plan.order, top_k, device.overlaps, device.is_hopper)
     else:
-        rows = Rows(routed.experts.view(-1), None, top_k)
+        rows = Rows(routed.experts.view(-1), None, top_k, device.overlaps)
     inner = x.new_empty(choices, weights.inner)
-    gate = GATES.index(weights.gate)
     prepared, scale = prepare(x, weights.op, group)
     multiply = partial(multiply_all if first.m < WIDE_ROWS else multiply_widened, rows, weights.experts, x, ptx)
     multiply(inner, prepared, scale, gate_up, weights.gate_up_bias, first, gate)
     prepared, scale = prepare(inner, weights.op, group)
     y = x.new_empty(choices, x.shape[1], dtype=torch.float32 if choices <= FLOAT_SUMS else x.dtype)
     multiply(y, prepared, scale, down, weights.down_bias, second, -1)
-    return combine(y, routed.weights, x.dtype)
+    return combine(y, routed.weights, x.dtype, device.overlaps)
 
 
 def multiply_all(
@@ -129,8 +145,11 @@ def multiply_widened(
     rows: Rows, experts: int, like: Tensor, ptx: bool, out: Tensor, x: Tensor, scale: Tensor | None, weight: Quantised,
     bias: Tensor | None, blocks: Blocks, gate: int,
 ) -> None:  # fmt: skip
-    """As multiply_all. Int4 and fp8 weights are dequantised into memory, those of some experts at a time: for many rows
-    this is faster than in each tile."""
+    """As multiply_all, for tiles of many rows. Int4 and fp8 weights are dequantised into memory, those of some experts
+    at a time: this is faster than in each tile."""
+    if rows.has_tma and supports_tiles(weight, bias, experts, blocks):
+        multiply_tiles(out, x, weight, rows, blocks, experts, like, gate)
+        return
     if weight.format not in ("int4", "fp8"):
         multiply_all(rows, experts, like, ptx, out, x, scale, weight, bias, blocks, gate)
         return

@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .overlap import launch_dependents, overlapping, wait_for_previous
 from .small_batch import _add_bytes
-from .widen import Quantised, nibbles, record_of
+from .widen import Quantised, e2m1, nibbles, record_of
 
 GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu_and_mul")
 
@@ -66,7 +67,11 @@ def _add(
                 from_data + (base // 2 + byte)[None, :], mask=(base + 2 * byte < in_features)[None, :], other=0
             )
         even, odd = tl.split(activations.reshape(BLOCK_M, BLOCK_K // 2, 2))
-        low, high = nibbles(pair, shift, activations.dtype, PTX)
+        if RECORDS == "exponents":
+            low = e2m1(pair, activations.dtype)
+            high = e2m1(pair >> 4, activations.dtype)
+        else:
+            low, high = nibbles(pair, shift, activations.dtype, PTX)
         product = tl.dot(even, tl.trans(low), input_precision="ieee")
         product = tl.dot(odd, tl.trans(high), product, input_precision="ieee")
         sums += product * factor[None, :]
@@ -114,7 +119,8 @@ def grouped_kernel(
     x_stride, out_stride, pitch,
     FORMAT: tl.constexpr, RECORDS: tl.constexpr, ONE: tl.constexpr, EVEN: tl.constexpr, HAS_BIAS: tl.constexpr,
     PTX: tl.constexpr, SORTED: tl.constexpr, TOP_K: tl.constexpr, GATE: tl.constexpr, FROM_CHOICE: tl.constexpr,
-    TO_CHOICE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    TO_CHOICE: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of BLOCK_N outputs, tiles. `data` has the weights of the experts from first_expert to
     end_expert - 1; tiles of other experts are left out.
@@ -124,6 +130,9 @@ def grouped_kernel(
     the first half of the outputs are gates of the second half; both are rounded to the type of `like` first. The first
     half of the outputs of a block are then gates, too.
     """
+    if OVERLAP:
+        wait_for_previous()
+        launch_dependents()
     tile = tl.program_id(1)
     lane = tl.arange(0, BLOCK_M)
     expert = tl.load(tiles + tile).to(tl.int64)
@@ -171,8 +180,11 @@ def grouped_kernel(
 
 
 @triton.jit
-def combine_kernel(out, y, weights, hidden, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def combine_kernel(out, y, weights, hidden, TOP_K: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     """Program (token, block): the sum over a token's choices of weight * y, in float32, in the order of the choices."""
+    if OVERLAP:
+        wait_for_previous()
+        launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < hidden
@@ -200,6 +212,8 @@ class Rows(NamedTuple):
     tiles: Tensor  # as in Sorted; not sorted: [choices], the expert of each choice
     order: Tensor | None  # as in Sorted; None: not sorted
     top_k: int
+    overlap: bool = False  # whether a kernel may start before the previous kernel has ended
+    has_tma: bool = False  # whether moe_tiles.py computes products of tiles of many rows
 
     @property
     def tile_count(self) -> int:
@@ -230,16 +244,19 @@ def grouped(
         min(weight.sub, in_features),
         x.stride(0), out.stride(0), weight.data.stride(0),
         weight.format, weight.records, weight.sub >= in_features, in_features % blocks.k == 0, bias is not None,
-        ptx, rows.order is not None, rows.top_k, gate, gate >= 0, gate < 0, blocks.m, blocks.n, blocks.k,
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        ptx, rows.order is not None, rows.top_k, gate, gate >= 0, gate < 0, rows.overlap,
+        blocks.m, blocks.n, blocks.k,
+        num_warps=blocks.warps, num_stages=blocks.stages, **overlapping(rows.overlap),
     )  # fmt: skip
 
 
-def combine(y: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
+def combine(y: Tensor, weights: Tensor, dtype: torch.dtype, overlap: bool = False) -> Tensor:
     """y [tokens * top_k, hidden], weights [tokens, top_k] -> [tokens, hidden] in `dtype`."""
     tokens, top_k = weights.shape
     hidden = y.shape[1]
     out = y.new_empty(tokens, hidden, dtype=dtype)
     block = min(1024, triton.next_power_of_2(hidden))
-    combine_kernel[(tokens, triton.cdiv(hidden, block))](out, y, weights, hidden, top_k, block, num_warps=4)
+    combine_kernel[(tokens, triton.cdiv(hidden, block))](
+        out, y, weights, hidden, top_k, block, overlap, num_warps=4, **overlapping(overlap)
+    )
     return out

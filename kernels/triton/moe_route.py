@@ -15,8 +15,11 @@ from torch import Tensor
 
 from ..ops import moe as reference
 from ..ops.moe import Routed, Routing
+from .overlap import launch_dependents, overlapping, wait_for_previous
+from .target import device_properties
 
-BLOCK = 128  # choices of a program that sorts
+BLOCK = 1024  # choices of a program that sorts
+ONE_LAUNCH = 2048  # largest number of choices that one launch sorts
 
 
 @triton.jit
@@ -40,9 +43,12 @@ def _route(
     experts, weights, logits, correction, stride, scale,
     TOP_K: tl.constexpr, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, HAS_CORRECTION: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program `token` chooses the experts of a token. SIZE: experts of a group."""
+    if OVERLAP:
+        wait_for_previous()
+        launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     group = tl.arange(0, BLOCK_GROUPS)
     place = tl.arange(0, BLOCK_SIZE)
@@ -87,13 +93,14 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     chosen = logits.new_empty(tokens, routing.top_k, dtype=torch.int32)
     weights = logits.new_empty(tokens, routing.top_k)
     size = experts // routing.groups
+    overlap = device_properties(logits.device).overlaps
     if tokens:
         _route[(tokens,)](
             chosen, weights, logits, logits if correction is None else correction, logits.stride(0), routing.scale,
             routing.top_k, routing.score == "sigmoid", routing.renormalise, correction is not None,
             routing.groups, routing.top_groups, routing.group_score == "top2", size,
             triton.next_power_of_2(routing.groups), triton.next_power_of_2(size),
-            triton.next_power_of_2(routing.top_k), num_warps=1,
+            triton.next_power_of_2(routing.top_k), overlap, num_warps=1, **overlapping(overlap),
         )  # fmt: skip
     return Routed(chosen, weights)
 
@@ -106,6 +113,53 @@ class Sorted(NamedTuple):
     ends: Tensor  # [experts] int32: the position after the last choice of each expert
 
 
+@triton.jit
+def _write_tiles(
+    tiles, expert, start, count, first_tile, all_tiles, tile_count, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Writes the tiles of an expert with `count` choices, and one of the tiles that are left over."""
+    for first in range(0, count, ROWS * BLOCK):
+        begin = first + tl.arange(0, BLOCK) * ROWS
+        inside = begin < count
+        tile = first_tile + begin // ROWS
+        tl.store(tiles + tile, begin * 0 + expert, mask=inside)
+        tl.store(tiles + tile_count + tile, start + begin, mask=inside)
+        tl.store(tiles + 2 * tile_count + tile, start + tl.minimum(begin + ROWS, count), mask=inside)
+    left = all_tiles + expert
+    tl.store(tiles + left, -1, mask=left < tile_count)
+
+
+@triton.jit(do_not_specialize=["choices", "expert_count", "tile_count"])
+def _sort(
+    order, tiles, ends, experts, choices, expert_count, tile_count,
+    ROWS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Program `own` reads all choices, and writes the positions and the tiles of the expert `own`."""
+    if OVERLAP:
+        wait_for_previous()
+        launch_dependents()
+    own = tl.program_id(0)
+    expert = tl.arange(0, BLOCK_E)
+    lane = tl.arange(0, BLOCK)
+    counts = tl.zeros((BLOCK_E,), tl.int32)
+    for first in range(0, choices, BLOCK):
+        exists = first + lane < choices
+        chosen = tl.load(experts + first + lane, mask=exists, other=0)
+        counts += tl.histogram(chosen, BLOCK_E, exists)
+    before = expert < own
+    start = tl.sum(tl.where(before, counts, 0), 0)
+    count = tl.sum(tl.where(expert == own, counts, 0), 0)
+    tile_counts = (counts + ROWS - 1) // ROWS
+    first_tile = tl.sum(tl.where(before, tile_counts, 0), 0)
+    _write_tiles(tiles, own, start, count, first_tile, tl.sum(tile_counts, 0), tile_count, ROWS, 32)
+    tl.store(ends + own, start + count)
+    for first in range(0, choices, BLOCK):
+        chosen = tl.load(experts + first + lane, mask=first + lane < choices, other=-1)
+        match = (chosen == own).to(tl.int32)
+        tl.store(order + start + tl.cumsum(match, 0) - 1, first + lane, mask=match > 0)
+        start += tl.sum(match, 0)
+
+
 @triton.jit(do_not_specialize=["choices"])
 def _rank(ranks, counts, experts, choices, BLOCK: tl.constexpr):
     """ranks [choices]: different numbers for all choices of an expert, from 0 on. counts [experts]: zeros before."""
@@ -115,48 +169,52 @@ def _rank(ranks, counts, experts, choices, BLOCK: tl.constexpr):
     tl.store(ranks + choice, tl.atomic_add(counts + chosen, 1, mask=exists, sem="relaxed"), mask=exists)
 
 
-@triton.jit(do_not_specialize=["choices", "tile_count"])
+@triton.jit(do_not_specialize=["choices", "expert_count", "tile_count"])
 def _place(
     order, tiles, ends, ranks, counts, experts, choices, expert_count, tile_count,
     ROWS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program i writes the positions of BLOCK choices, and BLOCK tiles."""
+    """The first programs write the tiles of an expert each, the others the positions of BLOCK choices each."""
+    own = tl.program_id(0)
     expert = tl.arange(0, BLOCK_E)
     count = tl.load(counts + expert, mask=expert < expert_count, other=0)
     end = tl.cumsum(count, 0)
-    start = end - count
-    tl.store(ends + expert, end, mask=(expert < expert_count) & (tl.program_id(0) == 0))
-    choice = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    exists = choice < choices
-    chosen = tl.load(experts + choice, mask=exists, other=0)
-    first = tl.sum(tl.where(chosen[:, None] == expert[None, :], start[None, :], 0), 1)
-    tl.store(order + first + tl.load(ranks + choice, mask=exists, other=0), choice, mask=exists)
-    tile = choice
-    tile_end = tl.cumsum((count + ROWS - 1) // ROWS, 0)
-    earlier = tile_end[None, :] <= tile[:, None]
-    owner = tl.sum(earlier.to(tl.int32), 1)  # the number of experts whose tiles are before this tile
-    first_tile = tl.max(tl.where(earlier, tile_end[None, :], 0), 1)
-    mine = expert[None, :] == owner[:, None]
-    begin = tl.sum(tl.where(mine, start[None, :], 0), 1) + (tile - first_tile) * ROWS
-    stop = tl.minimum(tl.sum(tl.where(mine, end[None, :], 0), 1), begin + ROWS)
-    inside = tile < tile_count
-    tl.store(tiles + tile, tl.where(owner < expert_count, owner, -1), mask=inside)
-    tl.store(tiles + tile_count + tile, begin, mask=inside)
-    tl.store(tiles + 2 * tile_count + tile, stop, mask=inside)
+    if own < expert_count:
+        tile_counts = (count + ROWS - 1) // ROWS
+        first_tile = tl.sum(tl.where(expert < own, tile_counts, 0), 0)
+        own_count = tl.sum(tl.where(expert == own, count, 0), 0)
+        own_end = tl.sum(tl.where(expert == own, end, 0), 0)
+        start = own_end - own_count
+        _write_tiles(tiles, own, start, own_count, first_tile, tl.sum(tile_counts, 0), tile_count, ROWS, 32)
+        tl.store(ends + own, own_end)
+    else:
+        choice = (own - expert_count) * BLOCK + tl.arange(0, BLOCK)
+        exists = choice < choices
+        chosen = tl.load(experts + choice, mask=exists, other=0)
+        first = tl.gather(end - count, chosen, 0)
+        tl.store(order + first + tl.load(ranks + choice, mask=exists, other=0), choice, mask=exists)
 
 
-def sort_choices(chosen: Tensor, experts: int, rows: int) -> Sorted:
+def sort_choices(chosen: Tensor, experts: int, rows: int, overlap: bool = False) -> Sorted:
     """chosen [tokens, top_k] int32 -> the choices sorted by expert, in tiles of up to `rows` choices. The order of the
     choices of an expert is not defined; results of products do not depend on it."""
     choices = chosen.numel()
     tile_count = min(choices // rows + experts, choices)  # an upper bound
+    result = Sorted(chosen.new_empty(choices), chosen.new_empty(3, tile_count), chosen.new_empty(experts))
+    block_e = triton.next_power_of_2(experts)
+    if choices <= ONE_LAUNCH:
+        block = min(1024, triton.next_power_of_2(choices))
+        _sort[(experts,)](
+            result.order, result.tiles, result.ends, chosen, choices, experts, tile_count,
+            rows, block_e, block, overlap, num_warps=4, **overlapping(overlap),
+        )  # fmt: skip
+        return result
     counts = chosen.new_zeros(experts)
     ranks = chosen.new_empty(choices)
-    result = Sorted(chosen.new_empty(choices), chosen.new_empty(3, tile_count), chosen.new_empty(experts))
     programs = triton.cdiv(choices, BLOCK)
     _rank[(programs,)](ranks, counts, chosen, choices, BLOCK, num_warps=4)
-    _place[(programs,)](
+    _place[(experts + programs,)](
         result.order, result.tiles, result.ends, ranks, counts, chosen, choices, experts, tile_count,
-        rows, triton.next_power_of_2(experts), BLOCK, num_warps=4,
+        rows, block_e, BLOCK, num_warps=4,
     )  # fmt: skip
     return result

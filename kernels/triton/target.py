@@ -24,6 +24,8 @@ class Device:
     shared: int  # bytes of shared memory that a program may use
     converts_fp8: bool  # the GPU has instructions that convert float8
     narrow: bool = False  # AMD GPU with wavefronts of 32 lanes: matrix operands fill registers, so blocks are small
+    is_hopper: bool = False  # NVIDIA GPU of compute capability 9.0, and kernels may have tensor descriptors
+    overlaps: bool = False  # a kernel can start before the previous kernel has ended
     compiler: str = ""  # Triton's backend: cuda, hip or xpu; empty: the interpreter
 
     @property
@@ -43,6 +45,8 @@ def device_properties(device: torch.device) -> Device:
     target = driver.get_current_target()
     processors = properties["multiprocessor_count"]
     shared = properties["max_shared_mem"]
+    capability = 0, 0
+    plain = getattr(driver, "plain_launches", False)
     if target.backend == "cuda":
         limits = gpu_limits()
         capability = limits.limit_capability(divmod(target.arch, 10))
@@ -51,7 +55,9 @@ def device_properties(device: torch.device) -> Device:
     return Device(
         processors,
         shared,
-        converts_fp8=target.backend == "cuda" and capability >= (8, 9),
+        converts_fp8=capability >= (8, 9),
+        is_hopper=capability == (9, 0) and not plain,
+        overlaps=capability >= (9, 0) and not plain,
         narrow=target.backend == "hip" and target.warp_size == 32,
         compiler=target.backend,
     )

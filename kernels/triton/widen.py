@@ -2,7 +2,8 @@
 
 The scales and zero points of int4 have one of three layouts (RECORDS): `plain`, as in kernels/ops; `by_group`, packed
 by kernels/triton/linear.py; `transposed`, packed by kernels/cuda/linear.py, which permutes the nibbles as well. The
-scales of int8 and fp8 are plain.
+scales of int8 and fp8 are plain. MXFP4 is int4 with the layout `exponents`: nibbles are e2m1 numbers, and a scale is a
+power of two.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 Format = Literal["dense", "int8", "int4", "fp8"]
-Records = Literal["plain", "by_group", "transposed"]
+Records = Literal["plain", "by_group", "transposed", "exponents"]
 
 MAX_CHUNK = 2**26  # largest number of weights that are dequantised into memory at a time
 BLOCK = 64  # outputs of a program
@@ -31,7 +32,8 @@ class Quantised(NamedTuple):
 
     format: Format
     data: Tensor  # [out_features, bytes], int8 for int8, else uint8
-    scale: Tensor  # scales; if `records` is not "plain", scales and zero points, packed as int32
+    # Scales. If `records` is "by_group" or "transposed": scales and zero points, packed as int32. "exponents": uint8.
+    scale: Tensor
     zero: Tensor | None  # zero points of int4, if `records` is "plain"
     out_features: int
     in_features: int
@@ -120,16 +122,27 @@ def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
 
 
 @triton.jit
+def e2m1(number, dtype: tl.constexpr):
+    """Converts e2m1 values in the low 4 bits of `number`, uint8, to `dtype`. The shifted bits of a value are the
+    float32 value / 2^126."""
+    bits = ((number & 7).to(tl.int32) << 22) | ((number & 8).to(tl.int32) << 28)
+    return (bits.to(tl.float32, bitcast=True) * 8.507059173023462e37).to(dtype)  # 2^126
+
+
+@triton.jit
 def record_of(scale, zero, outputs, index, out_features, subs, NIBBLES: tl.constexpr, RECORDS: tl.constexpr):
     """(scales, zero points), each [BLOCK_N] float32: those with number `index` of the outputs `outputs` [BLOCK_N]. The
     weight has `out_features` outputs with `subs` scales each."""
-    if RECORDS == "plain":
+    if RECORDS == "plain" or RECORDS == "exponents":
         offset = outputs * subs + index
     elif RECORDS == "by_group":
         offset = index * out_features + outputs
     else:
         offset = (outputs // 8 * subs + index) * 8 + outputs % 8
-    if NIBBLES and RECORDS != "plain":
+    if RECORDS == "exponents":
+        factor = (tl.load(scale + offset).to(tl.int32) << 23).to(tl.float32, bitcast=True)
+        shift = factor
+    elif NIBBLES and RECORDS != "plain":
         record = tl.load(scale + offset)
         factor = (record & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
         shift = (record >> 16).to(tl.float32)
@@ -178,7 +191,10 @@ def _widen(
             integers = transposed_nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
         else:
             integers = _nibbles(data, outputs, first, in_features, pitch, BLOCK_K)
-        weights = integers.to(tl.float32) - shift[:, None]
+        if RECORDS == "exponents":
+            weights = e2m1(integers, tl.float32)
+        else:
+            weights = integers.to(tl.float32) - shift[:, None]
     else:
         pointers = data + outputs.to(tl.int64)[:, None] * pitch + k[None, :]
         weights = e4m3(tl.load(pointers, mask=(k < in_features)[None, :], other=0), tl.float32, False)
