@@ -30,6 +30,7 @@ OPS = Ops(
         int4=linear.int4,
         int4_wide=linear.int4_wide,
         fp8=linear.fp8,
+        mxfp4=linear.mxfp4,
         embedding=embedding.embedding,
         pack_slices=linear.pack_slices,
     ),

@@ -10,8 +10,6 @@ from ...kernels.cuda_architectures import require_code
 from ...kernels.library import LibraryMissing, find_cuda_library
 from ...kernels.ops import Ops
 from ...kernels.ops.activation import Activation
-from ...kernels.ops.attention import Attention
-from ...kernels.ops.kv import KV
 from ...kernels.ops.layer import Layer
 from ...kernels.ops.linear import Linear
 from ...kernels.ops.lora import Lora
@@ -44,13 +42,14 @@ def _with_library(ops: Ops) -> Ops:
             int4=linear.int4,
             int4_wide=linear.int4_wide,
             fp8=linear.fp8,
+            mxfp4=linear.mxfp4,
             embedding=embedding.embedding,
             pack_slices=linear.pack_slices,
         ),
         moe=Moe(route=moe.route, experts=moe.experts, pack_slices=moe.pack_slices),
         lora=Lora(add=lora.add, project=lora.project, embedding=lora.embedding),
-        kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
-        attention=Attention(paged=attention.paged_attention),
+        kv=replace(ops.kv, store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
+        attention=replace(ops.attention, paged=attention.paged_attention),
         layer=Layer(decoder=layer.decoder, decoders=step.decoders, prepare_stack=step.prepare_stack),
     )
 

@@ -17,7 +17,7 @@ from .cells import ContextMemory, StreamMemory
 from .library import devices, library, load_model
 from .runner import LlamaRunner, Sequences
 from .sequences import Memory, PagedSequences, PairedMemory, StateSequences, sequence_ids
-from .sizing import CACHE_TYPES, DEFAULT_CONTEXT, PAGE_SIZE, UBATCH, Size, check_fits, has_states, measure
+from .sizing import CACHE_TYPES, DEFAULT_CONTEXT, ONE_SEQUENCE, PAGE_SIZE, UBATCH, Size, check_fits, has_states, measure
 from .streams import StreamSequences
 
 # Seconds after which a step counts as hung. Even slow CPUs compute a prefill chunk of an 8B model faster.
@@ -49,13 +49,14 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
             check_fits(files, options, size.plan)
         needs_pairs = not states and not size.row_cells and c.llama_model_n_swa(model) > 0
         ids = sequence_ids(size.sequences, paired=needs_pairs)
-        spec = _spec(files, options, size, 0 if states else len(ids))
+        spec = _spec(files, options, size, 0 if states else len(ids), c.llama_model_n_embd_out(model))
         context = _new_context(files, options, size, spec, model)
     except BaseException:
         c.llama_model_free(model)
         raise
     sequences = _sequences(context, spec, size, needs_pairs, len(ids))
-    return LlamaRunner(model, context, spec, sequences, ids, Adapters(model))
+    threads = options.threads or cores()
+    return LlamaRunner(model, context, spec, sequences, ids, Adapters(model), threads)
 
 
 def _sequences(context: Any, spec: RunnerSpec, size: Size, needs_pairs: bool, count: int) -> Sequences:
@@ -81,6 +82,11 @@ def can_repack(files: ModelFiles) -> bool:
     return not (has_views and library().has_amx)
 
 
+def can_overlap(size: Size) -> bool:
+    """Whether a device computes a step while the host plans the next one. On a CPU, llama_decode returns at the end."""
+    return size.on_gpu
+
+
 def _refuse(files: ModelFiles) -> None:
     refusal = accepts(files)
     if refusal:
@@ -102,7 +108,7 @@ def _check_model(files: ModelFiles, model: Any) -> None:
         )
 
 
-def _spec(files: ModelFiles, options: LoadOptions, size: Size, sequences: int) -> RunnerSpec:
+def _spec(files: ModelFiles, options: LoadOptions, size: Size, sequences: int, hidden_size: int) -> RunnerSpec:
     """`sequences`: the number of sequences of a model without states; 0: each row has a state."""
     plan = size.plan
     states = not sequences
@@ -120,14 +126,16 @@ def _spec(files: ModelFiles, options: LoadOptions, size: Size, sequences: int) -
         max_paths=sequences - needs_free,
         num_adapters=options.adapter_slots,
         adapters_per_step=options.adapter_slots,
+        overlap=can_overlap(size),
         slots_hint="raise the setting adapter_slots",
+        hidden_size=hidden_size,
         dtype="float32",
         quant=_quant(files),
         weight_bytes=files.weight_bytes,
         token_bytes=plan.token_bytes,
         cache_bytes=plan.num_pages * plan.page_bytes,
         step_seconds=STEP_SECONDS["gpu" if size.on_gpu else "cpu"],
-        warnings=_warnings(options, size, context),
+        warnings=(*_one_sequence(files), *_warnings(options, size, context)),
     )
 
 
@@ -136,6 +144,14 @@ def _group(options: LoadOptions, size: Size) -> CacheGroup:
     if not size.row_cells:
         return CacheGroup(page_size, size.plan.num_pages)
     return CacheGroup(page_size, size.plan.num_pages * -(-size.row_cells // page_size))
+
+
+def _one_sequence(files: ModelFiles) -> tuple[str, ...]:
+    """The warning for an architecture of ONE_SEQUENCE; empty for others."""
+    architecture = files.config.model_type
+    if architecture not in ONE_SEQUENCE:
+        return ()
+    return (f"llama.cpp computes one request at a time with the architecture {architecture}, without a prefix cache",)
 
 
 def _warnings(options: LoadOptions, size: Size, context: int) -> tuple[str, ...]:

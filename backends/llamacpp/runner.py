@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,22 +16,46 @@ from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
 from .adapters import Adapters
 from .library import failed, library
-from .sampler import sample
+from .sampler import Draws, Samplers
 
 Floats = NDArray[np.float32]
+# Logits [answers, vocab] and hidden states [answers, hidden]. The rows of answers of the other kind are undefined.
+Outputs = tuple[Floats, Floats | None]
 
 NO_CELLS = 1  # results of llama_decode
 NO_MEMORY = -2
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A step that was computed."""
+class Step:
+    """A step that llama.cpp computes. See engine.runner.Pending."""
 
-    step: StepResult
+    def __init__(self, draws: Draws, outputs: Callable[[], Outputs], context: threading.Lock) -> None:
+        """`outputs`: waits for the outputs of the step. `context`: locked by the thread that uses the context."""
+        self._draws = draws
+        self._outputs: Callable[[], Outputs] | None = outputs
+        self._context = context
+        self._result: StepResult | None = None
 
     def result(self) -> StepResult:
-        return self.step
+        """See engine.runner.Pending."""
+        with self._context:
+            return self.finish()
+
+    def finish(self) -> StepResult:
+        """The result. The caller has the lock of the context."""
+        if self._outputs is not None:
+            self._result = self._draws.sample(*self._outputs())
+            self._outputs = None
+        assert self._result is not None
+        return self._result
+
+
+class _Call(NamedTuple):
+    """The tokens of one call of llama_decode."""
+
+    order: Ints  # [tokens] indices of the tokens, in llama.cpp's order
+    outputs: NDArray[np.bool_]  # [tokens] whether each token has an output, in llama.cpp's order
+    hidden: bool  # whether the outputs are hidden states; otherwise they are logits
 
 
 class Sequences(Protocol):
@@ -63,15 +87,19 @@ class _Tokens:
             pointer = next(kind for name, kind in self.batch._fields_ if name == field)
             setattr(self.batch, field, ctypes.cast(array.ctypes.data, pointer))
 
-    def fill(self, tokens: Ints, positions: Ints, sequences: Ints, outputs: NDArray[np.bool_]) -> Any:
-        """The llama_batch of these tokens, until the next call. `outputs`: whether each token has an output."""
-        count = len(tokens)
-        self._tokens[:count] = tokens
+    def place(self, positions: Ints, sequences: Ints, outputs: NDArray[np.bool_]) -> None:
+        """Write all fields of the next call except its tokens. All arrays: [tokens]. `outputs`: whether each token has
+        an output."""
+        count = len(positions)
         self._positions[:count] = positions
         offsets = sequences.astype(np.uintp) * np.uintp(self._ids.strides[0])
         self._sequences[:count] = np.uintp(self._ids.ctypes.data) + offsets
         self._outputs[:count] = outputs
         self.batch.n_tokens = count
+
+    def fill(self, tokens: Ints) -> Any:
+        """The llama_batch with these tokens, until the next call."""
+        self._tokens[: len(tokens)] = tokens
         return self.batch
 
 
@@ -79,9 +107,16 @@ class LlamaRunner:
     """See engine.runner.Runner."""
 
     def __init__(
-        self, model: Any, context: Any, spec: RunnerSpec, sequences: Sequences, ids: Ints, adapters: Adapters
+        self,
+        model: Any,
+        context: Any,
+        spec: RunnerSpec,
+        sequences: Sequences,
+        ids: Ints,
+        adapters: Adapters,
+        threads: int,
     ) -> None:
-        """`ids`: see sequences.sequence_ids."""
+        """`ids`: see sequences.sequence_ids. `threads`: maximum number of threads that sample."""
         self._c = library().c
         self._model = model
         self._context = context
@@ -89,41 +124,60 @@ class LlamaRunner:
         self._sequences = sequences
         self._adapters = adapters
         self._tokens = _Tokens(spec.max_tokens, ids)
-        self._hidden_size = self._c.llama_model_n_embd_out(model)
+        self._hidden_size = spec.hidden_size
         self._embeds = False  # whether the context returns hidden states
         self._selected = (0, 0.0)  # slot and scale of the last call
         self._computing = threading.Lock()  # only one thread may use the context at a time
+        self._step: Step | None = None  # the last step; its outputs are in the context until it is finished
+        self._samplers = Samplers(threads)
 
     @property
     def spec(self) -> RunnerSpec:
         return self._spec
 
-    def run(self, batch: Batch) -> Done:
-        """See engine.runner.Runner."""
+    def run(self, batch: Batch) -> Step:
+        """See engine.runner.Runner. It waits for the tokens of the previous step only after all work that
+        does not need them."""
         with self._computing:
-            logits, hidden = self._compute(batch, self._sequences.place(batch))
-            return Done(sample(logits, batch, hidden))
+            sequences = self._sequences.place(batch)
+            draws = Draws(batch, self._spec.vocab_size, self._samplers)
+            last = np.zeros(batch.num_tokens, np.uint8)
+            last[batch.row_starts[1:] - 1] = batch.wants
+            places = np.repeat(sequences, np.diff(batch.row_starts))
+            if batch.adapters.any() or Want.HIDDEN in batch.wants:
+                outputs = self._compute_calls(batch, self._carried(batch), places, last)
+                self._step = Step(draws, lambda: outputs, self._computing)
+                return self._step
+            call = self._place(batch.positions, places, last == Want.TOKEN)
+            tokens = self._carried(batch)
+            self._adapters.select(self._context, 0, 0.0)
+            self._selected = (0, 0.0)
+            self._decode(call, tokens)
+            self._step = Step(draws, lambda: (self._outputs(call), None), self._computing)
+            return self._step
 
-    def _compute(self, batch: Batch, sequences: Ints) -> tuple[Floats, Floats | None]:
-        """(logits [answers, vocab], hidden states [answers, hidden]). The rows of answers of the other kind are
-        undefined."""
-        last = np.zeros(batch.num_tokens, np.uint8)
-        last[batch.row_starts[1:] - 1] = batch.wants
-        places = np.repeat(sequences, np.diff(batch.row_starts))
-        if batch.adapters.any() or Want.HIDDEN in batch.wants:
-            return self._compute_calls(batch, places, last)
-        self._adapters.select(self._context, 0, 0.0)
-        self._selected = (0, 0.0)
-        logits = self._decode(batch.tokens, batch.positions, places, last == Want.TOKEN)
-        return self._zeros(0, self._spec.vocab_size) if logits is None else logits, None
+    def _carried(self, batch: Batch) -> Ints:
+        """The tokens of the batch, with those that the previous step draws [tokens]. Waits for that step, because the
+        next call of llama_decode overwrites its outputs."""
+        step = self._step
+        self._step = None
+        if step is None:
+            return batch.tokens
+        before = step.finish()
+        rows = np.flatnonzero(batch.carry >= 0)
+        if not len(rows):
+            return batch.tokens
+        tokens = batch.tokens.copy()
+        tokens[batch.row_starts[rows + 1] - 1] = before.tokens[before.row_starts[batch.carry[rows]]]
+        return tokens
 
-    def _compute_calls(self, batch: Batch, places: Ints, last: NDArray[np.uint8]) -> tuple[Floats, Floats | None]:
-        """The same for a batch with adapters or hidden states, which need several calls of llama.cpp. `places`: the
+    def _compute_calls(self, batch: Batch, tokens: Ints, places: Ints, last: NDArray[np.uint8]) -> Outputs:
+        """The outputs of a batch with adapters or hidden states, which need several calls of llama.cpp. `places`: the
         sequence of each token [tokens]. `last`: the wish of each row at its last token [tokens]."""
         rows = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts))
         answers = batch.answer_starts
-        logits = self._zeros(answers[-1], self._spec.vocab_size)
-        hidden = self._zeros(answers[-1], self._hidden_size) if Want.HIDDEN in batch.wants else None
+        logits = _zeros(answers[-1], self._spec.vocab_size)
+        hidden = _zeros(answers[-1], self._hidden_size) if Want.HIDDEN in batch.wants else None
         groups = _groups(batch)
         for slot, scale in sorted(groups, key=lambda pair: pair != self._selected):  # a change takes llama.cpp long
             members = groups[slot, scale]
@@ -131,45 +185,52 @@ class LlamaRunner:
             self._selected = slot, scale
             for want, target in ((Want.TOKEN, logits), (Want.HIDDEN, hidden)):
                 # The tokens before the last one of a row of hidden states belong to the first call.
-                tokens = np.flatnonzero(members[rows] & ((last == Want.HIDDEN) == (want == Want.HIDDEN)))
-                if target is None or not len(tokens):
+                chosen = np.flatnonzero(members[rows] & ((last == Want.HIDDEN) == (want == Want.HIDDEN)))
+                if target is None or not len(chosen):
                     continue
-                outputs = last[tokens] == want
-                values = self._decode(
-                    batch.tokens[tokens], batch.positions[tokens], places[tokens], outputs, hidden=want == Want.HIDDEN
-                )
-                if values is not None:
-                    target[answers[rows[tokens[outputs]]]] = values
+                outputs = last[chosen] == want
+                call = self._place(batch.positions[chosen], places[chosen], outputs, hidden=want == Want.HIDDEN)
+                self._decode(call, tokens[chosen])
+                target[answers[rows[chosen[outputs]]]] = self._outputs(call)
         return logits, hidden
 
-    def _zeros(self, count: int, width: int) -> Floats:
-        return np.zeros((count, width), np.float32)
+    def _place(self, positions: Ints, places: Ints, outputs: NDArray[np.bool_], *, hidden: bool = False) -> _Call:
+        """Prepare a call of llama_decode. All arrays: [tokens]."""
+        order = np.arange(len(places))
+        if self._sequences.in_order:
+            order = np.argsort(places, kind="stable")
+        self._tokens.place(positions[order], places[order], outputs[order])
+        return _Call(order, outputs[order], hidden)
 
-    def _decode(
-        self, tokens: Ints, positions: Ints, places: Ints, outputs: NDArray[np.bool_], *, hidden: bool = False
-    ) -> Floats | None:
-        """Compute tokens. Returns the logits of those with an output, or their hidden states, in order; valid until the
-        next call. None: no token has an output."""
-        order = np.argsort(places, kind="stable") if self._sequences.in_order else np.arange(len(places))
-        ready = self._tokens.fill(tokens[order], positions[order], places[order], outputs[order])
+    def _decode(self, call: _Call, tokens: Ints) -> None:
+        """Begin to compute a call. A GPU computes while this method returns."""
         library().forget_errors()
-        if hidden != self._embeds:
-            self._c.llama_set_embeddings(self._context, hidden)
-            self._embeds = hidden
-        code = self._c.llama_decode(self._context, ready)
+        if call.hidden != self._embeds:
+            self._c.llama_set_embeddings(self._context, call.hidden)
+            self._embeds = call.hidden
+        code = self._c.llama_decode(self._context, self._tokens.fill(tokens[call.order]))
         if code in (NO_CELLS, NO_MEMORY):
             raise OutOfMemory(str(failed("llama.cpp has no memory for the step")))
         if code:
             raise failed(f"llama_decode failed with code {code}")
-        count = int(np.count_nonzero(outputs))
+
+    def _outputs(self, call: _Call) -> Floats:
+        """The outputs of the last call [outputs, vocab or hidden], in order of the tokens. Waits for the call. Valid
+        until the next call."""
+        width = self._hidden_size if call.hidden else self._spec.vocab_size
+        count = int(np.count_nonzero(call.outputs))
         if not count:
-            return None
-        width = self._hidden_size if hidden else self._spec.vocab_size
-        values = self._c.llama_get_embeddings if hidden else self._c.llama_get_logits
+            return _zeros(0, width)
+        values = self._c.llama_get_embeddings if call.hidden else self._c.llama_get_logits
         computed = np.ctypeslib.as_array(values(self._context), (count, width))
-        answers = order[outputs[order]]  # indices of the tokens with an output, in llama.cpp's order
+        answers = call.order[call.outputs]
         in_place = bool((answers[:-1] < answers[1:]).all())
         return computed if in_place else computed[np.argsort(answers)]
+
+    def _finish(self) -> None:
+        """Wait for the step that the device computes."""
+        if self._step is not None:
+            self._step.finish()
 
     def prepare_adapter(self, adapter: Adapter) -> None:
         """See engine.runner.Runner."""
@@ -187,14 +248,21 @@ class LlamaRunner:
     def forget_adapter(self, adapter: Adapter) -> None:
         """See engine.runner.Runner."""
         with self._computing:
+            self._finish()
             self._adapters.select(self._context, 0, 0.0)
             self._adapters.forget(adapter)
 
     def close(self) -> None:
         """Free the memory. The runner cannot be used afterwards."""
         with self._computing:
+            self._finish()
+            self._samplers.close()
             self._c.llama_free(self._context)
             self._c.llama_model_free(self._model)
+
+
+def _zeros(count: int, width: int) -> Floats:
+    return np.zeros((count, width), np.float32)
 
 
 def _groups(batch: Batch) -> dict[tuple[int, float], NDArray[np.bool_]]:

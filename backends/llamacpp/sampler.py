@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,27 +20,78 @@ Ids = NDArray[np.int64]
 
 MAX_NOISE = -math.log(-math.log1p(-(2.0**-24)))  # the largest Gumbel noise that 24 bits can give
 FEW_TOKENS = 512  # with more tokens, their random bits tell which of them can have the best score
-SAMPLE = 16  # ratio of the sample's size to top_k
+MAX_THREADS = 4  # with more threads, the interpreter lock limits the speed
+THREAD_WORK = 2**20  # logits that a thread reads; with less work, starting the thread takes longer
+PASSES = 8  # times that a random answer reads its logits; a greedy answer reads them once
+BLOCKS = 16  # number of blocks of a row for each of its largest logits
 
 
-def sample(logits: Logits, batch: Batch, hidden: NDArray[np.float32] | None) -> StepResult:
-    """The result of a step. `logits`: [answers, vocab], which are not changed; rows of hidden states are ignored.
-    `hidden`: [answers, hidden], or None."""
-    sampling = batch.sampling
-    wants = batch.wants[batch.wants != Want.NOTHING]
-    tokens = np.zeros(len(wants), np.int32)
-    drawing = np.flatnonzero(wants == Want.TOKEN)
-    adjusted = {*sampling.bias_answers.tolist(), *sampling.history_answers.tolist(), *batch.mask_answers.tolist()}
-    masks = _Masks(batch, logits.shape[1])
-    for answer in drawing.tolist():
-        row = logits[answer]
-        if answer in adjusted:
-            row = masks.apply(_adjust(row, sampling, answer), answer)
-        tokens[answer] = row.argmax() if sampling.temperature[answer] == 0 else _draw(row, sampling, answer)
-    count = int(sampling.logprobs.max(initial=-1))
-    if count < 0:
-        return StepResult(tokens, batch.answer_starts, hidden=hidden)
-    return _listed(logits, tokens, batch, count, hidden)
+class Samplers:
+    """Threads that sample. numpy releases the interpreter lock, so several threads read logits at the same time."""
+
+    def __init__(self, threads: int) -> None:
+        self._count = min(threads, MAX_THREADS)
+        self._pool = ThreadPoolExecutor(self._count - 1, "sampler") if self._count > 1 else None
+
+    def share(self, function: Callable[[list[int]], None], answers: list[int], work: int) -> None:
+        """Call the function with all answers, divided over threads. `work`: the number of logits that it reads."""
+        count = min(self._count, len(answers), work // THREAD_WORK)
+        if self._pool is None or count < 2:
+            function(answers)
+            return
+        first, *others = (answers[start::count] for start in range(count))
+        tasks = [self._pool.submit(function, share) for share in others]
+        function(first)
+        for task in tasks:
+            task.result()
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False)
+
+
+class Draws:
+    """The answers of one step, without their logits."""
+
+    def __init__(self, batch: Batch, vocab: int, samplers: Samplers) -> None:
+        sampling = batch.sampling
+        wants = batch.wants[batch.wants != Want.NOTHING]
+        self._answers = len(wants)
+        self._starts = batch.answer_starts
+        self._sampling = sampling
+        self._drawing: list[int] = np.flatnonzero(wants == Want.TOKEN).tolist()
+        self._listed = {index: count for index, count in enumerate(sampling.logprobs.tolist()) if count >= 0}
+        self._adjusted = {*sampling.bias_answers.tolist(), *sampling.history_answers.tolist()}
+        self._greedy = (sampling.temperature == 0).tolist()
+        self._masks = _Masks(batch, vocab)
+        self._vocab = vocab
+        self._samplers = samplers
+
+    def sample(self, logits: Logits, hidden: NDArray[np.float32] | None) -> StepResult:
+        """The result of the step. `logits`: [answers, vocab], which are not changed; rows of hidden states are ignored.
+        `hidden`: [answers, hidden], or None."""
+        tokens = np.zeros(self._answers, np.int32)
+
+        def draw(answers: list[int]) -> None:
+            for answer in answers:
+                tokens[answer] = self._draw(logits[answer], answer)
+
+        random = sum(not self._greedy[answer] for answer in self._drawing)
+        passes = len(self._drawing) + (PASSES - 1) * random
+        self._samplers.share(draw, self._drawing, passes * self._vocab)
+        if not self._listed:
+            return StepResult(tokens, self._starts, hidden=hidden)
+        likeliest = _Likeliest(logits, tokens, min(max(self._listed.values()), self._vocab))
+        self._samplers.share(likeliest.list, list(self._listed), PASSES * len(self._listed) * self._vocab)
+        return StepResult(tokens, self._starts, likeliest.chosen, likeliest.tokens, likeliest.logprobs, hidden)
+
+    def _draw(self, row: Logits, answer: int) -> int:
+        if answer in self._adjusted:
+            row = _adjust(row, self._sampling, answer)
+        row = self._masks.apply(row, answer)
+        if self._greedy[answer]:
+            return int(row.argmax())
+        return _draw(row, self._sampling, answer)
 
 
 class _Masks:
@@ -84,66 +137,70 @@ def _draw(row: Logits, sampling: AnswerSampling, answer: int) -> int:
     top_k = int(sampling.top_k[answer])
     top_p = float(sampling.top_p[answer])
     min_p = float(sampling.min_p[answer])
-    draw = _Draw(row, temperature, draw_key(int(sampling.seed[answer]), int(sampling.draw[answer])))
-    floor = draw.floor
-    candidates = row
-    if 0 < top_k < len(row):
-        last = _last_largest(row, top_k)
-        floor = max(floor, last)
-        candidates = row[np.flatnonzero(row >= last)]
+    key = draw_key(int(sampling.seed[answer]), int(sampling.draw[answer]))
+    tokens = _largest(row, top_k) if 0 < top_k < len(row) else None
+    draw = _Draw(row, tokens, temperature, key)
     if min_p > 0:
-        floor = max(floor, np.float32(draw.largest + temperature * math.log(min_p)))
-    token = draw.best(floor)
+        draw.floor = max(draw.floor, np.float32(draw.largest + temperature * math.log(min_p)))
+    best = draw.best()
     if top_p < 1:
-        masses = _masses(candidates, draw.largest, temperature)
+        masses = _masses(draw.logits, draw.largest, temperature)
         limit = top_p * float(masses.sum())
-        while np.where(candidates > row[token], masses, np.float32(0)).sum() >= limit:
-            floor = np.nextafter(row[token], np.float32(np.inf))
-            token = draw.best(floor)
-    return token
+        while np.where(draw.logits > draw.logits[best], masses, np.float32(0)).sum() >= limit:
+            draw.floor = np.nextafter(draw.logits[best], np.float32(np.inf))
+            best = draw.best()
+    return best if tokens is None else int(tokens[best])
 
 
 class _Draw:
     """The scores of one draw. The score of a token is its logit divided by the temperature, plus its noise."""
 
-    def __init__(self, row: Logits, temperature: float, key: NDArray[np.uint32]) -> None:
-        likeliest = int(row.argmax())
-        self._row = row
+    def __init__(self, row: Logits, tokens: Ids | None, temperature: float, key: NDArray[np.uint32]) -> None:
+        """`tokens`: the tokens that may be drawn, in ascending order; None: all tokens of the row."""
+        self.logits = row if tokens is None else row[tokens]
+        self._tokens = tokens
         self._temperature = temperature
         self._key = key
-        self.largest = float(row[likeliest])
-        self._score = self._scores(np.array([likeliest]), _bits(key, np.array([likeliest])))[0]
+        likeliest = np.array([self.logits.argmax()])
+        self.largest = float(self.logits[likeliest[0]])
+        self._score = self._scores(likeliest, self._bits(likeliest))[0]
         # A token below this logit has a smaller score than the likeliest one, which no filter excludes.
         self.floor = _below((self._score - MAX_NOISE) * temperature)
 
-    def best(self, floor: np.float32) -> int:
-        """The token with the largest score, among those with logits of at least `floor`; the smallest id among
-        equals."""
-        tokens = np.flatnonzero(self._row >= floor)
-        bits = _bits(self._key, tokens)
-        if len(tokens) > FEW_TOKENS:
+    def best(self) -> int:
+        """The index in `logits` of the token with the largest score, among those with logits of at least `floor`; the
+        smallest index among equals."""
+        indices = np.flatnonzero(self.logits >= self.floor)
+        bits = self._bits(indices)
+        if len(indices) > FEW_TOKENS:
             # With the largest logit, a token needs this noise for a score as good as those of a few tokens.
-            few = np.flatnonzero(bits >= np.uint32(2**24 - 2**24 * FEW_TOKENS // len(tokens)))
-            good = max(self._score, self._scores(tokens[few], bits[few]).max(initial=-np.inf))
+            few = np.flatnonzero(bits >= np.uint32(2**24 - 2**24 * FEW_TOKENS // len(indices)))
+            good = max(self._score, self._scores(indices[few], bits[few]).max(initial=-np.inf))
             noise = float(_below(good)) - self.largest / self._temperature
             possible = np.flatnonzero(bits >= np.uint32(2**24 * math.exp(-math.exp(min(-noise, 700.0)))))
-            tokens = tokens[possible]
+            indices = indices[possible]
             bits = bits[possible]
-        return int(tokens[self._scores(tokens, bits).argmax()])
+        return int(indices[self._scores(indices, bits).argmax()])
 
-    def _scores(self, tokens: Ids, bits: NDArray[np.uint32]) -> Scores:
+    def _bits(self, indices: Ids) -> NDArray[np.uint32]:
+        return _bits(self._key, indices if self._tokens is None else self._tokens[indices])
+
+    def _scores(self, indices: Ids, bits: NDArray[np.uint32]) -> Scores:
         noise: Scores = -np.log(-np.log(bits / 2.0**24))
-        scores: Scores = self._row[tokens].astype(np.float64) / self._temperature + noise
+        scores: Scores = self.logits[indices].astype(np.float64) / self._temperature + noise
         return scores
 
 
-def _last_largest(row: Logits, count: int) -> np.float32:
-    """The count-th largest value of `row`."""
-    sample = row[:: max(1, len(row) // (SAMPLE * count))]
-    if len(sample) == len(row):
-        return np.float32(np.partition(row, -count)[-count])
-    bound = np.partition(sample, -count)[-count]  # no larger than the count-th largest value of the whole row
-    return np.float32(np.partition(row[np.flatnonzero(row >= bound)], -count)[-count])
+def _largest(row: Logits, count: int) -> Ids:
+    """The tokens with the `count` largest logits, and those with equal logits, in ascending order."""
+    width = len(row) // (BLOCKS * count)
+    if width < 2:
+        return np.flatnonzero(row >= np.partition(row, -count)[-count])
+    maxima = row[: len(row) // width * width].reshape(-1, width).max(axis=1)
+    tokens: Ids = np.flatnonzero(row >= np.partition(maxima, -count)[-count])  # `count` blocks have such a logit
+    logits = row[tokens]
+    largest: Ids = tokens[logits >= np.partition(logits, -count)[-count]]
+    return largest
 
 
 def _masses(values: Logits, largest: float, temperature: float) -> Logits:
@@ -177,20 +234,26 @@ def _bits(key: NDArray[np.uint32], tokens: Ids) -> NDArray[np.uint32]:
     return h
 
 
-def _listed(logits: Logits, tokens: Ints, batch: Batch, count: int, hidden: NDArray[np.float32] | None) -> StepResult:
-    """The result with log-probabilities of the raw logits, and the `count` likeliest tokens of each answer."""
-    count = min(count, logits.shape[1])
-    chosen = np.zeros(len(tokens), np.float32)
-    top_tokens = np.zeros((len(tokens), count), np.int32)
-    top_logprobs = np.zeros((len(tokens), count), np.float32)
-    for answer in np.flatnonzero(batch.sampling.logprobs >= 0).tolist():
-        row = logits[answer]
-        largest = float(row.max())
-        shift = largest + math.log(_masses(row, largest, 1.0).sum())
-        chosen[answer] = row[tokens[answer]] - shift
-        if count:
-            ids = np.flatnonzero(row >= _last_largest(row, count))
-            ids = ids[np.argsort(-row[ids], kind="stable")][:count]
-            top_tokens[answer] = ids
-            top_logprobs[answer] = row[ids] - shift
-    return StepResult(tokens, batch.answer_starts, chosen, top_tokens, top_logprobs, hidden)
+class _Likeliest:
+    """Log-probabilities of the raw logits: of the drawn tokens, and of the `count` likeliest tokens of each answer."""
+
+    def __init__(self, logits: Logits, drawn: Ints, count: int) -> None:
+        self._logits = logits
+        self._drawn = drawn
+        self._count = count
+        self.chosen = np.zeros(len(drawn), np.float32)
+        self.tokens = np.zeros((len(drawn), count), np.int32)
+        self.logprobs = np.zeros((len(drawn), count), np.float32)
+
+    def list(self, answers: list[int]) -> None:
+        """Compute the log-probabilities of these answers, of the fields `chosen`, `tokens` and `logprobs`."""
+        for answer in answers:
+            row = self._logits[answer]
+            largest = float(row.max())
+            shift = largest + math.log(_masses(row, largest, 1.0).sum())
+            self.chosen[answer] = row[self._drawn[answer]] - shift
+            if self._count:
+                ids = _largest(row, self._count)
+                ids = ids[np.argsort(-row[ids], kind="stable")][: self._count]
+                self.tokens[answer] = ids
+                self.logprobs[answer] = row[ids] - shift

@@ -34,6 +34,8 @@ GPU_SHARE = 0.9  # share of the free memory of GPUs that a model may use
 
 # Value of the option cache_dtype -> (ggml_type, bytes of one value).
 CACHE_TYPES = {name.lower(): (kind, size / count) for kind, (name, count, size) in TYPES.items()}
+# Architectures of which llama.cpp computes one sequence at a time: it refuses to copy a sequence in a common cache.
+ONE_SEQUENCE = frozenset({"deepseek4"})
 # Keys in the metadata of architectures with recurrent states.
 _STATE_KEYS = ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")
 
@@ -196,6 +198,8 @@ def _row_caches(
     cells = context if has_states else -(-context // ROW_CACHE_CELLS) * ROW_CACHE_CELLS
     max_caches = room // (state_bytes + cells * position_bytes)
     caches = min(options.max_rows + min(options.max_rows, MAX_SPARE_CACHES), max_caches)
+    if files.config.model_type in ONE_SEQUENCE:
+        caches = min(caches, 1)
     workspace += caches * cells * mask_bytes
     return _Cache(cells, state_bytes + cells * cell_bytes, caches, max_caches, context, workspace)
 
@@ -250,7 +254,9 @@ def check_fits(files: ModelFiles, options: LoadOptions, plan: MemoryPlan) -> Non
 
 
 def has_states(files: ModelFiles) -> bool:
-    """Whether some layers of the architecture store a recurrent state."""
+    """Whether some layers of the architecture store a recurrent state, or another one that cannot be cut."""
+    if files.config.model_type in ONE_SEQUENCE:
+        return True
     return any(f"{files.config.model_type}.{key}" in files.metadata for key in _STATE_KEYS)
 
 

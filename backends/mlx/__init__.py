@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import platform
-import re
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,7 +20,6 @@ name = "mlx"
 
 NVIDIA = "NVIDIA GPU through MLX"
 CACHES = {"KVCache", "RotatingKVCache"}  # the cache classes of mlx-lm that this backend replaces
-_CACHE_IMPORT = re.compile(r"^from \.cache import ([^\n(]+|\([^)]*\))", re.MULTILINE)
 CUDA = ("mlx-cuda-13", "mlx-cuda-12")  # packages that let MLX compute on NVIDIA GPUs
 
 
@@ -54,7 +53,7 @@ def accepts(files: ModelFiles) -> str:
     spec = find_spec("mlx_lm")
     if spec is None or spec.origin is None:
         return "mlx_lm is not installed"
-    model_type = files.config.model_type
+    model_type = files.config.multimodal or files.config.model_type
     module = _module(Path(spec.origin).parent, model_type)
     if module is None:
         from mlx_lm.utils import MODEL_REMAPPING
@@ -62,7 +61,7 @@ def accepts(files: ModelFiles) -> str:
         module = _module(Path(spec.origin).parent, MODEL_REMAPPING.get(model_type, ""))
     if module is None:
         return f"mlx-lm has no architecture {model_type:.50}"
-    others = sorted(_cache_classes(module.read_text("utf-8")) - CACHES)
+    others = sorted(_cache_classes(module) - CACHES)
     if others:
         return f"layers of {model_type:.50} store other states than keys and values ({', '.join(others)} of mlx-lm)"
     return ""
@@ -74,10 +73,26 @@ def _module(package: Path, model_type: str) -> Path | None:
     return file if model_type.isidentifier() and file.is_file() else None
 
 
-def _cache_classes(source: str) -> set[str]:
-    """The names of the cache classes that a module of mlx-lm imports. The module is not executed."""
-    imports = " ".join(_CACHE_IMPORT.findall(source))
-    return {name for name in re.findall(r"\w+", imports) if name[0].isupper()}
+def _cache_classes(module: Path) -> set[str]:
+    """The names of the cache classes that a module of mlx-lm imports. Includes those of the modules that it imports,
+    because it may use their layers. No module is executed."""
+    imports = _relative_imports(module)
+    classes = set(imports.get("cache", ()))
+    for name in {*imports, *imports.get("", ())} - {"cache", "base"}:
+        imported = _module(module.parent.parent, name)
+        if imported is not None:
+            classes |= _relative_imports(imported).get("cache", set())
+    return {name for name in classes if name[0].isupper()}
+
+
+def _relative_imports(module: Path) -> dict[str, set[str]]:
+    """The names that a module imports from the modules of its package, by module. The key "" has the modules that
+    are imported as a whole."""
+    imports: dict[str, set[str]] = {}
+    for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            imports.setdefault(node.module or "", set()).update(alias.name for alias in node.names)
+    return imports
 
 
 def open(files: ModelFiles, budget: LoadOptions) -> Runner:

@@ -15,6 +15,7 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_a
 from ...engine.adapterconfig import HEAD
 from ...engine.errors import ModelRefused
 from ...engine.modelconfig import ModelConfig
+from ...engine.modelfiles import names_of_language_model
 
 
 class _Window:
@@ -135,6 +136,7 @@ class Head:
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """The weights to load. A tied head uses the embedding, even if the files have a head. An untied head must be in
         the files. Stored rope frequencies are not loaded."""
+        weights = names_of_language_model(weights)
         weights = {name: weight for name, weight in weights.items() if ".rotary_emb." not in name}
         if self.config.tie_embeddings:
             weights = {name: weight for name, weight in weights.items() if not name.startswith("lm_head.")}

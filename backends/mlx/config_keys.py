@@ -16,14 +16,21 @@ import mlx.core as mx
 import mlx.nn as nn
 from huggingface_hub.errors import StrictDataclassError
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+from mlx_lm.models.deepseek_v2 import DeepseekV2YarnRotaryEmbedding
 from mlx_lm.models.rope_utils import Llama3RoPE, SuScaledRoPE, YarnRoPE
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ...engine.errors import ModelRefused
-from ...engine.modelconfig import Rope, parse_config
+from ...engine.modelconfig import parse_config
+from ...engine.ropeconfig import Rope
 from .ropes import frequencies
 
-ROPE_CLASSES: Mapping[type, str] = {Llama3RoPE: "llama3", YarnRoPE: "yarn", SuScaledRoPE: "longrope"}
+ROPE_CLASSES: Mapping[type, str] = {
+    Llama3RoPE: "llama3",
+    YarnRoPE: "yarn",
+    DeepseekV2YarnRotaryEmbedding: "yarn",
+    SuScaledRoPE: "longrope",
+}
 PLAIN_ROPES = ("", "default", "mrope")  # for text, mrope equals default
 SIMPLE = (bool, int, float, str, list)  # types of the values that mlx-lm's classes read
 # Keys that `verify` does not compare: inference does not read them, or a wrong value fails when the weights are loaded.
@@ -86,7 +93,7 @@ class ConfigKeys:
         scaled = {_kind(table): table for table in self._rope_tables()}
         for kind in PLAIN_ROPES:
             scaled.pop(kind, None)
-        ropes = [part for part in model.modules() if "rope" in type(part).__name__.lower()]
+        ropes = [part for part in model.modules() if _is_rope(part)]
         for part in ropes:
             kind = _kind_of_module(part)
             if isinstance(part, nn.RoPE):
@@ -180,6 +187,10 @@ def _kind(scaling: Mapping[str, Any]) -> str:
     return str(scaling.get("rope_type") or scaling.get("type") or "")
 
 
+def _is_rope(part: nn.Module) -> bool:
+    return type(part) in ROPE_CLASSES or "rope" in type(part).__name__.lower()
+
+
 def _kind_of_module(part: nn.Module) -> str:
     if isinstance(part, nn.RoPE):
         return "default" if part.scale == 1.0 else "linear"
@@ -207,10 +218,10 @@ def _equivalent(value: Any, default: Any) -> bool:
 
 
 def _set_frequencies(part: nn.Module, scaling: Mapping[str, Any], text: Mapping[str, Any], context: int) -> None:
-    dims = getattr(part, "dims", None) or part.dim
+    dims = getattr(part, "dims", None) or getattr(part, "dim", None) or 2 * part._freqs.size
     rope = _rope(scaling, dims, text)
     part._freqs = mx.array(1.0 / frequencies(rope, context))
-    if isinstance(part, YarnRoPE):
+    if isinstance(part, YarnRoPE | DeepseekV2YarnRotaryEmbedding):
         part.mscale = rope.attention_factor
     elif isinstance(part, SuScaledRoPE):  # Phi-3.5-MoE has its factors in config.json
         length = "long" if context > rope.original_positions else "short"

@@ -16,16 +16,21 @@ from mlx_lm.models.activations import swiglu
 from mlx_lm.utils import _get_classes
 
 from ...engine.errors import ModelRefused
-from ...engine.modelconfig import FAMILIES, ModelConfig
+from ...engine.families import FAMILIES
+from ...engine.modelconfig import ModelConfig
 from .adapter import Gated, Head, Layers, mix
-from .ropes import Frequencies, rotation
+from .ropes import Frequencies, NoRotation, rotation
+
+# Architectures of FAMILIES with a dense MLP for which `build` does not set all values.
+_INCOMPLETE = frozenset({"gemma2", "glm4", "granite", "ministral3"})
 
 
 def describes(config: ModelConfig) -> bool:
-    """Whether `build` sets all values of this architecture from ModelConfig. mlx-lm computes experts and soft caps of
-    attention as it does for architectures that ModelConfig does not describe (config_keys.py)."""
+    """Whether `build` sets all values of this architecture from ModelConfig. The classes of mlx-lm read the values of
+    other architectures, such as those with experts, from config.json (config_keys.py)."""
     family = FAMILIES.get(config.model_type)
-    return family is not None and family.moe is None and not family.attention_soft_cap
+    is_complete = config.model_type not in _INCOMPLETE and not config.multimodal
+    return family is not None and family.moe is None and is_complete
 
 
 def arguments(config: ModelConfig) -> dict[str, Any]:
@@ -72,7 +77,9 @@ def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
     for index, kind in enumerate(config.layer_kinds):
         layer = model.layers[index]
         attention = layer.self_attn
-        _replace(attention, "rope", rotation(config.ropes[kind], context), config)
+        has_rope = not config.rope_layers or config.rope_layers[index]
+        rope = rotation(config.ropes[kind], context) if has_rope else NoRotation()
+        _replace(attention, "rope", rope, config)
         _replace(attention, "scale", config.attention_scale, config)
         _replace(attention, "n_heads", config.num_heads, config)
         _replace(attention, "n_kv_heads", config.num_kv_heads, config)

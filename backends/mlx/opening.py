@@ -7,6 +7,7 @@ import os
 import mlx.core as mx
 
 from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.families import FAMILIES
 from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
@@ -121,6 +122,8 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int, sl
         num_adapters=slots,
         adapters_per_step=slots,
         slots_hint=slots_hint(options.adapter_slots, slot),
+        # mlx-lm's models of other architectures may scale or normalise their states after the attribute `model`.
+        hidden_size=config.hidden_size if config.model_type in FAMILIES else 0,
         overlap=True,
         dtype=str(loaded.shapes[0].dtype).removeprefix("mlx.core."),
         quant=loaded.quant,
@@ -173,7 +176,7 @@ def plan_on_mlx(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     dtype = options.dtype if options.dtype in DTYPES else config.dtype
     item_bytes = DTYPES[dtype].size if dtype in DTYPES else mx.float16.size
     token_bytes = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * item_bytes
-    weights = expected_bytes(files.tensors.values(), options)
+    weights = expected_bytes(files.used_tensors.values(), options)
     embedding = [tensor for name, tensor in files.tensors.items() if name == EMBEDDING and not config.tie_embeddings]
     token_weights = weights - expected_bytes(embedding, options)
     page_bytes = token_bytes * (options.page_size or PAGE_SIZE)

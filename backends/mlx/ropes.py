@@ -7,8 +7,8 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.modelconfig import Rope
 from ...engine.rope import frequencies as rope_frequencies
+from ...engine.ropeconfig import Rope
 
 
 class Frequencies(nn.Module):
@@ -31,6 +31,13 @@ class Frequencies(nn.Module):
             scaled = x[..., :dims] * factor
             x = scaled if dims == x.shape[-1] else mx.concatenate([scaled, x[..., dims:]], axis=-1)
         return mx.fast.rope(x, dims, traditional=False, base=None, scale=1.0, offset=offset, freqs=self._freqs)
+
+
+class NoRotation(nn.Module):
+    """The rope of a layer without rotation of queries and keys."""
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        return x
 
 
 def rotation(rope: Rope, context: int) -> nn.Module:

@@ -16,8 +16,8 @@ from torch import Tensor
 from ...engine.options import Graphs
 from ...kernels.ops import Ops
 from ...kernels.ops.lora import Lora
+from ...kernels.ops.streams import InOrder, Streams
 from .slot_memory import DeviceMemory, SlotMemory
-from .streams import InOrder, Streams
 
 
 class Recorder(Protocol):
@@ -77,7 +77,8 @@ class Device:
     row_tokens: int | None = 512  # tokens per row in a KV cache of automatic size; None: the maximum context
     fp8_cache: bool = False  # whether the KV cache may be float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # None: steps cannot be captured
-    streams: Callable[[], Streams] = InOrder  # a second queue, for work in parallel with the main queue
+    # A second queue, for work in parallel with the main queue. The argument is Streams.after_router.
+    streams: Callable[..., Streams] = InOrder
     graphs: Graphs = "full"  # the mode if LoadOptions.graphs is "auto"
     layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of one layer
     step_work: float = float("inf")  # multiplications of the device in the time that a step may delay other rows

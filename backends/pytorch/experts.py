@@ -59,7 +59,7 @@ def routed_mlp(
     correction = None
     if layout.correction:
         correction = weights.take(f"{name}.{layout.correction}", (moe.experts,)).float()
-    return Experts(
+    experts = Experts(
         router=weights.linear([f"{name}.{layout.router}"], [moe.experts], hidden, layout.biases, quantise=False),
         routing=routing(moe),
         correction=correction,
@@ -69,6 +69,9 @@ def routed_mlp(
         shared=shared,
         shared_gate=shared_gate,
     )
+    if shared is not None:
+        weights.shared_experts.append(experts)
+    return experts
 
 
 def routing(moe: MoeConfig) -> Routing:

@@ -17,6 +17,7 @@ from ...engine.batch import Batch
 from ...engine.runner import RunnerSpec
 from ...kernels.ops.attention import Rows
 from ...kernels.ops.step import Adapters
+from ...kernels.ops.streams import IN_ORDER, Streams
 from .adapter_inputs import NO_ADAPTERS, AdapterInputs, BatchAdapters, write_padded
 from .device import Device
 
@@ -33,6 +34,7 @@ class Step:
     adapters: Adapters | None = None  # adapters of all tokens; None: no row has an adapter
     answer_adapters: Adapters | None = None  # adapters of the tokens `last`; None: no such token has an adapter
     last_rows: Rows | None = None  # rows of the tokens `last`; None: the last layer computes all tokens
+    streams: Streams = IN_ORDER  # as in LayerStep; a second queue only in a captured step
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ COPY_PAGES = 64  # number of pages, of all layers together, that are copied at a
 
 class PagedKV:
     """The tensors `keys` and `values`, each [layers, num_pages + 1, page_size, kv_heads, head_dim]; page 0 is padding.
+    A latent cache has one part, its keys, and no values.
 
-    Both are one allocation, which is never cleared, so the system maps memory only for used pages. A page is written
+    All parts are one allocation, which is not cleared, so the system maps memory only for used pages. A page is written
     before it is read: attention reads nothing beyond the context of a row.
     """
 
@@ -28,12 +29,18 @@ class PagedKV:
         head_dim: int,
         dtype: torch.dtype,
         device: str,
+        parts: int = 2,
     ) -> None:
-        shape = (2, layers, num_pages + 1, page_size, kv_heads, head_dim)
+        shape = (parts, layers, num_pages + 1, page_size, kv_heads, head_dim)
         pages = torch.empty(shape, dtype=dtype, device=device)
-        self.keys, self.values = pages
+        self.keys = pages[0]
+        self.values = pages[1] if parts == 2 else None
         self.cache = Cache(self.keys, self.values)
-        self._layer_pages = pages.flatten(0, 1)  # [2 * layers, num_pages + 1, …]: first all keys, then all values
+        self._layer_pages = pages.flatten(0, 1)  # [parts * layers, num_pages + 1, …]: first all keys, then all values
+
+    def clear(self) -> None:
+        """Fill all pages with zeros."""
+        self._layer_pages.zero_()
 
     def copy(self, copies: Ints, device: Device) -> None:
         """Copy pages by `copies` [copies, 2], rows of (source, target). All sources are read before any write."""

@@ -8,15 +8,17 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ...engine.modelconfig import LayerKind, ModelConfig
+from ...engine.layerkinds import LayerKind
+from ...engine.modelconfig import ModelConfig
 from ...kernels.ops import Ops
+from ...kernels.ops.kv import Rotation
 from ...kernels.ops.layer import DecoderLayer
 from ...kernels.ops.mlp import Mlp
 from ...kernels.ops.step import Adapters, Answers, HeadStep, LayerStep
 from .experts import gated_mlp
 from .inputs import Step
 from .kv import PagedKV
-from .rotary import Rotary
+from .rotary import NoRotation, QueryFactors, Rotary
 from .weights import Weights
 
 
@@ -46,11 +48,12 @@ class Layer(Protocol):
 
 
 class Norms(NamedTuple):
-    """Names of a layer's norms in the model files. The defaults are Llama's names."""
+    """Names of a layer's norms in the model files; empty if the layer has no such norm. The defaults are Llama's
+    names."""
 
     before_attention: str = "input_layernorm"
     before_mlp: str = "post_attention_layernorm"
-    after_attention: str = ""  # empty: the layer has no such norm
+    after_attention: str = ""
     after_mlp: str = ""
 
 
@@ -69,6 +72,8 @@ class AttentionLayer:
         norms: Norms = Norms(),
         offset: float = 0.0,  # added to the weight of every norm
         sinks: bool = False,  # whether the attention has sinks
+        rotation: Rotation = "neox",
+        joint_head_norms: bool = False,  # whether the heads are normalised together; see DecoderLayer
     ) -> None:
         name = f"model.layers.{index}"
         width = config.hidden_size
@@ -79,15 +84,17 @@ class AttentionLayer:
         def norm(suffix: str, size: int = width) -> Tensor | None:
             return weights.take(f"{name}.{suffix}.weight", (size,)) if suffix else None
 
+        query_norm = "self_attn.q_norm" if config.head_norms else ""
+        key_norm = "self_attn.k_norm" if config.head_norms else ""
         self.kind = config.layer_kinds[index]
         self.prepared = weights.prepare(
             DecoderLayer(
-                before_attention=weights.take(f"{name}.{norms.before_attention}.weight", (width,)),
-                before_mlp=weights.take(f"{name}.{norms.before_mlp}.weight", (width,)),
+                before_attention=norm(norms.before_attention),
+                before_mlp=norm(norms.before_mlp),
                 after_attention=norm(norms.after_attention),
                 after_mlp=norm(norms.after_mlp),
-                query_norm=norm("self_attn.q_norm" if config.head_norms else "", dim),
-                key_norm=norm("self_attn.k_norm" if config.head_norms else "", dim),
+                query_norm=norm(query_norm, out_features[0] if joint_head_norms else dim),
+                key_norm=norm(key_norm, out_features[1] if joint_head_norms else dim),
                 qkv=weights.linear(
                     [f"{attention}.{projection}" for projection in qkv],
                     out_features if len(qkv) == 3 else [sum(out_features)],
@@ -96,7 +103,7 @@ class AttentionLayer:
                 ),
                 out=weights.linear([f"{attention}.o_proj"], [width], out_features[0], config.output_bias),
                 mlp=mlp or gated_mlp(weights, config, f"{name}.mlp", config.intermediate_size, gate_up),
-                rotation="neox",
+                rotation=rotation,
                 dim=dim,
                 eps=config.norm_eps,
                 offset=offset,
@@ -104,10 +111,18 @@ class AttentionLayer:
                 window=config.window if self.kind == "sliding" else 0,
                 soft_cap=config.attention_soft_cap,
                 sinks=weights.take(f"{attention}.sinks", (config.num_heads,)).float() if sinks else None,
+                joint_head_norms=joint_head_norms,
                 cache_index=index,
-                rotation_index=list(config.ropes).index(self.kind),
+                rotation_index=_rotation_index(config, index),
             )
         )
+
+
+def _rotation_index(config: ModelConfig, index: int) -> int:
+    """The index of a layer's rotation in LayerStep.rotations: those of config.ropes, then NoRotation if it is used."""
+    if config.rope_layers and not config.rope_layers[index]:
+        return len(config.ropes)
+    return list(config.ropes).index(config.layer_kinds[index])
 
 
 class Decoder:
@@ -120,7 +135,8 @@ class Decoder:
         context: int,
         build_layer: Callable[[int], Layer],
         *,
-        embedding_scale: float = 1.0,
+        embedding_scale: float = 1.0,  # factor of the embeddings, rounded to their dtype
+        stream_scale: float = 1.0,  # factor of the scaled embeddings, not rounded
         norm_offset: float = 0.0,
     ) -> None:
         vocab = config.vocab_size
@@ -137,9 +153,14 @@ class Decoder:
             else weights.linear(["lm_head"], [vocab], hidden)
         )
         self.embedding_scale = embedding_scale
+        self.stream_scale = stream_scale
+        self.logit_scale = config.logit_scale
         self.soft_cap = config.logit_soft_cap
         self._ropes = tuple(config.ropes.values())
-        self.rotaries: list[Rotary] = []
+        self._rotates_all = all(config.rope_layers)
+        self._query_scaling = config.query_scaling
+        self.query_factors: QueryFactors | None = None
+        self.rotaries: list[Rotary | NoRotation] = []
         self.set_context(context)
 
     def set_context(self, context: int) -> None:
@@ -147,6 +168,10 @@ class Decoder:
         device = self.embedding.device.type
         self.rotaries = []  # frees the tables before the new ones are allocated
         self.rotaries = [Rotary(rope, context, device) for rope in self._ropes]
+        if not self._rotates_all:
+            self.rotaries.append(NoRotation(self._ropes[0], device))
+        scaling = self._query_scaling
+        self.query_factors = None if scaling is None else QueryFactors(scaling, context, device, self.dtype)
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
         """The final hidden states [answers, hidden] of the tokens `step.last`, normalised. Keys and values of all
@@ -158,9 +183,16 @@ class Decoder:
             if self.embedding_scale != 1.0:
                 adapters = adapters._replace(scales=adapters.scales * self.embedding_scale)
             ops.lora.embedding(x, step.tokens, self.embedding_lora, adapters)
+        if self.stream_scale != 1.0:
+            x = x * self.stream_scale
         stream = torch.zeros_like(x)
         answers = None if step.last_rows is None else Answers(step.last, step.last_rows, step.answer_adapters)
-        layer_step = LayerStep(step.rows, step.slots, rotations, kv.cache, step.adapters, answers)
+        factors = None
+        if self.query_factors is not None:
+            factors = self.query_factors.rows(step.positions, step.rows.contexts)
+        layer_step = LayerStep(
+            step.rows, step.slots, rotations, kv.cache, step.adapters, answers, step.streams, factors
+        )
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
         is_decode = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # one token and one answer per row
         if answers is None and not is_decode:
@@ -172,4 +204,6 @@ class Decoder:
         """The logits [answers, vocab] float32 of hidden states [answers, hidden]. `adapters` has the adapter of each
         hidden state; None: no row has an adapter."""
         logits = self.head(hidden, ops, HeadStep(adapters), torch.float32)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
         return torch.tanh(logits / self.soft_cap) * self.soft_cap if self.soft_cap else logits

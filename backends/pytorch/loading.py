@@ -9,23 +9,27 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...engine.adapterfiles import EXPERTS
+from ...engine.adapterfiles import ABSORBED, EXPERTS
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.tensorfiles import StoredTensor
-from ...kernels.ops.linear import weight_tensors
+from ...kernels.ops.linear import Mxfp4, weight_tensors
+from ...kernels.ops.linear_mxfp4 import GROUP
 from .device import Device
 from .lora import AdapterSlots, slot_values
 from .mapped import DTYPES
 from .packed import PackedFile, fingerprint
 from .quant import memory_bytes
 from .quant.choose import ON_LOAD, scheme
+from .quant.compressed_tensors import converted_values
 from .quant.floats import STORED
 from .weights import Weights
 
 MIN_PACKED_BYTES = 64 * 2**20  # smaller models get no packed file: quantising them is fast
 EMBEDDING = "model.embed_tokens.weight"
 _SAMPLE = (64, 256)  # shape of the sample weight
+
+_MXFP4 = ("blocks", "scales", ".weight_packed", ".weight_scale")  # ends of the names of MXFP4 tensors
 
 Model = TypeVar("Model")
 
@@ -69,17 +73,33 @@ class Loader:
             sample = self._expert_sample if is_expert else self._sample
             return memory_bytes(sample(DTYPES[stored])) / prod(_SAMPLE)
 
-        total = 0.0
-        for name, tensor in self._files.tensors.items():
-            is_expert = EXPERTS in name.split(".")
+        @cache
+        def mxfp4_bytes(is_expert: bool) -> float:
+            return self._mxfp4_bytes(is_expert)
+
+        total = float(self._absorbed_bytes())
+        for name, tensor in self._files.used_tensors.items():
+            parts = name.split(".")
+            is_expert = EXPERTS in parts
             share = expert_share if is_expert else 1.0
+            if ABSORBED in parts:
+                continue
             if self._is_mxfp4(name):
-                total += self._mxfp4_bytes(name, tensor) * share
+                total += tensor.num_bytes * mxfp4_bytes(is_expert) * share
             elif self._is_product(name, tensor, is_expert):
                 total += prod(tensor.shape) * value_bytes(tensor.dtype, is_expert) * share
             elif name != EMBEDDING:
-                total += tensor.num_bytes * share
+                values = self._converted_values(name, tensor)
+                size = tensor.num_bytes if values is None else values * value_bytes("BF16", is_expert)
+                total += size * share
         return round(total) + self._table_bytes()
+
+    def _converted_values(self, name: str, tensor: StoredTensor) -> int | None:
+        """The number of bfloat16 values that a quantised tensor becomes; None if its bytes stay."""
+        quantization = self._files.config.quantization
+        if quantization is None:
+            return None
+        return converted_values(quantization, name, tensor.dtype, tensor.num_bytes)
 
     def _is_product(self, name: str, tensor: StoredTensor, is_expert: bool) -> bool:
         """Whether the tensor is a weight of floats that is packed: a matrix, or the matrices of all experts."""
@@ -87,14 +107,25 @@ class Loader:
             return False
         return len(tensor.shape) == 2 or (is_expert and len(tensor.shape) == 3)
 
+    def _absorbed_bytes(self) -> int:
+        """Bytes of the projections from latents to keys and values: see Weights.dequantised."""
+        config = self._files.config
+        if config.latent is None:
+            return 0
+        outputs = config.num_heads * (config.latent.plain_dim + config.latent.value_dim)
+        return config.num_layers * outputs * config.latent.rank * self._dtype.itemsize
+
     def _is_mxfp4(self, name: str) -> bool:
         quantization = self._files.config.quantization
-        return quantization is not None and quantization.method == "mxfp4" and name.endswith(("blocks", "scales"))
+        return quantization is not None and quantization.format == "mxfp4" and name.endswith(_MXFP4)
 
-    @staticmethod
-    def _mxfp4_bytes(name: str, tensor: StoredTensor) -> int:
-        """Bytes of an MXFP4 tensor in memory: fp8 for each number of 4 bits, and float32 scales."""
-        return tensor.num_bytes * (2 if name.endswith("blocks") else torch.float32.itemsize)
+    def _mxfp4_bytes(self, is_expert: bool) -> float:
+        """Bytes of a packed MXFP4 weight in memory, divided by its bytes in the file."""
+        out_features, in_features = _SAMPLE
+        numbers = torch.zeros(out_features, in_features // 2, dtype=torch.uint8)
+        sample = Mxfp4(numbers, torch.zeros(out_features, in_features // GROUP, dtype=torch.uint8))
+        pack = self._pack_expert if is_expert else self._pack
+        return memory_bytes(pack(sample)) / memory_bytes(sample)
 
     def _table_bytes(self) -> int:
         """Bytes of the embedding table; 0 if the output head has the same weight and shares its memory."""
@@ -126,11 +157,17 @@ class Loader:
 
     def _sample(self, stored: torch.dtype) -> Any:
         """A small sample weight of dtype `stored`, quantised and packed in the same way as the model's weights."""
-        return self._device.ops.linear.pack(self._quantised_sample(stored), self._dtype)
+        return self._pack(self._quantised_sample(stored))
 
     def _expert_sample(self, stored: torch.dtype) -> Any:
         """The same sample, packed in the same way as the model's experts."""
-        return self._device.ops.moe.pack_slices([self._quantised_sample(stored)], 1, _SAMPLE[0], self._dtype)
+        return self._pack_expert(self._quantised_sample(stored))
+
+    def _pack(self, sample: Any) -> Any:
+        return self._device.ops.linear.pack(sample, self._dtype)
+
+    def _pack_expert(self, sample: Any) -> Any:
+        return self._device.ops.moe.pack_slices([sample], 1, _SAMPLE[0], self._dtype)
 
     def _quantised_sample(self, stored: torch.dtype) -> Any:
         plain = self._plain_sample(stored)

@@ -189,17 +189,28 @@ def slot_values(config: ModelConfig, rank: int) -> int:
     """How many numbers one slot has: factors of rank `rank` for all linear layers except experts, the embedding and the
     output head."""
     hidden = config.hidden_size
-    heads = config.num_heads * config.head_dim
-    kv_heads = config.num_kv_heads * config.head_dim
-    attention = 3 * hidden + heads + 2 * kv_heads + heads + hidden
     dense = _mlp_values(hidden, config.intermediate_size)
-    total = 2 * (config.vocab_size + hidden) + config.num_layers * attention
-    projections = 4 * config.num_layers + 2
+    total = 2 * (config.vocab_size + hidden) + config.num_layers * _attention_values(config)
+    projections = (5 if config.latent else 4) * config.num_layers + 2
     has_experts = config.moe.layers if config.moe else (False,) * config.num_layers
     for layer in has_experts:
         total += _routed_values(hidden, config.moe) if layer and config.moe else dense
         projections += 2 if layer else 0
     return rank * total + projections * ALIGNED
+
+
+def _attention_values(config: ModelConfig) -> int:
+    """Numbers of the factors of rank 1 of the attention of a layer."""
+    hidden = config.hidden_size
+    if config.latent is not None:
+        latent = config.latent
+        queries = config.num_heads * latent.head_dim
+        inputs = 2 * hidden + latent.down_features(config.num_heads)
+        values = config.num_heads * latent.value_dim
+        return inputs + latent.query_rank + (queries if latent.query_rank else 0) + values + hidden
+    heads = config.num_heads * config.head_dim
+    kv_heads = config.num_kv_heads * config.head_dim
+    return 3 * hidden + heads + 2 * kv_heads + heads + hidden
 
 
 def _mlp_values(hidden: int, inner: int) -> int:

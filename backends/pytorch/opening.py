@@ -14,9 +14,11 @@ from ...engine.options import LoadOptions
 from ...engine.runner import Runner
 from .choice import with_attention, with_lora_backend
 from .device import Device
+from .expert_shapes import check_experts
 from .failures import load_failures
 from .fitting import fitting_options
 from .graphs.compiling import Compiler
+from .graphs.parallel import SharedExperts
 from .graphs.runner import GraphRunner
 from .graphs.split import SplitModel
 from .kv import PagedKV
@@ -57,11 +59,13 @@ def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: i
 def plan_memory(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> MemoryPlan:
     """The memory of a model on a device with `free` bytes of free memory, as open_runner would allocate it.
 
-    Raises ModelRefused or SettingRefused, but not because the model does not fit in memory.
+    Raises ModelRefused, also if the tensors of experts differ from config.json, or SettingRefused, but not because the
+    model does not fit in memory.
     """
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
+    check_experts(files)
     return _plan(files, options, _configured(device, options), free)
 
 
@@ -85,14 +89,16 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
     capturable = capturable_tokens(config, spec.max_tokens, device)
 
     def cache(pages: int) -> PagedKV:
+        parts, heads, dim = config.cache_shape
         return PagedKV(
             config.num_layers,
             pages,
             spec.groups[0].page_size,
-            config.num_kv_heads,
-            config.head_dim,
-            cache_dtype(options, dtype, device),
+            heads,
+            dim,
+            cache_dtype(config, options, dtype, device),
             device.type,
+            parts,
         )
 
     with torch.inference_mode():
@@ -122,7 +128,10 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
         split = SplitModel(model, kv, device.ops, compiler, recorder.call)
     runner = TorchRunner(model, kv, spec, device, recorder, split, capturable, weights.slots)
     is_captured = bool(spec.graph_rows or spec.graph_tokens)
-    opened = GraphRunner(runner) if is_captured else runner
+    experts = None
+    if options.queues == "measured" and weights.shared_experts:
+        experts = SharedExperts(weights.shared_experts, config.hidden_size, dtype)
+    opened = GraphRunner(runner, experts) if is_captured else runner
     if device.meter is not None and is_captured:
         device.meter.release()  # memory of the first steps on the stream of the captures
     if is_short:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...engine.modelconfig import Rope
 from ...engine.rope import frequencies as rope_frequencies
+from ...engine.ropeconfig import QueryScaling, Rope
 
 
 class Rotary:
@@ -20,6 +20,38 @@ class Rotary:
     def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for `positions` [tokens], each [tokens, rotary_dim / 2]."""
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+
+class NoRotation:
+    """The rows of a layer without a rope: cos is 1 and sin is 0, so kernels return queries and keys unchanged."""
+
+    def __init__(self, rope: Rope, device: str) -> None:
+        """`rope`: the rope of other layers, for the shape of the rows."""
+        half = rope.rotary_dim // 2
+        self._cos = torch.ones(half, device=device)
+        self._sin = torch.zeros(half, device=device)
+
+    def rows(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """See Rotary.rows."""
+        shape = positions.shape[0], self._cos.shape[0]  # len() would fix the number of tokens in a traced step
+        return self._cos.expand(shape).contiguous(), self._sin.expand(shape).contiguous()
+
+
+class QueryFactors:
+    """The factors of the queries for all positions below `context`."""
+
+    def __init__(self, scaling: QueryScaling, context: int, device: str, dtype: torch.dtype) -> None:
+        """`dtype`: the dtype of the queries, to which the factors are rounded."""
+        steps = torch.arange(context).div(scaling.positions, rounding_mode="floor")
+        self._factors = (1 + scaling.beta * torch.log1p(steps)).to(device, dtype).unsqueeze(1)
+        self._positions = scaling.positions
+
+    def rows(self, positions: Tensor, contexts: tuple[int, ...]) -> Tensor | None:
+        """The factors [tokens, 1] for `positions` [tokens]; None if all of them are 1. `contexts`: upper bounds of the
+        lengths of the rows; empty if they are unknown, as in a capture without attention."""
+        if contexts and max(contexts) <= self._positions:
+            return None
+        return self._factors.index_select(0, positions)
 
 
 def frequencies(rope: Rope, context: int) -> Tensor:

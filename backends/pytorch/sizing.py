@@ -41,8 +41,9 @@ def measure(
     config = files.config
     context = _requested_context(files, options)
     page_size = options.page_size or device.page_size
-    cache = cache_dtype(options, dtype, device)
-    page = page_bytes(page_size, config.num_kv_heads, config.head_dim, config.num_layers, cache.itemsize)
+    cache = cache_dtype(config, options, dtype, device)
+    parts, heads, dim = config.cache_shape
+    page = page_bytes(page_size, heads, dim, config.num_layers, cache.itemsize, parts)
     if workspace is None:
         workspace = expected_workspace(config, options, dtype, device)
     rest = max(0, free - weights - workspace)
@@ -98,6 +99,7 @@ def plan(
         num_adapters=memory.adapter_slots,
         adapters_per_step=memory.adapter_slots,
         slots_hint=slots_hint(options.adapter_slots, slot_values(config, options.adapter_rank) * dtype.itemsize),
+        hidden_size=config.hidden_size,
         overlap=device.overlap,
         graph_rows=graph_rows,
         graph_tokens=graph_tokens,
@@ -142,12 +144,11 @@ def expected_workspace(config: ModelConfig, options: LoadOptions, dtype: torch.d
     device without a meter."""
     if device.meter is None:
         return 0
-    heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    token_values = 4 * config.hidden_size + 2 * heads + _mlp_values(config)
+    token_values = 4 * config.hidden_size + _attention_values(config) + _mlp_values(config)
     fixed = LOGITS_COPIES * options.max_rows * config.vocab_size * torch.float32.itemsize
     if options.quant != "none" or config.quantization is not None:
         # Products of many rows convert a whole weight to the dtype of activations.
-        fixed += config.hidden_size * max(2 * _largest_mlp(config), heads) * dtype.itemsize
+        fixed += config.hidden_size * max(2 * _largest_mlp(config), _largest_projection(config)) * dtype.itemsize
     workspace = device.meter.libraries + fixed
     workspace += step_tokens(config, options, device) * token_values * dtype.itemsize
     rows, tokens = _captured_sizes(config, options, device)
@@ -235,12 +236,32 @@ def capturable_tokens(config: ModelConfig, max_tokens: int, device: Device) -> i
 
 def layer_weights(config: ModelConfig) -> int:
     """Number of weights of a layer that a token multiplies once each; of the experts only those that it uses."""
-    heads = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
     inner = config.intermediate_size
     if config.moe is not None:
         routed = config.moe.top_k * config.moe.inner_size + config.moe.shared_size
         inner = max(routed, inner) if False in config.moe.layers else routed
-    return config.hidden_size * (heads + 3 * inner)
+    return _attention_weights(config) + config.hidden_size * 3 * inner
+
+
+def _attention_weights(config: ModelConfig) -> int:
+    """Number of weights of the attention of a layer."""
+    if config.latent is not None:
+        return config.latent.weights(config.hidden_size, config.num_heads)
+    return 2 * config.hidden_size * (config.num_heads + config.num_kv_heads) * config.head_dim
+
+
+def _attention_values(config: ModelConfig) -> int:
+    """Number of intermediate values of a token in the attention of a layer."""
+    if config.latent is not None:
+        return config.latent.token_values(config.num_heads)
+    return 2 * _largest_projection(config)
+
+
+def _largest_projection(config: ModelConfig) -> int:
+    """The largest number of outputs of a projection in the attention of a layer."""
+    if config.latent is not None:
+        return max(config.latent.down_features(config.num_heads), config.num_heads * config.latent.head_dim)
+    return (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
 
 
 def _mlp_values(config: ModelConfig) -> int:
@@ -267,10 +288,14 @@ def chosen_graphs(options: LoadOptions, device: Device) -> Graphs:
     return device.graphs if options.graphs == "auto" else options.graphs
 
 
-def cache_dtype(options: LoadOptions, dtype: torch.dtype, device: Device) -> torch.dtype:
-    """The dtype of keys and values, for activations of `dtype`. Raises SettingRefused if the device cannot store it."""
+def cache_dtype(config: ModelConfig, options: LoadOptions, dtype: torch.dtype, device: Device) -> torch.dtype:
+    """The dtype of keys and values, for activations of `dtype`. Raises SettingRefused if the device cannot store it, or
+    if the model has a latent cache, which is always of `dtype`."""
     if options.cache_dtype == "auto":
         return dtype
+    if config.latent is not None:
+        message = f"cache_dtype {options.cache_dtype} is not supported for latent attention ({config.model_type})"
+        raise SettingRefused(message, "set cache_dtype to auto")
     if options.cache_dtype != "fp8" or not device.fp8_cache:
         message = f"cache_dtype {options.cache_dtype} is not supported on {device.name}"
         raise SettingRefused(message, "set cache_dtype to auto")

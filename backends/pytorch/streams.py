@@ -3,46 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
-from typing import Protocol
+from typing import Any
 
 
-class Streams(Protocol):
-    """A second queue. A capture includes the work of both queues.
-
-    A tensor that is written on one queue and read on the other must stay referenced until `join`.
-    """
-
-    def fork(self) -> AbstractContextManager[None]:
-        """A context whose work goes to the second queue. It begins after all work that was queued before the fork."""
-        ...
-
-    def join(self) -> None:
-        """Make all later work of the main queue wait for the forked work."""
-        ...
-
-
-class InOrder:
-    """Streams of a device with a single queue: forked work runs in the order of the calls."""
-
-    def fork(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def join(self) -> None:
-        pass
+@cache
+def _side_stream(module: ModuleType, device: int) -> Any:
+    """The second queue of a device. There is only one, because libraries and kernels allocate memory for every stream
+    that they run on."""
+    return module.Stream(device)
 
 
 class SideStream:
-    """Streams of a device whose torch module has streams: torch.cuda (also for HIP), torch.xpu.
+    """Streams (kernels/ops/streams.py) of a device whose torch module has streams: torch.cuda (also for HIP),
+    torch.xpu, torch.npu.
 
-    A stream that has run once makes all later graphs of the process slower: on an H200, each kernel of a graph then
-    starts 0.5 us later (3 % of a decode step). So a stream must gain more than that, and nothing else may create one.
+    After work on other streams, the kernels of all graphs of a process may start later (docs/benchmarks.md). So a
+    second queue must gain more time than that, and runs in graphs only.
     """
 
-    def __init__(self, module: ModuleType) -> None:
+    def __init__(self, module: ModuleType, after_router: bool = False) -> None:
+        self.after_router = after_router
         self._module = module
-        self._side = module.Stream()
+        self._side = _side_stream(module, module.current_device())
 
     @contextmanager
     def fork(self) -> Iterator[None]:

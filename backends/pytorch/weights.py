@@ -16,6 +16,7 @@ from ...engine.modelfiles import ModelFiles
 from ...engine.tensorfiles import StoredTensor
 from ...kernels.ops.layer import DecoderLayer
 from ...kernels.ops.linear import Weight, map_tensors, weight_tensors
+from ...kernels.ops.mlp import Experts
 from ...kernels.ops.projection import Product, Projection, SideBySide
 from .device import Device
 from .lora import AdapterSlots
@@ -127,6 +128,7 @@ class Weights:
         self.tensors = StoredTensors(files)
         self._tied_product: Projection | None = None  # the output head, if it has the weight of the embedding
         self.slots = slots or AdapterSlots(0, 0, 0, device, dtype)
+        self.shared_experts: list[Experts] = []  # the MLPs with a shared expert that were built until now
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """A small tensor, copied to the device in its stored dtype. Raises ModelRefused if its shape is not `shape`."""
@@ -183,6 +185,23 @@ class Weights:
         else:
             base = self._load(self._unquantised, names, out_features, in_features, bias)
         return self.slots.adapt(names, out_features, in_features, base)
+
+    def dequantised(self, name: str, out_features: int, in_features: int) -> Tensor:
+        """The weight [out_features, in_features] of a projection in the dtype of activations, from any format in the
+        files. It is not quantised while loading, and adapters cannot change it."""
+        loaded = self._unquantised.load(self.tensors, name, out_features, in_features)
+        self._ignore_zero_biases([(name, out_features)])
+        weight = torch.empty(out_features, in_features, dtype=self.dtype, device=self._device.type)
+        columns: Any = slice(None) if loaded.order is None else loaded.order.to(self._device.type)
+        start = 0
+        for part in self._device_slices([loaded]):
+            values = part if isinstance(part, Tensor) else part.dense()
+            weight[start : start + len(values), columns] = values.to(self.dtype)
+            start += len(values)
+        self.tensors.release()
+        self.bytes += weight.nbytes
+        self.token_bytes += weight.nbytes
+        return weight
 
     def experts(
         self,

@@ -30,8 +30,7 @@ def measured_workspace(
     """
     meter = device.meter
     assert meter is not None
-    kv.keys.zero_()
-    kv.values.zero_()
+    kv.clear()
     one_page = replace(spec, groups=(CacheGroup(spec.groups[0].page_size, 1),))
     runner = TorchRunner(model, kv, one_page, device, capturable=capturable)
     with failures(FAILED):

@@ -19,6 +19,7 @@ from ....engine.batch import Batch
 from ....engine.runner import Pending
 from ....kernels.ops import Ops
 from ....kernels.ops.attention import Attention, Rows
+from ....kernels.ops.streams import IN_ORDER, Streams
 from ..device import Recorder
 from ..failures import failures
 from ..runner import TorchRunner
@@ -30,15 +31,13 @@ class Break:
 
     attend: Callable[..., Tensor]
     query: Tensor  # [captured tokens, heads, dim]
-    out: Tensor  # [captured tokens, heads, dim]
-    key_pages: Tensor
-    value_pages: Tensor
+    out: Tensor  # [captured tokens, heads, value dim]
+    pages: tuple[Tensor, ...]  # of keys and values, or of latents
     options: tuple[Any, ...]
 
     def run(self, rows: Rows, tokens: int) -> None:
         """Compute the attention of `rows`, which have `tokens` tokens without padding."""
-        pages = self.key_pages, self.value_pages
-        self.attend(self.query[:tokens], *pages, rows, *self.options, out=self.out[:tokens])
+        self.attend(self.query[:tokens], *self.pages, rows, *self.options, out=self.out[:tokens])
 
 
 class AttentionOutputs:
@@ -48,12 +47,25 @@ class AttentionOutputs:
     def __init__(self) -> None:
         self._outputs: dict[tuple[tuple[int, ...], torch.dtype], Tensor] = {}
 
-    def like(self, query: Tensor) -> Tensor:
-        """Memory with the shape and dtype of `query`. The first call must have the largest number of tokens."""
-        key = tuple(query.shape[1:]), query.dtype
+    def of(self, query: Tensor, value_dim: int) -> Tensor:
+        """Memory [tokens, heads, value_dim] for the output of `query`, with its dtype. The first call must have the
+        largest number of tokens."""
+        tokens, heads, _ = query.shape
+        key = (heads, value_dim), query.dtype
         if key not in self._outputs:
-            self._outputs[key] = torch.zeros_like(query, memory_format=torch.contiguous_format)
-        return self._outputs[key][: len(query)]
+            self._outputs[key] = query.new_zeros(tokens, heads, value_dim)
+        return self._outputs[key][:tokens]
+
+    def attention(self) -> Attention:
+        """Attention that computes nothing: its outputs are this memory."""
+
+        def paged(query: Tensor, *_: Any) -> Tensor:
+            return self.of(query, query.shape[2])
+
+        def latent(query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int) -> Tensor:
+            return self.of(query, query.shape[2] - start)
+
+        return Attention(paged=paged, latent=latent)
 
 
 class Segments:
@@ -67,7 +79,11 @@ class Segments:
 
     def capture(self, work: Callable[[Ops], Tensor], ops: Ops) -> Tensor:
         """Capture `work(ops)`, with a break at each attention, and return its result."""
-        attention = replace(ops.attention, paged=partial(self._break, ops.attention.paged))
+        attention = replace(
+            ops.attention,
+            paged=partial(self._break_paged, ops.attention.paged),
+            latent=partial(self._break_latent, ops.attention.latent),
+        )
         self._recorder.begin()
         result = work(replace(ops, attention=attention))
         self._replays.append(self._recorder.end())
@@ -82,7 +98,7 @@ class Segments:
             attention.run(rows, tokens)
             segment()
 
-    def _break(
+    def _break_paged(
         self,
         attend: Callable[..., Tensor],
         query: Tensor,
@@ -91,9 +107,24 @@ class Segments:
         rows: Rows,
         *options: Any,
     ) -> Tensor:
+        return self._break(attend, query, query.shape[2], (key_pages, value_pages), options)
+
+    def _break_latent(
+        self, attend: Callable[..., Tensor], query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int
+    ) -> Tensor:
+        return self._break(attend, query, query.shape[2] - start, (pages,), (scale, start))
+
+    def _break(
+        self,
+        attend: Callable[..., Tensor],
+        query: Tensor,
+        value_dim: int,
+        pages: tuple[Tensor, ...],
+        options: tuple[Any, ...],
+    ) -> Tensor:
         self._replays.append(self._recorder.end())
-        out = self._outputs.like(query)
-        self._breaks.append(Break(attend, self._recorder.weak(query), out, key_pages, value_pages, options))
+        out = self._outputs.of(query, value_dim)
+        self._breaks.append(Break(attend, self._recorder.weak(query), out, pages, options))
         self._recorder.begin()
         return out
 
@@ -103,19 +134,27 @@ class BreakableReplay:
     hidden states of the last replay, which the next replay overwrites."""
 
     @torch.inference_mode()
-    def __init__(self, runner: TorchRunner, tokens: int, outputs: AttentionOutputs, *, adapted: bool = False) -> None:
-        """Captures the step. `adapted`: rows may have adapters."""
+    def __init__(
+        self,
+        runner: TorchRunner,
+        tokens: int,
+        outputs: AttentionOutputs,
+        *,
+        adapted: bool = False,
+        streams: Streams = IN_ORDER,
+    ) -> None:
+        """Captures the step. `adapted`: rows may have adapters. `streams`: the queues of the captured work; a layer
+        joins them before the segment ends."""
         recorder = runner.recorder
         assert recorder is not None
         self._runner = runner
         step = runner.inputs.token_frame(tokens, adapted=adapted)
         self._frame = step
         ops = runner.device.ops
-        no_attention = Attention(paged=lambda query, *_: outputs.like(query))
         with failures("capturing a step failed"), recorder.session():
-            runner.prefill(step, replace(ops, attention=no_attention))  # the first call compiles and allocates
+            runner.prefill(step, replace(ops, attention=outputs.attention()))  # the first call compiles and allocates
             self._segments = Segments(recorder, outputs)
-            self._hidden = self._segments.capture(partial(runner.prefill, step), ops)
+            self._hidden = self._segments.capture(partial(runner.prefill, replace(step, streams=streams)), ops)
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Pending:

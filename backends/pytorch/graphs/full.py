@@ -7,6 +7,7 @@ penalties, masks and log-probabilities are computed after the replay, from its l
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from ....engine.batch import Batch, Ints
 from ....engine.runner import Pending
+from ....kernels.ops.streams import IN_ORDER, Streams
 from ..failures import failures
 from ..runner import TorchPending, TorchRunner
 from ..sampler import Drawn, draw_plainly, is_plain, sample
@@ -41,26 +43,27 @@ class FullReplay:
     a batch is copied to, and the logits of the last replay, which the next replay overwrites."""
 
     @torch.inference_mode()
-    def __init__(self, runner: TorchRunner, rows: int, *, adapted: bool = False) -> None:
-        """Captures the step. `adapted`: rows may have adapters."""
+    def __init__(self, runner: TorchRunner, rows: int, *, adapted: bool = False, streams: Streams = IN_ORDER) -> None:
+        """Captures the step. `adapted`: rows may have adapters. `streams`: the queues of the captured work."""
         recorder = runner.recorder
         assert recorder is not None
         self._runner = runner
         self._frame = runner.inputs.frame(rows, adapted=adapted)
         self._answers: _Answers | None = None  # of the previous step
         with failures("capturing a step failed"), recorder.session():
-            self._work()  # the first call compiles, loads and allocates, which a capture does not allow
+            self._work(IN_ORDER)  # the first call compiles, loads and allocates, which a capture does not allow
             recorder.begin()
-            logits = self._work()
+            logits = self._work(streams)
             self._replay = recorder.end()
             self._logits = recorder.weak(logits)
 
-    def _work(self) -> Tensor:
+    def _work(self, streams: Streams) -> Tensor:
         runner = self._runner
         frame = self._frame
+        step = replace(frame.step, streams=streams)
         ops = runner.device.ops
         runner.inputs.carry(frame)
-        logits = runner.model.logits(runner.model(frame.step, ops, runner.kv), ops, frame.step.answer_adapters)
+        logits = runner.model.logits(runner.model(step, ops, runner.kv), ops, step.answer_adapters)
         runner.inputs.keep(frame, draw_plainly(logits, frame.settings, runner.device))
         return logits
 

@@ -38,6 +38,21 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentSite:
+    """The constant arguments of one layer's latent attention: those of kv.append_latent and attention.latent."""
+
+    rotation: str
+    pages: Tensor
+    scale: float
+    start: int
+
+    def attend(self, heads: Tensor, cos: Tensor, sin: Tensor, ops: Ops, slots: Tensor, rows: Rows) -> Tensor:
+        """Write keys to the cache, and return the outputs of attention [tokens, query heads, value dim]."""
+        query = ops.kv.append_latent(heads, cos, sin, self.rotation, slots, self.pages)
+        return ops.attention.latent(query, self.pages, rows, self.scale, self.start)
+
+
+@dataclass(frozen=True, slots=True)
 class Model:
     """The values that opaque ops look up when they run."""
 

@@ -7,16 +7,19 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 from ....engine.batch import Batch, Want
 from ....engine.errors import OutOfMemory
 from ....engine.graphs import bucket
 from ....engine.lora import Adapter
 from ....engine.runner import Pending, Replay, RunnerSpec
+from ....kernels.ops.streams import IN_ORDER
 from ..inputs import Inputs
 from ..runner import TorchRunner
 from .breakable import AttentionOutputs, BreakableReplay
 from .full import FullReplay
+from .parallel import ParallelExperts, SharedExperts
 
 log = logging.getLogger(__name__)
 
@@ -27,17 +30,17 @@ class GraphRunner:
     """A runner that replays captured steps (engine.runner.Runner). It captures the sizes in the spec of `inner`: decode
     steps as one graph, longer steps in segments. Its `spec` lists the captured sizes: memory may limit them."""
 
-    def __init__(self, inner: TorchRunner) -> None:
+    def __init__(self, inner: TorchRunner, experts: SharedExperts | None = None) -> None:
+        """`experts`: the layers whose shared expert a second queue may compute; None: no layer."""
         self._inner = inner
         spec = inner.spec
-        outputs = AttentionOutputs()
+        self._outputs = AttentionOutputs()
+        self._parallel = ParallelExperts(inner.device, experts)
         start = time.perf_counter()
-        self._prefills = _captured(spec.graph_tokens, lambda tokens: BreakableReplay(inner, tokens, outputs))
-        self._decodes = _captured(spec.graph_rows, lambda rows: FullReplay(inner, rows))
-        self._adapted_prefills = Captures(
-            inner.inputs, lambda tokens: BreakableReplay(inner, tokens, outputs, adapted=True)
-        )
-        self._adapted_decodes = Captures(inner.inputs, lambda rows: FullReplay(inner, rows, adapted=True))
+        self._prefills = _captured(spec.graph_tokens, self._capture_prefill)
+        self._decodes = _captured(spec.graph_rows, self._capture_decode)
+        self._adapted_prefills = Captures(inner.inputs, partial(self._capture_prefill, adapted=True))
+        self._adapted_decodes = Captures(inner.inputs, partial(self._capture_decode, adapted=True))
         self.capture_seconds = time.perf_counter() - start
         sizes = len(spec.graph_tokens) + len(spec.graph_rows)
         missing = sizes - len(self._prefills) - len(self._decodes)
@@ -52,6 +55,15 @@ class GraphRunner:
                 graph_tokens=tuple(sorted(self._prefills)),
                 warnings=(*spec.warnings, warning),
             )
+
+    def _capture_prefill(self, tokens: int, *, adapted: bool = False) -> BreakableReplay:
+        inner = self._inner
+        is_compiled = inner.split is not None and not adapted  # compiled segments run on one queue
+        streams = IN_ORDER if is_compiled else self._parallel.streams(tokens)
+        return BreakableReplay(inner, tokens, self._outputs, adapted=adapted, streams=streams)
+
+    def _capture_decode(self, rows: int, *, adapted: bool = False) -> FullReplay:
+        return FullReplay(self._inner, rows, adapted=adapted, streams=self._parallel.streams(rows))
 
     @property
     def spec(self) -> RunnerSpec:
@@ -89,6 +101,7 @@ class GraphRunner:
         self._adapted_decodes.clear()
         self._adapted_prefills.clear()
         self._prefills.clear()
+        self._parallel.close()
         self._inner.close()
 
 

@@ -28,10 +28,10 @@ from ..kv import PagedKV
 from . import cutting, opaque
 from .compiling import Compiled, Compiler
 from .cutting import Segment
-from .opaque import Model, Site, computing
+from .opaque import LatentSite, Model, Site, computing
 
 EXAMPLE = (23, 5)  # tokens, and hidden states returned, of the traced step; no size of a model equals these numbers
-FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
+FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8", "mxfp4")
 
 Forwards = Callable[[Step, Ops, Any], Tensor]  # the signature of runner.Model.__call__
 Call = Callable[..., tuple[Tensor, ...]]
@@ -55,7 +55,7 @@ class SplitModel:
         self._constants = {node: getattr(self._graph, str(node.target)) for node in nodes if node.op == "get_attr"}
         (output,) = (node for node in nodes if node.op == "output")
         (self._hidden,) = output.all_input_nodes
-        self.segments: list[tuple[Segment, Compiled | Site]] = []
+        self.segments: list[tuple[Segment, Compiled | Site | LatentSite]] = []
         for segment in cutting.cut(self._graph, _is_attention, _attention_output):
             work = compiler.compiled(segment) if segment.op is None else tracing.sites[_site(segment.op)]
             self.segments.append((segment, work))
@@ -71,7 +71,7 @@ class SplitModel:
         outputs: tuple[Tensor, ...]
         for segment, work in self.segments:
             read = [values[node] for node in segment.inputs]
-            if isinstance(work, Site):
+            if isinstance(work, Site | LatentSite):
                 qkv, cos, sin = read
                 outputs = (work.attend(qkv, cos, sin, ops, step.slots, step.rows).contiguous(),)
             else:
@@ -116,13 +116,13 @@ class _Tracing:
     def __init__(self, ops: Ops, kv: PagedKV) -> None:
         self._device = kv.keys.device
         self.cache = kv.cache  # the only field of PagedKV that the model reads; page views would be fake tensors
-        self.sites: list[Site] = []
+        self.sites: list[Site | LatentSite] = []
         self.products: dict[int, Product] = {}
         self._append_arguments: tuple[Any, ...] = ()
         self._ops = replace(
             ops,
-            kv=replace(ops.kv, append=self._append),
-            attention=Attention(paged=self._attend),
+            kv=replace(ops.kv, append=self._append, append_latent=self._append_latent),
+            attention=Attention(paged=self._attend, latent=self._attend_latent),
             linear=replace(ops.linear, **{name: self._product(name) for name in FORMATS}),
             layer=Layer(),
         )
@@ -152,6 +152,19 @@ class _Tracing:
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         opaque.attend(qkv, cos, sin, out, len(self.sites))
         self.sites.append(Site(tuple(head_norms), rotation, key_pages, value_pages, options))
+        return out
+
+    def _append_latent(self, heads: Tensor, *others: Any) -> Tensor:
+        """Store the arguments. The next attention op includes this append."""
+        self._append_arguments = heads, *others
+        return heads.narrow(1, 0, heads.shape[1] - 1)
+
+    def _attend_latent(self, query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int) -> Tensor:
+        heads, cos, sin, rotation, _, _ = self._append_arguments
+        tokens, query_heads, dim = query.shape
+        out = query.new_empty(tokens, query_heads, dim - start)
+        opaque.attend(heads, cos, sin, out, len(self.sites))
+        self.sites.append(LatentSite(rotation, pages, scale, start))
         return out
 
     def _product(self, name: str) -> Callable[..., Tensor]:

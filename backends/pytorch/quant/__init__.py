@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ....kernels.ops.linear import PANEL, Fp8, Int4, Int8, Weight, map_tensors, weight_tensors
+from ....kernels.ops.linear import PANEL, Fp8, Int4, Int8, Mxfp4, Weight, map_tensors, weight_tensors
 
 
 class Tensors(Protocol):
@@ -56,6 +56,8 @@ class Loaded(NamedTuple):
                 return "int4_wide" if self.wide else "int4"
             case Fp8():
                 return "fp8"
+            case Mxfp4():
+                return "mxfp4"
         return "dense"
 
     @property

@@ -17,7 +17,7 @@ from .compressed_tensors import CompressedTensors
 from .floats import Floats
 from .fp8_stored import Fp8Stored
 from .gptq import Gptq
-from .mxfp4 import Mxfp4
+from .mxfp4 import Mxfp4Stored
 
 ON_LOAD: Mapping[Quant, Callable[[Tensor], Weight] | None] = MappingProxyType(
     {
@@ -30,7 +30,7 @@ ON_LOAD: Mapping[Quant, Callable[[Tensor], Weight] | None] = MappingProxyType(
 )
 
 STORED: Mapping[Method, Callable[[Quantization], Scheme]] = MappingProxyType(
-    {"gptq": Gptq, "awq": Awq, "compressed-tensors": CompressedTensors, "fp8": Fp8Stored, "mxfp4": Mxfp4}
+    {"gptq": Gptq, "awq": Awq, "compressed-tensors": CompressedTensors, "fp8": Fp8Stored, "mxfp4": Mxfp4Stored}
 )
 
 

@@ -29,8 +29,10 @@ class Floats:
 
         def rows(start: int, stop: int) -> Weight:
             values = weight[start:stop]
+            if self.quantise is not None:
+                values = values.to(self.device)
             check_finite(f"{name}.weight", values)
-            return values if self.quantise is None else self.quantise(values.to(self.device))
+            return values if self.quantise is None else self.quantise(values)
 
         return Loaded(out_features, in_features, rows)
 

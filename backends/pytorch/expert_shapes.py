@@ -1,0 +1,66 @@
+"""Compares the tensors of experts with config.json, from the headers of the files. Only a load reads the values."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ...engine.adapterfiles import EXPERTS
+from ...engine.errors import ModelRefused
+from ...engine.modelfiles import ModelFiles
+from ...engine.moeconfig import MoeConfig
+from ...engine.tensorfiles import StoredTensor
+from ...kernels.ops.linear_mxfp4 import GROUP
+
+_EXPERT = re.compile(rf"(model\.layers\.\d+)\..*\b{EXPERTS}\.(\d+)\..*")
+_STACK = re.compile(rf"(model\.layers\.\d+)\..*\b{EXPERTS}\.(gate_up|down)_proj(|_bias|_blocks|_scales)")
+_MATRICES = ("BF16", "F16", "F32", "F8_E4M3", "I8")  # dtypes of tensors that are [out_features, in_features]
+
+
+def check_experts(files: ModelFiles) -> None:
+    """Raises ModelRefused, with the name of the tensor, if the files have another number or other sizes of experts than
+    config.json."""
+    moe = files.config.moe
+    if moe is None:
+        return
+    hidden = files.config.hidden_size
+    singles: defaultdict[str, set[int]] = defaultdict(set)  # experts of each layer that have tensors of their own
+    for name, tensor in sorted(files.used_tensors.items()):
+        stack = _STACK.fullmatch(name)
+        single = _EXPERT.fullmatch(name)
+        if stack:
+            _check_shape(name, tensor, _stack_shapes(moe, hidden, stack[2], stack[3]))
+        elif single:
+            singles[single[1]].add(int(single[2]))
+        if single and name.endswith(".weight") and tensor.dtype in _MATRICES:
+            _check_shape(name, tensor, [(moe.inner_size, hidden), (hidden, moe.inner_size)])
+    for layer, experts in singles.items():
+        if experts != set(range(moe.experts)):
+            raise ModelRefused(
+                f"{files.name}: the experts of {layer} must have the numbers 0 to {moe.experts - 1} (config.json), "
+                f"but the files have {len(experts)}, up to {max(experts)}"
+            )
+
+
+def _stack_shapes(moe: MoeConfig, hidden: int, projection: str, end: str) -> list[tuple[int, ...]]:
+    """The possible shapes of a tensor of all experts."""
+    count, out_features, in_features = moe.experts, hidden, moe.inner_size
+    if projection == "gate_up":
+        out_features, in_features = 2 * moe.inner_size, hidden
+    match end:
+        case "_bias":
+            return [(count, out_features)]
+        case "_blocks":
+            return [(count, out_features, in_features // GROUP, GROUP // 2)]
+        case "_scales":
+            return [(count, out_features, in_features // GROUP)]
+    return [(count, out_features, in_features), (count, in_features, out_features)]
+
+
+def _check_shape(name: str, tensor: StoredTensor, shapes: Sequence[tuple[int, ...]]) -> None:
+    if tensor.shape not in shapes:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise ModelRefused(
+            f"{tensor.file.name}: tensor {name!r} must be {expected} (config.json), not {list(tensor.shape)}"
+        )

@@ -1,0 +1,21 @@
+"""DeepSeek V3 and R1: latent attention; dense first layers, then layers with a sigmoid router with groups and a
+correction, experts and a shared expert."""
+
+from __future__ import annotations
+
+from ....engine.modelconfig import ModelConfig
+from ..experts import ExpertLayout, routed_mlp
+from ..latent import LatentLayer
+from ..layers import Decoder
+from ..weights import Weights
+
+LAYOUT = ExpertLayout(shared="shared_experts", correction="gate.e_score_correction_bias")
+
+
+def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
+    def layer(index: int) -> LatentLayer:
+        return LatentLayer(weights, config, index, routed_mlp(weights, config, index, LAYOUT))
+
+    # The layer after the last one predicts several tokens at a time; it does not change the logits.
+    weights.tensors.ignore(f"model.layers.{config.num_layers}.")
+    return Decoder(weights, config, context, layer)

@@ -1,0 +1,17 @@
+"""GLM 4 (0414): norms before and after attention and MLP, a merged gate_up weight, and a partial rotary embedding of
+neighbouring dimensions."""
+
+from __future__ import annotations
+
+from ....engine.modelconfig import ModelConfig
+from ..layers import AttentionLayer, Decoder, Norms
+from ..weights import Weights
+
+NORMS = Norms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm")
+
+
+def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
+    def layer(index: int) -> AttentionLayer:
+        return AttentionLayer(weights, config, index, gate_up=("gate_up_proj",), norms=NORMS, rotation="interleaved")
+
+    return Decoder(weights, config, context, layer)

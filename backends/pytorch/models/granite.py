@@ -1,0 +1,23 @@
+"""Granite: Llama with factors of the embeddings, of the attention scores, of the layers' outputs and of the logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....engine.modelconfig import ModelConfig
+from ..layers import AttentionLayer, Decoder
+from ..weights import Weights
+
+
+def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
+    # The model computes the residual stream divided by residual_scale, so layers add their outputs without a factor.
+    # A norm of a scaled stream is the same if its epsilon is scaled by the square.
+    factor = 1.0 / config.residual_scale
+    scaled = replace(config, norm_eps=config.norm_eps * factor**2)
+    return Decoder(
+        weights,
+        scaled,
+        context,
+        lambda index: AttentionLayer(weights, scaled, index),
+        stream_scale=config.embedding_scale * factor,
+    )
