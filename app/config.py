@@ -65,6 +65,13 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "by a slower implementation."
         ),
     ] = "on"
+    queues: Annotated[
+        Literal["one", "measured"],
+        Meta(
+            description="GPU queues of captured steps; measured: a second queue computes shared experts where this "
+            "gains time. It has not yet run with a whole model on a GPU."
+        ),
+    ] = "one"
     reference_ops: Annotated[
         tuple[str, ...],
         Meta(

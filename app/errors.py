@@ -58,6 +58,20 @@ class CacheTooSmall(InvalidRequest, code="cache_size_exceeded"):
     pass
 
 
+class EmbeddingsUnsupported(InvalidRequest, code="embeddings_unsupported"):
+    """The model is no embedding model, or one whose pooling localllm does not compute."""
+
+    @classmethod
+    def without_pooling(cls, model: str) -> EmbeddingsUnsupported:
+        """The error for a model whose files describe no pooling."""
+        return cls(
+            f"{model} is no embedding model: its files describe no pooling (modules.json of sentence-transformers, or "
+            "pooling_type in a GGUF file)",
+            hint="use an embedding model, such as Qwen/Qwen3-Embedding-0.6B",
+            param="model",
+        )
+
+
 class TemplateFailed(InvalidRequest, code="chat_template_failed"):
     pass
 

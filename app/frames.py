@@ -98,6 +98,16 @@ class Generate(Frame):
     adapter_scale: float = 1.0  # factor of the adapter's change of the weights
 
 
+class Embed(Frame):
+    """A request for the vector of a text. The replies are Started, Embedded, then Finished or Failed."""
+
+    id: str
+    input: str | list[int]
+    dimensions: int | None = None  # numbers in the vector; None: those of the model
+    adapter: str | None = None  # as in Generate
+    adapter_scale: float = 1.0
+
+
 class Cancel(Frame):
     """Cancel a request. The reply is Finished, or Failed if the request had already failed."""
 
@@ -163,6 +173,7 @@ class ModelInfo(Frame):
     quant: str = ""  # format of quantised weights; empty: not quantised
     token_bytes: int = 0  # bytes of weights read to decode one token; 0: unknown
     reason: str = ""  # for the log: the reason for the choice of the backend
+    embedding_size: int = 0  # numbers in a vector of POST /v1/embeddings; 0: the model computes no embeddings
     step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
@@ -208,6 +219,11 @@ class Piece(Frame):
     tokens: int = 0  # number of tokens whose text is in this piece
     logprobs: list[PieceLogprob] = []
     finish: Literal["stop", "length", "tool_calls"] | None = None
+
+
+class Embedded(Frame):
+    id: str
+    vector: bytes  # [size] float32, little endian
 
 
 class Finished(Frame):
@@ -263,13 +279,14 @@ class Stats(Frame):
     step_age: float = 0.0
 
 
-ToWorker = Load | Generate | Cancel | Tokenize | Detokenize | LoadAdapter | UnloadAdapter | AskStats | Shutdown
+ToWorker = Load | Generate | Embed | Cancel | Tokenize | Detokenize | LoadAdapter | UnloadAdapter | AskStats | Shutdown
 FromWorker = (
     Loading
     | Loaded
     | LoadFailed
     | Started
     | Piece
+    | Embedded
     | Finished
     | Failed
     | Tokens

@@ -235,6 +235,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = ""  # the backend that runs a GGUF model, and the reason; empty for other models
     base: str = ""  # base model of an adapter; empty: unknown
     weights: str = ""  # of a GGUF model: the types, with bytes and number of tensors
+    embeddings: str = ""  # the vectors of an embedding model; empty for other models
     licence: str
     template: str | None  # verdict on the chat template; None: adapters have none
     aliases: list[str]

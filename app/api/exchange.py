@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -12,11 +12,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import AppError, Stopping
 from ..frames import Finished, Generate, ModelInfo, Piece
-from .admin import LoadFlags
 from .answers import KEEP_ALIVE, Answer, ChatAnswer, CompletionAnswer, Head, error_event
 from .body import ClientGone, is_local, read_json
+from .inputs import TargetBody
 from .metrics import Metrics, Watch
-from .models import Models
+from .models import Models, Request
 from .openai import ChatBody, CompletionBody
 from .replies import CachedTokens, UsageReport
 from .stream import Stream
@@ -59,7 +59,7 @@ class Exchange:
         request_id = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{uuid.uuid4().hex}"
         requests = body.frames(request_id)
         choices = len(requests) * requests[0].n
-        stream = await self._open(body, requests, choices, is_local(scope))
+        stream = await open_stream(self.models, self.metrics, body, requests, weight=choices, local=is_local(scope))
         model = stream.info.model
         name = f"{model}:{stream.adapter}" if stream.adapter else model
         head = Head(request_id, name, _fingerprint(self.version, stream.info))
@@ -82,24 +82,22 @@ class Exchange:
         finally:
             self.metrics.requests.labels(model, outcome).inc()
 
-    async def _open(
-        self, body: ChatBody | CompletionBody, requests: list[Generate], choices: int, local: bool
-    ) -> Stream:
-        """Send the requests to the model.
 
-        The metrics count a refused request only if its model is loaded: any other name comes from the client and must
-        not become a label.
-        """
-        name = body.model
-        flags = None
-        if body.load is not None:
-            flags = LoadFlags(backend=body.load.backend, quant=body.load.quant, context=body.load.context)
-        try:
-            return await self.models.open(name, requests, weight=choices, local=local, flags=flags)
-        except AppError as error:
-            if name and self.models.find(name):
-                self.metrics.requests.labels(name, error.code).inc()
-            raise
+async def open_stream(
+    models: Models, metrics: Metrics, body: TargetBody, requests: Sequence[Request], *, weight: int, local: bool
+) -> Stream:
+    """Send the requests to the model that `body` selects. `weight` and `local`: see Models.open.
+
+    The metrics count a refused request only if its model is loaded: any other name comes from the client and must not
+    become a label.
+    """
+    name = body.model
+    try:
+        return await models.open(name, requests, weight=weight, local=local, flags=body.load_flags)
+    except AppError as error:
+        if name and models.find(name):
+            metrics.requests.labels(name, error.code).inc()
+        raise
 
 
 class _Tally:

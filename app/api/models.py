@@ -8,11 +8,22 @@ from pathlib import Path
 from typing import Protocol
 
 from ..config import Settings
-from ..frames import AskStats, Detokenize, Generate, LoadAdapter, Machine, ModelInfo, Stats, Tokenize, UnloadAdapter
+from ..frames import (
+    AskStats,
+    Detokenize,
+    Embed,
+    Generate,
+    LoadAdapter,
+    Machine,
+    ModelInfo,
+    Stats,
+    Tokenize,
+    UnloadAdapter,
+)
 from .admin import AdapterEntry, LoadedModel, LoadFlags
 from .stream import Stream
 
-Request = Generate | Tokenize | Detokenize | LoadAdapter | UnloadAdapter | AskStats
+Request = Generate | Embed | Tokenize | Detokenize | LoadAdapter | UnloadAdapter | AskStats
 Progress = Callable[[str, float], None]  # called with the fields `stage` and `done` of each Loading frame
 
 

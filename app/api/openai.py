@@ -7,15 +7,15 @@ are those of OpenAI, and common ones of vLLM and llama.cpp (top_k, min_p, repeti
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, ClassVar, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
-from ...engine.quantization import Quant
 from ...engine.ranges import RANGES
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import Generate, ResponseFormat
 from .body import WireBody, check_depth, without_none
+from .inputs import Name, TargetBody, Texts, TokenId, texts_of
 from .messages import AssistantMessage, Message, NamedTool, Tool, plain_messages, plain_tool
 
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -25,9 +25,7 @@ COMPLETION_TOKENS = 16  # OpenAI's default for /v1/completions
 # Variables of the chat template that a client may set; they must not include names that the renderer sets.
 TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "preserve_thinking", "reasoning_effort", "date_string")
 
-Name = Annotated[str, Meta(min_length=1, max_length=512)]
 StopText = Annotated[str, Meta(min_length=1, max_length=1024)]
-TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
 
 # Fields with a range, and the name of the range. SamplingBody checks them, because an error of msgspec does not
 # show the invalid value.
@@ -90,27 +88,9 @@ class StreamOptions(WireBody):
     include_obfuscation: bool | None = None
 
 
-class LoraEntry(WireBody):
-    """An adapter of the model; `scale` multiplies its change of the weights."""
-
-    name: Name
-    scale: float = 1.0
-
-
-class LoadFields(WireBody, kw_only=True):
-    """The options with which the model of a request must be loaded; None: the settings of the model."""
-
-    backend: str | None = None
-    quant: Quant | None = None
-    context: Annotated[int, Meta(ge=0)] | None = None  # tokens; 0: the model's own limit
-
-
-class SamplingBody(WireBody, kw_only=True):
+class SamplingBody(TargetBody, kw_only=True):
     """The fields that chats and completions have in common."""
 
-    model: Name | None = None  # a model, or model:adapter; optional while exactly one model is loaded
-    lora: list[LoraEntry] | None = None  # at most one adapter; an empty list selects the base model
-    load: LoadFields | None = None  # load the model with these options (unix socket or API key only)
     temperature: Temperature | None = None
     top_p: TopP | None = None
     top_k: TopK | None = None
@@ -133,8 +113,7 @@ class SamplingBody(WireBody, kw_only=True):
     guided_json: dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
-    # Labels for the provider's accounting: accepted, without effect here.
-    user: str | None = None
+    # More labels without effect.
     metadata: dict[str, str] | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None  # without effect: all requests share the prefix cache
@@ -150,7 +129,7 @@ class SamplingBody(WireBody, kw_only=True):
             if value is not None and value not in RANGES[name]:
                 raise InvalidRequest(f"{field} must be {RANGES[name]}, not {getattr(self, field)}", param=field)
         self._check_logit_bias()
-        self._check_lora()
+        self.check_lora()
         self._check_stream_options()
 
     def _value(self, field: str) -> Any:
@@ -171,18 +150,6 @@ class SamplingBody(WireBody, kw_only=True):
             if bias not in RANGES["logit_bias"]:
                 raise InvalidRequest(
                     f"logit_bias of token {token} must be {RANGES['logit_bias']}, not {bias}", param="logit_bias"
-                )
-
-    def _check_lora(self) -> None:
-        entries = self.lora or []
-        if len(entries) > 1:
-            names = ", ".join(entry.name for entry in entries)
-            raise UnsupportedParameter(f"lora: a request may select one adapter, not {names}", param="lora")
-        for entry in entries:
-            if entry.scale not in RANGES["adapter_scale"]:
-                raise InvalidRequest(
-                    f"lora[0].scale: adapter_scale must be {RANGES['adapter_scale']}, not {entry.scale}",
-                    param="lora[0].scale",
                 )
 
     def _check_stream_options(self) -> None:
@@ -214,15 +181,7 @@ class SamplingBody(WireBody, kw_only=True):
             "ignore_eos": self.ignore_eos,
             "response_format": self._response_format(),
         }
-        return without_none(arguments) | self._adapter()
-
-    def _adapter(self) -> dict[str, Any]:
-        """The adapter fields of a Generate frame; empty if the model id or the default scales select the adapter."""
-        if self.lora is None:
-            return {}
-        if not self.lora:
-            return {"adapter": ""}
-        return {"adapter": self.lora[0].name, "adapter_scale": self.lora[0].scale}
+        return without_none(arguments) | self.adapter_arguments()
 
     def _response_format(self) -> ResponseFormat | None:
         formats = {
@@ -372,7 +331,7 @@ class CompletionBody(SamplingBody, kw_only=True):
         "best_of": "only 1 is supported; use n",
     }
 
-    prompt: str | list[str | TokenId | list[TokenId]]
+    prompt: Texts
     echo: bool | None = None
     logprobs: TopLogprobs | None = None
     suffix: None = None
@@ -387,31 +346,10 @@ class CompletionBody(SamplingBody, kw_only=True):
         if self.echo and self.logprobs is not None:
             raise UnsupportedParameter("logprobs of an echoed prompt are not supported", param="logprobs")
 
-    def prompts(self) -> list[str | list[int]]:
-        """All prompts. `prompt` is a string or a list of strings, of token ids, or of lists of token ids.
-
-        Raises InvalidRequest for a mixed list or too many prompts.
-        """
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        kinds = {type(item) for item in self.prompt}
-        if len(kinds) != 1:
-            raise InvalidRequest(
-                "prompt must be a string, a list of strings, a list of token ids, or a list of such lists (not mixed)",
-                param="prompt",
-            )
-        if kinds == {int}:
-            return [cast("list[int]", self.prompt)]
-        if len(self.prompt) > MAX_PROMPTS:
-            raise InvalidRequest(f"{len(self.prompt)} prompts exceed the limit of {MAX_PROMPTS}", param="prompt")
-        return cast("list[str | list[int]]", self.prompt)
-
     def frames(self, request_id: str) -> list[Generate]:
         """The request as one frame per prompt for a worker. Raises InvalidRequest."""
         self.check()
-        prompts = self.prompts()
-        if not all(prompts):
-            raise InvalidRequest("a prompt must have at least one token", param="prompt")
+        prompts = texts_of(self.prompt, "prompt", MAX_PROMPTS)
         return [
             Generate(
                 id=f"{request_id}-{index}",

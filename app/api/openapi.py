@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from . import admin, openai, replies
+from . import admin, embeddings, openai, replies
 
 TEMPLATE = "#/components/schemas/{name}"
 BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, type[msgspec.Struct]]]] = {
@@ -19,6 +19,11 @@ BODIES: dict[str, tuple[type[msgspec.Struct], str, dict[str, type[msgspec.Struct
         openai.CompletionBody,
         "Continue a text",
         {"application/json": replies.TextCompletion, "text/event-stream": replies.TextCompletion},
+    ),
+    "/v1/embeddings": (
+        embeddings.EmbeddingBody,
+        "Compute the vectors of texts (embedding models)",
+        {"application/json": replies.EmbeddingList},
     ),
     "/v1/tokenize": (openai.TokenizeBody, "Convert a text or a conversation to token ids", {}),
     "/v1/detokenize": (openai.DetokenizeBody, "Convert token ids to text", {}),

@@ -150,6 +150,28 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     usage: UsageReport | UnsetType | None = UNSET
 
 
+class EmbeddingEntry(msgspec.Struct):
+    """One vector: numbers, or the base64 of float32 numbers in little-endian order."""
+
+    object: str = "embedding"
+    index: int = 0
+    embedding: list[float] | str = ""
+
+
+class EmbeddingUsage(msgspec.Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(msgspec.Struct, kw_only=True):
+    """The reply to POST /v1/embeddings, in the order of the inputs."""
+
+    object: str = "list"
+    data: list[EmbeddingEntry]
+    model: str
+    usage: EmbeddingUsage
+
+
 class ErrorDetail(msgspec.Struct, kw_only=True):
     message: str
     type: str

@@ -17,6 +17,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
+from ...engine.errors import ModelRefused
+from ...engine.modelfiles import MODULES, read_architecture
+from ...engine.pooling import read_pooling
 from .. import frames, paths
 from ..config import loading
 from ..errors import Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
@@ -28,6 +31,7 @@ from ..version import VERSION
 from .adapters import AdapterRoutes
 from .admin import AdapterEntry, LoadBody, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status, UnloadBody
 from .body import is_local, read_json
+from .embeddings import Embeddings
 from .events import EventStream, Report
 from .exchange import Exchange
 from .messages import plain_messages
@@ -72,6 +76,7 @@ class _Api:
         openai_routes: list[tuple[str, str, Any]] = [
             ("POST", "/chat/completions", chat),
             ("POST", "/completions", completion),
+            ("POST", "/embeddings", Embeddings(self.models, self.metrics, check)),
             ("GET", "/models", self.cards),
             ("GET", "/models/{id:path}", self.card),
             ("POST", "/tokenize", self.tokenize),
@@ -162,6 +167,7 @@ class _Api:
             "owned_by": "localllm",
             "loaded": loaded is not None,
             "max_model_len": context or None,
+            "embeddings": _embeds(model, loaded.info if loaded else None),
         } | ({"problem": model.problem} if model.problem else {})
 
     async def tokenize(self, request: Request) -> Response:
@@ -262,6 +268,21 @@ class _Api:
 def _checked_model(name: str) -> cache.ModelRef:
     """The model of this name, with its problem as in the list. Raises ModelNotFound."""
     return listing.with_problem(cache.resolve(name))
+
+
+def _embeds(model: cache.ModelRef, info: frames.ModelInfo | None) -> bool | None:
+    """Whether a model computes embeddings. None: unknown, because the header of a GGUF file takes long to read."""
+    if info is not None:
+        return info.embedding_size > 0
+    if is_gguf(model.path):
+        return None
+    if not (model.path / MODULES).is_file():
+        return False
+    try:
+        pooling = read_pooling(read_architecture(model.path))
+    except ModelRefused:
+        return False
+    return pooling is not None and not pooling.problem
 
 
 def _adapter_card(entry: AdapterEntry, base: dict[str, Any]) -> dict[str, Any]:

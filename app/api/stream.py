@@ -10,6 +10,7 @@ from ..errors import AppError, Overloaded
 from ..frames import (
     AdapterLoaded,
     AdapterUnloaded,
+    Embedded,
     Failed,
     Finished,
     FromWorker,
@@ -24,7 +25,7 @@ from ..frames import (
 # Maximum number of unread pieces and log-probabilities: it limits the memory that a slow client uses.
 MAX_UNREAD = 32_768
 
-Reply = Piece | Finished | Tokens | Text | AdapterLoaded | AdapterUnloaded | Stats
+Reply = Piece | Embedded | Finished | Tokens | Text | AdapterLoaded | AdapterUnloaded | Stats
 
 
 class Stream:
@@ -88,6 +89,8 @@ class Stream:
                 if self._unread > MAX_UNREAD and not self._error:
                     self.fail(Overloaded("the client reads too slowly; the answer was cancelled"))
                     self._on_close(self)
+            case Embedded():
+                self._replies.append(frame)
             case Finished() | Tokens() | Text() | AdapterLoaded() | AdapterUnloaded() | Stats():
                 self._unstarted.discard(frame.id)
                 self.running.discard(frame.id)

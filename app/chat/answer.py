@@ -3,17 +3,97 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Sequence
+from typing import Literal, Protocol
 
 from ...engine.request import Delta, TokenLogprobs
 from ...engine.text import TextStream
 from ..frames import Piece, PieceLogprob, ToolCallPiece
+from .harmony import HarmonyReader
 from .parsers import CALL, END_CALL, END_THINK, THINK, Output, OutputParser
 from .prompt import Prompt
 from .tokens import Tokenizer
 
 Finish = Literal["stop", "length", "tool_calls"]
+
+
+class AnswerReader(Protocol):
+    """Splits the tokens of an answer into text, reasoning and tool calls."""
+
+    @property
+    def calls(self) -> int:
+        """Number of tool calls so far."""
+        ...
+
+    @property
+    def ended(self) -> bool:
+        """True after a stop string, or after the only call: the reader ignores the tokens that follow."""
+        ...
+
+    def push(self, tokens: Sequence[int]) -> int:
+        """Add tokens. Returns the number of tokens with complete text."""
+        ...
+
+    def finish(self, *, cut: bool) -> int:
+        """End the answer: nothing stays pending. Returns the number of tokens that it completes. `cut`: the answer
+        reached its maximum length."""
+        ...
+
+    def take(self) -> Output:
+        """The output since the last call of `take`."""
+        ...
+
+
+class MarkedReader:
+    """Reads answers with markers such as `<think>` (see parsers.py)."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, stop: Iterable[str], *, one_call: bool) -> None:
+        markers = {tokenizer.id_of(marker) for marker in (THINK, END_THINK, CALL, END_CALL)}
+        hidden = frozenset(tokenizer.special_ids - markers)
+        before = prompt.ids if prompt.continues_text else ()
+        self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), stop, before=before)
+        self._parser = OutputParser(
+            reasoning=prompt.reasoning,
+            tools=prompt.tools,
+            inside_reasoning=prompt.inside_reasoning,
+            one_call=one_call,
+        )
+        self.take = self._parser.take
+
+    @property
+    def calls(self) -> int:
+        return self._parser.calls
+
+    @property
+    def ended(self) -> bool:
+        return self._text.stopped or self._parser.ended
+
+    def push(self, tokens: Sequence[int]) -> int:
+        chunk = self._text.push(tokens)
+        self._parser.feed(chunk.text)
+        return chunk.tokens
+
+    def finish(self, *, cut: bool) -> int:
+        if self._parser.ended:
+            return 0
+        chunk = self._text.finish()
+        self._parser.feed(chunk.text)
+        self._parser.finish()
+        return chunk.tokens
+
+
+def make_reader(tokenizer: Tokenizer, prompt: Prompt, stop: Iterable[str], *, one_call: bool) -> AnswerReader:
+    """The reader of the format in which the model answers this prompt."""
+    if not prompt.harmony:
+        return MarkedReader(tokenizer, prompt, stop, one_call=one_call)
+    return HarmonyReader(
+        tokenizer,
+        stop,
+        tools=prompt.tools,
+        inside_answer=prompt.inside_answer,
+        before=prompt.ids if prompt.continues_text else (),
+        one_call=one_call,
+    )
 
 
 class Choice:
@@ -38,16 +118,7 @@ class Choice:
         self._index = index
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
-        markers = {tokenizer.id_of(marker) for marker in (THINK, END_THINK, CALL, END_CALL)}
-        hidden = frozenset(tokenizer.special_ids - markers)
-        before = prompt.ids if prompt.continues_text else ()
-        self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), stop, before=before)
-        self._parser = OutputParser(
-            reasoning=prompt.reasoning,
-            tools=prompt.tools,
-            inside_reasoning=prompt.inside_reasoning,
-            one_call=not parallel_tool_calls,
-        )
+        self._reader = make_reader(tokenizer, prompt, stop, one_call=not parallel_tool_calls)
         self._logprobs: deque[TokenLogprobs] = deque()  # log-probabilities of tokens whose text is not reported yet
         self.generated = 0
         self.cached = 0
@@ -65,17 +136,16 @@ class Choice:
         self.cached = delta.cached
         tokens = self._tokens_with_text(delta)
         self._logprobs.extend(delta.logprobs[: len(tokens)])
-        piece = self._text.push(tokens)
-        self._parser.feed(piece.text)
-        ended = self._text.stopped or self._parser.ended
+        count = self._reader.push(tokens)
+        ended = self._reader.ended
         self.done = ended or delta.finish is not None
         if self.done and delta.finish != "cancelled":
             reached_limit = delta.finish == "length" and not ended
-            return self._last_piece(piece.tokens, "length" if reached_limit else "stop")
-        output = self._parser.take()
-        if output == Output() and not piece.tokens:
+            return self._last_piece(count, "length" if reached_limit else "stop")
+        output = self._reader.take()
+        if output == Output() and not count:
             return None
-        return self._piece(output, piece.tokens, None)
+        return self._piece(output, count, None)
 
     def _tokens_with_text(self, delta: Delta) -> tuple[int, ...]:
         """The tokens of a delta, without a stop token at the end of the answer."""
@@ -84,14 +154,10 @@ class Choice:
         return delta.tokens
 
     def _last_piece(self, count: int, finish: Finish) -> Piece:
-        if not self._parser.ended:
-            last = self._text.finish()
-            count += last.tokens
-            self._parser.feed(last.text)
-            self._parser.finish()
-        if finish == "stop" and self._parser.calls:
+        count += self._reader.finish(cut=finish == "length")
+        if finish == "stop" and self._reader.calls:
             finish = "tool_calls"
-        return self._piece(self._parser.take(), count, finish)
+        return self._piece(self._reader.take(), count, finish)
 
     def _piece(self, output: Output, count: int, finish: Finish | None) -> Piece:
         """`count`: number of tokens whose text is in the piece."""

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import ResponseFormat
+from . import harmony_grammar
 from .bounded import BoundedChild, ChildLost
 from .matcher import make_matcher, make_tokens
 from .parsers import CALL, END_CALL
@@ -155,6 +156,19 @@ class GrammarCompiler:
         lark = [f"start: call {more}", f"call: {self._call_markers[0]} rest_of_call", *self._rest_of_call(tools)]
         return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
 
+    def compile_harmony_calls(self, tools: Sequence[dict[str, Any]], *, forced: bool) -> TokenGrammar:
+        """The grammar of an answer in the format of harmony.py, with a call at its end.
+
+        `forced`: the answer has a call, whose arguments match the schema of the tool. Otherwise it may have a call, as
+        in compile_text_with_calls. Raises InvalidRequest.
+        """
+        rules = harmony_grammar.one_call if forced else harmony_grammar.text_with_calls
+        functions = [
+            (tool["function"]["name"], json.dumps(_arguments_schema(*_parameters(tool, index, only_strict=not forced))))
+            for index, tool in enumerate(tools)
+        ]
+        return self._compile(LLMatcher.grammar_from_lark("\n".join(rules(functions))), "tools")
+
     def compile_text_with_calls(self, tools: Sequence[dict[str, Any]]) -> TokenGrammar:
         """The grammar of free text with any number of tool calls. The arguments of a strict tool match its schema;
         those of a tool that is not strict are any object. Raises InvalidRequest."""
@@ -187,11 +201,7 @@ class GrammarCompiler:
         """The rules of a call after its opening marker. `only_strict`: a tool that is not strict accepts any object."""
         rules = []
         for index, tool in enumerate(tools):
-            function = tool["function"]
-            parameters = function.get("parameters") or _NO_ARGUMENTS
-            if only_strict and not function.get("strict"):
-                parameters = _ANY_ARGUMENTS
-            schema = _call_schema(function["name"], parameters, f"tools[{index}].function.parameters")
+            schema = _call_schema(tool["function"]["name"], *_parameters(tool, index, only_strict=only_strict))
             rules.append(f"call_{index}: %json {json.dumps(schema)}")
         any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
         return [f'rest_of_call: "\\n" ({any_call}) "\\n" {self._call_markers[1]}', *rules]
@@ -261,6 +271,22 @@ def _choice_grammar(choices: Sequence[str]) -> str:
     _check_size(sum(map(len, choices)), "choice")
     quoted = (json.dumps(choice, ensure_ascii=False).replace("\x7f", "\\u007f") for choice in choices)
     return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+
+
+def _parameters(tool: dict[str, Any], index: int, *, only_strict: bool) -> tuple[object, str]:
+    """The schema of the arguments of a tool, and its JSON path for errors. `only_strict`: as in _rest_of_call."""
+    function = tool["function"]
+    where = f"tools[{index}].function.parameters"
+    if only_strict and not function.get("strict"):
+        return _ANY_ARGUMENTS, where
+    return function.get("parameters") or _NO_ARGUMENTS, where
+
+
+def _arguments_schema(parameters: object, where: str) -> dict[str, Any]:
+    """The schema of the arguments alone."""
+    arguments = _self_contained(parameters, where)
+    root = arguments.root if isinstance(arguments.root, dict) else {"allOf": [arguments.root]}
+    return root | {"$defs": arguments.definitions, "x-guidance": _JSON}
 
 
 def _call_schema(name: str, parameters: object, where: str) -> dict[str, Any]:

@@ -177,15 +177,15 @@ class OutputParser:
 
     def _call(self, body: str) -> Call | None:
         try:
-            call = msgspec.json.decode(body.strip(), type=_CallBody)
-            arguments = bytes(call.arguments).decode()
+            parsed = msgspec.json.decode(body.strip(), type=_CallBody)
+            arguments = bytes(parsed.arguments).decode()
             if arguments.startswith('"'):  # some models write the object as a JSON string
                 arguments = msgspec.json.decode(arguments, type=str)
-            msgspec.json.decode(arguments)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return None
-        self.calls += 1
-        return Call(self.calls - 1, f"call_{secrets.token_hex(12)}", call.name, arguments)
+        call = make_call(self.calls, parsed.name, arguments)
+        self.calls += call is not None
+        return call
 
 
 _TRANSITIONS = {
@@ -195,6 +195,15 @@ _TRANSITIONS = {
     "call": OutputParser._in_call,
     "end": OutputParser._in_end,
 }
+
+
+def make_call(index: int, name: str, arguments: str) -> Call | None:
+    """A call with a new id; None if the arguments are not JSON."""
+    try:
+        msgspec.json.decode(arguments)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+    return Call(index, f"call_{secrets.token_hex(12)}", name, arguments)
 
 
 def _call_end(text: str, start: int) -> int:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from .harmony import ANSWER_HEADER, uses_harmony
+from .harmony_messages import harmony_messages, harmony_tools
 from .messages import for_template
 from .parsers import CALL, END_THINK, THINK
 from .template import TemplateRenderer
@@ -28,7 +30,9 @@ class Prompt:
     ids: tuple[int, ...]
     reasoning: bool = False  # the answer may start with <think>…</think>
     inside_reasoning: bool = False  # the prompt ends with an open <think>
-    tools: bool = False  # <tool_call>…</tool_call> in the answer is a tool call
+    tools: bool = False  # the answer may have tool calls
+    harmony: bool = False  # the answer has the format of harmony.py, otherwise that of parsers.py
+    inside_answer: bool = False  # the prompt ends with an open message of the channel `final` (harmony)
     continues_text: bool = False  # the answer continues the text of the prompt and may start with a space
 
 
@@ -40,15 +44,20 @@ class PromptMaker:
         self._renderer = renderer
 
     def from_text(
-        self, prompt: str | Sequence[int], *, add_special_tokens: bool = True, context: int | None = None
+        self,
+        prompt: str | Sequence[int],
+        *,
+        add_special_tokens: bool = True,
+        context: int | None = None,
+        where: str = "prompt",
     ) -> Prompt:
         """A raw prompt. Special tokens in a text become their ids; token ids stay unchanged.
 
-        `context`: as in from_messages. Raises ContextTooLong.
+        `context`: as in from_messages. `where`: the parameter with the prompt. Raises ContextTooLong.
         """
         if not isinstance(prompt, str):
             return Prompt(tuple(prompt), continues_text=True)
-        self._refuse_early(prompt, context, "prompt")
+        self._refuse_early(prompt, context, where)
         return Prompt(tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)), continues_text=True)
 
     def from_messages(
@@ -64,8 +73,8 @@ class PromptMaker:
         """A conversation, rendered with the chat template of the model.
 
         `continue_final_message`: the answer continues the last message. `close_reasoning`: close the `<think>` that the
-        template opened, because the answer must be structured output. `context`: the context of the model in tokens; a
-        much longer text is refused before all of it is tokenized.
+        template opened, or open the channel `final`, because the answer must be structured output. `context`: the
+        context of the model in tokens; a much longer text is refused before all of it is tokenized.
         Raises TemplateFailed, InvalidRequest (or its subclass ContextTooLong), or UnsupportedParameter.
         """
         template = self._template(bool(tools))
@@ -73,6 +82,14 @@ class PromptMaker:
         variables["add_generation_prompt"] = not continue_final_message
         if continue_final_message:
             _mark_end(variables["messages"][-1])
+        harmony = uses_harmony(template, self.tokenizer.id_of)
+        if harmony and continue_final_message and messages[-1].get("tool_calls"):
+            raise UnsupportedParameter(
+                "continue_final_message: the final message has tool calls", param="continue_final_message"
+            )
+        if harmony:
+            variables["messages"] = harmony_messages(variables["messages"])
+            variables["tools"] = harmony_tools(variables["tools"])
         text = self._renderer.render(template, variables)
         if continue_final_message:
             text = _cut_at_mark(text)
@@ -80,12 +97,17 @@ class PromptMaker:
         if ends_in_reasoning and close_reasoning:
             text = text.rstrip() + f"\n\n{END_THINK}\n\n"
             ends_in_reasoning = False
+        opens_answer = harmony and close_reasoning and not tools and not continue_final_message
+        if opens_answer:
+            text += ANSWER_HEADER
         self._refuse_early(text, context, "messages")
         return Prompt(
             ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)),
             reasoning=self._supports(THINK, template),
             inside_reasoning=ends_in_reasoning,
-            tools=bool(tools) and self._supports(CALL, template),
+            tools=bool(tools) and (harmony or self._supports(CALL, template)),
+            harmony=harmony,
+            inside_answer=opens_answer or (harmony and continue_final_message),
             continues_text=continue_final_message,
         )
 

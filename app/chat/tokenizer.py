@@ -11,7 +11,7 @@ from typing import Any
 
 from ...engine.errors import ModelRefused
 from ...engine.text import BROKEN
-from . import tokenizer_files
+from . import harmony, tokenizer_files
 from .byte_tokens import fallback_byte, from_letters, is_misread, mark_broken, to_letters
 from .matcher import Vocabulary
 from .special_tokens import PROTECT, RELEASE, SpecialTokens, load, unique_name
@@ -38,7 +38,8 @@ class ChatTokenizer:
     """
 
     def __init__(self, folder: Path, eos_ids: Iterable[int] = ()) -> None:
-        """`eos_ids`: end-of-sequence ids of the model's configuration; the eos_token of tokenizer_config.json is added.
+        """`eos_ids`: end-of-sequence ids of the model's configuration; the eos_token of tokenizer_config.json is added,
+        and the end tokens of harmony.py if the vocabulary has them.
 
         Raises ModelRefused naming the file that is missing or broken.
         """
@@ -58,6 +59,7 @@ class ChatTokenizer:
         end = self._rust.token_to_id(self.special_tokens.get("eos_token", ""))
         if end is not None:
             self.eos_ids |= {end}
+        self.eos_ids |= harmony.end_ids(self.id_of)
         self.templates = tokenizer_files.chat_templates(folder, config)
         self._decoder = self._rust.decoder
         # Decoders of `tokenizers`, in order: "ByteLevel"; "Replace", "ByteFallback", "Fuse", "Strip"; "WordPiece"; …

@@ -15,7 +15,7 @@ import click
 from ...backends import load
 from .. import config
 from ..client import Client, Done, LoadedModel, LoadFlags
-from ..errors import AppError
+from ..errors import AppError, InvalidRequest
 from .console import print_json, say
 from .session import loaded_client
 
@@ -23,6 +23,16 @@ LONG = 400  # words in a prompt that measures prefill
 SHORT = 24  # words in a prompt that measures decode
 NEW_TOKENS = 96
 WORDS = "time water house morning letter road music table winter colour bread window river paper summer garden".split()
+MARGIN = 1.2  # upper bound of a prompt's tokens, divided by the mean for as many words
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of the requests of a benchmark."""
+
+    long: int = LONG  # words
+    short: int = SHORT  # words
+    new_tokens: int = NEW_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +89,19 @@ async def _bench(
     async with session as client:
         info = await client.load(model)  # returns the properties of the loaded model
         words = random.Random(0)
-        await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)  # warm-up; not measured
+        [probe] = await _answers(client, model, [" ".join(WORDS)], 1)
+        sizes = _sizes(info.context, probe.usage.prompt_tokens / len(WORDS))
+        await _answers(client, model, [_prompt(words, sizes.short)], sizes.new_tokens)  # warm-up; not measured
         prefills = []
         decodes = []
         rates: dict[int, list[float]] = {count: [] for count in together}
         for number in range(1, rounds + 1):
             say(f"round {number} of {rounds}")
-            prefills += await _answers(client, model, [_prompt(words, LONG)], 1)
-            decodes += await _answers(client, model, [_prompt(words, SHORT)], NEW_TOKENS)
+            prefills += await _answers(client, model, [_prompt(words, sizes.long)], 1)
+            decodes += await _answers(client, model, [_prompt(words, sizes.short)], sizes.new_tokens)
             for count, results in rates.items():
-                prompts = [_prompt(words, SHORT) for _ in range(count)]
-                results.append(_rate(await _answers(client, model, prompts, NEW_TOKENS)))
+                prompts = [_prompt(words, sizes.short) for _ in range(count)]
+                results.append(_rate(await _answers(client, model, prompts, sizes.new_tokens)))
     decode = median(answer.tokens_per_second for answer in decodes)
     bandwidth, share = _memory(info, decode)
     return Result(
@@ -108,6 +120,22 @@ async def _bench(
         memory_share=share,
         warnings=info.warnings,
     )
+
+
+def _sizes(context: int, word_tokens: float) -> Sizes:
+    """The usual sizes, or smaller ones that fit the context. `word_tokens`: mean number of tokens of a word.
+
+    Raises InvalidRequest if a context is too short for any measurement.
+    """
+    if not context:  # unknown
+        return Sizes()
+    words = int((context - 1) / (MARGIN * word_tokens))  # in the longest prompt, without the token of its answer
+    short = min(SHORT, words // 2)
+    new_tokens = min(NEW_TOKENS, context - int(short * MARGIN * word_tokens) - 1)
+    if short < 1:
+        message = f"a context of {context} tokens is too short for a benchmark"
+        raise InvalidRequest(message, hint="raise the setting context")
+    return Sizes(min(LONG, words), short, new_tokens)
 
 
 def _prompt(words: random.Random, count: int) -> str:

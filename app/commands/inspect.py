@@ -46,6 +46,8 @@ def _lines(inspection: Inspection) -> list[tuple[str, str]]:
         if inspection.rope_scaling:
             context += f" (rope scaling: {inspection.rope_scaling})"
         lines += [("quantisation", inspection.quantization or "none"), ("context", context)]
+    if inspection.embeddings:
+        lines.append(("embeddings", inspection.embeddings))
     if len(inspection.variants) > 1:
         sizes = [f"{variant.quant} {size(variant.bytes)}" for variant in inspection.variants]
         lines.append(("variants", ", ".join(sizes)))

@@ -32,5 +32,6 @@ def carry_out(plan: Removal, command: str, *, yes: bool, as_json: bool) -> int:
     if as_json:
         print_json({"deleted": plan.name, "freed": plan.frees}, indent=None)
     else:
-        say(f"deleted {plan.name}; freed {size(plan.frees)}")
+        names = " and the alias ".join([plan.name, *plan.aliases])
+        say(f"deleted {names}; freed {size(plan.frees)}")
     return 0

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...engine.errors import ModelRefused
+from ...engine.modelfiles import read_model
 from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
@@ -85,6 +86,7 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "backend": GGUF_BACKEND if kind == "gguf" else "",
         "base": base_of(model.path) if kind == "adapter" else "",
         "weights": weights,
+        "embeddings": "" if problems else _embeddings(model),
         "licence": named_licence or licence(model.path),
         "template": f"{template.status} {template.reason}".strip() if template else None,
         "aliases": [alias for alias, target in preferred.aliases.items() if target == model.id],
@@ -92,6 +94,18 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "settings": config.model_settings(preferred.settings, model.id),
         "files": files,
     }
+
+
+def _embeddings(model: cache.ModelRef) -> str:
+    """The vectors of an embedding model; empty for other models. `model`: one without problems."""
+    if stored.kind_of(model.path) not in ("model", "gguf"):
+        return ""
+    from ..store.inspect import embeddings_of
+
+    try:
+        return embeddings_of(read_model(model.path, model.id))
+    except ModelRefused:
+        return ""
 
 
 def verify(names: tuple[str, ...], as_json: bool) -> int:

@@ -20,7 +20,7 @@ from msgspec import structs
 from ..api.admin import AdapterEntry
 from ..api.models import Request
 from ..errors import AdapterNotFound, InvalidRequest, Stopping, WorkerDied
-from ..frames import AdapterLoaded, Generate, LoadAdapter, UnloadAdapter
+from ..frames import AdapterLoaded, Embed, Generate, LoadAdapter, UnloadAdapter
 from ..store import adapter_refs
 from ..store.names import GUIDE, is_path
 from .process import WorkerProcess
@@ -172,7 +172,7 @@ class Adapters:
         """
         selected = name
         for request in requests:
-            if not isinstance(request, Generate) or request.adapter is None:
+            if not isinstance(request, Generate | Embed) or request.adapter is None:
                 continue
             if name:
                 raise InvalidRequest(
@@ -199,7 +199,7 @@ class Adapters:
             defaults = self._defaults(worker.model)
         prepared: list[Request] = []
         for request in requests:
-            if isinstance(request, Generate) and request.adapter is None:
+            if isinstance(request, Generate | Embed) and request.adapter is None:
                 request = structs.replace(request, **defaults)
                 selected = request.adapter or ""
             prepared.append(request)

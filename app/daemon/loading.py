@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
+from ...engine.modelfiles import MODULES
 from ...engine.options import LoadOptions
 from .. import children, config, paths
 from ..api.admin import LoadFlags
+from ..api.models import Request
 from ..config import Settings
-from ..errors import InvalidRequest, NoBackend, OtherOptions
-from ..frames import Fault, Load
+from ..errors import EmbeddingsUnsupported, InvalidRequest, NoBackend, OtherOptions
+from ..frames import Embed, Fault, Load
 from ..store import cache, preferences
+from ..store.ggufs import is_gguf
 from .process import WorkerProcess
 
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
@@ -54,6 +58,7 @@ def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
         compiled_dir=paths.compiled_dir(),
         threads=settings.threads or None,
         gpu_layers=None if settings.gpu_layers < 0 else settings.gpu_layers,
+        queues=settings.developer.queues,
         reference_ops=settings.developer.reference_ops,
         attention=settings.developer.attention,
         lora_backend=settings.lora_backend,
@@ -131,3 +136,11 @@ async def check_backend(backend: str, ref: cache.ModelRef) -> None:
         raise msgspec.json.decode(probe.output, type=Fault).error()
     if probe.code:
         raise NoBackend(f"cannot probe backend {backend}: the probe process exited with status {probe.code}")
+
+
+def check_embeddings(ref: cache.ModelRef, requests: Sequence[Request]) -> None:
+    """Raises EmbeddingsUnsupported for embeddings of a safetensors model without modules.json. The worker checks the
+    other files, and the header of a GGUF file."""
+    wants_embeddings = any(isinstance(request, Embed) for request in requests)
+    if wants_embeddings and not is_gguf(ref.path) and not (ref.path / MODULES).is_file():
+        raise EmbeddingsUnsupported.without_pooling(ref.id)

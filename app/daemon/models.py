@@ -16,13 +16,21 @@ from ..api.admin import AdapterEntry, LoadedModel, LoadFlags
 from ..api.models import Progress, Request
 from ..api.stream import Stream
 from ..config import Settings
-from ..errors import AppError, Forbidden, InvalidRequest, ModelNotFound, OtherOptions, Overloaded, Stopping
+from ..errors import (
+    AppError,
+    Forbidden,
+    InvalidRequest,
+    ModelNotFound,
+    OtherOptions,
+    Overloaded,
+    Stopping,
+)
 from ..frames import Stats
 from ..store import adapter_refs, cache
 from ..store.names import is_path
 from .adapters import Adapters
 from .description import describe
-from .loading import LoadRequest, as_flags, check_backend, load_frame, load_settings
+from .loading import LoadRequest, as_flags, check_backend, check_embeddings, load_frame, load_settings
 from .machine import MachineProbe
 from .names import Names, is_inside
 from .process import COMMAND, WorkerProcess
@@ -145,6 +153,7 @@ class LoadedModels:
         `weight`: number of answers to the requests. `local`: the client uses the unix socket and may name a folder.
         `flags`: the model must be loaded with these flags; None: the requests use the model as it is loaded.
         Raises ModelNotFound; the errors of `_entry`; InvalidRequest if `weight` exceeds the setting max_queue;
+        EmbeddingsUnsupported for embeddings of a model whose files describe no pooling;
         Overloaded if `weight` and the unfinished answers of the worker together exceed max_queue; AdapterNotFound;
         AdapterUnusable if the files of the adapter are missing after a reload of the model.
         """
@@ -158,6 +167,7 @@ class LoadedModels:
             )
         ref, adapter = await self._names.select(name, local)
         self._adapters.check(ref.id, adapter, requests)  # before a load, which may take minutes
+        check_embeddings(ref, requests)
         request = self._request(ref, flags or NO_FLAGS, exact=flags is not None)
         worker = (await self._entry(ref, request)).worker
         selected, requests = await self._adapters.prepare(worker, adapter, requests)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ...engine.modelconfig import FAMILIES
+from ...engine.families import FAMILIES
 from ...engine.modelfiles import read_architecture
 from .. import paths
 from ..version import VERSION

@@ -8,9 +8,10 @@ from pathlib import Path
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.adapterfiles import read_adapter_header
 from ...engine.errors import ModelRefused
+from ...engine.families import FAMILIES
 from ...engine.ggufmodel import parse_metadata
 from ...engine.ggufshards import missing_shards, parse_shard
-from ...engine.modelconfig import FAMILIES, ModelConfig
+from ...engine.modelconfig import ModelConfig
 from ...engine.modelfiles import ModelFiles, read_model
 from ..paths import RENAME, problem_of_name
 from .architectures import unsupported
@@ -85,7 +86,7 @@ def missing_tensor(files: ModelFiles) -> str:
     """
     if files.gguf or files.config.model_type not in FAMILIES:
         return ""
-    layers = [f"model.layers.{index}.input_layernorm.weight" for index in range(files.config.num_layers)]
+    layers = [f"model.layers.{index}.post_attention_layernorm.weight" for index in range(files.config.num_layers)]
     for name in ("model.embed_tokens.weight", *layers, "model.norm.weight"):
         if name not in files.tensors:
             return f"tensor {name} is missing: the weights are not those of a {files.config.model_type} language model"

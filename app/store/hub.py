@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound, StorageFailed
-from . import adapter_refs, cache, catalog, ggufs, stored, suggestions
+from . import adapter_refs, cache, catalog, ggufs, preferences, stored, suggestions
 from .blobs import blob_of, has_shared, own_bytes
 from .blobs import delete as delete_blob
 from .disk_errors import translate_disk_errors
@@ -32,14 +32,39 @@ class Removal:
     frees: int  # bytes of disk space that the deletion frees
     execute: Callable[[], None]  # raises InvalidRequest if a transfer of the repository runs, or StorageFailed
     folders: tuple[Path, ...] = ()  # the deleted folders of models, and the deleted GGUF files
+    aliases: tuple[str, ...] = ()  # the aliases of the deleted files; `execute` removes them too
 
 
 def plan_removal(name: str) -> Removal:
     """Plan to delete a repo (`org/repo`, also an incomplete one), one revision of a repo (`org/repo@revision`), or one
     GGUF model of a repo (`org/repo:QUANT`).
 
-    Raises ModelNotFound if the repo is not in the cache, InvalidRequest for a malformed name.
+    The deletion removes the aliases of these files too. Raises ModelNotFound if the repo is not in the cache,
+    InvalidRequest for a malformed name.
     """
+    plan = _plan_files_removal(name)
+    aliases = tuple(alias for alias, target in preferences.read().aliases.items() if plan.name in _names(target))
+
+    def execute() -> None:
+        plan.execute()
+        for alias in aliases:
+            preferences.set_alias(alias, None)
+
+    return replace(plan, execute=execute, aliases=aliases)
+
+
+def _names(target: str) -> tuple[str, ...]:
+    """The names of the files and of the repository that an alias selects. Empty for a target that is neither."""
+    try:
+        name = catalog.expand(parse(target))
+    except InvalidRequest:  # the user has edited the file
+        return ()
+    if isinstance(name, FileAddress):
+        name = HubName(name.repo)
+    return (str(name), name.id) if isinstance(name, HubName) else ()
+
+
+def _plan_files_removal(name: str) -> Removal:
     if name == GUIDE:
         hint = "uninstall localllm to remove it"
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")

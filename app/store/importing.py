@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
@@ -21,7 +22,7 @@ from .check import check
 from .disk_errors import translate_disk_errors
 from .ggufs import is_gguf
 from .names import LOCAL, MAIN, HubName
-from .selection import NO_CONFIG, OTHER_REPO, Selection, gguf_models, select
+from .selection import NO_CONFIG, OTHER_REPO, SUBFOLDERS, Selection, gguf_models, select
 from .transfer import lock, publish
 from .transfer.disk import Disk
 from .transfer.leftovers import FOREIGN_SUFFIX
@@ -103,7 +104,7 @@ def _no_folder(path: Path) -> AppError:
 
 def _selected(source: Path, target: HubName) -> Selection[_File]:
     """The files of a folder that a load reads. Raises ModelUnusable."""
-    files = [*source.iterdir(), *source.glob("additional_chat_templates/*.jinja")]
+    files = [*source.iterdir(), *chain.from_iterable(map(source.glob, SUBFOLDERS))]
     present = [_File(str(file.relative_to(source)), file.stat().st_size, file) for file in files if file.is_file()]
     try:
         selection = select(target, present)

@@ -18,6 +18,7 @@ from ...engine.adapterfiles import AdapterFiles, read_adapter_header
 from ...engine.errors import ModelRefused
 from ...engine.gguf import GgufHeader
 from ...engine.modelfiles import PICKLE_SUFFIXES, ModelFiles, read_json, read_model, read_tensors
+from ...engine.pooling import read_pooling
 from ...engine.runner import Unavailable
 from ...engine.tensorfiles import StoredTensor, read_header
 from ..errors import ModelUnusable
@@ -145,6 +146,7 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
         quantization=_quantization(config, files),
         context=_context(config, files),
         rope_scaling=_rope_scaling(files),
+        embeddings=embeddings_of(files),
         licence=origin.licence,
         template=try_folder(folder),
         pickles=_pickles(origin.files),
@@ -240,6 +242,7 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
         quantization=gguf_quant(paths[0].name) or (shares[0].dtype if shares else ""),
         context=context if type(context) is int else 0,
         rope_scaling=_rope_scaling(files),
+        embeddings=embeddings_of(files),
         licence=_text(metadata.get("general.license")) or origin.licence,
         template=try_gguf(paths[0]) if headers else None,
         pickles=_pickles(origin.files),
@@ -248,6 +251,12 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
         choice=choice,
         variants=origin.variants,
     )
+
+
+def embeddings_of(files: ModelFiles | None) -> str:
+    """The vectors that an embedding model computes, or the reason why it computes none; empty for other models."""
+    pooling = None if files is None else read_pooling(files)
+    return "" if pooling is None else pooling.title
 
 
 def gguf_facts(paths: Sequence[Path]) -> tuple[str, tuple[DtypeShare, ...]]:

@@ -62,6 +62,7 @@ class Inspection:
     context: int  # tokens; 0: unknown
     licence: str  # empty: unknown
     rope_scaling: str = ""  # the method that extends the context of the original training; empty: none
+    embeddings: str = ""  # the vectors of an embedding model; empty: no embedding model
     template: TemplateVerdict | None = None  # None: adapters have none
     base: str = ""  # base model of an adapter
     rank: int = 0  # of an adapter

@@ -21,11 +21,13 @@ from .inspection import Variant
 from .names import QUANT, HubName
 
 ADAPTER_CONFIG = "adapter_config.json"
+# Files in subfolders: chat templates, and the pooling of embedding models (engine/pooling.py).
+SUBFOLDERS = ("additional_chat_templates/*.jinja", "*_Pooling/config.json")
 # Files to download with the weights: those that a load reads, and the licence. A `*` matches within one folder.
 SMALL = (
     "*.json",
     "*.jinja",
-    "additional_chat_templates/*.jinja",
+    *SUBFOLDERS,
     "tokenizer.model",
     "*.txt",
     "*.md",

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
+from ...engine.modelfiles import MODULES
+from ...engine.pooling import PROMPTS, SENTENCES
 from ..errors import ModelUnusable
 from .headers import read_gguf, safetensors_head
 from .remote import RemoteFile
@@ -29,6 +31,10 @@ COMPLETE = (
     "tokenizer_config.json",
     "chat_template.*",
     "additional_chat_templates/*.jinja",
+    MODULES,
+    "*_Pooling/config.json",
+    SENTENCES,
+    PROMPTS,
     "README.md",
 )
 MAX_COMPLETE = 32 * 2**20  # bytes of one file

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...backends import BackendUnavailable
 from ...engine.errors import CacheOverflow, ContextOverflow, EngineError, ModelRefused, RequestRefused, SettingRefused
+from ...engine.request import Delta
 from ..errors import (
     AppError,
     CacheTooSmall,
@@ -12,6 +13,7 @@ from ..errors import (
     InvalidRequest,
     ModelUnusable,
     NoBackend,
+    OutOfMemory,
     WorkerDied,
 )
 
@@ -41,6 +43,17 @@ def app_error(error: Exception) -> AppError | None:
         case EngineError():  # RunnerFailed, or a call to an engine after its runner failed
             return WorkerDied(f"the engine failed and restarts: {error}")
     return None
+
+
+def check_finish(delta: Delta) -> None:
+    """Raises InvalidRequest if the request failed, and OutOfMemory if the device ran out of memory in its step."""
+    if delta.finish == "failed":
+        raise InvalidRequest(f"the answer was stopped: {delta.error}")
+    if delta.finish == "no_memory":
+        raise OutOfMemory(
+            f"the answer was stopped: {delta.error}",
+            hint="try again; a smaller KV cache leaves more memory for steps (settings cache_share and cache_mib)",
+        )
 
 
 def internal_error() -> AppError:

@@ -10,8 +10,10 @@ from ..chat.answer import Choice
 from ..chat.grammar import TokenGrammar
 from ..chat.prompt import Prompt, too_long
 from ..chat.sampling import check_token_ids, sampling_of
-from ..errors import InvalidRequest, OutOfMemory, UnsupportedParameter
+from ..chat.tokens import Tokenizer
+from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import Finished, Generate, Piece
+from .faults import check_finish
 from .opening import OpenModel
 
 
@@ -25,33 +27,35 @@ class Generation:
     choices: dict[str, Choice]  # id of the engine's request → choice
 
     @property
-    def live(self) -> list[str]:
-        """Ids of the engine's requests that may still run."""
-        return [name for name, choice in self.choices.items() if not choice.done]
+    def prompt_tokens(self) -> int:
+        return len(self.prompt.ids)
 
-    def echo(self, text: str) -> list[Piece]:
-        """One piece with this text for each choice."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether no choice may still run."""
+        return all(choice.done for choice in self.choices.values())
+
+    def is_done(self, request_id: str) -> bool:
+        """Whether the choice of a request of the engine has ended."""
+        return self.choices[request_id].done
+
+    def opening(self, tokenizer: Tokenizer) -> list[Piece]:
+        """The first output: with `echo`, one piece with the prompt for each choice."""
+        if not self.frame.echo:
+            return []
+        text = self.frame.prompt if isinstance(self.frame.prompt, str) else tokenizer.decode(self.prompt.ids)
         return [choice.echo(text) for choice in self.choices.values()]
 
     def take(self, delta: Delta) -> Piece | None:
-        """The new output of one choice; None if it has none yet.
-
-        Raises InvalidRequest if the request failed, and OutOfMemory if the device ran out of memory in its step.
-        """
-        if delta.finish == "failed":
-            raise InvalidRequest(f"the answer was stopped: {delta.error}")
-        if delta.finish == "no_memory":
-            raise OutOfMemory(
-                f"the answer was stopped: {delta.error}",
-                hint="try again; a smaller KV cache leaves more memory for steps (settings cache_share and cache_mib)",
-            )
+        """The new output of one choice; None if it has none yet. Raises the errors of check_finish."""
+        check_finish(delta)
         return self.choices[delta.request_id].take(delta)
 
     def finished(self, *, cancelled: bool = False) -> Finished:
         """The last frame. The prompt counts once; `cached_tokens` is the minimum over the choices."""
         return Finished(
             id=self.frame.id,
-            prompt_tokens=len(self.prompt.ids),
+            prompt_tokens=self.prompt_tokens,
             completion_tokens=sum(choice.generated for choice in self.choices.values()),
             cached_tokens=min(choice.cached for choice in self.choices.values()),
             cancelled=cancelled,
@@ -60,6 +64,12 @@ class Generation:
 
 def prepare(frame: Generate, model: OpenModel) -> Generation:
     """Prepare a request for the engine: render, tokenize, check, compile the grammar. Blocks; raises AppError."""
+    if model.headless:
+        raise InvalidRequest(
+            f"{model.info.model} generates no text: its files have no weights of an output head",
+            hint="POST /v1/embeddings computes its embeddings",
+            param="model",
+        )
     if frame.response_format is not None and frame.tools:
         raise UnsupportedParameter("response_format cannot be combined with tools", param="response_format")
     prompt = _prompt(frame, model)
@@ -142,9 +152,11 @@ def _request(
 
 def _grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> TokenGrammar | None:
     """The grammar of the answer; None if the answer is free text."""
+    strict = [index for index, tool in enumerate(frame.tools) if tool["function"].get("strict")]
+    if prompt.harmony and (frame.forced_tools or strict):
+        return _harmony_grammar(frame, model, prompt)
     if frame.forced_tools:
         return model.grammars().compile_tool_calls(frame.forced_tools, parallel=frame.parallel_tool_calls)
-    strict = [index for index, tool in enumerate(frame.tools) if tool["function"].get("strict")]
     if strict and not prompt.tools:
         where = f"tools[{strict[0]}].function.strict"
         raise UnsupportedParameter(
@@ -156,3 +168,14 @@ def _grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> TokenGrammar 
     if frame.response_format is not None:
         return model.grammars().compile(frame.response_format)
     return None
+
+
+def _harmony_grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> TokenGrammar:
+    """The grammar of an answer with forced or strict tools, of a model that answers in the format of harmony.py."""
+    if prompt.inside_answer:  # the grammar begins with a header
+        raise UnsupportedParameter(
+            "continue_final_message: not supported with forced or strict tools for this model",
+            param="continue_final_message",
+        )
+    forced = bool(frame.forced_tools)
+    return model.grammars().compile_harmony_calls(frame.forced_tools or frame.tools, forced=forced)

@@ -13,6 +13,7 @@ from pathlib import Path
 from ... import backends
 from ...engine.modelfiles import ModelFiles, read_model
 from ...engine.options import LoadOptions
+from ...engine.pooling import Pooling, read_pooling
 from ...engine.runner import Backend, Runner
 from ..chat.grammar import GrammarCompiler
 from ..chat.prompt import PromptMaker
@@ -41,6 +42,8 @@ class OpenModel:
     recommended: Mapping[str, float]  # sampling parameters that the model's files recommend
     suppressed: tuple[int, ...] = ()  # tokens that an answer must not have
     model_type: str = ""  # architecture of the model, as in its files
+    pooling: Pooling | None = None  # None: the files describe no embeddings
+    headless: bool = False  # whether the files have no weights of the output head, so that the model draws no tokens
     _grammars: GrammarCompiler | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -93,6 +96,8 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
     renderer = TemplateRenderer()
     prompts = PromptMaker(tokenizer, renderer)
     spec = runner.spec
+    pooling = read_pooling(files)
+    embeds = pooling is not None and not pooling.problem and pooling.size == spec.hidden_size
     if spec.num_adapters < load.options.adapter_slots:
         log.warning("the memory has room for %d of %d adapter slots", spec.num_adapters, load.options.adapter_slots)
     info = ModelInfo(
@@ -108,9 +113,19 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         cache_bytes=spec.cache_bytes,
         cache_tokens=spec.cache_tokens,
         reason=choice.reason,
+        embedding_size=spec.hidden_size if embeds else 0,
         step_seconds=spec.step_seconds,
         warnings=spec.warnings,
     )
     return OpenModel(
-        info, runner, tokenizer, renderer, prompts, files.generation, files.suppressed, files.config.model_type
+        info,
+        runner,
+        tokenizer,
+        renderer,
+        prompts,
+        files.generation,
+        files.suppressed,
+        files.config.model_type,
+        pooling,
+        files.headless,
     )

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import dataclasses
 import faulthandler
 import gc
@@ -29,16 +28,14 @@ from typing import TypeVar
 
 import msgspec
 
-from ...engine.adapterbase import check_base
-from ...engine.adapterfiles import AdapterFiles, read_adapter
 from ...engine.engine import Engine
-from ...engine.errors import ModelRefused, RunnerFailed
-from ...engine.lora import Adapter
+from ...engine.errors import RunnerFailed
 from ...engine.request import Delta
 from .. import frames
 from ..chat.sampling import check_token_ids
-from ..errors import AdapterNotFound, AdapterUnusable
 from ..frames import Detokenize, Fault, Tokenize
+from .adapters import find_adapter, load_adapter, unknown_adapter
+from .embedding import Embedding, prepare_embedding
 from .faults import app_error, internal_error
 from .generation import Generation, prepare
 from .opening import OpenModel, open_model
@@ -46,6 +43,8 @@ from .outbox import Outbox
 
 CLOSE_SECONDS = 10.0  # maximum wait for the current step; a daemon that runs kills the worker earlier
 
+Job = Generation | Embedding
+JobFrame = frames.Generate | frames.Embed
 Request = TypeVar("Request", Tokenize, Detokenize)
 
 log = logging.getLogger(__name__)
@@ -58,9 +57,9 @@ class Worker:
         self._reader = reader
         self._outbox = Outbox(writer)
         self._loop = asyncio.get_running_loop()
-        self._preparing: dict[str, frames.Generate] = {}
-        self._running: dict[str, Generation] = {}  # frame id → generation
-        self._by_request: dict[str, Generation] = {}  # id of the engine's request → generation
+        self._preparing: set[str] = set()  # frame ids
+        self._running: dict[str, Job] = {}  # frame id → job
+        self._by_request: dict[str, Job] = {}  # id of the engine's request → job
         self._tasks: set[asyncio.Task[None]] = set()
         self._exit_code: asyncio.Future[int] = self._loop.create_future()
         self._loading = False
@@ -140,15 +139,15 @@ class Worker:
 
     def _handle_request(
         self,
-        frame: frames.Generate | frames.Tokenize | frames.Detokenize | frames.AskStats,
+        frame: JobFrame | frames.Tokenize | frames.Detokenize | frames.AskStats,
         model: OpenModel,
         engine: Engine,
     ) -> None:
         match frame:
-            case frames.Generate():
+            case frames.Generate() | frames.Embed():
                 if frame.id in self._preparing or frame.id in self._running:
                     raise ValueError("a request id is used twice")
-                self._preparing[frame.id] = frame
+                self._preparing.add(frame.id)
                 self._spawn(self._start(frame, model, engine))
             case frames.Tokenize():
                 self._spawn(self._reply(frame, _tokenize, model))
@@ -178,30 +177,30 @@ class Worker:
         self._engine = engine
         self._outbox.send(frames.Loaded(info=model.info))
 
-    async def _start(self, frame: frames.Generate, model: OpenModel, engine: Engine) -> None:
+    async def _start(self, frame: JobFrame, model: OpenModel, engine: Engine) -> None:
         """Prepare a request in a thread and submit it to the engine."""
         try:
-            generation = await asyncio.to_thread(prepare, frame, model)
+            job = await asyncio.to_thread(_prepare, frame, model)
         except Exception as error:
-            if self._preparing.pop(frame.id, None):
+            if frame.id in self._preparing:
+                self._preparing.remove(frame.id)
                 self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
             return
-        if self._preparing.pop(frame.id, None) is None:  # cancelled during the preparation
+        if frame.id not in self._preparing:  # cancelled during the preparation
             return
-        self._running[frame.id] = generation
+        self._preparing.remove(frame.id)
+        self._running[frame.id] = job
         try:
             # The registered adapters change only on this event loop, so all choices use the same version.
             adapter = find_adapter(frame.adapter, engine)
-            for request in generation.requests:
-                self._by_request[request.id] = generation
+            for request in job.requests:
+                self._by_request[request.id] = job
                 engine.submit(dataclasses.replace(request, adapter=adapter, adapter_scale=frame.adapter_scale))
         except Exception as error:
-            self._outbox.send(self._fail(generation, error))
+            self._outbox.send(self._fail(job, error))
             return
-        self._outbox.send(frames.Started(id=frame.id, prompt_tokens=len(generation.prompt.ids)))
-        if frame.echo:
-            prompt = frame.prompt if isinstance(frame.prompt, str) else model.tokenizer.decode(generation.prompt.ids)
-            self._outbox.send(*generation.echo(prompt))
+        self._outbox.send(frames.Started(id=frame.id, prompt_tokens=job.prompt_tokens))
+        self._outbox.send(*job.opening(model.tokenizer))
 
     async def _reply(
         self, frame: Request, convert: Callable[[Request, OpenModel], frames.Frame], model: OpenModel
@@ -213,39 +212,25 @@ class Worker:
             self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
 
     async def _load_adapter(self, frame: frames.LoadAdapter, model: OpenModel, engine: Engine) -> None:
-        """Read an adapter in a thread, then register it on the event loop."""
-        with contextlib.ExitStack() as stack:
-            try:
-                files = await asyncio.to_thread(read_adapter, frame.path)
-                _check_version(frame, files)
-                warning = check_base(files, model.info.model, model.model_type)
-                adapter = Adapter(frame.name, frame.path, files.version)
-                await asyncio.to_thread(stack.enter_context, engine.prepared_adapter(adapter))
-                engine.register_adapter(adapter, pinned=frame.pinned)
-                self._outbox.send(
-                    frames.AdapterLoaded(
-                        id=frame.id, version=files.version, rank=files.rank, base=files.base, warning=warning
-                    )
-                )
-            except ModelRefused as error:
-                refused = AdapterUnusable(str(error), hint=error.hint, param="lora_path")
-                self._outbox.send(frames.Failed(id=frame.id, fault=Fault.of(refused)))
-            except Exception as error:  # damaged adapter files may cause any exception
-                self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
+        try:
+            self._outbox.send(await load_adapter(frame, model, engine))
+        except Exception as error:  # damaged adapter files may cause any exception
+            self._outbox.send(frames.Failed(id=frame.id, fault=self._fault(error)))
 
     @staticmethod
     def _unload_adapter(frame: frames.UnloadAdapter, engine: Engine) -> frames.Frame:
         if engine.unregister_adapter(frame.name):
             return frames.AdapterUnloaded(id=frame.id)
-        return frames.Failed(id=frame.id, fault=Fault.of(_unknown_adapter(frame.name, engine)))
+        return frames.Failed(id=frame.id, fault=Fault.of(unknown_adapter(frame.name, engine)))
 
     def _cancel(self, name: str) -> None:
-        if self._preparing.pop(name, None) is not None:
+        if name in self._preparing:
+            self._preparing.remove(name)
             self._outbox.send(frames.Finished(id=name, cancelled=True))
-        generation = self._running.get(name)
-        if generation is not None:
-            self._forget(generation)
-            self._outbox.send(generation.finished(cancelled=True))
+        job = self._running.get(name)
+        if job is not None:
+            self._forget(job)
+            self._outbox.send(job.finished(cancelled=True))
 
     def _on_deltas(self, deltas: Sequence[Delta]) -> None:
         """Pass the deltas of a step to the event loop. Runs on the engine's thread; may wait until the daemon reads."""
@@ -256,35 +241,35 @@ class Worker:
         """Send the output of a step."""
         output: list[frames.Frame] = []
         for delta in deltas:
-            generation = self._by_request.get(delta.request_id)
-            if generation is not None:  # otherwise the request was cancelled, or has failed
-                output += self._convert(delta, generation)
+            job = self._by_request.get(delta.request_id)
+            if job is not None:  # otherwise the request was cancelled, or has failed
+                output += self._convert(delta, job)
         self._outbox.send(*output)
         self._outbox.leave()
 
-    def _convert(self, delta: Delta, generation: Generation) -> list[frames.Frame]:
+    def _convert(self, delta: Delta, job: Job) -> list[frames.Frame]:
         """The frames for the output of one choice."""
         try:
-            piece = generation.take(delta)
+            piece = job.take(delta)
         except Exception as error:
-            return [self._fail(generation, error)]
+            return [self._fail(job, error)]
         output: list[frames.Frame] = []
         if piece is not None:
             output.append(piece)
-        if generation.choices[delta.request_id].done:
-            output += self._finish_choice(delta, generation)
+        if job.is_done(delta.request_id):
+            output += self._finish_choice(delta, job)
         return output
 
-    def _finish_choice(self, delta: Delta, generation: Generation) -> list[frames.Frame]:
+    def _finish_choice(self, delta: Delta, job: Job) -> list[frames.Frame]:
         """Remove a choice after its last delta. Returns Finished after the last choice of the request."""
         del self._by_request[delta.request_id]
         if delta.finish is None and self._engine is not None:
             self._engine.cancel(delta.request_id)
-        if generation.live:
+        if not job.has_ended:
             return []
-        del self._running[generation.frame.id]
+        del self._running[job.frame.id]
         # "cancelled": the engine is closing. Requests that the daemon cancels are no longer in `_by_request`.
-        return [generation.finished(cancelled=delta.finish == "cancelled")]
+        return [job.finished(cancelled=delta.finish == "cancelled")]
 
     def _on_failure(self, error: RunnerFailed) -> None:
         """Fail all requests after a failure of the engine. Runs on the engine's thread."""
@@ -301,17 +286,17 @@ class Worker:
         log.error("the engine failed; %d requests ended: %s", len(ids), error)
         self._end(1)
 
-    def _fail(self, generation: Generation, error: Exception) -> frames.Failed:
+    def _fail(self, job: Job, error: Exception) -> frames.Failed:
         """End a request with a fault; returns the frame to send."""
-        self._forget(generation)
-        return frames.Failed(id=generation.frame.id, fault=self._fault(error))
+        self._forget(job)
+        return frames.Failed(id=job.frame.id, fault=self._fault(error))
 
-    def _forget(self, generation: Generation) -> None:
+    def _forget(self, job: Job) -> None:
         """Remove a request and cancel it in the engine; no more frames about this request follow."""
-        self._running.pop(generation.frame.id, None)
-        for name in generation.choices:
-            if self._by_request.pop(name, None) is not None and self._engine is not None:
-                self._engine.cancel(name)
+        self._running.pop(job.frame.id, None)
+        for request in job.requests:
+            if self._by_request.pop(request.id, None) is not None and self._engine is not None:
+                self._engine.cancel(request.id)
 
     def _fault(self, error: Exception) -> Fault:
         """The fault for the daemon. Logs an unexpected error, but not its text, which may contain a prompt."""
@@ -338,29 +323,9 @@ class Worker:
             self._end(2)
 
 
-def find_adapter(name: str | None, engine: Engine) -> Adapter | None:
-    """The registered adapter of this name; None for the base model. Raises AdapterNotFound."""
-    if not name:
-        return None
-    adapter = engine.find_adapter(name)
-    if adapter is None:
-        raise _unknown_adapter(name, engine)
-    return adapter
-
-
-def _check_version(frame: frames.LoadAdapter, files: AdapterFiles) -> None:
-    """Raises AdapterUnusable if the files are not those of the required version."""
-    if frame.version and frame.version != files.version:
-        raise AdapterUnusable(
-            f"the files of adapter {frame.name!r} have changed since it was loaded",
-            hint="to use the new files, load it again with load_inplace: true (localllm adapters load --replace)",
-            param="lora_path",
-        )
-
-
-def _unknown_adapter(name: str, engine: Engine) -> AdapterNotFound:
-    loaded = ", ".join(adapter.name for adapter in engine.adapters) or "none"
-    return AdapterNotFound(f"adapter {name!r} is not loaded", hint=f"loaded adapters: {loaded}", param="lora")
+def _prepare(frame: JobFrame, model: OpenModel) -> Job:
+    """Prepare a request for the engine. Blocks; raises AppError."""
+    return prepare_embedding(frame, model) if isinstance(frame, frames.Embed) else prepare(frame, model)
 
 
 def _tokenize(frame: Tokenize, model: OpenModel) -> frames.Tokens:
