@@ -341,8 +341,8 @@ CONFIG = json.dumps(
 REQUIRED = (
     "model.embed_tokens.weight",
     "model.norm.weight",
-    "model.layers.0.input_layernorm.weight",
-    "model.layers.1.input_layernorm.weight",
+    "model.layers.0.post_attention_layernorm.weight",
+    "model.layers.1.post_attention_layernorm.weight",
 )
 
 

@@ -200,6 +200,17 @@ def test_bench_prints_results_as_json(localllm: Shell) -> None:
     assert all(rate > 0 for rate in result["throughput"].values())
 
 
+def test_bench_fits_a_short_context(localllm: Shell) -> None:
+    localllm("config", "guide", "context=96")
+    done = localllm("bench", "--rounds", "1", "--together", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert 8 < result["prompt_tokens"] < 96
+    assert result["prefill"] > 0
+    localllm("config", "guide", "context=")
+    localllm("run", "guide", "hello", "--max-tokens", "1")  # loads the model with the usual settings
+
+
 def test_bench_shows_a_table(localllm: Shell) -> None:
     done = localllm("bench", "--rounds", "1", "--together", "3")
     assert done.returncode == 0, done.stderr

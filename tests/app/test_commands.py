@@ -483,11 +483,29 @@ def test_bench_gives_medians(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.throughput == {1: 2.0, 4: 8.0}
     assert (result.memory_gbps, result.memory_share, result.rounds) == (None, None, 3)
     prompts = [prompt for _, prompt, _ in client.requests[1:]]
-    assert len(prompts) == len(set(prompts)) == 1 + 3 * (1 + 1 + 1 + 4)
+    assert len(prompts) == len(set(prompts)) == 2 + 3 * (1 + 1 + 1 + 4)
     long = [body["max_tokens"] for _, prompt, body in client.requests[1:] if len(prompt.split()) == bench.LONG]
     assert long == [1, 1, 1], "prefill is measured with one token"
     assert {body["max_tokens"] for _, prompt, body in client.requests[1:] if len(prompt.split()) == bench.SHORT} == {96}
     assert all(body["ignore_eos"] and body["temperature"] == 0 for _, _, body in client.requests[1:])
+
+
+@pytest.mark.parametrize("context", [0, 40, 64, 128, 256, 512, 4096])
+@pytest.mark.parametrize("word_tokens", [1.0, 1.5, 7.0])
+def test_bench_fits_the_context(context: int, word_tokens: float) -> None:
+    sizes = bench._sizes(context, word_tokens)
+    assert sizes.long >= sizes.short >= 1
+    assert sizes.new_tokens > 1
+    if context:
+        assert sizes.long * word_tokens + 1 <= context
+        assert sizes.short * word_tokens + sizes.new_tokens <= context
+    if context in (0, 4096):
+        assert sizes == bench.Sizes()
+
+
+def test_bench_refuses_a_context_without_room_for_a_prompt() -> None:
+    with pytest.raises(InvalidRequest, match="context of 8 tokens is too short"):
+        bench._sizes(8, 7.0)
 
 
 def test_bench_computes_the_share_of_the_read_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ TABLE = {
     "unsupported_parameter": (400, "invalid_request_error", 2),
     "other_load_options": (409, "invalid_request_error", 2),
     "context_length_exceeded": (400, "invalid_request_error", 2),
+    "embeddings_unsupported": (400, "invalid_request_error", 2),
     "cache_size_exceeded": (400, "invalid_request_error", 2),
     "chat_template_failed": (400, "invalid_request_error", 2),
     "invalid_api_key": (401, "authentication_error", 4),

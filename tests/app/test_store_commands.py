@@ -21,6 +21,7 @@ from localllm.app.store import cache, hub, listing, preferences, searching, stor
 from localllm.app.store.importing import import_model
 from localllm.app.store.verify import verify
 
+from .embedder import write_embedder
 from .tiny_qwen import write_model
 
 
@@ -278,6 +279,30 @@ def test_rm_of_one_revision_keeps_the_blobs_of_another(tiny: Path, tmp_path: Pat
     assert {verdict.status for verdict in verify(cache.resolve("org/m"))} == {"ok"}
 
 
+def test_rm_removes_the_aliases_of_what_it_deletes(tiny: Path) -> None:
+    aliases = {
+        "whole": "org/m",
+        "revision": "org/m@v1",
+        "format": "org/m:Q4_0",
+        "short": "qwen3:0.6b",
+        "other": "org/mm",
+        "odd": "org/m/../../x",
+    }
+    for alias, target in aliases.items():
+        preferences.set_alias(alias, target)
+    store_model("org/m", tiny, "a" * 40, "v1")
+    store_model("Qwen/Qwen3-0.6B", tiny)
+    plan = hub.plan_removal("org/m@v1")
+    assert plan.aliases == ("revision",)
+    assert preferences.read().aliases == aliases, "a plan changes nothing"
+    plan = hub.plan_removal("whole")
+    assert plan.aliases == ("format", "revision", "whole")
+    plan.execute()
+    assert preferences.read().aliases.keys() == {"short", "other", "odd"}
+    hub.plan_removal("Qwen/Qwen3-0.6B").execute()
+    assert preferences.read().aliases.keys() == {"other", "odd"}
+
+
 def test_rm_accepts_short_names_and_refuses_paths(tiny: Path) -> None:
     store_model("Qwen/Qwen3-0.6B", tiny)
     hub.plan_removal("qwen3:0.6b").execute()
@@ -299,6 +324,20 @@ def test_unknown_names_have_near_matches(find: Callable[[str], object]) -> None:
     with pytest.raises(ModelNotFound) as error:
         find("guid")
     assert error.value.hint == "did you mean guide?"
+
+
+def test_show_says_if_a_model_embeds(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def shown(folder: Path) -> str:
+        assert store.show(str(folder), True) == 0
+        return str(json.loads(capsys.readouterr().out)["embeddings"])
+
+    assert shown(tiny) == ""
+    embedder = write_embedder(tmp_path / "embedder")
+    assert shown(embedder) == "last token, normalised, 32 numbers"
+    store.show(str(embedder), False)
+    assert "embeddings  last token, normalised, 32 numbers" in capsys.readouterr().out
+    (embedder / "modules.json").write_text("[]")
+    assert shown(embedder).startswith("none: modules.json: the modules none are not supported")
 
 
 def test_show_has_the_provenance_of_a_model(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,6 +44,7 @@ WHOLE = {
     "onnx/model.onnx": b"never",
     "onnx/config.json": b"never",
     "additional_chat_templates/tool_use.jinja": b"{{ tools }}",
+    "1_Pooling/config.json": b"{}",
 }
 
 
@@ -111,6 +112,7 @@ def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None
     assert model.revision == commit_of("org/whole")
     assert model.context == 4096
     assert sorted(str(file.relative_to(model.path)) for file in model.path.rglob("*") if file.is_file()) == [
+        "1_Pooling/config.json",
         "README.md",
         "additional_chat_templates/tool_use.jinja",
         "config.json",

@@ -112,12 +112,15 @@ def test_wrong_name_is_an_error_about_the_name(tiny: Path, name: str) -> None:
         import_model(tiny, name)
 
 
-def test_import_takes_templates_in_their_folder(tiny: Path) -> None:
+def test_import_takes_files_in_subfolders(tiny: Path) -> None:
     (tiny / "additional_chat_templates").mkdir()
     (tiny / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools }}")
+    (tiny / "1_Pooling").mkdir()
+    (tiny / "1_Pooling" / "config.json").write_text("{}")
     for copy in (False, True):
         model = import_model(tiny, f"copy-{copy}".lower(), copy=copy)
         assert (model.path / "additional_chat_templates" / "tool_use.jinja").read_text() == "{{ tools }}"
+        assert (model.path / "1_Pooling" / "config.json").read_text() == "{}"
 
 
 def test_full_disk_is_reported_before_the_copy(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

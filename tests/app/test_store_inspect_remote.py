@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from localllm.app.store.transfer.http import Credentials
 from localllm.app.store.transfer.policy import Policy
 
 from ..engine.gguf_files import sound
+from .embedder import write_embedder
 from .hub import CONFIG, Hub, Request, adapter_files, commit_of, serving
 from .tiny_qwen import write_model
 
@@ -70,6 +72,16 @@ def test_model_is_inspected_before_its_download(hub: Hub, tiny: dict[str, bytes]
     requested = {path.rpartition("/")[2] for _, path in hub.log}
     assert "tokenizer.json" not in requested
     assert "pytorch_model.bin" not in requested
+
+
+def test_embedding_model_is_inspected_before_its_download(hub: Hub, tmp_path: Path) -> None:
+    folder = write_embedder(tmp_path / "embedder", tied=False)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    hub.repos["org/embedder"] = {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    code, result = run(hub, "inspect", "org/embedder")
+    assert (code, result["usable"], result["choice"], result["problems"]) == (0, True, "cpu", [])
+    assert result["embeddings"] == "last token, normalised, 32 numbers"
+    assert run(hub, "inspect", "org/tiny")[1]["embeddings"] == ""
 
 
 def test_other_kinds_are_inspected_before_their_download(hub: Hub) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
 from localllm.backends import cpu, mlx
@@ -123,3 +123,19 @@ def pages(row: int) -> range:
 
 def assert_equal(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=2e-3)
+
+
+def check_adapter(tiny: Tiny, targets: Sequence[str], folder: Path) -> None:
+    """A row with an adapter of the projections `targets`, beside a row without, against PEFT on the CPU. `folder`: an
+    empty folder."""
+    tiny.save(folder / "model")
+    base = tiny.save(folder / "copy")
+    save_adapter(base, LoraConfig(r=4, target_modules=list(targets)), folder / "adapter", 1)
+    runner = open_on("cpu", folder / "model")
+    put(runner, 1, adapter_of(folder / "adapter"))
+    prompt = list(range(5, 25))
+    plain, adapted = run(runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [0, 1])
+    assert (plain - adapted).abs().max() > 0.05
+    torch.testing.assert_close(plain, log_probabilities(base, prompt)[-1], rtol=0, atol=1e-4)
+    adapted_model = PeftModel.from_pretrained(base, folder / "adapter")
+    torch.testing.assert_close(adapted, log_probabilities(adapted_model, prompt)[-1], rtol=0, atol=1e-4)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from .tiny import TINIES
+from .tiny import TINIES, Tiny
 
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -163,6 +163,25 @@ def fp8_blocks(scale_name: str, high: int, wide: int) -> Callable[..., Stored]:
     )
 
 
+def float4(group: int, divisor: float = 0.0) -> Callable[..., Stored]:
+    """NVFP4 with the scale `divisor` of the tensor, or MXFP4 (0). The numbers are e2m1, the first in the low bits."""
+
+    def make(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
+        numbers = random.integers(0, 16, (out_features, in_features))
+        values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])[numbers]
+        tensors = {"weight_packed": torch.from_numpy((numbers[:, ::2] | numbers[:, 1::2] << 4).astype(np.uint8))}
+        groups = out_features, in_features // group
+        if not divisor:
+            exponents = torch.from_numpy(random.integers(120, 124, groups).astype(np.uint8))
+            scale = 2.0 ** (exponents.float() - 127)
+            return {**tensors, "weight_scale": exponents}, values * scale.repeat_interleave(group, 1)
+        scale = torch.from_numpy(random.random(groups) * 400 + 1).to(torch.float8_e4m3fn)
+        tensors |= {"weight_scale": scale, "weight_global_scale": torch.tensor([divisor])}
+        return tensors, values * scale.float().repeat_interleave(group, 1) / divisor
+
+    return make
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint format. `exact`: its products do not round activations."""
@@ -173,13 +192,15 @@ class Checkpoint:
     exact: bool = True
     model: str = "llama"
     more: Callable[[str, int], Tensors] = field(default=lambda name, out_features: {})
+    sizes: Mapping[str, Any] | None = None  # of another tiny model of the type `model`
 
     def __str__(self) -> str:
         return self.label
 
     def save(self, folder: Path, meant: Path) -> None:
         """The checkpoint in `folder`, and the same model in floats in `meant`."""
-        next(tiny for tiny in TINIES if tiny.label == self.model).save(meant)
+        named = next(tiny for tiny in TINIES if tiny.label == self.model)
+        (named if self.sizes is None else Tiny(self.model, self.model, self.sizes)).save(meant)
         floats, stored = load_file(meant / "model.safetensors"), {}
         random = np.random.default_rng(5)
         for name, tensor in floats.items():
@@ -286,4 +307,38 @@ CHECKPOINTS = [
         fp8_blocks("weight_scale", 16, 32),
     ),
     Checkpoint("fp8-blocks", _BLOCKS, fp8_blocks("weight_scale_inv", 32, 32)),
+]
+
+_NVFP4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+_MXFP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": GROUP, "symmetric": True}
+_LOCAL = {**_NVFP4, "dynamic": "local"}
+_SIZES = {"hidden_size": 64, "intermediate_size": 96}
+_SMALL_EXPERTS = {**_SIZES, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+# Formats of floats of 4 bits, which need multiples of 16 or 32 inputs.
+FLOAT4_CHECKPOINTS = [
+    Checkpoint("nvfp4-exact", _compressed("nvfp4-pack-quantized", _NVFP4), float4(16, 8192.0), sizes=_SIZES),
+    Checkpoint(
+        "nvfp4",
+        _compressed("nvfp4-pack-quantized", _NVFP4, _LOCAL),
+        float4(16, 7345.6),
+        exact=False,
+        more=lambda name, out_features: {"input_global_scale": torch.tensor([123.0])},
+        sizes=_SIZES,
+    ),
+    Checkpoint("mxfp4", _compressed("mxfp4-pack-quantized", _MXFP4), float4(32), sizes=_SIZES),
+    Checkpoint(
+        "nvfp4-experts",
+        _compressed("nvfp4-pack-quantized", _NVFP4),
+        float4(16, 8192.0),
+        model="qwen3_moe",
+        sizes=_SMALL_EXPERTS,
+    ),
+    Checkpoint(
+        "mxfp4-experts",
+        _compressed("mxfp4-pack-quantized", _MXFP4),
+        float4(32),
+        model="qwen3_moe",
+        sizes=_SMALL_EXPERTS,
+    ),
 ]

@@ -117,11 +117,10 @@ def check_crowd(runner: Runner, rows: int) -> None:
 
 @pytest.mark.real
 class Conformance:
-    """Subclass with `backend` set; `carries` is False where a step cannot use tokens still on the device, and
-    `same_bits` where a row's logits may differ in their last bits with the number of rows beside it."""
+    """Subclass with `backend` set; `same_bits` is False where a row's logits may differ in their last bits with the
+    number of rows beside it."""
 
     backend: str
-    carries = True
     same_bits = True
 
     @pytest.fixture(scope="class")
@@ -145,8 +144,6 @@ class Conformance:
 
     @pytest.fixture(params=[False, True], ids=["in-turn", "overlapped"])
     def planned(self, runner: Runner, request: pytest.FixtureRequest) -> Runner:
-        if request.param and not self.carries:
-            pytest.skip(f"{self.backend} computes one step at a time")
         return Planned(runner, overlap=request.param)
 
     @pytest.fixture
@@ -272,8 +269,6 @@ class Conformance:
 
     def test_carried_tokens_equal_tokens_from_the_host(self, runner: Runner, spec: RunnerSpec) -> None:
         """A row that carries follows its token through a change of rows; the host never learns it in between."""
-        if not self.carries:
-            pytest.skip(f"{self.backend} computes one step at a time")
         prompts = [canary.prompt(key, 25, seed=key) for key in (1, 2, 3)]
         pages = [range(1 + 8 * at, 9 + 8 * at) for at in range(3)]
         first = [Row(prompt, 0, own) for prompt, own in zip(prompts, pages, strict=True)]

@@ -14,6 +14,7 @@ import torch
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from localllm.app import paths
 
@@ -96,6 +97,33 @@ def write_guide(file: Path, shard_tensors: int = 0) -> Path:
         for name, values in tensors.items():
             out.add_tensor(name, values)
     return sorted(file.parent.glob(f"{file.stem}-*.gguf"))[0] if shard_tensors else file
+
+
+def write_embedder(file: Path, folder: Path, *, pooling: gguf.PoolingType | None = gguf.PoolingType.LAST) -> Path:
+    """The embedding model that app.embedder.write_embedder has written to `folder`, in float32, as llama.cpp's
+    converter writes Qwen3-Embedding. `pooling`: None: the file has no pooling type."""
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    with writer(file, "qwen3") as out:
+        out.add_name("embedder")
+        _add_shape(out, config)
+        if pooling is not None:
+            out.add_pooling_type(pooling)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokens = [tokenizer.id_to_token(token) or f"<unused{token}>" for token in range(config["vocab_size"])]
+        special = {entry["content"] for entry in json.loads(tokenizer.to_str())["added_tokens"]}
+        kinds = [gguf.TokenType.CONTROL if text in special else gguf.TokenType.NORMAL for text in tokens]
+        out.add_tokenizer_model("gpt2")
+        out.add_tokenizer_pre("qwen2")
+        out.add_token_list(tokens)
+        out.add_token_types(kinds)
+        merges = json.loads(tokenizer.to_str())["model"]["merges"]
+        out.add_token_merges([" ".join(merge) for merge in merges])
+        out.add_eos_token_id(tokens.index("<|endoftext|>"))
+        out.add_add_bos_token(False)
+        out.add_add_eos_token(True)
+        for name, values in load_file(folder / "model.safetensors").items():
+            out.add_tensor(_gguf_name(f"model.{name}"), values.numpy())
+    return file
 
 
 def quantise(source: Path, file: Path, recipe: str, *, pure: bool = False) -> Path:

@@ -12,19 +12,22 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from localllm.backends.cpu.device import open_on_cpu
+from localllm.backends.cpu.device import DEVICE, open_on_cpu
 from localllm.backends.pytorch import quant as formats
+from localllm.backends.pytorch.loading import Loader
+from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
+from localllm.kernels.ops import Ops
 
 from .batches import Row, make_batch
-from .checkpoints import CHECKPOINTS, Checkpoint, Tensors
+from .checkpoints import CHECKPOINTS, FLOAT4_CHECKPOINTS, Checkpoint, Tensors
 from .tiny import HIDDEN, VOCAB
 
 BUDGET = LoadOptions(cache_bytes=2**20, max_rows=4, threads=1, dtype="float32")
-BY_LABEL = {checkpoint.label: checkpoint for checkpoint in CHECKPOINTS}
+BY_LABEL = {checkpoint.label: checkpoint for checkpoint in (*CHECKPOINTS, *FLOAT4_CHECKPOINTS)}
 UP = "model.layers.1.mlp.up_proj"
 
 
@@ -53,6 +56,59 @@ def test_checkpoint_equals_its_float_model(
         torch.testing.assert_close(result, expected, rtol=0.0, atol=2e-4 * expected.abs().max().item())
     else:
         assert torch.cosine_similarity(result.flatten(), expected.flatten(), dim=0) > 0.99
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("checkpoint", FLOAT4_CHECKPOINTS, ids=str)
+def test_checkpoint_of_4_bit_floats_equals_its_float_model(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    """MXFP4 stays MXFP4. NVFP4 becomes bfloat16, exactly if the scale of the tensor is a power of two."""
+    checkpoint.save(tmp_path / "small", tmp_path / "meant")
+    runner, result = logits(tmp_path / "small")
+    meant, expected = logits(tmp_path / "meant")
+    scale = expected.abs().max().item()
+    torch.testing.assert_close(result, expected, rtol=0.0, atol=(2e-4 if checkpoint.exact else 2e-2) * scale)
+    assert runner.spec.quant == f"compressed-tensors {checkpoint.label[:5]}"
+    assert runner.spec.weight_bytes < meant.spec.weight_bytes
+    check_expected_bytes(tmp_path / "small")
+
+
+def check_expected_bytes(folder: Path) -> None:
+    """The estimate of the memory is near the memory. The ops are the references, which do not pad small weights."""
+    device = replace(DEVICE, ops=Ops())
+    files = read_model(folder)
+    spec = open_runner(files, BUDGET, device, 2**30).spec
+    loader = Loader(files, BUDGET, device, torch.float32)
+    assert loader.expected_bytes() == pytest.approx(spec.weight_bytes, rel=0.01)
+    assert loader.expected_token_bytes() == pytest.approx(spec.token_bytes, rel=0.05)
+
+
+def test_expected_bytes_of_int8_weights_that_become_bfloat16(tmp_path: Path) -> None:
+    checkpoint = replace(BY_LABEL["compressed-int8-wide"], sizes={"hidden_size": 256, "intermediate_size": 512})
+    checkpoint.save(tmp_path / "small", tmp_path / "meant")
+    check_expected_bytes(tmp_path / "small")
+
+
+BAD_FLOAT4: list[tuple[str, str, str]] = [
+    ("weight_global_scale", "nvfp4", "weight_global_scale' is 0, a positive number expected"),
+    ("weight_scale", "nvfp4", "weight_scale' has a NaN"),
+    ("weight_scale", "mxfp4", "weight_scale' has a NaN"),
+]
+
+
+@pytest.mark.parametrize(("end", "label", "message"), BAD_FLOAT4)
+def test_corrupt_scales_of_4_bit_floats_are_refused_by_name(end: str, label: str, message: str, tmp_path: Path) -> None:
+    checkpoint = next(one for one in FLOAT4_CHECKPOINTS if one.label == label)
+    checkpoint.save(tmp_path / "small", tmp_path / "meant")
+    file = tmp_path / "small" / "model.safetensors"
+    tensors = load_file(file)
+    name = f"model.layers.1.mlp.up_proj.{end}"
+    if end == "weight_global_scale":
+        tensors[name].zero_()
+    else:
+        tensors[name].view(torch.uint8)[3, 1] = 0x7F if label == "nvfp4" else 255
+    save_file(tensors, file)
+    with pytest.raises(ModelRefused, match=message):
+        logits(tmp_path / "small")
 
 
 def settings(**more: Any) -> Callable[[dict[str, Any]], None]:
@@ -121,6 +177,9 @@ BAD_CONFIGS: list[tuple[str, str, Callable[[dict[str, Any]], None], str]] = [
     ("two bits", "compressed-int4", scheme(num_bits=2), "num_bits must be 4"),
     ("one scale for all", "compressed-int4", scheme(strategy="tensor"), "strategy must be group or channel"),
     ("zero points", "compressed-int8", scheme(symmetric=False), "symmetric must be true"),
+    ("groups of 32, nvfp4", "nvfp4", scheme(group_size=32), "group_size must be 16 (nvfp4)"),
+    ("zero points, mxfp4", "mxfp4", scheme(symmetric=False), "symmetric must be true (mxfp4 has no zero points)"),
+    ("integers, nvfp4", "nvfp4", scheme(type="int"), "type must be float"),
     ("an unknown layout", "compressed-int4", settings(format="marlin-24"), "format must be pack-quantized"),
 ]
 

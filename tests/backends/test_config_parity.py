@@ -18,13 +18,13 @@ from transformers import AutoModelForCausalLM
 from localllm.backends import cpu
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelconfig import FAMILIES
+from localllm.engine.families import FAMILIES
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 
 from .batches import Row
 from .test_parity import BOUND, logits_of, own_pages
-from .tiny import VOCAB, Tiny
+from .tiny import TINIES, VOCAB, Tiny
 
 LENGTH = 33
 LINEAR = {"rope_type": "linear", "factor": 4.0}
@@ -36,6 +36,30 @@ CAPS = {"final_logit_softcapping": 2.0, "attn_logit_softcapping": 0.5, "query_pr
 BIASES = {"attention_bias": True, "mlp_bias": True}
 GEMMA = {"head_dim": 16, "tie_word_embeddings": True, "layer_types": KINDS, "sliding_window": 6}
 GONE = "gone"
+MULTIPLIERS = {
+    "embedding_multiplier": 3,
+    "attention_multiplier": 0.4,
+    "residual_multiplier": 0.3,
+    "logits_scaling": 0.7,
+}
+GLM = {"head_dim": 16}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": None,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "n_group": 2,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
+TIED = {"tie_word_embeddings": True}
+FOUR_LAYERS = {"num_hidden_layers": 4}
+NARROW = {"sliding_window": 5, "use_sliding_window": True}
 
 # Model type, its config, changes to config.json after saving.
 SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -47,12 +71,42 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama-outer-original": ("llama", {}, {"rope_parameters": YARN, "original_max_position_embeddings": 16}),
     "llama-no-original": ("llama", {}, {"rope_parameters": LLAMA3, "rope_theta": 100.0}),
     "llama-longrope": ("llama", {}, {"rope_parameters": {**LONG, "original_max_position_embeddings": 64}}),
+    "llama-multipliers": ("llama", {}, MULTIPLIERS),
+    "glm4-partial": ("glm4", GLM, {"rope_parameters": GONE, "partial_rotary_factor": 0.25}),
+    "glm4-nothing": ("glm4", GLM, dict.fromkeys(("rope_parameters", "rms_norm_eps", "attention_bias"), GONE)),
+    "glm4-others-fields": ("glm4", GLM, {**CAPS, **NARROW, "mlp_bias": True}),
+    "granite-multipliers": ("granite", {}, {**MULTIPLIERS, **CAPS, **NARROW}),
+    "granite-nothing": ("granite", MULTIPLIERS, {"embedding_multiplier": GONE, "logits_scaling": GONE}),
+    "deepseek_v2-null-flags": ("deepseek_v2", LATENT, dict.fromkeys(("norm_topk_prob", "rope_interleave"))),
+    "deepseek_v2-narrow-values": ("deepseek_v2", {**LATENT, "v_head_dim": 1}, {}),
+    "deepseek_v3-null-norm": ("deepseek_v3", LATENT, {"norm_topk_prob": None}),
+    "deepseek_v3-null-interleave": ("deepseek_v3", LATENT, {"rope_interleave": None}),
+    "deepseek_v3-null-truncate": (
+        "deepseek_v3",
+        LATENT,
+        {"rope_parameters": {**YARN, "beta_fast": 3.0, "rope_theta": 300.0, "truncate": None}},
+    ),
+    "llama-null-truncate": (
+        "llama",
+        {},
+        {"rope_parameters": {**YARN, "beta_fast": 3.0, "rope_theta": 300.0, "truncate": None}},
+    ),
+    "llama-rope-layers": ("llama", {}, {"no_rope_layers": [0, 0, 0]}),
+    "smollm3-nothing": (
+        "smollm3",
+        {**TIED, **FOUR_LAYERS},
+        dict.fromkeys((*TIED, "no_rope_layers", "layer_types"), GONE),
+    ),
+    "smollm3-long-list": ("smollm3", {}, {"no_rope_layers": [1, 0, 1, 0]}),
+    "smollm3-layer-types": ("smollm3", {}, {**NARROW, "layer_types": KINDS}),
     "mistral-others-fields": ("mistral", {}, {**CAPS, **BIASES, "sliding_window": 5}),
     "mistral-layer-types": ("mistral", {}, {"layer_types": KINDS, "sliding_window": 5}),
     "mistral-typed-alike": ("mistral", {}, {"layer_types": ["full_attention"] * 3, "sliding_window": 5}),
     "qwen2-others-fields": ("qwen2", {}, {**CAPS, **BIASES, "head_dim": 12, "sliding_window": 5}),
     "qwen2-layer-types": ("qwen2", {}, {"layer_types": KINDS, "sliding_window": 5, "use_sliding_window": True}),
     "qwen3-layer-types": ("qwen3", {}, {"layer_types": KINDS, "sliding_window": 5, "use_sliding_window": True}),
+    "olmo2-nothing": ("olmo2", {}, dict.fromkeys(("rope_parameters", "rms_norm_eps", "attention_bias"), GONE)),
+    "olmo2-others-fields": ("olmo2", {}, {**CAPS, **NARROW, "mlp_bias": True, "use_qk_norm": False}),
     "phi3-others-fields": ("phi3", {}, {**CAPS, **BIASES}),
     "phi3-partial": ("phi3", {}, {"rope_parameters": GONE, "partial_rotary_factor": 0.5}),
     "phi3-nothing": ("phi3", {}, {"rms_norm_eps": GONE, "rope_parameters": GONE, "sliding_window": GONE}),
@@ -115,6 +169,10 @@ CHOICES: dict[str, list[Any]] = {
     "final_logit_softcapping": [None, 2.0],
     "attn_logit_softcapping": [0.5],
     "query_pre_attn_scalar": [7, GONE],
+    "no_rope_layers": [[0, 1, 1], None, GONE],
+    "no_rope_layer_interval": [2, GONE],
+    "residual_multiplier": [0.3, GONE],
+    "attention_multiplier": [0.1, GONE],
     "rms_norm_eps": [1e-2, GONE],
     "per_layer_config": [None, {}],
     "num_key_value_heads": [GONE],
@@ -123,8 +181,14 @@ CHOICES: dict[str, list[Any]] = {
 }
 
 
+# Sizes of families whose defaults are large, or do not fit the other sizes.
+SIZES = {"gemma3_text": GEMMA, **{tiny.label: dict(tiny.more) for tiny in TINIES if tiny.label.startswith("deepseek")}}
+
+
 def saved(folder: Path, family: str, more: dict[str, Any], changes: dict[str, Any]) -> Path:
     Tiny("one", family, {"head_dim": 12, **more} if family == "qwen3" else more).save(folder)
+    if family == "mixtral":  # transformers fails without head_dim and with a scaled rope
+        changes = {**changes, "head_dim": 12}
     file = folder / "config.json"
     values = {**json.loads(file.read_text()), **changes}
     file.write_text(json.dumps({key: value for key, value in values.items() if value != GONE}))
@@ -156,6 +220,14 @@ def test_logits_equal_transformers(label: str, tmp_path: Path) -> None:
     torch.testing.assert_close(result, transformers_logits(folder, prompt), rtol=0, atol=BOUND)
 
 
+@pytest.mark.parametrize("family", ["gpt_oss", "ministral3"])
+def test_an_empty_rope_is_refused_where_its_absence_means_yarn(family: str, tmp_path: Path) -> None:
+    """For gpt_oss, transformers computes an unscaled rope."""
+    folder = saved(tmp_path, family, {"head_dim": 12}, {"rope_parameters": {}})
+    with pytest.raises(ModelRefused, match="rope_parameters must be absent, or an object with the fields of a rope"):
+        read_model(folder)
+
+
 @pytest.mark.parametrize("label", REFUSED)
 def test_configs_that_transformers_refuses_are_refused(label: str, tmp_path: Path) -> None:
     family, more, changes, message = REFUSED[label]
@@ -174,7 +246,7 @@ def test_random_configs_equal_transformers_or_are_refused(seed: int, tmp_path: P
     draw = random.Random(seed)
     family = draw.choice(sorted(FAMILIES))
     changes = {key: draw.choice(CHOICES[key]) for key in draw.sample(list(CHOICES), draw.randrange(1, 6))}
-    folder = saved(tmp_path, family, GEMMA if family == "gemma3_text" else {}, changes)
+    folder = saved(tmp_path, family, SIZES.get(family, {}), changes)
     try:
         runner = cpu.open(
             read_model(folder), LoadOptions(context=48, cache_bytes=2**21, max_rows=4, page_size=8, threads=1)

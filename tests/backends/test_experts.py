@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from localllm.backends.cpu.device import DEVICE, open_on_cpu
 from localllm.backends.pytorch import loading
-from localllm.backends.pytorch.opening import open_runner
+from localllm.backends.pytorch.opening import open_runner, plan_memory
 from localllm.backends.pytorch.packed import PackedFile
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
@@ -25,7 +25,7 @@ from localllm.engine.options import LoadOptions
 from localllm.engine.quantization import Quant
 from localllm.kernels.ops import Ops
 
-from .adapters import OPTIONS, adapter_of, log_probabilities, open_on, pages, put, run, save_adapter
+from .adapters import OPTIONS, adapter_of, check_adapter, open_on, save_adapter
 from .batches import Row, make_batch
 from .checkpoints import CHECKPOINTS, Checkpoint, Tensors
 from .tiny import TINIES, VOCAB, Tiny
@@ -144,6 +144,51 @@ def test_layer_that_predicts_several_tokens_is_ignored(tmp_path: Path) -> None:
     rewrite(tmp_path, put_tensor("model.layers.30.eh_proj.weight", torch.zeros(4, 4)))
     with pytest.raises(ModelRefused, match=r"not part of glm4_moe, the first is 'model\.layers\.30"):
         opened(tmp_path)
+
+
+def test_fit_does_not_count_the_layer_that_predicts_several_tokens(tmp_path: Path) -> None:
+    BY_LABEL["glm4_moe"].save(tmp_path)
+    files = read_model(tmp_path)
+    plan = plan_memory(files, BUDGET, DEVICE, FREE)
+    layers = files.config.num_layers
+    more = {f"model.layers.{layers}.mlp.experts.{expert}.up_proj.weight": torch.zeros(512, 512) for expert in range(4)}
+    rewrite(tmp_path, lambda tensors: tensors.update(more))
+    assert plan_memory(read_model(tmp_path), BUDGET, DEVICE, FREE) == plan
+    assert read_model(tmp_path).weight_bytes == files.weight_bytes
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.parametrize(
+    ("field", "change", "message"),
+    [
+        ("num_experts", 2, "numbers 0 to 7 .* but the files have 6, up to 5"),
+        ("num_experts", -2, "numbers 0 to 3 .* but the files have 6, up to 5"),
+        ("moe_intermediate_size", 8, r"experts\.0\.down_proj\.weight' must be \[48, 48\] .* not \[48, 40\]"),
+    ],
+)
+def test_fit_refuses_experts_that_differ_from_the_configuration(
+    field: str, change: int, message: str, is_stacked: bool, tmp_path: Path
+) -> None:
+    BY_LABEL["qwen3_moe"].save(tmp_path)
+    if is_stacked:
+        rewrite(tmp_path, stack)
+        message = r"down_proj' must be \[\d, \d+, \d+\] or .*, not \[6, 48, 40\]"
+    plan_memory(read_model(tmp_path), BUDGET, DEVICE, FREE)
+    config = json.loads((tmp_path / "config.json").read_text())
+    name = next(name for name in (field, "num_local_experts") if name in config)
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: config[name] + change}))
+    with pytest.raises(ModelRefused, match=message):
+        plan_memory(read_model(tmp_path), BUDGET, DEVICE, FREE)
+
+
+def test_fit_refuses_mxfp4_experts_that_differ_from_the_configuration(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path / "small", tmp_path / "meant")
+    for folder, end in (("small", "_blocks"), ("meant", "")):
+        plan_memory(read_model(tmp_path / folder), BUDGET, DEVICE, FREE)
+        config = json.loads((tmp_path / folder / "config.json").read_text())
+        (tmp_path / folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+        with pytest.raises(ModelRefused, match=rf"experts\.down_proj{end}' must be \[4, 64, "):
+            plan_memory(read_model(tmp_path / folder), BUDGET, DEVICE, FREE)
 
 
 def mxfp4(weight: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -298,19 +343,7 @@ def test_expected_bytes_are_near_the_loaded_bytes(quant: Quant, stacked: bool, t
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_adapter_of_attention_equals_peft(tmp_path: Path) -> None:
-    tiny = BY_LABEL["qwen3_moe"]
-    tiny.save(tmp_path / "model")
-    base = tiny.save(tmp_path / "copy")
-    targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
-    save_adapter(base, LoraConfig(r=4, target_modules=targets), tmp_path / "adapter", 1)
-    runner = open_on("cpu", tmp_path / "model")
-    put(runner, 1, adapter_of(tmp_path / "adapter"))
-    prompt = list(range(5, 25))
-    plain, adapted = run(runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [0, 1])
-    assert (plain - adapted).abs().max() > 0.05
-    torch.testing.assert_close(plain, log_probabilities(base, prompt)[-1], rtol=0, atol=1e-4)
-    adapted_model = PeftModel.from_pretrained(base, tmp_path / "adapter")
-    torch.testing.assert_close(adapted, log_probabilities(adapted_model, prompt)[-1], rtol=0, atol=1e-4)
+    check_adapter(BY_LABEL["qwen3_moe"], ["q_proj", "k_proj", "v_proj", "o_proj"], tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -34,6 +34,7 @@ from .conformance import BUDGET, LENGTH, Conformance, Conversation, Planned, che
 from .shapes import SHAPES
 from .tape import Tape
 from .teacher import difference, expected
+from .tiny import TINIES
 
 TAPED = replace(DEVICE, recorder=Tape)
 
@@ -225,11 +226,22 @@ def test_captured_ops_were_called_before_the_capture(tmp_path: Path, graphs: Gra
     assert not tape.recording
 
 
-@pytest.mark.parametrize("label", ["llama-d512-h2x1", "gemma3-d16-h8x4-w2-tie-ropes", "qwen2-d20-h4x4-w5-default"])
+@pytest.mark.parametrize(
+    "label",
+    [
+        "llama-d512-h2x1",
+        "gemma3-d16-h8x4-w2-tie-ropes",
+        "qwen2-d20-h4x4-w5-default",
+        "deepseek_v3",
+        "ministral3",
+        "smollm3-window",
+        "olmo2",
+    ],
+)
 @pytest.mark.parametrize("graphs", ["full", "breakable", "split"])
 def test_captured_references_support_odd_shapes(tmp_path: Path, label: str, graphs: Graphs) -> None:
     """The references compute them within a capture."""
-    (shape,) = (one for one in SHAPES if one.label == label)
+    (shape,) = (one for one in (*SHAPES, *TINIES) if one.label == label)
     logits = expected(shape, tmp_path)
     budget = LoadOptions(
         cache_bytes=2**25, max_rows=4, max_step_tokens=64, page_size=8, graphs=graphs, compiler="eager"
@@ -254,12 +266,12 @@ def test_fp8_cache_is_refused_if_unsupported(tmp_path: Path) -> None:
 
 def test_attention_outputs_are_shared_by_shape_and_dtype() -> None:
     answers = AttentionOutputs()
-    largest = answers.like(torch.ones(8, 2, 4)[:, :, :3].mT)
+    largest = answers.of(torch.ones(8, 2, 4)[:, :, :3].mT, 2)
     assert (largest.shape, largest.is_contiguous(), largest.any().item()) == ((8, 3, 2), True, False)
-    small = answers.like(torch.zeros(5, 3, 2))
+    small = answers.of(torch.zeros(5, 3, 7), 2)
     assert (small.shape, small.data_ptr()) == ((5, 3, 2), largest.data_ptr())
     for shape, dtype in (((8, 4, 2), torch.float32), ((8, 3, 4), torch.float32), ((8, 3, 2), torch.bfloat16)):
-        other = answers.like(torch.zeros(shape, dtype=dtype))
+        other = answers.of(torch.zeros(shape, dtype=dtype), shape[2])
         assert (other.shape, other.dtype) == (shape, dtype)
         assert other.data_ptr() != largest.data_ptr()
 

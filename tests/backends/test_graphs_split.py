@@ -51,7 +51,19 @@ os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 TAPED = replace(DEVICE, recorder=Tape, ops=replace(DEVICE.ops, layer=Layer()))  # whole layers cannot be cut
 SPLIT = replace(BUDGET, graphs="split", max_step_tokens=64)
 EAGER = replace(SPLIT, compiler="eager")
-KINDS = ("llama", "qwen2", "qwen3-biases", "gemma3", "phi3")  # of layers
+KINDS = (  # models with layers of different kinds
+    "llama",
+    "qwen2",
+    "qwen3-biases",
+    "gemma3",
+    "phi3",
+    "glm4",
+    "granite",
+    "ministral3",
+    "olmo2",
+    "smollm3",
+    "deepseek_v3-dense",
+)
 
 
 def by_inductor(test: Any) -> Any:
@@ -134,8 +146,7 @@ def test_segments_equal_the_model(tmp_path: Path, tiny: str) -> None:
             assert actual.equal(runner.model(step, TAPED.ops, runner.kv))
         chunks, actual = (prompt(23), prompt(7, start=23)), []
         for model in (split, runner.model):  # what the first has stored, in every layer, the second reads
-            runner.kv.keys.zero_()
-            runner.kv.values.zero_()
+            runner.kv.clear()
             actual.append([model(step, TAPED.ops, runner.kv) for step in chunks])
         assert actual[0][1].equal(actual[1][1])
 

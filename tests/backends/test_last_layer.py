@@ -58,16 +58,17 @@ def steps() -> list[Batch]:
     return [make_batch([Row(drawn[:20], 0, first, want=Want.NOTHING)], VOCAB), make_batch(rows, VOCAB)]
 
 
-@pytest.mark.parametrize("tiny", ["llama", "qwen3-biases", "gemma3"])
+@pytest.mark.parametrize("tiny", ["llama", "qwen3-biases", "gemma3", "deepseek_v3"])
 def test_answers_and_cache_equal_a_full_last_layer(tmp_path: Path, tiny: str) -> None:
     actual = []
     for capturable in (0, 1000):
         runner = opened(tiny, tmp_path, capturable)
         with torch.inference_mode():
-            runner.kv.keys.zero_()
-            runner.kv.values.zero_()
+            runner.kv.clear()
         results = [runner.run(batch).result() for batch in steps()]
-        actual.append((results[1].hidden, runner.kv.keys.clone(), runner.kv.values.clone()))
+        actual.append(
+            (results[1].hidden, *(part.clone() for part in (runner.kv.keys, runner.kv.values) if part is not None))
+        )
     (hidden, *cache), (expected, *cache_expected) = actual
     assert hidden is not None
     assert np.abs(expected[1:]).max() > 0.1

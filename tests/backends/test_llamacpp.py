@@ -31,7 +31,6 @@ pytestmark = pytest.mark.real
 @pytest.mark.real
 class TestLlamacpp(Conformance):
     backend = "llamacpp"
-    carries = False
     same_bits = False
     options = BUDGET
 

@@ -18,6 +18,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 from localllm.backends import cpu, llamacpp
 from localllm.backends.llamacpp import library, sizing
 from localllm.backends.llamacpp.library import BuildDevice
+from localllm.backends.llamacpp.opening import can_overlap
 from localllm.backends.llamacpp.runner import LlamaRunner
 from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.batch import Want
@@ -257,17 +258,34 @@ def test_rows_are_computed_in_order_of_their_sequences(canary_files: ModelFiles)
     expected = [canary.walk(prompt, 2) for prompt in prompts]
     rows = [Row([expected[row][0]], 30, range(1 + 6 * row, 7 + 6 * row)) for row in (2, 0, 1)]
     sequences: list[list[int]] = []
-    fill = opened._tokens.fill
+    place = opened._tokens.place
 
-    def record(tokens: Any, positions: Any, places: Any, outputs: Any) -> Any:
+    def record(positions: Any, places: Any, outputs: Any) -> None:
         sequences.append(places.tolist())
-        return fill(tokens, positions, places, outputs)
+        place(positions, places, outputs)
 
-    opened._tokens.fill = record  # type: ignore[method-assign]
+    opened._tokens.place = record  # type: ignore[method-assign]
     result = opened.run(make_batch(rows, canary.VOCAB)).result()
     assert sequences == [[0, 1, 2]]
     assert result.tokens.tolist() == [expected[row][1] for row in (2, 0, 1)]
     opened.close()
+
+
+def test_results_outlive_the_next_step(runner: LlamaRunner) -> None:
+    """llama.cpp has one buffer of logits. Steps that carry no tokens overlap too, for example if all rows wait."""
+    prompts = [canary.prompt(key, 30, seed=key) for key in (1, 2)]
+    steps = [
+        runner.run(make_batch([Row(prompt, 0, range(1 + 6 * index, 7 + 6 * index))], canary.VOCAB))
+        for index, prompt in enumerate(prompts)
+    ]
+    assert [step.result().tokens.tolist() for step in steps] == [canary.walk(prompt, 1) for prompt in prompts]
+
+
+def test_only_gpus_overlap_steps(canary_files: ModelFiles) -> None:
+    size = sizing.measure(canary_files, OPTIONS, [], False)
+    assert not can_overlap(size)
+    gpu = BuildDevice("CUDA0", "a GPU", "gpu", 8 * GIB, 8 * GIB)
+    assert can_overlap(sizing.measure(canary_files, OPTIONS, [gpu], False))
 
 
 @pytest.mark.parametrize("context", [None, 64, 65])

@@ -10,8 +10,9 @@ import pytest
 
 from localllm.backends.llamacpp import sampler
 from localllm.engine import sampling as oracle
-from localllm.engine.batch import Want
+from localllm.engine.batch import Batch, Want
 from localllm.engine.request import Sampling
+from localllm.engine.runner import StepResult
 
 from .batches import Row, make_batch
 from .test_sampler import VOCAB, random_row
@@ -63,10 +64,17 @@ def test_large_vocabulary_equals_the_oracle(filters: dict[str, Any], scale: floa
     check(logits, rows)
 
 
+def draw(logits: np.ndarray, batch: Batch, threads: int = 1) -> StepResult:
+    samplers = sampler.Samplers(threads)
+    result = sampler.Draws(batch, logits.shape[1], samplers).sample(logits, None)
+    samplers.close()
+    return result
+
+
 def check(logits: np.ndarray, rows: list[Row]) -> None:
     batch = make_batch(rows, logits.shape[1])
     before = logits.copy()
-    actual = sampler.sample(logits, batch, None)
+    actual = draw(logits, batch, threads=1 + len(rows) % 3)
     expected = oracle.sample(logits, batch)
     assert actual.tokens.tolist() == expected.tokens.tolist()
     assert actual.row_starts.tolist() == expected.row_starts.tolist()
@@ -87,13 +95,13 @@ def check(logits: np.ndarray, rows: list[Row]) -> None:
 def test_filters_at_exact_limits(filters: dict[str, Any], remaining: set[int]) -> None:
     """Two tokens with a probability of 1/2 each, the first a little less likely."""
     rows = [Row([1], 0, [1], sampling=Sampling(temperature=1.0, seed=seed, **filters)) for seed in range(64)]
-    drawn = sampler.sample(np.array([[-1e-30, 0.0]] * 64, np.float32), make_batch(rows, 2), None)
+    drawn = draw(np.array([[-1e-30, 0.0]] * 64, np.float32), make_batch(rows, 2))
     assert set(drawn.tokens.tolist()) == remaining
 
 
 def test_distribution_is_that_of_the_probabilities() -> None:
     logits = np.log(np.array([0.5, 0.3, 0.15, 0.05], np.float32))
     rows = [Row([1], 0, [1], sampling=Sampling(temperature=1.0, seed=seed)) for seed in range(4000)]
-    drawn = sampler.sample(np.tile(logits, (len(rows), 1)), make_batch(rows, 4), None).tokens
+    drawn = draw(np.tile(logits, (len(rows), 1)), make_batch(rows, 4)).tokens
     shares = np.bincount(drawn, minlength=4) / len(rows)
     np.testing.assert_allclose(shares, np.exp(logits), atol=0.03)

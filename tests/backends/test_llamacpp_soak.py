@@ -15,6 +15,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 from llama_cpp import llama_cpp
 
 from localllm.backends import llamacpp
+from localllm.backends.llamacpp import opening, sizing
 from localllm.backends.llamacpp.opening import can_repack
 from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.engine import Engine
@@ -25,6 +26,7 @@ from localllm.engine.request import Delta, Request, Sampling
 from localllm.engine.runner import Runner
 
 from . import canary
+from .conformance import Planned
 from .gguf_models import write_canary, write_canary_adapter
 from .gguf_random import HEAD_DIM, HYBRID, KV_HEADS, LAYERS, RECURRENT, write_random
 from .llama_decode import Reference, loaded
@@ -108,9 +110,9 @@ def fill_cache(talk: Talk, runner: Runner, name: str) -> None:
     assert talk.tokens(name) == canary.walk(prompt, 20)
 
 
-@pytest.mark.parametrize("layout", ["shared", "rows"])
+@pytest.mark.parametrize(("layout", "overlap"), [("shared", False), ("rows", False), ("shared", True), ("rows", True)])
 @pytest.mark.parametrize("rounds", [1, pytest.param(12, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
-def test_requests_come_and_go(rounds: int, layout: Any, tmp_path: Path) -> None:
+def test_requests_come_and_go(rounds: int, layout: Any, overlap: bool, tmp_path: Path) -> None:
     """Each round has 45 requests, and changes of the adapters: 12 rounds have more than 500 operations."""
     shifts = [1, 2, 3, 4]
     files = [write_canary_adapter(tmp_path / f"{shift}.gguf", shift) for shift in shifts]
@@ -119,7 +121,7 @@ def test_requests_come_and_go(rounds: int, layout: Any, tmp_path: Path) -> None:
     options = replace(OPTIONS, cache_layout=layout, cache_bytes=cache_bytes)
     runner = llamacpp.open(read_model(write_canary(tmp_path)), options)
     assert runner.spec.max_length == 256
-    talk = Talk(Engine(runner))
+    talk = Talk(Engine(Planned(runner, overlap=overlap)))
     for adapter in adapters:
         talk.engine.register_adapter(adapter)
     sizes = []
@@ -135,6 +137,7 @@ def test_requests_come_and_go(rounds: int, layout: Any, tmp_path: Path) -> None:
     assert stats.cache_used == 0
     assert max(sizes[rounds // 2 :]) < max(sizes[: rounds // 2 + 1]) + 2**22
     talk.engine.close()
+    runner.close()
 
 
 def log_probability(logits: np.ndarray, token: int) -> float:
@@ -145,20 +148,22 @@ ATTENTION = ("gemma3", "gemma2", "llama", "phi3", "mpt")
 
 
 @pytest.mark.parametrize(
-    ("architecture", "layout"),
+    ("architecture", "layout", "overlap"),
     [
-        ("gemma3", "shared"),
-        ("gemma3", "rows"),
-        ("mamba", "shared"),
-        ("falcon-h1", "shared"),
+        ("gemma3", "shared", False),
+        ("gemma3", "rows", True),
+        ("mamba", "shared", False),
+        ("falcon-h1", "shared", True),
         *[
-            pytest.param(name, layout, marks=pytest.mark.slow)
+            pytest.param(name, layout, overlap, marks=pytest.mark.slow)
             for name in ATTENTION[1:]
-            for layout in ("shared", "rows")
+            for layout, overlap in (("shared", True), ("rows", False))
         ],
     ],
 )
-def test_random_models_give_the_log_probabilities_of_llama_cpp(architecture: str, layout: Any, tmp_path: Path) -> None:
+def test_random_models_give_the_log_probabilities_of_llama_cpp(
+    architecture: str, layout: Any, overlap: bool, tmp_path: Path
+) -> None:
     """Requests with common beginnings come and go. The context of gemma is eight times its window."""
     cell_bytes = LAYERS * 2 * KV_HEADS * HEAD_DIM * 2
     has_states = architecture in RECURRENT | HYBRID
@@ -166,7 +171,8 @@ def test_random_models_give_the_log_probabilities_of_llama_cpp(architecture: str
     options = replace(OPTIONS, adapter_slots=0, cache_bytes=2**23 if has_states else 256 * cell_bytes)
     if layout == "rows":
         options = replace(options, cache_bytes=None, cache_layout=layout)
-    talk = Talk(Engine(llamacpp.open(read_model(file), options)))
+    runner = llamacpp.open(read_model(file), options)
+    talk = Talk(Engine(Planned(runner, overlap=overlap)))
     rng = np.random.default_rng(0)
     stems = rng.integers(0, 200, (2, 120)).tolist()
     prompts: dict[str, list[int]] = {}
@@ -178,6 +184,7 @@ def test_random_models_give_the_log_probabilities_of_llama_cpp(architecture: str
         talk.step()
     assert talk.engine.stats().prefix_hit_tokens > 0
     talk.engine.close()
+    runner.close()
     with loaded(file, repack=can_repack(read_model(file))) as model:
         for name, prompt in prompts.items():
             tokens = talk.tokens(name)
@@ -188,3 +195,27 @@ def test_random_models_give_the_log_probabilities_of_llama_cpp(architecture: str
             actual = [each.logprob for delta in talk.deltas[name] for each in delta.logprobs]
             assert actual == pytest.approx(expected, abs=0.05), name
             assert talk.deltas[name][-1].finish == "length"
+
+
+def test_architecture_with_one_sequence_computes_one_request_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp ends the process at a copy in the cache of such an architecture (deepseek4)."""
+    for module in (sizing, opening):
+        monkeypatch.setattr(module, "ONE_SEQUENCE", {"mamba"})
+    file = write_random(tmp_path, "mamba", "F16")
+    runner = llamacpp.open(read_model(file), replace(OPTIONS, adapter_slots=0, cache_bytes=2**23))
+    assert llama_cpp.llama_n_seq_max(runner._context) == 1
+    assert (runner.spec.max_rows, runner.spec.num_snapshots) == (1, 0)
+    assert "one request at a time" in " ".join(runner.spec.warnings)
+    talk = Talk(Engine(runner))
+    prompt = np.random.default_rng(0).integers(0, 200, 70).tolist()
+    for name in ("a", "b", "c"):
+        talk.submit(name, prompt, 20)
+    talk.finish()
+    with loaded(file, repack=can_repack(read_model(file))) as model:
+        alone = Reference(model)
+        expected, _ = alone.generate(prompt, 20)
+        alone.close()
+    assert [talk.tokens(name) for name in ("a", "b", "c")] == [expected] * 3
+    talk.engine.close()

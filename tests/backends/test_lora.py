@@ -40,7 +40,7 @@ from .tiny import VOCAB
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 LENGTH = 21
-LABELS = ("llama", "llama-tied", "qwen2", "qwen3", "gemma3", "phi3", "mistral")
+LABELS = ("llama", "llama-tied", "qwen2", "qwen3", "gemma3", "phi3", "mistral", "granite", "ministral3")
 RANKS = (1, 8, 16, 64, 3, 8, 64, 16)
 
 

@@ -140,13 +140,14 @@ def test_accepts_architectures_of_mlx_lm() -> None:
 
     assert answers("llama") == answers("mistral") == answers("qwen3_moe") == ""
     assert "no architecture mystery" in answers("mystery")
-    for recurrent in ("mamba2", "falcon_mamba"):  # the second has the module of mamba
+    # falcon_mamba has the module of mamba; qwen3_5_moe extends a class of another module.
+    for recurrent in ("mamba2", "falcon_mamba", "qwen3_next", "qwen3_5", "qwen3_5_moe"):
         assert "store other states than keys and values (ArraysCache" in answers(recurrent)
     assert "CacheList" in answers("deepseek_v32")
 
 
 def replace_type(model_type: str) -> Any:
-    return SimpleNamespace(gguf=(), config=SimpleNamespace(model_type=model_type))
+    return SimpleNamespace(gguf=(), config=SimpleNamespace(model_type=model_type, multimodal=""))
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="MLX computes on CUDA here")

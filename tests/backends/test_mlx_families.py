@@ -41,10 +41,15 @@ OF = {tiny.label: tiny for tiny in TINIES}
 BOUND = 1e-4
 # Models that mlx-lm's classes cannot compute -> the reason in the error.
 REFUSED = {
+    "deepseek_v2": "'NoneType' object has no attribute",  # the class needs YaRN
+    "deepseek_v3-dense": "rope_interleave is False",
     "gemma2": "layer_types is",
     "gemma2-uncapped": "parameters not in model",  # a head of its own
+    "glm4-whole-heads": "Missing 1 parameters",  # the class has no tied head
+    "glm4-yarn": "the rope type is yarn",
     "gpt_oss": "parameters not in model",  # names of transformers 5
     "gpt_oss-yarn": "parameters not in model",
+    "ministral3-window": "sliding_window is 9",
     "mixtral-window": "sliding_window is 7",
     "qwen2_moe-window": "parameters not in model",  # dense layers
     "qwen3_moe-window": "use_sliding_window is True",

@@ -109,7 +109,7 @@ def test_unsupported_setting_is_refused(tmp_path: Path, budget: LoadOptions, mes
 def test_architecture_without_a_vocabulary_is_refused(tmp_path: Path) -> None:
     DENSE.save(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "olmo2", "vocab_size": None}))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "stablelm", "vocab_size": None}))
     with pytest.raises(ModelRefused, match="vocab_size should be a whole number"):
         mlx.open(read_model(tmp_path), SMALL)
 

@@ -63,7 +63,7 @@ def test_product_that_fails_is_reported() -> None:
 
 def test_every_format_has_real_cases() -> None:
     formats = {case.op for case in REAL_CASES}
-    assert formats == {f"linear.{name}" for name in ("dense", "int8", "int4", "int4_wide", "fp8")}
+    assert formats == {f"linear.{name}" for name in ("dense", "int8", "int4", "int4_wide", "fp8", "mxfp4")}
     assert len(REAL_CASES) == 2 * len(formats)
 
 

@@ -109,13 +109,13 @@ def test_capturable_tokens_are_limited_by_layer_work(files: ModelFiles) -> None:
 
 def test_fp8_cache_needs_a_device_that_supports_it(files: ModelFiles) -> None:
     able, fp8 = replace(CPU, fp8_cache=True), LoadOptions(cache_dtype="fp8")
-    assert cache_dtype(LoadOptions(), torch.bfloat16, able) == torch.bfloat16
-    assert cache_dtype(fp8, torch.bfloat16, able) == torch.float8_e4m3fn
+    assert cache_dtype(files.config, LoadOptions(), torch.bfloat16, able) == torch.bfloat16
+    assert cache_dtype(files.config, fp8, torch.bfloat16, able) == torch.float8_e4m3fn
     assert plan(files, replace(fp8, cache_bytes=8 * PAGE), 2**30, torch.bfloat16, 0, able).groups[0].num_pages == 32
     with pytest.raises(SettingRefused, match="not supported on cpu"):
-        cache_dtype(fp8, torch.bfloat16, CPU)
+        cache_dtype(files.config, fp8, torch.bfloat16, CPU)
     with pytest.raises(SettingRefused, match="needs dtype bfloat16"):
-        cache_dtype(fp8, torch.float32, able)
+        cache_dtype(files.config, fp8, torch.float32, able)
 
 
 def test_spec_reports_dtype_format_and_bytes(files: ModelFiles) -> None:

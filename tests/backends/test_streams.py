@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from localllm.backends.cpu.device import DEVICE as CPU
-from localllm.backends.pytorch.streams import InOrder, SideStream
+from localllm.backends.pytorch.streams import SideStream
+from localllm.kernels.ops.streams import InOrder
 
 
 class Queues:
@@ -20,8 +21,12 @@ class Queues:
         self.notes: list[tuple[str, ...]] = []
         self.current = self.main = _Queue(self, "main")
 
-    def Stream(self) -> _Queue:
+    def Stream(self, device: int) -> _Queue:
+        assert device == self.current_device()
         return _Queue(self, "side")
+
+    def current_device(self) -> int:
+        return 3
 
     def current_stream(self) -> _Queue:
         return self.current
@@ -61,6 +66,12 @@ def test_fork_waits_for_earlier_work_and_join_for_the_fork() -> None:
         ("main", "waits for", "side"),
         ("main", "after"),
     ]
+
+
+def test_all_streams_of_a_device_have_the_same_second_queue() -> None:
+    """Libraries and kernels allocate memory for every queue."""
+    queues = Queues()
+    assert SideStream(cast(Any, queues))._side is SideStream(cast(Any, queues))._side
 
 
 def test_device_with_one_queue_runs_in_order() -> None:

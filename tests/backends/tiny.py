@@ -11,7 +11,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 VOCAB = 131
 HIDDEN = 48
@@ -29,6 +35,17 @@ _SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
+}
+
+_VISION = {
+    "model_type": "pixtral",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "head_dim": 8,
+    "image_size": 16,
+    "patch_size": 4,
 }
 
 Rewrite = Callable[[dict[str, Any]], None]
@@ -78,17 +95,24 @@ class Tiny:
     context: int | None = None  # LoadOptions.context
     length: int = 45  # tokens of a prompt that shows what is special
     shard_size: str = "5GB"
+    multimodal: str = ""  # model_type of a multimodal model that has this text model
 
     def __str__(self) -> str:
         return self.label
 
     def config(self) -> PreTrainedConfig:
-        return AutoConfig.for_model(self.model_type, **{**_SHAPE, **deepcopy(dict(self.more))})
+        config = AutoConfig.for_model(self.model_type, **{**_SHAPE, **deepcopy(dict(self.more))})
+        if not self.multimodal:
+            return config
+        tied = config.tie_word_embeddings
+        parts = {"text_config": config.to_dict(), "vision_config": _VISION}
+        return AutoConfig.for_model(self.multimodal, **parts, tie_word_embeddings=tied)
 
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         """Save the model to `folder`. Returns the model of transformers."""
         generator = torch.Generator().manual_seed(11)
-        model = AutoModelForCausalLM.from_config(self.config(), dtype=torch.float32).eval()
+        auto = AutoModelForImageTextToText if self.multimodal else AutoModelForCausalLM
+        model = auto.from_config(self.config(), dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() >= 2:
@@ -139,6 +163,20 @@ _GEMMA = {
     },
 }
 
+_GRANITE = {
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 0.3,
+    "rms_norm_eps": 0.03,
+}
+
+_SMOLLM = {"num_key_value_heads": 2, "no_rope_layer_interval": 2}
+
+_MINISTRAL = _rope(
+    "yarn", factor=4.0, original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.5
+)
+
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 _GLM_EXPERTS = {
     "n_routed_experts": 8,
@@ -148,7 +186,58 @@ _GLM_EXPERTS = {
     "first_k_dense_replace": 1,
 }
 
+_LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+_DEEPSEEK_YARN = _rope(
+    "yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=1.1, truncate=False
+)
+
 TINIES = [
+    Tiny("deepseek_v2", "deepseek_v2", {"q_lora_rank": None, "mlp_bias": True, **_LATENT, **_GLM_EXPERTS}),
+    Tiny("deepseek_v2-lite", "deepseek_v2", {"q_lora_rank": None, **_LATENT, **_GLM_EXPERTS, **_DEEPSEEK_YARN}),
+    Tiny(
+        "deepseek_v2-groups",
+        "deepseek_v2",
+        {
+            "q_lora_rank": 20,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.0,
+            "attention_bias": True,
+            **_LATENT,
+            **_GLM_EXPERTS,
+            **_DEEPSEEK_YARN,
+        },
+    ),
+    Tiny(
+        "deepseek_v3",
+        "deepseek_v3",
+        {"q_lora_rank": 20, "rms_norm_eps": 0.05, "n_group": 4, "topk_group": 2, **_LATENT, **_GLM_EXPERTS},
+    ),
+    Tiny(
+        "deepseek_v3-yarn",
+        "deepseek_v3",
+        {
+            "q_lora_rank": None,
+            "norm_topk_prob": False,
+            "n_group": 1,
+            "topk_group": 1,
+            **_LATENT,
+            **_GLM_EXPERTS,
+            **_DEEPSEEK_YARN,
+        },
+    ),
+    Tiny(
+        "deepseek_v3-dense",
+        "deepseek_v3",
+        {"q_lora_rank": 20, "rope_interleave": False, "first_k_dense_replace": 3, **_LATENT},
+    ),
     Tiny("llama", "llama"),
     Tiny("llama-published", "llama", rewrite=_no_defaults),
     Tiny("llama-tied", "llama", {"tie_word_embeddings": True}),
@@ -249,6 +338,45 @@ TINIES = [
     Tiny("gemma3", "gemma3_text", _GEMMA),
     Tiny("gemma3-old", "gemma3_text", _GEMMA, rewrite=old_spelling),
     Tiny("gemma3-capped", "gemma3_text", {**_GEMMA, "final_logit_softcapping": 3.0, "tie_word_embeddings": False}),
+    Tiny("glm4", "glm4", {"head_dim": 16}),
+    Tiny(
+        "glm4-whole-heads",
+        "glm4",
+        {
+            "head_dim": 20,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            **_rope("default", partial_rotary_factor=1.0),
+        },
+    ),
+    Tiny("glm4-yarn", "glm4", {"head_dim": 24, **_YARN}),
+    Tiny("granite", "granite", _GRANITE),
+    Tiny(
+        "granite-biases",
+        "granite",
+        {**_GRANITE, "tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, **_LLAMA3},
+    ),
+    Tiny("ministral3", "ministral3", {"head_dim": 16, **_MINISTRAL}),
+    Tiny("ministral3-window", "ministral3", {"head_dim": 12, "sliding_window": 9, **_MINISTRAL}),
+    Tiny(
+        "ministral3-default-rope",
+        "ministral3",
+        {"head_dim": 12, **_rope("default", original_max_position_embeddings=5, llama_4_scaling_beta=0.6)},
+    ),
+    Tiny("mistral3", "ministral3", {"head_dim": 16, **_MINISTRAL}, multimodal="mistral3"),
+    Tiny("mistral3-tied", "ministral3", {"tie_word_embeddings": True, **_MINISTRAL}, multimodal="mistral3"),
+    Tiny("mistral3-mistral", "mistral", {"sliding_window": None}, multimodal="mistral3"),
+    Tiny("olmo2", "olmo2"),
+    Tiny("olmo2-biases", "olmo2", {"head_dim": 16, "attention_bias": True, "num_key_value_heads": 1}),
+    Tiny("olmo2-tied-yarn", "olmo2", {"tie_word_embeddings": True, "num_key_value_heads": 4, **_YARN}),
+    Tiny("smollm3", "smollm3", _SMOLLM),
+    Tiny("smollm3-list", "smollm3", {"no_rope_layers": [0, 1, 1], "head_dim": 16, **_YARN}),
+    Tiny(
+        "smollm3-window",
+        "smollm3",
+        {**_SMOLLM, "use_sliding_window": True, "sliding_window": 7, "attention_bias": True, "mlp_bias": True},
+    ),
+    Tiny("smollm3-no-ropes", "smollm3", {"no_rope_layers": [0, 0, 0], "tie_word_embeddings": True}),
     Tiny("phi3", "phi3"),
     Tiny("phi3-window", "phi3", {"sliding_window": 9}),
     Tiny("phi3-longrope-short", "phi3", _LONG, context=64),

@@ -11,7 +11,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelconfig import FAMILIES, ModelConfig, parse_config
+from localllm.engine.families import FAMILIES
+from localllm.engine.modelconfig import ModelConfig, parse_config
 
 REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 ELSEWHERE = ("model_type", "quantization", "quantization_config", "compression_config")  # tests of their own
@@ -19,9 +20,11 @@ ELSEWHERE = ("model_type", "quantization", "quantization_config", "compression_c
 # Absent in a table, they follow from other fields; transformers' validation lacks them all the same.
 CLEAR = ("rope_parameters.full_attention", "rope_scaling.original_max_position_embeddings")
 
+NULL_IS_FALSE = ("norm_topk_prob", "rope_interleave", "truncate")
+
 # A value for every field that parse_config reads, unlike each family's default: its absence makes a difference.
 VALUES: dict[str, Any] = {
-    "vocab_size": 40_000,
+    "vocab_size": 160_000,
     "hidden_size": 512,
     "intermediate_size": 96,
     "num_hidden_layers": 8,
@@ -44,6 +47,12 @@ VALUES: dict[str, Any] = {
     "query_pre_attn_scalar": 99,
     "final_logit_softcapping": 7.0,
     "attn_logit_softcapping": 5.0,
+    "attention_multiplier": 0.02,
+    "embedding_multiplier": 12,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+    "no_rope_layers": [0, 1, 1, 1, 0, 1, 1, 0, 1],
+    "no_rope_layer_interval": 3,
     "rope_theta": 777.0,
     "rope_scaling": None,
     "rope_local_base_freq": 888.0,
@@ -73,6 +82,15 @@ VALUES: dict[str, Any] = {
     "topk_group": 2,
     "swiglu_alpha": 1.702,
     "swiglu_limit": 7.0,
+    "topk_method": None,
+    "scoring_func": None,
+    "moe_layer_freq": 1,
+    "kv_lora_rank": 40,
+    "q_lora_rank": 30,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 20,
+    "v_head_dim": 12,
+    "rope_interleave": False,
 }
 
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -100,10 +118,23 @@ FLAT = [
     {"rope_scaling": {}, "rope_parameters": LLAMA3},
     {"partial_rotary_factor": 0.5},
 ]
+BETA = {"llama_4_scaling_beta": 0.2}
 LAYERS = ["full_attention", "sliding_attention"] * 4
+DEEPSEEK = {"num_key_value_heads": 32, "num_experts": None, "n_routed_experts": 16}
+SCALED = [variant for variant in FLAT if LONG not in variant.values()]
 
 # Of each family: what else its models may have.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "deepseek_v2": [
+        *({**DEEPSEEK, "norm_topk_prob": False, "topk_method": "greedy"} | variant for variant in SCALED),
+        {**DEEPSEEK, "norm_topk_prob": False, "topk_method": "group_limited_greedy", "scoring_func": "softmax"},
+        {**DEEPSEEK, "norm_topk_prob": None, "q_lora_rank": None, "attention_bias": False},
+    ],
+    "deepseek_v3": [
+        *(DEEPSEEK | variant for variant in SCALED),
+        {**DEEPSEEK, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 4, "norm_topk_prob": False},
+        {**DEEPSEEK, "num_attention_heads": 128, "num_key_value_heads": 128},
+    ],
     "gemma2": [*FLAT, {"layer_types": LAYERS}, {"hidden_size": 640}],
     "gemma3_text": [
         {},
@@ -113,8 +144,20 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"rope_scaling": LINEAR, "rope_parameters": TWO_KINDS},
         {"rope_parameters": {"full_attention": {**YARN, "original_max_position_embeddings": 300}}},
     ],
+    "glm4": [variant for variant in FLAT if LONG not in variant.values()],
+    "granite": FLAT,
     "llama": FLAT,
+    "ministral3": [
+        {},
+        {"rope_parameters": {**YARN, **BETA}, "original_max_position_embeddings": None},
+        {"rope_parameters": {**YARN_LONG, **BETA}},
+        {"rope_parameters": {**LLAMA3, **BETA}, "sliding_window": None},
+        {"rope_parameters": {"rope_type": "default", "original_max_position_embeddings": 300, **BETA}},
+        {"rope_parameters": {**LINEAR, "original_max_position_embeddings": 300, **BETA}},
+        {"rope_scaling": {**YARN, **BETA}},
+    ],
     "mistral": FLAT,
+    "olmo2": FLAT,
     "phi3": [
         {},
         {"rope_parameters": LONG},
@@ -145,6 +188,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"num_experts": None, "rope_parameters": {"rope_type": "default", "rope_theta": 55.0}},
         {"num_experts": None, "n_routed_experts": 16, "rope_parameters": YARN},
     ],
+    "smollm3": [*FLAT, {"layer_types": LAYERS}, {"use_sliding_window": False}],
     "qwen3_moe": [
         *FLAT,
         {"num_experts": None, "num_local_experts": 16, "use_sliding_window": False},
@@ -164,7 +208,7 @@ def completed(values: dict[str, Any]) -> dict[str, Any] | None:
     """The config as transformers writes it again; None where it refuses."""
     try:
         made: dict[str, Any] = CONFIG_MAPPING[values["model_type"]].from_dict(copy.deepcopy(values)).to_dict()
-    except (ValueError, KeyError, TypeError, AttributeError, StrictDataclassError):
+    except (ValueError, LookupError, TypeError, AttributeError, StrictDataclassError):
         return None
     return made
 
@@ -177,14 +221,14 @@ def ours(values: dict[str, Any]) -> ModelConfig | ModelRefused:
 
 
 class Recorder(dict[str, Any]):
-    """Notes which fields are asked for."""
+    """Notes which fields are read."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         super().__init__(values)
-        self.asked: set[str] = set()
+        self.read_keys: set[str] = set()
 
     def get(self, key: str, default: Any = None) -> Any:
-        self.asked.add(key)
+        self.read_keys.add(key)
         return super().get(key, default)
 
 
@@ -204,12 +248,12 @@ def changed(values: dict[str, Any], change: Callable[[dict[str, Any], str], Any]
 
 def test_every_family_and_every_field_are_here() -> None:
     assert set(VARIANTS) == set(FAMILIES), "a new family needs its variants"
-    asked: set[str] = set()
+    read_keys: set[str] = set()
     for family, index in CASES:
         recorder = Recorder(full(family, index))
         ours(recorder)
-        asked |= recorder.asked
-    assert asked - set(ELSEWHERE) <= set(VALUES), "a new field needs a value"
+        read_keys |= recorder.read_keys
+    assert read_keys - set(ELSEWHERE) <= set(VALUES), "a new field needs a value"
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)
@@ -217,41 +261,48 @@ def test_full_config(family: str, index: int) -> None:
     values = full(family, index)
     theirs = completed(values)
     assert theirs is not None, "transformers takes every config here"
-    expected, found = parse_config(theirs), ours(values)
-    if isinstance(found, ModelRefused):  # what transformers' config takes and its model does not
-        assert "partial_rotary_factor" in str(found)
+    expected = parse_config(theirs)
+    actual = ours(values)
+    if isinstance(actual, ModelRefused):  # what transformers' config takes and its model does not
+        assert "partial_rotary_factor" in str(actual)
     else:
-        assert found == expected
+        assert actual == expected
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)
 def test_absent_field(family: str, index: int) -> None:
     for key, values in changed(full(family, index), lambda table, key: table.pop(key)):
-        found, theirs = ours(values), completed(values)
+        actual = ours(values)
+        theirs = completed(values)
         if key in REQUIRED:
-            assert isinstance(found, ModelRefused), key
-            assert f"{key} must be" in str(found)
+            assert isinstance(actual, ModelRefused), key
+            assert f"{key} must be" in str(actual)
         elif theirs is None:
-            assert isinstance(found, ModelRefused) or key in CLEAR, key
-        elif isinstance(found, ModelRefused):  # transformers' model would fail on what its config class takes
+            assert isinstance(actual, ModelRefused) or key in CLEAR, key
+        elif isinstance(actual, ModelRefused):  # transformers' model would fail on what its config class takes
             assert isinstance(ours(theirs), ModelRefused), key
         else:
-            assert found == ours(theirs), key
+            assert actual == ours(theirs), key
 
 
 @pytest.mark.parametrize(("family", "index"), CASES)
 def test_null_field(family: str, index: int) -> None:
-    """Where transformers refuses null, it counts as absent here; so it does within a table."""
+    """Where transformers refuses null, it counts as absent here; so it does within a table. In some fields it means
+    false, as the models of transformers read it."""
     for key, values in changed(full(family, index), lambda table, key: table.update({key: None})):
-        found, theirs = ours(values), completed(values)
+        actual = ours(values)
+        theirs = completed(values)
         table, _, inner = key.rpartition(".")
-        if theirs is None or table:
+        if inner in NULL_IS_FALSE and not (table and FAMILIES[family].pattern):
+            theirs = copy.deepcopy(values)
+            (theirs[table] if table else theirs)[inner] = False
+        elif theirs is None or table:
             without = copy.deepcopy(values)
             (without[table] if table else without).pop(inner)
             theirs = without
-        if isinstance(found, ModelRefused):
+        if isinstance(actual, ModelRefused):
             assert isinstance(ours(theirs), ModelRefused), key
         elif key != "num_key_value_heads":
-            assert found == ours(theirs), key
+            assert actual == ours(theirs), key
         else:
-            assert found.num_kv_heads == found.num_heads
+            assert actual.num_kv_heads == actual.num_heads

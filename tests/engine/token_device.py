@@ -24,7 +24,9 @@ from localllm.engine.request import Delta, Request
 from localllm.engine.runner import CacheGroup, RunnerSpec, StepResult
 from localllm.engine.sampling import mix, sample
 
-SPEC = RunnerSpec(vocab_size=96, max_tokens=32, max_rows=8, max_context=256, groups=(CacheGroup(4, 128),))
+SPEC = RunnerSpec(
+    vocab_size=96, max_tokens=32, max_rows=8, max_context=256, groups=(CacheGroup(4, 128),), hidden_size=4
+)
 
 
 GOLDEN = np.uint32(0x9E3779B9)
@@ -189,7 +191,12 @@ class TokenDevice:
         for answer, token in enumerate(batch.answer_tokens.tolist()):
             digests = self.digests(batch, int(rows[token]), int(batch.positions[token]))
             logits[answer] = logits_of(digests + states[token : token + 1], self.spec.vocab_size)
-        return sample(logits, batch)
+        result = sample(logits, batch)
+        if Want.HIDDEN not in batch.wants:
+            return result
+        counts = np.diff(result.row_starts)  # answers after a rejected draft have no result
+        answers = np.arange(counts.sum()) + np.repeat(batch.answer_starts[:-1] - result.row_starts[:-1], counts)
+        return replace(result, hidden=logits[answers, : self.spec.hidden_size])
 
     def write(self, batch: Batch, cells: np.ndarray) -> None:
         """Copy pages, then put the cells [tokens, 3] of the batch's tokens into all groups."""
@@ -252,10 +259,11 @@ def finish_all(engine: Engine, steps: int = 100_000) -> list[Delta]:
 
 
 def outputs(deltas: list[Delta]) -> dict[str, tuple[int, ...]]:
-    """Tokens of each request."""
+    """Tokens of each request, or the values of its hidden state."""
     tokens: dict[str, tuple[int, ...]] = {}
     for delta in deltas:
-        tokens[delta.request_id] = tokens.get(delta.request_id, ()) + delta.tokens
+        hidden = () if delta.hidden is None else tuple(delta.hidden.tolist())
+        tokens[delta.request_id] = tokens.get(delta.request_id, ()) + delta.tokens + hidden
     return tokens
 
 

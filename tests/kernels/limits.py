@@ -13,11 +13,12 @@ from localllm.kernels.ops import (
     activation,
     attention,
     kv,
-    layer,
+    layer_cases,
     linear,
     linear_fp8,
     linear_int4,
     linear_int8,
+    linear_mxfp4,
     norm,
     rope,
 )
@@ -100,21 +101,31 @@ def _fp8(rows: int, in_features: int, out_features: int, group: int) -> Make:
     return linear_fp8._inputs(rows, in_features, out_features, in_features if group == 0 else group)
 
 
+def _mxfp4() -> Iterator[tuple[str, Make]]:
+    """As _products; MXFP4 needs multiples of 32 inputs."""
+    for rows in (1, 2, 8, 9, 15, 16, 17):
+        yield f"rows-{rows}", linear_mxfp4._inputs(rows, 256, 40)
+    for in_features in (32, 96, 128, 160):
+        yield f"inputs-{in_features}", linear_mxfp4._inputs(3, in_features, 40)
+    for rows, in_features in ((1, 16384), (1, 16416), (8, 2048), (8, 2080), (16, 4096)):
+        yield f"rows-{rows}-inputs-{in_features}", linear_mxfp4._inputs(rows, in_features, 24)
+
+
 def _layers() -> Iterator[tuple[str, Make]]:
     lens = [(1, 9), (1, 3)]
     for rows in (1, 2, 8, 9):
-        yield f"rows-{rows}", layer.inputs([(1, 5 + row) for row in range(rows)], 4, 2, 64, 128, 64, page_size=16)
+        yield f"rows-{rows}", layer_cases.inputs([(1, 5 + row) for row in range(rows)], 4, 2, 64, 128, 64, page_size=16)
     for hidden in (120, 124):
-        yield f"hidden-{hidden}", layer.inputs(lens, 4, 2, 64, hidden, 64, page_size=16)
-    yield "inner-28", layer.inputs(lens, 4, 2, 64, 128, 28, page_size=16)
-    yield "head-512", layer.inputs(lens, 2, 1, 512, 128, 64, page_size=16)
+        yield f"hidden-{hidden}", layer_cases.inputs(lens, 4, 2, 64, hidden, 64, page_size=16)
+    yield "inner-28", layer_cases.inputs(lens, 4, 2, 64, 128, 28, page_size=16)
+    yield "head-512", layer_cases.inputs(lens, 2, 1, 512, 128, 64, page_size=16)
 
 
 def _stacks() -> Iterator[tuple[str, Make]]:
     def stack(
         heads: int = 8, kv_heads: int = 2, dim: int = 64, hidden: int = 256, inner: int = 192, **more: Any
     ) -> Make:
-        return layer.inputs([(1, 33)], heads, kv_heads, dim, hidden, inner, layers=2, **{"page_size": 16, **more})
+        return layer_cases.inputs([(1, 33)], heads, kv_heads, dim, hidden, inner, layers=2, **{"page_size": 16, **more})
 
     yield "within", stack()
     yield "window", stack(window=9)
@@ -165,8 +176,9 @@ def _limits() -> Iterator[Case]:
         ("linear.int4", _products(linear_int4._inputs, (32, 64, 96, 128, 256)), {"packs": _WEIGHT}),
         ("linear.int4_wide", _products(linear_int4._inputs, (32, 64, 96, 128, 256)), {"packs": _WEIGHT}),
         ("linear.fp8", _products(_fp8, (0, 32, 64, 96, 128)), {"packs": _WEIGHT}),
-        ("layer.decoder", _layers(), {"tolerances": _LAYER, "mutates": layer.CACHE, "packs": ("layer",)}),
-        ("layer.decoders", _stacks(), {"tolerances": _LAYER, "mutates": layer.CACHE, "packs": ("stack",)}),
+        ("linear.mxfp4", _mxfp4(), {"packs": _WEIGHT}),
+        ("layer.decoder", _layers(), {"tolerances": _LAYER, "mutates": layer_cases.CACHE, "packs": ("layer",)}),
+        ("layer.decoders", _stacks(), {"tolerances": _LAYER, "mutates": layer_cases.CACHE, "packs": ("stack",)}),
         ("sampling.mask", _vocabularies("mask"), {"tolerances": _F32, "mutates": ("logits",)}),
         ("sampling.greedy", _vocabularies("greedy"), {"tolerances": _F32}),
         ("sampling.draw", _vocabularies("draw"), {"tolerances": _F32}),

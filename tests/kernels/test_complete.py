@@ -31,8 +31,8 @@ def writing() -> set[str]:
 def benchmarked() -> set[str]:
     """The ops that kernels/benchmark measures, as scripts/bench/kernels.py requests them."""
     works = chain(
-        linear.works(("bf16", "int8", "int4", "int4_wide", "fp8"), [1], [(64, 64)], torch.float32),
-        moe.works(("bf16", "int8", "int4", "int4_wide", "fp8"), [1], moe.Model(8, 2, 64, 32), torch.float32),
+        linear.works(("bf16", "int8", "int4", "int4_wide", "fp8", "mxfp4"), [1], [(64, 64)], torch.float32),
+        moe.works(("bf16", "int8", "int4", "int4_wide", "fp8", "mxfp4"), [1], moe.Model(8, 2, 64, 32), torch.float32),
         attention.works(4, 2, 8, torch.float32),
         elements.works(elements.Model(64, 64, 4, 2, 8, 32, torch.float32)),
         sampling.works(32),

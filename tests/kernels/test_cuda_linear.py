@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from localllm.kernels.ops import CASES, Ops
-from localllm.kernels.ops.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from localllm.kernels.ops.activation import silu_and_mul
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.layer import CACHE, inputs
+from localllm.kernels.ops.layer_cases import CACHE, inputs
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
-from localllm.kernels.ops.norm import add_rms_norm, rms_norm
+from localllm.kernels.ops.norm import add_rms_norm
 from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.reference_check import call_op, copy_to, pack_value
 
@@ -165,33 +165,6 @@ def test_tiled_products_round_activations_to_e4m3(linear: Linear) -> None:
         close(result, expected, 1e-2 + in_features * 3e-6 if is_hopper else 6e-3)
 
 
-@pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
-@pytest.mark.parametrize("rows", [1, 9, 20, 300])
-@pytest.mark.parametrize(("out_features", "in_features"), [(344, 1024), (1000, 5120), (40, 17408), (136, 264)])
-def test_tiled_products_fuse_the_norm_or_gate_before_them(
-    linear: Linear, op: str, rows: int, out_features: int, in_features: int
-) -> None:
-    from localllm.kernels.cuda.linear import INT4_WIDE, tiled
-
-    generator = torch.Generator().manual_seed(10)
-    packed = linear.pack(copy_to(weight_of(op, out_features, in_features, 128, generator), "cuda"), torch.bfloat16)
-    rest = packed, None, torch.bfloat16, INT4_WIDE if op == "int4_wide" else packed.format
-    x, stream = (torch.randn(rows, in_features, generator=generator).bfloat16().cuda() for _ in range(2))
-    # The norm sums in another order, so a few activations differ by a bit of bf16, and their integers by one.
-    tolerance = 1e-2 if op in ("fp8", "int4_wide") else 3e-2
-    for dtype in (torch.bfloat16, torch.float32):
-        norm = torch.rand(in_features, generator=generator).to("cuda", dtype)
-        found, after = tiled(x, *rest, norm=(norm, 1e-6, 1.0), stream=stream)
-        held, summed = add_rms_norm(x, stream.clone(), norm, 1e-6, 1.0)
-        assert torch.equal(after, summed)
-        close(found, tiled(held, *rest).cpu(), tolerance)
-    found, _ = tiled(x, *rest, norm=(norm, 1e-6, 0.0))
-    close(found, tiled(rms_norm(x, norm, 1e-6), *rest).cpu(), tolerance)
-    wide = torch.randn(rows, 2 * in_features, generator=generator).bfloat16().cuda()
-    for gate, reference in enumerate((silu_and_mul, gelu_and_mul, gelu_tanh_and_mul)):
-        close(tiled(wide, *rest, input_gate=gate), tiled(reference(wide), *rest).cpu(), tolerance)
-
-
 @pytest.mark.parametrize("op", FORMATS)
 def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None:
     from localllm.kernels.cuda.linear import INT4_WIDE, small_batch
@@ -319,17 +292,17 @@ def test_bad_arguments_are_refused(linear: Linear) -> None:
     with pytest.raises(RuntimeError, match="weight is not aligned"):
         torch.ops.localllm.small_batch(out[:2], x[:2], shifted, *rest)
     with pytest.raises(RuntimeError, match="weights of bf16"):
-        torch.ops.localllm.tiled_product(out, x, weight.data, *rest)
+        torch.ops.localllm.tiled_product(out, x, weight.data, *rest[:6])
     int4 = linear.pack(copy_to(weight_of("int4", 64, 128, 64, torch.Generator()), "cuda"), torch.bfloat16)
     records = torch.empty(1 + int4.records.numel(), device="cuda", dtype=torch.int32)[1:].view_as(int4.records)
     with pytest.raises(RuntimeError, match="records is not aligned"):
-        torch.ops.localllm.tiled_product(out, x, int4.data, records, None, None, 2, 64, *rest[5:])
+        torch.ops.localllm.tiled_product(out, x, int4.data, records, None, None, 2, 64, True)
     with pytest.raises(RuntimeError, match="records or scale"):
-        torch.ops.localllm.tiled_product(out, x, int4.data, None, None, None, 2, 64, *rest[5:])
+        torch.ops.localllm.tiled_product(out, x, int4.data, None, None, None, 2, 64, True)
 
 
 SIZES: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 256, "inner": 192, "page_size": 16}
-LAYERS = [case for case in CASES if case.op == "layer.decoder"]
+LAYERS = [case for case in CASES if case.op == "layer.decoder" and torch.bfloat16 in case.tolerances]
 
 
 @pytest.mark.parametrize("case", LAYERS, ids=str)
@@ -373,6 +346,5 @@ def test_layer_with_tiled_products_equals_reference(linear: Linear, op: str, opt
     given = {name: copy_to(value, "cuda") for name, value in arguments.items()}
     ops = Ops(linear=linear)
     given |= {"layer": pack_value(ops, given["layer"], torch.bfloat16), "ops": ops}
-    assert isinstance(layer._fused_products(given["layer"], given["x"]), layer._Tiled)
     for found, right in zip(call_op(case, layer.decoder, given), expected, strict=True):
         close(found, right, 4e-2)

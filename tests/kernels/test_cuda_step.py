@@ -14,7 +14,7 @@ from torch import Tensor
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.layer import CACHE, inputs
+from localllm.kernels.ops.layer_cases import CACHE, inputs
 from localllm.kernels.ops.reference_check import call_op, copy_to, device_arguments, mismatch, reference_run
 from localllm.kernels.ops.step import Cache, LayerStep
 

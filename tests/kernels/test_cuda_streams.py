@@ -15,7 +15,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.layer import inputs as layer_inputs
+from localllm.kernels.ops.layer_cases import inputs as layer_inputs
 from localllm.kernels.ops.linear import Fp8
 from localllm.kernels.ops.reference_check import copy_to, device_arguments
 

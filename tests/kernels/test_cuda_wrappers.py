@@ -7,7 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +22,7 @@ from localllm.kernels.gpu_properties import GpuProperties
 from localllm.kernels.library import LibraryMissing, find_library
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
-from localllm.kernels.ops.layer import inputs as layer_inputs
+from localllm.kernels.ops.layer_cases import inputs as layer_inputs
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear
 from localllm.kernels.ops.lora import random_adapters, random_weights
 from localllm.kernels.ops.projection import Product
@@ -189,8 +189,17 @@ class TestProducts:
         packed = linear.pack_slices([weight_of("fp8", group=256)._replace(rounds=rounds)], 48, torch.bfloat16)
         linear.fp8(gpu(torch.ones(20, 256).bfloat16()), packed)
         assert formats == [format]
-        assert linear.can_fuse_input(packed, 20, format)
         assert packed.plain().rounds == rounds
+
+    def test_fp8_that_rounds_activations_has_its_own_limit(
+        self, library: Library, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        linear = module("linear")
+        monkeypatch.setattr(linear, "TILED_ROWS", linear.TILED_ROWS | {linear.FP8: 24, linear.FP8_ROUNDED: 30})
+        for rounds, rows, is_tiled in ((True, 30, True), (True, 31, False), (False, 24, True), (False, 30, False)):
+            weight = weight_of("fp8", group=256)._replace(rounds=rounds)
+            called = self.calls(library, "fp8", torch.ones(rows, 256).bfloat16(), weight)
+            assert called == (["tiled_product"] if is_tiled else [])
 
     def test_small_batches_of_weights_that_are_not_tiled(
         self, library: Library, monkeypatch: pytest.MonkeyPatch
@@ -269,33 +278,8 @@ class TestLayer:
 
     @pytest.mark.parametrize("shape", [{"rows": 9}, {"hidden": 124}, {"dtype": torch.float32}])
     def test_other_layers_are_composed(self, library: Library, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module("layer")._SmallBatch, "normalised", lambda *_: pytest.fail("fused"))
+        monkeypatch.setattr(module("layer"), "_normalised", lambda *_: pytest.fail("fused"))
         self.decode(library, **shape)
-
-    @pytest.mark.parametrize(("op", "rows", "fused"), [("int8", 20, True), ("fp8", 20, True), ("int8", 41, False)])
-    def test_norms_and_gates_of_tiled_products_are_fused(
-        self, library: Library, monkeypatch: pytest.MonkeyPatch, op: str, rows: int, fused: bool
-    ) -> None:
-        linear, layer = module("linear"), module("layer")
-        monkeypatch.setattr(linear, "TILED_ROWS", dict.fromkeys(linear.TILED_ROWS, 40))
-        given = dict(layer_inputs([(1, 4)] * rows, hidden=128, inner=64, dim=32)(torch.Generator(), torch.bfloat16))
-        dense = given["layer"]
-
-        def tiled(projection: Any) -> Product:
-            weight = weight_of(op, projection.weight.shape[1], projection.weight.shape[0], 128)
-            return Product(op, linear.pack_slices([weight], len(projection.weight), torch.bfloat16))
-
-        mlp = dense.mlp._replace(gate_up=tiled(dense.mlp.gate_up), down=tiled(dense.mlp.down))
-        products = layer._fused_products(replace(dense, qkv=tiled(dense.qkv), mlp=mlp), gpu(given["x"]))
-        assert isinstance(products, layer._Tiled) == fused
-        if not fused:
-            return
-        out, stream = products.normalised(
-            gpu(given["x"]), gpu(given["stream"]), (dense.before_mlp, 1e-6, 0.0), products.gate_up
-        )
-        assert out.shape == (rows, 128)
-        products.mlp(gpu(given["x"]), stream, (dense.before_mlp, 1e-6, 0.0), Ops(), None)
-        assert library.called() == ["tiled_product"] * 3
 
 
 class TestAttention:

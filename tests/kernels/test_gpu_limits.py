@@ -113,6 +113,17 @@ class FakeDriver:
         return self.target
 
 
+def with_driver(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module target.py, with a driver of Triton."""
+    pytest.importorskip("triton")
+    from localllm.kernels.triton import target
+
+    active = SimpleNamespace(runtime=SimpleNamespace(driver=SimpleNamespace(active=driver)))
+    monkeypatch.setattr(target, "triton", active)
+    monkeypatch.setattr(target, "INTERPRETED", False)
+    return target
+
+
 @pytest.mark.parametrize(
     ("backend", "arch", "expected"),
     [("cuda", 90, (46, 101376, False)), ("hip", "gfx942", (132, 232448, False))],
@@ -121,14 +132,7 @@ def test_triton_plans_for_the_imitated_gpu(
     backend: str, arch: Any, expected: tuple[int, int, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limits are those of an NVIDIA GPU; other GPUs keep their properties."""
-    pytest.importorskip("triton")
-    from localllm.kernels.triton import target
-
-    driver = FakeDriver(backend, arch)
-    monkeypatch.setattr(
-        target, "triton", SimpleNamespace(runtime=SimpleNamespace(driver=SimpleNamespace(active=driver)))
-    )
-    monkeypatch.setattr(target, "INTERPRETED", False)
+    target = with_driver(FakeDriver(backend, arch), monkeypatch)
     for name, value in zip(VARIABLES, ("8.6", "101376", "46", ""), strict=True):
         monkeypatch.setenv(name, value)
     gpu_limits.cache_clear()
@@ -137,3 +141,28 @@ def test_triton_plans_for_the_imitated_gpu(
     finally:
         gpu_limits.cache_clear()
     assert (device.processors, device.shared, device.converts_fp8) == expected
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "plain", "expected"),
+    [
+        ("cuda", 89, False, (False, False)),
+        ("cuda", 90, False, (True, True)),
+        ("cuda", 90, True, (False, False)),
+        ("cuda", 120, False, (True, False)),
+        ("cuda", 120, True, (False, False)),
+        ("hip", "gfx942", False, (False, False)),
+    ],
+)
+def test_kernels_overlap_only_if_gpu_and_driver_support_it(
+    backend: str, arch: Any, plain: bool, expected: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    from localllm.kernels.triton_driver import CompilerFreeDriver
+
+    driver = FakeDriver(backend, arch)
+    if plain:
+        driver.plain_launches = CompilerFreeDriver.plain_launches  # type: ignore[attr-defined]
+    target = with_driver(driver, monkeypatch)
+    device = target.device_properties.__wrapped__(torch.device("cuda"))
+    assert (device.overlaps, device.is_hopper) == expected

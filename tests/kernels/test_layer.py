@@ -11,7 +11,7 @@ from torch import Tensor
 
 from localllm.backends.cpu import device as cpu
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.layer import inputs
+from localllm.kernels.ops.layer_cases import inputs
 from localllm.kernels.ops.mlp import GatedMlp
 from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.reference_check import copy_to, pack_value

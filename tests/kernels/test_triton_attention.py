@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from localllm.kernels.ops.attention import CASES, Rows
+from localllm.kernels.ops.attention import CASES, Rows, latent_attention
 from localllm.kernels.ops.attention import paged_attention as reference
 from localllm.kernels.ops.case import TOLERANCES
 from localllm.kernels.triton import attention, target
@@ -28,7 +28,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 RANDOM = 240  # batches
 KINDS = 48  # of kernels, among them: each must be compiled
 SLOW = [pytest.mark.slow]
-OFTEN = ("mixed", "sinks-soft-cap", "prompt", "window")  # interpreted in make test; the others are slow
+OFTEN = ("mixed", "sinks-soft-cap", "prompt", "window", "odd-dims")  # interpreted in make test; the others are slow
 
 
 def on_device(arguments: Mapping[str, Any], wide: bool = False) -> dict[str, Any]:
@@ -47,14 +47,16 @@ def on_device(arguments: Mapping[str, Any], wide: bool = False) -> dict[str, Any
 
 def check(arguments: Mapping[str, Any], tolerance: float, rows: Rows | None = None) -> None:
     """`rows`: rows for the kernels, if they differ from those of the reference."""
-    expected = reference(**on_device(arguments, wide=True))
+    is_latent = "pages" in arguments
+    expected = (latent_attention if is_latent else reference)(**on_device(arguments, wide=True))
+    attend = attention.latent_attention if is_latent else attention.paged_attention
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     try:
-        found = attention.paged_attention(**on_device({**arguments, "rows": rows or arguments["rows"]}))
+        actual = attend(**on_device({**arguments, "rows": rows or arguments["rows"]}))
     finally:
         torch.use_deterministic_algorithms(False)
     scale = expected.abs().max().item()
-    torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=tolerance * scale)
+    torch.testing.assert_close(actual.double(), expected, rtol=0.0, atol=tolerance * scale)
     assert all(not zeros.any() for zeros in counters()), "split tiles are counted from zero"
 
 
@@ -98,6 +100,15 @@ def inputs(
         "sinks": torch.randn(heads, generator=generator) * 2.0 if sinks else None,
         **options,
     }
+
+
+def latents(
+    lens: list[tuple[int, int]], heads: int = 16, rank: int = 512, start: int = 64, seed: int = 0, **more: Any
+) -> dict[str, Any]:
+    """Arguments of latent attention. Values that no row may read are NaN."""
+    arguments = inputs(lens, heads, 1, start + rank, seed=seed, **more)
+    names = "query", "rows", "scale"
+    return {"pages": arguments["key_pages"], "start": start, **{name: arguments[name] for name in names}}
 
 
 def drawn(seed: int) -> dict[str, Any]:
@@ -145,6 +156,15 @@ def test_any_shape_interpreted(seed: int) -> None:
 
 
 @interpreted
+@pytest.mark.parametrize(
+    "lens", [[(1, 70), (1, 3)], pytest.param([(1, 300)], marks=SLOW), pytest.param([(7, 40), (2, 9)], marks=SLOW)]
+)
+def test_latent_cache_interpreted(lens: list[tuple[int, int]]) -> None:
+    """24 heads are computed in two groups of 12."""
+    check(latents(lens, heads=24, rank=64, start=12, dtype=torch.float32), 2e-5)
+
+
+@interpreted
 def test_fp8_cache_of_a_device_that_does_not_convert_it() -> None:
     every = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
     values = every[every.isfinite()]
@@ -152,8 +172,8 @@ def test_fp8_cache_of_a_device_that_does_not_convert_it() -> None:
     slots = arguments["rows"].page_table[0, torch.arange(254) // 16].long() * 16 + torch.arange(254) % 16
     arguments["value_pages"].flatten(0, 1)[slots] = values.view(-1, 1, 1).expand(-1, 1, 16).to(torch.float8_e4m3fn)
     plain = {name: arguments[name].float() for name in ("key_pages", "value_pages")}
-    found = attention.paged_attention(**on_device(arguments))
-    torch.testing.assert_close(found, reference(**{**arguments, **plain}), rtol=0.0, atol=1e-3)  # of up to 448
+    actual = attention.paged_attention(**on_device(arguments))
+    torch.testing.assert_close(actual, reference(**{**arguments, **plain}), rtol=0.0, atol=1e-3)  # of up to 448
 
 
 # On a device
@@ -185,16 +205,28 @@ class TestOnDevice:
     @pytest.mark.parametrize("rows", [1, 5, 130])
     def test_contexts_may_be_upper_bounds(self, rows: int) -> None:
         arguments = inputs([(1, 1 + 37 * row % 900) for row in range(rows)])
-        told = replace(on_device(arguments)["rows"], contexts=(4096,) * rows)
-        check(arguments, TOLERANCES[torch.bfloat16], told)
+        upper_bounds = replace(on_device(arguments)["rows"], contexts=(4096,) * rows)
+        check(arguments, TOLERANCES[torch.bfloat16], upper_bounds)
 
     @pytest.mark.parametrize("queries", [1, 130])
     def test_fp8_cache(self, queries: int) -> None:
         arguments = inputs([(queries, 500), (1, 77)], dtype=torch.bfloat16, cache=torch.float8_e4m3fn)
         plain = {name: arguments[name].bfloat16() for name in ("key_pages", "value_pages")}
         expected = reference(**on_device({**arguments, **plain}, wide=True))
-        found = attention.paged_attention(**on_device(arguments))
-        torch.testing.assert_close(found.double(), expected, rtol=0.0, atol=2e-2)
+        actual = attention.paged_attention(**on_device(arguments))
+        torch.testing.assert_close(actual.double(), expected, rtol=0.0, atol=2e-2)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+    @pytest.mark.parametrize("heads", [4, 16, 40, 128])
+    @pytest.mark.parametrize("lens", [[(1, 3000)], [(1, 1 + 37 * row) for row in range(30)], [(130, 700), (3, 90)]])
+    def test_latent_cache(self, lens: list[tuple[int, int]], heads: int, dtype: torch.dtype) -> None:
+        check(latents(lens, heads, dtype=dtype), TOLERANCES[dtype])
+
+    @pytest.mark.parametrize("rows", [1, 40])
+    def test_contexts_of_latents_may_be_upper_bounds(self, rows: int) -> None:
+        arguments = latents([(1, 1 + 37 * row % 900) for row in range(rows)])
+        upper_bounds = replace(on_device(arguments)["rows"], contexts=(4096,) * rows, exact=False)
+        check(arguments, TOLERANCES[torch.bfloat16], upper_bounds)
 
     @pytest.mark.parametrize("queries", [1, 300])
     def test_queries_are_a_view_of_qkv(self, queries: int) -> None:
@@ -210,14 +242,14 @@ class TestOnDevice:
         attention.paged_attention(**arguments)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            found = attention.paged_attention(**arguments)
+            actual = attention.paged_attention(**arguments)
         for contexts in [(1, 64, 65, 2000, 3, 700), (1,) * 6, (1999,) * 6]:
             rows.context_lens.copy_(torch.tensor(contexts, dtype=torch.int32))
             graph.replay()
             again = replace(rows, contexts=contexts)
-            assert torch.equal(found, attention.paged_attention(**{**arguments, "rows": again}))
+            assert torch.equal(actual, attention.paged_attention(**{**arguments, "rows": again}))
             expected = reference(**{**arguments, "rows": again})
-            torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+            torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
 
 
 # The plan
@@ -252,16 +284,30 @@ def test_tiles_fit_the_device_or_tiling_is_none(shared: int) -> None:
     device = attention.Device(132, shared, converts_fp8=True)
     for dim, group, dtype in itertools.product((2, 64, 80, 128, 256, 512), (1, 3, 8, 16, 64, 128), TOLERANCES):
         shapes = {queries: attention.shape(queries * group, queries, dim, dtype, device) for queries in range(1, 129)}
-        found = attention.tiling(group, dim, dtype, device)
-        if found is None:
+        actual = attention.tiling(group, dim, dtype, device)
+        if actual is None:
             assert not shapes[1].fits(dtype, device)
             continue
-        lines, few = found
-        assert 1 <= few <= SHORT_QUERIES
-        for queries in (few, max(1, lines // group)):
+        lines, short_queries = actual
+        assert 1 <= short_queries <= SHORT_QUERIES
+        for queries in (short_queries, max(1, lines // group)):
             assert shapes[queries].shared(dtype, device) <= shared
         if shared >= 99 << 10 and group * dim <= 2048 and dtype != torch.float32:
-            assert few == SHORT_QUERIES, "as models have them"
+            assert short_queries == SHORT_QUERIES, "as models have them"
+
+
+@pytest.mark.parametrize("shared", [48 << 10, 64 << 10, 99 << 10, 163 << 10, 227 << 10])
+def test_tiles_of_latents_fit_the_device_or_tiling_is_none(shared: int) -> None:
+    device = attention.Device(132, shared, converts_fp8=True)
+    for group, rank, dtype in itertools.product((1, 5, 12, 16), (64, 256, 512), TOLERANCES):
+        actual = attention.tiling(group, rank, dtype, device, 64)
+        if actual is None:
+            assert dtype == torch.float32 or shared < 99 << 10, "models have such tiles"
+            continue
+        lines, short_queries = actual
+        for queries in (short_queries, max(1, lines // group)):
+            blocks = attention.shape(queries * group, queries, rank, dtype, device, 64)
+            assert blocks.shared(dtype, device) <= shared
 
 
 def test_the_reference_computes_shapes_without_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +316,7 @@ def test_the_reference_computes_shapes_without_a_tile(monkeypatch: pytest.Monkey
     )
     arguments = inputs([(1, 9), (7, 12)], heads=2, kv_heads=1, dim=512, dtype=torch.float32)
     expected = reference(**arguments)
-    asked = []
-    monkeypatch.setattr(attention.reference, "paged_attention", lambda *_: asked.append(1) or expected)
+    calls = []
+    monkeypatch.setattr(attention.reference, "paged_attention", lambda *_: calls.append(1) or expected)
     assert attention.paged_attention(**arguments) is expected
-    assert asked == [1]
+    assert calls == [1]

@@ -94,6 +94,9 @@ def attention_builds(target: Target) -> Iterator[Build]:
     yield _attend(device, "llama", bf16, bf16, 4, 0, 128, plain, extend)
     yield _attend(device, "fp16-64", fp16, fp16, 4, 0, 64, every, extend)
     yield _attend(device, "256", bf16, bf16, 2, 0, 256, every, extend)
+    yield _attend(device, "latent", bf16, bf16, 16, 1, 512, plain, extra=64)
+    yield _attend(device, "latent-several", bf16, bf16, 16, 4, 512, plain, extra=64)
+    yield _attend(device, "latent", bf16, bf16, 16, 0, 512, plain, extend, extra=64)
     if str(target) == "sm_120":  # the least memory of NVIDIA's
         yield _attend(device, "512", bf16, bf16, 16, 4, 512, plain)
         yield _attend(device, "512", bf16, bf16, 8, 0, 512, plain, extend)
@@ -109,11 +112,12 @@ def _attend(
     dim: int,
     options: Mapping[str, bool],
     kernel: Any = decode,
+    extra: int = 0,  # columns of latent keys that are no values
 ) -> Build:
-    tiling = attention.tiling(group, dim, dtype, device)
+    tiling = attention.tiling(group, dim, dtype, device, extra)
     assert tiling is not None
     count = min(queries, tiling[1]) or max(1, tiling[0] // group)
-    blocks = attention.shape(count * group, count, dim, dtype, device)
+    blocks = attention.shape(count * group, count, dim, dtype, device, extra)
     fp8 = "" if cache == dtype else "native" if device.converts_fp8 else "bits"
     held = torch.uint8 if fp8 == "bits" else cache
     pointers = {"out": dtype, "query": dtype, "keys": held, "values": held, "sinks": torch.float32}
@@ -125,8 +129,9 @@ def _attend(
     arguments |= {"scale": "fp32", "soft_cap": "fp32"}
     constants = {
         "GROUP": group, "QUERIES": count, "DIM": dim, "PAGE_SIZE": 16, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n,
-        "BLOCK_D": blocks.d, **attention.merging(count * group, count, blocks.d), "ALONE": False, "LISTED": not queries,
-        "FP8": fp8, **options,
+        "BLOCK_D": blocks.d, "EXTRA": extra, "BLOCK_E": blocks.e,
+        **attention.merging(count * group, count, blocks.d), "ALONE": False, "LISTED": not queries, "FP8": fp8,
+        **options,
     }  # fmt: skip
     expected = blocks.shared(dtype, device)
     return Build(label, kernel, arguments, constants, blocks.warps, blocks.stages, frozenset(strides), expected)
@@ -141,6 +146,8 @@ SPILLING = {
     ("sm_120", "extend", "512"),
     *(("gfx1100", "decode", label) for label in ("fp8-256", "fp32-80", "many")),
     *(("gfx1201", "decode", label) for label in ("fp32-80", "many")),
+    *((target, "decode", label) for target in ("gfx1100", "gfx1201") for label in ("latent", "latent-several")),
+    *((target, "extend", "latent") for target in ("gfx1100", "gfx1201")),
     *((target, "extend", "256") for target in ("gfx90a", "gfx1100", "gfx1201")),
 }
 KERNELS: tuple[Callable[[Target], Iterator[Build]], ...] = (attention_builds,)

@@ -30,6 +30,7 @@ RECORDS: dict[str, tuple[dict[str, str], bool, str]] = {  # types of scale and z
     "by_group": (ACROSS, True, "by_group"),
     "int4": (PLAIN, True, "plain"),
     "fp8": (FP32, False, "plain"),
+    "mxfp4": ({"scale": "*u8", "zero": "*u8"}, True, "exponents"),
 }
 
 

@@ -13,7 +13,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_compile import OFTEN, TARGETS, Build, Target, compile_for
 
-from localllm.kernels.triton import moe, moe_product, moe_route
+from localllm.kernels.triton import moe, moe_one_token, moe_product, moe_route, moe_tiles
 from localllm.kernels.triton.target import Device
 from localllm.kernels.triton.widen import Quantised
 
@@ -27,7 +27,7 @@ NUMBERS = dict.fromkeys(
     "i32",
 )
 EVEN = frozenset(("out_features", "all_features", "in_features", "x_stride", "out_stride", "pitch"))
-SCALES = {"plain": "*fp32", "transposed": "*i32", "by_group": "*i32"}
+SCALES = {"plain": "*fp32", "transposed": "*i32", "by_group": "*i32", "exponents": "*u8"}
 
 
 def products(target: Target) -> Iterator[Build]:
@@ -38,6 +38,7 @@ def products(target: Target) -> Iterator[Build]:
     for choices in (0, 512):
         yield product(target, "int4", "by_group", 64, choices)
         yield product(target, "fp8", "plain", 128, choices)
+        yield product(target, "int4", "exponents", 32, choices)
         if target.backend == "cuda":
             yield product(target, "int4", "transposed", 64, choices)
 
@@ -53,31 +54,74 @@ def product(target: Target, fmt: Any, records: Any, sub: int, choices: int) -> B
     constants = {
         "FORMAT": fmt, "RECORDS": records, "ONE": sub == 2048, "EVEN": True, "HAS_BIAS": True,
         "PTX": target.backend == "cuda", "SORTED": choices > 0, "TOP_K": 8, "GATE": 0, "FROM_CHOICE": True,
-        "TO_CHOICE": False, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "BLOCK_K": blocks.k,
+        "TO_CHOICE": False, "OVERLAP": overlaps(target), "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "BLOCK_K": blocks.k,
     }  # fmt: skip
     label = f"{fmt}-{records}-{choices}"
     kernel = moe_product.grouped_kernel
     return Build(label, kernel, {**NUMBERS, **pointers}, constants, blocks.warps, blocks.stages, EVEN)
 
 
-def others() -> Iterator[Build]:
+def one_token(target: Target) -> Iterator[Build]:
+    """The kernels of one token, on Hopper."""
+    if str(target) != "sm_90":
+        return
+    types = dict.fromkeys(("out", "x", "data"), "*bf16") | {"experts": "*i32", "weights": "*fp32"}
+    types |= dict.fromkeys(("hidden", "inner", "pitch"), "i32")
+    even = frozenset(("hidden", "inner", "pitch"))
+    up = {"IN": 2048, "GATE": 0, "PAIRS": moe_one_token.UP_PAIRS, "BLOCK_K": moe_one_token.UP_INPUTS, "OVERLAP": True}
+    down = {"TOP_K": 8, "BLOCK_N": moe_one_token.DOWN_OUTPUTS, "BLOCK_K": 1024, "OVERLAP": True}
+    warps = moe_one_token.WARPS
+    yield Build("one-token-up", moe_one_token.one_token_up_kernel, types, up, warps, 3, even)
+    yield Build("one-token-down", moe_one_token.one_token_down_kernel, types, down, warps, 3, even)
+
+
+def tiles(target: Target) -> Iterator[Build]:
+    """The products of tiles of 128 rows, of gate_up and of down, on Hopper."""
+    if str(target) != "sm_90":
+        return
+    device = Device(132, target.shared, False, compiler=target.backend)
+    weight = Quantised("dense", torch.empty(0), torch.empty(0), None, 0, 2048, 2048)
+    blocks = moe.blocks_of(weight, 65536, 128, torch.bfloat16, device)
+    pointers = dict.fromkeys(("out", "x", "like"), "*bf16") | dict.fromkeys(("order", "tiles"), "*i32")
+    even = EVEN | {"width"}
+    for gate, block in ((0, f"1,2,{blocks.n // 2},{blocks.k}"), (-1, f"{blocks.n},{blocks.k}")):
+        arguments = {**NUMBERS, **pointers, "width": "i32", "weights": f"tensordesc<bf16[{block}]>"}
+        constants = {"TOP_K": 8, "GATE": gate, "BLOCK_M": blocks.m, "BLOCK_N": blocks.n, "BLOCK_K": blocks.k}
+        label = f"tiles-{gate}"
+        yield Build(label, moe_tiles.tiles_kernel, arguments, constants, blocks.warps, blocks.stages, even)
+
+
+def overlaps(target: Target) -> bool:
+    return target.backend == "cuda" and int(target.arch) >= 90
+
+
+def others(target: Target) -> Iterator[Build]:
+    overlap = {"OVERLAP": overlaps(target)}
     floats = dict.fromkeys(("weights", "logits", "correction", "y"), "*fp32")
     integers = dict.fromkeys(("experts", "order", "tiles", "ends", "ranks", "counts"), "*i32")
     numbers = dict.fromkeys(("stride", "choices", "expert_count", "tile_count", "hidden"), "i32")
     types = {**floats, **integers, **numbers, "scale": "fp32", "out": "*bf16"}
     groups = {"GROUPS": 8, "TOP_GROUPS": 4, "TOP2": True, "SIZE": 32, "BLOCK_GROUPS": 8, "BLOCK_SIZE": 32}
     scores = {"TOP_K": 8, "BLOCK_K": 8, "SIGMOID": True, "RENORMALISE": True, "HAS_CORRECTION": True}
-    yield Build("router", moe_route._route, types, {**groups, **scores}, 1)
+    yield Build("router", moe_route._route, types, {**groups, **scores, **overlap}, 1)
     yield Build("rank", moe_route._rank, types, {"BLOCK": moe_route.BLOCK}, 4)
     sizes = {"ROWS": 16, "BLOCK_E": 128, "BLOCK": moe_route.BLOCK}
+    yield Build("sort", moe_route._sort, types, {**sizes, **overlap}, 4)
     yield Build("place", moe_route._place, types, sizes, 4)
-    yield Build("combine", moe_product.combine_kernel, types, {"TOP_K": 8, "BLOCK": 1024}, 4)
+    yield Build("combine", moe_product.combine_kernel, types, {"TOP_K": 8, "BLOCK": 1024, **overlap}, 4)
 
 
 def runs() -> Iterator[Any]:
     for target in TARGETS:
-        for build in (*products(target), *others()):
-            often = str(target) in OFTEN and build.label in ("dense-plain-512", "router", "place")
+        for build in (*products(target), *others(target), *tiles(target), *one_token(target)):
+            often = str(target) in OFTEN and build.label in (
+                "dense-plain-512",
+                "router",
+                "sort",
+                "place",
+                "tiles-0",
+                "one-token-down",
+            )
             yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if often else [pytest.mark.slow])
 
 

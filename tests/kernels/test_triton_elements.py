@@ -44,7 +44,7 @@ FAST = Ops(
     norm=Norm(norm.rms_norm, norm.add_rms_norm, norm.layer_norm),
     activation=Activation(activation.silu_and_mul, activation.gelu_and_mul, activation.gelu_tanh_and_mul),
     rope=Rope(rope.rope, rope.interleaved_rope),
-    kv=KV(append=kv.append),
+    kv=KV(append=kv.append, append_latent=kv.append_latent),
     sampling=Sampling(**{name: getattr(sampling, name) for name in sampling.__all__}),
 )
 HERE = {name for name, op in FAST if op is not dict(REFERENCE)[name]}

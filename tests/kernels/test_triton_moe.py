@@ -89,10 +89,13 @@ def compare(op: str, tokens: int, count: int, top_k: int, hidden: int, inner: in
 
 
 # tokens, experts, top_k, hidden, inner: one tile of each choice; several tiles of an expert, the last one partial.
-SIZES = [(3, 8, 4, 136, 72), (100, 3, 2, 64, 96), (260, 2, 2, 32, 32), (300, 64, 2, 32, 32)]
+SIZES = [
+    *((3, 8, 4, 160, 96), (100, 3, 2, 64, 96), (260, 2, 2, 32, 32), (300, 64, 2, 32, 32)),
+    pytest.param((140, 2, 2, 320, 192), marks=SLOW),
+]
 
 
-@pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8"])
+@pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8", "mxfp4"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_experts_equal_reference_for_all_tile_sizes(op: str, size: tuple[int, ...], request: Any) -> None:
     if INTERPRETED and op != "dense" and not request.config.getoption("--slow"):
@@ -100,7 +103,7 @@ def test_experts_equal_reference_for_all_tile_sizes(op: str, size: tuple[int, ..
     compare(op, *size, group=32)
 
 
-@pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8"])
+@pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8", "mxfp4"])
 def test_weights_that_are_dequantised_for_some_experts_at_a_time(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from localllm.kernels.triton import moe
 
@@ -109,11 +112,17 @@ def test_weights_that_are_dequantised_for_some_experts_at_a_time(op: str, monkey
     compare(op, 40, 7, 2, 64, 32, group=32)
 
 
-@pytest.mark.parametrize("choices", [1, 63, 64, 65, 513, 1500])
+@pytest.mark.parametrize("launches", [1, 2])
+@pytest.mark.parametrize("choices", [1, 63, 64, 65, 513, 1500, 2600])
 @pytest.mark.parametrize(("count", "rows"), [(1, 16), (7, 16), (60, 64)])
-def test_sorted_choices_are_complete_and_in_tiles_of_one_expert(choices: int, count: int, rows: int) -> None:
+def test_sorted_choices_are_complete_and_in_tiles_of_one_expert(
+    choices: int, count: int, rows: int, launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localllm.kernels.triton import moe_route
     from localllm.kernels.triton.moe_route import sort_choices
 
+    if launches == 2:
+        monkeypatch.setattr(moe_route, "ONE_LAUNCH", 0)
     chosen = torch.randint(0, count, (choices, 1), generator=torch.Generator().manual_seed(choices)).int()
     order, tiles, ends = (part.cpu() for part in sort_choices(chosen.to(DEVICE), count, rows))
     assert torch.equal(order.long().sort().values, torch.arange(choices))
@@ -137,3 +146,90 @@ def test_router_chooses_valid_experts_for_nan() -> None:
     logits[1, 3] = 1.0
     chosen = triton_ops().moe.route(logits.to(DEVICE), Routing(4, "sigmoid", True, groups=3, top_groups=2)).experts
     assert ((chosen >= 0) & (chosen < 12)).all()
+
+
+# The product with a gate, and the one without. The last tile has few rows, the last block some outputs.
+@pytest.mark.parametrize("gate", [0, -1])
+def test_tiles_of_many_rows_equal_grouped_products(gate: int) -> None:
+    from localllm.kernels.triton.moe_product import Blocks, Rows, grouped
+    from localllm.kernels.triton.moe_route import sort_choices
+    from localllm.kernels.triton.moe_tiles import multiply_tiles
+    from localllm.kernels.triton.widen import Quantised
+
+    experts, width, in_features = 3, 72, 64
+    blocks = Blocks(32, 32, 32, 4, 2) if INTERPRETED else Blocks(128, 128, 64, 8, 3)
+    generator = torch.Generator().manual_seed(5)
+    dtype = torch.float16 if INTERPRETED else torch.bfloat16
+    chosen = torch.tensor([[0, 1], [1, 0], [1, 2]]).repeat(15 if INTERPRETED else 60, 1).int().to(DEVICE)
+    outputs = width * (2 if gate >= 0 else 1)
+    data = torch.randn(experts * outputs, in_features, generator=generator).to(DEVICE, dtype)
+    weight = Quantised("dense", data, data, None, len(data), in_features, in_features)
+    plan = sort_choices(chosen, experts, blocks.m)
+    rows = Rows(plan.tiles, plan.order, 2)
+    x = torch.randn(len(chosen) if gate >= 0 else chosen.numel(), in_features, generator=generator).to(DEVICE, dtype)
+    actual, expected = (torch.zeros(chosen.numel(), width, device=DEVICE, dtype=dtype) for _ in range(2))
+    multiply_tiles(actual, x, weight, rows, blocks, experts, x, gate)
+    grouped(expected, x, None, weight, None, rows, blocks, experts, x, False, gate)
+    torch.testing.assert_close(actual, expected, rtol=1e-2, atol=2e-2)
+    assert expected.abs().min(0).values.max() > 0.0
+
+
+def test_tiles_of_many_rows_need_aligned_bfloat16_weights() -> None:
+    from localllm.kernels.triton.moe_product import Blocks
+    from localllm.kernels.triton.moe_tiles import supports_tiles
+    from localllm.kernels.triton.widen import Quantised
+
+    def supported(
+        in_features: int, out_features: int, dtype: torch.dtype, pad: int = 0, bias: torch.Tensor | None = None
+    ) -> bool:
+        data = torch.zeros(out_features, in_features + pad, dtype=dtype)[:, :in_features]
+        weight = Quantised("dense", data, data, None, out_features, in_features, in_features)
+        return supports_tiles(weight, bias, 2, Blocks(128, 32, 64, 4, 2))
+
+    assert supported(64, 64, torch.bfloat16)
+    assert not supported(64, 64, torch.bfloat16, pad=4)  # rows of weights are not aligned
+    assert not supported(96, 64, torch.bfloat16)  # the last block of inputs is not complete
+    assert not supported(64, 48, torch.bfloat16)  # an expert has fewer outputs than a block
+    assert not supported(64, 64, torch.float16)
+    assert not supported(64, 64, torch.bfloat16, bias=torch.zeros(2, 32))
+
+
+@pytest.mark.parametrize("gate", ["silu_and_mul", "clamped_swiglu_and_mul"])
+@pytest.mark.parametrize("inner", [40, 64])
+def test_one_token_equals_reference(gate: Any, inner: int) -> None:
+    from localllm.kernels.triton import moe
+    from localllm.kernels.triton.moe_one_token import one_token
+
+    generator = torch.Generator().manual_seed(3)
+    dtype = torch.float16 if INTERPRETED else torch.bfloat16
+    weights = random_experts("dense", 9, 512, inner, generator, dtype, gate=gate)
+    routed = random_routed(1, 9, 8, generator)
+    x = torch.randn(1, 512, generator=generator).to(dtype)
+    expected = experts(x.double(), routed, copy_to(weights, "cpu", wide=True))
+    on_device = copy_to(weights, DEVICE)
+    gate_up, down = (moe.quantised(weight, dtype) for weight in (on_device.gate_up, on_device.down))
+    assert gate_up is not None
+    assert down is not None
+    overlap = moe.device_properties(torch.device(DEVICE)).overlaps
+    actual = one_token(x.to(DEVICE), copy_to(routed, DEVICE), gate_up, down, moe.GATES.index(gate), overlap)
+    allowed = 2 * TOLERANCES[dtype] * expected.abs().max().item()
+    torch.testing.assert_close(actual.cpu().double(), expected.double(), rtol=0.0, atol=allowed)
+
+
+def test_one_token_needs_eight_experts_without_bias() -> None:
+    from localllm.kernels.triton.moe_one_token import supports_one_token
+    from localllm.kernels.triton.widen import Quantised
+
+    def supported(hidden: int, inner: int, dtype: torch.dtype, shape: tuple[int, int] = (1, 8)) -> bool:
+        up = torch.empty(18 * inner, hidden, dtype=dtype, device="meta")
+        down = torch.empty(9 * hidden, inner, dtype=dtype, device="meta")
+        packed = [Quantised("dense", data, data, None, *data.shape, data.shape[1]) for data in (up, down)]
+        return supports_one_token(Routed(torch.empty(shape), torch.empty(shape)), *packed, has_bias=False)
+
+    assert supported(2048, 768, torch.bfloat16)
+    assert not supported(2048, 768, torch.float16)
+    assert not supported(2048, 768, torch.bfloat16, shape=(2, 8))
+    assert not supported(2048, 768, torch.bfloat16, shape=(1, 4))
+    assert not supported(2048, 2048, torch.bfloat16)  # more inputs of down than a block has
+    assert not supported(2304, 768, torch.bfloat16)  # the last block of inputs is not complete
+    assert not supported(2048, 764, torch.bfloat16)

@@ -15,6 +15,7 @@ from localllm.kernels.ops import CASES, Ops, reference_check
 from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.layer import DecoderLayer
 from localllm.kernels.ops.mlp import GatedMlp
+from localllm.kernels.ops.moe import FORMATS
 from localllm.kernels.ops.projection import Product, SideBySide
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]
@@ -22,7 +23,8 @@ pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu
 REFERENCE, FAST = Ops(), cpu.OPS
 F32, BF16, F64 = torch.float32, torch.bfloat16, torch.float64
 # Their kernels take the packed weight whatever x is.
-QUANTISED = ("linear.int", "linear.fp8", "moe.experts-int", "moe.experts-fp8")
+QUANTISED = ("linear.int", "linear.fp8", "linear.mxfp4", "moe.experts-int", "moe.experts-fp8", "moe.experts-mxfp4")
+PRODUCTS = [f"linear.{op}" for op in FORMATS]
 FLOATS = [case for case in CASES if not str(case).startswith(QUANTISED) and "float8" not in case.label]
 
 
@@ -222,7 +224,7 @@ def test_a_layer_without_a_fused_kernel_stays_unchanged() -> None:
         assert not prepared(("dense",) * 4, **without_mlp).has_mlp
 
 
-@pytest.mark.parametrize("label", ["linear.dense", "linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"])
+@pytest.mark.parametrize("label", PRODUCTS)
 def test_products_of_inputs_with_more_dimensions(label: str) -> None:
     (case,) = (case for case in CASES if str(case) == f"{label}-bias")
     arguments, _ = reference_check.reference_run(case, dict(REFERENCE)[case.op], F32)
@@ -235,7 +237,7 @@ def test_products_of_inputs_with_more_dimensions(label: str) -> None:
         near(op(x[0], **given), expected[0])
 
 
-@pytest.mark.parametrize("label", ["linear.dense", "linear.int8", "linear.int4", "linear.int4_wide", "linear.fp8"])
+@pytest.mark.parametrize("label", PRODUCTS)
 def test_the_reference_computes_weights_that_are_not_packed(label: str) -> None:
     (case,) = (case for case in CASES if str(case) == f"{label}-bias")
     arguments, _ = reference_check.reference_run(case, dict(REFERENCE)[case.op], F32)

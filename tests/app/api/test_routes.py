@@ -26,6 +26,7 @@ from localllm.app.errors import ModelNotFound
 from localllm.app.store.cache import ModelRef
 from localllm.app.version import VERSION
 
+from ..embedder import write_embedder
 from ..samples import model_info
 
 INFO = model_info(model="here", context=32, vocab=10)
@@ -110,12 +111,33 @@ async def client(models: FakeModels, stops: list[bool], monkeypatch: pytest.Monk
 
 async def test_models_route(client: httpx.AsyncClient) -> None:
     cards = {card["id"]: card for card in (await client.get("/v1/models")).json()["data"]}
-    same = {"object": "model", "created": 1000, "owned_by": "localllm"}
+    same = {"object": "model", "created": 1000, "owned_by": "localllm", "embeddings": False}
     assert cards["here"] == same | {"id": "here", "loaded": True, "max_model_len": 32}
     assert cards["coming"] == same | {"id": "coming", "loaded": True, "max_model_len": 64}
     assert cards["org/cold"] == same | {"id": "org/cold", "loaded": False, "max_model_len": None}
     assert (await client.get("/models/org/cold")).json() == cards["org/cold"]
     assert (await client.get("/v1/models/~/x")).json()["error"]["code"] == "model_not_found"
+
+
+async def test_models_route_says_which_models_embed(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    embedder = write_embedder(tmp_path / "embedder")
+    other = write_embedder(tmp_path / "other")
+    (other / "modules.json").write_text("[]")
+    damaged = write_embedder(tmp_path / "damaged")
+    (damaged / "config.json").write_text("[]")
+    gguf = tmp_path / "m.gguf"
+    gguf.write_bytes(b"")
+    listed = [ModelRef(id=path.name, path=path) for path in (embedder, other, damaged, gguf)]
+    monkeypatch.setattr(routes.listing, "listed", lambda: listed)
+    cards = (await client.get("/v1/models")).json()["data"]
+    assert [card["embeddings"] for card in cards] == [True, False, False, None]
+    loaded = SimpleNamespace(model="m", info=INFO)
+    monkeypatch.setattr(FakeModels, "find", lambda self, name: loaded)
+    assert not (await client.get("/v1/models")).json()["data"][0]["embeddings"]
+    loaded.info = structs.replace(INFO, embedding_size=32)
+    assert (await client.get("/v1/models")).json()["data"][3]["embeddings"]
 
 
 async def test_models_with_a_problem_are_marked(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:

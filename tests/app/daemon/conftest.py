@@ -131,6 +131,8 @@ def environment(folder: Path) -> dict[str, str]:
             (repo / "refs" / "main").write_text("0123456789abcdef")
             (snapshot / "config.json").write_text('{"model_type": "fake", "max_position_embeddings": 64}')
             (snapshot / "model.safetensors").write_bytes(b"")
+            if name == "echo":
+                (snapshot / "modules.json").write_text("[]")  # an embedding model
     return {name: value for name, value in os.environ.items() if not name.startswith(("LOCALLLM_", "HF_", "XDG_"))} | {
         "HOME": str(folder),
         "HF_HUB_CACHE": str(folder / "hub"),

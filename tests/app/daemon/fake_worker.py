@@ -28,6 +28,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import sys
 import time
 from pathlib import Path
@@ -62,6 +63,9 @@ class FakeWorker:
                 await self.load(frame)
             case Generate():
                 task = self.answers[frame.id] = asyncio.create_task(self.answer(frame))
+                task.add_done_callback(lambda _: self.answers.pop(frame.id, None))
+            case frames.Embed():
+                task = self.answers[frame.id] = asyncio.create_task(self.embed(frame))
                 task.add_done_callback(lambda _: self.answers.pop(frame.id, None))
             case frames.Cancel():
                 if frame.id in self.answers:
@@ -204,6 +208,28 @@ class FakeWorker:
                 case _:
                     self.send(Piece(id=name, choice=choice, finish="stop"))
         self.send(Finished(id=name, prompt_tokens=prompt_tokens, completion_tokens=made, cached_tokens=1))
+
+    async def embed(self, asked: frames.Embed) -> None:
+        """The vector: length of the input, sum of its token ids, requested size, running requests, length of the
+        adapter's name times its scale. A text such as `hang` has the meaning that it has in a conversation."""
+        name = asked.id
+        if asked.input == "refuse":
+            fault = Fault(code="embeddings_unsupported", message="no embedding model", param="model")
+            self.send(Failed(id=name, fault=fault))
+            return
+        self.send(Started(id=name, prompt_tokens=len(asked.input)))
+        if asked.input == "hang":
+            await asyncio.sleep(3600)
+        if asked.input == "fail":
+            self.send(Failed(id=name, fault=Fault(code="internal_error", message="a step failed")))
+            return
+        await asyncio.sleep(0.01)
+        ids = asked.input if isinstance(asked.input, list) else []
+        adapter = len(asked.adapter or "") * asked.adapter_scale
+        vector = struct.pack("<5f", len(asked.input), sum(ids), asked.dimensions or 0, len(self.answers), adapter)
+        if asked.input != "silent":
+            self.send(frames.Embedded(id=name, vector=vector))
+        self.send(Finished(id=name, prompt_tokens=len(asked.input), cancelled=asked.input == "stopped"))
 
     def script(self, asked: Generate, verb: str, rest: str):
         """Pieces of one choice; None is a pause of 20 ms."""

@@ -12,14 +12,16 @@ import pytest
 from localllm.app.chat.prompt import PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.errors import ContextTooLong, InvalidRequest
-from localllm.app.frames import Generate
+from localllm.app.errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from localllm.app.frames import Generate, ResponseFormat
 from localllm.app.worker.generation import prepare
 from localllm.app.worker.opening import OpenModel
-from localllm.engine.request import Delta
+from localllm.engine.grammar import unpack_mask
+from localllm.engine.request import Delta, Request
 from localllm.engine.runner import CacheGroup, RunnerSpec
 
 from ..samples import model_info
+from ..tiny_harmony import write_harmony_tokenizer
 from ..tiny_qwen import VOCAB, write_tokenizer
 
 SPEC = RunnerSpec(vocab_size=VOCAB, max_tokens=64, max_rows=8, max_context=256, groups=(CacheGroup(16, 100),))
@@ -38,6 +40,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenModel]:
     made.close()
 
 
+@pytest.fixture(scope="module")
+def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenModel]:
+    """A model that answers in the format of harmony.py."""
+    tokenizer = ChatTokenizer(write_harmony_tokenizer(tmp_path_factory.mktemp("harmony")))
+    renderer = TemplateRenderer()
+    runner: Any = SimpleNamespace(spec=replace(SPEC, vocab_size=tokenizer.vocab_size, max_context=1024))
+    opened = OpenModel(INFO, runner, tokenizer, renderer, PromptMaker(tokenizer, renderer), {})
+    yield opened
+    opened.close()
+
+
 def ids(count: int) -> list[int]:
     return [5] * count
 
@@ -50,7 +63,8 @@ def test_choices_differ_only_in_id_and_seed(model: OpenModel) -> None:
     assert replace(second, id="a/0", sampling=first.sampling) == first
     assert (first.prompt, first.max_tokens, first.stop_ids) == ((5, 5, 5), 9, {2, 4})
     assert (first.sampling.temperature, first.grammar) == (0.5, None)
-    assert made.live == ["a/0", "a/1"]
+    assert not made.is_done("a/0")
+    assert not made.is_done("a/1")
 
 
 def test_ignore_eos_keeps_requested_stop_ids(model: OpenModel) -> None:
@@ -102,9 +116,75 @@ def test_finished_frame_counts_tokens(model: OpenModel) -> None:
     made = prepare(Generate(id="a", prompt=ids(3), n=2, max_tokens=9), model)
     made.take(Delta("a/0", (6, 7), finish="length", cached=3))
     made.take(Delta("a/1", (6,), cached=2))
-    assert made.live == ["a/1"]
+    assert (made.is_done("a/0"), made.is_done("a/1"), made.has_ended) == (True, False, False)
     end = made.finished()
     assert (end.id, end.prompt_tokens, end.completion_tokens, end.cached_tokens) == ("a", 3, 3, 2)
     assert not end.cancelled
     assert made.finished(cancelled=True).cancelled
-    assert [(piece.choice, piece.text, piece.tokens) for piece in made.echo("x")] == [(0, "x", 0), (1, "x", 0)]
+
+
+def test_echo_begins_every_choice_with_the_prompt(model: OpenModel) -> None:
+    made = prepare(Generate(id="a", prompt="x", n=2, max_tokens=9, echo=True), model)
+    pieces = made.opening(model.tokenizer)
+    assert [(piece.choice, piece.text, piece.tokens) for piece in pieces] == [(0, "x", 0), (1, "x", 0)]
+    made = prepare(Generate(id="a", prompt=ids(2), max_tokens=9, echo=True), model)
+    assert [piece.text for piece in made.opening(model.tokenizer)] == [model.tokenizer.decode(ids(2))]
+    assert prepare(Generate(id="a", prompt="x", max_tokens=9), model).opening(model.tokenizer) == []
+
+
+def test_model_without_output_head_generates_no_text(model: OpenModel) -> None:
+    with pytest.raises(InvalidRequest, match="generates no text: its files have no weights of an output head"):
+        prepare(Generate(id="a", prompt="x"), replace(model, headless=True))
+
+
+def allowed(request: Request, tokenizer: ChatTokenizer, text: str) -> bool:
+    """Whether the grammar of the request allows the text as the beginning of an answer."""
+    assert request.grammar is not None
+    for token in tokenizer.encode(text, add_special_tokens=False):
+        if not unpack_mask(request.grammar.allowed(), tokenizer.vocab_size)[token]:
+            return False
+        request.grammar.accept(token)
+    return True
+
+
+CALL_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}"
+CALL_G = CALL_F.replace("functions.f", "functions.g")
+ANSWER = "<|channel|>final<|message|>hello"
+
+
+@pytest.mark.parametrize(("text", "is_allowed"), [(CALL_F, False), (CALL_G, True), (ANSWER, False)])
+def test_forced_tools_of_harmony_are_calls_in_its_format(harmony: OpenModel, text: str, is_allowed: bool) -> None:
+    generation = prepare(Generate(id="a", messages=HI, tools=TOOLS, forced_tools=TOOLS[1:]), harmony)
+    assert not generation.prompt.inside_answer
+    assert allowed(generation.requests[0], harmony.tokenizer, text) == is_allowed
+
+
+@pytest.mark.parametrize(("text", "is_allowed"), [(CALL_F, True), (CALL_G, True), (ANSWER, True), ("hello", False)])
+def test_strict_tools_of_harmony_are_in_its_format(harmony: OpenModel, text: str, is_allowed: bool) -> None:
+    strict = {"type": "function", "function": {"name": "f", "strict": True}}
+    (request,) = prepare(Generate(id="a", messages=HI, tools=[strict, TOOLS[1]]), harmony).requests
+    assert allowed(request, harmony.tokenizer, text) == is_allowed
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_tools_of_harmony_that_need_a_grammar_cannot_continue_a_message(harmony: OpenModel, is_strict: bool) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "strict": is_strict}}]
+    messages = [*HI, {"role": "assistant", "content": "It is"}]
+    frame = Generate(
+        id="a", messages=messages, tools=tools, forced_tools=[] if is_strict else tools, continue_final_message=True
+    )
+    with pytest.raises(UnsupportedParameter, match="continue_final_message"):
+        prepare(frame, harmony)
+
+
+def test_structured_output_of_harmony_is_its_answer(harmony: OpenModel) -> None:
+    frame = Generate(id="a", messages=HI, response_format=ResponseFormat(kind="regex", regex="[0-9]+"))
+    generation = prepare(frame, harmony)
+    (request,) = generation.requests
+    assert harmony.tokenizer.decode(request.prompt).endswith("<|start|>assistant<|channel|>final<|message|>")
+    assert not allowed(request, harmony.tokenizer, "<|channel|>")
+    end = harmony.tokenizer.id_of("<|return|>")
+    answer = (*harmony.tokenizer.encode("42", add_special_tokens=False), end)
+    piece = generation.take(Delta("a/0", answer, finish="stop"))
+    assert piece is not None
+    assert (piece.text, piece.reasoning, piece.finish) == ("42", "", "stop")

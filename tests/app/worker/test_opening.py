@@ -48,6 +48,7 @@ def opened(
         config=SimpleNamespace(model_type="qwen3"),
         generation={"top_k": 20},
         suppressed=(3,),
+        headless=False,
     )
     choice = SimpleNamespace(
         backend=SimpleNamespace(name="b", open=open_), info=SimpleNamespace(name="d"), reason="the first that works"

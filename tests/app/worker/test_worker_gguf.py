@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from localllm.app import frames, paths
+from localllm.app.commands.store import show
 from localllm.app.frames import Failed, Finished, Generate, ResponseFormat
+from tests.backends.gguf_models import write_embedder as write_gguf_embedder
 from tests.backends.gguf_models import write_guide
 
+from ..embedder import write_embedder
 from .worker_process import Result, WorkerProcess
 
 OPTIONS: dict[str, Any] = {"context": 1024, "cache_bytes": 2**26, "max_rows": 4}
@@ -152,3 +157,26 @@ def test_a_damaged_file_fails_to_load(gguf: Path, tmp_path: Path) -> None:
     worker.close()
     assert isinstance(failed, frames.LoadFailed)
     assert "damaged.gguf is not a valid GGUF file" in failed.fault.message
+
+
+@pytest.mark.real
+def test_embeddings_equal_those_of_safetensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both tokenizers append the end token. The file has a pooling type, and llama.cpp's flash attention 16 bits."""
+    folder = write_embedder(tmp_path / "model")
+    file = write_gguf_embedder(tmp_path / "embedder-F32.gguf", folder)
+    texts = ["hello", "the quick brown fox", "größer, 日本語"]
+    results = []
+    for path, options in ((folder, {"dtype": "float32", "backend": "cpu"}), (file, {"backend": "auto"})):
+        worker = WorkerProcess()
+        loaded = worker.load(path, context=256, max_rows=4, **options)
+        assert isinstance(loaded, frames.Loaded), loaded
+        assert loaded.info.embedding_size == 32
+        results.append(worker.generate(*(frames.Embed(id=text, input=text) for text in texts)))
+        worker.send(frames.Shutdown())
+        assert worker.close()[0] == 0
+    for expected, actual in zip(*results, strict=True):
+        assert actual.started == expected.started
+        vectors = [np.frombuffer(result.frames[1].vector, "<f4") for result in (actual, expected)]
+        np.testing.assert_allclose(*vectors, atol=5e-3)
+    assert show(str(file), True) == 0
+    assert json.loads(capsys.readouterr().out)["embeddings"] == "last token, normalised, 32 numbers"

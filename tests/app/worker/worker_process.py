@@ -99,7 +99,7 @@ class WorkerProcess:
         self.send(frame)
         return self.read()
 
-    def generate(self, *requests: frames.Generate) -> list[Result]:
+    def generate(self, *requests: frames.Generate | frames.Embed) -> list[Result]:
         """Send requests together and read until each has ended."""
         self.send(*requests)
         return self.collect([frame.id for frame in requests])

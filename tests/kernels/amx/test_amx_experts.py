@@ -15,7 +15,7 @@ from localllm.kernels.ops.moe import FORMATS, ExpertWeights, Routed, experts, ra
 pytestmark = pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-TOLERANCES = {"dense": 1e-2, "int8": 3e-2, "int4": 3e-2, "int4_wide": 1e-2, "fp8": 1e-2}
+TOLERANCES = {"dense": 1e-2, "int8": 3e-2, "int4": 3e-2, "int4_wide": 1e-2, "fp8": 1e-2, "mxfp4": 1e-2}
 SIZES = [(3, 1, 64, 32), (5, 2, 160, 96), (8, 3, 1088, 576)]  # experts, top_k, hidden, inner
 
 

@@ -14,9 +14,10 @@ from torch import Tensor
 from localllm.kernels.ops.linear_fp8 import Fp8
 from localllm.kernels.ops.linear_int4 import Int4
 from localllm.kernels.ops.linear_int8 import Int8
+from localllm.kernels.ops.linear_mxfp4 import Mxfp4, random_mxfp4
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-FORMATS = {"bf16": 1, "int8": 3, "int4": 4, "fp8": 5}
+FORMATS = {"bf16": 1, "int8": 3, "int4": 4, "fp8": 5, "mxfp4": 6}
 ROWS = [16, 31, 32, 33, 257]
 SHAPES = [(64, 96), (37, 70), (1, 1), (300, 1100)]  # out_features, in_features
 
@@ -54,6 +55,13 @@ def pack_int4(weight: Int4) -> Tensor:
         for group in range(scales.shape[2])
     ]
     return torch.cat(parts, 1)
+
+
+def pack_mxfp4(weight: Mxfp4) -> Tensor:
+    data = interleaved(weight.numbers, 4, 32)  # [panels, k/4, 32, 4]
+    joined = (data[:, :, :16] | data[:, :, 16:] << 4).unflatten(1, (-1, 8)).flatten(2)
+    exponents = padded(weight.exponent, 0, 32).unflatten(0, (-1, 32)).transpose(1, 2)
+    return torch.cat([exponents, joined], 2).flatten(1)
 
 
 def pack_fp8(weight: Fp8) -> Tensor:
@@ -188,6 +196,19 @@ def test_fp8(tiles: ctypes.CDLL, rows: int, out_features: int, in_features: int,
     found, handed = run(tiles, "fp8", x, pack_fp8(weight), out_features, group=group)
     assert handed == 0
     near(found, x.double() @ weight._replace(scale=weight.scale.double()).dense().T, 2e-6)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("out_features", "in_features"), [(33, 384), (64, 32), (40, 96), (300, 4512)])
+def test_mxfp4(tiles: ctypes.CDLL, rows: int, out_features: int, in_features: int) -> None:
+    """Blocks without weights have exponent 0."""
+    weight = random_mxfp4(out_features, in_features, torch.Generator().manual_seed(out_features))
+    weight.data[1, :16] = 0
+    weight.exponent[1, 0] = 0
+    x = random(rows, in_features).bfloat16()
+    found, handed = run(tiles, "mxfp4", x, pack_mxfp4(weight), out_features, group=32)
+    assert handed == 0
+    near(found, x.double() @ weight.dense().double().T, 2e-6)
 
 
 @pytest.mark.parametrize("form", ["bf16", "int8", "int4", "int4_wide", "fp8", "fp8_blocks"])
