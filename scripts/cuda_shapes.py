@@ -205,8 +205,8 @@ def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
 
 
 def tiled_product(op: str, pick: random.Random) -> None:
-    """A product of up to 300 rows, also of few rows, with rows that are not adjacent, a fused norm or a fused gate."""
-    from localllm.kernels.cuda.linear import FP8_ROUNDED, INT4_WIDE, can_fuse_input, pack_slices, tiled
+    """A product of up to 300 rows, also of few rows, with rows that are not adjacent."""
+    from localllm.kernels.cuda.linear import FP8_ROUNDED, INT4_WIDE, pack_slices, tiled
 
     rows = pick.choice([pick.randint(1, 40), pick.randint(17, 300)])
     out_features = pick.randint(1, 400)
@@ -216,13 +216,7 @@ def tiled_product(op: str, pick: random.Random) -> None:
     format = {"int4_wide": INT4_WIDE, "fp8_rounded": FP8_ROUNDED}.get(op, packed.format)
     rest = packed, bias, pick.choice(FLOATS), format
     x = floats(rows, in_features + pick.choice([0, 8, 64]))[:, :in_features]
-    if pick.random() < 0.5 or not can_fuse_input(packed, 20, format):
-        tiled(x, *rest)
-    elif pick.random() < 0.5:
-        norm = floats(in_features, dtype=pick.choice(FLOATS)), 1e-6, 0.0
-        tiled(x, *rest, norm=norm, stream=floats(rows, in_features) if pick.random() < 0.7 else None)
-    else:
-        tiled(floats(rows, 2 * in_features), *rest, input_gate=pick.randint(0, 2))
+    tiled(x, *rest)
 
 
 def batch(
@@ -301,7 +295,7 @@ def decoder_step(pick: random.Random) -> object:
     """All layers of a one-row step. Needs a Hopper GPU. Includes sizes that the engine computes layer by layer."""
     from localllm.kernels.cuda.linear import pack_slices
     from localllm.kernels.cuda.step import decoders, prepare_stack
-    from localllm.kernels.ops.layer import inputs
+    from localllm.kernels.ops.layer_cases import inputs
     from localllm.kernels.ops.reference_check import device_arguments
 
     kv_heads = pick.choice([1, 2, 3])

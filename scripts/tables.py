@@ -17,6 +17,7 @@ import click
 from localllm.app import config
 from localllm.app.cli import cli
 from localllm.backends import ORDER, load
+from localllm.engine.multimodal import TEXT_MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -129,7 +130,8 @@ def settings() -> str:
 
 def architectures() -> str:
     names = sorted(file.stem for file in (ROOT / "backends/pytorch/models").glob("[!_]*.py"))
-    return ", ".join(f"`{name}`" for name in names)
+    text = ", ".join(f"`{name}`" for name in sorted(TEXT_MODELS))
+    return ", ".join(f"`{name}`" for name in names) + f". Of multimodal models only the text model: {text}"
 
 
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

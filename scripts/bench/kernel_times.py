@@ -15,7 +15,7 @@ NOISE = re.compile(r"^void |\(anonymous namespace\)::|localllm::|at::native::|<u
 
 
 class KernelTime(NamedTuple):
-    """The time of all kernels of one name in a step. A kernel may begin before the kernel before it ends; only the time
+    """The time of all kernels of one name in a step. A kernel may begin before the previous one ends; only the time
     from that end to its own end counts, so the times of all kernels add up to `busy`."""
 
     milliseconds: float

@@ -32,7 +32,7 @@ def main() -> None:
     arguments = parser(__doc__)
     arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     arguments.add_argument("--families", default=",".join(FAMILIES))
-    arguments.add_argument("--formats", default="bf16,int8,int4,int4_wide,fp8")
+    arguments.add_argument("--formats", default="bf16,int8,int4,int4_wide,fp8,mxfp4")
     arguments.add_argument("--rows", default="1,16,128,512")
     arguments.add_argument("--experts", choices=EXPERTS, default="1b-a0.2b", help="sizes of a mixture of experts")
     arguments.add_argument("--threads", type=int, default=cores())

@@ -26,13 +26,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import write_gguf
 from rows import Row, parser, row, save
 from shapes import SHAPES
 
 from localllm.backends.machine import cores
+from localllm.engine.options import CacheLayout
 
 CLIENTS = 16
 PREFIX = 1000  # characters of the system prompt; each is a token
@@ -121,8 +122,10 @@ def processes(options: argparse.Namespace, file: Path) -> Iterator[tuple[Server,
     threads = options.threads or cores()
     with ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        layout = {"LOCALLLM_CACHE_LAYOUT": options.layout}
         folders = {"HOME": home, "LOCALLLM_RUNTIME_DIR": home, "HF_HOME": home / "hub"}
-        environment = os.environ | {name: str(folder) for name, folder in folders.items()} | {"HF_HUB_OFFLINE": "1"}
+        environment = os.environ | {name: str(folder) for name, folder in folders.items()} | layout
+        environment["HF_HUB_OFFLINE"] = "1"
         home.chmod(0o700)
         command = [sys.executable, "-m", "localllm.app.cli"]
         subprocess.run([*command, "import", str(file), "--name", "bench"], env=environment, check=True)
@@ -143,6 +146,8 @@ def processes(options: argparse.Namespace, file: Path) -> Iterator[tuple[Server,
 
 def measure(options: argparse.Namespace, file: Path) -> Iterator[Row]:
     title = f"llama.cpp, {SHAPES[options.shape].name}, {options.recipe}"
+    if options.layout != "shared":
+        title += f", cache_layout {options.layout}"
     facts = {"against": f"llama-server {options.peer}".strip(), "threads": options.threads or cores()}
     rates: dict[str, list[float]] = {"localllm": [], "llama-server": []}
     firsts: dict[str, list[tuple[float, float]]] = {"localllm": [], "llama-server": []}
@@ -185,6 +190,7 @@ def main() -> None:
     arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     arguments.add_argument("--recipe", choices=write_gguf.RECIPES, default="q8_0")
     arguments.add_argument("--folder", default="build/bench", help="folder for the model")
+    arguments.add_argument("--layout", choices=get_args(CacheLayout), default="shared", help="setting cache_layout")
     arguments.add_argument("--tokens", type=int, default=32, help="tokens of an answer")
     arguments.add_argument("--pairs", type=int, default=5)
     arguments.add_argument("--threads", type=int, help="default: physical cores")

@@ -29,7 +29,7 @@ INNER = 768
 GROUP = 64
 TOKENS = (1, 2, 4, 8, 16, 64, 256, 2048, 8192)
 ROUTING = Routing(8, "softmax", True)
-FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
+FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8", "mxfp4")
 ROUNDS = 7
 LAYERS = 8  # calls of a graph, each with its own choices
 
