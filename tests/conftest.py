@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from .recording import ROOT, TIERS, in_worker, make_recorder, tier_of
+
+GRACE = 30  # seconds that a test may take beyond twice its timeout
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +83,35 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item for item in items if item.get_closest_marker("slow")}
     config.hook.pytest_deselected(items=list(slow))
     items[:] = [item for item in items if item not in slow]
+
+
+@contextmanager
+def watched(item: pytest.Item) -> Iterator[None]:
+    """End the process, with the calls of all threads, if the block takes much longer than the timeout of the test.
+
+    pytest-timeout interrupts only Python code, and only once per test, so a fixture can wait forever after a timeout. CI
+    would then wait until its limit, and its output would not name the test.
+    """
+    marker = item.get_closest_marker("timeout")
+    seconds = float(marker.args[0] if marker and marker.args else item.config.getini("timeout"))
+    stderr = item.config.stash[fault_handler_stderr_fd_key]  # the error output before pytest captured it
+    faulthandler.dump_traceback_later(2 * seconds + GRACE, exit=True, file=stderr)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    with watched(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    with watched(item):  # again, because pytest cancels all timers of faulthandler after a failure
+        return (yield)
 
 
 def pytest_configure(config: pytest.Config) -> None:
