@@ -119,14 +119,43 @@ class NamedTool(WireBody):
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as dicts for a frame: `content` is a text, and fields without a value are omitted.
 
-    Text parts are joined with newlines. Raises InvalidRequest for a message with neither content nor tool calls.
+    Text parts are joined with newlines. Raises InvalidRequest for a message with neither content nor tool calls, and
+    for a tool message that is not the result of a call (_check_results).
     """
+    _check_results(messages)
     return [message.plain(f"messages[{index}]") for index, message in enumerate(messages)]
 
 
 def plain_tool(tool: Tool) -> dict[str, Any]:
     """A tool as a dict for a frame: fields without a value are omitted."""
     return {"type": "function", "function": without_none(msgspec.to_builtins(tool.function))}
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    """Raises InvalidRequest for a tool message that does not answer one call of the assistant message before it. As in
+    OpenAI's API, only other tool messages may be between the two.
+
+    A chat template shows results in their order, without their ids: the model would take a foreign result for its own.
+    """
+    calls: list[str] = []  # ids of the calls of the last message that is not a tool message
+    pending: list[str] = []  # those without a result; two calls may have one id
+    for index, message in enumerate(messages):
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id not in pending:
+                raise _wrong_result(message.tool_call_id, f"messages[{index}].tool_call_id", calls)
+            pending.remove(message.tool_call_id)
+        else:
+            earlier = message.tool_calls if isinstance(message, AssistantMessage) else None
+            calls = [call.id for call in earlier or ()]
+            pending = list(calls)
+
+
+def _wrong_result(identifier: str, where: str, calls: Sequence[str]) -> InvalidRequest:
+    """The error for a tool message at `where` that answers none of `calls`, or answers a call again."""
+    problem = "the assistant message before it has no tool call with this id"
+    if identifier in calls:
+        problem = "a message before it has the result of this call"
+    return InvalidRequest(f"{where}: {problem}: {identifier[:100]!r}", param=where)
 
 
 def _text(content: Content | None) -> str:

@@ -35,7 +35,6 @@ def harmony_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
             )
         if message.get("tool_calls"):
             converted += _split_calls(message, pending)
-            _check_results(message, pending, f"messages[{len(messages) - len(pending)}]")
         else:
             converted.append(_with_thinking(message))
     return converted
@@ -76,15 +75,6 @@ def _results(call: dict[str, Any], pending: list[dict[str, Any]]) -> list[dict[s
         if message["tool_call_id"] == call["id"]:
             return [pending.pop(index)]
     return []
-
-
-def _check_results(message: dict[str, Any], pending: Sequence[dict[str, Any]], where: str) -> None:
-    """Refuse a result that the template would label with the name of another call. `where`: the JSON path of
-    pending[0]."""
-    if len(message["tool_calls"]) > 1 and pending and pending[0]["role"] == "tool":
-        raise InvalidRequest(
-            f"{where}.tool_call_id: the message before has no call with this id", param=f"{where}.tool_call_id"
-        )
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:

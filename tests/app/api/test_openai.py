@@ -340,6 +340,44 @@ def test_messages_are_converted_for_frames() -> None:
     ]
 
 
+def assistant_calls(*ids: str) -> dict[str, Any]:
+    calls = [{"id": name, "type": "function", "function": {"name": "add", "arguments": "{}"}} for name in ids]
+    return {"role": "assistant", "content": None, "tool_calls": calls}
+
+
+def result_of(identifier: str) -> dict[str, Any]:
+    return {"role": "tool", "content": "2", "tool_call_id": identifier}
+
+
+USER = {"role": "user", "content": "1+1?"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "index", "reason"),
+    [
+        ([USER, assistant_calls("a"), result_of("b")], 2, "no tool call with this id: 'b'"),
+        ([USER, assistant_calls("a", "b"), result_of("b"), result_of("c")], 3, "no tool call with this id: 'c'"),
+        ([USER, assistant_calls("a"), result_of("a"), result_of("a")], 3, "a message before it has the result"),
+        ([USER, assistant_calls("a"), result_of("a"), assistant_calls("b"), result_of("a")], 4, "no tool call"),
+        ([USER, assistant_calls("a"), USER, result_of("a")], 3, "no tool call"),
+        ([USER, {"role": "assistant", "content": "2"}, result_of("a")], 2, "no tool call"),
+        ([result_of("x" * 1000)], 0, "x{100}'$"),
+    ],
+)
+def test_a_result_without_its_call_is_refused(messages: list[Any], index: int, reason: str) -> None:
+    with pytest.raises(InvalidRequest, match=reason) as caught:
+        chat(messages=messages)
+    assert caught.value.param == f"messages[{index}].tool_call_id"
+    assert str(caught.value).startswith(caught.value.param)
+
+
+def test_results_in_any_order_and_calls_without_a_result_are_accepted() -> None:
+    messages = [USER, assistant_calls("a", "b", "c"), result_of("c"), result_of("a"), USER]
+    assert len(chat(messages=messages).messages) == 5
+    twins = [USER, assistant_calls("a", "a"), result_of("a"), result_of("a")]
+    assert len(chat(messages=twins).messages) == 4
+
+
 @pytest.mark.parametrize(
     ("prompt", "prompts"),
     [

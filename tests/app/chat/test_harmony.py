@@ -303,8 +303,6 @@ def test_parallel_calls_are_rendered_one_after_the_other(prompts: PromptMaker) -
         "<|start|>assistant to=functions.g<|channel|>commentary json<|message|>{}<|call|>"
         '<|start|>functions.g to=assistant<|channel|>commentary<|message|>"second"<|end|><|start|>assistant'
     )
-    with pytest.raises(InvalidRequest, match=r"messages\[3\].tool_call_id"):
-        text_of(prompts, [USER, calls, result("1", "first"), result("3", "third")])
 
 
 def test_instructions_are_merged_or_refused(prompts: PromptMaker) -> None:
