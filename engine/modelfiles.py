@@ -93,6 +93,8 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
     tensors = read_tensors(folder)
     if config.multimodal:
         tensors = text_tensors(tensors)
+        # transformers: the default of tie_word_embeddings is true, but a head in the files is used.
+        config = replace(config, tie_embeddings=config.tie_embeddings and not _has_head(tensors))
     headless = _is_headless(folder, config, tensors)
     if headless:
         config = replace(config, tie_embeddings=True)
@@ -205,8 +207,12 @@ def names_of_language_model(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _is_headless(folder: Path, config: ModelConfig, tensors: Mapping[str, StoredTensor]) -> bool:
     """True for an embedding model that has an output head of its own in config.json, but not in its weights."""
-    has_head = config.tie_embeddings or any(name.startswith(_HEAD) for name in tensors)
+    has_head = config.tie_embeddings or _has_head(tensors)
     return not has_head and config.model_type in FAMILIES and (folder / MODULES).exists()
+
+
+def _has_head(tensors: Mapping[str, StoredTensor]) -> bool:
+    return any(name.startswith(_HEAD) for name in tensors)
 
 
 def _read_tensors(folder: Path) -> dict[str, StoredTensor]:

@@ -14,7 +14,9 @@ from .tensorfiles import StoredTensor
 TEXT_MODELS: Mapping[str, tuple[str, ...]] = MappingProxyType({"mistral3": ("ministral3", "mistral")})
 
 # Fields that a file may have beside text_config only. A value in text_config has precedence.
-_SHARED = ("quantization_config", "dtype", "torch_dtype", "eos_token_id", "tie_word_embeddings")
+_SHARED = ("quantization_config", "dtype", "torch_dtype", "eos_token_id")
+# The output head is a part of the multimodal model: transformers 5 ignores this field in text_config, but writes it.
+TIE = "tie_word_embeddings"
 # Beginning of a tensor's name -> that of the text model's name. transformers 4 and 5 write different names.
 _TEXT_PREFIXES = (("model.language_model.", "model."), ("language_model.", ""))
 _OTHER_PREFIXES = tuple(
@@ -24,7 +26,7 @@ _OTHER_PREFIXES = tuple(
 
 def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The config.json of the text model in the config.json of a multimodal model. Raises ModelRefused for a text model
-    that is not in TEXT_MODELS."""
+    that is not in TEXT_MODELS, and for a wrong value of TIE."""
     fields = Fields(values, where)
     text = fields.table("text_config")
     if not text:
@@ -36,6 +38,7 @@ def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key in _SHARED:
         if key not in text and key in fields:
             merged[key] = values[key]
+    merged[TIE] = fields.flag(TIE, True)
     return merged
 
 

@@ -14,6 +14,7 @@ from mlx_lm.utils import load_config, load_model
 
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
+from ...engine.multimodal import TIE
 from ...engine.options import LoadOptions
 from ...engine.tensorfiles import StoredTensor
 from . import families
@@ -93,7 +94,10 @@ def _load(files: ModelFiles, context: int) -> tuple[nn.Module, dict[str, Any]]:
         families.verify(model, files.config)
     else:
         keys = ConfigKeys(values)
-        model, config = load_model(files.path, lazy=True, model_config=keys.arguments())
+        arguments = keys.arguments()
+        if files.config.multimodal:  # the class reads the field in text_config, which transformers ignores
+            arguments["text_config"][TIE] = files.config.tie_embeddings
+        model, config = load_model(files.path, lazy=True, model_config=arguments)
         keys.verify(model, context)
     return model, config
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from localllm.backends import cpu
 from localllm.backends.pytorch.runner import TorchRunner
@@ -218,6 +218,37 @@ def test_logits_equal_transformers(label: str, tmp_path: Path) -> None:
     assert isinstance(runner, TorchRunner)
     result = logits_of(runner, [Row(prompt, 0, own_pages(0))])
     torch.testing.assert_close(result, transformers_logits(folder, prompt), rtol=0, atol=BOUND)
+
+
+HEADS = {  # tied files, tie_word_embeddings beside text_config, and in it
+    "tied": (True, GONE, GONE),
+    "tied-as-written": (True, True, False),
+    "head-of-its-own": (False, GONE, GONE),
+    "head-in-spite-of-text-config": (False, False, True),
+    "head-in-spite-of-config": (False, True, True),
+}
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("label", HEADS)
+def test_head_of_a_multimodal_model_is_that_of_transformers(label: str, tmp_path: Path) -> None:
+    tied, outer, inner = HEADS[label]
+    Tiny("one", "ministral3", {"head_dim": 12, "tie_word_embeddings": tied}, multimodal="mistral3").save(tmp_path)
+    file = tmp_path / "config.json"
+    values = json.loads(file.read_text()) | {"tie_word_embeddings": outer}
+    values["text_config"]["tie_word_embeddings"] = inner
+    for table in (values, values["text_config"]):
+        if table["tie_word_embeddings"] == GONE:
+            del table["tie_word_embeddings"]
+    file.write_text(json.dumps(values))
+    files, prompt = read_model(tmp_path), prompt_of()
+    runner = cpu.open(files, LoadOptions(context=48, cache_bytes=2**21, max_rows=4, page_size=8, threads=1))
+    assert isinstance(runner, TorchRunner)
+    with torch.inference_mode():
+        model = AutoModelForImageTextToText.from_pretrained(tmp_path, attn_implementation="eager").eval()
+        expected = model(torch.tensor([prompt])).logits[0]
+    assert files.config.tie_embeddings is tied is (model.lm_head.weight is model.get_input_embeddings().weight)
+    torch.testing.assert_close(logits_of(runner, [Row(prompt, 0, own_pages(0))]), expected, rtol=0, atol=BOUND)
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "ministral3"])

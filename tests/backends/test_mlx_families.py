@@ -213,6 +213,17 @@ def test_tied_head_is_the_embedding_even_with_a_stored_head(tmp_path: Path) -> N
     near(forced.step(Row(text, 0, forced.pages(4))), forced.expected(text)[-1:])
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_field_beside_text_config_ties_the_head(tied: bool, tmp_path: Path) -> None:
+    """transformers writes false into text_config; the class of mlx-lm reads only that field."""
+
+    def contradict(config: dict[str, Any]) -> None:
+        config["text_config"]["tie_word_embeddings"] = not tied
+
+    tiny = OF["mistral3-tied" if tied else "mistral3"]
+    agrees(replace(tiny, rewrite=contradict), tmp_path)
+
+
 @pytest.mark.parametrize("label", ["llama", "gemma3-capped"])
 def test_missing_head_is_refused(tmp_path: Path, label: str) -> None:
     """mlx-lm's Gemma 3 would use the embedding."""

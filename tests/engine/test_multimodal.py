@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import Mistral3Config
 
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelconfig import parse_config
-from localllm.engine.multimodal import text_tensors
+from localllm.engine.multimodal import TIE, text_tensors
 from localllm.engine.tensorfiles import StoredTensor
 
 TEXT = {
@@ -36,14 +37,28 @@ def test_config_is_that_of_the_text_model() -> None:
 
 
 def test_fields_beside_text_config_hold_unless_text_config_has_them() -> None:
-    shared = {"dtype": "bfloat16", "eos_token_id": 7, "tie_word_embeddings": True}
+    shared = {"dtype": "bfloat16", "eos_token_id": 7}
     quantised = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
     parsed = parse_config(config(TEXT, **shared, **quantised))
-    assert (parsed.dtype, parsed.eos_ids, parsed.tie_embeddings) == ("bfloat16", (7,), True)
+    assert (parsed.dtype, parsed.eos_ids) == ("bfloat16", (7,))
     assert parsed.quantization is not None
     assert parsed.quantization.method == "fp8"
-    overriding = parse_config(config({**TEXT, "tie_word_embeddings": False, "eos_token_id": 8}, **shared))
-    assert (overriding.eos_ids, overriding.tie_embeddings) == ((8,), False)
+    overriding = parse_config(config({**TEXT, "eos_token_id": 8}, **shared))
+    assert overriding.eos_ids == (8,)
+
+
+@pytest.mark.parametrize("inner", [None, True, False])
+@pytest.mark.parametrize("outer", [None, True, False])
+@pytest.mark.parametrize("model_type", ["mistral", "ministral3"])
+def test_the_field_beside_text_config_ties_the_head(model_type: str, outer: bool | None, inner: bool | None) -> None:
+    text = {**TEXT, "model_type": model_type} | ({} if inner is None else {TIE: inner})
+    values = config(text) | ({} if outer is None else {TIE: outer})
+    assert parse_config(values).tie_embeddings is Mistral3Config.from_dict(values).tie_word_embeddings
+
+
+def test_a_wrong_value_beside_text_config_is_refused() -> None:
+    with pytest.raises(ModelRefused, match=r"config\.json: tie_word_embeddings must be true or false"):
+        parse_config(config(TEXT, tie_word_embeddings=1))
 
 
 @pytest.mark.parametrize(
