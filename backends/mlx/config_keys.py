@@ -62,6 +62,8 @@ class ConfigKeys:
         text = self._values.get("text_config")
         if isinstance(text, dict):
             more["text_config"] = {**text, **_additions(text, self._text)}
+        if self._values.get("model_type") == "deepseek_v2" and self._has_plain_rope():
+            more["rope_scaling"] = {"factor": 1.0}  # the class always has YaRN: with factor 1 it is the plain rope
         return more
 
     def verify(self, model: nn.Module, context: int) -> None:
@@ -74,6 +76,9 @@ class ConfigKeys:
                 _verify_keys(table, {field.name for field in dataclasses.fields(arguments)})
         self._verify_windows(model, context)
         self._verify_ropes(model, context)
+
+    def _has_plain_rope(self) -> bool:
+        return all(_kind(table) in PLAIN_ROPES for table in self._rope_tables())
 
     def _verify_windows(self, model: nn.Module, context: int) -> None:
         window = self._text.get("sliding_window")

@@ -43,7 +43,13 @@ def load(files: ModelFiles, options: LoadOptions) -> Loaded:
     """Load, verify and quantise a model. Raises ModelRefused or SettingRefused."""
     try:
         model, config = _load(files, options.context or files.config.max_positions)
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, OSError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ModelRefused(
+            f"{files.name} cannot be loaded by mlx-lm: its class of {files.config.model_type:.50} fails with this "
+            f"config.json ({type(error).__name__}: {error!s:.200})",
+            "choose another backend, or another release of mlx-lm",
+        ) from error
+    except (ValueError, RuntimeError, OSError) as error:
         raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
     except (ImportError, SystemExit) as error:  # a module of mlx-lm exits if a package that it needs is missing
         raise ModelRefused(

@@ -62,6 +62,38 @@ def test_ropes_by_layer_type_equal_transformers(tmp_path: Path, full: dict[str, 
     agrees(Tiny("olmo3", "olmo3", {**WINDOWS, "rope_parameters": kinds}), tmp_path)
 
 
+def _null_rope(config: dict[str, Any]) -> None:
+    old_spelling(config)
+    config["rope_scaling"] = None
+
+
+def _named_rope(config: dict[str, Any]) -> None:
+    old_spelling(config)
+    config["rope_scaling"] = {"type": "default", "original_max_position_embeddings": 32}
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [None, old_spelling, _null_rope, _named_rope],
+    ids=["transformers-5", "transformers-4", "null", "named"],
+)
+def test_latent_attention_with_a_plain_rope_equals_transformers(tmp_path: Path, spelling: Rewrite | None) -> None:
+    """The class of mlx-lm reads YaRN's factor without a default."""
+    lite = OF["deepseek_v2-lite"]
+    agrees(replace(lite, more={**lite.more, **rope("default")}, rewrite=spelling), tmp_path)
+
+
+def test_class_that_fails_on_config_json_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of mlx-lm may read a field that this model lacks."""
+    monkeypatch.setattr(ConfigKeys, "_has_plain_rope", lambda keys: False)
+    lite = OF["deepseek_v2-lite"]
+    replace(lite, more={**lite.more, **rope("default")}).save(tmp_path)
+    message = r"its class of deepseek_v2 fails with this config\.json \(AttributeError: 'NoneType' object"
+    with pytest.raises(ModelRefused, match=message) as caught:
+        mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
+    assert caught.value.hint == "choose another backend, or another release of mlx-lm"
+
+
 def _switched_off(config: dict[str, Any]) -> None:
     config.update(sliding_window=7, use_sliding_window=False)
     del config["layer_types"]
