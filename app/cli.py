@@ -282,8 +282,8 @@ def fit(name: str, context: int, parallel: int, quant: Any, backend: str | None,
 def rm(name: str, packed: bool, yes: bool, as_json: bool) -> int:
     """Delete a downloaded model.
 
-    Shows the disk space that the deletion frees, and asks for confirmation. Files that another revision uses stay.
-    Also deletes an unfinished download. NAME:QUANT deletes one GGUF model of a repository.
+    Shows the disk space that the deletion frees and the aliases that it removes, and asks for confirmation. Files that
+    another revision uses stay. Also deletes an unfinished download. NAME:QUANT deletes one GGUF model of a repository.
 
     \b
     Examples:

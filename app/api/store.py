@@ -62,12 +62,12 @@ class StoreRoutes:
         return StreamingResponse(self._events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
 
     async def delete(self, request: Request) -> Response:
-        """POST /admin/delete: unload a model and delete its files."""
+        """POST /admin/delete: unload a model, delete its files and remove the aliases of these files."""
         body = await read_json(request.scope, request.receive, DeleteBody, self.limit)
         removal = await asyncio.to_thread(hub.plan_removal, body.model)
         async with self.models.without(removal.folders):
             await asyncio.to_thread(removal.execute)
-        return _json({"deleted": removal.name, "freed": removal.frees})
+        return _json({"deleted": removal.name, "freed": removal.frees, "aliases": removal.aliases})
 
     async def _change(self, request: Request, action: Callable[[str], Job]) -> Response:
         body = await read_json(request.scope, request.receive, DownloadBody, self.limit)

@@ -25,13 +25,20 @@ def carry_out(plan: Removal, command: str, *, yes: bool, as_json: bool) -> int:
             raise InvalidRequest(
                 f"{command} needs a terminal to ask for confirmation", hint="add --yes to delete without confirmation"
             )
-        if not click.confirm(f"Delete {plan.name} and free {size(plan.frees)}?", err=True):
+        if not click.confirm(f"Delete {_title(plan)} and free {size(plan.frees)}?", err=True):
             say("deleted nothing")
             return 1
     plan.execute()
     if as_json:
-        print_json({"deleted": plan.name, "freed": plan.frees}, indent=None)
+        print_json({"deleted": plan.name, "freed": plan.frees, "aliases": plan.aliases}, indent=None)
     else:
-        names = " and the alias ".join([plan.name, *plan.aliases])
-        say(f"deleted {names}; freed {size(plan.frees)}")
+        say(f"deleted {_title(plan)}; freed {size(plan.frees)}")
     return 0
+
+
+def _title(plan: Removal) -> str:
+    """The name of the files and the aliases that the plan removes."""
+    if not plan.aliases:
+        return plan.name
+    noun = "alias" if len(plan.aliases) == 1 else "aliases"
+    return f"{plan.name} with its {noun} {', '.join(plan.aliases)}"

@@ -382,6 +382,27 @@ def test_rm_deletes_nothing_without_confirmation(
     assert ("deleted nothing" in capsys.readouterr().err) is (code == 1)
 
 
+@pytest.mark.parametrize(
+    ("aliases", "title"),
+    [((), "m"), (("a",), "m with its alias a"), (("a", "b"), "m with its aliases a, b")],
+)
+def test_rm_names_the_aliases_that_it_removes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], aliases: tuple[str, ...], title: str
+) -> None:
+    from localllm.app.store import hub
+
+    plan = hub.Removal("m", 10, lambda: None, aliases=aliases)
+    monkeypatch.setattr(hub, "plan_removal", lambda name: plan)
+    monkeypatch.setattr(removal.sys, "stdin", Piped(terminal=True))
+    questions: list[str] = []
+    monkeypatch.setattr(removal.click, "confirm", lambda text, **_: questions.append(text) or True)
+    assert models.remove("m", False, False, False) == 0
+    assert questions == [f"Delete {title} and free 10 B?"]
+    assert capsys.readouterr().err == f"deleted {title}; freed 10 B\n"
+    assert models.remove("m", False, True, True) == 0
+    assert json.loads(capsys.readouterr().out) == {"deleted": "m", "freed": 10, "aliases": [*aliases]}
+
+
 def test_config_hides_the_api_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
     monkeypatch.setenv("LOCALLLM_ALLOWED_HOSTS", "a,b")

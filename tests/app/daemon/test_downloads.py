@@ -47,8 +47,10 @@ def test_download_of_a_model_then_removal(http: httpx.Client) -> None:
     job = finished(http, "org/whole")
     assert job["received"] == job["total"] > 300_000
     assert job["model"] in [entry["id"] for entry in http.get("/admin/models").json()]
-    deleted = http.post("/admin/delete", json={"model": "org/whole"})
-    assert deleted.json()["freed"] > 300_000
+    http.post("/admin/alias", json={"alias": "mine", "name": "org/whole"}).raise_for_status()
+    deleted = http.post("/admin/delete", json={"model": "org/whole"}).json()
+    assert deleted.pop("freed") > 300_000
+    assert deleted == {"deleted": "org/whole", "aliases": ["mine"]}
     assert "org/whole" not in [entry["id"] for entry in http.get("/admin/models").json()]
 
 
