@@ -257,12 +257,12 @@ def inspect(name: str, as_json: bool) -> int:
 @backend_flag
 @json_flag
 def fit(name: str, context: int, parallel: int, quant: Any, backend: str | None, as_json: bool) -> int:
-    """Show if a model fits in memory, and how fast it is.
+    """Show whether a model fits in memory, and how fast it is.
 
-    Weights, KV cache and adapter slots against the free memory of each backend, before a load. The speed is an
-    estimate: the read bandwidth of the memory, which is measured, divided by the bytes of weights that a token reads.
-    The memory of loaded models is not free; localllm stop MODEL frees it.
-    The exit code is 5 if the model fits on no backend.
+    Compares the weights, the KV cache (the memory of the context) and the adapters with the free memory of each
+    backend, without loading the model. The speed is an estimate: the read bandwidth of the memory, which is measured,
+    divided by the bytes of weights that a token reads. The memory of loaded models is not free; localllm stop MODEL
+    frees it. The exit code is 5 if the model fits on no backend.
 
     \b
     Examples:

@@ -33,6 +33,7 @@ Decoded = TypeVar("Decoded")
 _WHERE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 _PART_TYPE = re.compile(r"content\[\d+\]\.type$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(.*)`$")
 
 
 class ClientGone(Exception):
@@ -155,6 +156,9 @@ def _explain(text: str, kind: type[WireBody]) -> InvalidRequest:
     unknown = _UNKNOWN.match(sentence)
     if unknown:
         return _unknown_field(path, unknown[1][:100], kind)
+    missing = _MISSING.match(sentence)
+    if missing and not path:
+        return InvalidRequest(f"{missing[1]} is missing", param=missing[1])
     top = re.split(r"[.\[]", path, maxsplit=1)[0]
     if top in kind.REFUSED:
         return UnsupportedParameter(f"{top}: {kind.REFUSED[top]}", param=top)

@@ -72,7 +72,7 @@ class TargetBody(WireBody, kw_only=True):
 def texts_of(value: Texts, param: str, limit: int) -> list[str | list[int]]:
     """The texts, or lists of token ids, in the parameter `param`.
 
-    Raises InvalidRequest for a mixed list, an empty text, or more than `limit` texts.
+    Raises InvalidRequest for a mixed or empty list, an empty text, or more than `limit` texts.
     """
     if isinstance(value, str):
         texts: list[str | list[int]] = [value]
@@ -86,6 +86,8 @@ def texts_of(value: Texts, param: str, limit: int) -> list[str | list[int]]:
 
 
 def _texts_of_list(values: list[str | TokenId | list[TokenId]], param: str) -> list[str | list[int]]:
+    if not values:
+        raise InvalidRequest(f"{param}: the list is empty", param=param)
     kinds = {type(item) for item in values}
     if len(kinds) != 1:
         raise InvalidRequest(

@@ -53,7 +53,7 @@ def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: st
 
 
 def _refuse_other_kinds(path: Path, origin: Origin) -> None:
-    """Raises ModelUnusable for adapters and weights without config.json."""
+    """Raises ModelUnusable for adapters, weights without config.json, and other files."""
     if origin.problem:
         raise ModelUnusable(origin.problem, param="model")
     if (path / "config.json").exists() or is_gguf(path) or has_gguf(path):
@@ -62,6 +62,9 @@ def _refuse_other_kinds(path: Path, origin: Origin) -> None:
         base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path") or "MODEL"
         hint = f"fit its base model, which reserves memory for adapters: localllm fit {base!s:.100}"
         raise ModelUnusable(f"{origin.name} is an adapter", hint=hint, param="model")
+    if path.suffix != ".safetensors" and not any(path.glob("*.safetensors")):
+        message = f"{origin.name} is not a model: it has no config.json and is no GGUF file"
+        raise ModelUnusable(message, hint="name a model, the folder of a model, or a GGUF file", param="model")
     raise ModelUnusable(f"{origin.name}: {NO_CONFIG}", hint="name the folder or the repository", param="model")
 
 

@@ -106,5 +106,5 @@ def _backends(inspection: Inspection) -> list[str]:
     texts = []
     for verdict in inspection.backends:
         chosen = " (selected)" if verdict.backend == inspection.choice else ""
-        texts.append(f"{verdict.backend:<9} {'yes' if verdict.runs else 'no '}  {verdict.says}{chosen}")
+        texts.append(f"{verdict.backend:<9} {'yes' if verdict.runs else 'no'}: {verdict.says}{chosen}")
     return texts

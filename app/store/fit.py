@@ -92,7 +92,7 @@ def _reason(plan: MemoryPlan, context: int, parallel: int) -> str:
     if not plan.weights_fit:
         return "its weights do not fit in the free memory"
     if context > plan.max_positions:
-        return f"the model has a context of {plan.max_positions} tokens"
+        return f"the model has a context of {plan.max_positions} tokens, not {context}"
     sequences = f"{parallel} sequences of {context} tokens" if parallel > 1 else f"a context of {context} tokens"
     return f"the KV cache for {sequences} does not fit"
 

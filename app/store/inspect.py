@@ -77,7 +77,7 @@ def inspect_path(path: Path, origin: Origin) -> Inspection:
     if weights:
         return _inspect_weights(weights, origin)
     reason = origin.problem or f"{origin.name} is not a model: it has no config.json"
-    raise ModelRefused(reason, "a model folder is as on Hugging Face")
+    raise ModelRefused(reason, "a model is a folder with config.json and weights, as on Hugging Face, or a GGUF file")
 
 
 def licence(path: Path) -> str:

@@ -195,7 +195,7 @@ def test_fit_has_the_numbers_of_the_plan(guide: ModelFiles, monkeypatch: pytest.
     [
         (FakeBackend(PLAN), 96, 4, "the KV cache for 4 sequences of 96 tokens does not fit", True),
         (FakeBackend(replace(PLAN, max_pages=1)), 96, 1, "the KV cache for a context of 96 tokens does not fit", True),
-        (FakeBackend(PLAN), 129, 1, "the model has a context of 128 tokens", True),
+        (FakeBackend(PLAN), 129, 1, "the model has a context of 128 tokens, not 129", True),
         (FakeBackend(replace(PLAN, free=10)), 0, 1, "its weights do not fit in the free memory", True),
         (FakeBackend(PLAN, "no architecture"), 0, 1, "no architecture", False),
         (FakeBackend(ModelRefused("known later")), 0, 1, "known later", False),
@@ -239,6 +239,17 @@ def test_skeleton_fits_like_the_model(tmp_path: Path) -> None:
     )
 
 
+def test_fit_of_a_file_that_is_no_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("no model")
+    for path in (tmp_path, tmp_path / "notes.txt"):
+        assert main(["fit", str(path)]) == 5
+        assert "is not a model: it has no config.json and is no GGUF file" in capsys.readouterr().err
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    for path in (tmp_path, tmp_path / "model.safetensors"):
+        assert main(["fit", str(path)]) == 5
+        assert "weights without config.json" in capsys.readouterr().err
+
+
 def test_command_prints_the_fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(fits, "_speed", lambda *_: 12.5)
     assert main(["fit", "guide", "--backend", "cpu", "--context", "1000", "--parallel", "2", "--json"]) == 0
@@ -253,7 +264,7 @@ def test_command_prints_the_fit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "at most 2048 tokens" in text
     assert "about 12 tokens/s for one answer (estimated)" in text
     assert main(["fit", "guide", "--backend", "cpu", "--context", "4096"]) == 5
-    assert "the model has a context of 2048 tokens" in capsys.readouterr().out
+    assert "the model has a context of 2048 tokens, not 4096" in capsys.readouterr().out
     preferences.set_settings("guide", {"context": 300, "quant": "int8"})
     assert main(["fit", "guide", "--backend", "cpu", "--json"]) == 0
     [entry] = json.loads(capsys.readouterr().out)["fits"]

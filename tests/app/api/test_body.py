@@ -24,6 +24,11 @@ class Small(WireBody):
     inner: dict[str, Inner] = {}
 
 
+class Strict(WireBody):
+    name: str
+    inner: list[Strict] = []
+
+
 class Inner(WireBody):
     number: int = 0
 
@@ -106,6 +111,14 @@ async def test_client_that_disconnects_or_pauses(monkeypatch: pytest.MonkeyPatch
 
     with pytest.raises(InvalidRequest, match="no data of the body arrived"):
         await read(Client(b"{", then="silence"))
+
+
+def test_missing_field_is_named() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        decode(b"{}", Strict)
+    assert (refused.value.param, refused.value.message) == ("name", "name is missing")
+    with pytest.raises(InvalidRequest, match=r"^inner\[0\]: object missing required field `name`$"):
+        decode(b'{"name": "a", "inner": [{}]}', Strict)
 
 
 def nested(levels: int, wrap: Callable[[Any], Any]) -> Any:

@@ -98,7 +98,7 @@ def test_groups_fit_into_the_queue(start_daemon: Callable[..., Daemon]) -> None:
         ({"input": ""}, "invalid_request", "input", "at least one token"),
         ({"input": ["a", ""]}, "invalid_request", "input", "at least one token"),
         ({"input": [[1], []]}, "invalid_request", "input", "at least one token"),
-        ({"input": []}, "invalid_request", "input", "must be a string, a list of strings"),
+        ({"input": []}, "invalid_request", "input", "input: the list is empty"),
         ({"input": ["a", 1]}, "invalid_request", "input", "(not mixed)"),
         ({"input": ["a"] * 2049}, "invalid_request", "input", "2049 inputs exceed the limit of 2048"),
         ({"input": {"text": "a"}}, "invalid_request", "input", "input: "),
