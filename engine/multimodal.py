@@ -13,7 +13,7 @@ from .tensorfiles import StoredTensor
 # model_type of a multimodal model -> the supported values of model_type in its text_config
 TEXT_MODELS: Mapping[str, tuple[str, ...]] = MappingProxyType({"mistral3": ("ministral3", "mistral")})
 
-# Fields that a file may have beside text_config only. A value in text_config has precedence.
+# Fields that a file may have beside text_config. As in transformers, that value has precedence over text_config.
 _SHARED = ("quantization_config", "dtype", "torch_dtype", "eos_token_id")
 # The output head is a part of the multimodal model: transformers 5 ignores this field in text_config, but writes it.
 TIE = "tie_word_embeddings"
@@ -36,7 +36,7 @@ def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise text.refuse("model_type", " or ".join(supported))
     merged: dict[str, Any] = dict(values["text_config"])
     for key in _SHARED:
-        if key not in text and key in fields:
+        if key in fields:
             merged[key] = values[key]
     merged[TIE] = fields.flag(TIE, True)
     return merged

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Mistral3Config
+from transformers import GenerationConfig, Mistral3Config
 
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelconfig import parse_config
@@ -36,15 +36,23 @@ def test_config_is_that_of_the_text_model() -> None:
     assert (parsed.num_layers, parsed.ropes, parsed.eos_ids) == (alone.num_layers, alone.ropes, alone.eos_ids)
 
 
-def test_fields_beside_text_config_hold_unless_text_config_has_them() -> None:
+def test_fields_beside_text_config_have_precedence() -> None:
     shared = {"dtype": "bfloat16", "eos_token_id": 7}
     quantised = {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
     parsed = parse_config(config(TEXT, **shared, **quantised))
     assert (parsed.dtype, parsed.eos_ids) == ("bfloat16", (7,))
     assert parsed.quantization is not None
     assert parsed.quantization.method == "fp8"
-    overriding = parse_config(config({**TEXT, "eos_token_id": 8}, **shared))
-    assert overriding.eos_ids == (8,)
+    contradictory = parse_config(config({**TEXT, "dtype": "float32", "eos_token_id": 8}, **shared))
+    assert (contradictory.dtype, contradictory.eos_ids) == ("bfloat16", (7,))
+
+
+@pytest.mark.parametrize("inner", [{}, {"eos_token_id": None}, {"eos_token_id": 8}])
+@pytest.mark.parametrize("outer", [{}, {"eos_token_id": 7}])
+def test_end_ids_are_those_of_transformers(outer: dict[str, int], inner: dict[str, int | None]) -> None:
+    values = config(TEXT | inner, **outer)
+    expected = GenerationConfig.from_model_config(Mistral3Config.from_dict(values)).eos_token_id
+    assert parse_config(values).eos_ids == (() if expected is None else (expected,))
 
 
 @pytest.mark.parametrize("inner", [None, True, False])
