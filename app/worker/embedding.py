@@ -94,6 +94,13 @@ def _ids(text: str | list[int], pooling: Pooling, model: OpenModel) -> tuple[int
         if not ids:
             raise InvalidRequest("input: a text must have at least one token", param="input")
         return ids
+    if pooling.prompt:
+        raise InvalidRequest(
+            "input: token ids are not supported for this model: its files put a text before every input, "
+            f"{pooling.prompt[:100]!r}",
+            hint="send the text of the input",
+            param="input",
+        )
     check_token_ids("input", text, model.runner.spec.vocab_size)
     _check_origin(text, model.tokenizer)
     return tuple(text)

@@ -203,7 +203,14 @@ def test_prompt_and_limit_of_the_files(folder: Path, tokenizer: ChatTokenizer) -
     assert list(request.prompt) == tokenizer.encode("Query: hi", add_special_tokens=True)
     assert (request.wants_hidden, request.max_tokens) == (True, 0)
     with pytest.raises(ContextTooLong, match="length is 12 tokens"):
-        prepare_embedding(embed([5] * 12 + [0]), model)
+        prepare_embedding(embed("fox " * 20), model)
+
+
+def test_token_ids_without_the_prompt_of_the_files_are_refused(folder: Path) -> None:
+    model = unit(folder, Pooling(SIZE, prompt="Query: "))
+    with pytest.raises(InvalidRequest, match="its files put a text before every input, 'Query: '") as caught:
+        prepare_embedding(embed([5, 0]), model)
+    assert caught.value.param == "input"
 
 
 def test_token_ids_need_a_tokenizer_with_special_tokens(tmp_path: Path) -> None:
