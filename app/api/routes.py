@@ -22,7 +22,7 @@ from ...engine.modelfiles import MODULES, read_architecture
 from ...engine.pooling import read_pooling
 from .. import frames, paths
 from ..config import loading
-from ..errors import Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound
+from ..errors import Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound, UnsupportedParameter
 from ..store import cache, listing
 from ..store.ggufs import is_gguf
 from ..store.jobs import Jobs
@@ -174,6 +174,11 @@ class _Api:
         body = await read_json(request.scope, request.receive, TokenizeBody, self.limit)
         if (body.prompt is None) == (body.messages is None):
             raise InvalidRequest("exactly one of prompt and messages must be given", param="prompt")
+        if body.messages is not None and body.add_special_tokens:
+            raise UnsupportedParameter(
+                "add_special_tokens: for messages only false is supported: the chat template writes the special tokens",
+                param="add_special_tokens",
+            )
         frame = frames.Tokenize(
             id=uuid.uuid4().hex,
             prompt=body.prompt,

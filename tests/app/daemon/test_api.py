@@ -284,13 +284,14 @@ def test_model_is_optional_if_one_is_loaded(daemon: Daemon) -> None:
 def test_tokenize_and_detokenize(daemon: Daemon) -> None:
     reply = httpx.post(f"{daemon.url}/v1/tokenize", json={"model": MODEL, "prompt": "one three"}).json()
     assert reply == {"count": 2, "max_model_len": 64, "tokens": [3, 5], "token_strs": ["one", "three"]}
-    reply = httpx.post(f"{daemon.url}/tokenize", json={"model": MODEL, "messages": say("one")}).json()
-    assert reply["count"] == 1
+    body = {"model": MODEL, "messages": say("one"), "add_special_tokens": False}
+    assert httpx.post(f"{daemon.url}/tokenize", json=body).json()["count"] == 1
     reply = httpx.post(f"{daemon.url}/v1/detokenize", json={"model": MODEL, "tokens": [1, 2]}).json()
     assert reply == {"prompt": "x xx"}
     for path, body in (
         ("tokenize", {}),
         ("tokenize", {"prompt": "a", "messages": say("a")}),
+        ("tokenize", {"messages": say("a"), "add_special_tokens": True}),
         ("detokenize", {"tokens": [5000]}),
         ("detokenize", {"tokens": ["a"]}),
     ):
