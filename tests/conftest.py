@@ -89,8 +89,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def watched(item: pytest.Item) -> Iterator[None]:
     """End the process, with the calls of all threads, if the block takes much longer than the timeout of the test.
 
-    pytest-timeout interrupts only Python code, and only once per test, so a fixture can wait forever after a timeout. CI
-    would then wait until its limit, and its output would not name the test.
+    pytest-timeout interrupts only Python code, and only once per test, so a fixture can wait forever after a timeout.
+    CI would then wait until its limit, and its output would not name the test.
     """
     marker = item.get_closest_marker("timeout")
     seconds = float(marker.args[0] if marker and marker.args else item.config.getini("timeout"))
