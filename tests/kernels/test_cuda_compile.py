@@ -81,7 +81,11 @@ def test_every_source_has_a_kernel_name() -> None:
     assert {source.stem for source in FOLDER.glob("*.cu")} == set(KERNELS)
 
 
-@pytest.mark.parametrize("stem", KERNELS)
+# Sources of test_source_compiles_for_hopper that are not slow: one of each kind that compiles fast.
+OFTEN = ("activation", "append", "kv", "linear_int8", "lora", "rope", "step", "tiled_int8")
+
+
+@pytest.mark.parametrize("stem", [pytest.param(n, marks=[] if n in OFTEN else [pytest.mark.slow]) for n in KERNELS])
 def test_source_compiles_for_hopper(stem: str, tmp_path: Path) -> None:
     quick = "-Xcicc=-O1", "-Xptxas=-O0", "-DLOCALLLM_HOPPER", "-gencode=arch=compute_90a,code=sm_90a"
     run("nvcc", "-std=c++17", "-cubin", *quick, f"{stem}.cu", "-o", tmp_path / "out.cubin", cwd=FOLDER)

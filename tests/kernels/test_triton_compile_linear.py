@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_triton_compile import OFTEN, TARGETS, Build, Target, compile_for, spilled
+from test_triton_compile import TARGETS, Build, Target, compile_for, often, spilled
 
 from localllm.kernels.triton import round_rows, small_batch, small_batch_transposed, widen
 
@@ -103,7 +103,7 @@ def rounding() -> Iterator[Build]:
     yield Build("scale-back", back, sums, {"HAS_BIAS": True, "BLOCK": 2048}, 8, 3)
 
 
-# Products of few rows in tests that are not slow, for the targets OFTEN.
+# Products of few rows in tests that are not slow.
 SOME = ("small-batch-by_group-64-bf16", "small-batch-int8-4096-i8", "small-batch-fp8-128-bf16")
 
 
@@ -115,8 +115,8 @@ def runs() -> Iterator[Any]:
             *map(widening, RECORDS),
             *rounding(),
         ):
-            often = str(target) in OFTEN and (build.label in SOME or not build.label.startswith("small-batch"))
-            yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if often else [pytest.mark.slow])
+            quick = often(target, build.label) and (build.label in SOME or not build.label.startswith("small-batch"))
+            yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if quick else [pytest.mark.slow])
 
 
 @pytest.mark.parametrize(("target", "build"), list(runs()))

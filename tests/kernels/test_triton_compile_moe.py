@@ -11,7 +11,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from test_triton_compile import OFTEN, TARGETS, Build, Target, compile_for
+from test_triton_compile import TARGETS, Build, Target, compile_for, often
 
 from localllm.kernels.triton import moe, moe_one_token, moe_product, moe_route, moe_tiles
 from localllm.kernels.triton.target import Device
@@ -114,7 +114,7 @@ def others(target: Target) -> Iterator[Build]:
 def runs() -> Iterator[Any]:
     for target in TARGETS:
         for build in (*products(target), *others(target), *tiles(target), *one_token(target)):
-            often = str(target) in OFTEN and build.label in (
+            quick = often(target, build.label) and build.label in (
                 "dense-plain-512",
                 "router",
                 "sort",
@@ -122,7 +122,7 @@ def runs() -> Iterator[Any]:
                 "tiles-0",
                 "one-token-down",
             )
-            yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if often else [pytest.mark.slow])
+            yield pytest.param(target, build, id=f"{target}-{build.label}", marks=[] if quick else [pytest.mark.slow])
 
 
 @pytest.mark.parametrize(("target", "build"), list(runs()))
