@@ -19,6 +19,7 @@ Scores = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 MAX_NOISE = -math.log(-math.log1p(-(2.0**-24)))  # the largest Gumbel noise that 24 bits can give
+SPARE_MASS = 1e-4  # of all tokens; more than the rounding errors of sums in float32
 FEW_TOKENS = 512  # with more tokens, their random bits tell which of them can have the best score
 MAX_THREADS = 4  # with more threads, the interpreter lock limits the speed
 THREAD_WORK = 2**20  # logits that a thread reads; with less work, starting the thread takes longer
@@ -148,11 +149,17 @@ def _draw(row: Logits, sampling: AnswerSampling, answer: int) -> int:
     draw = _Draw(row, tokens, temperature, key)
     if min_p > 0:
         draw.floor = max(draw.floor, np.float32(draw.largest + temperature * math.log(min_p)))
-    best = draw.best()
-    if top_p < 1:
+    if top_p == 1:
+        best = draw.best()
+    else:
         masses = _masses(draw.logits, draw.largest, temperature)
-        limit = top_p * float(masses.sum())
-        while np.where(draw.logits > draw.logits[best], masses, np.float32(0)).sum() >= limit:
+        total = float(masses.sum())
+        # Tokens with less than this mass have, all together, not the mass that top_p excludes: no such token remains.
+        mass = (1 - top_p - SPARE_MASS) * total / len(masses)
+        if mass > 0:
+            draw.floor = max(draw.floor, _below(draw.largest + temperature * math.log(mass)))
+        best = draw.best()
+        while draw.logits[best] < draw.largest and _sum_larger(draw.logits, masses, best) >= top_p * total:
             draw.floor = np.nextafter(draw.logits[best], np.float32(np.inf))
             best = draw.best()
     return best if tokens is None else int(tokens[best])
@@ -215,6 +222,12 @@ def _masses(values: Logits, largest: float, temperature: float) -> Logits:
     scaled /= np.float32(temperature)
     np.exp(scaled, out=scaled)
     return scaled
+
+
+def _sum_larger(values: Logits, masses: Logits, token: int) -> np.float32:
+    """The sum of the masses of the tokens with larger logits than this one."""
+    total: np.float32 = (masses * (values > values[token])).sum()  # np.where takes four times as long
+    return total
 
 
 def _below(score: float) -> np.float32:
