@@ -37,7 +37,7 @@ OPS = Ops(
     moe=Moe(route=moe.route, experts=moe.experts, pack_slices=moe.pack_slices),
     lora=Lora(add=lora.add, embedding=lora.embedding),
     kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
-    attention=Attention(paged=attention.paged_attention),
+    attention=Attention(paged=attention.paged_attention, latent=attention.latent_attention),
     # No kernels for biases and penalties: they change only a few tokens of a row.
     sampling=Sampling(mask=sampling.mask, greedy=sampling.greedy, draw=sampling.draw, logprobs=sampling.logprobs),
     layer=Layer(decoder=layer.decoder, prepare=layer.prepare),

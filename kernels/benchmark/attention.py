@@ -1,4 +1,7 @@
-"""Benchmarks of paged attention. Decode is bound by reads of the cache, prefill by arithmetic."""
+"""Benchmarks of attention over paged and latent caches. Decode is bound by reads of the cache, prefill by arithmetic.
+
+Latent attention has many operations per byte, because all heads read the same keys: arithmetic may bind its decode too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..ops.attention import Rows
+from ..ops.attention import Rows, latent_attention
 from .work import Work
 
 PAGE = 16
@@ -19,7 +22,7 @@ PAGE = 16
 def works(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Iterator[Work]:
     """A `Work` for decode of 1 row and of 16 rows, for a prefill, and for the last chunk of a long prefill."""
     for rows, queries, context in ((1, 1, 1024), (1, 1, 8192), (16, 1, 1024), (1, 512, 512), (1, 128, 4096)):
-        scores = queries * (context - queries) + queries * (queries + 1) / 2  # number of scores of a head
+        scores = _scores(queries, context)
         yield Work(
             op="attention.paged",
             label=f"{rows} rows of {queries} after {context - queries}, {heads}/{kv_heads} heads of {dim}",
@@ -27,9 +30,43 @@ def works(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> Iterator[W
             bytes=dtype.itemsize * dim * rows * (2 * kv_heads * context + 2 * heads * queries),
             reference=_attention,
             operations=4.0 * rows * heads * dim * scores,
-            kinds=("f32", "bf16", "tile_bf16") if dtype == torch.bfloat16 else ("f32",),
+            kinds=_kinds(dtype),
             dtype=dtype,
         )
+
+
+def latent_works(heads: int, rotary: int, rank: int, dtype: torch.dtype) -> Iterator[Work]:
+    """A `Work` for decode of 1 row and of 8 rows, and for a prefill. The reference is that of kernels/ops."""
+    for rows, queries, context in ((1, 1, 1024), (8, 1, 1024), (1, 1, 8192), (1, 512, 512)):
+        dim = rotary + rank
+        yield Work(
+            op="attention.latent",
+            label=f"{rows} rows of {queries} after {context - queries}, {heads} heads of {rotary} + {rank}",
+            make=partial(_latent_arguments, rows, queries, context, heads, rotary, dim, dtype),
+            bytes=dtype.itemsize * rows * (dim * context + (dim + rank) * heads * queries),
+            reference=latent_attention,
+            operations=2.0 * rows * heads * (dim + rank) * _scores(queries, context),
+            kinds=_kinds(dtype),
+            dtype=dtype,
+        )
+
+
+def _scores(queries: int, context: int) -> float:
+    """The number of scores of a head in one row."""
+    return queries * (context - queries) + queries * (queries + 1) / 2
+
+
+def _kinds(dtype: torch.dtype) -> tuple[str, ...]:
+    return ("f32", "bf16", "tile_bf16") if dtype == torch.bfloat16 else ("f32",)
+
+
+def _latent_arguments(
+    rows: int, queries: int, context: int, heads: int, rotary: int, dim: int, dtype: torch.dtype
+) -> Mapping[str, Any]:
+    arguments = _arguments(rows, queries, context, heads, 1, dim, dtype)
+    names = "query", "rows", "scale"
+    arguments["rows"].groups(PAGE, 0)  # the reference computes them once for all layers of a step
+    return {"pages": arguments["key_pages"], "start": rotary, **{name: arguments[name] for name in names}}
 
 
 def _arguments(

@@ -16,7 +16,7 @@ from ..ops.reference_check import pack_value
 from .cpu_peaks import beyond_caches
 
 MAX_SETS = 256  # most sets of arguments; calls cycle through the sets, so that no set stays in the caches
-ROUNDS = 4  # measurements of the op and of its reference, alternately
+ROUNDS = 5  # measurements of the op and of its reference, alternately
 MIN_SECONDS = 0.04  # shortest time of a measurement
 MIN_RUNS = 2
 PAUSE = 0.02  # seconds before a measurement: idle threads of the function measured before may spin until then

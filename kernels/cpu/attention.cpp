@@ -1,4 +1,5 @@
-// Attention over the paged cache (defined in kernels/ops/attention.py).
+// Attention over the paged cache (defined in kernels/ops/attention.py). Attention over latents is attention with one kv
+// head and values that are parts of the keys; extend() computes all its rows.
 //
 // 1. Rows of one token: workers take keys until none are left (Chunks in worker.h).
 // 2. Blocks of longer rows: workers take items from a shared list, the most expensive first, so that all workers finish
@@ -123,7 +124,7 @@ void all_rows(const AttentionArgs& args, const Worker& worker) {
     Row row = row_of(args, index);
     if (row.chunks > 1) {
       Share share = share_of(row.tokens * args.heads, worker);
-      float* sums = (float*)worker.scratch(args.dim * sizeof(float));
+      float* sums = (float*)worker.scratch(args.value_dim * sizeof(float));
       for (int64_t i = share.begin; i < share.end; i++) {
         merge(args, row, i / args.heads, i % args.heads, partials, sums);
       }

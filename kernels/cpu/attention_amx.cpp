@@ -1,4 +1,5 @@
-// Attention of long rows with AMX tiles, for bf16 queries and cache. Other rows and types use the AVX-512 kernels.
+// Attention of long rows with AMX tiles, for bf16 queries and cache, and values as wide as the keys. Other rows use the
+// AVX-512 kernels.
 
 #include "amx_attention.h"
 
@@ -19,7 +20,8 @@ constexpr int64_t MIN_TOKENS = 32;
 int64_t tokens_of(const AttentionArgs& args, int64_t row) { return args.row_starts[row + 1] - args.row_starts[row]; }
 
 bool uses_tiles(const AttentionArgs& args, int64_t row) {
-  return args.type == Type::bf16 && args.cache_type == Type::bf16 && tokens_of(args, row) >= MIN_TOKENS;
+  bool supported = args.type == Type::bf16 && args.cache_type == Type::bf16 && args.value_dim == args.dim;
+  return supported && tokens_of(args, row) >= MIN_TOKENS;
 }
 
 int64_t block_tokens(const AttentionArgs& args) {

@@ -6,7 +6,7 @@
 //   keys     [panel][lane][PANEL_LANES]   a panel has PANEL_LANES keys; a lane has one or two dimensions
 //   scores   [rows][KEYS]                 later overwritten by the softmax weights, of type E
 //   values   [panel][lane][PANEL_LANES]   a panel has PANEL_LANES dimensions; a lane has one or two keys
-//   sums     [rows][dim]                  in block order (attention_vectors.h)
+//   sums     [rows][value dim]            in block order (attention_vectors.h)
 #pragma once
 
 #include "attention_plan.h"
@@ -62,7 +62,7 @@ static inline void multiply(const float* left, int64_t left_stride, const float*
 template <int ROWS = ROWS_AT_ONCE, class Body>
 static inline void each_rows(int64_t begin, int64_t end, Body body) {
   for (; begin + ROWS <= end; begin += ROWS) body.template operator()<ROWS>(begin);
-  if constexpr (ROWS > 1) each_rows<ROWS / 2>(begin, end, body);
+  if constexpr (ROWS > 1) each_rows<(ROWS > 8 ? 8 : ROWS > 4 ? 4 : ROWS / 2)>(begin, end, body);
 }
 
 // Rearranges `count` keys of one head into panels, padded with zeros after the last key and the last dimension.
@@ -104,24 +104,24 @@ static inline void arrange_values(const C* const* values, int64_t count, int64_t
 
 // Working memory for one block of queries, in floats.
 struct Workspace {
-  int64_t rows, lanes, dim;
+  int64_t lanes, value_dim;  // value_dim: padded to whole blocks
   float *queries, *keys, *scores, *values, *sums, *totals, *peaks, *factors;
 
   template <class E>
-  static int64_t floats(int64_t rows, int64_t dim) {
-    int64_t padded = round_up(dim, BLOCK), lanes = padded / STEP<E>;
-    return rows * (lanes + KEYS + padded + WIDTH + 2) + 2 * KEYS * lanes;
+  static int64_t floats(int64_t rows, const AttentionArgs& args) {
+    int64_t lanes = round_up(args.dim, BLOCK) / STEP<E>, value_dim = round_up(args.value_dim, BLOCK);
+    return rows * (lanes + KEYS + value_dim + WIDTH + 2) + KEYS * (lanes + value_dim / STEP<E>);
   }
 
   template <class E>
-  static Workspace of(float* memory, int64_t rows, int64_t dim) {
-    int64_t padded = round_up(dim, BLOCK), lanes = padded / STEP<E>;
-    Workspace out = {rows, lanes, padded, memory, 0, 0, 0, 0, 0, 0, 0};
+  static Workspace of(float* memory, int64_t rows, const AttentionArgs& args) {
+    int64_t lanes = round_up(args.dim, BLOCK) / STEP<E>, value_dim = round_up(args.value_dim, BLOCK);
+    Workspace out = {lanes, value_dim, memory, 0, 0, 0, 0, 0, 0, 0};
     out.keys = out.queries + rows * lanes;
     out.values = out.keys + KEYS * lanes;
-    out.scores = out.values + KEYS * lanes;
+    out.scores = out.values + KEYS * value_dim / STEP<E>;
     out.sums = out.scores + rows * KEYS;
-    out.totals = out.sums + rows * padded;  // a vector of WIDTH partial sums per row
+    out.totals = out.sums + rows * value_dim;  // a vector of WIDTH partial sums per row
     out.peaks = out.totals + rows * WIDTH;
     out.factors = out.peaks + rows;
     return out;
@@ -159,9 +159,8 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t chu
   int64_t group = args.heads / args.kv_heads, first_head = kv_head * group;
   int64_t first = block * row.block_tokens, tokens = min_of(row.block_tokens, row.tokens - first);
   int64_t rows = tokens * group, capacity = round_up(row.block_tokens * group, 16);
-  Workspace space =
-      Workspace::of<E>((float*)worker.scratch(Workspace::floats<E>(capacity, args.dim) * sizeof(float)), capacity,
-                       args.dim);
+  float* memory = (float*)worker.scratch(Workspace::floats<E>(capacity, args) * sizeof(float));
+  Workspace space = Workspace::of<E>(memory, capacity, args);
   for (int64_t i = 0; i < rows; i++) {
     load_query<E>(args, row, first + i / group, first_head + i % group, space.lanes, space.queries + i * space.lanes);
     float total;
@@ -169,7 +168,7 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t chu
     memset(space.totals + i * WIDTH, 0, WIDTH * sizeof(float));
     space.totals[i * WIDTH] = total;
   }
-  memset(space.sums, 0, rows * space.dim * sizeof(float));
+  memset(space.sums, 0, rows * space.value_dim * sizeof(float));
 
   Scores to_score = {args.scale, args.soft_cap};
   int64_t position = row.context - row.tokens + first;  // position of the block's first token
@@ -187,7 +186,7 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t chu
       value[i] = (const C*)args.value_pages + offsets[i] + kv_head * args.dim;
     }
     arrange_keys<E>(key, count, args.dim, space.lanes, space.keys);
-    arrange_values<E>(value, count, args.dim, space.values);
+    arrange_values<E>(value, count, args.value_dim, space.values);
 
     // The rows [first_row(a), end_row(b)) attend to at least one of the keys [a, b) of this block.
     auto first_row = [&](int64_t a) { return max_of(0, key_begin + a - position) * group; };
@@ -204,20 +203,20 @@ static inline void extend(const AttentionArgs& args, const Row& row, int64_t chu
       softmax_row<E>(to_score, max_of(0, visible - reach), min_of(count, visible), width, space.scores + i * KEYS,
                      space.peaks + i, space.totals + i * WIDTH, space.factors + i);
     }
-    for (int64_t panel = 0; panel < space.dim; panel += PANEL_LANES) {
+    for (int64_t panel = 0; panel < space.value_dim; panel += PANEL_LANES) {
       each_rows(first_row(0), end_row(count), [&]<int ROWS>(int64_t i) {
         int64_t begin = max_of(0, position + i / group + 1 - key_begin - reach) / STEP<E>;
         int64_t end = min_of(width, round_up(position + (i + ROWS - 1) / group + 1 - key_begin, STEP<E>)) / STEP<E>;
         multiply<E, ROWS>(space.scores + i * KEYS + begin, KEYS,
                           space.values + (panel * width / STEP<E> + begin * PANEL_LANES), end - begin,
-                          space.factors + i, space.sums + i * space.dim + panel, space.dim);
+                          space.factors + i, space.sums + i * space.value_dim + panel, space.value_dim);
       });
     }
   }
   for (int64_t i = 0; i < rows; i++) {
-    natural_order<E, C>(space.sums + i * space.dim, space.dim / BLOCK);
+    natural_order<E, C>(space.sums + i * space.value_dim, space.value_dim / BLOCK);
     end_query(args, row, chunk, first + i / group, first_head + i % group, space.peaks[i],
-              sum(load(space.totals + i * WIDTH)), space.sums + i * space.dim, partials);
+              sum(load(space.totals + i * WIDTH)), space.sums + i * space.value_dim, partials);
   }
 }
 

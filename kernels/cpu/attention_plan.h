@@ -12,7 +12,7 @@ namespace localllm::VARIANT {
 
 constexpr int64_t QUERIES = 96;             // approximate number of queries per block and kv head
 constexpr int64_t MAX_DECODE_GROUP = 8;     // decode() supports up to 8 query heads per kv head
-constexpr int64_t MIN_DECODE_CHUNK = 128;   // smallest number of keys of a chunk in rows of one token
+constexpr int64_t MIN_DECODE_CHUNK = 128;   // smallest number of keys of a chunk in rows of one token or one kv head
 constexpr int64_t MAX_DECODE_CHUNKS = 32;
 // Smallest number of keys of a chunk in longer rows, whose chunks have more results to merge.
 constexpr int64_t MIN_PREFILL_CHUNK = 1024;
@@ -40,10 +40,11 @@ static inline Row row_of(const AttentionArgs& args, int64_t index) {
   row.first = args.window > 0 && oldest > 0 ? oldest : 0;
   row.block_tokens = group < QUERIES ? QUERIES / group : 1;
   row.blocks = (row.tokens + row.block_tokens - 1) / row.block_tokens;
-  row.decodes = row.tokens == 1 && group <= MAX_DECODE_GROUP;
+  row.decodes = row.tokens == 1 && group <= MAX_DECODE_GROUP && args.value_dim == args.dim;
   int64_t keys = row.context - row.first;
-  int64_t min_keys = row.tokens == 1 ? MIN_DECODE_CHUNK : MIN_PREFILL_CHUNK;
-  int64_t max_chunks = row.tokens == 1 ? MAX_DECODE_CHUNKS : MAX_PREFILL_CHUNKS;
+  bool small_chunks = row.tokens == 1 || args.kv_heads == 1;  // with one kv head, only chunks divide a short row
+  int64_t min_keys = small_chunks ? MIN_DECODE_CHUNK : MIN_PREFILL_CHUNK;
+  int64_t max_chunks = small_chunks ? MAX_DECODE_CHUNKS : MAX_PREFILL_CHUNKS;
   row.chunk_keys = keys;
   row.chunks = 1;
   if (row.blocks == 1 && keys > min_keys) {
@@ -82,7 +83,7 @@ static inline void locate(const AttentionArgs& args, const Row& row, int64_t pos
 
 // If a row has several chunks, each chunk stores a partial result for every token and head: the largest score, the sum
 // of the softmax weights, and the weighted sum of values, in floats. merge() combines them.
-static inline int64_t partial_floats(const AttentionArgs& args) { return args.dim + 2; }
+static inline int64_t partial_floats(const AttentionArgs& args) { return args.value_dim + 2; }
 static inline int64_t partial_floats(const AttentionArgs& args, const Row& row) {
   return row.chunks > 1 ? row.chunks * row.tokens * args.heads * partial_floats(args) : 0;
 }

@@ -17,11 +17,11 @@ static inline void begin_query(const AttentionArgs& args, int64_t chunk, int64_t
 
 static inline void write_output(const AttentionArgs& args, const Row& row, int64_t token, int64_t head,
                                 const float* sums, float total) {
-  int64_t offset = ((row.token + token) * args.heads + head) * args.dim;
-  narrow(args.type, sums, 1.0f / total, args.out, offset, args.dim);
+  int64_t offset = ((row.token + token) * args.heads + head) * args.value_dim;
+  narrow(args.type, sums, 1.0f / total, args.out, offset, args.value_dim);
 }
 
-// Writes the output of a query or its partial result. `sums` [dim] is in natural order; `partials` has the partial
+// Writes the output of a query or its partial result. `sums` [value_dim] is in natural order; `partials` has the partial
 // results of the row.
 static inline void end_query(const AttentionArgs& args, const Row& row, int64_t chunk, int64_t token, int64_t head,
                              float peak, float total, const float* sums, float* partials) {
@@ -29,10 +29,10 @@ static inline void end_query(const AttentionArgs& args, const Row& row, int64_t 
   float* partial = partial_of(args, row, partials, chunk, token, head);
   partial[0] = peak;
   partial[1] = total;
-  memcpy(partial + 2, sums, args.dim * sizeof(float));
+  memcpy(partial + 2, sums, args.value_dim * sizeof(float));
 }
 
-// Combines the partial results of one query and writes its output. sums [dim] is working memory.
+// Combines the partial results of one query and writes its output. sums [value_dim] is working memory.
 static inline void merge(const AttentionArgs& args, const Row& row, int64_t token, int64_t head, float* partials,
                          float* sums) {
   float peak = LOWEST, total = 0.0f;
@@ -40,12 +40,12 @@ static inline void merge(const AttentionArgs& args, const Row& row, int64_t toke
     float chunk_peak = partial_of(args, row, partials, chunk, token, head)[0];
     peak = chunk_peak > peak ? chunk_peak : peak;
   }
-  for (int64_t i = 0; i < args.dim; i++) sums[i] = 0.0f;
+  for (int64_t i = 0; i < args.value_dim; i++) sums[i] = 0.0f;
   for (int64_t chunk = 0; chunk < row.chunks; chunk++) {
     const float* partial = partial_of(args, row, partials, chunk, token, head);
     float weight = exp2_of(partial[0] - peak);
     total += weight * partial[1];
-    each_vector(0, args.dim, [=](int64_t i, auto n) {
+    each_vector(0, args.value_dim, [=](int64_t i, auto n) {
       store(sums + i, fma(load(partial + 2 + i, n), set1(weight), load(sums + i, n)), n);
     });
   }

@@ -81,32 +81,57 @@ void append(Tensor qkv, Optional query_norm, Optional key_norm, double eps, doub
   run(variant().append, args, 2 * args.tokens * (args.heads + 2 * args.kv_heads) * args.dim * bytes_of(args.type));
 }
 
+// The arguments of attention that these tensors determine. keys: [pages, page_size, kv_heads, dim].
+AttentionArgs attention_arguments(const Op& op, Argument& out, Argument& query, const Argument& keys,
+                                  int64_t value_dim) {
+  query.dense_rows();
+  out.shaped({query.size(0), query.size(1), value_dim}).dense();
+  if (out.number() != query.number()) refuse(op.name, ": out and query are of different types");
+  AttentionArgs args{};
+  args.out = out.data();
+  args.query = query.data();
+  args.type = query.number();
+  args.cache_type = keys.number();
+  args.key_pages = keys.data();
+  args.tokens = query.size(0);
+  args.heads = query.size(1);
+  args.kv_heads = keys.size(2);
+  args.dim = query.size(2);
+  args.value_dim = value_dim;
+  args.query_stride = query.stride();
+  args.page_size = keys.size(1);
+  return args;
+}
+
 void attention(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
                Tensor page_table, Optional sinks, double scale, int64_t window, double soft_cap) {
   Argument q("attention", "query", query), to("attention", "out", out);
   Argument keys("attention", "key_pages", key_pages), values("attention", "value_pages", value_pages);
-  q.shaped({ANY, ANY, ANY}).dense_rows();
-  to.shaped({q.size(0), q.size(1), q.size(2)}).dense();
-  if (to.number() != q.number()) refuse("attention: out and query are of different types");
-  cache_slots("attention", keys, values, ANY, q.size(2));
-  AttentionArgs args{};
-  args.out = to.data();
-  args.query = q.data();
-  args.type = q.number();
-  args.cache_type = keys.number();
-  args.key_pages = keys.data();
+  int64_t dim = q.shaped({ANY, ANY, ANY}).size(2);
+  cache_slots("attention", keys, values, ANY, dim);
+  AttentionArgs args = attention_arguments("attention", to, q, keys, dim);
   args.value_pages = values.data();
-  args.tokens = q.size(0);
-  args.heads = q.size(1);
-  args.kv_heads = keys.size(2);
-  args.dim = q.size(2);
-  args.query_stride = q.stride();
-  args.page_size = keys.size(1);
   int64_t positions = attention_rows("attention", args, keys.size(0), row_starts, context_lens, page_table, sinks,
                                      scale, window, soft_cap);
   if (args.tokens == 0) return;
   run(variant().attention, variant().attention_shared, args,
       positions * args.kv_heads * args.dim * 2 * keys.bytes() + 2 * to.count() * to.bytes());
+}
+
+void latent_attention(Tensor out, Tensor query, Tensor pages, Tensor row_starts, Tensor context_lens,
+                      Tensor page_table, double scale, int64_t start) {
+  Argument q("latent_attention", "query", query), to("latent_attention", "out", out);
+  Argument keys("latent_attention", "pages", pages);
+  int64_t dim = q.shaped({ANY, ANY, ANY}).size(2);
+  check_range("latent_attention", "start", start, 0, dim - 1);
+  keys.shaped({ANY, ANY, 1, dim}).dense();
+  AttentionArgs args = attention_arguments("latent_attention", to, q, keys, dim - start);
+  args.value_pages = keys.data<char>() + start * keys.bytes();
+  int64_t positions = attention_rows("latent_attention", args, keys.size(0), row_starts, context_lens, page_table,
+                                     std::nullopt, scale, 0, 0.0);
+  if (args.tokens == 0) return;
+  run(variant().attention, variant().attention_shared, args,
+      positions * args.dim * keys.bytes() + 2 * to.count() * to.bytes());
 }
 
 void pack(Tensor packed, Tensor data, Optional scales, Optional zeros, int64_t kind, int64_t group) {
@@ -342,6 +367,7 @@ STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
   library.impl("copy_pages", TORCH_BOX(&ops::copy_pages));
   library.impl("append", TORCH_BOX(&ops::append));
   library.impl("attention", TORCH_BOX(&ops::attention));
+  library.impl("latent_attention", TORCH_BOX(&ops::latent_attention));
   library.impl("pack", TORCH_BOX(&ops::pack));
   library.impl("linear", TORCH_BOX(&ops::linear));
   library.impl("embedding", TORCH_BOX(&ops::embedding));

@@ -124,7 +124,7 @@ AttentionArgs attention(const LayerShape& shape, const Argument& keys, const Arg
   args.tokens = shape.tokens;
   args.heads = shape.heads;
   args.kv_heads = shape.kv_heads;
-  args.dim = shape.dim;
+  args.dim = args.value_dim = shape.dim;
   args.query_stride = shape.qkv_width();
   args.page_size = keys.size(1);
   return args;

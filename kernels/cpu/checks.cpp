@@ -84,10 +84,10 @@ int64_t attention_rows(const Op& op, AttentionArgs& args, int64_t pages, const T
   args.scale = (float)scale;
   args.soft_cap = (float)soft_cap;
   args.window = check_range(op, "window", window, 0, INT32_MAX);
-  if (args.kv_heads == 0 || args.heads % args.kv_heads != 0)
+  if (args.heads == 0 || args.kv_heads == 0 || args.heads % args.kv_heads != 0)
     refuse(op.name, ": query has ", args.heads, " heads, a multiple of the ", args.kv_heads, " kv heads of the pages",
            " expected");
-  if (args.page_size == 0) refuse(op.name, ": key_pages has page_size 0, at least 1 expected");
+  if (args.page_size == 0) refuse(op.name, ": the pages have page_size 0, at least 1 expected");
   if (!(soft_cap >= 0)) refuse(op.name, ": soft_cap is ", soft_cap, ", 0 (no cap) or more expected");
   if (sinks) {
     Argument extra(op, "sinks", *sinks);

@@ -88,16 +88,16 @@ struct AppendArgs {  // normalises heads, rotates and stores in one pass
 };
 
 struct AttentionArgs {
-  void* out;          // [tokens, heads, dim] dense
+  void* out;          // [tokens, heads, value_dim] dense
   const void* query;  // [tokens, heads, dim]; query_stride is the distance between tokens
   Type type, cache_type;
-  const void* key_pages;
-  const void* value_pages;      // key and value pages: [pages, page_size, kv_heads, dim] each, dense
+  const void* key_pages;        // [pages, page_size, kv_heads, dim] dense
+  const void* value_pages;      // as key_pages, value_dim elements of each head; latents: an address in key_pages
   const int32_t* row_starts;    // [rows + 1]
   const int32_t* context_lens;  // [rows], including the tokens of this step
   const int32_t* page_table;    // [rows, pages_per_row]
   const float* sinks;           // [heads] or null
-  int64_t rows, tokens, heads, kv_heads, dim, query_stride, page_size, pages_per_row;
+  int64_t rows, tokens, heads, kv_heads, dim, value_dim, query_stride, page_size, pages_per_row;
   float scale, soft_cap;  // soft_cap 0: no cap
   int64_t window;         // 0: no sliding window
   void* shared;

@@ -15,6 +15,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "Tensor sin, int rotation, Tensor slots, Tensor(b!) key_pages, Tensor(c!) value_pages) -> ()",
            "attention(Tensor(a!) out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, "
            "Tensor context_lens, Tensor page_table, Tensor? sinks, float scale, int window, float soft_cap) -> ()",
+           "latent_attention(Tensor(a!) out, Tensor query, Tensor pages, Tensor row_starts, Tensor context_lens, "
+           "Tensor page_table, float scale, int start) -> ()",
            "pack(Tensor(a!) packed, Tensor data, Tensor? scales, Tensor? zeros, int format, int group) -> ()",
            "linear(Tensor(a!) out, Tensor x, Tensor packed, Tensor? bias, int format, int in_features, int group, "
            "bool wide) -> ()",

@@ -1,6 +1,7 @@
 """Every CPU kernel beside its bound and torch: runs kernels/benchmark and saves the results.
 
-`python scripts/bench/kernels.py [--shape llama-8b] [--families linear,attention] [--formats int8] [--rows 1,512]`.
+`python scripts/bench/kernels.py [--shape llama-8b] [--families linear,attention] [--formats int8] [--rows 1,512]
+[--threads 1,2]`.
 `ours` and `peer` (torch) are microseconds; `bound_share` is the share of the bound, and `bound` the rate that sets it.
 """
 
@@ -20,7 +21,8 @@ from localllm.kernels.benchmark import attention, elements, linear, lora, moe, s
 from localllm.kernels.benchmark.cpu_peaks import CpuPeaks
 from localllm.kernels.benchmark.work import Work, timed
 
-FAMILIES = ("linear", "moe", "attention", "elements", "lora", "sampling")
+FAMILIES = ("linear", "moe", "attention", "latent", "elements", "lora", "sampling")
+LATENT = 16, 64, 512  # heads, rotary and rank of DeepSeek-V2-Lite
 EXPERTS: Mapping[str, moe.Model] = {
     "1b-a0.2b": moe.Model(experts=32, top_k=4, hidden=1024, inner=512),
     "30b-a3b": moe.Model(experts=128, top_k=8, hidden=2048, inner=768),
@@ -35,36 +37,37 @@ def main() -> None:
     arguments.add_argument("--formats", default="bf16,int8,int4,int4_wide,fp8,mxfp4")
     arguments.add_argument("--rows", default="1,16,128,512")
     arguments.add_argument("--experts", choices=EXPERTS, default="1b-a0.2b", help="sizes of a mixture of experts")
-    arguments.add_argument("--threads", type=int, default=cores())
+    arguments.add_argument("--threads", default=str(cores()), help="numbers of threads, such as 1,2")
     arguments.add_argument("--save", default="kernels")
     save(arguments.parse_args().save, measure(arguments.parse_args()))
 
 
 @torch.inference_mode()
 def measure(options: argparse.Namespace) -> Iterator[Row]:
-    torch.set_num_threads(options.threads)
-    torch.ops.localllm.use_threads(options.threads)
     shape = SHAPES[options.shape]
     dtype = torch.bfloat16 if cpu_flags() & BF16_FLAGS else torch.float32
-    rates = CpuPeaks()
-    peaks = rates.all()
-    for name, peak in peaks.items():
-        unit, word = UNITS.get(name, (1e9, "GOP/s"))
-        yield row(f"ceiling, {name}", peak / unit, word, threads=options.threads, lane=_variant())
-    for work in _works(shape, options, dtype):
-        result = timed(work, OPS, peaks, rates.read)
-        yield row(
-            f"{result.op}, {result.label}",
-            result.seconds * 1e6,
-            "µs",
-            peer=round(result.torch_seconds * 1e6, 2),
-            ratio=result.torch_seconds / result.seconds,
-            bound_share=result.share,
-            bound=result.bound,
-            dtype=str(dtype).removeprefix("torch."),
-            threads=options.threads,
-            lane=_variant(),
-        )
+    for threads in map(int, options.threads.split(",")):
+        torch.set_num_threads(threads)
+        torch.ops.localllm.use_threads(threads)
+        rates = CpuPeaks()
+        peaks = rates.all()
+        for name, peak in peaks.items():
+            unit, word = UNITS.get(name, (1e9, "GOP/s"))
+            yield row(f"ceiling, {name}", peak / unit, word, threads=threads, lane=_variant())
+        for work in _works(shape, options, dtype):
+            result = timed(work, OPS, peaks, rates.read)
+            yield row(
+                f"{result.op}, {result.label}",
+                result.seconds * 1e6,
+                "µs",
+                peer=round(result.torch_seconds * 1e6, 2),
+                ratio=result.torch_seconds / result.seconds,
+                bound_share=result.share,
+                bound=result.bound,
+                dtype=str(dtype).removeprefix("torch."),
+                threads=threads,
+                lane=_variant(),
+            )
 
 
 def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Iterator[Work]:
@@ -87,6 +90,8 @@ def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Ite
         yield from moe.works(options.formats.split(","), rows, EXPERTS[options.experts], dtype)
     if "attention" in families:
         yield from attention.works(*heads, dtype)
+    if "latent" in families:
+        yield from attention.latent_works(*LATENT, dtype)
     if "elements" in families:
         yield from elements.works(elements.Model(shape.hidden, shape.inner, *heads, shape.vocab, dtype))
     if "lora" in families:

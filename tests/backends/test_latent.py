@@ -144,7 +144,7 @@ def test_page_copies_copy_all_layers(tmp_path: Path) -> None:
 def test_large_steps_compute_some_heads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores of all heads would need much memory."""
     wide("deepseek_v3").save(tmp_path)
-    runner = opened(tmp_path)
+    runner = opened(tmp_path, reference_ops=("attention.latent",))
     expected = logits(runner)
     calls: list[int] = []
     attend = attention._attend_latents

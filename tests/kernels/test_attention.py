@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from localllm.kernels.ops.attention import Rows
 
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
 
-from localllm.kernels.cpu.attention import paged_attention  # noqa: E402
+from localllm.kernels.cpu.attention import latent_attention, paged_attention  # noqa: E402
 
 pytestmark = pytest.mark.real
 LIBRARY = torch.ops.localllm
@@ -49,20 +49,44 @@ def step(
     return {name: x.to(cache or dtype) if name.endswith("_pages") else x for name, x in made.items()}
 
 
+def latent_step(
+    lens: list[tuple[int, int]],  # of each row: queries, context
+    dtype: torch.dtype,
+    cache: torch.dtype | None = None,
+    heads: int = 16,
+    rotary: int = 16,
+    rank: int = 48,
+    page_size: int = 16,
+) -> dict[str, Any]:
+    made = reference._latents(lens, heads, rotary, rank, page_size)(torch.Generator().manual_seed(3), dtype)
+    # A copy, so that AddressSanitizer reports reads behind the last slot.
+    return {**made, "pages": made["pages"].to(cache or dtype, copy=True)}
+
+
 def check(arguments: Mapping[str, Any]) -> None:
     wide = {
         name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
         for name, x in arguments.items()
     }
-    expected = reference.paged_attention(**wide)
+    is_latent = "pages" in arguments
+    expected = (reference.latent_attention if is_latent else reference.paged_attention)(**wide)
     tolerance = TOLERANCES[arguments["query"].dtype] * expected.abs().max().item()
-    torch.testing.assert_close(paged_attention(**arguments).double(), expected, rtol=0.0, atol=tolerance)
+    computed = (latent_attention if is_latent else paged_attention)(
+        **arguments, out=torch.full(expected.shape, torch.nan, dtype=arguments["query"].dtype)
+    )
+    torch.testing.assert_close(computed.double(), expected, rtol=0.0, atol=tolerance)
 
 
 def test_attention_writes_to_out() -> None:
-    arguments = step(MIXED, F32)
-    for attend in (paged_attention, reference.paged_attention):
-        expected, place = attend(**arguments), torch.full_like(arguments["query"], float("nan"))
+    paged, latents = step(MIXED, F32), latent_step(MIXED, F32)
+    for attend, arguments in (
+        (paged_attention, paged),
+        (reference.paged_attention, paged),
+        (latent_attention, latents),
+        (reference.latent_attention, latents),
+    ):
+        expected = attend(**arguments)
+        place = torch.full_like(expected, float("nan"))
         assert attend(**arguments, out=place) is place
         assert torch.equal(place, expected)
 
@@ -71,6 +95,7 @@ def test_attention_writes_to_out() -> None:
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
 def test_attention_supports_unequal_dtypes(dtype: torch.dtype, cache: torch.dtype) -> None:
     check(step(MIXED, dtype, cache))
+    check(latent_step(MIXED, dtype, cache))
 
 
 @pytest.mark.parametrize("dim", [1, 7, 31, 33, 80, 96, 128, 256])
@@ -83,6 +108,19 @@ def test_attention_supports_any_head_dim(dim: int) -> None:
 def test_attention_supports_any_group_size(group: int) -> None:
     for dtype in (F32, BF16):
         check(step([(1, 260), (3, 90), (100, 100)], dtype, heads=group, kv_heads=1, dim=32, page_size=7))
+
+
+@pytest.mark.parametrize(("rotary", "rank"), [(6, 37), (0, 32), (1, 1), (31, 130), (64, 512)])
+def test_latent_attention_supports_any_dims(rotary: int, rank: int) -> None:
+    for dtype in (F32, BF16):
+        check(latent_step([(1, 260), (9, 40), (40, 40)], dtype, rotary=rotary, rank=rank, page_size=7))
+
+
+@pytest.mark.parametrize("heads", [1, 2, 7, 8, 9, 15, 40, 128])
+def test_latent_attention_supports_any_number_of_heads(heads: int) -> None:
+    for dtype in (F32, BF16):
+        check(latent_step([(1, 260), (3, 90), (100, 100), (1, 1)], dtype, heads=heads))
+        check(latent_step([(1, 256)], dtype, heads=heads))  # every slot of the last page
 
 
 @pytest.mark.parametrize("window", [1, 2, 32, 65, 1025])
@@ -98,13 +136,16 @@ def test_attention_supports_any_number_of_tokens(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(dtype: torch.dtype) -> None:
-    arguments = step(MIXED, dtype)
+@pytest.mark.parametrize("attend", [paged_attention, latent_attention])
+def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(
+    attend: Callable[..., torch.Tensor], dtype: torch.dtype
+) -> None:
+    arguments = (step if attend is paged_attention else latent_step)(MIXED, dtype)
     rows, query = arguments["rows"], arguments["query"]
     LIBRARY.use_threads(3)
-    together = paged_attention(**arguments)
+    together = attend(**arguments)
     LIBRARY.use_threads(1)
-    assert torch.equal(together, paged_attention(**arguments))
+    assert torch.equal(together, attend(**arguments))
     start = 0
     for row, (queries, context) in enumerate(MIXED):
         own = slice(start, start := start + queries)
@@ -115,7 +156,7 @@ def test_a_row_has_the_same_bits_in_any_batch_and_with_any_number_of_threads(dty
             (queries,),
             (context,),
         )
-        alone = paged_attention(**{**arguments, "query": query[own], "rows": only})
+        alone = attend(**{**arguments, "query": query[own], "rows": only})
         assert torch.equal(together[own], alone)
 
 
@@ -127,15 +168,33 @@ def test_attention_reads_queries_from_a_qkv_projection() -> None:
     assert torch.equal(paged_attention(**{**arguments, "query": product[:, 2:6]}), paged_attention(**arguments))
 
 
-def test_a_nan_query_affects_only_its_own_output() -> None:
-    arguments = step([(1, 40), (9, 40)], F32)
-    arguments["query"][4, 1, 5] = torch.nan
-    spoilt = paged_attention(**arguments).isnan()
-    assert spoilt[4, 1].all()
-    assert spoilt.sum() == 64
+def test_latent_attention_reads_queries_with_gaps() -> None:
+    arguments = latent_step(MIXED, F32)
+    query = arguments["query"]
+    heads = torch.full((len(query), 17, 64), torch.nan)  # queries and key, as the projection returns them
+    heads[:, :16] = query
+    expected = latent_attention(**arguments)
+    assert torch.equal(latent_attention(**{**arguments, "query": heads[:, :16]}), expected)
+    part = torch.full((len(query), 16, 70), torch.nan)[:, :, 3:67]
+    part.copy_(query)
+    assert torch.equal(latent_attention(**{**arguments, "query": part}), expected)
+
+
+@pytest.mark.parametrize("token", [0, 4])
+def test_a_nan_query_affects_only_its_own_output(token: int) -> None:
+    for attend, arguments in (
+        (paged_attention, step([(1, 40), (9, 40)], F32)),
+        (latent_attention, latent_step([(1, 40), (9, 40)], F32, rank=64)),
+    ):
+        arguments["query"][token, 1, 5] = torch.nan
+        spoilt = attend(**arguments).isnan()
+        assert spoilt[token, 1].all()
+        assert spoilt.sum() == 64
 
 
 def test_attention_with_scores_of_very_different_size() -> None:
     arguments = step([(1, 200), (9, 40)], F32)
     check({**arguments, "query": arguments["query"] * 1e4})
     check({**arguments, "sinks": torch.tensor([1e9, -1e9, 100.0, 0.0])})
+    latents = latent_step([(1, 200), (9, 40)], F32)
+    check({**latents, "query": latents["query"] * 1e4})

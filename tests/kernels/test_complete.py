@@ -34,6 +34,7 @@ def benchmarked() -> set[str]:
         linear.works(("bf16", "int8", "int4", "int4_wide", "fp8", "mxfp4"), [1], [(64, 64)], torch.float32),
         moe.works(("bf16", "int8", "int4", "int4_wide", "fp8", "mxfp4"), [1], moe.Model(8, 2, 64, 32), torch.float32),
         attention.works(4, 2, 8, torch.float32),
+        attention.latent_works(4, 8, 32, torch.float32),
         elements.works(elements.Model(64, 64, 4, 2, 8, 32, torch.float32)),
         sampling.works(32),
         lora.works([(64, 64)], 32, torch.float32),

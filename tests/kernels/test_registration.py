@@ -128,6 +128,17 @@ def attention_with(**changed: Any) -> dict[str, Any]:
     return given
 
 
+def latent_with(**changed: Any) -> dict[str, Any]:
+    """The rows of attention_with, over latents of 6 dimensions after 2 rotated dimensions."""
+    given = attention_with()
+    rows = {name: given[name] for name in ("row_starts", "context_lens", "page_table")}
+    given = {"out": torch.zeros(3, 4, 6), "query": torch.zeros(3, 4, 8), "pages": torch.zeros(3, 4, 1, 8), **rows}
+    given |= {"scale": 1.0, "start": 2}
+    for name, value in changed.items():
+        given[name] = torch.tensor(value, dtype=torch.int32) if isinstance(value, list) else value
+    return given
+
+
 def linear_with(**changed: Any) -> dict[str, Any]:
     given = {"out": F(2, 5), "x": F(2, 8), "packed": F(8 * 32 * 4, dtype=torch.uint8), "bias": None}
     return given | {"format": 0, "in_features": 8, "group": 0, "wide": False} | changed
@@ -173,6 +184,17 @@ REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
     ("attention", attention_with(window=-1), "attention: window is -1, 0 to 2147483647 expected"),
     ("attention", attention_with(window=2**40), "attention: window is 1099511627776, 0 to 2147483647 expected"),
     ("attention", attention_with(soft_cap=-1.0), "soft_cap is -1, 0 (no cap) or more expected"),
+    ("attention", attention_with(query=F(3, 0, 8), out=F(3, 0, 8)), "query has 0 heads, a multiple of the 2"),
+    ("latent_attention", latent_with(page_table=[[1], [3]]), "page_table[1, 0] is 3, 0 to 2 expected"),
+    ("latent_attention", latent_with(context_lens=[5, 2]), "context_lens[0] is 5, 1 (its new tokens)"),
+    ("latent_attention", latent_with(start=8), "latent_attention: start is 8, 0 to 7 expected"),
+    ("latent_attention", latent_with(start=-1), "latent_attention: start is -1, 0 to 7 expected"),
+    ("latent_attention", latent_with(out=F(3, 4, 8)), "out has shape [3, 4, 8], [3, 4, 6] expected"),
+    ("latent_attention", latent_with(out=F(3, 4, 6).half()), "latent_attention: out and query are of different types"),
+    ("latent_attention", latent_with(pages=F(3, 4, 2, 8)), "pages has shape [3, 4, 2, 8], [any, any, 1, 8] expected"),
+    ("latent_attention", latent_with(pages=F(3, 4, 1, 8).double()), "pages is float64, float32, bfloat16 or float16"),
+    ("latent_attention", latent_with(pages=F(3, 0, 1, 8)), "latent_attention: the pages have page_size 0"),
+    ("latent_attention", latent_with(query=F(3, 0, 8), out=F(3, 0, 6)), "query has 0 heads, a multiple of the 1"),
     ("linear", linear_with(packed=F(12, dtype=torch.uint8)), "linear: packed has 12 bytes, 1024 expected for float32"),
     ("linear", linear_with(x=F(2, 7)), "linear: x has shape [2, 7], [any, 8] expected"),
     ("linear", linear_with(format=7), "linear: format is 7, 0 to 6 expected"),

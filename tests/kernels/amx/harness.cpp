@@ -68,7 +68,7 @@ size_t experts_shared(const ExpertsArgs&) { return 0; }
 
 void attention(const AttentionArgs& args, const Worker& worker) {  // writes 7 to all outputs of its tokens
   uint16_t* out = (uint16_t*)args.out;
-  int64_t width = args.heads * args.dim, end = args.row_starts[args.rows] * width;
+  int64_t width = args.heads * args.value_dim, end = args.row_starts[args.rows] * width;
   for (int64_t i = args.row_starts[0] * width; worker.index == 0 && i < end; i++) out[i] = 0x40e0;
 }
 size_t attention_shared(const AttentionArgs&, int) { return 0; }
@@ -140,14 +140,14 @@ __attribute__((visibility("default"))) int run_experts(void* out, const void* x,
 __attribute__((visibility("default"))) void run_attention(
     void* out, const void* query, const void* key_pages, const void* value_pages, const int32_t* row_starts,
     const int32_t* context_lens, const int32_t* page_table, const float* sinks, int64_t rows, int64_t tokens,
-    int64_t heads, int64_t kv_heads, int64_t dim, int64_t query_stride, int64_t page_size, int64_t pages_per_row,
-    int64_t window, float scale, float soft_cap, int workers) {
+    int64_t heads, int64_t kv_heads, int64_t dim, int64_t value_dim, int64_t query_stride, int64_t page_size,
+    int64_t pages_per_row, int64_t window, float scale, float soft_cap, int workers) {
   AttentionArgs args{};
   args.out = out, args.query = query, args.key_pages = key_pages, args.value_pages = value_pages;
   args.row_starts = row_starts, args.context_lens = context_lens, args.page_table = page_table, args.sinks = sinks;
   args.type = args.cache_type = Type::bf16;
-  args.rows = rows, args.tokens = tokens, args.heads = heads, args.kv_heads = kv_heads, args.dim = dim;
-  args.query_stride = query_stride, args.page_size = page_size, args.pages_per_row = pages_per_row;
+  args.rows = rows, args.tokens = tokens, args.heads = heads, args.kv_heads = kv_heads;
+  args.dim = dim, args.value_dim = value_dim, args.query_stride = query_stride, args.page_size = page_size, args.pages_per_row = pages_per_row;
   args.scale = scale, args.soft_cap = soft_cap, args.window = window;
   std::unique_ptr<void, Free> shared(garbage(amx::attention_shared(args, workers)));
   args.shared = shared.get();

@@ -13,12 +13,13 @@ from localllm.kernels.ops.attention import Rows, paged_attention
 MARK = 7.0  # what the harness puts where a row is handed to the AVX-512 lane
 
 
-def run(tiles: ctypes.CDLL, workers: int, arguments: dict, stride: int = 0) -> Tensor:
+def run(tiles: ctypes.CDLL, workers: int, arguments: dict, stride: int = 0, start: int = 0) -> Tensor:
+    """`start`: the number of dimensions that a key has and a value has not."""
     query, rows = arguments["query"], arguments["rows"]
     tokens, heads, dim = query.shape
     room = torch.full((tokens, heads * dim + stride), torch.nan, dtype=torch.bfloat16)
     room[:, : heads * dim] = query.flatten(1)
-    out = torch.full_like(query, torch.nan)
+    out = torch.full((tokens, heads, dim - start), torch.nan, dtype=torch.bfloat16)
     sinks = arguments.get("sinks")
     tensors = (
         out,
@@ -37,6 +38,7 @@ def run(tiles: ctypes.CDLL, workers: int, arguments: dict, stride: int = 0) -> T
         heads,
         kv_heads,
         dim,
+        dim - start,
         room.stride(0),
         page_size,
         rows.page_table.shape[1],
@@ -136,6 +138,11 @@ def test_short_rows_use_vector_code(tiles: ctypes.CDLL) -> None:
             assert (found[own] == MARK).all()
         else:
             torch.testing.assert_close(found[own].double(), meaning[own], rtol=0.0, atol=2e-2)
+
+
+def test_values_narrower_than_keys_use_vector_code(tiles: ctypes.CDLL) -> None:
+    """Latent attention has such values."""
+    assert (run(tiles, 2, inputs([(60, 90), (1, 9)], kv_heads=1), start=16) == MARK).all()
 
 
 def test_results_are_the_same_for_any_number_of_threads(tiles: ctypes.CDLL) -> None:
