@@ -24,6 +24,7 @@ LAST_TOKEN = "last token"
 _SUPPORTED_MODULES = (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"])
 _PACKAGE = "sentence_transformers."
 _FOLDER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+_MODE = "pooling_mode_"  # beginning of the fields of the module Pooling
 # Field of the module Pooling -> pooling mode. The vectors of several modes are joined.
 _MODES: Mapping[str, str] = MappingProxyType(
     {
@@ -150,7 +151,9 @@ def _modules(folder: Path) -> dict[str, str]:
 def _modes(fields: Fields) -> list[str]:
     """The pooling modes. As in sentence-transformers, the mode is mean if the configuration names none."""
     if "pooling_mode" not in fields:
-        return [mode for key, mode in _MODES.items() if fields.flag(key, key == "pooling_mode_mean_tokens")]
+        modes = [mode for key, mode in _MODES.items() if fields.flag(key, key == "pooling_mode_mean_tokens")]
+        unknown = [key for key in fields if key.startswith(_MODE) and key not in _MODES and fields.get(key)]
+        return modes + [key.removeprefix(_MODE)[:100] for key in unknown]
     names = fields.get("pooling_mode")
     named = names if isinstance(names, list) else [names]
     return [LAST_TOKEN if name == "lasttoken" else str(name)[:100] for name in named]

@@ -87,6 +87,7 @@ def test_folder_outside_the_model_is_refused(folder: Path, path: str) -> None:
         ({"pooling_mode_lasttoken": False, "pooling_mode_cls_token": True}, "cls"),
         ({"pooling_mode_mean_tokens": True}, "mean and last token"),
         ({"pooling_mode_lasttoken": False}, "none"),
+        ({"pooling_mode_attention": True}, "last token and attention"),
         ({"pooling_mode": "mean"}, "mean"),
         ({"pooling_mode": ["lasttoken", "cls"]}, "last token and cls"),
     ],
