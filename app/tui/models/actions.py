@@ -186,6 +186,8 @@ async def _delete(screen: ModelScreen, row: Row) -> None:
         screen.say(f"{row.name} is {reason}, so it cannot be deleted here.")
         return
     question = f"Delete {one_line(row.name, MAX_NAME)} and free {size(row.size)}?"
+    if row.aliases:
+        question += f" This also removes: alias {one_line(', '.join(row.aliases), MAX_NAME)}."
     if not await screen.app.push_screen_wait(ConfirmScreen(question)):
         return
     await screen.connection.delete(row.name)

@@ -173,6 +173,17 @@ async def test_adapter_without_its_base_names_the_base(chat: OpenChat) -> None:
         assert "Download the base model first" in c.text_of("#notice")
 
 
+async def test_the_question_of_a_deletion_names_the_aliases(chat: OpenChat) -> None:
+    fake = client()
+    fake.alias_names = {"big": LARGE.id, "huge": LARGE.id, "other": OTHER.id}
+    async with chat(fake) as c:
+        await open_models(c)
+        await highlight(c, LARGE.id)
+        await c.pilot.press("x")
+        await c.until(lambda: f"Delete {LARGE.id}" in c.shown())
+        assert "This also removes: alias big, huge." in " ".join(c.shown().replace("│", "").split())
+
+
 async def test_long_and_hostile_texts_leave_room_for_the_list(chat: OpenChat) -> None:
     fake = client()
     hostile = "org/[b]x[/b]\n\x1b[2J" + "y" * 3000
