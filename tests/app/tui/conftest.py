@@ -26,6 +26,19 @@ from localllm.app.tui.history.store import Store
 from .fake_client import FakeClient
 
 MORNING = 1_790_000_000.0  # 2026-09-21 14:13 UTC
+WAIT_SECONDS = 30.0
+
+
+async def wait_until(pilot: Pilot[int], condition: Callable[[], bool]) -> None:
+    """Wait until a condition is true. Fails after WAIT_SECONDS.
+
+    pytest-timeout is no limit: it raises in the task that runs at that moment. If that is a task of the application,
+    the test would wait forever.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, f"the condition did not become true within {WAIT_SECONDS:.0f} s"
+        await pilot.pause(0.01)
 
 
 @dataclass
@@ -56,8 +69,7 @@ class Chat:
 
     async def settle(self) -> None:
         """Wait until no task of the application runs."""
-        while any(worker.is_running for worker in self.app.workers):
-            await self.pilot.pause(0.01)
+        await self.until(lambda: not any(worker.is_running for worker in self.app.workers))
         await self.pilot.pause()
 
     async def type(self, text: str) -> None:
@@ -81,9 +93,8 @@ class Chat:
         await self.pilot.pause()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until a condition is true. The timeout of the test is the limit."""
-        while not condition():
-            await self.pilot.pause(0.01)
+        """Wait until a condition is true, as wait_until does."""
+        await wait_until(self.pilot, condition)
 
     def shown(self) -> str:
         """The text of the screen."""

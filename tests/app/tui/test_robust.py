@@ -17,6 +17,7 @@ from localllm.app.tui.chat.messages import WINDOW
 from localllm.app.tui.chat.streaming import StreamingMarkdown, split
 from localllm.app.tui.conversation import Conversation
 
+from . import conftest
 from .conftest import OpenChat
 from .fake_client import FakeClient
 
@@ -35,6 +36,13 @@ async def test_control_sequences_in_an_answer_are_removed(chat: OpenChat) -> Non
         assert "\x9b" not in c.app.clipboard
         assert c.saved.load(c.screen.conversation.id).messages[1].content == c.path[1].content
         assert "\x1b" not in c.path[1].content
+
+
+async def test_a_wait_for_the_screen_has_a_limit(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conftest, "WAIT_SECONDS", 0.1)
+    async with chat() as c:
+        with pytest.raises(AssertionError, match="the condition did not become true"):
+            await c.until(lambda: False)
 
 
 async def test_control_sequences_in_names_and_errors_are_removed(chat: OpenChat) -> None:

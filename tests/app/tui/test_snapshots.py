@@ -14,6 +14,7 @@ from localllm.app.tui.conversation import Conversation
 from localllm.app.tui.models.screen import ModelScreen
 from localllm.app.tui.text import clean
 
+from .conftest import wait_until
 from .fake_client import HUGE, MACHINE, MAMBA, MISTRAL, OTHER, PIRATE, PIRATE_ENTRY, POET, QWEN, FakeClient
 
 ANSWER = """Use the **manager**:
@@ -39,8 +40,7 @@ def scene(*steps: str) -> Scene:
 
     async def play(pilot: Pilot[int]) -> None:
         async def settle() -> None:
-            while any(worker.is_running for worker in pilot.app.workers):
-                await pilot.pause(0.01)
+            await wait_until(pilot, lambda: not any(worker.is_running for worker in pilot.app.workers))
             await pilot.pause()
 
         await settle()
@@ -101,11 +101,9 @@ def test_results_of_a_search(
         await scene("f2", *"mistral", "enter")(pilot)
         screen = pilot.app.screen
         assert isinstance(screen, ModelScreen)
-        while MISTRAL.id not in screen.assessments:
-            await pilot.pause(0.05)
+        await wait_until(pilot, lambda: MISTRAL.id in screen.assessments)
         await pilot.press(key)
-        while key == "down" and MAMBA.id not in screen.assessments:
-            await pilot.pause(0.05)
+        await wait_until(pilot, lambda: key != "down" or MAMBA.id in screen.assessments)
         await pilot.pause(0.1)
 
     client = FakeClient()
