@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import struct
 from collections.abc import Callable
@@ -249,6 +250,8 @@ def test_connection_of_another_user_is_closed(daemon: Any) -> None:
     daemon.folder.chmod(0o755)
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a child of a process with threads may hang
+        signal.alarm(20)
         try:
             os.setuid(65534)
             with daemon.local() as client:

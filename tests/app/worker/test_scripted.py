@@ -285,7 +285,7 @@ async def test_endless_step_does_not_prevent_the_exit(bench: Bench, monkeypatch:
     """If the daemon was killed, no other process kills the worker."""
     monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.1)
     ends = threading.Event()
-    monkeypatch.setattr(bench.engine, "close", ends.wait)
+    monkeypatch.setattr(bench.engine, "close", lambda: ends.wait(20))
     bench.writer.close()
     assert await asyncio.wait_for(bench.served, 20) == 1
     ends.set()
@@ -304,7 +304,7 @@ async def test_engine_waits_for_a_daemon_that_does_not_read(bench: Bench) -> Non
 
     # The stream reader buffers some bytes before it pauses its transport; after that, the socket is full.
     bench.reader._limit = 1024  # type: ignore[attr-defined]
-    engine = threading.Thread(target=flood)
+    engine = threading.Thread(target=flood, daemon=True)
     engine.start()
     texts_logged = -1
     while texts_logged != steps:
@@ -312,7 +312,7 @@ async def test_engine_waits_for_a_daemon_that_does_not_read(bench: Bench) -> Non
         await asyncio.sleep(0.3)
     assert outbox.STEPS_AHEAD < steps < total
     pieces = await bench.until_end(name)
-    await asyncio.to_thread(engine.join)
+    await asyncio.to_thread(engine.join, 20)
     assert sum(piece.tokens for piece in pieces if isinstance(piece, Piece)) == total
 
 
@@ -431,12 +431,13 @@ async def test_engine_is_a_fixed_number_of_steps_ahead() -> None:
     for _ in range(3):
         box.enter()
         box.leave()
-    thread = threading.Thread(target=engine)
+    thread = threading.Thread(target=engine, daemon=True)
     thread.start()
     await asyncio.to_thread(thread.join, 0.2)
     assert (ahead, thread.is_alive()) == (outbox.STEPS_AHEAD, True)
     box.stop_waiting()
-    await asyncio.to_thread(thread.join)
+    await asyncio.to_thread(thread.join, 20)
+    assert not thread.is_alive()
     writer.close()
     await writer.wait_closed()
     worker_end.close()
@@ -457,6 +458,7 @@ async def test_flush_waits_for_the_last_byte() -> None:
     flushed = asyncio.create_task(box.flush())
     await asyncio.sleep(0.05)
     assert not flushed.done()
+    worker_end.settimeout(20)
     received = b""
     while not received.endswith(b"!"):
         received = await asyncio.to_thread(worker_end.recv, 2**20)
