@@ -322,7 +322,7 @@ def test_tokenizer_training_makes_each_digit_and_marker_a_token() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(300)
 def test_a_smoke_run_trains_a_model_that_loads(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scripts.train_guide.run", "--smoke", "--out", str(tmp_path / "toy")]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)

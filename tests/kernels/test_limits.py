@@ -76,7 +76,7 @@ def lanes() -> dict[str, Ops]:
 
 
 @pytest.mark.real
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(not CUDA or INTERPRETED, reason="there is no CUDA device")
 @pytest.mark.parametrize("case", LIMITS if CUDA else LIMITS[:1], ids=str)
 @pytest.mark.parametrize("lane", ["library", "triton", "references"])

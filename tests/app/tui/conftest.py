@@ -26,7 +26,7 @@ from localllm.app.tui.history.store import Store
 from .fake_client import FakeClient
 
 MORNING = 1_790_000_000.0  # 2026-09-21 14:13 UTC
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 60.0
 
 
 async def wait_until(pilot: Pilot[int], condition: Callable[[], bool]) -> None:

@@ -85,7 +85,7 @@ class Bench:
         self.writer.write(frames.pack(frame))
 
     async def read(self) -> Any:
-        return await asyncio.wait_for(frames.read_from_worker(self.reader), 20)
+        return await asyncio.wait_for(frames.read_from_worker(self.reader), 60)
 
     async def until_end(self, name: str) -> list[Any]:
         found: list[Any] = []
@@ -133,7 +133,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     assert isinstance(await made.read(), frames.Loaded)
     yield made
     writer.close()
-    code = await asyncio.wait_for(made.served, 20)
+    code = await asyncio.wait_for(made.served, 60)
     assert made.engine.closed == (code == 0), "closing a broken engine may hang"
     model.close()
     await writer.wait_closed()
@@ -233,7 +233,7 @@ async def test_failed_engine_ends_the_worker(bench: Bench) -> None:
     failed = [await bench.read() for _ in names]
     assert {(frame.id, frame.fault.code) for frame in failed} == {(name, "worker_died") for name in names}
     assert all("device lost" in frame.fault.message for frame in failed)
-    assert await asyncio.wait_for(bench.served, 20) == 1
+    assert await asyncio.wait_for(bench.served, 60) == 1
 
 
 async def test_last_frames_are_sent_before_the_exit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,7 +246,7 @@ async def test_last_frames_are_sent_before_the_exit(bench: Bench, monkeypatch: p
 
     monkeypatch.setattr(outbox.Outbox, "flush", recorded)
     await asyncio.to_thread(bench.engine.on_failure, RunnerFailed("device lost"))
-    assert await asyncio.wait_for(bench.served, 20) == 1
+    assert await asyncio.wait_for(bench.served, 60) == 1
     assert flushed == [True]
 
 
@@ -261,7 +261,7 @@ async def test_exit_during_a_load_does_not_wait(monkeypatch: pytest.MonkeyPatch)
 
     def load(*_: Any) -> None:
         loading.set()
-        goes_on.wait(20)
+        goes_on.wait(100)
         raise ValueError
 
     monkeypatch.setattr(worker, "open_model", load)
@@ -274,7 +274,7 @@ async def test_exit_during_a_load_does_not_wait(monkeypatch: pytest.MonkeyPatch)
     await asyncio.to_thread(loading.wait, 20)
     writer.close()
     with pytest.raises(Left, match="0"):
-        await asyncio.wait_for(served, 10)
+        await asyncio.wait_for(served, 40)
     goes_on.set()
     far.close()
     for end in (writer, far):
@@ -285,9 +285,9 @@ async def test_endless_step_does_not_prevent_the_exit(bench: Bench, monkeypatch:
     """If the daemon was killed, no other process kills the worker."""
     monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.1)
     ends = threading.Event()
-    monkeypatch.setattr(bench.engine, "close", lambda: ends.wait(20))
+    monkeypatch.setattr(bench.engine, "close", lambda: ends.wait(100))
     bench.writer.close()
-    assert await asyncio.wait_for(bench.served, 20) == 1
+    assert await asyncio.wait_for(bench.served, 60) == 1
     ends.set()
 
 
@@ -321,7 +321,7 @@ async def test_broken_protocol_ends_the_worker(bench: Bench, sent: frames.Frame)
     """A request id that is in use, and a second Load."""
     await bench.started()
     bench.send(sent)
-    assert await asyncio.wait_for(bench.served, 20) == 2
+    assert await asyncio.wait_for(bench.served, 60) == 2
     bench.engine.closed = False  # the worker closed the engine, because the engine did not fail
 
 
@@ -331,7 +331,7 @@ async def test_exception_outside_a_request_ends_the_worker(
     """A new worker is better than one that lost a task."""
     monkeypatch.setattr(bench.engine, "stats", lambda: 1 / 0)
     bench.send(frames.AskStats(id="s"))
-    assert await asyncio.wait_for(bench.served, 20) == 2
+    assert await asyncio.wait_for(bench.served, 60) == 2
     assert "ZeroDivisionError" in caplog.text
     bench.engine.closed = False
 
@@ -342,7 +342,7 @@ async def test_request_cancelled_during_its_preparation_never_starts(
     goes_on, prepare = threading.Event(), worker.prepare
 
     def slowly(*fields: Any) -> Any:
-        goes_on.wait(20)
+        goes_on.wait(100)
         return prepare(*fields)
 
     monkeypatch.setattr(worker, "prepare", slowly)
@@ -363,14 +363,14 @@ async def test_request_cancelled_during_its_preparation_never_starts(
 
 async def test_engine_failure_fails_requests_in_preparation(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     goes_on = threading.Event()
-    monkeypatch.setattr(worker, "prepare", lambda *_: goes_on.wait(20))
+    monkeypatch.setattr(worker, "prepare", lambda *_: goes_on.wait(100))
     bench.send(Generate(id="a", prompt="x"))
     bench.send(frames.AskStats(id="s"))
     await bench.read()
     await asyncio.to_thread(bench.engine.on_failure, RunnerFailed("device lost"))
     failed = await bench.read()
     assert (failed.id, failed.fault.code) == ("a", "worker_died")
-    assert await asyncio.wait_for(bench.served, 20) == 1
+    assert await asyncio.wait_for(bench.served, 60) == 1
     goes_on.set()
 
 
