@@ -227,6 +227,7 @@ def recompiles(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[s
 
 
 @by_inductor
+@pytest.mark.slow
 def test_late_compilations_are_counted_and_logged(tmp_path: Path, recompiles: Callable[[], list[str]]) -> None:
     graph = cutting.traced(lambda x: (x + 1).cos(), torch.zeros(23))
     (part,) = cutting.cut(graph, lambda _: False, lambda node: node)

@@ -181,7 +181,7 @@ def test_prefix_hits_of_chunked_prompts_equal_mlx_lm(loaded: Loaded, planned: Pl
         (17, 2),
         pytest.param(40, 2, marks=pytest.mark.slow),
         pytest.param(400, 9, marks=pytest.mark.slow),
-        (400, 0),
+        pytest.param(400, 0, marks=pytest.mark.slow),
     ],
 )
 def test_many_requests_with_shared_prefixes_equal_mlx_lm(

@@ -196,6 +196,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
 }
 CASES = [(family, index) for family, variants in VARIANTS.items() for index in range(len(variants))]
+# Each test of one field compares dozens of configurations. Those of later variants are slow.
+FIELDS = [pytest.param(*case, marks=[] if case[1] < 3 else [pytest.mark.slow]) for case in CASES]
 
 
 def full(family: str, index: int) -> dict[str, Any]:
@@ -269,7 +271,7 @@ def test_full_config(family: str, index: int) -> None:
         assert actual == expected
 
 
-@pytest.mark.parametrize(("family", "index"), CASES)
+@pytest.mark.parametrize(("family", "index"), FIELDS)
 def test_absent_field(family: str, index: int) -> None:
     for key, values in changed(full(family, index), lambda table, key: table.pop(key)):
         actual = ours(values)
@@ -285,7 +287,7 @@ def test_absent_field(family: str, index: int) -> None:
             assert actual == ours(theirs), key
 
 
-@pytest.mark.parametrize(("family", "index"), CASES)
+@pytest.mark.parametrize(("family", "index"), FIELDS)
 def test_null_field(family: str, index: int) -> None:
     """Where transformers refuses null, it counts as absent here; so it does within a table. In some fields it means
     false, as the models of transformers read it."""

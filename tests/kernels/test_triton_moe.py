@@ -103,7 +103,9 @@ def test_experts_equal_reference_for_all_tile_sizes(op: str, size: tuple[int, ..
     compare(op, *size, group=32)
 
 
-@pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8", "mxfp4"])
+@pytest.mark.parametrize(
+    "op", ["dense", "int4", "mxfp4", *(pytest.param(op, marks=SLOW) for op in ("int8", "int4_wide", "fp8"))]
+)
 def test_weights_that_are_dequantised_for_some_experts_at_a_time(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from localllm.kernels.triton import moe
 
@@ -194,7 +196,7 @@ def test_tiles_of_many_rows_need_aligned_bfloat16_weights() -> None:
     assert not supported(64, 64, torch.bfloat16, bias=torch.zeros(2, 32))
 
 
-@pytest.mark.parametrize("gate", ["silu_and_mul", "clamped_swiglu_and_mul"])
+@pytest.mark.parametrize("gate", ["silu_and_mul", pytest.param("clamped_swiglu_and_mul", marks=SLOW)])
 @pytest.mark.parametrize("inner", [40, 64])
 def test_one_token_equals_reference(gate: Any, inner: int) -> None:
     from localllm.kernels.triton import moe
