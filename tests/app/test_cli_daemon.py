@@ -180,7 +180,7 @@ def test_ctrl_c_stops_the_answer_but_not_the_daemon(localllm: Shell, environment
     assert process.stdout is not None
     assert process.stdout.read(1), "the answer has started"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=20)
     assert process.returncode == 130
     assert err.strip() == ""
     until = time.monotonic() + 20

@@ -83,7 +83,7 @@ def localllm(hub: Hub, *args: str, **env: str) -> subprocess.CompletedProcess[st
         env=reaching(hub, **env),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=50,
     )
 
 
@@ -227,7 +227,7 @@ def test_ctrl_c_ends_a_pull_at_once(hub: Hub) -> None:
     process = subprocess.Popen(command, env=reaching(hub), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert hub.stalled.wait(30)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=40)
+    _, err = process.communicate(timeout=10)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "the same command continues the download of org/whole" in err

@@ -61,7 +61,7 @@ def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own: huggingface_hub reads some variables when it is imported."""
     command = [sys.executable, "-m", "localllm.app.cli", *args]
-    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=50)
 
 
 @pytest.mark.parametrize(("prefix", "suffix"), [("", "/"), ("/hf", ""), ("/a/b", "/")])

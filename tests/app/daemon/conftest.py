@@ -28,7 +28,7 @@ class Daemon:
     def __init__(self, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
         self.folder = folder
         self.env = environment(folder) | (env or {})
-        self.http = httpx.Client(timeout=60, trust_env=False)
+        self.http = httpx.Client(timeout=30, trust_env=False)
         asked = {"port": 0, "drain": 1.0} | settings
         self.errors = (folder / "stderr").open("ab")
         self.process = subprocess.Popen(
@@ -80,7 +80,7 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(timeout=40)
+            return self.process.wait(timeout=20)
         finally:
             self.process.kill()
             self.process.wait()
@@ -90,7 +90,7 @@ class Daemon:
             self.http.close()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 40.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition did not become true"

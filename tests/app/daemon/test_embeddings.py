@@ -176,7 +176,7 @@ def test_vectors_of_a_real_model(real: Daemon) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = AutoModel.from_pretrained(folder)
     texts = ["hello", "the quick brown fox", "größer, 日本語"]
-    with openai.OpenAI(base_url=f"{real.url}/v1", api_key="any", max_retries=0, timeout=120) as client:
+    with openai.OpenAI(base_url=f"{real.url}/v1", api_key="any", max_retries=0, timeout=50) as client:
         reply = client.embeddings.create(model="test/embedder", input=texts)
         by_ids = client.embeddings.create(model="test/embedder", input=[tokenizer.encode(text).ids for text in texts])
         cards = {model.id: model for model in client.models.list()}

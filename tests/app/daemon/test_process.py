@@ -38,7 +38,7 @@ class Bench:
     over: list[WorkerProcess]
 
     async def sent(self) -> frames.ToWorker:
-        return await asyncio.wait_for(frames.read_to_worker(self.reader), 40)
+        return await asyncio.wait_for(frames.read_to_worker(self.reader), 10)
 
 
 @pytest.fixture
