@@ -59,7 +59,7 @@ class CacheTooSmall(InvalidRequest, code="cache_size_exceeded"):
 
 
 class EmbeddingsUnsupported(InvalidRequest, code="embeddings_unsupported"):
-    """The model is no embedding model, or one whose pooling localllm does not compute."""
+    """The model is no embedding model, or its pooling is not supported."""
 
     @classmethod
     def without_pooling(cls, model: str) -> EmbeddingsUnsupported:

@@ -59,7 +59,7 @@ class ModelConfig:
     logit_scale: float = 1.0  # factor of the logits
     rope_layers: tuple[bool, ...] = ()  # whether each layer rotates queries and keys; empty: all layers do
     query_scaling: QueryScaling | None = None  # None: the queries have no factors
-    multimodal: str = ""  # model_type of the multimodal model whose text model this is; empty: it is no part of one
+    multimodal: str = ""  # model_type of the multimodal model that contains this text model; empty: none
     latent: LatentConfig | None = None  # None: attention has heads of keys and values
 
     @property

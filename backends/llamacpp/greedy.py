@@ -64,7 +64,7 @@ class GreedySequences(PagedSequences):
         return sequence < self._samplers
 
     def _free_id(self, plain: bool, answering: Collection[Sequence]) -> int:
-        """A free id, with a sampler if `plain`. `answering`: the sequences whose rows have answers."""
+        """A free id, with a sampler if `plain`. `answering`: the sequences with an answer in this step."""
         while True:
             for free in reversed(self._free):
                 if self._has_sampler(free) == plain:
