@@ -2,7 +2,8 @@
 
 `python scripts/bench/cuda_models.py --shape qwen3-0.6b,llama-8b --ways full,off`. Weights are random. The program
 checks outputs first; if an output is wrong, it measures nothing. `--ways` lists values of the option `graphs`; with
-`/in-turn` a step is planned after the results of the step before. The ways alternate round by round. Each is compared
+`/in-turn` a step is planned after the results of the step before, with `/queues` shared experts may run on a second
+queue of the GPU. The ways alternate round by round. Each is compared
 with the last way, and with a peer: transformers in eager mode (`--peers transformers`, bf16) or llama.cpp of
 llama-cpp-python (`--peers llama.cpp`). The peak rates of the device are measured before and after. Any backend can run
 it: `--backend cpu --shape tiny` is a test of the program.
@@ -35,7 +36,7 @@ from localllm import backends
 from localllm.backends.machine import cores
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.engine.modelfiles import ModelFiles
-from localllm.engine.options import CacheDtype, Compiler, Graphs, LoadOptions
+from localllm.engine.options import CacheDtype, Compiler, Graphs, LoadOptions, Queues
 from localllm.engine.request import Sampling
 from localllm.engine.runner import Backend, Unavailable, page_bytes
 from localllm.kernels.gpu_limits import gpu_limits
@@ -60,13 +61,16 @@ class Way:
     name: str
     graphs: Graphs
     overlap: bool  # a step starts before the results of the step before are read
+    queues: Queues
 
     @classmethod
     def parse(cls, text: str) -> Way:
-        graphs, _, rest = text.partition("/")
-        if graphs not in get_args(Graphs) or rest not in ("", "in-turn"):
-            raise argparse.ArgumentTypeError(f"{text}: one of {', '.join(get_args(Graphs))}, maybe with /in-turn")
-        return cls(text, graphs, overlap=not rest)  # type: ignore[arg-type]
+        graphs, *more = text.split("/")
+        if graphs not in get_args(Graphs) or not {"in-turn", "queues"}.issuperset(more):
+            ways = ", ".join(get_args(Graphs))
+            raise argparse.ArgumentTypeError(f"{text}: one of {ways}, maybe with /in-turn or /queues")
+        queues: Queues = "measured" if "queues" in more else "one"
+        return cls(text, graphs, "in-turn" not in more, queues)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +244,15 @@ def _opened(
     """Load a model. Returns its engine, and a row with the load time and the memory besides weights and cache."""
     free = _free(backend)
     start = time.perf_counter()
-    runner = backend.open(files, replace(budget, graphs=way.graphs))
+    runner = backend.open(files, replace(budget, graphs=way.graphs, queues=way.queues))
     seconds = time.perf_counter() - start
     spec = runner.spec
     beyond = free - _free(backend) - spec.weight_bytes - spec.cache_bytes
-    more = {"beyond_gib": round(beyond / 2**30, 3)} if free else {}
+    more: dict[str, object] = {"beyond_gib": round(beyond / 2**30, 3)} if free else {}
     if isinstance(runner, GraphRunner):
         more["recorded_in"] = round(runner.capture_seconds, 2)
+        if runner.forked:
+            more["second_queue"] = runner.forked
     _log(f"{way.name}: open, {spec}")
     stepped = Stepped(way.name, runner, overlap=way.overlap)
     _log(f"{way.name}: its cache filled")

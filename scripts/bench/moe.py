@@ -1,9 +1,9 @@
 """Mixtures of experts on this GPU: microseconds of router and experts of one layer, beside torch's grouped products.
 
-`python scripts/bench/moe.py [FORMAT …]`. The layer has the sizes of Qwen3-30B-A3B. Each call in a graph has its own
-choices of experts, so that the L2 cache does not have their weights. The bound is the time to read the weights of the
-chosen experts, or the time of a dense bf16 product with as many operations if that is longer. The peer is torch with
-bf16 weights: a stable sort, two grouped products, the gate and a weighted sum.
+`python scripts/bench/moe.py [--tokens 1,64] [FORMAT …]`. The layer has the sizes of Qwen3-30B-A3B. Each call in a graph
+has its own choices of experts, so that the L2 cache does not have their weights. The bound is the time to read the
+weights of the chosen experts, or the time of a dense bf16 product with as many operations if that is longer. The peer
+is torch with bf16 weights: a stable sort, two grouped products, the gate and a weighted sum.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measure_tokens(op: str, tokens: int, weights: ExpertWeights, plain: tuple[Te
     return row(title, time, "µs", peer=peer_time, ratio=ratio, bound_share=bound / time, device=device, rounds=ROUNDS)
 
 
-def measure(formats: list[str]) -> Iterator[Row]:
+def measure(formats: list[str], counts: list[int]) -> Iterator[Row]:
     bandwidth = read_bandwidth()
     plain = (
         torch.randn(EXPERTS, 2 * INNER, HIDDEN, device="cuda", dtype=torch.bfloat16),
@@ -100,11 +100,14 @@ def measure(formats: list[str]) -> Iterator[Row]:
     )
     for op in formats:
         weights = random_weights(op)
-        for tokens in TOKENS:
+        for tokens in counts:
             yield measure_tokens(op, tokens, weights, plain, bandwidth)
 
 
 if __name__ == "__main__":
     arguments = parser(__doc__)
+    arguments.add_argument("--tokens", help="numbers of tokens; default: all")
     arguments.add_argument("formats", nargs="*")
-    save("moe", measure(arguments.parse_args().formats or list(FORMATS)))
+    options = arguments.parse_args()
+    counts = [int(count) for count in options.tokens.split(",")] if options.tokens else list(TOKENS)
+    save("moe", measure(options.formats or list(FORMATS), counts), part=bool(options.tokens or options.formats))

@@ -1,13 +1,15 @@
 """The shared expert on a second queue of this GPU: microseconds of the MLP of one layer in a graph, beside one queue.
 
-`python scripts/bench/moe_streams.py [--steps STEPS] [FORMAT …]`. The layers have the sizes of Qwen2-57B-A14B and of
-Qwen3.6-35B-A3B. The result is the time with the queues that ParallelExperts chooses, the peer the time with one queue.
-`--steps` compares the bits of both for so many steps instead; the input of a step is the output of the step before.
+`python scripts/bench/moe_streams.py [--steps STEPS] [--tokens 1,64] [FORMAT …]`. The layers have the sizes of
+Qwen2-57B-A14B and of Qwen3.6-35B-A3B. The result is the time with the queues that ParallelExperts chooses, the peer the
+time with one queue. `--steps` compares the bits of both for so many steps instead; the input of a step is the output of
+the step before.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -84,10 +86,10 @@ def captured(work: Callable[[], list[Tensor]]) -> tuple[torch.cuda.CUDAGraph, li
     return graph, results
 
 
-def measure_shape(shape: Shape, op: str) -> Iterator[Row]:
+def measure_shape(shape: Shape, op: str, counts: list[int]) -> Iterator[Row]:
     mlps = [random_mlp(shape, op) for _ in range(LAYERS)]
     choice = ParallelExperts(DEVICE, SharedExperts(mlps, shape.hidden, torch.bfloat16))
-    for tokens in TOKENS:
+    for tokens in counts:
         chosen = choice.streams(tokens)
         inputs = [torch.randn(tokens, shape.hidden, device="cuda", dtype=torch.bfloat16) for _ in mlps]
 
@@ -141,22 +143,26 @@ def compare_bits(steps: int) -> Iterator[Row]:
         equal = all(torch.equal(state, states[0]) for state in states)
         assert equal, f"the bits differ after {done} steps"
         assert states[0].isfinite().all()
+        if done % (100 * COMPARED) == 0:
+            print(f"{done} steps have equal bits", file=sys.stderr, flush=True)
     yield row("moe.streams, steps with equal bits", done, "steps", device=torch.cuda.get_device_name())
 
 
-def measure(formats: list[str]) -> Iterator[Row]:
+def measure(formats: list[str], counts: list[int]) -> Iterator[Row]:
     for op in formats:
         for shape in (QWEN3, QWEN2):
-            yield from measure_shape(shape, op)
+            yield from measure_shape(shape, op, counts)
 
 
 if __name__ == "__main__":
     arguments = parser(__doc__)
     arguments.add_argument("--steps", type=int, default=0, help="compare the bits of so many steps")
+    arguments.add_argument("--tokens", help="numbers of tokens; default: all")
     arguments.add_argument("formats", nargs="*")
     options = arguments.parse_args()
+    counts = [int(count) for count in options.tokens.split(",")] if options.tokens else list(TOKENS)
     with torch.inference_mode():
         if options.steps:
             save("moe_streams", compare_bits(options.steps), part=True)
         else:
-            save("moe_streams", measure(options.formats or ["dense"]), part=bool(options.formats))
+            save("moe_streams", measure(options.formats or ["dense"], counts), part=True)

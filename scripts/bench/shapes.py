@@ -55,6 +55,7 @@ class Shape:
     positions: int = 32_768
     experts: int = 0  # 0: no mixture of experts; else `inner` is that of an expert
     top_k: int = 0  # experts per token
+    shared: int = 0  # inner size of a shared expert with a gate; 0: no shared expert
 
     def config(self) -> Mapping[str, Any]:
         config = {
@@ -84,6 +85,8 @@ class Shape:
                 "decoder_sparse_step": 1,
                 "mlp_only_layers": [],
             }
+        if self.shared:
+            config |= {"shared_expert_intermediate_size": self.shared, "qkv_bias": False}
         return config
 
     def tensors(self) -> Iterator[Tensor]:
@@ -114,18 +117,18 @@ class Shape:
 
     def _mlp(self) -> list[tuple[str, str, tuple[int, ...]]]:
         """The tensors of the MLP of a layer."""
-        matrices = {
-            "gate": (self.inner, self.hidden),
-            "up": (self.inner, self.hidden),
-            "down": (self.hidden, self.inner),
-        }
+        matrices = _gated_mlp(self.hidden, self.inner)
         if not self.experts:
             return [(f"mlp.{name}_proj", f"ffn_{name}", shape) for name, shape in matrices.items()]
-        stacks = [
-            (f"mlp.experts.*.{name}_proj", f"ffn_{name}_exps", (self.experts, *shape))
-            for name, shape in matrices.items()
+        tensors: list[tuple[str, str, tuple[int, ...]]] = [
+            ("mlp.gate", "ffn_gate_inp", (self.experts, self.hidden)),
+            *((f"mlp.experts.*.{name}_proj", f"ffn_{name}_exps", (self.experts, *of)) for name, of in matrices.items()),
         ]
-        return [("mlp.gate", "ffn_gate_inp", (self.experts, self.hidden)), *stacks]
+        if self.shared:
+            shared = _gated_mlp(self.hidden, self.shared)
+            tensors += [(f"mlp.shared_expert.{name}_proj", f"ffn_{name}_shexp", of) for name, of in shared.items()]
+            tensors.append(("mlp.shared_expert_gate", "ffn_gate_inp_shexp", (1, self.hidden)))
+        return tensors
 
     @property
     def multiplied(self) -> int:
@@ -146,7 +149,16 @@ class Shape:
         return 2 * products + 4 * scores * self.heads * self.head_dim * self.layers
 
 
-ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM", "qwen3_moe": "Qwen3MoeForCausalLM", "llama": "LlamaForCausalLM"}
+def _gated_mlp(hidden: int, inner: int) -> Mapping[str, tuple[int, int]]:
+    return {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+
+
+ARCHITECTURES = {
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "llama": "LlamaForCausalLM",
+}
 
 QWEN3_06B = Shape("Qwen3-0.6B shape", "qwen3", 1024, 3072, 28, 16, 8, 128, 151_936, tied=True, head_norms=True)
 QWEN3_8B = Shape("Qwen3-8B shape", "qwen3", 4096, 12_288, 36, 32, 8, 128, 151_936, tied=False, head_norms=True)
@@ -172,20 +184,34 @@ MOE_1B = replace(
     vocab=32_000, tied=True, experts=32, top_k=4,
 )  # fmt: skip
 
+# Mixtures of experts with a shared expert: some layers with the sizes of Qwen2-57B-A14B, and with the experts of
+# Qwen3.6-35B-A3B. The vocabulary is small, so that the head takes as small a share of the time as with all layers.
+QWEN2_57B = Shape(
+    "6 layers of 57B-A14B", "qwen2_moe", 3584, 2560, 6, 28, 4, 128, 32_000, tied=False, experts=64, top_k=8,
+    shared=20_480,
+)  # fmt: skip
+MOE_35B = Shape(
+    "8 layers of 35B-A3B", "qwen2_moe", 2048, 512, 8, 16, 2, 128, 32_000, tied=False, experts=256, top_k=8, shared=512
+)
+
 # The layers and calls of Qwen3-0.6B with almost no arithmetic: its time is the overhead of the calls.
 HOLLOW = replace(QWEN3_06B, name="28 hollow layers", hidden=64, inner=64, heads=2, kv_heads=1, head_dim=32, vocab=256)
 
 # Very small models, for tests of the programs.
 TINY = replace(HOLLOW, name="tiny shape", layers=2, positions=1024)
 TINY_MOE = replace(TINY, name="tiny mixture of experts", model_type="qwen3_moe", experts=8, top_k=2)
+TINY_SHARED = replace(TINY_MOE, name="tiny shared expert", model_type="qwen2_moe", shared=96, head_norms=False)
 
 SHAPES = {
     "qwen3-0.6b": QWEN3_06B,
     "qwen3-8b": QWEN3_8B,
     "llama-8b": LLAMA_8B,
     "qwen3-30b-a3b": QWEN3_30B,
+    "qwen2-57b-a14b": QWEN2_57B,
+    "moe-35b-a3b": MOE_35B,
     "moe-1b": MOE_1B,
     "hollow": HOLLOW,
     "tiny": TINY,
     "tiny-moe": TINY_MOE,
+    "tiny-shared": TINY_SHARED,
 }

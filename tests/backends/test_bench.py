@@ -38,7 +38,7 @@ from idle import Work, idle
 from kernel_times import step_time
 from llamacpp_steps import LlamaCpp
 from programs import Job
-from shapes import SHAPES, TINY, TINY_MOE, Shape
+from shapes import SHAPES, TINY, TINY_MOE, TINY_SHARED, Shape
 from stepping import Stepped
 from weights import stand_in, write
 
@@ -206,15 +206,16 @@ def test_random_blocks_are_a_valid_model_of_llama_cpp(model: Shape, tmp_path: Pa
                 assert values.std() * values.shape[-1] ** 0.5 == pytest.approx(1, abs=0.1), tensor.name
 
 
-def test_a_mixture_of_experts_has_the_same_tensors_in_all_its_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [TINY_MOE, TINY_SHARED], ids=["routed", "shared"])
+def test_a_mixture_of_experts_has_the_same_tensors_in_all_its_files(model: Shape, tmp_path: Path) -> None:
     """The number of weights per token counts top_k experts of a layer."""
     assert SHAPES["qwen3-30b-a3b"].multiplied == pytest.approx(3.04e9, rel=0.01)
-    files = stand_in(TINY_MOE, tmp_path)
+    files = stand_in(model, tmp_path)
     assert files.config.moe is not None
     assert (files.config.moe.experts, files.config.moe.top_k) == (8, 2)
     opened = cpu.open(files, BUDGET)
     opened.close()
-    write(TINY_MOE, tmp_path / "written")
+    write(model, tmp_path / "written")
     read = read_model(tmp_path / "written")
     assert {name: tensor.shape for name, tensor in read.tensors.items()} == {
         name: tensor.shape for name, tensor in files.tensors.items()
@@ -350,6 +351,12 @@ def test_failed_job_does_not_stop_other_jobs(
     assert names == [f"{whole}open, off", f"{whole}before", f"{whole}decode, 1 row of 20 tokens, off"]
 
 
+def test_ways_of_a_model_have_options() -> None:
+    ways = [cuda_models.Way.parse(text) for text in ("full", "full/in-turn", "auto/queues", "auto/queues/in-turn")]
+    assert [way.overlap for way in ways] == [True, False, True, False]
+    assert [way.queues for way in ways] == ["one", "one", "measured", "measured"]
+
+
 def test_new_results_replace_rows_with_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "RESULTS", tmp_path)
 
@@ -372,6 +379,7 @@ def test_new_results_replace_rows_with_the_same_name(tmp_path: Path, monkeypatch
     [
         (["--ways", "quick"], "quick: one of auto, full"),
         (["--ways", "off/out"], "in-turn"),
+        (["--ways", "off/queues/out"], "queues"),
         (["--jobs", "x"], "x: not"),
         (["--jobs", "decode:auto+full"], "full: not among --ways"),
     ],

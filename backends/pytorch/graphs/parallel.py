@@ -71,6 +71,10 @@ class ParallelExperts:
             self._chosen[tokens] = self._fastest(tokens, self._experts)
         return self._chosen[tokens]
 
+    def forked(self) -> tuple[int, ...]:
+        """The numbers of tokens whose captured steps use a second queue."""
+        return tuple(sorted(tokens for tokens, streams in self._chosen.items() if streams is not IN_ORDER))
+
     def close(self) -> None:
         """Drop the references to weights."""
         self._experts = None
