@@ -23,7 +23,13 @@ from .tiny import TINIES, VOCAB, Tiny
 BUDGET = LoadOptions(cache_bytes=2**25, max_rows=4, max_step_tokens=64, page_size=8)
 LANES = ("library", "triton", "references")
 EVERY = [*SHAPES, *TINIES]
-SPLIT = ("llama-d512-h2x1", "gemma3-d16-h8x4-w2-tie-ropes", "qwen2-d20-h4x4-w5-default", "phi3-d12-h3x1-w9-default")
+SPLIT = (
+    "llama-d512-h2x1",
+    "gemma3-d16-h8x4-w2-tie-ropes",
+    "qwen2-d20-h4x4-w5-default",
+    "phi3-d12-h3x1-w9-default",
+    "qwen2_moe",
+)
 
 gpu = [
     pytest.mark.real,
@@ -68,7 +74,7 @@ class TestOnGpu:
             off, right = difference(opened(tmp_path, shape, lane, graphs, monkeypatch), shape, logits)
             assert off.std() < 0.08 * right.std(), graphs
 
-    @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.label in SPLIT], ids=str)
+    @pytest.mark.parametrize("shape", [shape for shape in EVERY if shape.label in SPLIT], ids=str)
     @pytest.mark.parametrize("lane", LANES)
     def test_split(self, shape: Tiny, lane: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Prefill with a split forward pass."""

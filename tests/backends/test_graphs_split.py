@@ -63,6 +63,8 @@ KINDS = (  # models with layers of different kinds
     "olmo2",
     "smollm3",
     "deepseek_v3-dense",
+    "qwen2_moe",
+    "gpt_oss",
 )
 
 
@@ -168,8 +170,9 @@ def test_values_are_freed_after_their_last_reader(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quant", ["int8", "int4"])
-def test_packed_weights_use_the_products_of_the_device(tmp_path: Path, quant: Quant) -> None:
-    runner, step = opened("llama", tmp_path, replace(EAGER, quant=quant)), prompt(23)
+@pytest.mark.parametrize("tiny", ["llama", "qwen3_moe"])
+def test_packed_weights_use_the_products_of_the_device(tmp_path: Path, quant: Quant, tiny: str) -> None:
+    runner, step = opened(tiny, tmp_path, replace(EAGER, quant=quant)), prompt(23)
     with torch.inference_mode():
         actual = prompts(runner)(step, TAPED.ops, runner.kv)
         assert actual.equal(runner.model(step, TAPED.ops, runner.kv))
@@ -199,7 +202,7 @@ def test_replays_equal_uncaptured_steps(tmp_path: Path, tiny: str) -> None:
 
 @by_inductor
 @pytest.mark.slow
-@pytest.mark.parametrize("tiny", ["qwen3-biases", "gemma3"])
+@pytest.mark.parametrize("tiny", ["qwen3-biases", "gemma3", "qwen2_moe"])
 def test_inductor_equals_the_model(tmp_path: Path, tiny: str) -> None:
     """The segments are compiled once, for captures and for all later steps."""
     check_equal(opened(tiny, tmp_path, replace(SPLIT, compiled_dir=tmp_path / "compiled")))

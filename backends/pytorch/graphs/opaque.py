@@ -1,7 +1,8 @@
-"""Ops whose implementation tracing does not see: attention, and products with packed weights.
+"""Ops whose implementation tracing does not see: attention, products with packed weights, routers and experts.
 
 Tracing follows tensors only. The rows and pages of attention change with every step, so the forward pass is cut at
-attention (SGLang's piecewise graphs). Packed weights are not tensors, so products look them up in the current Model.
+attention (SGLang's piecewise graphs). Packed weights are not tensors, so products and experts look them up in the
+current Model. Graphs can capture experts, so the forward pass is not cut there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ....kernels.ops import Ops
 from ....kernels.ops.attention import Rows
+from ....kernels.ops.moe import ExpertWeights, Routed, Routing
 from ....kernels.ops.projection import Product
 
 
@@ -58,6 +60,8 @@ class Model:
 
     products: Mapping[int, Product]  # address of the first tensor of a product's weight -> the product
     ops: Ops
+    # Address of the first tensor of gate_up -> the weights of all experts.
+    experts: Mapping[int, ExpertWeights] = field(default_factory=dict)
 
 
 _MODEL: ContextVar[Model] = ContextVar("model")
@@ -80,6 +84,12 @@ torch.library.define(
 torch.library.define(
     "localllm_graphs::product", "(Tensor x, Tensor weight, int out_features, ScalarType dtype) -> Tensor"
 )
+torch.library.define(
+    "localllm_graphs::route",
+    "(Tensor logits, Tensor? correction, int top_k, str score, bool renormalise, float scale, int groups, "
+    "int top_groups, str group_score) -> (Tensor, Tensor)",
+)
+torch.library.define("localllm_graphs::experts", "(Tensor x, Tensor chosen, Tensor shares, Tensor weight) -> Tensor")
 
 
 @torch.library.register_fake("localllm_graphs::attend")  # type: ignore[untyped-decorator]
@@ -98,5 +108,31 @@ def _(x: Tensor, weight: Tensor, out_features: int, dtype: torch.dtype) -> Tenso
     return x.new_empty((*x.shape[:-1], out_features), dtype=dtype)
 
 
+@torch.library.impl("localllm_graphs::route", "default")
+def _route(logits: Tensor, correction: Tensor | None, *routing: Any) -> tuple[Tensor, Tensor]:
+    routed: Routed = _MODEL.get().ops.moe.route(logits, Routing(*routing), correction)
+    return routed.experts, routed.weights
+
+
+@torch.library.register_fake("localllm_graphs::route")  # type: ignore[untyped-decorator]
+def _(logits: Tensor, correction: Tensor | None, top_k: int, *_: Any) -> tuple[Tensor, Tensor]:
+    shape = logits.shape[0], top_k
+    return logits.new_empty(shape, dtype=torch.int32), logits.new_empty(shape)
+
+
+@torch.library.impl("localllm_graphs::experts", "default")
+def _experts(x: Tensor, chosen: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
+    model = _MODEL.get()
+    result: Tensor = model.ops.moe.experts(x, Routed(chosen, shares), model.experts[weight.data_ptr()])
+    return result
+
+
+@torch.library.register_fake("localllm_graphs::experts")  # type: ignore[untyped-decorator]
+def _(x: Tensor, chosen: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
 attend = torch.ops.localllm_graphs.attend.default
 product = torch.ops.localllm_graphs.product.default
+route = torch.ops.localllm_graphs.route.default
+experts = torch.ops.localllm_graphs.experts.default

@@ -22,6 +22,7 @@ from ....kernels.ops import Ops, linear
 from ....kernels.ops.attention import Attention, Rows
 from ....kernels.ops.layer import Layer
 from ....kernels.ops.linear import weight_tensors
+from ....kernels.ops.moe import ExpertWeights, Routed, Routing
 from ....kernels.ops.projection import Product
 from ..inputs import Step
 from ..kv import PagedKV
@@ -49,7 +50,7 @@ class SplitModel:
         self._call = call
         tracing = _Tracing(Ops() if compiler.fuses else ops, kv)
         self._graph = cutting.traced(tracing.forward(model), *tracing.example())
-        self._model = Model(tracing.products, ops)
+        self._model = Model(tracing.products, ops, tracing.experts)
         nodes = self._graph.graph.nodes
         self._inputs = [node for node in nodes if node.op == "placeholder"]
         self._constants = {node: getattr(self._graph, str(node.target)) for node in nodes if node.op == "get_attr"}
@@ -110,6 +111,10 @@ def _site(attention: fx.Node) -> int:
     return site
 
 
+def _route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
+    return Routed(*opaque.route(logits, correction, *routing))
+
+
 class _Tracing:
     """The ops of a trace. They store the arguments that the opaque ops need when the traced graph runs."""
 
@@ -118,12 +123,14 @@ class _Tracing:
         self.cache = kv.cache  # the only field of PagedKV that the model reads; page views would be fake tensors
         self.sites: list[Site | LatentSite] = []
         self.products: dict[int, Product] = {}
+        self.experts: dict[int, ExpertWeights] = {}
         self._append_arguments: tuple[Any, ...] = ()
         self._ops = replace(
             ops,
             kv=replace(ops.kv, append=self._append, append_latent=self._append_latent),
             attention=Attention(paged=self._attend, latent=self._attend_latent),
             linear=replace(ops.linear, **{name: self._product(name) for name in FORMATS}),
+            moe=replace(ops.moe, route=_route, experts=self._experts),
             layer=Layer(),
         )
 
@@ -166,6 +173,12 @@ class _Tracing:
         opaque.attend(heads, cos, sin, out, len(self.sites))
         self.sites.append(LatentSite(rotation, pages, scale, start))
         return out
+
+    def _experts(self, x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
+        first = weight_tensors(weights.gate_up)[0]
+        self.experts[first.data_ptr()] = weights
+        output: Tensor = opaque.experts(x, *routed, first)
+        return output
 
     def _product(self, name: str) -> Callable[..., Tensor]:
         """The product of a weight format. Plain weights are multiplied by torch, packed weights by the opaque op."""
