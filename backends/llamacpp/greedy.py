@@ -31,6 +31,7 @@ FUNCTIONS = (
     "llama_sampler_chain_init",
     "llama_sampler_init_greedy",
 )
+PROBE_TOKENS = 2  # of the step of choose_largest
 
 
 def plain_answers(batch: Batch) -> NDArray[np.bool_]:
@@ -102,8 +103,8 @@ class GreedySamplers:
     def choose_largest(self, context: Any, other: int, vocab: int) -> bool:
         """Whether the token that the device chooses has the largest logit. Computes a step with the first id and with
         the id `other`, which has no sampler. All cells of the context are free before and after it."""
-        batch = self._c.llama_batch_init(2, 0, 1)
-        batch.n_tokens = 2
+        batch = self._c.llama_batch_init(PROBE_TOKENS, 0, 1)
+        batch.n_tokens = PROBE_TOKENS
         for index, sequence in enumerate((self._ids[0], other)):
             batch.token[index] = index % vocab
             batch.pos[index] = 0
@@ -114,7 +115,7 @@ class GreedySamplers:
         token = -1 if code else self._c.llama_get_sampled_token_ith(context, 0)
         largest = False
         if 0 <= token < vocab:
-            logits = np.ctypeslib.as_array(self._c.llama_get_logits(context), (2, vocab))[0]
+            logits = np.ctypeslib.as_array(self._c.llama_get_logits(context), (PROBE_TOKENS, vocab))[0]
             largest = bool(logits[token] == logits.max())
         self._c.llama_batch_free(batch)
         self._c.llama_memory_clear(self._c.llama_get_memory(context), False)

@@ -15,7 +15,7 @@ from . import accepts
 from .adapters import Adapters
 from .attention import avoid_graphs, flash_attention
 from .cells import ContextMemory, StreamMemory
-from .greedy import FUNCTIONS, GreedySamplers, GreedySequences
+from .greedy import FUNCTIONS, PROBE_TOKENS, GreedySamplers, GreedySequences
 from .library import devices, library, load_model
 from .runner import LlamaRunner, Sequences
 from .sequences import Memory, PagedSequences, PairedMemory, StateSequences, sequence_ids
@@ -231,6 +231,7 @@ def _new_context(
     params.flash_attn_type = flash_attention(files, size.gpu_layers)
     avoid_graphs(files, params.flash_attn_type)
     if greedy:
+        params.n_batch = max(params.n_batch, PROBE_TOKENS)
         configs = greedy.configs()
         params.samplers = configs
         params.n_samplers = len(configs)

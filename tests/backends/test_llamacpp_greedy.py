@@ -165,6 +165,16 @@ def test_equal_logits(tmp_path: Path, opened: Callable[..., LlamaRunner]) -> Non
     assert 0 <= token < canary.VOCAB
 
 
+def test_steps_of_one_token(tmp_path: Path, opened: Callable[..., LlamaRunner]) -> None:
+    """llama.cpp ends the process if a step has more tokens than the context allows, also at the test of the load."""
+    runner = opened(gguf_models.write_canary(tmp_path), replace(DEVICE, max_rows=1, max_step_tokens=1))
+    assert (runner.spec.max_tokens, runner.spec.warnings) == (1, ())
+    prompt = canary.prompt(1, 30, seed=1)
+    for position, token in enumerate(prompt):
+        result = runner.run(make_batch([Row([token], position, range(1, 9))], canary.VOCAB)).result()
+    assert result.tokens.tolist() == canary.walk(prompt, 1)
+
+
 @pytest.mark.parametrize("wrong", [-1, 1, canary.VOCAB])
 def test_host_chooses_if_the_graph_chooses_wrong_tokens(
     tmp_path: Path, opened: Callable[..., LlamaRunner], monkeypatch: pytest.MonkeyPatch, wrong: int
