@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -49,6 +50,7 @@ WORK_STEPS = 8  # of decode, if processor time is measured
 PROMPT = 512  # tokens of the timed prefill
 FULL = 4096  # positions of other prompts
 LOAD_PROMPT = 16  # tokens before the first token after a load
+ENVIRONMENT = dict(os.environ)  # for other programs: without localllm's limit of spinning, which a load adds
 
 Rates = Mapping[str, float]  # tokens per second of "prefill" and "decode"
 
@@ -136,7 +138,8 @@ class BatchedBench:
         counts = ",".join(map(str, work.counts))
         cells = max(work.counts) * (work.context + work.tokens)
         sizes = ["-npl", counts, "-npp", str(work.context), "-ntg", str(work.tokens), "-c", str(cells)]
-        done = subprocess.run([*self._command, *sizes], capture_output=True, text=True, check=True)
+        command = [*self._command, *sizes]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
         lines = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith('{"n_kv_max"')]
         figures = map(json.loads, lines)
         return {figure["pl"]: work.rates(figure["pl"], figure["t_pp"], figure["t_tg"]) for figure in figures}
