@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..ops import moe as reference
 from ..ops.linear import Mxfp4, Weight
+from ..ops.mlp import Experts
 from ..ops.moe import ExpertWeights, Routed, Routing
 from ..triton_problem import triton_problem
 from . import linear
@@ -39,6 +40,29 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
 
         return moe.route(logits, routing, correction)
     return reference.route(logits, routing, correction)
+
+
+def norm_route(
+    x: Tensor, stream: Tensor, norm: tuple[Tensor | None, float, float], experts: Experts
+) -> tuple[Tensor, Tensor, Routed] | None:
+    """The norm of x + stream, the sum, and the chosen experts of each token; `norm`: weight, eps and offset. None if
+    one kernel does not support these arguments."""
+    weight, eps, offset = norm
+    router = experts.router.product
+    if not (TRITON and x.is_cuda and weight is not None and router is not None):
+        return None
+    from ..triton import moe_norm_route as kernel
+
+    data = router.weight.data if isinstance(router.weight, Packed) else router.weight
+    plain = router.op == "dense" and router.order is None and x.dtype == torch.bfloat16
+    if not plain or not kernel.supports_norm_route(x, weight, data, experts.correction):
+        return None
+    inputs = x.contiguous(), stream.contiguous()
+    norm_weight = weight, eps, offset
+    normed: tuple[Tensor, Tensor, Routed] = kernel.norm_route(
+        *inputs, norm_weight, data, router.bias, experts.routing, experts.correction
+    )
+    return normed
 
 
 def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:

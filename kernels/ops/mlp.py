@@ -50,13 +50,21 @@ class Experts(NamedTuple):
     def __call__(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]. The second queue of the step computes the shared expert beside the
         routed experts."""
-        if self.shared is None:
-            return ops.moe.experts(x, self._route(x, ops, step), self.weights)
-        routed = self._route(x, ops, step) if step.streams.after_router else None
+        if self.shared is None or step.streams.after_router:
+            return self.after_router(x, self._route(x, ops, step), ops, step)
         with step.streams.fork():
             shared = self._shared(x, self.shared, ops, step)
-        if routed is None:
-            routed = self._route(x, ops, step)
+        result: Tensor = ops.moe.experts(x, self._route(x, ops, step), self.weights)
+        step.streams.join()
+        return result + shared
+
+    def after_router(self, x: Tensor, routed: Routed, ops: Ops, step: LayerStep) -> Tensor:
+        """The result [tokens, hidden] of the routed and the shared experts for x [tokens, hidden]."""
+        if self.shared is None:
+            alone: Tensor = ops.moe.experts(x, routed, self.weights)
+            return alone
+        with step.streams.fork():
+            shared = self._shared(x, self.shared, ops, step)
         result: Tensor = ops.moe.experts(x, routed, self.weights)
         step.streams.join()
         return result + shared

@@ -299,6 +299,7 @@ CASES = [
             ("correction", _random_logits(33, 16, Routing(4, "sigmoid", True), correction=True)),
             ("softmax-correction", _random_logits(5, 16, Routing(4, "softmax", False), correction=True)),
             ("groups", _random_logits(33, 32, _GROUPED, correction=True)),
+            ("odd-groups", _random_logits(33, 15, Routing(4, "sigmoid", True, 1.0, 3, 2, "top2"), correction=True)),
             ("softmax-groups", _random_logits(33, 32, Routing(4, "softmax", False, 16.0, 8, 3))),
             ("256-experts-in-groups", _random_logits(3, 256, Routing(8, "sigmoid", True, 2.5, 8, 4, "top2"), True)),
         ]

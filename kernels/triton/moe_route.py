@@ -19,6 +19,7 @@ from .overlap import launch_dependents, overlapping, wait_for_previous
 from .target import device_properties
 
 BLOCK = 1024  # choices of a program that sorts
+MAX_PAIRED = 256  # largest number of experts of which all pairs are compared
 ONE_LAUNCH = 2048  # largest number of choices that one launch sorts
 
 
@@ -39,40 +40,42 @@ def _best_groups(choice, group, index, TOP_GROUPS: tl.constexpr, TOP2: tl.conste
 
 
 @triton.jit
-def _route(
-    experts, weights, logits, correction, stride, scale,
-    TOP_K: tl.constexpr, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, HAS_CORRECTION: tl.constexpr,
-    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr, SIZE: tl.constexpr,
-    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
+def _store_best(
+    experts, weights, token, score, choice, index, exists, scale,
+    TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Program `token` chooses the experts of a token. SIZE: experts of a group."""
-    if OVERLAP:
-        wait_for_previous()
-        launch_dependents()
-    token = tl.program_id(0).to(tl.int64)
-    group = tl.arange(0, BLOCK_GROUPS)
-    place = tl.arange(0, BLOCK_SIZE)
-    index = group[:, None] * SIZE + place[None, :]
-    exists = (group < GROUPS)[:, None] & (place < SIZE)[None, :]
-    logit = tl.load(logits + token * stride + index, mask=exists, other=float("-inf")).to(tl.float32)
-    if SIGMOID:
-        score = tl.sigmoid(logit)
-    else:
-        exponential = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
-        score = exponential / tl.sum(tl.sum(exponential, 1), 0)
-    choice = score
-    if HAS_CORRECTION:
-        choice += tl.load(correction + index, mask=exists, other=0.0).to(tl.float32)
-    choice = tl.where(exists, choice, float("-inf"))
-    if GROUPS > 1:
-        choice = _best_groups(choice, group, index, TOP_GROUPS, TOP2)
+    """Stores the TOP_K experts of a token with the best `choice`. The rank of an expert is the number of better ones.
+
+    A key is an integer, in the order of `choice`; its low half decides between equal values.
+    """
+    choice = tl.where(choice == choice, choice, float("-inf")) + 0.0  # NaN comes last; -0.0 is 0.0
+    number = tl.where(exists, index, COUNT + index)  # padding comes after all experts
+    bits = choice.to(tl.int32, bitcast=True)
+    bits ^= (bits >> 31) & 0x7FFFFFFF
+    key = tl.reshape((bits.to(tl.int64) << 32) + (0x7FFFFFFF - number), (BLOCK,))
+    rank = tl.sum((key[:, None] > key[None, :]).to(tl.int32), 0)
+    score = tl.reshape(score, (BLOCK,))
+    number = tl.reshape(number, (BLOCK,))
+    chosen = rank < TOP_K
+    if RENORMALISE:
+        score = score / tl.maximum(tl.sum(tl.where(chosen, score, 0.0), 0), 1e-20)
+    tl.store(experts + token * TOP_K + rank, number, mask=chosen)
+    tl.store(weights + token * TOP_K + rank, score * scale, mask=chosen)
+
+
+@triton.jit
+def _store_best_in_turn(
+    experts, weights, token, score, choice, index, exists, scale,
+    TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, COUNT: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """As _store_best, for so many experts that all pairs would not fit in registers."""
     rank = tl.arange(0, BLOCK_K)
     chosen = tl.zeros((BLOCK_K,), tl.int32)
     weight = tl.zeros((BLOCK_K,), tl.float32)
     free = exists
     for k in tl.static_range(TOP_K):
         top = tl.max(tl.max(choice, 1), 0)
-        candidate = tl.where((choice == top) & free, index, GROUPS * SIZE - 1)  # NaN: the last expert
+        candidate = tl.where((choice == top) & free, index, COUNT - 1)  # NaN: the last expert
         winner = tl.min(tl.min(candidate, 1), 0)
         free = free & (index != winner)
         choice = tl.where(index == winner, float("-inf"), choice)
@@ -85,6 +88,106 @@ def _route(
     tl.store(weights + token * TOP_K + rank, weight * scale, mask=rank < TOP_K)
 
 
+@triton.jit
+def choose(
+    experts, weights, token, logits, correction, scale,
+    TOP_K: tl.constexpr, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, HAS_CORRECTION: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, PAIRS: tl.constexpr,
+):  # fmt: skip
+    """Chooses the experts of a token. logits: those of the token. SIZE: experts of a group. PAIRS: all pairs of experts
+    fit in registers."""
+    group = tl.arange(0, BLOCK_GROUPS)
+    place = tl.arange(0, BLOCK_SIZE)
+    index = group[:, None] * SIZE + place[None, :]
+    exists = (group < GROUPS)[:, None] & (place < SIZE)[None, :]
+    logit = tl.load(logits + index, mask=exists, other=float("-inf")).to(tl.float32)
+    if SIGMOID:
+        score = tl.sigmoid(logit)
+    else:
+        exponential = tl.exp(logit - tl.max(tl.max(logit, 1), 0))
+        score = exponential / tl.sum(tl.sum(exponential, 1), 0)
+    choice = score
+    if HAS_CORRECTION:
+        choice += tl.load(correction + index, mask=exists, other=0.0).to(tl.float32)
+    choice = tl.where(exists, choice, float("-inf"))
+    if GROUPS > 1:
+        choice = _best_groups(choice, group, index, TOP_GROUPS, TOP2)
+    if PAIRS:
+        # In padded groups, indices are not unique: padding is numbered by its place in the block.
+        number = tl.where(exists, index, group[:, None] * BLOCK_SIZE + place[None, :])
+        _store_best(
+            experts, weights, token, score, choice, number, exists, scale,
+            TOP_K, RENORMALISE, GROUPS * SIZE, BLOCK_GROUPS * BLOCK_SIZE,
+        )  # fmt: skip
+    else:
+        _store_best_in_turn(
+            experts, weights, token, score, choice, index, exists, scale, TOP_K, RENORMALISE, GROUPS * SIZE, BLOCK_K
+        )
+
+
+@triton.jit
+def _route(
+    experts, weights, logits, correction, stride, scale,
+    TOP_K: tl.constexpr, SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, HAS_CORRECTION: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP2: tl.constexpr, SIZE: tl.constexpr,
+    BLOCK_GROUPS: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_K: tl.constexpr, PAIRS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """Program `token` chooses the experts of a token."""
+    if OVERLAP:
+        wait_for_previous()
+        launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    choose(
+        experts, weights, token, logits + token * stride, correction, scale,
+        TOP_K, SIGMOID, RENORMALISE, HAS_CORRECTION, GROUPS, TOP_GROUPS, TOP2, SIZE,
+        BLOCK_GROUPS, BLOCK_SIZE, BLOCK_K, PAIRS,
+    )  # fmt: skip
+
+
+class Choice(NamedTuple):
+    """The constants of `choose`, in the order of its arguments."""
+
+    top_k: int
+    sigmoid: bool
+    renormalise: bool
+    has_correction: bool
+    groups: int
+    top_groups: int
+    top2: bool
+    size: int
+    block_groups: int
+    block_size: int
+    block_k: int
+    pairs: bool
+
+    @property
+    def warps(self) -> int:
+        """The warps of a program: an expert for each thread."""
+        return max(1, self.block_groups * self.block_size // 32) if self.pairs else 1
+
+
+def choice_of(routing: Routing, experts: int, has_correction: bool) -> Choice:
+    size = experts // routing.groups
+    block_groups = triton.next_power_of_2(routing.groups)
+    block_size = triton.next_power_of_2(size)
+    return Choice(
+        routing.top_k,
+        routing.score == "sigmoid",
+        routing.renormalise,
+        has_correction,
+        routing.groups,
+        routing.top_groups,
+        routing.group_score == "top2",
+        size,
+        block_groups,
+        block_size,
+        triton.next_power_of_2(routing.top_k),
+        block_groups * block_size <= MAX_PAIRED,
+    )
+
+
 def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) -> Routed:
     tokens, experts = logits.shape
     if logits.dtype != torch.float32 or (correction is not None and correction.dtype != torch.float32):
@@ -92,15 +195,12 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     chosen = logits.new_empty(tokens, routing.top_k, dtype=torch.int32)
     weights = logits.new_empty(tokens, routing.top_k)
-    size = experts // routing.groups
+    choice = choice_of(routing, experts, correction is not None)
     overlap = device_properties(logits.device).overlaps
     if tokens:
         _route[(tokens,)](
             chosen, weights, logits, logits if correction is None else correction, logits.stride(0), routing.scale,
-            routing.top_k, routing.score == "sigmoid", routing.renormalise, correction is not None,
-            routing.groups, routing.top_groups, routing.group_score == "top2", size,
-            triton.next_power_of_2(routing.groups), triton.next_power_of_2(size),
-            triton.next_power_of_2(routing.top_k), overlap, num_warps=1, **overlapping(overlap),
+            *choice, overlap, num_warps=choice.warps, **overlapping(overlap),
         )  # fmt: skip
     return Routed(chosen, weights)
 

@@ -25,8 +25,10 @@ from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.layer_cases import inputs as layer_inputs
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear
 from localllm.kernels.ops.lora import random_adapters, random_weights
+from localllm.kernels.ops.mlp import Experts
 from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.reference_check import pack_value
+from localllm.kernels.ops.streams import InOrder
 
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 
@@ -280,6 +282,49 @@ class TestLayer:
     def test_other_layers_are_composed(self, library: Library, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module("layer"), "_normalised", lambda *_: pytest.fail("fused"))
         self.decode(library, **shape)
+
+    @pytest.mark.parametrize("shape", [{}, {"after_norms": True, "offset": 1.0}], ids=["plain", "norms"])
+    @pytest.mark.parametrize("has_router", [True, False], ids=["fused-router", "composed-router"])
+    @pytest.mark.parametrize("after_router", [False, True])
+    def test_layers_with_experts_equal_the_reference(
+        self, after_router: bool, has_router: bool, shape: Any, library: Library, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """References compute what the kernels fuse, so all bits are equal. A fork follows a fused router."""
+        layer, ops = module("layer"), Ops()
+        make = layer_inputs([(1, 4), (1, 7)], hidden=128, inner=64, experts=6, **shape)
+        given, same = (dict(make(torch.Generator().manual_seed(2), torch.bfloat16)) for _ in range(2))
+        forked: list[str] = []
+
+        def normalised(x: Tensor, stream: Tensor, norm: Any, product: Product) -> tuple[Tensor, Tensor]:
+            x, stream = ops.norm.add_rms(x, stream, *norm)
+            return product(x, ops), stream
+
+        def norm_route(x: Tensor, stream: Tensor, norm: Any, experts: Experts) -> Any:
+            forked.append("router")
+            if not has_router:
+                return None
+            x, stream = ops.norm.add_rms(x, stream, *norm)
+            return x, stream, ops.moe.route(experts.router(x, ops, None, torch.float32), experts.routing)
+
+        class Noted(InOrder):
+            def fork(self) -> Any:
+                forked.append("fork")
+                return super().fork()
+
+        streams = Noted()
+        streams.after_router = after_router
+        monkeypatch.setattr(layer, "_fused", lambda projection, *_, **__: projection.product)
+        monkeypatch.setattr(layer, "_normalised", normalised)
+        monkeypatch.setattr(layer, "norm_route", norm_route)
+        given |= {name: gpu(given[name]) for name in ("x", "stream")}
+        actual = layer.decoder(**given | {"step": given["step"]._replace(streams=streams)})
+        for one, other in zip(actual, ops.layer.decoder(**same), strict=True):
+            assert torch.equal(one.as_subclass(Tensor), other)
+        assert forked == ["router", "fork"]
+
+    def test_steps_with_adapters_have_no_fused_router(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module("layer"), "_attention", lambda *_: pytest.fail("fused"))
+        self.decode(library, experts=6, adapted=True)
 
 
 class TestAttention:

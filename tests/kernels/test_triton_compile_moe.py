@@ -13,7 +13,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_compile import TARGETS, Build, Target, compile_for, often
 
-from localllm.kernels.triton import moe, moe_one_token, moe_product, moe_route, moe_tiles
+from localllm.kernels.ops.moe import Routing
+from localllm.kernels.triton import moe, moe_norm_route, moe_one_token, moe_product, moe_route, moe_tiles
 from localllm.kernels.triton.target import Device
 from localllm.kernels.triton.widen import Quantised
 
@@ -101,14 +102,31 @@ def others(target: Target) -> Iterator[Build]:
     integers = dict.fromkeys(("experts", "order", "tiles", "ends", "ranks", "counts"), "*i32")
     numbers = dict.fromkeys(("stride", "choices", "expert_count", "tile_count", "hidden"), "i32")
     types = {**floats, **integers, **numbers, "scale": "fp32", "out": "*bf16"}
-    groups = {"GROUPS": 8, "TOP_GROUPS": 4, "TOP2": True, "SIZE": 32, "BLOCK_GROUPS": 8, "BLOCK_SIZE": 32}
-    scores = {"TOP_K": 8, "BLOCK_K": 8, "SIGMOID": True, "RENORMALISE": True, "HAS_CORRECTION": True}
-    yield Build("router", moe_route._route, types, {**groups, **scores, **overlap}, 1)
+    for label, size in (("router", 32), ("router-512", 64)):
+        choice = moe_route.choice_of(Routing(8, "sigmoid", True, 1.0, 8, 4, "top2"), 8 * size, True)
+        constants = {name.upper(): value for name, value in choice._asdict().items()}
+        yield Build(label, moe_route._route, types, {**constants, **overlap}, choice.warps)
+    yield norm_route(target)
     yield Build("rank", moe_route._rank, types, {"BLOCK": moe_route.BLOCK}, 4)
     sizes = {"ROWS": 16, "BLOCK_E": 128, "BLOCK": moe_route.BLOCK}
     yield Build("sort", moe_route._sort, types, {**sizes, **overlap}, 4)
     yield Build("place", moe_route._place, types, sizes, 4)
     yield Build("combine", moe_product.combine_kernel, types, {"TOP_K": 8, "BLOCK": 1024, **overlap}, 4)
+
+
+def norm_route(target: Target) -> Build:
+    """The norm and the router of DeepSeek-V3, the largest ones."""
+    types = dict.fromkeys(("x", "stream", "normed", "after", "norm", "router"), "*bf16")
+    types |= dict.fromkeys(("weights", "logits", "bias", "correction"), "*fp32")
+    types |= dict.fromkeys(("experts", "counters"), "*i32") | dict.fromkeys(("hidden", "pitch"), "i32")
+    types |= dict.fromkeys(("eps", "offset", "scale"), "fp32")
+    choice = moe_route.choice_of(Routing(8, "sigmoid", True, 2.5, 8, 4, "top2"), 256, True)
+    constants = {name.upper(): value for name, value in choice._asdict().items()}
+    constants |= {"HAS_BIAS": True, "BLOCK_N": moe_norm_route.EXPERTS, "BLOCK_H": 8192, "OVERLAP": overlaps(target)}
+    kernel = moe_norm_route.norm_route_kernel
+    return Build(
+        "norm-route", kernel, types, constants, moe_norm_route.warps_of(8192), 3, frozenset(("hidden", "pitch"))
+    )
 
 
 def runs() -> Iterator[Any]:

@@ -12,7 +12,7 @@ import torch
 
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.case import TOLERANCES, Case
-from localllm.kernels.ops.moe import Routed, experts, random_experts
+from localllm.kernels.ops.moe import Routed, Routing, experts, random_experts
 from localllm.kernels.ops.reference_check import call_op, copy_to, pack_value
 
 pytest.importorskip("triton")
@@ -142,8 +142,6 @@ def test_sorted_choices_are_complete_and_in_tiles_of_one_expert(
 
 @pytest.mark.skipif(INTERPRETED, reason="numpy warns of NaN")
 def test_router_chooses_valid_experts_for_nan() -> None:
-    from localllm.kernels.ops.moe import Routing
-
     logits = torch.full((3, 12), float("nan"))
     logits[1, 3] = 1.0
     chosen = triton_ops().moe.route(logits.to(DEVICE), Routing(4, "sigmoid", True, groups=3, top_groups=2)).experts
@@ -235,3 +233,56 @@ def test_one_token_needs_eight_experts_without_bias() -> None:
     assert not supported(2048, 2048, torch.bfloat16)  # more inputs of down than a block has
     assert not supported(2304, 768, torch.bfloat16)  # the last block of inputs is not complete
     assert not supported(2048, 764, torch.bfloat16)
+
+
+ROUTINGS = {
+    "softmax": Routing(8, "softmax", True),
+    "sigmoid-groups": Routing(4, "sigmoid", False, 2.5, 3, 2, "top2"),
+    "many": Routing(2, "softmax", False),
+}
+
+
+@pytest.mark.parametrize(
+    ("label", "tokens", "count", "hidden"),
+    [("softmax", 1, 128, 256), ("sigmoid-groups", 3, 15, 72), ("many", 2, 300, 96)],
+)
+def test_norm_and_router_in_one_launch_equal_reference(label: str, tokens: int, count: int, hidden: int) -> None:
+    """Two calls: the counters are zero again after the first one."""
+    from localllm.kernels.triton.moe_norm_route import norm_route, supports_norm_route
+
+    routing = ROUTINGS[label]
+    generator = torch.Generator().manual_seed(11)
+    dtype = torch.float32 if INTERPRETED else torch.bfloat16
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    x, stream, weight = random(tokens, hidden), random(tokens, hidden), random(hidden)
+    router = random(count, hidden) / 8
+    bias = torch.randn(count, generator=generator) if label == "many" else None
+    correction = torch.randn(count, generator=generator) if routing.score == "sigmoid" else None
+    arguments = copy_to((x, stream, (weight, 1e-6, 0.5), router, bias, routing, correction), DEVICE)
+    assert supports_norm_route(arguments[0], arguments[2][0], arguments[3], arguments[6])
+    for _ in range(2):
+        normed, after, routed = norm_route(*arguments)
+        expected, total = Ops().norm.add_rms(x.clone(), stream.clone(), weight, 1e-6, 0.5)
+        torch.testing.assert_close(after.cpu(), total, rtol=0.0, atol=0.0)
+        torch.testing.assert_close(normed.cpu(), expected, rtol=2 * TOLERANCES[dtype], atol=1e-5)
+        logits = Ops().linear.dense(normed.cpu().double(), router.double(), None if bias is None else bias.double())
+        best = Ops().moe.route(logits.float(), routing, correction)
+        assert torch.equal(routed.experts.cpu(), best.experts)
+        torch.testing.assert_close(routed.weights.cpu(), best.weights, rtol=1e-5, atol=1e-6)
+
+
+def test_norm_and_router_in_one_launch_need_few_tokens_of_one_dtype() -> None:
+    from localllm.kernels.triton.moe_norm_route import supports_norm_route
+
+    def supported(tokens: int = 1, hidden: int = 64, norm: torch.dtype = torch.bfloat16) -> bool:
+        x = torch.empty(tokens, hidden, dtype=torch.bfloat16)
+        return supports_norm_route(x, torch.empty(hidden, dtype=norm), x.new_empty(8, hidden), None)
+
+    assert supported(8, 8192)
+    assert not supported(9)
+    assert not supported(0)
+    assert not supported(hidden=8200)
+    assert not supported(norm=torch.float32)
