@@ -111,7 +111,7 @@ def compute(
     x = x if x.stride(-1) == 1 else x.contiguous()
     gate = GATES.index(weights.gate)
     has_bias = weights.gate_up_bias is not None or weights.down_bias is not None
-    if device.is_hopper and supports_one_token(routed, gate_up, down, has_bias):
+    if device.is_hopper and x.dtype == torch.bfloat16 and supports_one_token(routed, gate_up, down, has_bias):
         return one_token(x, routed, gate_up, down, gate, device.overlaps)
     sort = choices > FEW
     tiled = choices if sort else 0
@@ -148,7 +148,7 @@ def multiply_widened(
     """As multiply_all, for tiles of many rows. Int4 and fp8 weights are dequantised into memory, those of some experts
     at a time: this is faster than in each tile."""
     if rows.has_tma and supports_tiles(weight, bias, experts, blocks):
-        multiply_tiles(out, x, weight, rows, blocks, experts, like, gate)
+        multiply_tiles(out, x, weight, rows, blocks, range(experts), like, gate)
         return
     if weight.format not in ("int4", "fp8"):
         multiply_all(rows, experts, like, ptx, out, x, scale, weight, bias, blocks, gate)
@@ -162,7 +162,10 @@ def multiply_widened(
         data = wide[: len(part) * outputs]
         widen_outputs(weight, start * outputs, data)
         dense = Quantised("dense", data, data, None, len(data), in_features, in_features)
-        grouped(out, x, None, dense, bias, rows, blocks, experts, like, ptx, gate, part)
+        if rows.has_tma and supports_tiles(dense, bias, len(part), blocks):
+            multiply_tiles(out, x, dense, rows, blocks, part, like, gate)
+        else:
+            grouped(out, x, None, dense, bias, rows, blocks, experts, like, ptx, gate, part)
 
 
 def prepare(x: Tensor, op: str, group: int) -> tuple[Tensor, Tensor | None]:

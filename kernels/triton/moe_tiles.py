@@ -50,20 +50,23 @@ def _tile(
     tl.store(to, sums.to(out.dtype.element_ty), mask=live[:, None] & (column < width)[None, :])
 
 
-@triton.jit(do_not_specialize=["tile_count"])
+@triton.jit(do_not_specialize=["tile_count", "first_expert", "end_expert"])
 def tiles_kernel(
-    out, x, weights, order, tiles, like, tile_count, width, in_features, x_stride, out_stride,
+    out, x, weights, order, tiles, like, tile_count, first_expert, end_expert,
+    width, in_features, x_stride, out_stride,
     TOP_K: tl.constexpr, GATE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of outputs, tiles. Most arguments are those of moe_product.grouped_kernel.
 
-    `weights`: a descriptor of [experts, 2, width, in_features] with a gate, of [experts * width, in_features] without.
-    The outputs of a block after the last output of an expert are not stored.
+    `weights`: a descriptor of [experts, 2, width, in_features] with a gate, of [experts * width, in_features] without,
+    for the experts from first_expert to end_expert - 1; tiles of other experts are left out. The outputs of a block
+    after the last output of an expert are not stored.
     """
     tile = tl.program_id(1)
     expert = tl.load(tiles + tile)
-    if expert < 0:
+    if (expert < first_expert) | (expert >= end_expert):
         return
+    expert -= first_expert
     start = tl.load(tiles + tile_count + tile)
     stop = tl.load(tiles + 2 * tile_count + tile)
     block = tl.program_id(0)
@@ -88,12 +91,14 @@ def supports_tiles(weight: Quantised, bias: Tensor | None, experts: int, blocks:
 
 
 def multiply_tiles(
-    out: Tensor, x: Tensor, weight: Quantised, rows: Rows, blocks: Blocks, experts: int, like: Tensor, gate: int
+    out: Tensor, x: Tensor, weight: Quantised, rows: Rows, blocks: Blocks, part: range, like: Tensor, gate: int
 ) -> None:
-    """Writes the product of x with bfloat16 weights into `out`, as moe_product.grouped does."""
+    """Writes the product of x with bfloat16 weights into `out`, as moe_product.grouped does. `part`: the experts whose
+    weights `weight` has; the rows of other experts are not written."""
     assert rows.order is not None
     halves = 2 if gate >= 0 else 1
     stored = blocks.n // halves
+    experts = len(part)
     width = weight.out_features // experts // halves
     in_features = weight.in_features
     data = weight.data
@@ -104,6 +109,7 @@ def multiply_tiles(
     else:
         weights = TensorDescriptor(data, [experts * width, in_features], [pitch, 1], [stored, blocks.k])
     tiles_kernel[(triton.cdiv(width, stored), rows.tile_count)](
-        out, x, weights, rows.order, rows.tiles, like, rows.tile_count, width, in_features, x.stride(0), out.stride(0),
-        rows.top_k, gate, blocks.m, blocks.n, blocks.k, num_warps=blocks.warps, num_stages=blocks.stages,
+        out, x, weights, rows.order, rows.tiles, like, rows.tile_count, part.start, part.stop,
+        width, in_features, x.stride(0), out.stride(0), rows.top_k, gate, blocks.m, blocks.n, blocks.k,
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip

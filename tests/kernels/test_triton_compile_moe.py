@@ -74,6 +74,12 @@ def one_token(target: Target) -> Iterator[Build]:
     warps = moe_one_token.WARPS
     yield Build("one-token-up", moe_one_token.one_token_up_kernel, types, up, warps, 3, even)
     yield Build("one-token-down", moe_one_token.one_token_down_kernel, types, down, warps, 3, even)
+    for records in ("plain", "transposed"):
+        fp8 = {"SUB": 128, "ONE": records == "plain", "RECORDS": records, "PTX": True}
+        here = types | {"data": "*u8", "scale": "*fp32", "subs": "i32"}
+        label = f"one-token-%s-fp8-{records}"
+        yield Build(label % "up", moe_one_token.one_token_up_fp8_kernel, here, up | fp8, warps, 3, even)
+        yield Build(label % "down", moe_one_token.one_token_down_fp8_kernel, here, down | fp8, warps, 3, even)
 
 
 def tiles(target: Target) -> Iterator[Build]:

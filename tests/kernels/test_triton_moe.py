@@ -168,7 +168,10 @@ def test_tiles_of_many_rows_equal_grouped_products(gate: int) -> None:
     rows = Rows(plan.tiles, plan.order, 2)
     x = torch.randn(len(chosen) if gate >= 0 else chosen.numel(), in_features, generator=generator).to(DEVICE, dtype)
     actual, expected = (torch.zeros(chosen.numel(), width, device=DEVICE, dtype=dtype) for _ in range(2))
-    multiply_tiles(actual, x, weight, rows, blocks, experts, x, gate)
+    for part in (range(2), range(2, experts)):
+        some = data[part.start * outputs : part.stop * outputs]
+        quantised = Quantised("dense", some, some, None, len(some), in_features, in_features)
+        multiply_tiles(actual, x, quantised, rows, blocks, part, x, gate)
     grouped(expected, x, None, weight, None, rows, blocks, experts, x, False, gate)
     torch.testing.assert_close(actual, expected, rtol=1e-2, atol=2e-2)
     assert expected.abs().min(0).values.max() > 0.0
@@ -194,15 +197,21 @@ def test_tiles_of_many_rows_need_aligned_bfloat16_weights() -> None:
     assert not supported(64, 64, torch.bfloat16, bias=torch.zeros(2, 32))
 
 
+# The op of the weights, and the number of inputs that share a scale.
+@pytest.mark.parametrize(
+    ("op", "group"),
+    [("dense", 32), ("fp8", 64), ("fp8", 256), ("fp8", 4096)],
+    ids=["dense", "fp8-64", "fp8-256", "fp8"],
+)
 @pytest.mark.parametrize("gate", ["silu_and_mul", pytest.param("clamped_swiglu_and_mul", marks=SLOW)])
-@pytest.mark.parametrize("inner", [40, 64])
-def test_one_token_equals_reference(gate: Any, inner: int) -> None:
+@pytest.mark.parametrize("inner", [48, 320])
+def test_one_token_equals_reference(gate: Any, inner: int, op: str, group: int) -> None:
     from localllm.kernels.triton import moe
-    from localllm.kernels.triton.moe_one_token import one_token
+    from localllm.kernels.triton.moe_one_token import one_token, supports_one_token
 
     generator = torch.Generator().manual_seed(3)
     dtype = torch.float16 if INTERPRETED else torch.bfloat16
-    weights = random_experts("dense", 9, 512, inner, generator, dtype, gate=gate)
+    weights = random_experts(op, 9, 512, inner, generator, dtype, gate=gate, group=group)
     routed = random_routed(1, 9, 8, generator)
     x = torch.randn(1, 512, generator=generator).to(dtype)
     expected = experts(x.double(), routed, copy_to(weights, "cpu", wide=True))
@@ -210,8 +219,12 @@ def test_one_token_equals_reference(gate: Any, inner: int) -> None:
     gate_up, down = (moe.quantised(weight, dtype) for weight in (on_device.gate_up, on_device.down))
     assert gate_up is not None
     assert down is not None
-    overlap = moe.device_properties(torch.device(DEVICE)).overlaps
-    actual = one_token(x.to(DEVICE), copy_to(routed, DEVICE), gate_up, down, moe.GATES.index(gate), overlap)
+    assert INTERPRETED or supports_one_token(routed, gate_up, down, has_bias=False)
+    properties = moe.device_properties(torch.device(DEVICE))
+    chosen = copy_to(routed, DEVICE)
+    actual = one_token(
+        x.to(DEVICE), chosen, gate_up, down, moe.GATES.index(gate), properties.overlaps, properties.compiler == "cuda"
+    )
     allowed = 2 * TOLERANCES[dtype] * expected.abs().max().item()
     torch.testing.assert_close(actual.cpu().double(), expected.double(), rtol=0.0, atol=allowed)
 
