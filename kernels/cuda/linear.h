@@ -37,10 +37,14 @@ bool product_fits(const ProductArgs& args, bool normed);
 int64_t product_shared(const ProductArgs& args);
 void product(const ProductArgs& args, cudaStream_t stream);
 
-// The Hopper kernel for one row with int8 or int4 weights (one_row.cu). Both functions return false if the kernel does
-// not support `args`.
+// The kernels for one row with int8 or int4 weights (one_row.cu). Both functions return false if these kernels do not
+// support `args`.
 bool takes_one_row(const ProductArgs& args);
 bool one_row(const ProductArgs& args, cudaStream_t stream);
+
+// The kernel for one row with int4 weights on Hopper (one_row_hopper.cu), for arguments that one_row supports. Returns
+// false on other GPUs, and if the GPU has too little shared memory.
+bool one_row_hopper(const ProductArgs& args, cudaStream_t stream);
 
 // The tiled kernels (tiled.cuh), for int8, int4 and fp8 weights, without norm, gate and LoRA product.
 // `args.shared` has tiled_shared(args) bytes. `arrivals`: zeros (counters.h), zero again after the product.

@@ -1,237 +1,257 @@
-// Products of one row with int8 or int4 weights on Hopper: int8 dot products (dp4a), with weights from a ring buffer in
-// shared memory.
+// Products of one row with int8 or int4 weights: int8 dot products (dp4a), with weights that go from global memory to
+// registers. On Hopper, one_row_hopper.cu computes those with int4 weights.
 //
-// A tile is 8 outputs and all inputs. A producer warp copies tiles to the ring by cp.async.bulk. It fills the ring
-// before the previous kernel has ended. When all but a few stages have been requested, it lets the next kernel start,
-// which then fills its ring. With gates, tiles of gates alternate with tiles of the values that they multiply.
+// A tile is 8 outputs and all inputs. A team of four warps computes a tile; teams do not wait for each other. With gates,
+// a unit is a tile of gates and the tile of the values that they multiply; else it is one tile. In one step, a team reads
+// CHUNKS chunks of 64 bytes of each output of a tile:
 //
-// int8: a stage has the weights of all inputs of its outputs, and all consumer warps work on the same stage. A lane
-// multiplies 16 bytes in every 512 to 4096 bytes; their activations are in its registers.
+//   lane = 4 o + t      output o of 8; 16 bytes t of chunks first + 4 w … first + 4 w + 3 of warp w: a quad reads
+//                       64 contiguous bytes at a time
 //
-// int4: a stage has SEGMENT bytes of each output of a tile. A team of four warps computes a tile. A lane multiplies
-// chunks of 64 bytes of one output:
-//
-//   lane = 8 c + o      output o of 8; chunks 16 i + 4 w + c of warp w of the team, i = 0, 1, …
-//
-// These are the chunks of warp 4 w + c in small_batch.cuh, and their sums are added in the same order as there. Sums of
-// integers are exact in any order. So the result of a row has the same bits in every batch.
-#include "one_row_ring.cuh"
+// The lanes of a quad exchange their integer sums, so that lane t has the sum of chunk 4 w + t. These are the chunks of
+// warp 4 w + t in small_batch.cuh, and their sums are added in the same order as there. Sums of integers are exact in any
+// order. So the result of a row has the same bits in every batch.
+#include <cuda_fp16.h>
+
+#include "one_row_activations.cuh"
 
 namespace localllm::cuda {
 namespace {
 
-#ifdef LOCALLLM_HOPPER
-constexpr bool COMPILED = true;
-#else
-constexpr bool COMPILED = false;  // not built for Hopper: the kernel is empty
-#endif
+constexpr int CHUNKS = 4 * TEAM_WARPS;  // chunks of an output in a step, and partial sums per output
+constexpr int STAGES = 2;               // steps whose weights a thread holds in registers
+constexpr int RESIDENT_BLOCKS = 2;      // blocks per multiprocessor
 
-// The output that one thread reduces and stores in a group of TILES tiles (with gates: a gate and the value it
-// multiplies).
-class Epilogue {
- public:
-  __device__ Epilogue(const Block& b, int first) {  // needs no wait_for_previous: no kernel writes the scales
-    if (!has_output(b, first)) return;
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-      if (i && !b.a.gated) break;
-      if (b.a.scale) scale_[i] = b.a.scale[output_of(b, first) + i * b.outputs()];
-    }
-  }
+struct OneRowArgs {
+  ProductArgs args;
+  int chunks, subgroups;  // chunks per output; scales (with zero points) per output
+  int steps, halves;      // steps per tile; tiles per unit
+  int units;              // units are numbered by the first output of their first tile, divided by 8
+  int tile_blocks;        // blocks of 8 outputs from a gate to the value that it multiplies
+};
 
-  template <class Sum>
-  __device__ void finish(const Block& b, int first, const Sum* sums, float row_scale, int shares) const {
-    if (!has_output(b, first)) return;
-    auto value = [&](int i) {
-      const Sum* from = sums + (tile_of(b, 0) + i) * SUMS + threadIdx.x % 8;
-      Sum sum = 0;
-#pragma unroll 8
-      for (int c = 0; c < shares; c++) sum += from[c * 8];
-      float shift = b.a.bias ? number(b.a.bias, b.a.bias_type, output_of(b, first) + i * b.outputs()) : 0.0f;
-      return float(sum) * (row_scale * scale_[i]) + shift;
-    };
-    float result = b.a.gated ? activated(b.a.gate, rounded(value(0))) * rounded(value(1)) : value(0);
-    put(b.a.out, b.a.out_type, output_of(b, first), result);
-  }
+// The weights of one step in the registers of a thread.
+template <class F>
+struct Stage {
+  uint32_t weights[4][4];  // 16 bytes of each of four chunks
+  uint32_t records[F::GROUPS > 0 ? F::GROUPS : 1];
+};
 
- private:
-  float scale_[2] = {1.0f, 1.0f};
+template <class F>
+using SumOf = std::conditional_t<F::GROUPS == 0, int, float>;
 
-  static __device__ int tile_of(const Block& b, int first) {
-    return first + int(threadIdx.x) / 8 * (b.a.gated ? 2 : 1);
-  }
-  static __device__ int output_of(const Block& b, int first) {
-    return b.output_block_of(tile_of(b, first)) * 8 + int(threadIdx.x) % 8;
-  }
-  static __device__ bool has_output(const Block& b, int first) {
-    return tile_of(b, first) < min(first + TILES, b.tiles()) && output_of(b, first) < b.outputs();
+// A step of a unit of this team.
+struct Position {
+  int unit, half, step;
+  __device__ void advance(const OneRowArgs& d) {
+    if (++step < d.steps) return;
+    step = 0;
+    if (++half < d.halves) return;
+    half = 0;
+    unit += int(gridDim.x) * TEAMS;
   }
 };
 
-// Stores the outputs of the tiles from `first` on. `sums` has `shares` partial sums per output. Returns true after the
-// block's last tiles, else prepares `epilogue` for the next ones.
-template <class Sum>
-__device__ inline bool finish(const Block& b, int first, Epilogue& epilogue, const Sum* sums, float row_scale,
-                              int shares) {
-  sync_consumers();
-  epilogue.finish(b, first, sums, row_scale, shares);
-  if (first + TILES >= b.tiles()) return true;
-  epilogue = Epilogue(b, first + TILES);
-  sync_consumers();
-  return false;
+static __device__ inline void read_weights(const uint8_t* from, uint32_t (&to)[4]) {
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "l"(from));
 }
 
-// int4. N: vectors of activations per thread (see OneRow).
-template <int N, int PER_CHUNK>
-__device__ inline void multiply(const Block& b, HalfBytes<PER_CHUNK>) {
+// The number of this thread in its team, warp, and quad.
+struct Lane {
+  int team = threadIdx.x / (TEAM_WARPS * 32), in_team = threadIdx.x % (TEAM_WARPS * 32);
+  int warp = in_team / 32, output = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+};
+
+template <class F>
+__device__ inline void fetch(const OneRowArgs& d, const Lane& lane, const Position& at, Stage<F>& stage) {
+  const int64_t block = at.unit + int64_t(at.half) * d.tile_blocks, output = block * 8 + lane.output;
+  const bool exists = at.unit < d.units && output < d.args.out_features;
+  const int chunk = at.step * CHUNKS + lane.warp * 4;
+  const int first = chunk * 64 + lane.t * 16;
+  const uint8_t* from = static_cast<const uint8_t*>(d.args.weight) + output * d.args.row_bytes + first;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+#pragma unroll
+    for (int e = 0; e < 4; e++) stage.weights[j][e] = 0;
+    if (exists && first + j * 64 < int(d.args.row_bytes)) read_weights(from + j * 64, stage.weights[j]);
+  }
+  if constexpr (F::GROUPS > 0) {
+    const auto* records = static_cast<const uint32_t*>(d.args.records) + block * d.subgroups * 8 + lane.output;
+#pragma unroll
+    for (int p = 0; p < F::GROUPS; p++) {
+      const int subgroup = (chunk + lane.t) * F::GROUPS + p;
+      stage.records[p] = exists && subgroup < d.subgroups ? __ldg(records + subgroup * 8) : 0;
+    }
+  }
+}
+
+// Lane t of a quad gets the sum of values[t] of the quad's lanes.
+static __device__ inline int exchange(const int (&values)[4], int t) {
+  int pair[2];
+#pragma unroll
+  for (int j = 0; j < 2; j++) {
+    const int sent = t & 2 ? values[j] : values[2 + j];
+    pair[j] = (t & 2 ? values[2 + j] : values[j]) + __shfl_xor_sync(0xffffffffu, sent, 2);
+  }
+  const int sent = t & 1 ? pair[0] : pair[1];
+  return (t & 1 ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, sent, 1);
+}
+
+// Adds the products of a step to `sum`. `x`: address of the activations; groups: their scales and sums.
+template <int PER_CHUNK>
+__device__ inline void multiply(HalfBytes<PER_CHUNK>, const OneRowArgs& d, const Lane& lane, int step,
+                                const Stage<HalfBytes<PER_CHUNK>>& stage, uint32_t x, const Rounded* groups,
+                                float& sum) {
   using F = HalfBytes<PER_CHUNK>;
-  const Layout& layout = b.layout;
-  const int tiles = b.tiles();
-  OneRow<F, N> activations(b.a, b.memory + layout.x, reinterpret_cast<Rounded*>(b.memory + layout.groups),
-                           layout.chunks * F::CHUNK);
-  Epilogue epilogue(b, 0);
-  wait_for_previous();
-  activations.fill();
-
-  const int team = threadIdx.x / (TEAM_WARPS * 32), lane = threadIdx.x % 32;
-  const int own_chunk = threadIdx.x / 32 % TEAM_WARPS * 4 + lane / 8, output = lane % 8;
-  auto* sums = reinterpret_cast<float*>(b.memory + layout.sums);
-  const uint32_t x = hopper::address(activations.x), groups = hopper::address(activations.groups);
-  const uint32_t ring = hopper::address(b.memory + layout.ring);
-  RingPosition position{0, layout.stages};
-  position.advance(team);
-  for (int first = 0;; first += TILES) {
-    for (int tile = first + team; tile < min(first + TILES, tiles); tile += TEAMS) {
-      const int active_teams = min(TEAMS, tiles - (tile - team));
-      float sum = 0;
-      for (int segment = 0; segment < layout.segments; segment++) {
-        position.wait_barrier(b, team);
-        const uint32_t stage = ring + position.slot * layout.stage;
+  const int chunk = step * CHUNKS + lane.warp * 4;
+  int values[PER_CHUNK][4];
 #pragma unroll
-        for (int within = own_chunk; within < SEGMENT / 64; within += CHUNKS) {
-          int chunk = segment * (SEGMENT / 64) + within;
-          if (chunk >= layout.chunks) continue;
-          F::multiply(sum,
-                      {stage + output * PITCH + within * 64, x + chunk * F::CHUNK,
-                       stage + 8 * PITCH + (within * F::GROUPS * 8 + output) * 4,
-                       groups + chunk * F::GROUPS * int(sizeof(Rounded)), layout.subgroups - 1 - chunk * F::GROUPS});
-        }
-        hopper::release_stage(b.empty(position.slot));
-        position.advance(active_teams);
-      }
-      sums[(tile - first) * SUMS + own_chunk * 8 + output] = sum;
-    }
-    if (finish(b, first, epilogue, sums, 1.0f, CHUNKS)) return;
+  for (int j = 0; j < 4; j++) {
+    int even[PER_CHUNK] = {}, odd[PER_CHUNK] = {};
+    F::multiply(stage.weights[j], x + min(chunk + j, d.chunks - 1) * F::CHUNK + lane.t * 32, even, odd);
+#pragma unroll
+    for (int p = 0; p < PER_CHUNK; p++) values[p][j] = even[p] + (odd[p] >> 4);
+  }
+  int integers[PER_CHUNK];
+#pragma unroll
+  for (int p = 0; p < PER_CHUNK; p++) integers[p] = exchange(values[p], lane.t);
+  const int own = chunk + lane.t;
+  if (own >= d.chunks) return;
+#pragma unroll
+  for (int p = 0; p < PER_CHUNK; p++) F::add(sum, integers[p], stage.records[p], groups[own * PER_CHUNK + p]);
+}
+
+__device__ inline void multiply(Bytes, const OneRowArgs& d, const Lane& lane, int step, const Stage<Bytes>& stage, uint32_t x,
+                                const Rounded*, int& sum) {
+  const int chunk = step * CHUNKS + lane.warp * 4;
+#pragma unroll
+  for (int j = 0; j < 4; j++) {
+    uint32_t values[4];
+    load_vector(x + min(chunk + j, d.chunks - 1) * Bytes::CHUNK + lane.t * 16, values);
+    sum = Bytes::multiply(stage.weights[j], values, sum);
   }
 }
 
-template <int N>
-__device__ inline void multiply(const Block& b, Bytes) {
-  // X: 16-byte loads per lane and output; ROWS: outputs per warp and stage.
-  constexpr int SLICE = 512, X = N < 2 ? 1 : N / 2, ROWS = X == 1 ? 4 : 2;
-  const Layout& layout = b.layout;
-  const int tiles = b.tiles(), bytes = int(b.a.row_bytes);
-  OneRow<Bytes, N> activations(b.a, b.memory + layout.x, reinterpret_cast<Rounded*>(b.memory + layout.groups),
-                               layout.chunks * 64);
-  Epilogue epilogue(b, 0);
-  wait_for_previous();
-  activations.fill();
-
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int shares = bytes <= SLICE ? 1 : bytes <= 2 * SLICE ? 2 : bytes <= 4 * SLICE ? 4 : CONSUMER_THREADS / 32;
-  const int share = warp % shares, own_row = warp / shares, step = CONSUMER_THREADS / 32 / shares;
-  auto* sums = reinterpret_cast<int*>(b.memory + layout.sums) + share * 8;
-  uint32_t x[X][4] = {};
-  int offsets[X];
-#pragma unroll
-  for (int i = 0; i < X; i++) {
-    offsets[i] = (share + i * shares) * SLICE + lane * 16;
-    if (offsets[i] < bytes) load_vector(hopper::address(activations.x) + offsets[i], x[i]);
-    else offsets[i] = 0;  // a valid address; x[i] is zero
+// The output that each of the first 8 threads of a team stores; with gates, a gate and the value that it multiplies.
+class Epilogue {
+ public:
+  __device__ Epilogue(const OneRowArgs& d, const Lane& lane, int unit) : output_(int64_t(unit) * 8 + lane.in_team) {
+    exists_ = lane.in_team < 8 && unit < d.units && output_ < (d.halves > 1 ? d.args.out_features / 2 : d.args.out_features);
+    if (!exists_) return;
+    if (!d.args.scale) return;
+    scale_[0] = d.args.scale[output_];
+    if (d.halves > 1) scale_[1] = d.args.scale[output_ + d.tile_blocks * 8];
   }
-  const uint32_t ring = hopper::address(b.memory + layout.ring);
-  RingPosition position{0, layout.stages};
-  for (int first = 0;; first += TILES) {
-    for (int tile = first; tile < min(first + TILES, tiles); tile++)
-      for (int segment = 0; segment < layout.segments; segment++) {
-        position.wait_barrier(b, 0);
-        const uint32_t stage = ring + position.slot * layout.stage;
-        uint32_t weights[ROWS][X][4];  // all loads start before the first use
-        int sum[ROWS] = {};
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-#pragma unroll
-          for (int i = 0; i < X; i++)
-            load_vector(stage + min(own_row + r * step, layout.rows - 1) * bytes + offsets[i], weights[r][i]);
-#pragma unroll
-        for (int i = 0; i < X; i++)
-#pragma unroll
-          for (int r = 0; r < ROWS; r++) sum[r] = Bytes::multiply(weights[r][i], x[i], sum[r]);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) sum[r] = __reduce_add_sync(0xffffffffu, sum[r]);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-          if (lane == 0 && own_row + r * step < layout.rows)
-            sums[(tile - first) * SUMS + segment * layout.rows + own_row + r * step] = sum[r];
-        hopper::release_stage(b.empty(position.slot));
-        position.advance(1);
-      }
-    if (finish(b, first, epilogue, sums - share * 8, activations.groups[0].scale, shares)) return;
-  }
-}
 
-template <class F>
-__global__ void __launch_bounds__(CONSUMER_THREADS + 32, 2)
-    one_row_kernel(const __grid_constant__ ProductArgs args, const __grid_constant__ Layout layout) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // not tested on later GPUs
+  // sums: [halves][CHUNKS][8]
+  template <class Sum>
+  __device__ void finish(const OneRowArgs& d, const Sum* sums, float row_scale) const {
+    if (!exists_) return;
+    auto value = [&](int half) {
+      Sum sum = 0;
+#pragma unroll
+      for (int c = 0; c < CHUNKS; c++) sum += sums[(half * CHUNKS + c) * 8 + threadIdx.x % 8];
+      const int64_t output = output_ + half * d.tile_blocks * 8;
+      const float shift = d.args.bias ? number(d.args.bias, d.args.bias_type, output) : 0.0f;
+      return float(sum) * (row_scale * scale_[half]) + shift;
+    };
+    const float result =
+        d.halves > 1 ? activated(d.args.gate, rounded(value(0))) * rounded(value(1)) : value(0);
+    put(d.args.out, d.args.out_type, output_, result);
+  }
+
+ private:
+  int64_t output_;
+  bool exists_;
+  float scale_[2] = {1.0f, 1.0f};
+};
+
+// N: vectors of activations per thread (see OneRow).
+template <class F, int N>
+__global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS) one_row_kernel(const __grid_constant__ OneRowArgs d) {
   extern __shared__ __align__(128) char memory[];
-  const Block b{args, layout, memory};
-  if (threadIdx.x == CONSUMER_THREADS) {
-    for (int slot = 0; slot < layout.stages; slot++) {
-      for (int team = 0; team < TEAMS; team++) hopper::init(b.full(team, slot), hopper::ARRIVALS);
-      hopper::init(b.empty(slot), (F::COMPLETE_OUTPUTS ? CONSUMER_THREADS / 32 : TEAM_WARPS) * hopper::ARRIVALS);
+  __shared__ SumOf<F> sums[TEAMS][2][2 * CHUNKS * 8];  // two buffers: a team writes one while 8 threads read the other
+  const Lane lane;
+  const int padded = d.chunks * F::CHUNK;
+  OneRow<F, N> activations(d.args, memory, reinterpret_cast<Rounded*>(memory + padded), padded);
+
+  Position ahead{int(blockIdx.x) + lane.team * int(gridDim.x), 0, 0};
+  Position at = ahead;
+  Stage<F> stages[STAGES];
+  if (!OVERLAPS) activations.read();  // before the weights, which take longer
+  auto fetch_next = [&](Stage<F>& stage) {
+    fetch(d, lane, ahead, stage);
+    ahead.advance(d);
+  };
+#pragma unroll
+  for (int s = 0; s < STAGES; s++) fetch_next(stages[s]);
+  Epilogue epilogue(d, lane, at.unit);
+  wait_for_previous();
+  if (OVERLAPS) activations.read();
+  activations.fill();
+  launch_dependents();
+
+  const uint32_t x = uint32_t(__cvta_generic_to_shared(activations.x));
+  const float row_scale = F::GROUPS ? 1.0f : activations.groups[0].scale;
+  SumOf<F> sum = 0;
+  for (int buffer = 0; at.unit < d.units;) {
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) {
+      multiply(F{}, d, lane, at.step, stages[s], x, activations.groups, sum);
+      fetch_next(stages[s]);
+      const Position before = at;
+      at.advance(d);
+      if (at.half == before.half && at.unit == before.unit) continue;
+      sums[lane.team][buffer][((before.half * CHUNKS + lane.warp * 4 + lane.t) * 8) + lane.output] = sum;
+      sum = 0;
+      if (at.unit == before.unit) continue;
+      asm volatile("bar.sync %0, %1;" ::"r"(2 + lane.team), "n"(TEAM_WARPS * 32) : "memory");
+      epilogue.finish(d, sums[lane.team][buffer], row_scale);
+      if (at.unit >= d.units) return;
+      epilogue = Epilogue(d, lane, at.unit);
+      buffer ^= 1;
     }
-    hopper::fence_barrier_init();
   }
-  __syncthreads();
-  if (threadIdx.x >= CONSUMER_THREADS) return fetch(b, F{});
-  const int vectors = layout.chunks * (F::CHUNK / 8);
-  if (vectors <= CONSUMER_THREADS) return multiply<1>(b, F{});
-  if (vectors <= 2 * CONSUMER_THREADS) return multiply<2>(b, F{});
-  if (vectors <= 4 * CONSUMER_THREADS) return multiply<4>(b, F{});
-  multiply<MAX_IN_FEATURES / 8 / CONSUMER_THREADS>(b, F{});
-#endif
 }
 
 template <class F>
-bool start(const ProductArgs& args, const Layout& layout, cudaStream_t stream) {
-  const int shared = layout.ring + layout.stages * layout.stage;
-  cudaFuncSetAttribute(one_row_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
-  const int64_t tiles = ((args.gated ? args.out_features / 2 : args.out_features) + 7) / 8;
-  const int64_t blocks = std::min<int64_t>(tiles, gpu().processors);
-  launch_early(one_row_kernel<F>, blocks, CONSUMER_THREADS + 32, shared, stream, args, layout);
+void start(const ProductArgs& args, cudaStream_t stream) {
+  OneRowArgs d{args};
+  d.chunks = int((args.row_bytes + 63) / 64);
+  d.subgroups = F::GROUP ? int((args.in_features + F::GROUP - 1) / std::max(F::GROUP, 1)) : 0;
+  d.steps = (d.chunks + CHUNKS - 1) / CHUNKS;
+  d.halves = args.gated ? 2 : 1;
+  d.units = int((args.out_features / d.halves + 7) / 8);
+  d.tile_blocks = d.units;
+  const int padded = d.chunks * F::CHUNK;
+  const int shared = padded + std::max(1, d.chunks * F::GROUPS) * int(sizeof(Rounded));
+  const int64_t blocks = std::min<int64_t>(d.units, int64_t(gpu().processors) * RESIDENT_BLOCKS);
+  auto launch = [&](auto kernel) { launch_early(kernel, blocks, CONSUMER_THREADS, shared, stream, d); };
+  const int vectors = padded / 8;
+  if (vectors <= CONSUMER_THREADS) launch(one_row_kernel<F, 1>);
+  else if (vectors <= 2 * CONSUMER_THREADS) launch(one_row_kernel<F, 2>);
+  else if (vectors <= 4 * CONSUMER_THREADS) launch(one_row_kernel<F, 4>);
+  else launch(one_row_kernel<F, MAX_IN_FEATURES / 8 / CONSUMER_THREADS>);
   check_launch("linear");
-  return true;
 }
 
-// Calls call(format, layout) if this kernel supports the product; else returns false.
+// Calls call(format) if this kernel supports the product; else returns false.
 template <class Call>
-bool with_layout(const ProductArgs& args, Call&& call) {
-  auto as = [&](auto format) {
-    using F = decltype(format);
-    Layout layout;
-    layout.template compute<F>(args, gpu().shared_limit);
-    const int limit = args.norm ? MAX_NORMED_FEATURES : MAX_IN_FEATURES;
-    return layout.chunks * F::CHUNK <= limit && layout.stages >= TEAMS && call(format, layout);
+bool with_format(const ProductArgs& args, Call&& call) {
+  auto call_if_fits = [&](auto format) {
+    const int64_t padded = (args.row_bytes + 63) / 64 * decltype(format)::CHUNK;
+    return padded <= (args.norm ? MAX_NORMED_FEATURES : MAX_IN_FEATURES) && call(format);
   };
-  if (!COMPILED || gpu().major != 9 || args.rows != 1 || !args.resident) return false;
+  if (args.rows != 1 || !args.resident) return false;
   if ((args.norm && args.norm_type != Type::bf16) || !aligned({args.norm, args.records}, {})) return false;
-  if (args.format == Weights::int8) return as(Bytes{});
+  if (args.format == Weights::int8) return call_if_fits(Bytes{});
   if (args.format != Weights::int4 || args.row_bytes != round_up(args.in_features, 128) / 2) return false;
   switch (args.group) {
-    case 32: return as(HalfBytes<4>{});
-    case 64: return as(HalfBytes<2>{});
-    case 128: return as(HalfBytes<1>{});
+    case 32: return call_if_fits(HalfBytes<4>{});
+    case 64: return call_if_fits(HalfBytes<2>{});
+    case 128: return call_if_fits(HalfBytes<1>{});
     default: return false;
   }
 }
@@ -239,12 +259,15 @@ bool with_layout(const ProductArgs& args, Call&& call) {
 }  // namespace
 
 bool takes_one_row(const ProductArgs& args) {
-  return with_layout(args, [](auto, const Layout&) { return true; });
+  return with_format(args, [](auto) { return true; });
 }
 
 bool one_row(const ProductArgs& args, cudaStream_t stream) {
-  return with_layout(args,
-                     [&](auto format, const Layout& layout) { return start<decltype(format)>(args, layout, stream); });
+  return with_format(args, [&](auto format) {
+    using F = decltype(format);
+    if (F::GROUPS == 0 || !one_row_hopper(args, stream)) start<F>(args, stream);
+    return true;
+  });
 }
 
 }  // namespace localllm::cuda

@@ -1,4 +1,4 @@
-// The weight formats of one_row.cu. A chunk is 64 bytes of weights of one output; it is multiplied with the int8
+// The weight formats of products of one row. A chunk is 64 bytes of weights of one output; it is multiplied with the int8
 // activations of the same inputs. Sums of integers are exact in any order.
 #pragma once
 
@@ -48,8 +48,6 @@ struct Chunk {
 // int8, [out_features, in_features]; one scale for all activations of the row.
 struct Bytes {
   static constexpr int CHUNK = 64, GROUPS = 0, GROUP = 0;
-  static constexpr bool COMPLETE_OUTPUTS = true;  // true: a stage has the weights of all inputs of its outputs
-  static constexpr int EARLY = 6;      // the next kernel may start when this many stages are not requested yet
   static __device__ void put(char* x, int k, uint2 bytes) { *reinterpret_cast<uint2*>(x + k) = bytes; }
 
   static __device__ int multiply(const uint32_t (&weights)[4], const uint32_t (&x)[4], int sum) {
@@ -62,8 +60,7 @@ struct Bytes {
 // int4 with int8 activations in groups, PER_CHUNK groups per chunk. Layout: see Nibbles in formats.cuh.
 template <int PER_CHUNK>
 struct HalfBytes {
-  static constexpr int CHUNK = 128, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK, EARLY = 4;
-  static constexpr bool COMPLETE_OUTPUTS = false;
+  static constexpr int CHUNK = 128, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK;
 
   // Stores 8 activations. The activations that a lane multiplies with 16 bytes of weights are contiguous. In each group
   // of 8 activations, those of even inputs come first.
@@ -73,31 +70,40 @@ struct HalfBytes {
                                              __byte_perm(bytes.x, bytes.y, 0x7531)};
   }
 
-  // High nibbles are multiplied without a shift, so their sums are 16 times as large. The float arithmetic at the end
-  // is that of small_batch.cuh.
+  // Multiplies 16 bytes of weights with 32 activations of `put`. High nibbles are multiplied without a shift, so the
+  // sums `odd` are 16 times as large.
+  static __device__ void multiply(const uint32_t (&weights)[4], uint32_t x_address, int (&even)[PER_CHUNK],
+                                  int (&odd)[PER_CHUNK]) {
+    uint32_t x[2][4];
+    load_vector(x_address, x[0]);
+    load_vector(x_address + 16, x[1]);
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      int p = r * PER_CHUNK / 4;
+      even[p] = dot_unsigned(weights[r] & 0x0f0f0f0fu, x[r / 2][r % 2 * 2], even[p]);
+      odd[p] = dot_unsigned(weights[r] & 0xf0f0f0f0u, x[r / 2][r % 2 * 2 + 1], odd[p]);
+    }
+  }
+
+  // Adds the product of a group to `sum`, with the float arithmetic of small_batch.cuh. `integers`: product without zero
+  // points.
+  static __device__ void add(float& sum, int integers, uint32_t record, const Rounded& group) {
+    float scale = __half2float(__ushort_as_half((unsigned short)record));
+    sum = __fmaf_rn(float(integers - int(record >> 16) * group.sum), scale * group.scale, sum);
+  }
+
   static __device__ void multiply(float& sum, const Chunk& chunk) {
     int even[PER_CHUNK] = {}, odd[PER_CHUNK] = {};
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-      uint32_t weights[4], x[2][4];
+      uint32_t weights[4];
       load_vector(chunk.weights + 16 * i, weights);
-      load_vector(chunk.x + 32 * i, x[0]);
-      load_vector(chunk.x + 32 * i + 16, x[1]);
-#pragma unroll
-      for (int r = 0; r < 4; r++) {
-        int p = r * PER_CHUNK / 4;
-        even[p] = dot_unsigned(weights[r] & 0x0f0f0f0fu, x[r / 2][r % 2 * 2], even[p]);
-        odd[p] = dot_unsigned(weights[r] & 0xf0f0f0f0u, x[r / 2][r % 2 * 2 + 1], odd[p]);
-      }
+      multiply(weights, chunk.x + 32 * i, even, odd);
     }
 #pragma unroll
-    for (int p = 0; p < PER_CHUNK; p++) {
-      uint32_t record = load_record(chunk.records + min(p, chunk.last) * 32);
-      Rounded group = load_rounded(chunk.groups + p * 8);
-      int product = even[p] + (odd[p] >> 4) - int(record >> 16) * group.sum;
-      float scale = __half2float(__ushort_as_half((unsigned short)record));
-      sum = __fmaf_rn(float(product), scale * group.scale, sum);
-    }
+    for (int p = 0; p < PER_CHUNK; p++)
+      add(sum, even[p] + (odd[p] >> 4), load_record(chunk.records + min(p, chunk.last) * 32),
+          load_rounded(chunk.groups + p * 8));
   }
 };
 

@@ -10,6 +10,12 @@
 
 namespace localllm::cuda {
 
+#if __CUDA_ARCH__ >= 900
+constexpr bool OVERLAPS = true;
+#else
+constexpr bool OVERLAPS = false;
+#endif
+
 static __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");

@@ -32,6 +32,7 @@ KERNELS = {
     "lora": "shrink_tiles",
     "norm": "normalise",
     "one_row": "one_row_kernel",
+    "one_row_hopper": "one_row_hopper_kernel",
     "rope": "rotate",
     "round_rows": "round_rows_kernel",
     "step": "step_kernel",

@@ -1,4 +1,4 @@
-// The ring buffer of weights of one_row.cu: its layout, its producer warp, and the position of a consumer.
+// The ring buffer of weights of one_row_hopper.cu: its layout, its producer warp, and the position of a consumer.
 #pragma once
 
 #include "hopper.cuh"
@@ -8,10 +8,9 @@
 namespace localllm::cuda {
 namespace {
 
-// int4: bytes of an output in a stage, and the pitch between outputs, which avoids bank conflicts. The time that a warp
+// Bytes of an output in a stage, and the pitch between outputs, which avoids bank conflicts. The time that a warp
 // needs to start a copy does not depend on the size, so segments are large.
 constexpr int SEGMENT = 2048, PITCH = SEGMENT + 16;
-constexpr int STAGE = 8 * SEGMENT;    // int8: maximum bytes of a stage with more than one output
 constexpr int MAX_STAGES = 12;
 constexpr int TILES = 16;             // tiles per reduction, a multiple of TEAMS
 constexpr int CHUNKS = 16;            // partial sums per output
@@ -22,21 +21,19 @@ constexpr int SHARED = 113 << 10;     // bytes per block: a block of the next ke
 struct Layout {
   int sums, x, groups, ring, stage, stages;
   int chunks, subgroups;  // chunks per output; scales (with zero points) per output
-  int segments, rows;  // stages per tile, outputs per stage
+  int segments;           // stages per tile
 
   template <class F>
   void compute(const ProductArgs& a, int limit) {
     auto align = [](int64_t bytes) { return int(round_up(bytes, 128)); };
     chunks = int((a.row_bytes + 63) / 64);
-    subgroups = F::GROUP ? int((a.in_features + F::GROUP - 1) / std::max(F::GROUP, 1)) : 0;
-    rows = 8;
-    while (F::COMPLETE_OUTPUTS && rows > 1 && rows * a.row_bytes > STAGE) rows /= 2;
-    segments = F::COMPLETE_OUTPUTS ? 8 / rows : int((a.row_bytes + SEGMENT - 1) / SEGMENT);
+    subgroups = int((a.in_features + F::GROUP - 1) / F::GROUP);
+    segments = int((a.row_bytes + SEGMENT - 1) / SEGMENT);
     sums = align((TEAMS + 1) * MAX_STAGES * 8);
     x = align(sums + TILES * SUMS * 4);
     groups = align(x + chunks * F::CHUNK);
-    ring = align(groups + std::max(1, chunks * F::GROUPS) * int64_t(sizeof(Rounded)));
-    stage = F::COMPLETE_OUTPUTS ? align(rows * a.row_bytes) : 8 * PITCH + SEGMENT / 64 * F::GROUPS * 32;
+    ring = align(groups + chunks * F::GROUPS * int64_t(sizeof(Rounded)));
+    stage = 8 * PITCH + SEGMENT / 64 * F::GROUPS * 32;
     stages = std::min(MAX_STAGES, (std::min(limit, SHARED) - 1024 - ring) / stage);
   }
 };
@@ -64,39 +61,11 @@ struct Block {
   }
 };
 
-// The loop of the producer warp for int8 weights. The weights of an output are contiguous, so one bulk copy fills a
-// stage. Large copies reach the highest bandwidth.
-__device__ inline void fetch(const Block& b, Bytes) {
-  const uint64_t policy = hopper::evict_first();
-  const int tiles = b.tiles(), rows = b.layout.rows, row = int(b.a.row_bytes);
-  int slot = 0, parity = 1, left = tiles * b.layout.segments;
-  for (int tile = 0; tile < tiles; tile++) {
-    const int64_t output_block = b.output_block_of(tile);
-    const int outputs = min(8, int(b.a.out_features - output_block * 8));
-    const char* from = static_cast<const char*>(b.a.weight) + output_block * 8 * row;
-    for (int first = 0; first < 8; first += rows, from += rows * row, left--) {
-      if (left == Bytes::EARLY) launch_dependents();
-      const int bytes = max(0, min(rows, outputs - first)) * row;
-      uint64_t& full = b.full(0, slot);
-      hopper::wait_barrier(b.empty(slot), parity);
-      hopper::expect_bytes(full, bytes);
-      char* to = b.memory + b.layout.ring + slot * b.layout.stage;
-      if (bytes && threadIdx.x % 32 == 0) hopper::copy(to, from, bytes, full, policy);
-      hopper::commit_stage(full);
-      if (++slot == b.layout.stages) {
-        slot = 0;
-        parity ^= 1;
-      }
-    }
-  }
-  launch_dependents();
-}
-
-// The loop of the producer warp for int4 weights. A stage has the values of a part of 8 outputs, and the
-// scales and zero points of their groups. Stages of the tile of team 0 and of team 1 alternate.
-template <int PER_CHUNK>
-__device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
-  using F = HalfBytes<PER_CHUNK>;
+// The loop of the producer warp. A stage has the values of a part of 8 outputs, and the scales and zero points of their
+// groups. Stages of the tile of team 0 and of team 1 alternate.
+template <class F>
+__device__ inline void fetch(const Block& b) {
+  constexpr int EARLY = 4;  // the next kernel may start when this many stages are not requested yet
   constexpr int RECORDS = SEGMENT / 64 * F::GROUPS;  // scales (with zero points) per output and stage
   const uint64_t policy = hopper::evict_first();
   const ProductArgs& a = b.a;
@@ -105,7 +74,7 @@ __device__ inline void fetch(const Block& b, HalfBytes<PER_CHUNK>) {
   for (int first = 0; first < tiles; first += TEAMS)
     for (int segment = 0; segment < b.layout.segments; segment++)
       for (int tile = first; tile < min(first + TEAMS, tiles); tile++, left--) {
-        if (left == F::EARLY) launch_dependents();
+        if (left == EARLY) launch_dependents();
         const int64_t output_block = b.output_block_of(tile);
         const int outputs = min(8, int(a.out_features - output_block * 8));
         const int bytes = min(SEGMENT, int(a.row_bytes) - segment * SEGMENT);
