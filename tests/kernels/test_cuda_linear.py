@@ -38,7 +38,7 @@ def linear() -> Linear:
     importlib.import_module("localllm.kernels.cuda")
     from localllm.kernels.cuda import linear as ours
 
-    products = {name: getattr(ours, name) for name in FORMATS}
+    products = {name: getattr(ours, name) for name in (*FORMATS, "mxfp4")}
     return Linear(**products, pack_slices=ours.pack_slices)
 
 
