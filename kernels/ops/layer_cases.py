@@ -40,6 +40,7 @@ def inputs(
     offset: float = 0.0,
     gate: Gate = "silu_and_mul",
     experts: int = 0,  # the MLP has this many experts, and a shared expert; 0: the MLP is dense
+    clear: bool = False,  # the router always chooses the same experts, also with rounded inputs
     page_size: int = 4,
     **options: Any,
 ) -> Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]:
@@ -62,7 +63,10 @@ def inputs(
                 return dense
             weights = random_experts("dense", experts, hidden, inner, generator, dtype)
             routing = Routing(2, "softmax", True)
-            return Experts(projection(hidden, experts), routing, None, weights, dense, projection(hidden, 1))
+            router = projection(hidden, experts)
+            if clear:
+                router = Product("dense", random(experts, hidden, size=1e-3), torch.arange(experts) / 2.0)
+            return Experts(router, routing, None, weights, dense, projection(hidden, 1))
 
         def layer(index: int) -> DecoderLayer:
             return DecoderLayer(
@@ -219,6 +223,8 @@ CASES = [
             ("adapters", inputs(_MIXED, adapted=True)),
             ("adapters-decode", inputs([(1, 9), (1, 1), (1, 16), (1, 7)], adapted=True, after_norms=True)),
             ("adapters-last-tokens", inputs(_MIXED, adapted=True, last=(0, 2, 3))),
+            ("clear-experts", inputs(_MIXED, experts=6, clear=True)),
+            ("clear-experts-decode", inputs([(1, 9), (1, 1), (1, 16)], experts=6, clear=True, after_norms=True)),
             ("adapters-odd-shape", inputs(_MIXED, adapted=True, heads=3, kv_heads=1, dim=34, hidden=37, inner=45)),
         ]
     ),

@@ -16,6 +16,7 @@ from localllm.engine.runner import DeviceInfo, Runner
 
 from . import canary
 from .conformance import BUDGET, Conformance, Conversation, Planned, check_crowd, crowd
+from .test_load_memory import save_experts
 from .tiny import Tiny
 
 pytestmark = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason=f"no GPU to use: {cuda.probe()}")
@@ -115,6 +116,23 @@ def test_load_never_holds_two_copies_of_a_weight(quant: Quant, tmp_path) -> None
     runner = cuda.open(read_model(tmp_path), replace(BUDGET, quant=quant, context=128, graphs="off", adapter_slots=0))
     loaded = runner.spec.weight_bytes + runner.spec.cache_bytes
     assert torch.cuda.max_memory_allocated() - before - loaded < 32 * 2**20
+    runner.close()
+
+
+@pytest.mark.parametrize("label", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("quant", ["none", "int8", "int4", "fp8"])
+def test_load_never_holds_two_copies_of_stacked_experts(quant: Quant, label: str, tmp_path) -> None:
+    """The tensors of all experts have 226 MB as stored."""
+    import torch
+
+    save_experts(tmp_path, label)
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    runner = cuda.open(read_model(tmp_path), replace(BUDGET, quant=quant, context=128, graphs="off", adapter_slots=0))
+    loaded = runner.spec.weight_bytes + runner.spec.cache_bytes
+    assert torch.cuda.max_memory_allocated() - before - loaded < 64 * 2**20
     runner.close()
 
 

@@ -10,14 +10,24 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.layer import decoder
 from localllm.kernels.ops.layer_cases import inputs
-from localllm.kernels.ops.reference_check import copy_to, pack_value
+from localllm.kernels.ops.reference_check import (
+    call_op,
+    copy_to,
+    device_arguments,
+    mismatch,
+    pack_value,
+    reference_run,
+)
 
 pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
+CLEAR = [case for case in CASES if case.op == "layer.decoder" and "clear-experts" in str(case)]
 WIDE: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 512, "inner": 192, "page_size": 16}
 
 
@@ -48,3 +58,12 @@ def test_fused_layer_equals_its_parts(rows: int, experts: int, monkeypatch: pyte
         torch.testing.assert_close(one, other, rtol=0.0, atol=4e-2 * other.abs().max().item())
     assert len(fused) == 1
     assert fused[0] is not None
+
+
+@pytest.mark.parametrize("case", CLEAR, ids=map(str, CLEAR))
+def test_layers_equal_the_reference(case: Case) -> None:
+    from localllm.backends.cuda.ops import OPS
+
+    arguments, expected = reference_run(case, Ops().layer.decoder, torch.bfloat16)
+    there = device_arguments(case, OPS, arguments, "cuda", torch.bfloat16)
+    assert not mismatch(call_op(case, OPS.layer.decoder, there), expected, case.tolerances[torch.bfloat16])
