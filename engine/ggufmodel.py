@@ -24,6 +24,7 @@ from .tensorfiles import StoredTensor, refusing_unreadable, regular_size
 MAX_SHARDS = 999  # of one model
 MAX_LAYERS = 512  # the limits of llama.cpp
 MAX_EXPERTS = 1024
+MAX_WINDOW = 2**27  # positions
 PROJECTOR = "mmproj"  # in the names of the image encoders that lie beside a model
 
 _FIRST_BYTES = 512 * 2**10  # bytes of the first read of a file
@@ -177,6 +178,7 @@ def parse_metadata(metadata: Mapping[str, Value], where: str) -> ModelConfig:
     positions = fields.integer(f"{architecture}.context_length", 1, 2**27)
     head_dim = fields.integer(f"{architecture}.attention.key_length", 0, 2**16, hidden // max(heads, 1))
     _check_architecture(fields, architecture)
+    _check_positions(fields, architecture, heads, head_dim)
     vocab = _vocab_size(fields, architecture, metadata)
     return replace(
         EMPTY_CONFIG,
@@ -211,6 +213,22 @@ def _check_architecture(fields: Fields, architecture: str) -> None:
             raise fields.refuse(f"{architecture}.expert_group_count", f"a divisor of {experts}")
     layers = fields.integer(f"{architecture}.block_count", 1, MAX_LAYERS)
     fields.integer(f"{architecture}.nextn_predict_layers", 0, layers, 0)
+
+
+def _check_positions(fields: Fields, architecture: str, heads: int, head_dim: int) -> None:
+    """Raises ModelRefused for ropes and windows on which llama.cpp asserts, or with which it computes forever."""
+    window = f"{architecture}.attention.sliding_window"
+    if _count(fields, window) > MAX_WINDOW:
+        raise fields.refuse(window, f"a number up to {MAX_WINDOW}")
+    latent = fields.integer(f"{architecture}.attention.key_length_mla", 0, 2**16, 0)
+    for layers in ("", "_swa"):
+        key = f"{architecture}.rope.dimension_count{layers}"
+        width = fields.integer(f"{architecture}.attention.key_length{layers}", 0, 2**16, head_dim)
+        limit = max(width, latent)
+        lowest = 0 if latent else 2  # latent attention may have no rope
+        count = fields.integer(key, 0, 2**16, lowest)
+        if heads and key in fields and (count % 2 or not lowest <= count <= limit):
+            raise fields.refuse(key, f"an even number in {lowest}…{limit}")
 
 
 def _count(fields: Fields, key: str, default: int = 0) -> int:

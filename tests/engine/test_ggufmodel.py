@@ -135,6 +135,11 @@ def test_impossible_numbers_of_shards_are_refused(name: str, tmp_path: Path) -> 
         ({"llama__attention__head_count": [4.0, 4.0]}, "llama.attention.head_count must be integers"),
         ({"llama__attention__head_count": -1}, "llama.attention.head_count must be an integer"),
         ({"general__sampling__temp": -1.0}, "general.sampling.temp must be a number"),
+        ({"llama__rope__dimension_count": 0}, "llama.rope.dimension_count must be an even number in 2…"),
+        ({"llama__rope__dimension_count": 3}, "llama.rope.dimension_count must be an even number in 2…"),
+        ({"llama__rope__dimension_count": 2**15}, "llama.rope.dimension_count must be an even number in 2…"),
+        ({"llama__rope__dimension_count_swa": 0}, "llama.rope.dimension_count_swa must be an even number in 2…"),
+        ({"llama__attention__sliding_window": 2**31 - 1}, "llama.attention.sliding_window must be a number up to"),
     ],
 )
 def test_wrong_metadata_is_refused_by_name(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
