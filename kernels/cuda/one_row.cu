@@ -1,15 +1,15 @@
 // Products of one row with int8 or int4 weights: int8 dot products (dp4a), with weights that go from global memory to
 // registers. On Hopper, one_row_hopper.cu computes those with int4 weights.
 //
-// A tile is 8 outputs and all inputs. A team of four warps computes a tile; teams do not wait for each other. With gates,
-// a unit is a tile of gates and the tile of the values that they multiply; else it is one tile. In one step, a team reads
-// CHUNKS chunks of 64 bytes of each output of a tile:
+// A tile is 8 outputs and all inputs. A team of four warps computes a tile; teams do not wait for each other. With
+// gates, a unit is a tile of gates and the tile of the values that they multiply; else it is one tile. In one step, a
+// team reads CHUNKS chunks of 64 bytes of each output of a tile:
 //
-//   lane = 4 o + t      output o of 8; 16 bytes t of chunks first + 4 w … first + 4 w + 3 of warp w: a quad reads
-//                       64 contiguous bytes at a time
+//   lane = 4 o + t      output o of 8; 16 bytes t of chunks 4 w … 4 w + 3 of warp w, so the four lanes of an output
+//                       read 64 contiguous bytes at a time
 //
-// The lanes of a quad exchange their integer sums, so that lane t has the sum of chunk 4 w + t. These are the chunks of
-// warp 4 w + t in small_batch.cuh, and their sums are added in the same order as there. Sums of integers are exact in any
+// The four lanes exchange their integer sums, so that lane t has the sum of chunk 4 w + t. These are the chunks of warp
+// 4 w + t in small_batch.cuh, and their sums are added in the same order as there. Sums of integers are exact in any
 // order. So the result of a row has the same bits in every batch.
 #include <cuda_fp16.h>
 
@@ -58,12 +58,13 @@ static __device__ inline void read_weights(const uint8_t* from, uint32_t (&to)[4
                : "l"(from));
 }
 
-// The number of this thread in its team, warp, and quad.
+// The team of this thread, its number in the team, its warp in the team, and the output and the 16 bytes that it reads.
 struct Lane {
   int team = threadIdx.x / (TEAM_WARPS * 32), in_team = threadIdx.x % (TEAM_WARPS * 32);
   int warp = in_team / 32, output = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 };
 
+// Starts to read the weights of a step; zeros where there are none.
 template <class F>
 __device__ inline void fetch(const OneRowArgs& d, const Lane& lane, const Position& at, Stage<F>& stage) {
   const int64_t block = at.unit + int64_t(at.half) * d.tile_blocks, output = block * 8 + lane.output;
@@ -87,7 +88,7 @@ __device__ inline void fetch(const OneRowArgs& d, const Lane& lane, const Positi
   }
 }
 
-// Lane t of a quad gets the sum of values[t] of the quad's lanes.
+// Lane t of the four lanes of an output gets the sum of their values[t].
 static __device__ inline int exchange(const int (&values)[4], int t) {
   int pair[2];
 #pragma unroll
@@ -99,7 +100,7 @@ static __device__ inline int exchange(const int (&values)[4], int t) {
   return (t & 1 ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, sent, 1);
 }
 
-// Adds the products of a step to `sum`. `x`: address of the activations; groups: their scales and sums.
+// Adds the products of a step to `sum`. `x`: address of the activations; `groups`: their scales and sums.
 template <int PER_CHUNK>
 __device__ inline void multiply(HalfBytes<PER_CHUNK>, const OneRowArgs& d, const Lane& lane, int step,
                                 const Stage<HalfBytes<PER_CHUNK>>& stage, uint32_t x, const Rounded* groups,
@@ -123,8 +124,8 @@ __device__ inline void multiply(HalfBytes<PER_CHUNK>, const OneRowArgs& d, const
   for (int p = 0; p < PER_CHUNK; p++) F::add(sum, integers[p], stage.records[p], groups[own * PER_CHUNK + p]);
 }
 
-__device__ inline void multiply(Bytes, const OneRowArgs& d, const Lane& lane, int step, const Stage<Bytes>& stage, uint32_t x,
-                                const Rounded*, int& sum) {
+__device__ inline void multiply(Bytes, const OneRowArgs& d, const Lane& lane, int step, const Stage<Bytes>& stage,
+                                uint32_t x, const Rounded*, int& sum) {
   const int chunk = step * CHUNKS + lane.warp * 4;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
@@ -138,9 +139,8 @@ __device__ inline void multiply(Bytes, const OneRowArgs& d, const Lane& lane, in
 class Epilogue {
  public:
   __device__ Epilogue(const OneRowArgs& d, const Lane& lane, int unit) : output_(int64_t(unit) * 8 + lane.in_team) {
-    exists_ = lane.in_team < 8 && unit < d.units && output_ < (d.halves > 1 ? d.args.out_features / 2 : d.args.out_features);
-    if (!exists_) return;
-    if (!d.args.scale) return;
+    exists_ = lane.in_team < 8 && output_ < d.args.out_features / d.halves;
+    if (!exists_ || !d.args.scale) return;
     scale_[0] = d.args.scale[output_];
     if (d.halves > 1) scale_[1] = d.args.scale[output_ + d.tile_blocks * 8];
   }
@@ -170,7 +170,8 @@ class Epilogue {
 
 // N: vectors of activations per thread (see OneRow).
 template <class F, int N>
-__global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS) one_row_kernel(const __grid_constant__ OneRowArgs d) {
+__global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
+    one_row_kernel(const __grid_constant__ OneRowArgs d) {
   extern __shared__ __align__(128) char memory[];
   __shared__ SumOf<F> sums[TEAMS][2][2 * CHUNKS * 8];  // two buffers: a team writes one while 8 threads read the other
   const Lane lane;

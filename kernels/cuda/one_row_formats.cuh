@@ -1,5 +1,5 @@
-// The weight formats of products of one row. A chunk is 64 bytes of weights of one output; it is multiplied with the int8
-// activations of the same inputs. Sums of integers are exact in any order.
+// The weight formats of products of one row. A chunk is 64 bytes of weights of one output; it is multiplied with the
+// int8 activations of the same inputs. Sums of integers are exact in any order.
 #pragma once
 
 #include <cstdint>
@@ -85,8 +85,8 @@ struct HalfBytes {
     }
   }
 
-  // Adds the product of a group to `sum`, with the float arithmetic of small_batch.cuh. `integers`: product without zero
-  // points.
+  // Adds the product of a group to `sum`, with the float arithmetic of small_batch.cuh. `integers`: the product
+  // without zero points.
   static __device__ void add(float& sum, int integers, uint32_t record, const Rounded& group) {
     float scale = __half2float(__ushort_as_half((unsigned short)record));
     sum = __fmaf_rn(float(integers - int(record >> 16) * group.sum), scale * group.scale, sum);
