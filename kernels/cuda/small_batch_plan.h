@@ -11,6 +11,7 @@ constexpr int LOG_THREADS = 9, THREADS = 1 << LOG_THREADS, WARPS = THREADS / 32,
 constexpr int VECTORS_PER_THREAD = 4;     // vectors of 8 activations per thread that PreparedRows keeps in registers
 constexpr int PREPARED_LIMIT = 32 << 10;  // bytes: limit of the activations that every block prepares in shared memory
 constexpr int BUDGET = 110 << 10;         // bytes of shared memory per block: a block of the next kernel fits beside it
+constexpr int TILE_END = 32 << 10;        // bytes: see outputs_of_tile
 constexpr int STATIC = 1 << 10;           // bytes of shared memory for static variables and the driver
 
 // The properties of a weight format (formats.cuh) that a plan depends on.
@@ -52,16 +53,15 @@ constexpr int prepared_pitch(const Traits& f, const Shape& a) {
   return a.rows <= 8 && groups && in_registers && a.rows * pitch <= PREPARED_LIMIT ? int(pitch) : 0;
 }
 
-// Blocks of 8 outputs per tile: the largest of 4, 2 and 1 that keeps at least 90 % of the best utilisation of the
-// multiprocessors.
-inline int outputs_of_tile(int64_t blocks, bool gated, int processors) {
-  auto utilisation = [&](int64_t tile_blocks) {
+// Blocks of 8 outputs per tile: 4, 2 or 1; with gates 4 or 2. A multiprocessor computes its tiles one after the other.
+// The end of a tile, where its warps wait for each other, takes as long as reading TILE_END bytes.
+inline int outputs_of_tile(int64_t blocks, bool gated, int processors, int64_t row_bytes) {
+  auto cost = [&](int64_t tile_blocks) {  // bytes that the busiest multiprocessor could read meanwhile
     int64_t tiles = (blocks + tile_blocks - 1) / tile_blocks, rounds = (tiles + processors - 1) / processors;
-    return double(blocks) / double(rounds * processors * tile_blocks);
+    return rounds * (tile_blocks * 8 * row_bytes + TILE_END);
   };
-  double best = std::max({utilisation(4), utilisation(2), gated ? 0.0 : utilisation(1)});
-  if (utilisation(4) >= 0.9 * best) return 4;
-  return utilisation(2) >= 0.9 * best || gated ? 2 : 1;
+  if (cost(4) <= std::min(cost(2), gated ? cost(2) : cost(1))) return 4;
+  return gated || cost(2) <= cost(1) ? 2 : 1;
 }
 
 // The shared memory of tiles of 8 * j outputs. Uses two buffers for partial sums if they are small and fit.
@@ -85,7 +85,7 @@ inline TileSizes tile_sizes(const Traits& f, const Shape& a, int pitch, int limi
 // The best tiles that fit in shared memory, else TileSizes whose fits() is false. With gates, a tile has the gates and
 // the values that they multiply.
 inline TileSizes tile_sizes(const Traits& f, const Shape& a, int pitch, const Limits& gpu) {
-  const int tile_blocks = outputs_of_tile((a.out_features + 7) / 8, a.gated, gpu.processors);
+  const int tile_blocks = outputs_of_tile((a.out_features + 7) / 8, a.gated, gpu.processors, a.row_bytes);
   const int depth = f.depth(a.rows <= 8 ? 1 : 2);
   TileSizes sizes{};
   auto try_sizes = [&](int j, int p) { return (sizes = tile_sizes(f, a, pitch, gpu.shared, j, p)).fits(); };

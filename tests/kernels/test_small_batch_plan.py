@@ -57,7 +57,19 @@ FORMATS = {
     "int4-wide-32": (9, 32),
 }
 SHARED = [48 << 10, 64 << 10, 99 << 10, 163 << 10, 227 << 10]
-SHAPES = [(8, 8), (29, 40), (77, 8192), (151936, 1024), (4096, 4096), (1000, 14336), (57344, 8192), (8192, 28672)]
+# (out_features, in_features, gated) of bf16 products of one row -> blocks of 8 outputs in the fastest tile on an H100
+FASTEST_TILES = {(128, 2048, False): 1, (5120, 2048, False): 2, (3072, 2048, False): 4, (6144, 1024, True): 4}
+SHAPES = [
+    *(shape[:2] for shape in FASTEST_TILES),
+    (8, 8),
+    (29, 40),
+    (77, 8192),
+    (151936, 1024),
+    (4096, 4096),
+    (1000, 14336),
+    (57344, 8192),
+    (8192, 28672),
+]
 ROWS = range(1, 17)
 
 
@@ -116,6 +128,13 @@ def test_plan_fits_or_reports_that_none_fits(plans: dict[Shape, Plan]) -> None:
             assert shape.rows <= 2 * plan.launch_rows, "weights are read no more than twice"
             assert plan.j > 1 or not shape.gated, "a gate and the value it multiplies are in one tile"
     assert any(not plan.fits for plan in plans.values()), "48 KB are too small for some shapes"
+
+
+@pytest.mark.parametrize("shape", FASTEST_TILES)
+def test_the_fastest_tiles_are_chosen(plans: dict[Shape, Plan], shape: tuple[int, int, bool]) -> None:
+    out_features, in_features, gated = shape
+    plan = plans[Shape(227 << 10, "bf16", 1, out_features, in_features, gated, 132)]
+    assert plan.j == FASTEST_TILES[shape]
 
 
 def test_every_plan_has_a_compiled_kernel(plans: dict[Shape, Plan]) -> None:
