@@ -72,13 +72,6 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "gains time. It has not yet run with a whole model on a GPU."
         ),
     ] = "one"
-    greedy_tokens: Annotated[
-        Literal["host", "device"],
-        Meta(
-            description="Place where greedy tokens of GGUF models are chosen; device: in the graph of llama.cpp, "
-            "with cache_layout = shared. It has not yet run on a GPU."
-        ),
-    ] = "host"
     reference_ops: Annotated[
         tuple[str, ...],
         Meta(

@@ -17,7 +17,6 @@ CacheLayout = Literal["shared", "rows"]
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
 Compiler = Literal["inductor", "eager"]
 Queues = Literal["one", "measured"]
-GreedyTokens = Literal["host", "device"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +42,6 @@ class LoadOptions:
     reference_ops: tuple[str, ...] = ()  # names of ops or op families, or "all", that the references compute
     # Queues of captured steps. measured: a second queue computes shared experts where it gains time.
     queues: Queues = "one"
-    # Place where llama.cpp's greedy tokens are chosen. device: in its graph, so the host does not read their logits.
-    greedy_tokens: GreedyTokens = "host"
     adapter_slots: int = 8  # maximum number of adapters in one step
     adapter_rank: int = 16  # maximum rank of an adapter
     lora_backend: str = "auto"  # implementation of LoRA products; the device lists those that it supports

@@ -59,7 +59,6 @@ def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
         threads=settings.threads or None,
         gpu_layers=None if settings.gpu_layers < 0 else settings.gpu_layers,
         queues=settings.developer.queues,
-        greedy_tokens=settings.developer.greedy_tokens,
         reference_ops=settings.developer.reference_ops,
         attention=settings.developer.attention,
         lora_backend=settings.lora_backend,

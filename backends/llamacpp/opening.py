@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from ...engine.errors import ModelRefused, SettingRefused
@@ -15,7 +14,6 @@ from . import accepts
 from .adapters import Adapters
 from .attention import avoid_graphs, flash_attention
 from .cells import ContextMemory, StreamMemory
-from .greedy import FUNCTIONS, PROBE_TOKENS, GreedySamplers, GreedySequences
 from .library import devices, library, load_model
 from .runner import LlamaRunner, Sequences
 from .sequences import Memory, PagedSequences, PairedMemory, StateSequences, sequence_ids
@@ -43,7 +41,6 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
     check_fits(files, options, size.plan)
     c = library().c
     model = load_model(files.name, files.gguf, gpu_layers=size.gpu_layers, repack=can_repack(files))
-    greedy: GreedySamplers | None = None
     try:
         _check_model(files, model)
         states = bool(c.llama_model_is_recurrent(model) or c.llama_model_is_hybrid(model))
@@ -53,45 +50,16 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
         needs_pairs = not states and not size.row_cells and c.llama_model_n_swa(model) > 0
         ids = sequence_ids(size.sequences, paired=needs_pairs)
         spec = _spec(files, options, size, 0 if states else len(ids), c.llama_model_n_embd_out(model))
-        needs_host = _needs_host(size, states, len(ids))
-        if options.greedy_tokens == "device" and not needs_host:
-            greedy = GreedySamplers(ids[: size.rows])
-            spec = replace(spec, max_paths=spec.max_paths - 1)
-        context = _new_context(files, options, size, spec, model, greedy)
+        context = _new_context(files, options, size, spec, model)
     except BaseException:
         c.llama_model_free(model)
-        if greedy:
-            greedy.close()
         raise
-    if greedy and not greedy.choose_largest(context, int(ids[-1, 0]), spec.vocab_size):
-        needs_host = "llama.cpp's graph does not choose the token with the largest logit"
-        greedy.remove(context)
-        greedy = None
-    if options.greedy_tokens == "device" and needs_host:
-        spec = replace(spec, warnings=(*spec.warnings, f"the host chooses greedy tokens: {needs_host}"))
-    sequences = _sequences(context, spec, size, needs_pairs, len(ids), greedy)
+    sequences = _sequences(context, spec, size, needs_pairs, len(ids))
     threads = options.threads or cores()
-    return LlamaRunner(model, context, spec, sequences, ids, Adapters(model), threads, greedy)
+    return LlamaRunner(model, context, spec, sequences, ids, Adapters(model), threads)
 
 
-def _needs_host(size: Size, states: bool, count: int) -> str:
-    """The reason why llama.cpp's graph cannot choose greedy tokens; empty if it can. `count`: the number of sequences.
-
-    Each row needs two sequences, because its sampling may change.
-    """
-    if states:
-        return "a recurrent state cannot change its sequence"
-    if size.row_cells:
-        return "with cache_layout rows, a row cannot change its sequence without a copy of its cache"
-    if count < 2 * size.rows:
-        return f"max_rows {size.rows} needs {2 * size.rows} sequences, and llama.cpp has {count} for this model"
-    missing = [name for name in FUNCTIONS if not hasattr(library().c, name)]
-    return f"this version of llama.cpp has no function {missing[0]}" if missing else ""
-
-
-def _sequences(
-    context: Any, spec: RunnerSpec, size: Size, needs_pairs: bool, count: int, greedy: GreedySamplers | None
-) -> Sequences:
+def _sequences(context: Any, spec: RunnerSpec, size: Size, needs_pairs: bool, count: int) -> Sequences:
     """`count`: the number of sequences."""
     if not spec.groups:
         return StateSequences(ContextMemory(context), count)
@@ -101,8 +69,6 @@ def _sequences(
     memory: Memory = ContextMemory(context)
     if needs_pairs:
         memory = PairedMemory(memory, count)
-    if greedy:
-        return GreedySequences(memory, page_size, count, greedy.num_sequences)
     return PagedSequences(memory, page_size, count)
 
 
@@ -212,9 +178,7 @@ def _quant(files: ModelFiles) -> str:
     return "" if largest in ("F32", "F16", "BF16") else largest
 
 
-def _new_context(
-    files: ModelFiles, options: LoadOptions, size: Size, spec: RunnerSpec, model: Any, greedy: GreedySamplers | None
-) -> Any:
+def _new_context(files: ModelFiles, options: LoadOptions, size: Size, spec: RunnerSpec, model: Any) -> Any:
     lib = library()
     params = lib.c.llama_context_default_params()
     params.n_ctx = size.cells
@@ -230,11 +194,6 @@ def _new_context(
     params.no_perf = True
     params.flash_attn_type = flash_attention(files, size.gpu_layers)
     avoid_graphs(files, params.flash_attn_type)
-    if greedy:
-        params.n_batch = max(params.n_batch, PROBE_TOKENS)
-        configs = greedy.configs()
-        params.samplers = configs
-        params.n_samplers = len(configs)
     if options.cache_dtype != "auto":
         params.type_k = CACHE_TYPES[options.cache_dtype][0]
         params.type_v = params.type_k

@@ -15,22 +15,15 @@ from ...engine.errors import ModelRefused, OutOfMemory
 from ...engine.lora import Adapter
 from ...engine.runner import RunnerSpec, StepResult
 from .adapters import Adapters
-from .greedy import GreedySamplers
 from .library import failed, library
 from .sampler import Draws, Samplers
 
 Floats = NDArray[np.float32]
+# Logits [answers, vocab] and hidden states [answers, hidden]. The rows of answers of the other kind are undefined.
+Outputs = tuple[Floats, Floats | None]
 
 NO_CELLS = 1  # results of llama_decode
 NO_MEMORY = -2
-
-
-class Outputs(NamedTuple):
-    """The outputs of a step. Each array is undefined for answers that have an output in another array."""
-
-    logits: Floats  # [answers, vocab]
-    hidden: Floats | None  # [answers, hidden]
-    tokens: Ints  # [answers], that the device chose
 
 
 class Step:
@@ -62,8 +55,7 @@ class _Call(NamedTuple):
 
     order: Ints  # [tokens] indices of the tokens, in llama.cpp's order
     outputs: NDArray[np.bool_]  # [tokens] whether each token has an output, in llama.cpp's order
-    hidden: bool  # whether the outputs are hidden states; otherwise they are logits or tokens
-    chosen: NDArray[np.bool_]  # [outputs] whether the device chooses the token of each output, in llama.cpp's order
+    hidden: bool  # whether the outputs are hidden states; otherwise they are logits
 
 
 class Sequences(Protocol):
@@ -123,10 +115,8 @@ class LlamaRunner:
         ids: Ints,
         adapters: Adapters,
         threads: int,
-        greedy: GreedySamplers | None = None,
     ) -> None:
-        """`ids`: see sequences.sequence_ids. `threads`: maximum number of threads that sample. `greedy`: the samplers
-        of the first sequences, if `sequences` are GreedySequences."""
+        """`ids`: see sequences.sequence_ids. `threads`: maximum number of threads that sample."""
         self._c = library().c
         self._model = model
         self._context = context
@@ -140,8 +130,6 @@ class LlamaRunner:
         self._computing = threading.Lock()  # only one thread may use the context at a time
         self._step: Step | None = None  # the last step; its outputs are in the context until it is finished
         self._samplers = Samplers(threads)
-        self._greedy = greedy
-        self._num_greedy = greedy.num_sequences if greedy else 0  # the device chooses the tokens of these sequences
 
     @property
     def spec(self) -> RunnerSpec:
@@ -152,8 +140,7 @@ class LlamaRunner:
         does not need them."""
         with self._computing:
             sequences = self._sequences.place(batch)
-            chosen = sequences[batch.wants != Want.NOTHING] < self._num_greedy
-            draws = Draws(batch, self._spec.vocab_size, self._samplers, chosen)
+            draws = Draws(batch, self._spec.vocab_size, self._samplers)
             last = np.zeros(batch.num_tokens, np.uint8)
             last[batch.row_starts[1:] - 1] = batch.wants
             places = np.repeat(sequences, np.diff(batch.row_starts))
@@ -166,7 +153,7 @@ class LlamaRunner:
             self._adapters.select(self._context, 0, 0.0)
             self._selected = (0, 0.0)
             self._decode(call, tokens)
-            self._step = Step(draws, lambda: self._token_outputs(call), self._computing)
+            self._step = Step(draws, lambda: (self._outputs(call), None), self._computing)
             return self._step
 
     def _carried(self, batch: Batch) -> Ints:
@@ -190,7 +177,6 @@ class LlamaRunner:
         rows = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts))
         answers = batch.answer_starts
         logits = _zeros(answers[-1], self._spec.vocab_size)
-        drawn = np.zeros(answers[-1], np.int32)
         hidden = _zeros(answers[-1], self._hidden_size) if Want.HIDDEN in batch.wants else None
         groups = _groups(batch)
         for slot, scale in sorted(groups, key=lambda pair: pair != self._selected):  # a change takes llama.cpp long
@@ -205,17 +191,8 @@ class LlamaRunner:
                 outputs = last[chosen] == want
                 call = self._place(batch.positions[chosen], places[chosen], outputs, hidden=want == Want.HIDDEN)
                 self._decode(call, tokens[chosen])
-                which = answers[rows[chosen[outputs]]]
-                drawn[which] = self._chosen_tokens(call)
-                if not call.chosen.all():
-                    target[which] = self._outputs(call)
-        return Outputs(logits, hidden, drawn)
-
-    def _token_outputs(self, call: _Call) -> Outputs:
-        """The outputs of a batch that needs one call, after the call. Waits for it. Valid until the next call."""
-        tokens = self._chosen_tokens(call)
-        logits = _zeros(0, self._spec.vocab_size) if call.chosen.all() else self._outputs(call)
-        return Outputs(logits, None, tokens)
+                target[answers[rows[chosen[outputs]]]] = self._outputs(call)
+        return logits, hidden
 
     def _place(self, positions: Ints, places: Ints, outputs: NDArray[np.bool_], *, hidden: bool = False) -> _Call:
         """Prepare a call of llama_decode. All arrays: [tokens]."""
@@ -223,8 +200,7 @@ class LlamaRunner:
         if self._sequences.in_order:
             order = np.argsort(places, kind="stable")
         self._tokens.place(positions[order], places[order], outputs[order])
-        outputs = outputs[order]
-        return _Call(order, outputs, hidden, places[order][outputs] < self._num_greedy)
+        return _Call(order, outputs[order], hidden)
 
     def _decode(self, call: _Call, tokens: Ints) -> None:
         """Begin to compute a call. A GPU computes while this method returns."""
@@ -242,22 +218,14 @@ class LlamaRunner:
         """The outputs of the last call [outputs, vocab or hidden], in order of the tokens. Waits for the call. Valid
         until the next call."""
         width = self._hidden_size if call.hidden else self._spec.vocab_size
-        count = len(call.chosen)
+        count = int(np.count_nonzero(call.outputs))
+        if not count:
+            return _zeros(0, width)
         values = self._c.llama_get_embeddings if call.hidden else self._c.llama_get_logits
         computed = np.ctypeslib.as_array(values(self._context), (count, width))
         answers = call.order[call.outputs]
         in_place = bool((answers[:-1] < answers[1:]).all())
         return computed if in_place else computed[np.argsort(answers)]
-
-    def _chosen_tokens(self, call: _Call) -> Ints:
-        """The tokens that the device chose in the last call [outputs]; 0 for other outputs. Waits for the call. The
-        sequences of such tokens are not `in_order`, so llama.cpp's order is that of the batch."""
-        tokens = np.zeros(len(call.chosen), np.int32)
-        indices = np.flatnonzero(call.outputs)[call.chosen]
-        tokens[call.chosen] = [self._c.llama_get_sampled_token_ith(self._context, index) for index in indices.tolist()]
-        if (tokens < 0).any():
-            raise failed("llama.cpp chose no token: the logits of a row are not numbers")
-        return tokens
 
     def _finish(self) -> None:
         """Wait for the step that the device computes."""
@@ -290,8 +258,6 @@ class LlamaRunner:
             self._finish()
             self._samplers.close()
             self._c.llama_free(self._context)
-            if self._greedy:
-                self._greedy.close()
             self._c.llama_model_free(self._model)
 
 

@@ -54,17 +54,13 @@ class Samplers:
 class Draws:
     """The answers of one step, without their logits."""
 
-    def __init__(self, batch: Batch, vocab: int, samplers: Samplers, chosen: NDArray[np.bool_] | None = None) -> None:
-        """`chosen`: whether the device chooses the token of an answer [answers]; None: it chooses none."""
+    def __init__(self, batch: Batch, vocab: int, samplers: Samplers) -> None:
         sampling = batch.sampling
         wants = batch.wants[batch.wants != Want.NOTHING]
         self._answers = len(wants)
         self._starts = batch.answer_starts
         self._sampling = sampling
-        drawing = wants == Want.TOKEN
-        if chosen is not None:
-            drawing &= ~chosen
-        self._drawing: list[int] = np.flatnonzero(drawing).tolist()
+        self._drawing: list[int] = np.flatnonzero(wants == Want.TOKEN).tolist()
         self._listed = {index: count for index, count in enumerate(sampling.logprobs.tolist()) if count >= 0}
         self._adjusted = {*sampling.bias_answers.tolist(), *sampling.history_answers.tolist()}
         self._greedy = (sampling.temperature == 0).tolist()
@@ -72,12 +68,10 @@ class Draws:
         self._vocab = vocab
         self._samplers = samplers
 
-    def sample(self, logits: Logits, hidden: NDArray[np.float32] | None, tokens: Ints | None = None) -> StepResult:
-        """The result of the step. `logits`: [answers, vocab], which are not changed; rows of hidden states and
-        of tokens from the device are ignored. `hidden`: [answers, hidden], or None. `tokens`: [answers] with the tokens
-        that the device chose, to which the others are written; None: it chose none."""
-        if tokens is None:
-            tokens = np.zeros(self._answers, np.int32)
+    def sample(self, logits: Logits, hidden: NDArray[np.float32] | None) -> StepResult:
+        """The result of the step. `logits`: [answers, vocab], which are not changed; rows of hidden states are ignored.
+        `hidden`: [answers, hidden], or None."""
+        tokens = np.zeros(self._answers, np.int32)
 
         def draw(answers: list[int]) -> None:
             for answer in answers:

@@ -118,25 +118,12 @@ class PagedSequences:
             sequence = self._place_row(start, page, table[row])
             self._placed.add(sequence)
             sequences.append(sequence)
-        self._arrange(sequences, batch)
+        self._arrange(sequences)
         self._extend(sequences, starts, batch.context_lens, table)
         return np.array([sequence.id for sequence in sequences], np.int32)
 
-    def _arrange(self, sequences: list[Sequence], batch: Batch) -> None:
-        """Change the ids of the rows' sequences, if the step needs certain ids."""
-
-    def _move(self, sequence: Sequence, target: int) -> None:
-        """Give the sequence another id, which is free."""
-        source = sequence.id
-        self._memory.remove(target, 0, TO_END)  # a step that failed may have left cells
-        if sequence.length:
-            self._memory.copy(source, target, 0, sequence.length)
-            self._memory.remove(source, 0, TO_END)
-        del self._sequences[source]
-        self._free.remove(target)
-        self._free.append(source)
-        self._sequences[target] = sequence
-        sequence.id = target
+    def _arrange(self, sequences: list[Sequence]) -> None:
+        """Change the ids of the rows' sequences, if a step needs certain ids."""
 
     def _free_pages(self, batch: Batch) -> None:
         """Remove the cells of freed pages, and give the targets of page copies the cells of their sources."""

@@ -300,9 +300,7 @@ def _workspace(files: ModelFiles, options: LoadOptions, step_tokens: int) -> int
     config = files.config
     heads = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     values = 4 * config.hidden_size + 2 * heads + 3 * config.intermediate_size
-    # Logits on the device and on the host. With samplers, llama.cpp has one more array there, and three here.
-    arrays = 6 if options.greedy_tokens == "device" else 2
-    return 4 * (arrays * _sequences(options) * config.vocab_size + min(step_tokens, UBATCH) * values)
+    return 4 * (2 * _sequences(options) * config.vocab_size + min(step_tokens, UBATCH) * values)
 
 
 def _token_bytes(files: ModelFiles) -> int:

@@ -11,8 +11,7 @@ otherwise it reads the weights again for each group of consecutive numbers. So t
 
 from __future__ import annotations
 
-from ...engine.batch import Batch
-from .sequences import Content, PagedSequences, Sequence
+from .sequences import TO_END, Content, PagedSequences, Sequence
 
 
 class StreamSequences(PagedSequences):
@@ -23,7 +22,7 @@ class StreamSequences(PagedSequences):
     def _share(self, sequence: Sequence, content: Content) -> None:
         """The sequence keeps its cells: streams share none."""
 
-    def _arrange(self, sequences: list[Sequence], batch: Batch) -> None:
+    def _arrange(self, sequences: list[Sequence]) -> None:
         """Move the sequences to consecutive streams."""
         ids = {sequence.id for sequence in sequences}
         if max(ids) - min(ids) < len(ids):
@@ -55,3 +54,16 @@ class StreamSequences(PagedSequences):
                 self._move(self._sequences[stream], self._free[-1])
             else:
                 self._cut(self._redundant_sequence(), 0)
+
+    def _move(self, sequence: Sequence, target: int) -> None:
+        """Move the sequence to a free stream."""
+        source = sequence.id
+        self._memory.remove(target, 0, TO_END)  # a step that failed may have left cells
+        if sequence.length:
+            self._memory.copy(source, target, 0, sequence.length)
+            self._memory.remove(source, 0, TO_END)
+        del self._sequences[source]
+        self._free.remove(target)
+        self._free.append(source)
+        self._sequences[target] = sequence
+        sequence.id = target

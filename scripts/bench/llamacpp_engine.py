@@ -39,7 +39,7 @@ from localllm.backends import llamacpp
 from localllm.backends.machine import cores
 from localllm.engine.engine import Engine
 from localllm.engine.modelfiles import read_model
-from localllm.engine.options import CacheLayout, GreedyTokens, LoadOptions
+from localllm.engine.options import CacheLayout, LoadOptions
 from localllm.engine.request import Request
 from localllm.engine.runner import DeviceInfo, Runner
 
@@ -79,7 +79,6 @@ class Localllm:
             max_step_tokens=STEP_TOKENS,
             threads=bench.threads,
             cache_layout=bench.layout,
-            greedy_tokens=bench.greedy_tokens,
         )
         self._file = bench.file
         self._random = np.random.default_rng(0)
@@ -155,14 +154,11 @@ class Bench:
         self.tools: Path = options.tools
         self.file = Path(options.folder) / f"{options.shape}-{options.recipe}.gguf"
         self.layout: CacheLayout = options.layout
-        self.greedy_tokens: GreedyTokens = options.greedy_tokens
         self.gpu: bool = options.gpu
         self.device = ""
         self.title = f"llama.cpp, {SHAPES[options.shape].name}, {options.recipe}"
         if self.layout != "shared":
             self.title += f", cache_layout {self.layout}"
-        if self.greedy_tokens != "host":
-            self.title += f", greedy_tokens {self.greedy_tokens}"
         self._write(SHAPES[options.shape], options.recipe)
         if self.gpu:
             device = llamacpp.probe()
@@ -293,9 +289,6 @@ def main() -> None:
     arguments.add_argument("--recipe", choices=write_gguf.RECIPES, default="q8_0")
     arguments.add_argument("--folder", default="build/bench", help="folder for the model")
     arguments.add_argument("--layout", choices=get_args(CacheLayout), default="shared", help="setting cache_layout")
-    arguments.add_argument(
-        "--greedy-tokens", choices=get_args(GreedyTokens), default="host", help="LOCALLLM_DEV_GREEDY_TOKENS"
-    )
     arguments.add_argument("--rows", default="1,8,16")
     arguments.add_argument("--parts", default=",".join(PARTS))
     arguments.add_argument("--pairs", type=int, default=5)

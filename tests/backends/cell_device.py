@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from localllm.backends.llamacpp.greedy import GreedySequences, plain_answers
 from localllm.backends.llamacpp.sequences import Memory, PagedSequences, PairedMemory, StateSequences
 from localllm.backends.llamacpp.streams import StreamSequences
-from localllm.engine.batch import Batch, Want
+from localllm.engine.batch import Batch
 from localllm.engine.errors import OutOfMemory
 
 from ..engine.token_device import TokenDevice, digest, next_state
@@ -119,7 +118,6 @@ class CellDevice(TokenDevice):
 
     window: int = 0
     has_streams: bool = False  # whether each sequence has its own cells
-    samplers: int = 0  # number of ids that are only for rows with plain answers; 0: all ids are for all rows
     memory: CellMemory = field(init=False)
     sequences: PagedSequences = field(init=False)
     lost_steps: frozenset[int] = frozenset()  # numbers of the steps that run out of memory when half is written
@@ -133,29 +131,21 @@ class CellDevice(TokenDevice):
             self.memory = StreamCells(self.spec.max_length, count + 1)
             self.sequences = StreamSequences(self.memory, group.page_size, count + 1)
             return
-        count += self.samplers > 0
-        self.count = count
         self.memory = CellMemory(group.tokens, 2 * count if self.window else count, self.window)
         memory: Memory = PairedMemory(self.memory, count) if self.window else self.memory
-        if self.samplers:
-            self.sequences = GreedySequences(memory, group.page_size, count, self.samplers)
-        else:
-            self.sequences = PagedSequences(memory, group.page_size, count)
+        self.sequences = PagedSequences(memory, group.page_size, count)
 
     def write(self, batch: Batch, cells: np.ndarray) -> None:
         self.rows = self.sequences.place(batch).tolist()
         assert len(set(self.rows)) == len(self.rows), "two rows have one sequence"
         if self.has_streams:
             assert max(self.rows) - min(self.rows) < len(self.rows), "llama.cpp would read the weights several times"
-        if self.samplers:
-            answering = np.array(self.rows)[batch.wants != Want.NOTHING]
-            assert ((answering < self.samplers) == plain_answers(batch)).all(), "llama.cpp would not return the output"
         lost = len(self.batches) - 1 in self.lost_steps
         for row, sequence in enumerate(self.rows):
             if lost and row == batch.num_rows // 2:
                 raise OutOfMemory("this step is lost")
             span = slice(*batch.row_starts[row : row + 2])
-            ids = [sequence, sequence + self.count] if self.window else [sequence]
+            ids = [sequence, sequence + self.spec.max_paths] if self.window else [sequence]
             self.memory.write(ids, batch.positions[span], cells[span][:, [0, 2]])
 
     def digests(self, batch: Batch, row: int, position: int) -> list[np.ndarray]:

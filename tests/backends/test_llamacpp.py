@@ -8,7 +8,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -55,16 +54,9 @@ class TestLlamacppWithACacheForEachRow(TestLlamacpp):
     options = replace(BUDGET, cache_bytes=None, cache_layout="rows")
 
 
-@pytest.mark.real
-class TestLlamacppWithTokensOfTheDevice(TestLlamacpp):
-    options = replace(BUDGET, greedy_tokens="device")
-
-
-@pytest.mark.parametrize("greedy_tokens", ["host", "device"])
 @pytest.mark.parametrize("rows", [16, pytest.param(64, marks=pytest.mark.slow)])
-def test_crowd(tmp_path: Path, rows: int, greedy_tokens: Any) -> None:
-    # With f32, the memory is as short as with other backends.
-    options = replace(crowd(rows), cache_dtype="f32", greedy_tokens=greedy_tokens)
+def test_crowd(tmp_path: Path, rows: int) -> None:
+    options = replace(crowd(rows), cache_dtype="f32")  # the memory is as short as with other backends
     opened = backends.load("llamacpp").open(read_model(write_canary(tmp_path)), options)
     check_crowd(opened, rows)
     opened.close()

@@ -99,16 +99,12 @@ def test_hidden_states_equal_those_of_the_torch_runner(canary_files: ModelFiles,
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "qwen3moe", "mamba"])
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"cache_dtype": "q8_0"}, {"cache_dtype": "q8_0", "cache_layout": "rows"}, {"greedy_tokens": "device"}],
-    ids=str,
-)
+@pytest.mark.parametrize(("cache_dtype", "layout"), [("auto", "shared"), ("q8_0", "shared"), ("q8_0", "rows")])
 def test_plan_has_the_bytes_of_llamacpp(
-    folder: Path, architecture: str, change: dict[str, Any], caplog: pytest.LogCaptureFixture
+    folder: Path, architecture: str, cache_dtype: Any, layout: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = read_model(gguf_random.write_random(folder, architecture))
-    options = replace(OPTIONS, **change)
+    options = replace(OPTIONS, cache_dtype=cache_dtype, cache_layout=layout)
     with caplog.at_level(logging.DEBUG, library.__name__):
         opened = llamacpp.open(files, options)
     sizes = re.findall(r"(?:KV|RS) buffer size = +([\d.]+) MiB", caplog.text)

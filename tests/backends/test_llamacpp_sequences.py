@@ -116,18 +116,6 @@ def test_random_requests_in_streams_equal_solo_runs(seed: int) -> None:
     assert engine.stats().prefix_hit_tokens > 0
 
 
-@pytest.mark.parametrize("window", [0, 5])
-@pytest.mark.parametrize("seed", seeds(4, 100))
-def test_rows_with_plain_answers_have_ids_with_samplers(seed: int, window: int) -> None:
-    rng = random.Random(seed)
-    spec = random_spec(rng)
-    spec = replace(spec, max_paths=spec.max_paths + spec.max_rows - 1)
-    device = CellDevice(spec, lazy=False, window=window, samplers=spec.max_rows)
-    deltas, engine = serve(device, doubled_requests(seed), seed, cancel=0.1, join=rng.choice([0.2, 0.9]))
-    assert_equal_to_solo(deltas, doubled_requests(seed), spec)
-    assert engine.stats().prefix_hit_tokens > 0
-
-
 @pytest.mark.parametrize("seed", seeds(2, 40))
 def test_a_sliding_window_passes_no_cell(seed: int) -> None:
     """The device keeps all positions of a prefix, although its cache overwrites cells that a window of 5 has passed."""

@@ -42,7 +42,6 @@ DEVELOPER: dict[str, tuple[Any, dict[str, Any]]] = {
     "compiler": ("eager", {"compiler": "eager"}),
     "attention": ("flashinfer", {"attention": "flashinfer"}),
     "queues": ("measured", {"queues": "measured"}),
-    "greedy_tokens": ("device", {"greedy_tokens": "device"}),
     "reference_ops": (("norm", "rope.neox"), {"reference_ops": ("norm", "rope.neox")}),
     "self_test": ("off", {"self_test_dir": None}),
 }
