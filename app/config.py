@@ -69,9 +69,9 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Literal["one", "measured"],
         Meta(
             description="GPU queues of captured steps; measured: a second queue computes shared experts where this "
-            "gains time. It has not yet run with a whole model on a GPU."
+            "gains time."
         ),
-    ] = "one"
+    ] = "measured"
     reference_ops: Annotated[
         tuple[str, ...],
         Meta(

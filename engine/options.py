@@ -41,7 +41,7 @@ class LoadOptions:
     gpu_layers: int | None = None  # number of layers that llama.cpp computes on GPUs; None: as many as fit
     reference_ops: tuple[str, ...] = ()  # names of ops or op families, or "all", that the references compute
     # Queues of captured steps. measured: a second queue computes shared experts where it gains time.
-    queues: Queues = "one"
+    queues: Queues = "measured"
     adapter_slots: int = 8  # maximum number of adapters in one step
     adapter_rank: int = 16  # maximum rank of an adapter
     lora_backend: str = "auto"  # implementation of LoRA products; the device lists those that it supports

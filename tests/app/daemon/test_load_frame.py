@@ -41,7 +41,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
 DEVELOPER: dict[str, tuple[Any, dict[str, Any]]] = {
     "compiler": ("eager", {"compiler": "eager"}),
     "attention": ("flashinfer", {"attention": "flashinfer"}),
-    "queues": ("measured", {"queues": "measured"}),
+    "queues": ("one", {"queues": "one"}),
     "reference_ops": (("norm", "rope.neox"), {"reference_ops": ("norm", "rope.neox")}),
     "self_test": ("off", {"self_test_dir": None}),
 }
