@@ -2,11 +2,11 @@
 
 `python scripts/bench/cuda_models.py --shape qwen3-0.6b,llama-8b --ways full,off`. Weights are random. The program
 checks outputs first; if an output is wrong, it measures nothing. `--ways` lists values of the option `graphs`; with
-`/in-turn` a step is planned after the results of the step before, with `/queues` shared experts may run on a second
-queue of the GPU. The ways alternate round by round. Each is compared
-with the last way, and with a peer: transformers in eager mode (`--peers transformers`, bf16) or llama.cpp of
-llama-cpp-python (`--peers llama.cpp`). The peak rates of the device are measured before and after. Any backend can run
-it: `--backend cpu --shape tiny` is a test of the program.
+`/in-turn` a step is planned after the results of the step before, with `/one-queue` shared experts never run on a
+second queue of the GPU. The ways alternate round by round. Each is compared with the last way, and with a peer:
+transformers in eager mode (`--peers transformers`, bf16) or llama.cpp of llama-cpp-python (`--peers llama.cpp`). The
+peak rates of the device are measured before and after. Any backend can run it: `--backend cpu --shape tiny` is a test
+of the program.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Way:
     @classmethod
     def parse(cls, text: str) -> Way:
         graphs, *more = text.split("/")
-        if graphs not in get_args(Graphs) or not {"in-turn", "queues"}.issuperset(more):
+        if graphs not in get_args(Graphs) or not {"in-turn", "one-queue"}.issuperset(more):
             ways = ", ".join(get_args(Graphs))
-            raise argparse.ArgumentTypeError(f"{text}: one of {ways}, maybe with /in-turn or /queues")
-        queues: Queues = "measured" if "queues" in more else "one"
+            raise argparse.ArgumentTypeError(f"{text}: one of {ways}, maybe with /in-turn or /one-queue")
+        queues: Queues = "one" if "one-queue" in more else "measured"
         return cls(text, graphs, "in-turn" not in more, queues)  # type: ignore[arg-type]
 
 

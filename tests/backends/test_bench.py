@@ -352,9 +352,9 @@ def test_failed_job_does_not_stop_other_jobs(
 
 
 def test_ways_of_a_model_have_options() -> None:
-    ways = [cuda_models.Way.parse(text) for text in ("full", "full/in-turn", "auto/queues", "auto/queues/in-turn")]
+    ways = [cuda_models.Way.parse(text) for text in ("full", "full/in-turn", "auto/one-queue", "auto/one-queue/in-turn")]
     assert [way.overlap for way in ways] == [True, False, True, False]
-    assert [way.queues for way in ways] == ["one", "one", "measured", "measured"]
+    assert [way.queues for way in ways] == ["measured", "measured", "one", "one"]
 
 
 def test_new_results_replace_rows_with_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +379,7 @@ def test_new_results_replace_rows_with_the_same_name(tmp_path: Path, monkeypatch
     [
         (["--ways", "quick"], "quick: one of auto, full"),
         (["--ways", "off/out"], "in-turn"),
-        (["--ways", "off/queues/out"], "queues"),
+        (["--ways", "off/one-queue/out"], "one-queue"),
         (["--jobs", "x"], "x: not"),
         (["--jobs", "decode:auto+full"], "full: not among --ways"),
     ],
