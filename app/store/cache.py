@@ -280,8 +280,9 @@ def _from_path(folder: Path) -> ModelRef:
     if ggufs.is_gguf(folder) and is_file(folder):
         return _from_gguf(str(folder), ggufs.model_of(folder))
     if not is_folder(folder):
-        hint = "the path of a model is a folder with config.json, or a GGUF file"
-        raise ModelNotFound(f"{str(folder)[:200]} does not exist", hint=hint, param="model")
+        hint = "the path of a model is a folder with config.json, or a file whose name ends in .gguf"
+        problem = "is not a GGUF file" if is_file(folder) else "does not exist"
+        raise ModelNotFound(f"{str(folder)[:200]} {problem}", hint=hint, param="model")
     if not (folder / "config.json").is_file():
         return _from_gguf_folder(folder)
     return describe(str(folder), folder, files=folder.glob("*"))  # without subfolders: a path such as / has too many

@@ -211,6 +211,14 @@ def test_list_starts_with_the_built_in_model_and_is_sorted() -> None:
     assert cache.resolve("guide").bundled
 
 
+def test_file_of_another_kind_is_not_called_missing(tmp_path: Path) -> None:
+    file = tmp_path / "model"
+    file.write_bytes(b"GGUF")
+    with pytest.raises(ModelNotFound, match="is not a GGUF file") as raised:
+        cache.find(str(file), allow_path=True)
+    assert "ends in .gguf" in raised.value.hint
+
+
 def test_packed_weights_are_not_part_of_the_size(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": "many"}')
     packed = paths.packed_dir(tmp_path)
