@@ -352,7 +352,9 @@ def test_failed_job_does_not_stop_other_jobs(
 
 
 def test_ways_of_a_model_have_options() -> None:
-    ways = [cuda_models.Way.parse(text) for text in ("full", "full/in-turn", "auto/one-queue", "auto/one-queue/in-turn")]
+    ways = [
+        cuda_models.Way.parse(text) for text in ("full", "full/in-turn", "auto/one-queue", "auto/one-queue/in-turn")
+    ]
     assert [way.overlap for way in ways] == [True, False, True, False]
     assert [way.queues for way in ways] == ["measured", "measured", "one", "one"]
 
