@@ -215,7 +215,7 @@ def test_file_of_another_kind_is_not_called_missing(tmp_path: Path) -> None:
     file = tmp_path / "model"
     file.write_bytes(b"GGUF")
     with pytest.raises(ModelNotFound, match="is not a GGUF file") as raised:
-        cache.find(str(file), allow_path=True)
+        cache.resolve(str(file), allow_path=True)
     assert "ends in .gguf" in raised.value.hint
 
 
