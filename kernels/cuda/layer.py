@@ -70,7 +70,7 @@ def _experts(
     fused = norm_route(x, stream, norm, mlp)
     if fused is not None:
         x, stream, routed = fused
-        return mlp.after_router(x, routed, ops, step), stream
+        return mlp.with_choices(x, routed, ops, step), stream
     weight, eps, offset = norm
     x, stream = ops.norm.add_rms(x, stream, weight, eps, offset)
     return mlp(x, ops, step), stream

@@ -8,11 +8,9 @@
 //   lane = 4 o + t      output o of 8; 16 bytes t of chunks 4 w … 4 w + 3 of warp w, so the four lanes of an output
 //                       read 64 contiguous bytes at a time
 //
-// The four lanes exchange their integer sums, so that lane t has the sum of chunk 4 w + t. These are the chunks of warp
-// 4 w + t in small_batch.cuh, and their sums are added in the same order as there. Sums of integers are exact in any
-// order. So the result of a row has the same bits in every batch.
-#include <cuda_fp16.h>
-
+// int4: the four lanes exchange their integer sums, so that lane t has the sum of chunk 4 w + t. These are the chunks
+// of warp 4 w + t in small_batch.cuh, and their sums are added in the same order as there. int8: all sums are integers,
+// which are exact in any order, so nothing is exchanged. So the result of a row has the same bits in every batch.
 #include "one_row_activations.cuh"
 
 namespace localllm::cuda {
@@ -26,8 +24,7 @@ struct OneRowArgs {
   ProductArgs args;
   int chunks, subgroups;  // chunks per output; scales (with zero points) per output
   int steps, halves;      // steps per tile; tiles per unit
-  int units;              // units are numbered by the first output of their first tile, divided by 8
-  int tile_blocks;        // blocks of 8 outputs from a gate to the value that it multiplies
+  int units;              // unit u begins with output 8 u; its second tile is units * 8 outputs later
 };
 
 // The weights of one step in the registers of a thread.
@@ -67,11 +64,11 @@ struct Lane {
 // Starts to read the weights of a step; zeros where there are none.
 template <class F>
 __device__ inline void fetch(const OneRowArgs& d, const Lane& lane, const Position& at, Stage<F>& stage) {
-  const int64_t block = at.unit + int64_t(at.half) * d.tile_blocks, output = block * 8 + lane.output;
+  const int block = at.unit + at.half * d.units, output = block * 8 + lane.output;
   const bool exists = at.unit < d.units && output < d.args.out_features;
   const int chunk = at.step * CHUNKS + lane.warp * 4;
   const int first = chunk * 64 + lane.t * 16;
-  const uint8_t* from = static_cast<const uint8_t*>(d.args.weight) + output * d.args.row_bytes + first;
+  const uint8_t* from = static_cast<const uint8_t*>(d.args.weight) + int64_t(output) * d.args.row_bytes + first;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
 #pragma unroll
@@ -79,7 +76,7 @@ __device__ inline void fetch(const OneRowArgs& d, const Lane& lane, const Positi
     if (exists && first + j * 64 < int(d.args.row_bytes)) read_weights(from + j * 64, stage.weights[j]);
   }
   if constexpr (F::GROUPS > 0) {
-    const auto* records = static_cast<const uint32_t*>(d.args.records) + block * d.subgroups * 8 + lane.output;
+    const auto* records = static_cast<const uint32_t*>(d.args.records) + int64_t(block) * d.subgroups * 8 + lane.output;
 #pragma unroll
     for (int p = 0; p < F::GROUPS; p++) {
       const int subgroup = (chunk + lane.t) * F::GROUPS + p;
@@ -136,24 +133,24 @@ __device__ inline void multiply(Bytes, const OneRowArgs& d, const Lane& lane, in
 }
 
 // The output that each of the first 8 threads of a team stores; with gates, a gate and the value that it multiplies.
+template <class F>
 class Epilogue {
  public:
   __device__ Epilogue(const OneRowArgs& d, const Lane& lane, int unit) : output_(int64_t(unit) * 8 + lane.in_team) {
     exists_ = lane.in_team < 8 && output_ < d.args.out_features / d.halves;
-    if (!exists_ || !d.args.scale) return;
+    if (!exists_ || F::GROUPS > 0) return;  // scales of groups are in the sums
     scale_[0] = d.args.scale[output_];
-    if (d.halves > 1) scale_[1] = d.args.scale[output_ + d.tile_blocks * 8];
+    if (d.halves > 1) scale_[1] = d.args.scale[output_ + d.units * 8];
   }
 
   // sums: [halves][CHUNKS][8]
-  template <class Sum>
-  __device__ void finish(const OneRowArgs& d, const Sum* sums, float row_scale) const {
+  __device__ void finish(const OneRowArgs& d, const SumOf<F>* sums, float row_scale) const {
     if (!exists_) return;
     auto value = [&](int half) {
-      Sum sum = 0;
+      SumOf<F> sum = 0;
 #pragma unroll
       for (int c = 0; c < CHUNKS; c++) sum += sums[(half * CHUNKS + c) * 8 + threadIdx.x % 8];
-      const int64_t output = output_ + half * d.tile_blocks * 8;
+      const int64_t output = output_ + half * d.units * 8;
       const float shift = d.args.bias ? number(d.args.bias, d.args.bias_type, output) : 0.0f;
       return float(sum) * (row_scale * scale_[half]) + shift;
     };
@@ -188,7 +185,7 @@ __global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
   };
 #pragma unroll
   for (int s = 0; s < STAGES; s++) fetch_next(stages[s]);
-  Epilogue epilogue(d, lane, at.unit);
+  Epilogue<F> epilogue(d, lane, at.unit);
   wait_for_previous();
   if (OVERLAPS) activations.read();
   activations.fill();
@@ -211,7 +208,7 @@ __global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
       asm volatile("bar.sync %0, %1;" ::"r"(2 + lane.team), "n"(TEAM_WARPS * 32) : "memory");
       epilogue.finish(d, sums[lane.team][buffer], row_scale);
       if (at.unit >= d.units) return;
-      epilogue = Epilogue(d, lane, at.unit);
+      epilogue = Epilogue<F>(d, lane, at.unit);
       buffer ^= 1;
     }
   }
@@ -225,7 +222,6 @@ void start(const ProductArgs& args, cudaStream_t stream) {
   d.steps = (d.chunks + CHUNKS - 1) / CHUNKS;
   d.halves = args.gated ? 2 : 1;
   d.units = int((args.out_features / d.halves + 7) / 8);
-  d.tile_blocks = d.units;
   const int padded = d.chunks * F::CHUNK;
   const int shared = padded + std::max(1, d.chunks * F::GROUPS) * int(sizeof(Rounded));
   const int64_t blocks = std::min<int64_t>(d.units, int64_t(gpu().processors) * RESIDENT_BLOCKS);

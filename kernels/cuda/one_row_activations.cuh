@@ -7,7 +7,7 @@
 
 namespace localllm::cuda {
 
-constexpr int TEAMS = 2, TEAM_WARPS = 4;          // consumer warps; there is one producer warp
+constexpr int TEAMS = 2, TEAM_WARPS = 4;  // warps that multiply; one_row_hopper.cu has a producer warp as well
 constexpr int CONSUMER_THREADS = TEAMS * TEAM_WARPS * 32;  // threads of the consumer warps
 constexpr int MAX_IN_FEATURES = 16384, MAX_NORMED_FEATURES = 8192;  // limits of `in_features` without and with a norm
 

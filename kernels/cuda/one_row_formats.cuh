@@ -2,6 +2,8 @@
 // int8 activations of the same inputs. Sums of integers are exact in any order.
 #pragma once
 
+#include <cuda_fp16.h>
+
 #include <cstdint>
 
 #include "linear.h"
@@ -38,7 +40,7 @@ static __device__ inline int dot_unsigned(uint32_t weights, uint32_t x, int sum)
   return sum;
 }
 
-// The addresses in shared memory that a lane reads for one chunk.
+// The addresses in shared memory that a lane of one_row_hopper.cu reads for one chunk.
 struct Chunk {
   uint32_t weights, x;
   uint32_t records, groups;  // addresses for the first group; the next groups follow at 32 and 8 bytes

@@ -41,7 +41,7 @@ __device__ inline void finish_output(const Block& b, int first, const float* sum
 }
 
 // Stores the outputs of the tiles from `first` on. Returns true after the block's last tiles.
-__device__ inline bool finish(const Block& b, int first, const float* sums) {
+[[maybe_unused]] __device__ inline bool finish(const Block& b, int first, const float* sums) {
   sync_consumers();
   finish_output(b, first, sums);
   if (first + TILES >= b.tiles()) return true;

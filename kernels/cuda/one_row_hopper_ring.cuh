@@ -81,13 +81,13 @@ __device__ inline void fetch(const Block& b) {
         const int record_bytes = min(RECORDS, b.layout.subgroups - segment * RECORDS) * 32;
         uint64_t& full = b.full(tile - first, slot);
         hopper::wait_barrier(b.empty(slot), parity);
-        hopper::expect_bytes(full, outputs * bytes + (RECORDS ? record_bytes : 0));
+        hopper::expect_bytes(full, outputs * bytes + record_bytes);
         char* to = b.memory + b.layout.ring + slot * b.layout.stage;
         const auto* row = static_cast<const char*>(a.weight) + (output_block * 8 + lane) * a.row_bytes;
         if (lane < outputs) hopper::copy(to + lane * PITCH, row + segment * SEGMENT, bytes, full, policy);
         const auto* records =
             static_cast<const char*>(a.records) + (output_block * b.layout.subgroups + segment * RECORDS) * 32;
-        if (RECORDS && lane == 8) hopper::copy(to + 8 * PITCH, records, record_bytes, full, policy);
+        if (lane == 8) hopper::copy(to + 8 * PITCH, records, record_bytes, full, policy);
         hopper::commit_stage(full);
         if (++slot == b.layout.stages) {
           slot = 0;

@@ -10,6 +10,7 @@
 
 namespace localllm::cuda {
 
+// True if kernels start before the previous kernel has ended; for device code only.
 #if __CUDA_ARCH__ >= 900
 constexpr bool OVERLAPS = true;
 #else

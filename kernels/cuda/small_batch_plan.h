@@ -56,7 +56,7 @@ constexpr int prepared_pitch(const Traits& f, const Shape& a) {
 // Blocks of 8 outputs per tile: 4, 2 or 1; with gates 4 or 2. A multiprocessor computes its tiles one after the other.
 // The end of a tile, where its warps wait for each other, takes as long as reading TILE_END bytes.
 inline int outputs_of_tile(int64_t blocks, bool gated, int processors, int64_t row_bytes) {
-  auto cost = [&](int64_t tile_blocks) {  // bytes that the busiest multiprocessor could read meanwhile
+  auto cost = [&](int64_t tile_blocks) {  // bytes that the busiest multiprocessor could read in the time of all its tiles
     int64_t tiles = (blocks + tile_blocks - 1) / tile_blocks, rounds = (tiles + processors - 1) / processors;
     return rounds * (tile_blocks * 8 * row_bytes + TILE_END);
   };
