@@ -50,21 +50,20 @@ class Experts(NamedTuple):
     def __call__(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor:
         """x [tokens, hidden] -> [tokens, hidden]. The second queue of the step computes the shared expert beside the
         routed experts."""
-        if self.shared is None or step.streams.after_router:
-            return self.after_router(x, self._route(x, ops, step), ops, step)
-        with step.streams.fork():
-            shared = self._shared(x, self.shared, ops, step)
-        result: Tensor = ops.moe.experts(x, self._route(x, ops, step), self.weights)
-        step.streams.join()
-        return result + shared
+        routes_first = self.shared is None or step.streams.after_router
+        return self.with_choices(x, self._route(x, ops, step) if routes_first else None, ops, step)
 
-    def after_router(self, x: Tensor, routed: Routed, ops: Ops, step: LayerStep) -> Tensor:
-        """The result [tokens, hidden] of the routed and the shared experts for x [tokens, hidden]."""
+    def with_choices(self, x: Tensor, routed: Routed | None, ops: Ops, step: LayerStep) -> Tensor:
+        """The result [tokens, hidden] of the routed and the shared experts for x [tokens, hidden]. `routed`: the
+        experts of each token; None: the router computes them after the fork."""
         if self.shared is None:
+            assert routed is not None
             alone: Tensor = ops.moe.experts(x, routed, self.weights)
             return alone
         with step.streams.fork():
             shared = self._shared(x, self.shared, ops, step)
+        if routed is None:
+            routed = self._route(x, ops, step)
         result: Tensor = ops.moe.experts(x, routed, self.weights)
         step.streams.join()
         return result + shared

@@ -112,7 +112,7 @@ def compute(
     gate = GATES.index(weights.gate)
     has_bias = weights.gate_up_bias is not None or weights.down_bias is not None
     if device.is_hopper and x.dtype == torch.bfloat16 and supports_one_token(routed, gate_up, down, has_bias):
-        return one_token(x, routed, gate_up, down, gate, device.overlaps)
+        return one_token(x, routed, gate_up, down, gate, device.overlaps, ptx)
     sort = choices > FEW
     tiled = choices if sort else 0
     sizes = tiled, weights.experts, x.dtype, device

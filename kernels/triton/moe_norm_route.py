@@ -1,6 +1,7 @@
 """The norm before a mixture of experts and its router, for few tokens, in one launch.
 
-Each program computes the norm of a token and the logits of some experts. The last one chooses the experts of the token.
+Each program computes the norm of a token and the logits of some experts. The last program of a token chooses
+its experts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .target import counters, device_properties
 MAX_TOKENS = 8
 MAX_HIDDEN = 8192  # a program keeps the weights of its experts in registers
 EXPERTS = 4  # of a program
-COUNTERS = MAX_TOKENS
+COUNTERS = MAX_TOKENS  # finished programs of each token
 
 
 class Normed(NamedTuple):

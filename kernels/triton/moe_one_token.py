@@ -158,13 +158,13 @@ def _is_bfloat16(weight: Quantised) -> bool:
 
 
 def _is_fp8(weight: Quantised) -> bool:
-    """True for fp8 weights with a scale for each output, or for as many inputs as a power of two."""
+    """True for fp8 weights with one scale for each output, or for 64, 128 or 256 of its inputs."""
     grouped = weight.sub in (64, 128, 256)
     return weight.format == "fp8" and weight.data.stride(0) % 16 == 0 and (grouped or weight.subs == 1)
 
 
 def one_token(
-    x: Tensor, routed: Routed, gate_up: Quantised, down: Quantised, gate: int, overlap: bool, ptx: bool = True
+    x: Tensor, routed: Routed, gate_up: Quantised, down: Quantised, gate: int, overlap: bool, ptx: bool
 ) -> Tensor:
     """The experts' output for x [1, hidden]. `gate`: an index in GATES. `ptx`: kernels may have PTX instructions."""
     hidden, inner = gate_up.in_features, down.in_features

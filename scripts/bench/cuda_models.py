@@ -251,8 +251,8 @@ def _opened(
     more: dict[str, object] = {"beyond_gib": round(beyond / 2**30, 3)} if free else {}
     if isinstance(runner, GraphRunner):
         more["recorded_in"] = round(runner.capture_seconds, 2)
-        if runner.forked:
-            more["second_queue"] = runner.forked
+        if runner.second_queue_tokens:
+            more["second_queue"] = runner.second_queue_tokens
     _log(f"{way.name}: open, {spec}")
     stepped = Stepped(way.name, runner, overlap=way.overlap)
     _log(f"{way.name}: its cache filled")

@@ -200,7 +200,7 @@ def test_captured_steps_have_the_fastest_streams(fastest: str, tmp_path: Path, m
             assert one.forks == (captures * layers if is_used else 0)
         is_forked = chosen is not IN_ORDER and options.queues == "measured"
         sizes = {*runner.spec.graph_rows, *runner.spec.graph_tokens}
-        assert runner.forked == (tuple(sorted(sizes)) if is_forked else ())
+        assert runner.second_queue_tokens == (tuple(sorted(sizes)) if is_forked else ())
         actual = [runner.run(make_batch(rows, VOCAB)).result().tokens.tolist() for rows in batches]
     assert actual == expected
 

@@ -71,7 +71,7 @@ class ParallelExperts:
             self._chosen[tokens] = self._fastest(tokens, self._experts)
         return self._chosen[tokens]
 
-    def forked(self) -> tuple[int, ...]:
+    def second_queue_tokens(self) -> tuple[int, ...]:
         """The numbers of tokens whose captured steps use a second queue."""
         return tuple(sorted(tokens for tokens, streams in self._chosen.items() if streams is not IN_ORDER))
 
@@ -118,7 +118,10 @@ class ParallelExperts:
         return []
 
     def _run(self, experts: SharedExperts, inputs: Sequence[Tensor], streams: Streams) -> None:
-        """Compute the MLPs of some layers, each for its own inputs [tokens, hidden]."""
+        """Compute the MLPs of some layers, each for its own inputs [tokens, hidden].
+
+        A step may fuse the router with the norm before it. It then forks after the router, whichever fork was chosen.
+        """
         empty = torch.empty(0, dtype=torch.int32, device=self._device.type)
         rows = Rows(empty, empty, empty.view(0, 0), (), ())
         step = LayerStep(rows, empty, (), Cache((), ()), streams=streams)

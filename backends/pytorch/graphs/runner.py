@@ -42,7 +42,8 @@ class GraphRunner:
         self._adapted_prefills = Captures(inner.inputs, partial(self._capture_prefill, adapted=True))
         self._adapted_decodes = Captures(inner.inputs, partial(self._capture_decode, adapted=True))
         self.capture_seconds = time.perf_counter() - start
-        self.forked = self._parallel.forked()  # numbers of tokens whose captured steps use a second queue
+        # The numbers of tokens whose captured steps use a second queue.
+        self.second_queue_tokens = self._parallel.second_queue_tokens()
         sizes = len(spec.graph_tokens) + len(spec.graph_rows)
         missing = sizes - len(self._prefills) - len(self._decodes)
         self._spec = spec
