@@ -216,7 +216,8 @@ def _check_architecture(fields: Fields, architecture: str) -> None:
 
 
 def _check_positions(fields: Fields, architecture: str, heads: int, head_dim: int) -> None:
-    """Raises ModelRefused for ropes and windows on which llama.cpp asserts, or with which it computes forever."""
+    """Raises ModelRefused for RoPE dimensions and sliding windows with which llama.cpp fails an assertion or never
+    ends."""
     window = f"{architecture}.attention.sliding_window"
     if _count(fields, window) > MAX_WINDOW:
         raise fields.refuse(window, f"a number up to {MAX_WINDOW}")
