@@ -115,10 +115,10 @@ __device__ inline void multiply(HalfBytes<PER_CHUNK>, const OneRowArgs& d, const
   int integers[PER_CHUNK];
 #pragma unroll
   for (int p = 0; p < PER_CHUNK; p++) integers[p] = exchange(values[p], lane.t);
-  const int own = chunk + lane.t;
-  if (own >= d.chunks) return;
+  const int lane_chunk = chunk + lane.t;
+  if (lane_chunk >= d.chunks) return;
 #pragma unroll
-  for (int p = 0; p < PER_CHUNK; p++) F::add(sum, integers[p], stage.records[p], groups[own * PER_CHUNK + p]);
+  for (int p = 0; p < PER_CHUNK; p++) F::add(sum, integers[p], stage.records[p], groups[lane_chunk * PER_CHUNK + p]);
 }
 
 __device__ inline void multiply(Bytes, const OneRowArgs& d, const Lane& lane, int step, const Stage<Bytes>& stage,
@@ -178,7 +178,6 @@ __global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
   Position ahead{int(blockIdx.x) + lane.team * int(gridDim.x), 0, 0};
   Position at = ahead;
   Stage<F> stages[STAGES];
-  if (!OVERLAPS) activations.read();  // before the weights, which take longer
   auto fetch_next = [&](Stage<F>& stage) {
     fetch(d, lane, ahead, stage);
     ahead.advance(d);
@@ -187,7 +186,6 @@ __global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
   for (int s = 0; s < STAGES; s++) fetch_next(stages[s]);
   Epilogue<F> epilogue(d, lane, at.unit);
   wait_for_previous();
-  if (OVERLAPS) activations.read();
   activations.fill();
   launch_dependents();
 

@@ -30,21 +30,13 @@ class OneRow {
         for (int h = 0; h < N; h++) norm_[h] = read(a.norm, offset_of(h));
   }
 
-  // Starts the loads of the activations.
-  __device__ void read() {
+  // All threads of the consumer warps call it.
+  __device__ void fill() const {
+    uint4 vectors[N];
 #pragma unroll
-    for (int h = 0; h < N; h++) vectors_[h] = read(a_.x, offset_of(h));
-    if constexpr (NORMED)
-      if (a_.stream)
-#pragma unroll
-        for (int h = 0; h < N; h++) stream_[h] = read(a_.stream, offset_of(h));
-  }
-
-  // Stores the prepared activations. All threads of the consumer warps call it, after `read`.
-  __device__ void fill() {
-    uint4(&vectors)[N] = vectors_;
+    for (int h = 0; h < N; h++) vectors[h] = read(a_.x, offset_of(h));
     if constexpr (NORMED) {
-      if (a_.stream) add_stream();
+      if (a_.stream) add_stream(vectors);
       if (a_.norm) normalise(vectors);
     }
     uint32_t largest[N];
@@ -72,8 +64,7 @@ class OneRow {
   static constexpr bool NORMED = N * 8 * CONSUMER_THREADS <= MAX_NORMED_FEATURES;
   const ProductArgs& a_;
   int padded_;
-  uint4 vectors_[N];
-  uint4 norm_[NORMED ? N : 1], stream_[NORMED ? N : 1];
+  uint4 norm_[NORMED ? N : 1];
 
   static __device__ int offset_of(int h) { return (h * CONSUMER_THREADS + int(threadIdx.x)) * 8; }
   __device__ uint4 read(const void* from, int k) const {
@@ -99,17 +90,20 @@ class OneRow {
     for (int w = 1; w < CONSUMER_THREADS / 32; w++) total = join(total, partials[w]);
     return total;
   }
-  __device__ void add_stream() {
+  __device__ void add_stream(uint4 (&vectors)[N]) const {
+    uint4 before[N];
     float values[8], stream_values[8];
 #pragma unroll
+    for (int h = 0; h < N; h++) before[h] = read(a_.stream, offset_of(h));
+#pragma unroll
     for (int h = 0; h < N; h++) {
-      unpack(vectors_[h], values);
-      unpack(stream_[h], stream_values);
+      unpack(vectors[h], values);
+      unpack(before[h], stream_values);
 #pragma unroll
       for (int i = 0; i < 8; i++) values[i] += stream_values[i];
-      pack(vectors_[h], values);
+      pack(vectors[h], values);
       if (blockIdx.x == 0 && offset_of(h) < int(a_.in_features))
-        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(a_.stream_out) + offset_of(h)) = vectors_[h];
+        *reinterpret_cast<uint4*>(static_cast<__nv_bfloat16*>(a_.stream_out) + offset_of(h)) = vectors[h];
     }
   }
   __device__ void normalise(uint4 (&vectors)[N]) const {

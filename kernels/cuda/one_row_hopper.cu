@@ -57,7 +57,6 @@ __device__ inline void multiply(const Block& b) {
   OneRow<F, N> activations(b.a, b.memory + layout.x, reinterpret_cast<Rounded*>(b.memory + layout.groups),
                            layout.chunks * F::CHUNK);
   wait_for_previous();
-  activations.read();
   activations.fill();
 
   const int team = threadIdx.x / (TEAM_WARPS * 32), lane = threadIdx.x % 32;

@@ -10,13 +10,6 @@
 
 namespace localllm::cuda {
 
-// True if kernels start before the previous kernel has ended; for device code only.
-#if __CUDA_ARCH__ >= 900
-constexpr bool OVERLAPS = true;
-#else
-constexpr bool OVERLAPS = false;
-#endif
-
 static __device__ inline void launch_dependents() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
