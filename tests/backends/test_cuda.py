@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,37 +104,36 @@ def test_closed_models_free_their_memory(tmp_path) -> None:
     assert left[-1] <= left[0]
 
 
+def memory_beyond_model(folder: Path, quant: Quant) -> int:
+    """The largest number of bytes during a load beyond the weights and the KV cache of the loaded model."""
+    import torch
+
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    runner = cuda.open(read_model(folder), replace(BUDGET, quant=quant, context=128, graphs="off", adapter_slots=0))
+    loaded = runner.spec.weight_bytes + runner.spec.cache_bytes
+    peak = torch.cuda.max_memory_allocated()
+    runner.close()
+    return peak - before - loaded
+
+
 @pytest.mark.parametrize("quant", ["none", "int8", "int4", "fp8"])
 def test_load_never_holds_two_copies_of_a_weight(quant: Quant, tmp_path) -> None:
     """The head and the embedding have 100 MiB each as stored."""
     import torch
 
     Tiny("llama", "llama", {"vocab_size": 400_000, "hidden_size": 128}).save(tmp_path, torch.bfloat16)
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    runner = cuda.open(read_model(tmp_path), replace(BUDGET, quant=quant, context=128, graphs="off", adapter_slots=0))
-    loaded = runner.spec.weight_bytes + runner.spec.cache_bytes
-    assert torch.cuda.max_memory_allocated() - before - loaded < 32 * 2**20
-    runner.close()
+    assert memory_beyond_model(tmp_path, quant) < 32 * 2**20
 
 
 @pytest.mark.parametrize("label", ["qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("quant", ["none", "int8", "int4", "fp8"])
 def test_load_never_holds_two_copies_of_stacked_experts(quant: Quant, label: str, tmp_path) -> None:
     """The tensors of all experts have 226 MB as stored."""
-    import torch
-
     save_experts(tmp_path, label)
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    runner = cuda.open(read_model(tmp_path), replace(BUDGET, quant=quant, context=128, graphs="off", adapter_slots=0))
-    loaded = runner.spec.weight_bytes + runner.spec.cache_bytes
-    assert torch.cuda.max_memory_allocated() - before - loaded < 64 * 2**20
-    runner.close()
+    assert memory_beyond_model(tmp_path, quant) < 64 * 2**20
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
