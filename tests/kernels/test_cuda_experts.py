@@ -1,4 +1,4 @@
-"""A layer with experts for few tokens, whose norms are fused, against the same kernels one by one; on a CUDA device."""
+"""Decoder layers with experts and fused norms against their unfused parts, for few tokens, on a CUDA device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops whose implementation tracing does not see: attention, products with packed weights, routers and experts.
+"""Opaque ops for tracing: attention, products with packed weights, routers and experts.
 
 Tracing follows tensors only. The rows and pages of attention change with every step, so the forward pass is cut at
 attention (SGLang's piecewise graphs). Packed weights are not tensors, so products and experts look them up in the
