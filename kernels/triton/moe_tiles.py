@@ -18,7 +18,7 @@ from .widen import Quantised
 
 @triton.jit
 def _tile(
-    out, x, weights, order, like, expert, start, stop, block, width, in_features, x_stride, out_stride,
+    out, x, rows, weights, order, like, expert, start, stop, block, width, in_features, x_stride, out_stride,
     TOP_K: tl.constexpr, GATE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """A block of outputs of the tile with the positions from `start` to stop - 1, at most BLOCK_M of them."""
@@ -27,16 +27,16 @@ def _tile(
     position = start + tl.arange(0, BLOCK_M)
     live = position < stop
     choice = tl.load(order + position, mask=live, other=0)
-    row = (choice // TOP_K if GATE >= 0 else position).to(tl.int64)
     first = block * STORED
     k = tl.arange(0, BLOCK_K)
-    from_x = x + row[:, None] * x_stride
+    from_x = x + (choice // TOP_K).to(tl.int64)[:, None] * x_stride
     sums = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for base in range(0, in_features, BLOCK_K):
-        activations = tl.load(from_x + (base + k)[None, :], mask=live[:, None], other=0)
         if GATE >= 0:
+            activations = tl.load(from_x + (base + k)[None, :], mask=live[:, None], other=0)
             weight = weights.load([expert, 0, first, base]).reshape(BLOCK_N, BLOCK_K)
         else:
+            activations = rows.load([start, base])
             weight = weights.load([expert * width + first, base])
         sums = tl.dot(activations, tl.trans(weight), sums, input_precision="ieee")
     to_row = choice
@@ -52,15 +52,16 @@ def _tile(
 
 @triton.jit(do_not_specialize=["tile_count", "first_expert", "end_expert"])
 def tiles_kernel(
-    out, x, weights, order, tiles, like, tile_count, first_expert, end_expert,
+    out, x, tall, low, weights, order, tiles, like, tile_count, first_expert, end_expert,
     width, in_features, x_stride, out_stride,
     TOP_K: tl.constexpr, GATE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of outputs, tiles. Most arguments are those of moe_product.grouped_kernel.
 
-    `weights`: a descriptor of [experts, 2, width, in_features] with a gate, of [experts * width, in_features] without,
-    for the experts from first_expert to end_expert - 1; tiles of other experts are left out. The outputs of a block
-    after the last output of an expert are not stored.
+    `tall`, `low`: descriptors of x for a tile and for half a tile; None with a gate, because the rows of a tile are
+    then not contiguous. `weights`: a descriptor of [experts, 2, width, in_features] with a gate, of [experts * width,
+    in_features] without, for the experts from first_expert to end_expert - 1; tiles of other experts are left out. The
+    outputs of a block after the last output of an expert are not stored.
     """
     tile = tl.program_id(1)
     expert = tl.load(tiles + tile)
@@ -72,12 +73,12 @@ def tiles_kernel(
     block = tl.program_id(0)
     if stop - start <= BLOCK_M // 2:
         _tile(
-            out, x, weights, order, like, expert, start, stop, block, width, in_features, x_stride, out_stride,
+            out, x, low, weights, order, like, expert, start, stop, block, width, in_features, x_stride, out_stride,
             TOP_K, GATE, BLOCK_M // 2, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     else:
         _tile(
-            out, x, weights, order, like, expert, start, stop, block, width, in_features, x_stride, out_stride,
+            out, x, tall, weights, order, like, expert, start, stop, block, width, in_features, x_stride, out_stride,
             TOP_K, GATE, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
 
@@ -108,8 +109,11 @@ def multiply_tiles(
         weights = TensorDescriptor(data, [experts, 2, width, in_features], strides, [1, 2, stored, blocks.k])
     else:
         weights = TensorDescriptor(data, [experts * width, in_features], [pitch, 1], [stored, blocks.k])
+    tall = low = None
+    if gate < 0:
+        tall, low = (TensorDescriptor.from_tensor(x, [height, blocks.k]) for height in (blocks.m, blocks.m // 2))
     tiles_kernel[(triton.cdiv(width, stored), rows.tile_count)](
-        out, x, weights, rows.order, rows.tiles, like, rows.tile_count, part.start, part.stop,
+        out, x, tall, low, weights, rows.order, rows.tiles, like, rows.tile_count, part.start, part.stop,
         width, in_features, x.stride(0), out.stride(0), rows.top_k, gate, blocks.m, blocks.n, blocks.k,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip

@@ -179,7 +179,7 @@ def kernels_of(call: Callable[[], object]) -> Counter[str]:
     torch.use_deterministic_algorithms(False)  # otherwise torch.empty starts a kernel
     call()
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         call()
         torch.cuda.synchronize()
     return Counter({event.key: event.count for event in profile.key_averages() if event.device_type.name == "CUDA"})

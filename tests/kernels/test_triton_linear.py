@@ -210,16 +210,13 @@ def test_weights_packed_for_the_cuda_library(group: int, rows: int) -> None:
     """Nibbles transposed in each 64 bytes, scales in blocks of eight outputs (kernels/cuda/linear.py)."""
     from localllm.kernels.triton import linear
 
+    from .cuda_layout import transposed
+
     out_features, in_features, generator = 72, 384, torch.Generator().manual_seed(group)
     weight = weight_of("int4", out_features, in_features, group, generator)
     assert isinstance(weight, Int4)
-    words = weight.data.view(out_features, -1, 4, 4, 4).transpose(2, 3).reshape(out_features, -1)
-    pairs = (weight.scale.view(torch.int16).int() & 0xFFFF) | (weight.zero.int() << 16)
-    records = pairs.unflatten(0, (-1, 8)).transpose(1, 2).contiguous()
     x = torch.randn(rows, in_features, generator=generator)
-    packed = words.to(DEVICE), records.to(DEVICE)
-    quantised = linear.Quantised("int4", *packed, None, out_features, in_features, group, records="transposed")
-    found = linear.product(x.to(DEVICE), quantised, None, None)
+    found = linear.product(x.to(DEVICE), transposed(weight, DEVICE), None, None)
     expected = x.double() @ weight.dense().double().t()
     torch.testing.assert_close(found.cpu().double(), expected, rtol=0.0, atol=2e-5 * expected.abs().max().item())
 
