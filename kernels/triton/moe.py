@@ -20,7 +20,7 @@ from ..ops.linear_mxfp4 import GROUP
 from ..ops.moe import ExpertWeights, Routed
 from . import linear, supports
 from .linear import Packed
-from .moe_one_token import Round, one_token, supports_one_token
+from .moe_one_token import one_token, supports_one_token
 from .moe_product import GATES, Blocks, Rows, combine, grouped
 from .moe_route import route as route
 from .moe_route import sort_choices
@@ -111,9 +111,8 @@ def compute(
     x = x if x.stride(-1) == 1 else x.contiguous()
     gate = GATES.index(weights.gate)
     has_bias = weights.gate_up_bias is not None or weights.down_bias is not None
-    rounds: Round = group if weights.op == "int4" else "row" if weights.op == "int8" else "none"
-    if device.is_hopper and x.dtype == torch.bfloat16 and supports_one_token(routed, gate_up, down, has_bias, rounds):
-        return one_token(x, routed, gate_up, down, gate, rounds, device.overlaps, ptx)
+    if device.is_hopper and x.dtype == torch.bfloat16 and supports_one_token(routed, gate_up, down, has_bias):
+        return one_token(x, routed, gate_up, down, gate, device.overlaps, ptx)
     sort = choices > FEW
     tiled = choices if sort else 0
     sizes = tiled, weights.experts, x.dtype, device

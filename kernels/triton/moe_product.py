@@ -71,7 +71,7 @@ def _add(
             low = e2m1(pair, activations.dtype)
             high = e2m1(pair >> 4, activations.dtype)
         else:
-            low, high = nibbles(pair, shift[:, None], activations.dtype, PTX)
+            low, high = nibbles(pair, shift, activations.dtype, PTX)
         product = tl.dot(even, tl.trans(low), input_precision="ieee")
         product = tl.dot(odd, tl.trans(high), product, input_precision="ieee")
         sums += product * factor[None, :]

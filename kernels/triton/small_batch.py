@@ -34,7 +34,7 @@ def _add_int4(
     else:
         pair = tl.load(from_data + byte[None, :], mask=(2 * byte < stop)[None, :], other=0)
     even, odd = tl.split(activations.reshape(BLOCK_M, BLOCK_K // 2, 2))
-    low, high = nibbles(pair, shift[:, None], activations.dtype, PTX)
+    low, high = nibbles(pair, shift, activations.dtype, PTX)
     if ONE:
         sums = tl.dot(even, tl.trans(low), sums, input_precision="ieee")
         sums = tl.dot(odd, tl.trans(high), sums, input_precision="ieee")

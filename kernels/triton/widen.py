@@ -89,20 +89,20 @@ E4M3_FP16 = tl.constexpr(_E4M3.format(factor="0x5C005C00", shift=1, mask="0x3F80
 
 @triton.jit
 def nibbles(pair, zeros, dtype: tl.constexpr, PTX: tl.constexpr):
-    """(low nibbles, high nibbles) of the bytes `pair`, minus the zero points `zeros`, which broadcast to them, as
+    """(low nibbles, high nibbles) of the bytes `pair` [BLOCK_N, bytes], minus the zero points `zeros` [BLOCK_N], as
     `dtype`."""
     if PTX and dtype == tl.bfloat16:
-        pair, less = tl.broadcast(pair, (-128.0 - zeros).to(dtype))
+        pair, less = tl.broadcast(pair, (-128.0 - zeros).to(dtype)[:, None])
         low, high = tl.inline_asm_elementwise(
             NIBBLES_BF16, "=&r,=&r,=&r,=&r,r,r,r", [pair, less], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4
         )
     elif PTX and dtype == tl.float16:
-        pair, less = tl.broadcast(pair, (-1024.0 - zeros).to(dtype))
+        pair, less = tl.broadcast(pair, (-1024.0 - zeros).to(dtype)[:, None])
         low, high = tl.inline_asm_elementwise(
             NIBBLES_FP16, "=&r,=&r,=&r,=&r,r,r,r", [pair, less], (tl.float16, tl.float16), is_pure=True, pack=4
         )
     else:  # a nibble in the lowest mantissa bits of 2^23 is the float 2^23 + nibble
-        less = zeros + 8388608.0
+        less = (zeros + 8388608.0)[:, None]
         low = (((pair & 15).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - less).to(dtype)
         high = (((pair >> 4).to(tl.int32) | 0x4B000000).to(tl.float32, bitcast=True) - less).to(dtype)
     return low, high

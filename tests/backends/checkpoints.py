@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from .tiny import TINIES, Tiny
 
@@ -342,3 +343,44 @@ FLOAT4_CHECKPOINTS = [
         sizes=_SMALL_EXPERTS,
     ),
 ]
+
+
+def _random_mxfp4(weight: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(blocks, scales, values) of random numbers instead of the weight [experts, out_features, in_features]."""
+    experts, out_features, in_features = weight.shape
+    sizes = experts, out_features, in_features // 32
+    blocks = torch.randint(0, 256, (*sizes, 16), generator=generator).to(torch.uint8)
+    scales = torch.randint(119, 124, sizes, generator=generator).to(torch.uint8)
+    values = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32)  # [experts, in_features, out_features]
+    assert values.shape == (experts, in_features, out_features)
+    return blocks, scales, values
+
+
+GPT_OSS = Tiny(
+    "gpt_oss-mxfp4",
+    "gpt_oss",
+    {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 7,
+    },
+)
+
+
+def save_mxfp4(folder: Path, meant: Path) -> None:
+    """A checkpoint as OpenAI publishes it in `folder`, and the same model in floats in `meant`."""
+    GPT_OSS.save(folder)
+    GPT_OSS.save(meant)
+    generator = torch.Generator().manual_seed(2)
+    stored, floats = load_file(folder / "model.safetensors"), load_file(meant / "model.safetensors")
+    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
+        blocks, scales, floats[name] = _random_mxfp4(stored.pop(name).transpose(1, 2), generator)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    save_file(stored, folder / "model.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in floats.items()}, meant / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    (folder / "config.json").write_text(json.dumps(config))

@@ -12,7 +12,6 @@ import pytest
 import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
-from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from localllm.backends.cpu.device import DEVICE, open_on_cpu
 from localllm.backends.pytorch import loading
@@ -27,8 +26,8 @@ from localllm.kernels.ops import Ops
 
 from .adapters import OPTIONS, adapter_of, check_adapter, open_on, save_adapter
 from .batches import Row, make_batch
-from .checkpoints import CHECKPOINTS, Checkpoint, Tensors
-from .tiny import TINIES, VOCAB, Tiny
+from .checkpoints import CHECKPOINTS, Checkpoint, Tensors, save_mxfp4
+from .tiny import TINIES, VOCAB
 
 BUDGET = LoadOptions(cache_bytes=2**20, max_rows=4, threads=1, dtype="float32")
 FREE = 2**30
@@ -189,42 +188,6 @@ def test_fit_refuses_mxfp4_experts_that_differ_from_the_configuration(tmp_path: 
         (tmp_path / folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
         with pytest.raises(ModelRefused, match=rf"experts\.down_proj{end}' must be \[4, 64, "):
             plan_memory(read_model(tmp_path / folder), BUDGET, DEVICE, FREE)
-
-
-def mxfp4(weight: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(blocks, scales, values) of random numbers instead of the weight [experts, out_features, in_features]."""
-    experts, out_features, in_features = weight.shape
-    sizes = experts, out_features, in_features // 32
-    blocks = torch.randint(0, 256, (*sizes, 16), generator=generator).to(torch.uint8)
-    scales = torch.randint(119, 124, sizes, generator=generator).to(torch.uint8)
-    dequantised = convert_moe_packed_tensors(
-        blocks, scales, dtype=torch.float32
-    )  # [experts, in_features, out_features]
-    assert dequantised.shape == (experts, in_features, out_features)
-    return blocks, scales, dequantised
-
-
-GPT_OSS = Tiny(
-    "gpt_oss-mxfp4",
-    "gpt_oss",
-    {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2},
-)
-
-
-def save_mxfp4(folder: Path, meant: Path) -> None:
-    """A checkpoint as OpenAI publishes it in `folder`, and the same model in floats in `meant`."""
-    GPT_OSS.save(folder)
-    GPT_OSS.save(meant)
-    generator = torch.Generator().manual_seed(2)
-    stored, floats = load_file(folder / "model.safetensors"), load_file(meant / "model.safetensors")
-    for name in [name for name in stored if name.endswith(("gate_up_proj", "down_proj"))]:
-        blocks, scales, floats[name] = mxfp4(stored.pop(name).transpose(1, 2), generator)
-        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-    save_file(stored, folder / "model.safetensors")
-    save_file({name: tensor.contiguous() for name, tensor in floats.items()}, meant / "model.safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
-    (folder / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.real

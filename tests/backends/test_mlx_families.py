@@ -23,6 +23,7 @@ os.environ.setdefault("MLX_ENABLE_TF32", "0")  # on CUDA float32 products of mor
 from mlx_lm.models import llama
 from mlx_lm.utils import load_model
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from localllm.backends import mlx
 from localllm.backends.mlx import families
@@ -31,6 +32,7 @@ from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 
 from .batches import Row, make_batch
+from .checkpoints import GPT_OSS, save_mxfp4
 from .shapes import PARAMETERS
 from .tiny import HIDDEN, TINIES, VOCAB, Tiny, old_spelling
 
@@ -47,7 +49,7 @@ REFUSED = {
     "gemma2-uncapped": "parameters not in model",  # a head of its own
     "glm4-whole-heads": "Missing 1 parameters",  # the class has no tied head
     "glm4-yarn": "the rope type is yarn",
-    "gpt_oss": "parameters not in model",  # names of transformers 5
+    "gpt_oss": "parameters not in model",  # experts in floats; OpenAI publishes MXFP4
     "gpt_oss-yarn": "parameters not in model",
     "ministral3-window": "sliding_window is 9",
     "mixtral-window": "sliding_window is 7",
@@ -124,6 +126,18 @@ def agrees(tiny: Tiny, folder: Path) -> None:
 @pytest.mark.parametrize("tiny", [*(tiny for tiny in TINIES if tiny.label not in REFUSED), *PARAMETERS], ids=str)
 def test_shapes_equal_transformers(tiny: Tiny, tmp_path: Path) -> None:
     agrees(tiny, tmp_path)
+
+
+class PublishedGptOss(Tiny):
+    """gpt_oss as OpenAI publishes it, with experts in MXFP4."""
+
+    def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+        save_mxfp4(folder, folder / "meant")
+        return AutoModelForCausalLM.from_pretrained(folder / "meant", dtype=dtype).eval()
+
+
+def test_gpt_oss_with_experts_in_mxfp4_equals_transformers(tmp_path: Path) -> None:
+    agrees(PublishedGptOss(GPT_OSS.label, GPT_OSS.model_type), tmp_path)
 
 
 @pytest.mark.parametrize("tiny", PARAMETERS, ids=str)

@@ -92,7 +92,7 @@ def test_equals_reference(library: Any, seed: int) -> None:
     check(library, drawn(library, seed))
 
 
-# One kernel computes keys and values; the latent cache has its own.
+# The kernel does not read the cache of attention.latent.
 @pytest.mark.parametrize("case", [case for case in CASES if case.op != "attention.latent"], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_supported_cases_equal_the_reference(library: Any, case: Any, dtype: torch.dtype) -> None:

@@ -74,20 +74,12 @@ def one_token(target: Target) -> Iterator[Build]:
     warps = moe_one_token.WARPS
     yield Build("one-token-up", moe_one_token.one_token_up_kernel, types, up, warps, 3, even)
     yield Build("one-token-down", moe_one_token.one_token_down_kernel, types, down, warps, 3, even)
-    types |= {"data": "*u8", "scale": "*fp32", "zero": "*fp32", "subs": "i32", "all_outputs": "i32"}
-    formats = {"fp8": ("plain", 128, "none", {}), "int8": ("plain", 128, "row", {"data": "*i8"})}
-    formats |= {"fp8-128": ("transposed", 128, "none", {}), "int4": ("transposed", 64, "group", {"scale": "*i32"})}
-    formats |= {"int4_wide": ("by_group", 64, "none", {"scale": "*i32"})}
-    for name, (records, sub, rounds, others) in formats.items():
-        fmt = name.partition("_")[0].partition("-")[0]
-        line = {"SUB": sub, "ONE": name in ("fp8", "int8"), "FORMAT": fmt, "RECORDS": records, "ROUND": rounds}
-        line |= {"PTX": True}
-        here = types | others
-        outputs = {"BLOCK_N": moe_one_token.DOWN_INT4_OUTPUTS} if fmt == "int4" else {}
-        kernels = (("up", up), ("down", down | outputs))
-        for part, constants in kernels:
-            kernel = getattr(moe_one_token, f"one_token_{part}_quantised_kernel")
-            yield Build(f"one-token-{part}-{name}", kernel, here, constants | line, warps, 3, even)
+    for records in ("plain", "transposed"):
+        fp8 = {"SUB": 128, "ONE": records == "plain", "RECORDS": records, "PTX": True}
+        here = types | {"data": "*u8", "scale": "*fp32", "subs": "i32"}
+        label = f"one-token-%s-fp8-{records}"
+        yield Build(label % "up", moe_one_token.one_token_up_fp8_kernel, here, up | fp8, warps, 3, even)
+        yield Build(label % "down", moe_one_token.one_token_down_fp8_kernel, here, down | fp8, warps, 3, even)
 
 
 def tiles(target: Target) -> Iterator[Build]:
