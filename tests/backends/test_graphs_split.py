@@ -37,6 +37,7 @@ from localllm.engine.runner import Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.layer import Layer
+from localllm.kernels.ops.moe import Routed, Routing, random_experts
 from localllm.kernels.ops.projection import Product
 
 from . import canary
@@ -415,3 +416,19 @@ def test_opaque_ops_pass_opcheck() -> None:
         torch.library.opcheck(opaque.product, (x, weight, 8, torch.float64))
         expected = torch.nn.functional.linear(x, weight)
         assert opaque.product(x, weight, 8, torch.float32).equal(expected)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_opaque_router_and_experts_pass_opcheck(groups: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    weights = random_experts("dense", 8, 32, 16, generator, torch.float32)
+    known = defaultdict(lambda: weights)  # opcheck hands in copies
+    x, logits = torch.randn(6, 32, generator=generator), torch.randn(6, 8, generator=generator)
+    routing = Routing(2, "sigmoid", True, 2.5, groups, min(groups, 2), "top2")
+    correction = torch.randn(8, generator=generator)
+    with computing(Model({}, Ops(), known)):
+        torch.library.opcheck(opaque.route, (logits, correction, *routing))
+        torch.library.opcheck(opaque.route, (logits, None, *routing))
+        chosen = Routed(*opaque.route(logits, correction, *routing))
+        torch.library.opcheck(opaque.experts, (x, *chosen, weights.gate_up))
+        assert opaque.experts(x, *chosen, weights.gate_up).equal(Ops().moe.experts(x, chosen, weights))
