@@ -24,7 +24,7 @@ class OneRow {
   // Starts the loads of the norm's weights. It may run before wait_for_previous, because no kernel writes them.
   __device__ OneRow(const ProductArgs& a, char* x, Rounded* groups, int padded)
       : x(x), groups(groups), a_(a), padded_(padded) {
-    if constexpr (NORMED)
+    if constexpr (EARLY_NORM)
       if (a.norm)
 #pragma unroll
         for (int h = 0; h < N; h++) norm_[h] = read(a.norm, offset_of(h));
@@ -62,9 +62,10 @@ class OneRow {
 
  private:
   static constexpr bool NORMED = N * 8 * CONSUMER_THREADS <= MAX_NORMED_FEATURES;
+  static constexpr bool EARLY_NORM = NORMED && (N < 4 || F::GROUPS < 4);  // the other kernels lack the registers
   const ProductArgs& a_;
   int padded_;
-  uint4 norm_[NORMED ? N : 1];
+  uint4 norm_[EARLY_NORM ? N : 1];
 
   static __device__ int offset_of(int h) { return (h * CONSUMER_THREADS + int(threadIdx.x)) * 8; }
   __device__ uint4 read(const void* from, int k) const {
@@ -118,7 +119,7 @@ class OneRow {
     float scale = rsqrtf(squares / int(a_.in_features) + a_.eps);
 #pragma unroll
     for (int h = 0; h < N; h++) {
-      unpack(norm_[h], weights);
+      unpack(EARLY_NORM ? norm_[h] : read(a_.norm, offset_of(h)), weights);
       unpack(vectors[h], values);
 #pragma unroll
       for (int i = 0; i < 8; i++) values[i] *= scale * (weights[i] + a_.offset);
