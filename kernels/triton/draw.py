@@ -136,7 +136,8 @@ def _survey(
             # score wins. A lower bound of a score needs no logarithm, and in most cases the bounds show that only one
             # token can win.
             bound = min_exponential(noise_key, tokens) * tl.exp2((largest - x) * (cool * LOG2_E))
-            token = tl.min(tl.where(bound == tl.min(bound), tokens, LAST))
+            # Beyond the vocabulary bounds are infinite, and smallest if all logits of the chunk are NaN or infinite.
+            token = tl.min(tl.where((bound == tl.min(bound)) & (tokens < vocab), tokens, LAST))
             # LAST: no token was found, because all bounds are NaN. Then the first token of the chunk is drawn.
             token = tl.where(token == LAST, chunk * CHUNK * BLOCK, token)
             rival = tl.min(tl.where(tokens != token, bound, float("inf")))

@@ -39,7 +39,9 @@ pytestmark = [
 def test_interpreted(name: str, request: pytest.FixtureRequest) -> None:
     # The interpreter takes a loop's bound out of an array of one element, which numpy warns of.
     calm = "ignore:Conversion of an array with ndim:DeprecationWarning"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", calm, str(HERE / name)]
+    # --capture=sys: pytest's files would hide a report of the address sanitizer.
+    options = ["-q", "--capture=sys", "-p", "no:cacheprovider", "-W", calm]
+    command = [sys.executable, "-m", "pytest", *options, str(HERE / name)]
     command += ["--slow"] if request.config.getoption("--slow") else []
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=HERE.parent.parent, env=environment, capture_output=True, text=True)
