@@ -13,7 +13,7 @@ from .families import FAMILIES, OPTIONAL, Family
 from .fields import Fields
 from .latentconfig import LatentConfig, parse_latent
 from .layerkinds import FULL, LayerKind, parse_layer_kinds, parse_rope_layers
-from .moeconfig import MoeConfig, parse_moe
+from .moeconfig import MAX_INNER, MoeConfig, parse_moe
 from .multimodal import TEXT_MODELS, text_values
 from .quantization import Quantization, parse_quantization
 from .ropeconfig import QueryScaling, Rope, parse_query_scaling, parse_ropes, shared_table
@@ -129,7 +129,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         model_type=model_type,
         vocab_size=vocab,
         hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size", 1, 2**20),
+        intermediate_size=fields.integer("intermediate_size", 1, MAX_INNER),
         num_layers=len(kinds),
         num_heads=heads,
         num_kv_heads=_kv_heads(fields, family, heads),

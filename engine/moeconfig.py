@@ -11,7 +11,7 @@ Score = Literal["softmax", "sigmoid"]
 GroupScore = Literal["max", "top2"]
 
 MAX_EXPERTS = 2**12
-MAX_INNER = 2**20
+MAX_INNER = 2**17  # with int8, sums of more products of two numbers may not fit in 32 bits
 
 # Only the architectures that list these fields in `optional` read them; the others ignore any value.
 OPTIONAL = frozenset(

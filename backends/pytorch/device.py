@@ -77,7 +77,8 @@ class Device:
     row_tokens: int | None = 512  # tokens per row in a KV cache of automatic size; None: the maximum context
     fp8_cache: bool = False  # whether the KV cache may be float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # None: steps cannot be captured
-    # A second queue, for work in parallel with the main queue. The argument is Streams.after_router.
+    # A second queue, for work in parallel with the main queue. The argument is Streams.after_router; a device with one
+    # queue gets none.
     streams: Callable[..., Streams] = InOrder
     graphs: Graphs = "full"  # the mode if LoadOptions.graphs is "auto"
     layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of one layer

@@ -24,7 +24,6 @@ class ExpertLayout(NamedTuple):
 
     mlp: str = "mlp"
     router: str = "gate"
-    experts: str = "experts"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -63,9 +62,7 @@ def routed_mlp(
         router=weights.linear([f"{name}.{layout.router}"], [moe.experts], hidden, layout.biases, quantise=False),
         routing=routing(moe),
         correction=correction,
-        weights=_expert_weights(weights, hidden, moe, f"{name}.{layout.experts}", layout)._replace(
-            gate=gate or gate_of(config)
-        ),
+        weights=_expert_weights(weights, hidden, moe, f"{name}.experts", layout, gate or gate_of(config)),
         shared=shared,
         shared_gate=shared_gate,
     )
@@ -105,7 +102,9 @@ def gated_mlp(
     )
 
 
-def _expert_weights(weights: Weights, hidden: int, moe: MoeConfig, name: str, layout: ExpertLayout) -> ExpertWeights:
+def _expert_weights(
+    weights: Weights, hidden: int, moe: MoeConfig, name: str, layout: ExpertLayout, gate: ExpertGate
+) -> ExpertWeights:
     inner = moe.inner_size
     gate_up = _projection(weights, f"{name}.gate_up_proj", moe, (layout.gate, layout.up), inner, hidden, layout)
     down = _projection(weights, f"{name}.down_proj", moe, (layout.down,), hidden, inner, layout)
@@ -122,7 +121,7 @@ def _expert_weights(weights: Weights, hidden: int, moe: MoeConfig, name: str, la
         down=down.weight,
         experts=moe.experts,
         inner=inner,
-        gate="silu_and_mul",
+        gate=gate,
         gate_up_bias=gate_up_bias,
         down_bias=down_bias,
     )

@@ -20,6 +20,7 @@ from .lora import slot_values
 # Maximum number of tokens in a captured step. The intermediate tensors of the largest capture stay allocated.
 MAX_TOKENS = 2048
 MIN_STEP_TOKENS = 512
+MAX_CONVERTED = 2**26  # weights of experts that kernels convert at a time (MAX_CHUNK in kernels/triton/widen.py)
 MIN_CONTEXT = 128  # tokens; with less room for a conversation, an automatic context is refused
 LOGITS_COPIES = 4  # copies of the logits in memory while tokens are drawn and log-probabilities are listed
 
@@ -147,8 +148,12 @@ def expected_workspace(config: ModelConfig, options: LoadOptions, dtype: torch.d
     token_values = 4 * config.hidden_size + _attention_values(config) + _mlp_values(config)
     fixed = LOGITS_COPIES * options.max_rows * config.vocab_size * torch.float32.itemsize
     if options.quant != "none" or config.quantization is not None:
-        # Products of many rows convert a whole weight to the dtype of activations.
-        fixed += config.hidden_size * max(2 * _largest_mlp(config), _largest_projection(config)) * dtype.itemsize
+        # Products of many rows convert a whole weight to the dtype of activations, or the weights of some experts.
+        largest = config.hidden_size * max(2 * _largest_mlp(config), _largest_projection(config))
+        if config.moe is not None:
+            all_experts = config.moe.experts * 2 * config.moe.inner_size * config.hidden_size
+            largest = max(largest, min(all_experts, MAX_CONVERTED))
+        fixed += largest * dtype.itemsize
     workspace = device.meter.libraries + fixed
     workspace += step_tokens(config, options, device) * token_values * dtype.itemsize
     rows, tokens = _captured_sizes(config, options, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..ops import moe as reference
 from ..ops.activation import Activation
 from ..ops.linear import PANEL, Linear, Weight, map_tensors, weight_tensors
-from ..ops.moe import ExpertWeights, Routed, Routing
+from ..ops.moe import ExpertGate, ExpertWeights, Routed, Routing
 from . import linear
 from .linear import Packed
 
@@ -20,7 +20,7 @@ _route = torch.ops.localllm.route.default
 _experts = torch.ops.localllm.experts.default
 
 _SCORES = ("softmax", "sigmoid")  # values of the enumeration RouterScore in kernels.h
-_GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu_and_mul")  # values of ExpertGate
+_GATES = get_args(ExpertGate)  # values of the enumeration ExpertGate in moe_experts.h
 
 _PRODUCTS = Linear(
     dense=linear.dense,

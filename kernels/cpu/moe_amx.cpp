@@ -106,7 +106,7 @@ class TileRows {
       if (from) memcpy(to, from + step * plan.depth, plan.depth);
       else memset(to, 0, plan.depth);
     }
-    const float* row_scales = (const float*)(from + plan.steps * plan.depth);
+    const float* row_scales = from ? (const float*)(from + plan.steps * plan.depth) : nullptr;
     for (int64_t group = 0; group < plan.groups; group++) scales[group * BLOCK] = from ? row_scales[group] : 0.0f;
   }
 };

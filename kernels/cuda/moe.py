@@ -72,8 +72,7 @@ def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
         gate_up = _quantised(weights.gate_up, x.dtype)
         down = _quantised(weights.down, x.dtype)
         if moe.is_supported(x, weights, gate_up, down):
-            group = getattr(weights.gate_up, "group", 0)
-            return moe.compute(x, routed, weights, gate_up, down, group)
+            return moe.compute(x, routed, weights, gate_up, down)
     return reference.experts(x, routed, weights._replace(gate_up=_plain(weights.gate_up), down=_plain(weights.down)))
 
 

@@ -26,6 +26,7 @@ from .moe_route import route as route
 from .moe_route import sort_choices
 from .moe_tiles import multiply_tiles, supports_tiles
 from .round_rows import round_rows
+from .small_batch import MAX_IN_FEATURES
 from .target import Device, device_properties
 from .widen import MAX_CHUNK, Quantised, block_inputs, widen_outputs
 
@@ -59,7 +60,7 @@ def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
         return reference.experts(x, routed, plain)
     assert gate_up is not None
     assert down is not None
-    return compute(x, routed, weights, gate_up, down, getattr(weights.gate_up, "group", 0))
+    return compute(x, routed, weights, gate_up, down)
 
 
 def is_supported(x: Tensor, weights: ExpertWeights, gate_up: Quantised | None, down: Quantised | None) -> bool:
@@ -82,6 +83,8 @@ def quantised(weight: Any, dtype: torch.dtype) -> Quantised | None:
             return Quantised("dense", weight, weight, None, out_features, in_features, in_features)
         case Int8(data, scale):
             out_features, in_features = data.shape
+            if in_features > MAX_IN_FEATURES:
+                return None
             return Quantised("int8", data, scale, None, out_features, in_features, in_features)
         case Fp8(data, scale, group):
             out_features, in_features = data.shape
@@ -98,10 +101,8 @@ def quantised(weight: Any, dtype: torch.dtype) -> Quantised | None:
     return None
 
 
-def compute(
-    x: Tensor, routed: Routed, weights: ExpertWeights, gate_up: Quantised, down: Quantised, group: int
-) -> Tensor:
-    """The experts' output for x [tokens, hidden] of a supported dtype. `group`: inputs that int4 rounds together."""
+def compute(x: Tensor, routed: Routed, weights: ExpertWeights, gate_up: Quantised, down: Quantised) -> Tensor:
+    """The experts' output for x [tokens, hidden] of a supported dtype."""
     tokens, top_k = routed.experts.shape
     choices = tokens * top_k
     if choices == 0:
@@ -124,10 +125,10 @@ def compute(
     else:
         rows = Rows(routed.experts.view(-1), None, top_k, device.overlaps)
     inner = x.new_empty(choices, weights.inner)
-    prepared, scale = prepare(x, weights.op, group)
+    prepared, scale = prepare(x, weights.op, weights.gate_up)
     multiply = partial(multiply_all if first.m < WIDE_ROWS else multiply_widened, rows, weights.experts, x, ptx)
     multiply(inner, prepared, scale, gate_up, weights.gate_up_bias, first, gate)
-    prepared, scale = prepare(inner, weights.op, group)
+    prepared, scale = prepare(inner, weights.op, weights.down)
     y = x.new_empty(choices, x.shape[1], dtype=torch.float32 if choices <= FLOAT_SUMS else x.dtype)
     multiply(y, prepared, scale, down, weights.down_bias, second, -1)
     return combine(y, routed.weights, x.dtype, device.overlaps)
@@ -168,12 +169,12 @@ def multiply_widened(
             grouped(out, x, None, dense, bias, rows, blocks, experts, like, ptx, gate, part)
 
 
-def prepare(x: Tensor, op: str, group: int) -> tuple[Tensor, Tensor | None]:
+def prepare(x: Tensor, op: str, weight: Any) -> tuple[Tensor, Tensor | None]:
     """The activations as the product of this format reads them, and their scales."""
     if op == "int8":
         return round_rows(x)
     if op == "int4":
-        return linear.rounded(x, group), None
+        return linear.rounded(x, weight.group), None
     return x, None
 
 

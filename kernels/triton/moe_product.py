@@ -5,18 +5,19 @@ The weights of all experts are one weight, in which expert e has the outputs fro
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..ops.moe import ExpertGate
 from .overlap import launch_dependents, overlapping, wait_for_previous
 from .small_batch import _add_bytes
 from .widen import Quantised, e2m1, nibbles, record_of
 
-GATES = ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamped_swiglu_and_mul")
+GATES: tuple[ExpertGate, ...] = get_args(ExpertGate)
 
 
 @triton.jit
@@ -29,8 +30,8 @@ def _gated(gate, up, KIND: tl.constexpr):
     elif KIND == 2:  # (1 + tanh y) / 2 is the sigmoid of 2 y
         result = gate * tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
     else:
-        gate = tl.minimum(gate, 7.0)
-        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        gate = tl.minimum(gate, 7.0, propagate_nan=tl.PropagateNan.ALL)
+        up = tl.clamp(up, -7.0, 7.0, propagate_nan=tl.PropagateNan.ALL)
         result = gate * tl.sigmoid(1.702 * gate) * (up + 1.0)
     return result
 

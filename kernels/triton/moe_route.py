@@ -48,7 +48,7 @@ def _store_best(
 
     A key is an integer, in the order of `choice`; its low half decides between equal values.
     """
-    choice = tl.where(choice == choice, choice, float("-inf")) + 0.0  # NaN comes last; -0.0 is 0.0
+    choice += 0.0  # -0.0 is 0.0
     number = tl.where(exists, index, COUNT + index)  # padding comes after all experts
     bits = choice.to(tl.int32, bitcast=True)
     bits ^= (bits >> 31) & 0x7FFFFFFF
@@ -58,7 +58,8 @@ def _store_best(
     number = tl.reshape(number, (BLOCK,))
     chosen = rank < TOP_K
     if RENORMALISE:
-        score = score / tl.maximum(tl.sum(tl.where(chosen, score, 0.0), 0), 1e-20)
+        total = tl.sum(tl.where(chosen, score, 0.0), 0)
+        score = score / tl.maximum(total, 1e-20, propagate_nan=tl.PropagateNan.ALL)
     tl.store(experts + token * TOP_K + rank, number, mask=chosen)
     tl.store(weights + token * TOP_K + rank, score * scale, mask=chosen)
 
@@ -75,7 +76,7 @@ def _store_best_in_turn(
     free = exists
     for k in tl.static_range(TOP_K):
         top = tl.max(tl.max(choice, 1), 0)
-        candidate = tl.where((choice == top) & free, index, COUNT - 1)  # NaN: the last expert
+        candidate = tl.where((choice == top) & free, index, COUNT - 1)
         winner = tl.min(tl.min(candidate, 1), 0)
         free = free & (index != winner)
         choice = tl.where(index == winner, float("-inf"), choice)
@@ -83,7 +84,7 @@ def _store_best_in_turn(
         value = tl.sum(tl.sum(tl.where(index == winner, score, 0.0), 1), 0)
         weight = tl.where(rank == k, value, weight)
     if RENORMALISE:
-        weight = weight / tl.maximum(tl.sum(weight, 0), 1e-20)
+        weight = weight / tl.maximum(tl.sum(weight, 0), 1e-20, propagate_nan=tl.PropagateNan.ALL)
     tl.store(experts + token * TOP_K + rank, chosen, mask=rank < TOP_K)
     tl.store(weights + token * TOP_K + rank, weight * scale, mask=rank < TOP_K)
 
@@ -110,9 +111,10 @@ def choose(
     choice = score
     if HAS_CORRECTION:
         choice += tl.load(correction + index, mask=exists, other=0.0).to(tl.float32)
+    choice = tl.where(choice == choice, choice, float("inf"))  # NaN comes first, as in the reference
     choice = tl.where(exists, choice, float("-inf"))
     if GROUPS > 1:
-        choice = _best_groups(choice, group, index, TOP_GROUPS, TOP2)
+        choice = _best_groups(choice, group, index, TOP_GROUPS, TOP2 and SIZE > 1)
     if PAIRS:
         # In padded groups, indices are not unique: padding is numbered by its place in the block.
         number = tl.where(exists, index, group[:, None] * BLOCK_SIZE + place[None, :])
@@ -210,7 +212,6 @@ class Sorted(NamedTuple):
 
     order: Tensor  # [choices] int32: the choice at each position
     tiles: Tensor  # [3, tiles] int32: expert, first position, position after the last one; expert -1: no tile
-    ends: Tensor  # [experts] int32: the position after the last choice of each expert
 
 
 @triton.jit
@@ -229,9 +230,9 @@ def _write_tiles(
     tl.store(tiles + left, -1, mask=left < tile_count)
 
 
-@triton.jit(do_not_specialize=["choices", "expert_count", "tile_count"])
+@triton.jit(do_not_specialize=["choices", "tile_count"])
 def _sort(
-    order, tiles, ends, experts, choices, expert_count, tile_count,
+    order, tiles, experts, choices, tile_count,
     ROWS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program `own` reads all choices, and writes the positions and the tiles of the expert `own`."""
@@ -252,7 +253,6 @@ def _sort(
     tile_counts = (counts + ROWS - 1) // ROWS
     first_tile = tl.sum(tl.where(before, tile_counts, 0), 0)
     _write_tiles(tiles, own, start, count, first_tile, tl.sum(tile_counts, 0), tile_count, ROWS, 32)
-    tl.store(ends + own, start + count)
     for first in range(0, choices, BLOCK):
         chosen = tl.load(experts + first + lane, mask=first + lane < choices, other=-1)
         match = (chosen == own).to(tl.int32)
@@ -271,7 +271,7 @@ def _rank(ranks, counts, experts, choices, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["choices", "expert_count", "tile_count"])
 def _place(
-    order, tiles, ends, ranks, counts, experts, choices, expert_count, tile_count,
+    order, tiles, ranks, counts, experts, choices, expert_count, tile_count,
     ROWS: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The first programs write the tiles of an expert each, the others the positions of BLOCK choices each."""
@@ -283,10 +283,8 @@ def _place(
         tile_counts = (count + ROWS - 1) // ROWS
         first_tile = tl.sum(tl.where(expert < own, tile_counts, 0), 0)
         own_count = tl.sum(tl.where(expert == own, count, 0), 0)
-        own_end = tl.sum(tl.where(expert == own, end, 0), 0)
-        start = own_end - own_count
+        start = tl.sum(tl.where(expert == own, end, 0), 0) - own_count
         _write_tiles(tiles, own, start, own_count, first_tile, tl.sum(tile_counts, 0), tile_count, ROWS, 32)
-        tl.store(ends + own, own_end)
     else:
         choice = (own - expert_count) * BLOCK + tl.arange(0, BLOCK)
         exists = choice < choices
@@ -300,12 +298,12 @@ def sort_choices(chosen: Tensor, experts: int, rows: int, overlap: bool = False)
     choices of an expert is not defined; results of products do not depend on it."""
     choices = chosen.numel()
     tile_count = min(choices // rows + experts, choices)  # an upper bound
-    result = Sorted(chosen.new_empty(choices), chosen.new_empty(3, tile_count), chosen.new_empty(experts))
+    result = Sorted(chosen.new_empty(choices), chosen.new_empty(3, tile_count))
     block_e = triton.next_power_of_2(experts)
     if choices <= ONE_LAUNCH:
-        block = min(1024, triton.next_power_of_2(choices))
+        block = min(BLOCK, triton.next_power_of_2(choices))
         _sort[(experts,)](
-            result.order, result.tiles, result.ends, chosen, choices, experts, tile_count,
+            result.order, result.tiles, chosen, choices, tile_count,
             rows, block_e, block, overlap, num_warps=4, **overlapping(overlap),
         )  # fmt: skip
         return result
@@ -314,7 +312,7 @@ def sort_choices(chosen: Tensor, experts: int, rows: int, overlap: bool = False)
     programs = triton.cdiv(choices, BLOCK)
     _rank[(programs,)](ranks, counts, chosen, choices, BLOCK, num_warps=4)
     _place[(experts + programs,)](
-        result.order, result.tiles, result.ends, ranks, counts, chosen, choices, experts, tile_count,
+        result.order, result.tiles, ranks, counts, chosen, choices, experts, tile_count,
         rows, block_e, BLOCK, num_warps=4,
     )  # fmt: skip
     return result

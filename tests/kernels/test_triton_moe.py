@@ -12,7 +12,8 @@ import torch
 
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.case import TOLERANCES, Case
-from localllm.kernels.ops.moe import Routed, Routing, experts, random_experts
+from localllm.kernels.ops.linear import Int8
+from localllm.kernels.ops.moe import Routed, Routing, experts, random_experts, route
 from localllm.kernels.ops.reference_check import call_op, copy_to, pack_value
 
 pytest.importorskip("triton")
@@ -126,10 +127,9 @@ def test_sorted_choices_are_complete_and_in_tiles_of_one_expert(
     if launches == 2:
         monkeypatch.setattr(moe_route, "ONE_LAUNCH", 0)
     chosen = torch.randint(0, count, (choices, 1), generator=torch.Generator().manual_seed(choices)).int()
-    order, tiles, ends = (part.cpu() for part in sort_choices(chosen.to(DEVICE), count, rows))
+    order, tiles = (part.cpu() for part in sort_choices(chosen.to(DEVICE), count, rows))
     assert torch.equal(order.long().sort().values, torch.arange(choices))
     assert torch.equal(chosen[order.long(), 0], chosen[:, 0].sort().values)
-    assert torch.equal(ends.long(), torch.bincount(chosen[:, 0], minlength=count).cumsum(0))
     covered = []
     for expert, first, stop in tiles.T.tolist():
         if expert < 0:
@@ -140,12 +140,51 @@ def test_sorted_choices_are_complete_and_in_tiles_of_one_expert(
     assert sorted(covered) == list(range(choices))
 
 
-@pytest.mark.skipif(INTERPRETED, reason="numpy warns of NaN")
-def test_router_chooses_valid_experts_for_nan() -> None:
-    logits = torch.full((3, 12), float("nan"))
-    logits[1, 3] = 1.0
-    chosen = triton_ops().moe.route(logits.to(DEVICE), Routing(4, "sigmoid", True, groups=3, top_groups=2)).experts
-    assert ((chosen >= 0) & (chosen < 12)).all()
+# Up to 256 experts all pairs are compared; more are chosen in turn.
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of NaN
+@pytest.mark.parametrize("count", [12, 300])
+@pytest.mark.parametrize(
+    "routing",
+    [
+        Routing(4, "sigmoid", True),
+        Routing(4, "sigmoid", False, 2.5, 3, 2, "top2"),
+        Routing(4, "softmax", True, groups=3, top_groups=2),
+    ],
+    ids=["renormalised", "groups", "softmax"],
+)
+def test_nan_is_the_best_logit_of_a_router(routing: Routing, count: int) -> None:
+    logits = torch.randn(4, count, generator=torch.Generator().manual_seed(5))
+    logits[0, 3] = logits[1, [2, 7]] = logits[2] = float("nan")
+    expected, actual = route(logits, routing), triton_ops().moe.route(logits.to(DEVICE), routing)
+    assert torch.equal(actual.experts.cpu(), expected.experts)
+    torch.testing.assert_close(actual.weights.cpu(), expected.weights, equal_nan=True)
+
+
+def test_groups_of_one_expert_have_its_score() -> None:
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(5))
+    routing = Routing(2, "sigmoid", True, 1.0, 4, 2, "top2")
+    assert torch.equal(triton_ops().moe.route(logits.to(DEVICE), routing).experts.cpu(), route(logits, routing).experts)
+
+
+def test_both_products_round_their_inputs_in_groups_of_their_own_weights() -> None:
+    generator = torch.Generator().manual_seed(3)
+    weights = random_experts("int4", 4, 128, 64, generator, torch.float32, group=64)
+    down = random_experts("int4", 4, 128, 64, generator, torch.float32, group=32).down
+    weights = weights._replace(down=down)
+    x, routed = torch.randn(3, 128, generator=generator), random_routed(3, 4, 2, generator)
+    ops = triton_ops()
+    packed = ops.moe.pack(copy_to(weights, DEVICE), torch.float32)
+    actual = ops.moe.experts(x.to(DEVICE), copy_to(routed, DEVICE), packed).cpu()
+    torch.testing.assert_close(actual, experts(x, routed, weights), rtol=1e-5, atol=1e-5)
+
+
+def test_int8_sums_that_may_overflow_are_left_to_the_reference() -> None:
+    from localllm.kernels.triton import moe
+
+    for in_features, supported in ((2**17, True), (2**17 + 16, False)):
+        data = torch.empty(4, in_features, dtype=torch.int8, device="meta")
+        weight = Int8(data, torch.empty(4, device="meta"))
+        assert (moe.quantised(weight, torch.float32) is not None) == supported
 
 
 # The product with a gate, and the one without. The last tile has few rows, the last block some outputs.
