@@ -95,7 +95,8 @@ def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
 
     An expert computes down(gate(gate_up(x))): gate_up and the gate in x's dtype, down in float32 at least. The products
     round their inputs as the product `weights.op` of linear.py does. The sum is computed in float32 at least, in the
-    order of `routed.experts`, and rounded once.
+    order of `routed.experts`, and rounded once. Kernels may add in another order, and may round the results of experts
+    to x's dtype.
     """
     tokens, top_k = routed.experts.shape
     if tokens * top_k <= weights.experts:

@@ -14,7 +14,8 @@ from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from localllm.backends.cpu.device import DEVICE, open_on_cpu
-from localllm.backends.pytorch import loading
+from localllm.backends.pytorch import loading, sizing
+from localllm.backends.pytorch.device import Meter
 from localllm.backends.pytorch.opening import open_runner, plan_memory
 from localllm.backends.pytorch.packed import PackedFile
 from localllm.backends.pytorch.runner import TorchRunner
@@ -188,6 +189,22 @@ def test_fit_refuses_mxfp4_experts_that_differ_from_the_configuration(tmp_path: 
         (tmp_path / folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
         with pytest.raises(ModelRefused, match=rf"experts\.down_proj{end}' must be \[4, 64, "):
             plan_memory(read_model(tmp_path / folder), BUDGET, DEVICE, FREE)
+
+
+def test_workspace_has_room_for_the_experts_that_a_product_converts(tmp_path: Path) -> None:
+    BY_LABEL["qwen3_moe"].save(tmp_path)
+    config = read_model(tmp_path).config
+    device = replace(DEVICE, meter=Meter(lambda: 0, lambda: None, libraries=0, graph=0))
+    plain, quantised = (
+        sizing.expected_workspace(config, replace(BUDGET, quant=quant), torch.float32, device)
+        for quant in ("none", "fp8")
+    )
+    assert config.moe is not None
+    assert quantised - plain == config.moe.experts * 2 * config.moe.inner_size * config.hidden_size * 4
+    pytest.importorskip("triton")
+    from localllm.kernels.triton.widen import MAX_CHUNK
+
+    assert sizing.MAX_CONVERTED == MAX_CHUNK
 
 
 @pytest.mark.real
