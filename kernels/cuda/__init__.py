@@ -14,6 +14,7 @@ from ..library import find_cuda_library, load_ops
 
 # Ops that only this library defines. extend_attention is not listed: it exists only in builds for Hopper.
 CUDA_OPS = (
+    "choice_products",
     "copy_cache_pages",
     "decode_attention",
     "decoder_step",

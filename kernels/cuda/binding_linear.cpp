@@ -1,4 +1,5 @@
-// The ops small_batch, small_batch_lora, small_batch_fits and tiled_product: checks of their arguments. linear.h describes the arguments.
+// The ops small_batch, small_batch_lora, small_batch_fits, tiled_product and choice_products: checks of their arguments.
+// linear.h describes the arguments.
 #include <vector>
 
 #include "../cpu/checks.h"
@@ -11,7 +12,7 @@ namespace localllm::cuda {
 namespace {
 
 constexpr const char* OP = "small_batch";
-constexpr int64_t MAX_ROWS = 16, MAX_TILED_ROWS = 1 << 20;
+constexpr int64_t MAX_ROWS = 16, MAX_TILED_ROWS = 1 << 20, MAX_CHOICES = 65535;
 
 bool has_dtype(const Tensor& tensor, ScalarType type) { return tensor.scalar_type() == type; }
 
@@ -74,13 +75,18 @@ void set_norm(ProductArgs& args, const Tensor& x, const Optional& stream, const 
   if (args.stream == args.stream_out) refuse(OP, ": stream_out must not be the memory of stream");
 }
 
-// The arguments of a product without a norm.
+// Numbers of a mixture of experts.
+struct Mixture {
+  int64_t choices_per_row = 1, experts = 1;
+};
+
+// The arguments of a product without a norm. In a mixture: those of choice 0 and expert 0, but `rows` rows of x.
 ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& weight, const Optional& records,
                               const Optional& scale, const Optional& bias, int64_t format, int64_t group,
-                              bool resident, int64_t gate, int64_t max_rows = MAX_ROWS) {
+                              bool resident, int64_t gate, int64_t max_rows = MAX_ROWS, Mixture mixture = {}) {
   Argument to({OP, x}, "out", out), from({OP, x}, "x", x);
   from.shaped({ANY, ANY}).of(ScalarType::BFloat16).dense_rows();
-  to.shaped({from.size(0), ANY}).written_rows();
+  to.shaped({from.size(0) * mixture.choices_per_row, ANY}).written_rows();
   if (format < 0 || format > 4) refuse(OP, ": format is ", format, ", 0 to 4 expected");
   if (gate < -1 || gate > 2) refuse(OP, ": gate is ", gate, ", -1 to 2 expected");
   ProductArgs args{};
@@ -89,7 +95,7 @@ ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& 
   args.gate = args.gated ? (Activation)gate : Activation::silu;
   args.rows = from.size(0);
   args.in_features = from.size(1);
-  args.out_features = to.size(1) * (args.gated ? 2 : 1);
+  args.out_features = to.size(1) * (args.gated ? 2 : 1) * mixture.experts;
   args.group = group;
   args.out = to.data();
   args.x = from.data();
@@ -109,6 +115,7 @@ ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& 
     args.bias = shift.data();
     args.bias_type = shift.number();
   }
+  args.out_features /= mixture.experts;
   return args;
 }
 
@@ -143,6 +150,28 @@ void tiled_product_op(Tensor out, Tensor x, Tensor weight, Optional records, Opt
   const Tensor shared = torch::stable::new_empty(x, {tiled_shared(args)}, ScalarType::Byte);
   args.shared = shared.data_ptr();
   tiled_product(args, counters_of(queue).arrivals, queue);
+}
+
+void choice_products_op(Tensor out, Tensor x, Tensor experts, Tensor weight, Optional records, Optional scale,
+                        Optional bias, int64_t format, int64_t group, int64_t gate, bool early) {
+  const Op op("choice_products", x);
+  Argument from(op, "x", x), to(op, "out", out), chosen(op, "experts", experts), matrix(op, "weight", weight);
+  from.shaped({ANY, ANY}), to.shaped({ANY, ANY}), matrix.shaped({ANY, ANY});
+  chosen.shaped({to.size(0)}).of(ScalarType::Int).dense();
+  const int64_t rows = from.size(0), choices = to.size(0), outputs = to.size(1) * (gate >= 0 ? 2 : 1);
+  if (choices == 0) return;
+  if (rows == 0 || choices % rows) refuse(op.name, ": ", choices, " choices of ", rows, " rows");
+  if (outputs == 0 || outputs % 8 || matrix.size(0) % outputs)
+    refuse(op.name, ": weight has ", matrix.size(0), " outputs, a multiple of ", outputs, " expected");
+  const Mixture mixture{choices / rows, matrix.size(0) / outputs};
+  ChoiceArgs args{product_arguments(out, x, weight, records, scale, bias, format, group, true, gate, MAX_CHOICES, mixture)};
+  args.product.rows = 1;
+  args.experts = chosen.data<int32_t>();
+  args.choices = check_range(op, "the number of choices", choices, 1, MAX_CHOICES);
+  args.choices_per_row = mixture.choices_per_row;
+  args.early = early;
+  Queue queue(out);
+  if (!choice_products(args, queue)) refuse(op.name, ": this weight is not supported");
 }
 
 // The LoRA product of `inner` [shares, tokens, slices * rank] and `b` [slots, out_features, rank].
@@ -214,6 +243,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
       "tiled_product(Tensor(a!) out, Tensor x, Tensor weight, Tensor? records, Tensor? scale, Tensor? bias, "
       "int format, int group, bool resident) -> ()");
   library.def(
+      "choice_products(Tensor(a!) out, Tensor x, Tensor experts, Tensor weight, Tensor? records, Tensor? scale, "
+      "Tensor? bias, int format, int group, int gate, bool early) -> ()");
+  library.def(
       "small_batch_lora(Tensor(a!) out, Tensor x, Tensor weight, Tensor? bias, Tensor inner, Tensor lora_b, "
       "Tensor slots, int[] widths) -> ()");
 }
@@ -221,6 +253,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
 STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
   library.impl("small_batch", TORCH_BOX(&small_batch_op));
   library.impl("tiled_product", TORCH_BOX(&tiled_product_op));
+  library.impl("choice_products", TORCH_BOX(&choice_products_op));
   library.impl("small_batch_lora", TORCH_BOX(&small_batch_lora_op));
 }
 

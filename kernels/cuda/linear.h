@@ -42,6 +42,18 @@ void product(const ProductArgs& args, cudaStream_t stream);
 bool takes_one_row(const ProductArgs& args);
 bool one_row(const ProductArgs& args, cudaStream_t stream);
 
+// Products of a mixture of experts: row c of `out` is a row of x times the weights of the expert of choice c.
+struct ChoiceArgs {
+  ProductArgs product;     // of one row and of one expert: choice 0 and expert 0; without norm and LoRA product
+  const int32_t* experts;  // [choices]: the weights of expert e begin at output e * out_features
+  int64_t choices;
+  int64_t choices_per_row;  // choice c multiplies row c / choices_per_row of x
+  bool early;  // true: a kernel before the previous one wrote `experts`, so they are read before wait_for_previous
+};
+
+// For int8 and int4 weights, as one_row. Returns false if the kernel does not support `args`.
+bool choice_products(const ChoiceArgs& args, cudaStream_t stream);
+
 // The kernel for one row with int4 weights on Hopper (one_row_hopper.cu), for arguments that one_row supports. Returns
 // false on other GPUs, and if the GPU has too little shared memory.
 bool one_row_hopper(const ProductArgs& args, cudaStream_t stream);

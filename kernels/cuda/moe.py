@@ -1,6 +1,7 @@
 """Mixture of experts on CUDA devices. kernels/ops/moe.py has the reference.
 
-Triton computes the experts, with the weights that linear.py packs. The reference computes what Triton does not support.
+The weights are those that linear.py packs. With int8 and int4 weights, CUDA C++ multiplies few rows (one_row.cu). Triton
+computes other experts. The reference computes what neither supports.
 """
 
 from __future__ import annotations
@@ -12,15 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..elements.arguments import GATES
 from ..ops import moe as reference
 from ..ops.linear import Mxfp4, Weight
 from ..ops.mlp import Experts
 from ..ops.moe import ExpertWeights, Routed, Routing
 from ..triton_problem import triton_problem
 from . import linear
-from .linear import BF16, FP8, INT8, Packed, sub_of
+from .linear import BF16, FP8, INT4, INT8, Packed, sub_of
 
 TRITON = not triton_problem()
+# For each op, the largest number of choices for which choice_products is faster than Triton; tuned on H200.
+FEW = {"int8": 64, "int4": 128}
+MAX_IN_FEATURES = 16384  # of choice_products
+_choice_products_op = torch.ops.localllm.choice_products.default
+torch.library.register_fake("localllm::choice_products", lambda *_: None, allow_override=True)
 
 
 def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
@@ -69,11 +76,49 @@ def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
     if TRITON and x.is_cuda:
         from ..triton import moe
 
+        if supports_few(x, routed, weights):
+            return few(x, routed, weights)
         gate_up = _quantised(weights.gate_up, x.dtype)
         down = _quantised(weights.down, x.dtype)
         if moe.is_supported(x, weights, gate_up, down):
             return moe.compute(x, routed, weights, gate_up, down)
     return reference.experts(x, routed, weights._replace(gate_up=_plain(weights.gate_up), down=_plain(weights.down)))
+
+
+def supports_few(x: Tensor, routed: Routed, weights: ExpertWeights) -> bool:
+    """True if `few` supports the arguments."""
+    if not 0 < routed.experts.numel() <= FEW.get(weights.op, 0) or weights.gate not in GATES:
+        return False
+    return x.dtype == torch.bfloat16 and all(map(_is_few_format, (weights.gate_up, weights.down)))
+
+
+def _is_few_format(weight: Any) -> bool:
+    """True if choice_products supports the weight."""
+    if not isinstance(weight, Packed) or weight.in_features % 8 or weight.in_features > MAX_IN_FEATURES:
+        return False
+    return weight.format == INT8 or (weight.format == INT4 and weight.group in (32, 64, 128))
+
+
+def few(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
+    """The experts' output for few tokens x [tokens, hidden] bfloat16 and int8 or int4 weights."""
+    from ..triton.moe_product import combine
+    from ..triton.target import device_properties
+
+    x = x if x.stride(-1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
+    choices = routed.experts.numel()
+    inner = x.new_empty(choices, weights.inner)
+    results = x.new_empty(choices, x.shape[1], dtype=torch.float32)
+    choice_products(inner, x, routed, weights.gate_up, weights.gate_up_bias, GATES[weights.gate])
+    choice_products(results, inner, routed, weights.down, weights.down_bias, -1)
+    return combine(results, routed.weights, x.dtype, device_properties(x.device).overlaps)
+
+
+def choice_products(out: Tensor, x: Tensor, routed: Routed, weight: Packed, bias: Tensor | None, gate: int) -> None:
+    """Writes the products of each choice into `out` [choices, outputs]. x: a row of each token, or of each choice.
+    `gate`: see linear.small_batch; without a gate, the previous kernel wrote x, and an earlier one the experts."""
+    bias = None if bias is None else bias.view(-1)
+    tensors = weight.data, weight.records, weight.scale, bias
+    _choice_products_op(out, x, routed.experts.view(-1), *tensors, weight.format, weight.group, gate, gate < 0)
 
 
 def _plain(weight: Any) -> Any:

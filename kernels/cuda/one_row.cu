@@ -1,22 +1,24 @@
 // Products of one row with int8 or int4 weights: int8 dot products (dp4a), with weights that go from global memory to
-// registers. On Hopper, one_row_hopper.cu computes those with int4 weights.
+// registers. On Hopper, one_row_hopper.cu computes those with int4 weights. In a mixture of experts, each choice of a
+// token is a row with the weights of its expert.
 //
-// A tile is 8 outputs and all inputs. A team of four warps computes a tile; teams do not wait for each other. With
-// gates, a unit is a tile of gates and the tile of the values that they multiply; else it is one tile. In one step, a
-// team reads CHUNKS chunks of 64 bytes of each output of a tile:
+// A tile is 8 outputs and all inputs. A team of warps (four, for choices two) computes a tile; teams do not wait for each
+// other. With gates, a unit is a tile of gates and the tile of the values that they multiply; else it is one tile. In one
+// step, a team reads four chunks of 64 bytes of each output of a tile per warp:
 //
 //   lane = 4 o + t      output o of 8; 16 bytes t of chunks 4 w … 4 w + 3 of warp w, so the four lanes of an output
 //                       read 64 contiguous bytes at a time
 //
-// int4: the four lanes exchange their integer sums, so that lane t has the sum of chunk 4 w + t. These are the chunks
-// of warp 4 w + t in small_batch.cuh, and their sums are added in the same order as there. int8: all sums are integers,
-// which are exact in any order, so nothing is exchanged. So the result of a row has the same bits in every batch.
+// int4: the four lanes exchange their integer sums, so that lane t has the sum of chunk 4 w + t. In a team of four, these
+// are the chunks of warp 4 w + t in small_batch.cuh, and their sums are added in the same order as there. int8: all sums
+// are integers, which are exact in any order, so nothing is exchanged. So the result of a row has the same bits in every
+// batch; this is not so for choices.
 #include "one_row_activations.cuh"
 
 namespace localllm::cuda {
 namespace {
 
-constexpr int CHUNKS = 4 * TEAM_WARPS;  // chunks of an output in a step, and partial sums per output
+constexpr int CHOICE_TEAM_WARPS = 2;    // fewer than TEAM_WARPS, because the experts' outputs have few chunks
 constexpr int STAGES = 2;               // steps whose weights a thread holds in registers
 constexpr int RESIDENT_BLOCKS = 2;      // blocks per multiprocessor
 
@@ -40,12 +42,12 @@ using SumOf = std::conditional_t<F::GROUPS == 0, int, float>;
 // A step of a unit of this team.
 struct Position {
   int unit, half, step;
-  __device__ void advance(const OneRowArgs& d) {
+  __device__ void advance(const OneRowArgs& d, int teams) {
     if (++step < d.steps) return;
     step = 0;
     if (++half < d.halves) return;
     half = 0;
-    unit += int(gridDim.x) * TEAMS;
+    unit += int(gridDim.x) * teams;
   }
 };
 
@@ -56,17 +58,20 @@ static __device__ inline void read_weights(const uint8_t* from, uint32_t (&to)[4
 }
 
 // The team of this thread, its number in the team, its warp in the team, and the output and the 16 bytes that it reads.
+// WARPS: those of a team.
+template <int WARPS>
 struct Lane {
-  int team = threadIdx.x / (TEAM_WARPS * 32), in_team = threadIdx.x % (TEAM_WARPS * 32);
+  static constexpr int THREADS = WARPS * 32, CHUNKS = 4 * WARPS, TEAMS = CONSUMER_THREADS / THREADS;
+  int team = threadIdx.x / THREADS, in_team = threadIdx.x % THREADS;
   int warp = in_team / 32, output = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 };
 
 // Starts to read the weights of a step; zeros where there are none.
-template <class F>
-__device__ inline void fetch(const OneRowArgs& d, const Lane& lane, const Position& at, Stage<F>& stage) {
+template <class F, class L>
+__device__ inline void fetch(const OneRowArgs& d, const L& lane, const Position& at, Stage<F>& stage) {
   const int block = at.unit + at.half * d.units, output = block * 8 + lane.output;
   const bool exists = at.unit < d.units && output < d.args.out_features;
-  const int chunk = at.step * CHUNKS + lane.warp * 4;
+  const int chunk = at.step * L::CHUNKS + lane.warp * 4;
   const int first = chunk * 64 + lane.t * 16;
   const uint8_t* from = static_cast<const uint8_t*>(d.args.weight) + int64_t(output) * d.args.row_bytes + first;
 #pragma unroll
@@ -98,12 +103,12 @@ static __device__ inline int exchange(const int (&values)[4], int t) {
 }
 
 // Adds the products of a step to `sum`. `x`: address of the activations; `groups`: their scales and sums.
-template <int PER_CHUNK>
-__device__ inline void multiply(HalfBytes<PER_CHUNK>, const OneRowArgs& d, const Lane& lane, int step,
+template <int PER_CHUNK, class L>
+__device__ inline void multiply(HalfBytes<PER_CHUNK>, const OneRowArgs& d, const L& lane, int step,
                                 const Stage<HalfBytes<PER_CHUNK>>& stage, uint32_t x, const Rounded* groups,
                                 float& sum) {
   using F = HalfBytes<PER_CHUNK>;
-  const int chunk = step * CHUNKS + lane.warp * 4;
+  const int chunk = step * L::CHUNKS + lane.warp * 4;
   int values[PER_CHUNK][4];
 #pragma unroll
   for (int j = 0; j < 4; j++) {
@@ -121,9 +126,10 @@ __device__ inline void multiply(HalfBytes<PER_CHUNK>, const OneRowArgs& d, const
   for (int p = 0; p < PER_CHUNK; p++) F::add(sum, integers[p], stage.records[p], groups[lane_chunk * PER_CHUNK + p]);
 }
 
-__device__ inline void multiply(Bytes, const OneRowArgs& d, const Lane& lane, int step, const Stage<Bytes>& stage,
-                                uint32_t x, const Rounded*, int& sum) {
-  const int chunk = step * CHUNKS + lane.warp * 4;
+template <class L>
+__device__ inline void multiply(Bytes, const OneRowArgs& d, const L& lane, int step, const Stage<Bytes>& stage, uint32_t x,
+                                const Rounded*, int& sum) {
+  const int chunk = step * L::CHUNKS + lane.warp * 4;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
     uint32_t values[4];
@@ -133,23 +139,23 @@ __device__ inline void multiply(Bytes, const OneRowArgs& d, const Lane& lane, in
 }
 
 // The output that each of the first 8 threads of a team stores; with gates, a gate and the value that it multiplies.
-template <class F>
+template <class F, class L>
 class Epilogue {
  public:
-  __device__ Epilogue(const OneRowArgs& d, const Lane& lane, int unit) : output_(int64_t(unit) * 8 + lane.in_team) {
+  __device__ Epilogue(const OneRowArgs& d, const L& lane, int unit) : output_(int64_t(unit) * 8 + lane.in_team) {
     exists_ = lane.in_team < 8 && output_ < d.args.out_features / d.halves;
     if (!exists_ || F::GROUPS > 0) return;  // scales of groups are in the sums
     scale_[0] = d.args.scale[output_];
     if (d.halves > 1) scale_[1] = d.args.scale[output_ + d.units * 8];
   }
 
-  // sums: [halves][CHUNKS][8]
+  // sums: [halves][L::CHUNKS][8]
   __device__ void finish(const OneRowArgs& d, const SumOf<F>* sums, float row_scale) const {
     if (!exists_) return;
     auto value = [&](int half) {
       SumOf<F> sum = 0;
 #pragma unroll
-      for (int c = 0; c < CHUNKS; c++) sum += sums[(half * CHUNKS + c) * 8 + threadIdx.x % 8];
+      for (int c = 0; c < L::CHUNKS; c++) sum += sums[(half * L::CHUNKS + c) * 8 + threadIdx.x % 8];
       const int64_t output = output_ + half * d.units * 8;
       const float shift = d.args.bias ? number(d.args.bias, d.args.bias_type, output) : 0.0f;
       return float(sum) * (row_scale * scale_[half]) + shift;
@@ -165,13 +171,12 @@ class Epilogue {
   float scale_[2] = {1.0f, 1.0f};
 };
 
-// N: vectors of activations per thread (see OneRow).
-template <class F, int N>
-__global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
-    one_row_kernel(const __grid_constant__ OneRowArgs d) {
+// N: vectors of activations per thread (see OneRow). L: Lane.
+template <class F, int N, class L>
+__device__ inline void multiply_row(const OneRowArgs& d) {
   extern __shared__ __align__(128) char memory[];
-  __shared__ SumOf<F> sums[TEAMS][2][2 * CHUNKS * 8];  // two buffers: a team writes one while 8 threads read the other
-  const Lane lane;
+  __shared__ SumOf<F> sums[L::TEAMS][2][2 * L::CHUNKS * 8];  // two buffers: a team writes one while 8 threads read the other
+  const L lane;
   const int padded = d.chunks * F::CHUNK;
   OneRow<F, N> activations(d.args, memory, reinterpret_cast<Rounded*>(memory + padded), padded);
 
@@ -180,11 +185,11 @@ __global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
   Stage<F> stages[STAGES];
   auto fetch_next = [&](Stage<F>& stage) {
     fetch(d, lane, ahead, stage);
-    ahead.advance(d);
+    ahead.advance(d, L::TEAMS);
   };
 #pragma unroll
   for (int s = 0; s < STAGES; s++) fetch_next(stages[s]);
-  Epilogue<F> epilogue(d, lane, at.unit);
+  Epilogue<F, L> epilogue(d, lane, at.unit);
   wait_for_previous();
   activations.fill();
   launch_dependents();
@@ -198,38 +203,103 @@ __global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
       multiply(F{}, d, lane, at.step, stages[s], x, activations.groups, sum);
       fetch_next(stages[s]);
       const Position before = at;
-      at.advance(d);
+      at.advance(d, L::TEAMS);
       if (at.half == before.half && at.unit == before.unit) continue;
-      sums[lane.team][buffer][((before.half * CHUNKS + lane.warp * 4 + lane.t) * 8) + lane.output] = sum;
+      sums[lane.team][buffer][((before.half * L::CHUNKS + lane.warp * 4 + lane.t) * 8) + lane.output] = sum;
       sum = 0;
       if (at.unit == before.unit) continue;
-      asm volatile("bar.sync %0, %1;" ::"r"(2 + lane.team), "n"(TEAM_WARPS * 32) : "memory");
+      asm volatile("bar.sync %0, %1;" ::"r"(2 + lane.team), "n"(L::THREADS) : "memory");
       epilogue.finish(d, sums[lane.team][buffer], row_scale);
       if (at.unit >= d.units) return;
-      epilogue = Epilogue<F>(d, lane, at.unit);
+      epilogue = Epilogue<F, L>(d, lane, at.unit);
       buffer ^= 1;
     }
   }
 }
 
-template <class F>
-void start(const ProductArgs& args, cudaStream_t stream) {
+template <class F, int N>
+__global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
+    one_row_kernel(const __grid_constant__ OneRowArgs d) {
+  multiply_row<F, N, Lane<TEAM_WARPS>>(d);
+}
+
+struct ChoiceRowArgs {
+  OneRowArgs row;  // of choice 0 and expert 0
+  const int32_t* experts;
+  int choices_per_row;
+  bool early;
+};
+
+// Blocks with blockIdx.y = c compute choice c.
+template <class F, int N>
+__global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
+    choice_row_kernel(const __grid_constant__ ChoiceRowArgs all) {
+  if (!all.early) wait_for_previous();
+  const int64_t choice = blockIdx.y, outputs = all.experts[choice] * all.row.args.out_features;
+  OneRowArgs d = all.row;
+  ProductArgs& a = d.args;
+  auto move = [](auto& pointer, int64_t bytes) {
+    using Pointer = std::remove_reference_t<decltype(pointer)>;
+    if (pointer) pointer = Pointer(uintptr_t(pointer) + bytes);
+  };
+  move(a.x, choice / all.choices_per_row * a.x_stride * 2);
+  move(a.out, choice * a.out_stride * (a.out_type == Type::f32 ? 4 : 2));
+  move(a.weight, outputs * a.row_bytes);
+  move(a.records, outputs * d.subgroups * 4);
+  move(a.scale, outputs * 4);
+  move(a.bias, outputs * (a.bias_type == Type::f32 ? 4 : 2));
+  a.norm = a.stream = nullptr;
+  multiply_row<F, N, Lane<CHOICE_TEAM_WARPS>>(d);
+}
+
+template <class F, class L>
+OneRowArgs row_arguments(const ProductArgs& args) {
   OneRowArgs d{args};
   d.chunks = int((args.row_bytes + 63) / 64);
   d.subgroups = F::GROUP ? int((args.in_features + F::GROUP - 1) / std::max(F::GROUP, 1)) : 0;
-  d.steps = (d.chunks + CHUNKS - 1) / CHUNKS;
+  d.steps = (d.chunks + L::CHUNKS - 1) / L::CHUNKS;
   d.halves = args.gated ? 2 : 1;
   d.units = int((args.out_features / d.halves + 7) / 8);
-  const int padded = d.chunks * F::CHUNK;
-  const int shared = padded + std::max(1, d.chunks * F::GROUPS) * int(sizeof(Rounded));
-  const int64_t blocks = std::min<int64_t>(d.units, int64_t(gpu().processors) * RESIDENT_BLOCKS);
-  auto launch = [&](auto kernel) { launch_early(kernel, blocks, CONSUMER_THREADS, shared, stream, d); };
-  const int vectors = padded / 8;
-  if (vectors <= CONSUMER_THREADS) launch(one_row_kernel<F, 1>);
-  else if (vectors <= 2 * CONSUMER_THREADS) launch(one_row_kernel<F, 2>);
-  else if (vectors <= 4 * CONSUMER_THREADS) launch(one_row_kernel<F, 4>);
-  else launch(one_row_kernel<F, MAX_IN_FEATURES / 8 / CONSUMER_THREADS>);
+  return d;
+}
+
+// Bytes of shared memory.
+template <class F>
+int shared_of(const OneRowArgs& d) {
+  return d.chunks * (F::CHUNK + F::GROUPS * int(sizeof(Rounded))) + (F::GROUPS ? 0 : int(sizeof(Rounded)));
+}
+
+// Calls launch(N), a constant: the vectors of activations per thread.
+template <class F, class Launch>
+void with_vectors(const OneRowArgs& d, Launch&& launch) {
+  const int vectors = d.chunks * F::CHUNK / 8;
+  if (vectors <= CONSUMER_THREADS) launch(std::integral_constant<int, 1>{});
+  else if (vectors <= 2 * CONSUMER_THREADS) launch(std::integral_constant<int, 2>{});
+  else if (vectors <= 4 * CONSUMER_THREADS) launch(std::integral_constant<int, 4>{});
+  else launch(std::integral_constant<int, MAX_IN_FEATURES / 8 / CONSUMER_THREADS>{});
   check_launch("linear");
+}
+
+int64_t resident_blocks() { return int64_t(gpu().processors) * RESIDENT_BLOCKS; }
+
+template <class F>
+void start(const ProductArgs& args, cudaStream_t stream) {
+  const OneRowArgs d = row_arguments<F, Lane<TEAM_WARPS>>(args);
+  const int64_t blocks = std::min<int64_t>(d.units, resident_blocks());
+  with_vectors<F>(d, [&](auto n) {
+    launch_early(one_row_kernel<F, n>, blocks, CONSUMER_THREADS, shared_of<F>(d), stream, d);
+  });
+}
+
+template <class F>
+void start(const ChoiceArgs& args, cudaStream_t stream) {
+  using L = Lane<CHOICE_TEAM_WARPS>;
+  const ChoiceRowArgs all{row_arguments<F, L>(args.product), args.experts, int(args.choices_per_row), args.early};
+  const OneRowArgs& d = all.row;
+  const int64_t blocks = std::clamp<int64_t>(resident_blocks() / args.choices, 1, (d.units + L::TEAMS - 1) / L::TEAMS);
+  with_vectors<F>(d, [&](auto n) {
+    launch_early(choice_row_kernel<F, n>, dim3(blocks, args.choices), CONSUMER_THREADS, shared_of<F>(d), stream, all);
+  });
 }
 
 // Calls call(format) if this kernel supports the product; else returns false.
@@ -261,6 +331,13 @@ bool one_row(const ProductArgs& args, cudaStream_t stream) {
   return with_format(args, [&](auto format) {
     using F = decltype(format);
     if (F::GROUPS == 0 || !one_row_hopper(args, stream)) start<F>(args, stream);
+    return true;
+  });
+}
+
+bool choice_products(const ChoiceArgs& args, cudaStream_t stream) {
+  return with_format(args.product, [&](auto format) {
+    if (args.choices > 0 && args.product.out_features > 0) start<decltype(format)>(args, stream);
     return true;
   });
 }

@@ -24,10 +24,10 @@ static __device__ inline void wait_for_previous() {
 
 // `cluster`: blocks of a cluster; Hopper and later if it is more than 1.
 template <class... Parameters, class... Arguments>
-static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, int64_t blocks, int threads, size_t shared,
+static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 blocks, int threads, size_t shared,
                                    cudaStream_t stream, const Arguments&... arguments) {
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(blocks));
+  config.gridDim = blocks;
   config.blockDim = dim3(unsigned(threads));
   config.dynamicSmemBytes = shared;
   config.stream = stream;
@@ -42,7 +42,7 @@ static inline void launch_clusters(void (*kernel)(Parameters...), int cluster, i
 }
 
 template <class... Parameters, class... Arguments>
-static inline void launch_early(void (*kernel)(Parameters...), int64_t blocks, int threads, size_t shared,
+static inline void launch_early(void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared,
                                 cudaStream_t stream, const Arguments&... arguments) {
   launch_clusters(kernel, 1, blocks, threads, shared, stream, arguments...);
 }

@@ -1,7 +1,9 @@
-"""Decoder layers with experts and fused norms against their unfused parts, for few tokens, on a CUDA device."""
+"""Decoder layers with experts and fused norms against their unfused parts, and the products of few choices against the
+reference, on a CUDA device."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -10,10 +12,12 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from localllm.kernels.elements.arguments import GATES
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.layer import decoder
 from localllm.kernels.ops.layer_cases import inputs
+from localllm.kernels.ops.moe import Routed, Routing, experts, random_experts, random_weight, route
 from localllm.kernels.ops.reference_check import (
     call_op,
     copy_to,
@@ -67,3 +71,94 @@ def test_layers_equal_the_reference(case: Case) -> None:
     arguments, expected = reference_run(case, Ops().layer.decoder, torch.bfloat16)
     there = device_arguments(case, OPS, arguments, "cuda", torch.bfloat16)
     assert not mismatch(call_op(case, OPS.layer.decoder, there), expected, case.tolerances[torch.bfloat16])
+
+
+@pytest.mark.parametrize("op", ["int8", "int4"])
+def test_random_products_of_choices(op: str) -> None:
+    """50 products: several rows, choices and experts, any outputs and inputs that the kernel supports, some with a gate,
+    some with a bias. A second call has the same bits."""
+    from localllm.backends.cuda.ops import OPS
+    from localllm.kernels.cuda import moe
+
+    draw, generator = random.Random(op), torch.Generator().manual_seed(6)
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    for _ in range(50):
+        rows, per_row, count = draw.randint(1, 5), draw.randint(1, 8), draw.randint(1, 12)
+        outputs, in_features = 8 * draw.randint(1, 50), 8 * draw.choice([1, 3, 4, 17, 96, 256, 300, 700])
+        group, gate = draw.choice([32, 64, 128]), draw.choice([None, *GATES])
+        width = outputs * (1 if gate is None else 2)
+        weight = random_weight(op, count * width, in_features, generator, torch.bfloat16, group)
+        bias = torch.randn(count, width, generator=generator) if draw.random() < 0.3 else None
+        x = torch.randn(rows, in_features, generator=generator).bfloat16()
+        chosen = torch.randint(0, count, (rows, per_row), generator=generator).int()
+        every = getattr(Ops().linear, op)(x.double(), copy_to(weight, "cpu", wide=True), None, torch.float64)
+        expected = every.unflatten(1, (count, width)).gather(1, chosen.long()[..., None].expand(-1, -1, width))
+        if bias is not None:
+            expected += bias[chosen.long()]
+        if gate is not None:
+            expected = getattr(Ops().activation, gate)(expected.bfloat16().double())
+        packed = OPS.moe.pack_slices([copy_to(weight, "cuda")], count, width, torch.bfloat16)
+        routed = Routed(chosen.cuda(), torch.empty(0))
+        arguments = x.cuda(), routed, packed, None if bias is None else bias.cuda()
+        out, again = (torch.empty(rows * per_row, outputs, device="cuda") for _ in range(2))
+        for each in (out, again):
+            moe.choice_products(each, *arguments, -1 if gate is None else GATES[gate])
+        assert torch.equal(out, again)
+        allowed = (6e-3 if gate is None else 3e-2) * max(expected.abs().max().item(), 1e-6)
+        torch.testing.assert_close(out.cpu().double(), expected.flatten(0, 1), rtol=0.0, atol=allowed)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("gate", ["silu_and_mul", "gelu_tanh_and_mul"])
+@pytest.mark.parametrize(("op", "group"), [("int8", 32), ("int4", 32), ("int4", 128)])
+@pytest.mark.parametrize("tokens", [1, 3, 4])
+def test_experts_of_few_tokens_equal_reference(
+    tokens: int, op: str, group: int, gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localllm.backends.cuda.ops import OPS
+    from localllm.kernels.cuda import moe
+
+    few, calls = moe.few, []
+    monkeypatch.setattr(moe, "few", lambda *given: calls.append(1) or few(*given))
+    generator = torch.Generator().manual_seed(8)
+    weights = random_experts(op, 16, 264, 136, generator, torch.bfloat16, gate=gate, bias=tokens == 3, group=group)
+    logits = torch.randn(tokens, 16, generator=generator)
+    routed = route(logits, Routing(8, "softmax", True))
+    x = torch.randn(tokens, 264, generator=generator).bfloat16()
+    expected = experts(x.double(), routed, copy_to(weights, "cpu", wide=True))
+    packed = pack_value(OPS, copy_to(weights, "cuda"), torch.bfloat16)
+    there = Routed(*(each.cuda() for each in routed))
+    actual, again = (OPS.moe.experts(x.cuda(), there, packed) for _ in range(2))
+    allowed = 2e-2 * expected.abs().max().item()
+    torch.testing.assert_close(actual.cpu().double(), expected, rtol=0.0, atol=allowed)
+    assert torch.equal(actual, again)
+    assert len(calls) == 2
+
+
+def test_choice_products_refuse_shapes_that_do_not_fit() -> None:
+    from localllm.backends.cuda.ops import MISSING, OPS
+
+    if MISSING:
+        pytest.skip(MISSING)
+    generator = torch.Generator().manual_seed(8)
+    weight = random_weight("int8", 4 * 16, 64, generator, torch.bfloat16, 32)
+    packed = OPS.moe.pack_slices([copy_to(weight, "cuda")], 4, 16, torch.bfloat16)
+    x = torch.zeros(2, 64, device="cuda", dtype=torch.bfloat16)
+
+    def call(choices: int, outputs: int, experts: torch.Tensor | None = None, x: torch.Tensor = x) -> None:
+        chosen = torch.zeros(choices, device="cuda", dtype=torch.int32) if experts is None else experts
+        out = torch.empty(choices, outputs, device="cuda")
+        held = packed.data, None, packed.scale, None, packed.format, packed.group
+        torch.ops.localllm.choice_products(out, x, chosen, *held, -1, False)
+
+    call(4, 16)
+    call(0, 16)
+    for refused, given in (
+        ("3 choices of 2 rows", (3, 16)),
+        ("weight has 64 outputs, a multiple of 24 expected", (4, 24)),
+        ("experts has shape", (4, 16, torch.zeros(3, device="cuda", dtype=torch.int32))),
+        ("experts", (4, 16, torch.zeros(4, device="cuda", dtype=torch.int64))),
+        ("row of weight has 64 bytes", (4, 16, None, torch.zeros(2, 72, device="cuda", dtype=torch.bfloat16))),
+    ):
+        with pytest.raises(RuntimeError, match=refused):
+            call(*given)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from localllm.kernels.ops.layer_cases import inputs as layer_inputs
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear
 from localllm.kernels.ops.lora import random_adapters, random_weights
 from localllm.kernels.ops.mlp import Experts
+from localllm.kernels.ops.moe import Routed, random_experts
 from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.reference_check import pack_value
 from localllm.kernels.ops.streams import InOrder
@@ -325,6 +327,62 @@ class TestLayer:
     def test_steps_with_adapters_have_no_fused_router(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module("layer"), "_attention", lambda *_: pytest.fail("fused"))
         self.decode(library, experts=6, adapted=True)
+
+
+class TestExperts:
+    """CUDA C++ multiplies few choices with int8 and int4 weights."""
+
+    @pytest.mark.parametrize(
+        ("changed", "is_supported"),
+        [
+            ({}, True),
+            ({"op": "int4"}, True),
+            ({"op": "int4", "group": 128, "hidden": 384}, True),
+            ({"tokens": 32}, True),
+            ({"tokens": 33}, False),
+            ({"op": "int4", "tokens": 64}, True),
+            ({"op": "int4", "tokens": 65}, False),
+            ({"tokens": 0}, False),
+            ({"op": "int4", "group": 96, "hidden": 384}, False),
+            ({"op": "int4_wide"}, False),
+            ({"op": "fp8"}, False),
+            ({"op": "dense"}, False),
+            ({"hidden": 16392}, False),
+            ({"hidden": 260}, False),
+            ({"inner": 36}, False),
+            ({"gate": "clamped_swiglu_and_mul"}, False),
+            ({"dtype": torch.float16}, False),
+        ],
+        ids=str,
+    )
+    def test_supported_experts(self, changed: dict[str, Any], is_supported: bool, library: Library) -> None:
+        given = {"op": "int8", "tokens": 2, "hidden": 256, "inner": 64, "group": 32, "gate": "silu_and_mul"} | changed
+        dtype, moe, generator = given.pop("dtype", torch.bfloat16), module("moe"), torch.Generator().manual_seed(0)
+        tokens, op = given.pop("tokens"), given.pop("op")
+        weights = random_experts(op, 3, generator=generator, dtype=torch.bfloat16, **given)
+        weights = weights._replace(
+            gate_up=moe.pack_slices([weights.gate_up], 3, 2 * weights.inner, torch.bfloat16),
+            down=moe.pack_slices([weights.down], 3, given["hidden"], torch.bfloat16),
+        )
+        routed = Routed(torch.zeros(tokens, 2, dtype=torch.int32), torch.ones(tokens, 2))
+        x = torch.zeros(tokens, given["hidden"], dtype=dtype)
+        assert moe.supports_few(x, routed, weights) == is_supported
+
+    def test_experts_of_few_choices(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Both products are one call of the library each."""
+        pytest.importorskip("triton")
+        moe, generator = module("moe"), torch.Generator().manual_seed(0)
+        monkeypatch.setattr(moe, "TRITON", True)
+        monkeypatch.setattr("localllm.kernels.triton.moe_product.combine", lambda results, *_: results[:1])
+        monkeypatch.setattr("localllm.kernels.triton.target.device_properties", lambda _: Mock(overlaps=False))
+        weights = random_experts("int8", 3, 64, 32, generator, torch.bfloat16, bias=True)
+        weights = weights._replace(
+            gate_up=moe.pack_slices([weights.gate_up], 3, 64, torch.bfloat16),
+            down=moe.pack_slices([weights.down], 3, 64, torch.bfloat16),
+        )
+        routed = Routed(torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, 2))
+        assert moe.experts(gpu(torch.zeros(1, 64).bfloat16()), routed, weights).shape == (1, 64)
+        assert library.called() == ["choice_products"] * 2
 
 
 class TestAttention:
