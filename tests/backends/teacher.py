@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from localllm.engine.runner import Runner
 
@@ -68,7 +67,7 @@ def expected(shape: Tiny, folder: Path, dtype: torch.dtype = torch.float32) -> l
     """Save the model in `dtype`. Returns the float32 logits of transformers for both prompts, each [tokens, vocab]."""
     shape.save(folder, dtype)  # and rounds its own rotary frequencies with the weights: read it anew
     # Some releases of transformers select torch's fused attention for Gemma 2, which ignores the soft cap.
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = shape.auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():
         return [model(torch.tensor([prompt])).logits[0] for prompt in prompts_of(shape)]
 

@@ -100,6 +100,11 @@ class Tiny:
     def __str__(self) -> str:
         return self.label
 
+    @property
+    def auto(self) -> Any:
+        """The class of transformers that builds and loads the model."""
+        return AutoModelForImageTextToText if self.multimodal else AutoModelForCausalLM
+
     def config(self) -> PreTrainedConfig:
         config = AutoConfig.for_model(self.model_type, **{**_SHAPE, **deepcopy(dict(self.more))})
         if not self.multimodal:
@@ -111,8 +116,7 @@ class Tiny:
     def save(self, folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         """Save the model to `folder`. Returns the model of transformers."""
         generator = torch.Generator().manual_seed(11)
-        auto = AutoModelForImageTextToText if self.multimodal else AutoModelForCausalLM
-        model = auto.from_config(self.config(), dtype=torch.float32).eval()
+        model = self.auto.from_config(self.config(), dtype=torch.float32).eval()
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() >= 2:
