@@ -1,7 +1,7 @@
 """Mixture of experts on CUDA devices. kernels/ops/moe.py has the reference.
 
-The weights are those that linear.py packs. With int8 and int4 weights, CUDA C++ multiplies few rows (one_row.cu). Triton
-computes other experts. The reference computes what neither supports.
+The weights are those that linear.py packs. CUDA C++ multiplies the choices of few tokens (choices.cu), Triton those of more
+tokens. The reference computes what neither supports.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from ..ops.mlp import Experts
 from ..ops.moe import ExpertWeights, Routed, Routing
 from ..triton_problem import triton_problem
 from . import linear
-from .linear import BF16, FP8, INT4, INT8, Packed, sub_of
+from .linear import BF16, FP8, INT4, INT4_WIDE, INT8, Packed, sub_of
 
 TRITON = not triton_problem()
 # For each op, the largest number of choices for which choice_products is faster than Triton; tuned on H200.
-FEW = {"int8": 64, "int4": 128}
+FEW = {"dense": 64, "int8": 64, "int4": 128, "int4_wide": 128, "fp8": 128}
 MAX_IN_FEATURES = 16384  # of choice_products
 _choice_products_op = torch.ops.localllm.choice_products.default
 torch.library.register_fake("localllm::choice_products", lambda *_: None, allow_override=True)
@@ -89,18 +89,23 @@ def supports_few(x: Tensor, routed: Routed, weights: ExpertWeights) -> bool:
     """True if `few` supports the arguments."""
     if not 0 < routed.experts.numel() <= FEW.get(weights.op, 0) or weights.gate not in GATES:
         return False
-    return x.dtype == torch.bfloat16 and all(map(_is_few_format, (weights.gate_up, weights.down)))
+    return x.dtype == torch.bfloat16 and all(map(is_few_format, (weights.gate_up, weights.down)))
 
 
-def _is_few_format(weight: Any) -> bool:
+def is_few_format(weight: Any) -> bool:
     """True if choice_products supports the weight."""
     if not isinstance(weight, Packed) or weight.in_features % 8 or weight.in_features > MAX_IN_FEATURES:
         return False
-    return weight.format == INT8 or (weight.format == INT4 and weight.group in (32, 64, 128))
+    group = weight.group
+    if weight.format == INT4:
+        return group in (32, 64, 128)
+    if weight.format == FP8 and weight.records is not None:
+        return group >= 64 and group & (group - 1) == 0
+    return weight.format in (BF16, INT8, FP8)
 
 
 def few(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
-    """The experts' output for few tokens x [tokens, hidden] bfloat16 and int8 or int4 weights."""
+    """The experts' output for few tokens x [tokens, hidden] bfloat16."""
     from ..triton.moe_product import combine
     from ..triton.target import device_properties
 
@@ -108,17 +113,20 @@ def few(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
     choices = routed.experts.numel()
     inner = x.new_empty(choices, weights.inner)
     results = x.new_empty(choices, x.shape[1], dtype=torch.float32)
-    choice_products(inner, x, routed, weights.gate_up, weights.gate_up_bias, GATES[weights.gate])
-    choice_products(results, inner, routed, weights.down, weights.down_bias, -1)
+    choice_products(inner, x, routed, weights.op, weights.gate_up, weights.gate_up_bias, GATES[weights.gate])
+    choice_products(results, inner, routed, weights.op, weights.down, weights.down_bias, -1)
     return combine(results, routed.weights, x.dtype, device_properties(x.device).overlaps)
 
 
-def choice_products(out: Tensor, x: Tensor, routed: Routed, weight: Packed, bias: Tensor | None, gate: int) -> None:
+def choice_products(
+    out: Tensor, x: Tensor, routed: Routed, op: str, weight: Packed, bias: Tensor | None, gate: int
+) -> None:
     """Writes the products of each choice into `out` [choices, outputs]. x: a row of each token, or of each choice.
     `gate`: see linear.small_batch; without a gate, the previous kernel wrote x, and an earlier one the experts."""
+    format = INT4_WIDE if op == "int4_wide" else weight.format
     bias = None if bias is None else bias.view(-1)
     tensors = weight.data, weight.records, weight.scale, bias
-    _choice_products_op(out, x, routed.experts.view(-1), *tensors, weight.format, weight.group, gate, gate < 0)
+    _choice_products_op(out, x, routed.experts.view(-1), *tensors, format, weight.group, gate, gate < 0)
 
 
 def _plain(weight: Any) -> Any:

@@ -22,8 +22,8 @@ class OneRow {
   Rounded* groups;  // [padded / F::GROUP], or [1] without groups
 
   // Starts the loads of the norm's weights. It may run before wait_for_previous, because no kernel writes them.
-  __device__ OneRow(const ProductArgs& a, char* x, Rounded* groups, int padded)
-      : x(x), groups(groups), a_(a), padded_(padded) {
+  __device__ OneRow(const ProductArgs& a, char* x, int padded)
+      : x(x), groups(reinterpret_cast<Rounded*>(x + padded)), a_(a), padded_(padded) {
     if constexpr (EARLY_NORM)
       if (a.norm)
 #pragma unroll

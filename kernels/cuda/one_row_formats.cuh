@@ -49,7 +49,10 @@ struct Chunk {
 
 // int8, [out_features, in_features]; one scale for all activations of the row.
 struct Bytes {
-  static constexpr int CHUNK = 64, GROUPS = 0, GROUP = 0;
+  using Sum = int;
+  using Partial = int;
+  static constexpr bool MMA = false, HAS_ROW_SCALE = true, HAS_OUTPUT_SCALE = true;
+  static constexpr int CHUNK = 64, X_BYTES = 1, GROUPS = 0, GROUP = 0;
   static __device__ void put(char* x, int k, uint2 bytes) { *reinterpret_cast<uint2*>(x + k) = bytes; }
 
   static __device__ int multiply(const uint32_t (&weights)[4], const uint32_t (&x)[4], int sum) {
@@ -57,12 +60,43 @@ struct Bytes {
     for (int e = 0; e < 4; e++) sum = __dp4a(int(weights[e]), int(x[e]), sum);
     return sum;
   }
+
+  // Adds the products of a step of one_row.cuh to `sum`. x: address of the activations.
+  template <class L, class S>
+  static __device__ void multiply(const L& lane, int chunks, int chunk, const S& stage, uint32_t x, const Rounded*,
+                                  int& sum) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      uint32_t values[4];
+      load_vector(x + min(chunk + j, chunks - 1) * CHUNK + lane.t * 16, values);
+      sum = multiply(stage.weights[j], values, sum);
+    }
+  }
+  template <class L>
+  static __device__ int sum_of(int partial, const L&) {
+    return partial;
+  }
 };
+
+// Lane t of the four lanes of an output gets the sum of their values[t].
+static __device__ inline int exchange(const int (&values)[4], int t) {
+  int pair[2];
+#pragma unroll
+  for (int j = 0; j < 2; j++) {
+    const int sent = t & 2 ? values[j] : values[2 + j];
+    pair[j] = (t & 2 ? values[2 + j] : values[j]) + __shfl_xor_sync(0xffffffffu, sent, 2);
+  }
+  const int sent = t & 1 ? pair[0] : pair[1];
+  return (t & 1 ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, sent, 1);
+}
 
 // int4 with int8 activations in groups, PER_CHUNK groups per chunk. Layout: see Nibbles in formats.cuh.
 template <int PER_CHUNK>
 struct HalfBytes {
-  static constexpr int CHUNK = 128, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK;
+  using Sum = float;
+  using Partial = float;
+  static constexpr bool MMA = false, HAS_ROW_SCALE = false, HAS_OUTPUT_SCALE = false;
+  static constexpr int CHUNK = 128, X_BYTES = 1, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK;
 
   // Stores 8 activations. The activations that a lane multiplies with 16 bytes of weights are contiguous. In each group
   // of 8 activations, those of even inputs come first.
@@ -94,6 +128,32 @@ struct HalfBytes {
     sum = __fmaf_rn(float(integers - int(record >> 16) * group.sum), scale * group.scale, sum);
   }
 
+  // Adds the products of a step of one_row.cuh to `sum`. x: address of the activations; `groups`: their scales and sums.
+  template <class L, class S>
+  static __device__ void multiply(const L& lane, int chunks, int chunk, const S& stage, uint32_t x,
+                                  const Rounded* groups, float& sum) {
+    int values[PER_CHUNK][4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      int even[PER_CHUNK] = {}, odd[PER_CHUNK] = {};
+      multiply(stage.weights[j], x + min(chunk + j, chunks - 1) * CHUNK + lane.t * 32, even, odd);
+#pragma unroll
+      for (int p = 0; p < PER_CHUNK; p++) values[p][j] = even[p] + (odd[p] >> 4);
+    }
+    int integers[PER_CHUNK];
+#pragma unroll
+    for (int p = 0; p < PER_CHUNK; p++) integers[p] = exchange(values[p], lane.t);
+    const int own = chunk + lane.part;
+    if (own >= chunks) return;
+#pragma unroll
+    for (int p = 0; p < PER_CHUNK; p++) add(sum, integers[p], stage.records[p], groups[own * PER_CHUNK + p]);
+  }
+  template <class L>
+  static __device__ float sum_of(float partial, const L&) {
+    return partial;
+  }
+
+  // Adds the products of a chunk of one_row_hopper.cu to `sum`.
   static __device__ void multiply(float& sum, const Chunk& chunk) {
     int even[PER_CHUNK] = {}, odd[PER_CHUNK] = {};
 #pragma unroll

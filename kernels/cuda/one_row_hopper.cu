@@ -54,8 +54,7 @@ template <class F, int N>
 __device__ inline void multiply(const Block& b) {
   const Layout& layout = b.layout;
   const int tiles = b.tiles();
-  OneRow<F, N> activations(b.a, b.memory + layout.x, reinterpret_cast<Rounded*>(b.memory + layout.groups),
-                           layout.chunks * F::CHUNK);
+  OneRow<F, N> activations(b.a, b.memory + layout.x, layout.chunks * F::CHUNK);
   wait_for_previous();
   activations.fill();
 

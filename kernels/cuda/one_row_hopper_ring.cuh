@@ -17,9 +17,9 @@ constexpr int CHUNKS = 16;            // partial sums per output
 constexpr int SUMS = CHUNKS * 8 + 8;  // 32-bit words per tile, padded to avoid bank conflicts
 constexpr int SHARED = 113 << 10;     // bytes per block: a block of the next kernel fits beside it
 
-// The layout of shared memory. Byte offsets, in this order: barriers (0), sums, activations, their scales, ring.
+// The layout of shared memory. Byte offsets, in this order: barriers (0), sums, activations with their scales, ring.
 struct Layout {
-  int sums, x, groups, ring, stage, stages;
+  int sums, x, ring, stage, stages;
   int chunks, subgroups;  // chunks per output; scales (with zero points) per output
   int segments;           // stages per tile
 
@@ -31,7 +31,7 @@ struct Layout {
     segments = int((a.row_bytes + SEGMENT - 1) / SEGMENT);
     sums = align((TEAMS + 1) * MAX_STAGES * 8);
     x = align(sums + TILES * SUMS * 4);
-    groups = align(x + chunks * F::CHUNK);
+    const int groups = x + chunks * F::CHUNK;  // where OneRow puts the scales of the activations
     ring = align(groups + chunks * F::GROUPS * int64_t(sizeof(Rounded)));
     stage = 8 * PITCH + SEGMENT / 64 * F::GROUPS * 32;
     stages = std::min(MAX_STAGES, (std::min(limit, SHARED) - 1024 - ring) / stage);

@@ -31,6 +31,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
+FEW_FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
 CLEAR = [case for case in CASES if case.op == "layer.decoder" and "clear-experts" in str(case)]
 WIDE: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 512, "inner": 192, "page_size": 16}
 
@@ -73,7 +74,7 @@ def test_layers_equal_the_reference(case: Case) -> None:
     assert not mismatch(call_op(case, OPS.layer.decoder, there), expected, case.tolerances[torch.bfloat16])
 
 
-@pytest.mark.parametrize("op", ["int8", "int4"])
+@pytest.mark.parametrize("op", FEW_FORMATS)
 def test_random_products_of_choices(op: str) -> None:
     """50 products: several rows, choices and experts, any outputs and inputs that the kernel supports, some with a gate,
     some with a bias. A second call has the same bits."""
@@ -85,7 +86,8 @@ def test_random_products_of_choices(op: str) -> None:
     for _ in range(50):
         rows, per_row, count = draw.randint(1, 5), draw.randint(1, 8), draw.randint(1, 12)
         outputs, in_features = 8 * draw.randint(1, 50), 8 * draw.choice([1, 3, 4, 17, 96, 256, 300, 700])
-        group, gate = draw.choice([32, 64, 128]), draw.choice([None, *GATES])
+        groups = [64, 128, 256, in_features] if op == "fp8" else [32, 64, 128]
+        group, gate = draw.choice(groups), draw.choice([None, *GATES])
         width = outputs * (1 if gate is None else 2)
         weight = random_weight(op, count * width, in_features, generator, torch.bfloat16, group)
         bias = torch.randn(count, width, generator=generator) if draw.random() < 0.3 else None
@@ -98,8 +100,9 @@ def test_random_products_of_choices(op: str) -> None:
         if gate is not None:
             expected = getattr(Ops().activation, gate)(expected.bfloat16().double())
         packed = OPS.moe.pack_slices([copy_to(weight, "cuda")], count, width, torch.bfloat16)
+        assert moe.is_few_format(packed)
         routed = Routed(chosen.cuda(), torch.empty(0))
-        arguments = x.cuda(), routed, packed, None if bias is None else bias.cuda()
+        arguments = x.cuda(), routed, op, packed, None if bias is None else bias.cuda()
         out, again = (torch.empty(rows * per_row, outputs, device="cuda") for _ in range(2))
         for each in (out, again):
             moe.choice_products(each, *arguments, -1 if gate is None else GATES[gate])
@@ -110,7 +113,9 @@ def test_random_products_of_choices(op: str) -> None:
 
 
 @pytest.mark.parametrize("gate", ["silu_and_mul", "gelu_tanh_and_mul"])
-@pytest.mark.parametrize(("op", "group"), [("int8", 32), ("int4", 32), ("int4", 128)])
+@pytest.mark.parametrize(
+    ("op", "group"), [*((op, 64) for op in FEW_FORMATS), ("int4", 32), ("int4_wide", 128), ("fp8", 264)]
+)
 @pytest.mark.parametrize("tokens", [1, 3, 4])
 def test_experts_of_few_tokens_equal_reference(
     tokens: int, op: str, group: int, gate: Any, monkeypatch: pytest.MonkeyPatch

@@ -24,10 +24,10 @@ from localllm.kernels.library import LibraryMissing, find_library
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.layer_cases import inputs as layer_inputs
-from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear
+from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, weight_tensors
 from localllm.kernels.ops.lora import random_adapters, random_weights
 from localllm.kernels.ops.mlp import Experts
-from localllm.kernels.ops.moe import Routed, random_experts
+from localllm.kernels.ops.moe import ExpertWeights, Routed, random_experts
 from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.reference_check import pack_value
 from localllm.kernels.ops.streams import InOrder
@@ -330,23 +330,19 @@ class TestLayer:
 
 
 class TestExperts:
-    """CUDA C++ multiplies few choices with int8 and int4 weights."""
+    """CUDA C++ multiplies the choices of few tokens."""
 
     @pytest.mark.parametrize(
         ("changed", "is_supported"),
         [
-            ({}, True),
-            ({"op": "int4"}, True),
-            ({"op": "int4", "group": 128, "hidden": 384}, True),
-            ({"tokens": 32}, True),
-            ({"tokens": 33}, False),
-            ({"op": "int4", "tokens": 64}, True),
-            ({"op": "int4", "tokens": 65}, False),
+            *(({"op": op}, True) for op in ("dense", "int8", "int4", "int4_wide", "fp8")),
+            ({"op": "int4", "group": 128}, True),
+            ({"op": "int4_wide", "group": 96}, False),
+            ({"op": "fp8", "group": 128}, True),
+            ({"op": "fp8", "group": 192}, False),
+            ({"op": "fp8", "group": 16384}, True),
+            ({"op": "mxfp4"}, False),
             ({"tokens": 0}, False),
-            ({"op": "int4", "group": 96, "hidden": 384}, False),
-            ({"op": "int4_wide"}, False),
-            ({"op": "fp8"}, False),
-            ({"op": "dense"}, False),
             ({"hidden": 16392}, False),
             ({"hidden": 260}, False),
             ({"inner": 36}, False),
@@ -356,30 +352,42 @@ class TestExperts:
         ids=str,
     )
     def test_supported_experts(self, changed: dict[str, Any], is_supported: bool, library: Library) -> None:
-        given = {"op": "int8", "tokens": 2, "hidden": 256, "inner": 64, "group": 32, "gate": "silu_and_mul"} | changed
-        dtype, moe, generator = given.pop("dtype", torch.bfloat16), module("moe"), torch.Generator().manual_seed(0)
-        tokens, op = given.pop("tokens"), given.pop("op")
-        weights = random_experts(op, 3, generator=generator, dtype=torch.bfloat16, **given)
-        weights = weights._replace(
-            gate_up=moe.pack_slices([weights.gate_up], 3, 2 * weights.inner, torch.bfloat16),
-            down=moe.pack_slices([weights.down], 3, given["hidden"], torch.bfloat16),
-        )
+        given = {"op": "int8", "tokens": 2, "hidden": 512, "inner": 64, "group": 64, "gate": "silu_and_mul"} | changed
+        dtype = given.pop("dtype", torch.bfloat16)
+        assert self.is_supported(dtype=dtype, **given) == is_supported
+
+    @pytest.mark.parametrize("op", ["dense", "int8", "int4", "int4_wide", "fp8"])
+    def test_number_of_choices(self, op: str, library: Library) -> None:
+        most = module("moe").FEW[op] // 2  # each token has two choices
+        assert self.is_supported(op, most)
+        assert not self.is_supported(op, most + 1)
+
+    def is_supported(
+        self, op: str, tokens: int, hidden: int = 64, inner: int = 32, group: int = 64,
+        gate: Any = "silu_and_mul", dtype: torch.dtype = torch.bfloat16,
+    ) -> bool:  # fmt: skip
+        weights = self.packed(random_experts(op, 3, hidden, inner, torch.Generator(), dtype, gate=gate, group=group))
         routed = Routed(torch.zeros(tokens, 2, dtype=torch.int32), torch.ones(tokens, 2))
-        x = torch.zeros(tokens, given["hidden"], dtype=dtype)
-        assert moe.supports_few(x, routed, weights) == is_supported
+        supported: bool = module("moe").supports_few(torch.zeros(tokens, hidden, dtype=dtype), routed, weights)
+        return supported
+
+    def packed(self, weights: ExpertWeights) -> ExpertWeights:
+        pack = module("moe").pack_slices
+        outputs = 2 * weights.inner, len(next(iter(weight_tensors(weights.down)))) // 3
+        gate_up, down = (
+            pack([weight], 3, each, torch.bfloat16)
+            for weight, each in zip((weights.gate_up, weights.down), outputs, strict=True)
+        )
+        return weights._replace(gate_up=gate_up, down=down)
 
     def test_experts_of_few_choices(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         """Both products are one call of the library each."""
         pytest.importorskip("triton")
-        moe, generator = module("moe"), torch.Generator().manual_seed(0)
+        moe = module("moe")
         monkeypatch.setattr(moe, "TRITON", True)
         monkeypatch.setattr("localllm.kernels.triton.moe_product.combine", lambda results, *_: results[:1])
         monkeypatch.setattr("localllm.kernels.triton.target.device_properties", lambda _: Mock(overlaps=False))
-        weights = random_experts("int8", 3, 64, 32, generator, torch.bfloat16, bias=True)
-        weights = weights._replace(
-            gate_up=moe.pack_slices([weights.gate_up], 3, 64, torch.bfloat16),
-            down=moe.pack_slices([weights.down], 3, 64, torch.bfloat16),
-        )
+        weights = self.packed(random_experts("int8", 3, 64, 32, torch.Generator(), torch.bfloat16, bias=True))
         routed = Routed(torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, 2))
         assert moe.experts(gpu(torch.zeros(1, 64).bfloat16()), routed, weights).shape == (1, 64)
         assert library.called() == ["choice_products"] * 2

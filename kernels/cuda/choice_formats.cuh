@@ -1,0 +1,190 @@
+// The weight formats of one_row.cuh with bfloat16 activations that are not rounded. A chunk is 64 bytes of weights of one
+// output. mma.sync multiplies; all 8 rows of its activations are the same row, so the eight lanes with the same t have the
+// same two outputs, and each of them keeps one output of one chunk.
+#pragma once
+
+#include "formats.cuh"
+#include "one_row_activations.cuh"
+
+namespace localllm::cuda {
+
+// The two outputs of a lane, 2 t and 2 t + 1.
+struct Pair {
+  float values[4] = {};  // mma.sync has four sums; the last two belong to rows that do not exist
+
+  // The products of two register pairs.
+  __device__ void add(uint32_t x0, uint32_t x1, uint32_t w0, uint32_t w1) {
+    multiply_add(values, x0, 0, x1, 0, w0, w1);
+  }
+  // The output that the lane keeps.
+  template <class L>
+  __device__ float owned(const L& lane) const {
+    return lane.output < 4 ? values[0] : values[1];
+  }
+};
+
+// Formats without groups: the sum over all chunks, which one of four lanes keeps.
+struct WholeRow {
+  using Sum = float;
+  using Partial = Pair;
+  static constexpr bool MMA = true, HAS_ROW_SCALE = false;
+  static constexpr int X_BYTES = 2, GROUPS = 0, GROUP = 0;
+  template <class L>
+  static __device__ float sum_of(const Pair& partial, const L& lane) {
+    return lane.part == 0 ? partial.owned(lane) : 0.0f;
+  }
+};
+
+// Formats with groups: the sum over the chunks that the lane keeps.
+struct GroupedRow {
+  using Sum = float;
+  using Partial = float;
+  static constexpr bool MMA = true, HAS_ROW_SCALE = false, HAS_OUTPUT_SCALE = false;
+  static constexpr int X_BYTES = 2;
+  template <class L>
+  static __device__ float sum_of(float partial, const L&) {
+    return partial;
+  }
+};
+
+// bf16, [out_features, in_features].
+struct Bf16Row : WholeRow {
+  static constexpr bool HAS_OUTPUT_SCALE = false;
+  static constexpr int CHUNK = 32;
+  static __device__ uint4 ordered(const uint4& x) { return x; }
+
+  template <class L, class S>
+  static __device__ void multiply(const L& lane, int chunks, int chunk, const S& stage, uint32_t x, const float*,
+                                  Pair& sum) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      if (chunk + j >= chunks) return;
+      uint32_t values[4];
+      load_vector(x + (chunk + j) * CHUNK * X_BYTES + lane.t * 16, values);
+      sum.add(values[0], values[1], stage.weights[j][0], stage.weights[j][1]);
+      sum.add(values[2], values[3], stage.weights[j][2], stage.weights[j][3]);
+    }
+  }
+};
+
+// e4m3 (E4m3 in formats.cuh). GROUPED: a scale for each group of inputs, a power of two of chunks; else for each output.
+template <bool GROUPED>
+struct E4m3Row : std::conditional_t<GROUPED, GroupedRow, WholeRow> {
+  using Base = std::conditional_t<GROUPED, GroupedRow, WholeRow>;
+  static constexpr bool HAS_OUTPUT_SCALE = !GROUPED;
+  static constexpr int CHUNK = 64, GROUPS = GROUPED, GROUP = 0;
+  // In every four inputs, the odd ones come first.
+  static __device__ uint4 ordered(const uint4& x) {
+    return {__byte_perm(x.x, x.y, 0x7632), __byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x7632),
+            __byte_perm(x.z, x.w, 0x5410)};
+  }
+
+  template <class L, class S>
+  static __device__ void multiply(const L& lane, int chunks, int chunk, const S& stage, uint32_t x, const float*,
+                                  typename Base::Partial& sum) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      if (chunk + j >= chunks) return;
+      uint32_t values[2][4];
+      const uint32_t from = x + (chunk + j) * CHUNK * Base::X_BYTES + lane.t * 32;
+      load_vector(from, values[0]);
+      load_vector(from + 16, values[1]);
+      Pair product;
+      if constexpr (!GROUPED) product = sum;
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        const uint32_t word = stage.weights[j][k];
+        product.add(values[k / 2][k % 2 * 2], values[k / 2][k % 2 * 2 + 1], E4m3<GROUPED>::widen(word),
+                    E4m3<GROUPED>::widen(word << 8));
+      }
+      if constexpr (!GROUPED) sum = product;
+      else if (lane.part == j) sum += product.owned(lane) * __uint_as_float(stage.records[0]);
+    }
+  }
+};
+
+// int4 (Nibbles<true, PER_CHUNK> in formats.cuh), with PER_CHUNK groups per chunk.
+template <int PER_CHUNK>
+struct WideHalfBytes : GroupedRow {
+  using Format = Nibbles<true, PER_CHUNK>;
+  static constexpr int CHUNK = 128, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK;
+  // The order in which a word of nibbles is unpacked: inputs 0 and 4, 1 and 5, 2 and 6, 3 and 7.
+  static __device__ uint4 ordered(const uint4& x) {
+    return {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632), __byte_perm(x.y, x.w, 0x5410),
+            __byte_perm(x.y, x.w, 0x7632)};
+  }
+
+  template <class L, class S>
+  static __device__ void multiply(const L& lane, int chunks, int chunk, const S& stage, uint32_t x, const float* groups,
+                                  float& sum) {
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      if (chunk + j >= chunks) return;
+      Pair products[PER_CHUNK];
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        uint32_t values[4], w[4];
+        load_vector(x + ((chunk + j) * CHUNK + r * 32 + lane.t * 8) * X_BYTES, values);
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = (stage.weights[j][r] >> 4 * i & 0x000f000fu) | 0x43004300u;
+        products[r * PER_CHUNK / 4].add(values[0], values[1], w[0], w[1]);
+        products[r * PER_CHUNK / 4].add(values[2], values[3], w[2], w[3]);
+      }
+      if (lane.part != j) continue;
+#pragma unroll
+      for (int p = 0; p < PER_CHUNK; p++) {
+        const uint32_t record = stage.records[p];
+        const float surplus = Format::surplus_of(record) * groups[(chunk + j) * PER_CHUNK + p];
+        sum = __fmaf_rn(products[p].owned(lane) - surplus, Format::scale_of(record), sum);
+      }
+    }
+  }
+};
+
+// The activations of one row, in the order of the format. Every block copies them to its shared memory.
+template <class F>
+class FloatRow {
+ public:
+  float* groups;  // [padded / F::GROUP]: the sum of the activations of each group
+
+  // x [padded] bf16, zero-padded after the last input
+  __device__ FloatRow(const ProductArgs& a, char* x, int padded)
+      : groups(reinterpret_cast<float*>(x + padded * F::X_BYTES)), a_(a), x_(x), padded_(padded) {}
+
+  __device__ void fill() const {
+    constexpr int LOADS = 4, WIDTH = CONSUMER_THREADS * 8;
+    for (int first = 0; first < padded_; first += LOADS * WIDTH) {
+      uint4 vectors[LOADS];
+      auto input_of = [&](int h) { return first + h * WIDTH + int(threadIdx.x) * 8; };
+#pragma unroll
+      for (int h = 0; h < LOADS; h++) {
+        vectors[h] = {};
+        if (input_of(h) < int(a_.in_features))
+          vectors[h] = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(a_.x) + input_of(h));
+      }
+#pragma unroll
+      for (int h = 0; h < LOADS; h++) {
+        if constexpr (F::GROUP > 0) add_up(vectors[h], input_of(h));
+        if (input_of(h) < padded_) *reinterpret_cast<uint4*>(x_ + input_of(h) * F::X_BYTES) = F::ordered(vectors[h]);
+      }
+    }
+    sync_consumers();
+  }
+
+ private:
+  const ProductArgs& a_;
+  char* x_;
+  int padded_;
+
+  __device__ void add_up(const uint4& vector, int input) const {
+    float values[8], sum = 0;
+    unpack(vector, values);
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += values[i];
+#pragma unroll
+    for (int lanes = 1; lanes < F::GROUP / 8; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+    if (input % F::GROUP == 0 && input < padded_) groups[input / F::GROUP] = sum;
+  }
+};
+
+}  // namespace localllm::cuda
