@@ -1,5 +1,5 @@
-// The weight formats of one_row.cuh with bfloat16 activations that are not rounded. A chunk is 64 bytes of weights of one
-// output. mma.sync multiplies; all 8 rows of its activations are the same row, so the eight lanes with the same t have the
+// The weight formats of one_row.cuh with bfloat16 activations that are not rounded: e4m3 and int4. A chunk is 64 bytes of
+// weights of one output. mma.sync multiplies; all 8 rows of its activations are the same row, so the eight lanes with the same t have the
 // same two outputs, and each of them keeps one output of one chunk.
 #pragma once
 
@@ -23,54 +23,16 @@ struct Pair {
   }
 };
 
-// Formats without groups: the sum over all chunks, which one of four lanes keeps.
-struct WholeRow {
+struct FloatFormat {
   using Sum = float;
-  using Partial = Pair;
   static constexpr bool MMA = true, HAS_ROW_SCALE = false;
-  static constexpr int X_BYTES = 2, GROUPS = 0, GROUP = 0;
-  template <class L>
-  static __device__ float sum_of(const Pair& partial, const L& lane) {
-    return lane.part == 0 ? partial.owned(lane) : 0.0f;
-  }
-};
-
-// Formats with groups: the sum over the chunks that the lane keeps.
-struct GroupedRow {
-  using Sum = float;
-  using Partial = float;
-  static constexpr bool MMA = true, HAS_ROW_SCALE = false, HAS_OUTPUT_SCALE = false;
   static constexpr int X_BYTES = 2;
-  template <class L>
-  static __device__ float sum_of(float partial, const L&) {
-    return partial;
-  }
-};
-
-// bf16, [out_features, in_features].
-struct Bf16Row : WholeRow {
-  static constexpr bool HAS_OUTPUT_SCALE = false;
-  static constexpr int CHUNK = 32;
-  static __device__ uint4 ordered(const uint4& x) { return x; }
-
-  template <class L, class S>
-  static __device__ void multiply(const L& lane, int chunks, int chunk, const S& stage, uint32_t x, const float*,
-                                  Pair& sum) {
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-      if (chunk + j >= chunks) return;
-      uint32_t values[4];
-      load_vector(x + (chunk + j) * CHUNK * X_BYTES + lane.t * 16, values);
-      sum.add(values[0], values[1], stage.weights[j][0], stage.weights[j][1]);
-      sum.add(values[2], values[3], stage.weights[j][2], stage.weights[j][3]);
-    }
-  }
 };
 
 // e4m3 (E4m3 in formats.cuh). GROUPED: a scale for each group of inputs, a power of two of chunks; else for each output.
 template <bool GROUPED>
-struct E4m3Row : std::conditional_t<GROUPED, GroupedRow, WholeRow> {
-  using Base = std::conditional_t<GROUPED, GroupedRow, WholeRow>;
+struct E4m3Row : FloatFormat {
+  using Partial = std::conditional_t<GROUPED, float, Pair>;  // without groups, one of four lanes keeps the sum of all chunks
   static constexpr bool HAS_OUTPUT_SCALE = !GROUPED;
   static constexpr int CHUNK = 64, GROUPS = GROUPED, GROUP = 0;
   // In every four inputs, the odd ones come first.
@@ -81,12 +43,12 @@ struct E4m3Row : std::conditional_t<GROUPED, GroupedRow, WholeRow> {
 
   template <class L, class S>
   static __device__ void multiply(const L& lane, int chunks, int chunk, const S& stage, uint32_t x, const float*,
-                                  typename Base::Partial& sum) {
+                                  Partial& sum) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       if (chunk + j >= chunks) return;
       uint32_t values[2][4];
-      const uint32_t from = x + (chunk + j) * CHUNK * Base::X_BYTES + lane.t * 32;
+      const uint32_t from = x + (chunk + j) * CHUNK * X_BYTES + lane.t * 32;
       load_vector(from, values[0]);
       load_vector(from + 16, values[1]);
       Pair product;
@@ -101,12 +63,19 @@ struct E4m3Row : std::conditional_t<GROUPED, GroupedRow, WholeRow> {
       else if (lane.part == j) sum += product.owned(lane) * __uint_as_float(stage.records[0]);
     }
   }
+  template <class L>
+  static __device__ float sum_of(const Partial& partial, const L& lane) {
+    if constexpr (GROUPED) return partial;
+    else return lane.part == 0 ? partial.owned(lane) : 0.0f;
+  }
 };
 
 // int4 (Nibbles<true, PER_CHUNK> in formats.cuh), with PER_CHUNK groups per chunk.
 template <int PER_CHUNK>
-struct WideHalfBytes : GroupedRow {
+struct WideHalfBytes : FloatFormat {
   using Format = Nibbles<true, PER_CHUNK>;
+  using Partial = float;
+  static constexpr bool HAS_OUTPUT_SCALE = false;
   static constexpr int CHUNK = 128, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK;
   // The order in which a word of nibbles is unpacked: inputs 0 and 4, 1 and 5, 2 and 6, 3 and 7.
   static __device__ uint4 ordered(const uint4& x) {
@@ -138,6 +107,10 @@ struct WideHalfBytes : GroupedRow {
         sum = __fmaf_rn(products[p].owned(lane) - surplus, Format::scale_of(record), sum);
       }
     }
+  }
+  template <class L>
+  static __device__ float sum_of(float partial, const L&) {
+    return partial;
   }
 };
 

@@ -1,4 +1,4 @@
-// Products of a mixture of experts for few tokens, with all weight formats: each choice is a row with the weights of its
+// Products of a mixture of experts for few tokens, with quantised weights: each choice is a row with the weights of its
 // expert (one_row.cuh).
 #include "choice_formats.cuh"
 #include "one_row.cuh"
@@ -55,7 +55,6 @@ bool with_floats(const ProductArgs& args, Call&& call) {
   if (args.in_features > MAX_IN_FEATURES || !aligned({args.records}, {})) return false;
   const bool power = (args.group & (args.group - 1)) == 0;
   switch (args.format) {
-    case Weights::bf16: return call(Bf16Row{});
     case Weights::fp8:
       if (!args.records) return call(E4m3Row<false>{});
       return power && args.group >= E4m3Row<true>::CHUNK && call(E4m3Row<true>{});

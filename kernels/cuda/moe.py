@@ -1,7 +1,7 @@
 """Mixture of experts on CUDA devices. kernels/ops/moe.py has the reference.
 
-The weights are those that linear.py packs. CUDA C++ multiplies the choices of few tokens (choices.cu), Triton those of more
-tokens. The reference computes what neither supports.
+The weights are those that linear.py packs. CUDA C++ multiplies the choices of few tokens with quantised weights
+(choices.cu), Triton all other choices. The reference computes what neither supports.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .linear import BF16, FP8, INT4, INT4_WIDE, INT8, Packed, sub_of
 
 TRITON = not triton_problem()
 # For each op, the largest number of choices for which choice_products is faster than Triton; tuned on H200.
-FEW = {"dense": 64, "int8": 64, "int4": 128, "int4_wide": 128, "fp8": 128}
+FEW = {"int8": 64, "int4": 128, "int4_wide": 128, "fp8": 64}
 MAX_IN_FEATURES = 16384  # of choice_products
 _choice_products_op = torch.ops.localllm.choice_products.default
 torch.library.register_fake("localllm::choice_products", lambda *_: None, allow_override=True)
@@ -101,7 +101,7 @@ def is_few_format(weight: Any) -> bool:
         return group in (32, 64, 128)
     if weight.format == FP8 and weight.records is not None:
         return group >= 64 and group & (group - 1) == 0
-    return weight.format in (BF16, INT8, FP8)
+    return weight.format in (INT8, FP8)
 
 
 def few(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:

@@ -2,7 +2,9 @@
 
 `python scripts/bench/cuda_libraries.py WHEEL BUILT`: the library of `make wheel` and that of `make build CUDA=1`. The
 process of the first one has neither nvcc nor a C compiler in its PATH, as after `pip install` on a machine without
-compilers. `ratio` is the speed with the first library divided by the speed with the second.
+compilers. `ratio` is the speed with the first library divided by the speed with the second. For prompts, `launching` is
+the median of the milliseconds in which the host launched a step, and `allocations` the calls of cudaMalloc in all
+rounds. A step that takes as long as its launches waits for the host, not for the GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 import torch
 from cuda_models import FORMATS
 from jobs import alternate, speed_ratio, spread
-from programs import Job, Program
+from programs import Answer, Job, Program
 from rows import Row, parser, row, save
 from shapes import SHAPES
 
@@ -51,10 +53,17 @@ def _environment(library: Path) -> dict[str, str]:
 def _compared(
     title: str, device: str, programs: dict[str, Program], job: Job, rounds: int, facts: dict[str, object]
 ) -> Row:
+    answers: dict[str, list[Answer]] = {label: [] for label in programs}
     calls: dict[str, Callable[[], float]] = {
-        label: partial(_seconds, program, job) for label, program in programs.items()
+        label: partial(_seconds, program, job, answers[label]) for label, program in programs.items()
     }
     times = alternate(calls, rounds)
+    if job.kind == "prefill":
+        timed = {label: each[-rounds:] for label, each in answers.items()}
+        facts = facts | {
+            "launching": {label: round(1e3 * _median(each, "launch_seconds"), 2) for label, each in timed.items()},
+            "allocations": {label: sum(answer["allocations"] for answer in each) for label, each in timed.items()},
+        }
     ratio = speed_ratio(times["wheel"], times["built"])
     scale = 1e3 / max(1, job.tokens)
     work = f"prefill of {job.context}" if job.kind == "prefill" else f"decode, {job.rows} x {job.context}"
@@ -72,8 +81,13 @@ def _compared(
     )
 
 
-def _seconds(program: Program, job: Job) -> float:
-    return float(program.do(job)["seconds"])
+def _seconds(program: Program, job: Job, answers: list[Answer]) -> float:
+    answers.append(program.do(job))
+    return float(answers[-1]["seconds"])
+
+
+def _median(answers: list[Answer], name: str) -> float:
+    return statistics.median(float(answer[name]) for answer in answers)
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
 from programs import Answer, serve, settings
 from shapes import SHAPES
 from stepping import Stepped
@@ -50,7 +51,14 @@ class Model:
 
     def do(self, kind: str, rows: int, context: int, tokens: int) -> Answer:
         if kind == "prefill":
-            return {"seconds": self._stepped.first_token(context)}
+            launched = self._stepped.watched.seconds
+            allocations = torch.cuda.memory_stats().get("num_device_alloc", 0)
+            seconds = self._stepped.first_token(context)
+            return {
+                "seconds": seconds,
+                "launch_seconds": self._stepped.watched.seconds - launched,
+                "allocations": torch.cuda.memory_stats().get("num_device_alloc", 0) - allocations,
+            }
         self._stepped.steady(rows, context, tokens)
         return {"seconds": tokens * self._stepped.steps(tokens)}
 

@@ -30,7 +30,8 @@ class Throughput:
 
 
 class Watched:
-    """A runner that stores the last batch. While `skips` is set, it does not compute steps with prompts.
+    """A runner that stores the last batch and adds up the time of its calls. While `skips` is set, it does not compute
+    steps with prompts.
 
     The time of a decode step does not depend on the numbers in the KV cache. So it is enough that `fill` has put real
     numbers everywhere: the prompts of the timed rows need not be computed.
@@ -41,10 +42,16 @@ class Watched:
         self.spec = replace(runner.spec, overlap=runner.spec.overlap and overlap)
         self.batch: Batch | None = None
         self.skips = False
+        self.seconds = 0.0  # in which the host launched steps
 
     def run(self, batch: Batch) -> Pending:
         self.batch = batch
-        return Skipped(batch) if self.skips and batch.num_tokens > batch.num_rows else self.runner.run(batch)
+        if self.skips and batch.num_tokens > batch.num_rows:
+            return Skipped(batch)
+        start = time.perf_counter()
+        pending = self.runner.run(batch)
+        self.seconds += time.perf_counter() - start
+        return pending
 
     def prepare_adapter(self, adapter: Adapter) -> None:
         self.runner.prepare_adapter(adapter)

@@ -429,7 +429,8 @@ def test_run_stepped_answers_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     model = run_stepped.Model("tiny", "none", rows=2, context=128)
     assert model.hello["load_seconds"] > 0
     assert model.do("decode", 2, 32, 4)["seconds"] > 0
-    assert model.do("prefill", 1, 40, 0)["seconds"] > 0
+    answer = model.do("prefill", 1, 40, 0)
+    assert 0 < answer["launch_seconds"] < answer["seconds"]
 
 
 def test_ratio_of_two_libraries_is_that_of_their_speeds() -> None:
@@ -438,11 +439,15 @@ def test_ratio_of_two_libraries_is_that_of_their_speeds() -> None:
             self.seconds = seconds
 
         def do(self, job: Job) -> dict[str, float]:
-            return {"seconds": self.seconds}
+            return {"seconds": self.seconds, "launch_seconds": 0.05, "allocations": 2}
 
     programs: Any = {"wheel": Loaded(0.12), "built": Loaded(0.24)}
     figure = cuda_libraries._compared("8B", "GPU", programs, Job("decode", 1, 128, 24), 3, {})
     assert figure["ours"] == 5.0
     assert figure["peer"] == 10.0
     assert figure["ratio"] == 2.0
+    assert "launching" not in figure
+    figure = cuda_libraries._compared("8B", "GPU", programs, Job("prefill", 1, 512), 3, {})
+    assert figure["launching"] == {"wheel": 50.0, "built": 50.0}
+    assert figure["allocations"] == {"wheel": 6, "built": 6}
     assert shutil.which("gcc", path=cuda_libraries.NO_COMPILERS["PATH"]) is None

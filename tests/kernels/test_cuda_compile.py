@@ -22,6 +22,7 @@ KERNELS = {
     "attention": "decode_kernel",
     "attention_extend": "extend_kernel",
     "attention_extend_mma": "extend_mma_kernel",
+    "choices": "choice_kernel",
     "embedding": "look_up",
     "kv": "put",
     "linear_dense": "small_batch",

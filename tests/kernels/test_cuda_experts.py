@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.real,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-FEW_FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
+FEW_FORMATS = ("int8", "int4", "int4_wide", "fp8")
 CLEAR = [case for case in CASES if case.op == "layer.decoder" and "clear-experts" in str(case)]
 WIDE: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 512, "inner": 192, "page_size": 16}
 
@@ -76,8 +76,8 @@ def test_layers_equal_the_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("op", FEW_FORMATS)
 def test_random_products_of_choices(op: str) -> None:
-    """50 products: several rows, choices and experts, any outputs and inputs that the kernel supports, some with a gate,
-    some with a bias. A second call has the same bits."""
+    """50 products with several rows, choices and experts, and any supported outputs and inputs; some have a gate or a
+    bias. A second call has the same bits."""
     from localllm.backends.cuda.ops import OPS
     from localllm.kernels.cuda import moe
 
