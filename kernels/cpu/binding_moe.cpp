@@ -15,6 +15,36 @@ namespace {
 
 constexpr int64_t MAX_RESULT_BYTES = 64 << 20;  // more tokens are computed in chunks
 
+// How the router of a mixture of experts chooses.
+struct Routing {
+  int64_t score;
+  bool renormalise;
+  double scale;
+  int64_t groups, top_groups;
+  bool top2;
+};
+
+// The arguments of the router except its logits and its results. `correction`: [count] float32.
+RouteArgs route_arguments(const char* op, int64_t tokens, int64_t count, int64_t top_k, const Routing& routing,
+                          const std::optional<Tensor>& correction) {
+  RouteArgs args{};
+  args.tokens = tokens;
+  args.count = args.stride = count;
+  args.groups = check_range(op, "groups", routing.groups, 1, std::max<int64_t>(count, 1));
+  if (count % args.groups) refuse(op, ": ", count, " experts are not divisible into ", args.groups, " groups");
+  args.top_groups = check_range(op, "top_groups", routing.top_groups, 1, args.groups);
+  args.top_k = check_range(op, "the number of chosen experts", top_k, 1, count / args.groups * args.top_groups);
+  args.score = (RouterScore)check_range(op, "score", routing.score, 0, 1);
+  args.renormalise = routing.renormalise;
+  args.top2 = routing.top2;
+  args.scale = (float)routing.scale;
+  if (correction) {
+    Argument shift(op, "correction", *correction);
+    args.correction = shift.shaped({count}).of(ScalarType::Float).dense().data<float>();
+  }
+  return args;
+}
+
 void route(Tensor experts, Tensor weights, Tensor logits, std::optional<Tensor> correction, int64_t score,
            bool renormalise, double scale, int64_t groups, int64_t top_groups, bool top2) {
   const char* op = "route";
@@ -22,26 +52,12 @@ void route(Tensor experts, Tensor weights, Tensor logits, std::optional<Tensor> 
   from.shaped({ANY, ANY}).of(ScalarType::Float).dense_rows();
   ids.shaped({from.size(0), ANY}).of(ScalarType::Int).dense();
   to.shaped({from.size(0), ids.size(1)}).of(ScalarType::Float).dense();
-  RouteArgs args{};
+  const Routing routing{score, renormalise, scale, groups, top_groups, top2};
+  RouteArgs args = route_arguments(op, from.size(0), from.size(1), ids.size(1), routing, correction);
   args.experts = ids.data<int32_t>();
   args.weights = to.data<float>();
   args.logits = from.data<float>();
-  args.tokens = from.size(0);
-  args.count = from.size(1);
   args.stride = from.stride();
-  args.groups = check_range(op, "groups", groups, 1, std::max<int64_t>(args.count, 1));
-  if (args.count % args.groups) refuse(op, ": ", args.count, " experts are not divisible into ", groups, " groups");
-  args.top_groups = check_range(op, "top_groups", top_groups, 1, args.groups);
-  int64_t candidates = args.count / args.groups * args.top_groups;
-  args.top_k = check_range(op, "the number of chosen experts", ids.size(1), 1, candidates);
-  args.score = (RouterScore)check_range(op, "score", score, 0, 1);
-  args.renormalise = renormalise;
-  args.top2 = top2;
-  args.scale = (float)scale;
-  if (correction) {
-    Argument shift(op, "correction", *correction);
-    args.correction = shift.shaped({args.count}).of(ScalarType::Float).dense().data<float>();
-  }
   if (args.tokens) Run(args.tokens * args.count * 16).all(variant().route, args);
 }
 
@@ -78,12 +94,18 @@ void run_experts(Run& run, ExpertsArgs args, const int32_t* chosen, int64_t expe
   run.all(variant().experts, args);
 }
 
-void experts(Tensor out, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down,
-             std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, int64_t format, int64_t gate_up_group,
-             int64_t down_group, bool wide, int64_t experts, int64_t inner, int64_t gate) {
-  const char* op = "experts";
-  Argument to(op, "out", out), from(op, "x", x), ids(op, "chosen", chosen), factors(op, "weights", weights);
-  Argument gate_up_weight(op, "gate_up", gate_up), down_weight(op, "down", down);
+// The weights of the experts.
+struct Stacks {
+  const Tensor &gate_up, &down;
+  const std::optional<Tensor>&gate_up_bias, &down_bias;
+  int64_t format, gate_up_group, down_group;
+  bool wide;
+  int64_t experts, inner, gate;
+};
+
+// The arguments of the experts except the choices of the tokens.
+ExpertsArgs experts_arguments(const char* op, const Tensor& out, const Tensor& x, const Stacks& stacks) {
+  Argument to(op, "out", out), from(op, "x", x), gate_up(op, "gate_up", stacks.gate_up), down(op, "down", stacks.down);
   from.shaped({ANY, ANY}).dense_rows();
   ExpertsArgs args{};
   args.tokens = from.size(0);
@@ -91,37 +113,113 @@ void experts(Tensor out, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up
   args.type = from.number();
   if (to.shaped({args.tokens, args.hidden}).dense().number() != args.type)
     refuse(op, ": out and x are of different types");
-  check_range(op, "experts", experts, 1, INT32_MAX);
-  ids.shaped({args.tokens, ANY}).of(ScalarType::Int).below(experts);
-  args.top_k = check_range(op, "the number of choices", ids.size(1), 1, experts);
-  factors.shaped({args.tokens, args.top_k}).of(ScalarType::Float).dense();
-  args.inner = check_range(op, "inner", inner, 1, INT32_MAX / 2);
+  check_range(op, "experts", stacks.experts, 1, INT32_MAX);
+  args.inner = check_range(op, "inner", stacks.inner, 1, INT32_MAX / 2);
   if (args.inner % PANEL || args.hidden % PANEL)
-    refuse(op, ": hidden ", args.hidden, " and inner ", inner, ", multiples of ", PANEL, " expected");
-  args.format = (Format)check_range(op, "format", format, 0, FORMATS - 1);
-  args.wide = wide;
-  if (wide && args.format != Format::int4) refuse(op, ": wide is for int4 only");
-  args.gate = (ExpertGate)check_range(op, "gate", gate, 0, 3);
-  args.gate_up_group = check_stack(op, gate_up_weight, gate_up_bias, &args.gate_up_bias, args.format, experts,
-                                   2 * args.inner, args.hidden, gate_up_group);
-  args.down_group = check_stack(op, down_weight, down_bias, &args.down_bias, args.format, experts, args.hidden,
-                                args.inner, down_group);
-  args.gate_up = gate_up_weight.data();
-  args.down = down_weight.data();
+    refuse(op, ": hidden ", args.hidden, " and inner ", args.inner, ", multiples of ", PANEL, " expected");
+  args.format = (Format)check_range(op, "format", stacks.format, 0, FORMATS - 1);
+  args.wide = stacks.wide;
+  if (args.wide && args.format != Format::int4) refuse(op, ": wide is for int4 only");
+  args.gate = (ExpertGate)check_range(op, "gate", stacks.gate, 0, 3);
+  args.gate_up_group = check_stack(op, gate_up, stacks.gate_up_bias, &args.gate_up_bias, args.format, stacks.experts,
+                                   2 * args.inner, args.hidden, stacks.gate_up_group);
+  args.down_group = check_stack(op, down, stacks.down_bias, &args.down_bias, args.format, stacks.experts, args.hidden,
+                                args.inner, stacks.down_group);
+  args.gate_up = gate_up.data();
+  args.down = down.data();
+  args.x = from.data();
+  args.out = to.data();
   args.x_stride = from.stride();
-  if (args.tokens == 0) return;
-  Run run(touched_bytes(args, experts));
-  int64_t token_bytes = args.top_k * args.hidden * sizeof(float);
+  return args;
+}
+
+// Runs the experts for all tokens of `args`, some of them at a time.
+void run_chunks(Run& run, const ExpertsArgs& args, const int32_t* chosen, int64_t experts) {
+  int64_t token_bytes = args.top_k * args.hidden * sizeof(float), element_bytes = args.type == Type::f32 ? 4 : 2;
   int64_t chunks = (args.tokens * token_bytes + MAX_RESULT_BYTES - 1) / MAX_RESULT_BYTES;
   for (int64_t chunk = 0; chunk < chunks; chunk++) {
     int64_t first = args.tokens * chunk / chunks, end = args.tokens * (chunk + 1) / chunks;
     ExpertsArgs part = args;
     part.tokens = end - first;
-    part.x = from.data<char>() + first * args.x_stride * from.bytes();
-    part.out = to.data<char>() + first * args.hidden * to.bytes();
-    part.weights = factors.data<float>() + first * args.top_k;
-    run_experts(run, part, ids.data<int32_t>() + first * args.top_k, experts);
+    part.x = (const char*)args.x + first * args.x_stride * element_bytes;
+    part.out = (char*)args.out + first * args.hidden * element_bytes;
+    part.weights = args.weights + first * args.top_k;
+    run_experts(run, part, chosen + first * args.top_k, experts);
   }
+}
+
+void experts(Tensor out, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down,
+             std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, int64_t format, int64_t gate_up_group,
+             int64_t down_group, bool wide, int64_t experts, int64_t inner, int64_t gate) {
+  const char* op = "experts";
+  ExpertsArgs args = experts_arguments(op, out, x, {gate_up, down, gate_up_bias, down_bias, format, gate_up_group,
+                                                    down_group, wide, experts, inner, gate});
+  Argument ids(op, "chosen", chosen), factors(op, "weights", weights);
+  ids.shaped({args.tokens, ANY}).of(ScalarType::Int).below(experts);
+  args.top_k = check_range(op, "the number of choices", ids.size(1), 1, experts);
+  args.weights = factors.shaped({args.tokens, args.top_k}).of(ScalarType::Float).dense().data<float>();
+  if (args.tokens == 0) return;
+  Run run(touched_bytes(args, experts));
+  run_chunks(run, args, ids.data<int32_t>(), experts);
+}
+
+struct Router {
+  const Variant* variant;
+  LinearArgs logits;
+  RouteArgs route;
+};
+
+void run_router(const Router& router, const Worker& worker) {
+  router.variant->linear(router.logits, worker);
+  worker.barrier();
+  router.variant->route(router.route, worker);
+}
+
+// route and experts in one op, with the product of the router.
+
+void routed_experts(Tensor out, Tensor x, Tensor router, std::optional<Tensor> router_bias, int64_t router_format,
+                    int64_t router_group, std::optional<Tensor> correction, int64_t score, bool renormalise,
+                    double scale, int64_t groups, int64_t top_groups, bool top2, int64_t top_k, Tensor gate_up,
+                    Tensor down, std::optional<Tensor> gate_up_bias, std::optional<Tensor> down_bias, int64_t format,
+                    int64_t gate_up_group, int64_t down_group, bool wide, int64_t experts, int64_t inner,
+                    int64_t gate) {
+  const char* op = "routed_experts";
+  ExpertsArgs args = experts_arguments(op, out, x, {gate_up, down, gate_up_bias, down_bias, format, gate_up_group,
+                                                    down_group, wide, experts, inner, gate});
+  Router call{&variant(), {}, {}};
+  call.route = route_arguments(op, args.tokens, experts, top_k, {score, renormalise, scale, groups, top_groups, top2},
+                               correction);
+  args.top_k = call.route.top_k;
+  LinearArgs& logits = call.logits;
+  logits.format = (Format)check_range(op, "router_format", router_format, 0, FORMATS - 1);
+  logits.group = check_group(op, logits.format, args.hidden, router_group);
+  Argument weight(op, "router", router);
+  check_packed(op, weight, logits.format, experts, args.hidden, logits.group);
+  logits.weight = weight.data();
+  if (router_bias) {
+    Argument shift(op, "router_bias", *router_bias);
+    logits.bias = shift.shaped({experts}).of(ScalarType::Float).dense().data<float>();
+  }
+  if (args.tokens == 0) return;
+  static thread_local Buffer results;  // logits, weights and numbers of the chosen experts
+  int64_t logit_count = args.tokens * experts, choices = args.tokens * args.top_k;
+  float* memory = (float*)results.reserve((logit_count + 2 * choices) * sizeof(float));
+  logits.x = args.x;
+  logits.x_type = args.type;
+  logits.x_stride = args.x_stride;
+  logits.out = memory;
+  logits.out_type = Type::f32;
+  logits.out_stride = logits.out_features = experts;
+  logits.rows = args.tokens;
+  logits.in_features = args.hidden;
+  call.route.logits = memory;
+  call.route.weights = memory + logit_count;
+  call.route.experts = (int32_t*)(memory + logit_count + choices);
+  args.weights = call.route.weights;
+  Run run(touched_bytes(args, experts) + weight.count());
+  logits.shared = run.shared(call.variant->linear_shared(logits, run.workers()));
+  run.all(run_router, call);
+  run_chunks(run, args, call.route.experts, experts);
 }
 
 }  // namespace
@@ -129,6 +227,7 @@ void experts(Tensor out, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up
 STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
   library.impl("route", TORCH_BOX(&route));
   library.impl("experts", TORCH_BOX(&experts));
+  library.impl("routed_experts", TORCH_BOX(&routed_experts));
 }
 
 }  // namespace localllm

@@ -1,5 +1,5 @@
 """Computes a decoder layer in one call of layer.cpp, if all its weights are packed; kernels/ops/layer.py defines it. An
-MLP that the call does not support, such as a mixture of experts, is computed after it."""
+MLP that the call does not support is computed after it: a mixture of experts in a second call, if possible."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from ..elements.arguments import GATES, ROTATIONS
 from ..ops import Ops
 from ..ops import layer as reference
 from ..ops.layer import DecoderLayer
-from ..ops.mlp import GatedMlp
+from ..ops.mlp import Experts, GatedMlp
 from ..ops.projection import Adapted, Product, Projection
 from ..ops.step import LayerStep
 from .linear import Packed
 from .lora import is_supported, tile_arguments
+from .moe import prepare as prepare_experts
+from .moe import routed_experts
 
 _layer = torch.ops.localllm.layer.default
 
@@ -45,6 +47,7 @@ class Prepared(NamedTuple):
     sinks: Tensor | None
     lora: LayerLora | None  # None: the reference computes steps with adapters
     has_mlp: bool  # whether the op computes the MLP and the norm after it
+    experts: tuple[Any, ...] | None  # the arguments of a second op, which computes the routed experts; None: no such op
 
 
 def prepare(layer: DecoderLayer) -> Any:
@@ -82,7 +85,8 @@ def _prepared(layer: DecoderLayer, products: Sequence[Product], gate: int, lora:
     numbers = (inner, gate, rotation, layer.window, layer.eps, layer.offset, layer.scale, layer.soft_cap)
     sinks = None if layer.sinks is None else layer.sinks.float()
     heads = packed[1].in_features // layer.dim
-    return Prepared(layer, weights, heads, numbers, sinks, lora, len(products) == 4)
+    experts = prepare_experts(layer.mlp)
+    return Prepared(layer, weights, heads, numbers, sinks, lora, len(products) == 4, experts)
 
 
 def _lora(*projections: Projection) -> LayerLora | None:
@@ -127,7 +131,16 @@ def decoder(ops: Ops, layer: Any, x: Tensor, stream: Tensor, step: LayerStep) ->
         stream = stream.index_select(0, tokens)
     if layer.has_mlp:
         return x, stream
-    x = plain.mlp(x, ops, step if step.answers is None else step.answered())
+    x = _mlp(ops, layer, x, step if step.answers is None else step.answered())
     if plain.after_mlp is not None:
         x = ops.norm.rms(x, plain.after_mlp, plain.eps, plain.offset)
     return x, stream
+
+
+def _mlp(ops: Ops, layer: Prepared, x: Tensor, step: LayerStep) -> Tensor:
+    mlp = layer.layer.mlp
+    if layer.experts is None or step.adapters is not None:
+        return mlp(x, ops, step)
+    assert isinstance(mlp, Experts)
+    result = routed_experts(x, layer.experts)
+    return result if mlp.shared is None else result + mlp.shared_result(x, mlp.shared, ops, step)

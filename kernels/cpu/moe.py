@@ -12,12 +12,14 @@ from torch import Tensor
 from ..ops import moe as reference
 from ..ops.activation import Activation
 from ..ops.linear import PANEL, Linear, Weight, map_tensors, weight_tensors
+from ..ops.mlp import Experts, Mlp
 from ..ops.moe import ExpertGate, ExpertWeights, Routed, Routing
 from . import linear
 from .linear import Packed
 
 _route = torch.ops.localllm.route.default
 _experts = torch.ops.localllm.experts.default
+_routed_experts = torch.ops.localllm.routed_experts.default
 
 _SCORES = ("softmax", "sigmoid")  # values of the enumeration RouterScore in kernels.h
 _GATES = get_args(ExpertGate)  # values of the enumeration ExpertGate in moe_experts.h
@@ -37,26 +39,62 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
         return reference.route(logits, routing, correction)
     experts = logits.new_empty(logits.shape[0], routing.top_k, dtype=torch.int32)
     weights = logits.new_empty(logits.shape[0], routing.top_k)
-    score = _SCORES.index(routing.score)
-    groups = routing.groups, routing.top_groups, routing.group_score == "top2"
-    _route(experts, weights, logits, correction, score, routing.renormalise, routing.scale, *groups)
+    _route(experts, weights, logits, correction, *_routing_arguments(routing))
     return Routed(experts, weights)
 
 
+def _routing_arguments(routing: Routing) -> tuple[Any, ...]:
+    score = _SCORES.index(routing.score)
+    groups = routing.groups, routing.top_groups, routing.group_score == "top2"
+    return score, routing.renormalise, routing.scale, *groups
+
+
 def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
-    gate_up = weights.gate_up
-    down = weights.down
-    if not (isinstance(gate_up, Packed) and isinstance(down, Packed)):
+    if not (isinstance(weights.gate_up, Packed) and isinstance(weights.down, Packed)):
         return reference.experts(x, routed, weights)
-    hidden = x.shape[1]
-    if gate_up.format != down.format or hidden % PANEL or weights.inner % PANEL:
+    if not _have_kernel(weights):
         return _composed(x, routed, weights)
     out = x.new_empty(x.shape)
+    _experts(out, x, routed.experts, routed.weights, *_weight_arguments(weights))
+    return out
+
+
+def _have_kernel(weights: ExpertWeights) -> bool:
+    """True if one kernel computes all experts, whose weights are packed."""
+    gate_up = weights.gate_up
+    return gate_up.format == weights.down.format and gate_up.in_features % PANEL == weights.inner % PANEL == 0
+
+
+def _weight_arguments(weights: ExpertWeights) -> tuple[Any, ...]:
+    gate_up = weights.gate_up
+    down = weights.down
     stacks = gate_up.data, down.data, weights.gate_up_bias, weights.down_bias
-    groups = gate_up.group, down.group
     sizes = weights.experts, weights.inner, _GATES.index(weights.gate)
-    wide = weights.op == "int4_wide"
-    _experts(out, x, routed.experts, routed.weights, *stacks, gate_up.format, *groups, wide, *sizes)
+    return *stacks, gate_up.format, gate_up.group, down.group, weights.op == "int4_wide", *sizes
+
+
+def prepare(mlp: Mlp) -> tuple[Any, ...] | None:
+    """The arguments for `routed_experts`; None if no op computes the router and its experts together."""
+    product = mlp.router.product if isinstance(mlp, Experts) else None
+    if product is None or product.op != "dense" or product.order is not None:
+        return None
+    assert isinstance(mlp, Experts)
+    weights = mlp.weights
+    router = product.weight
+    if not all(isinstance(weight, Packed) for weight in (router, weights.gate_up, weights.down)):
+        return None
+    if not _have_kernel(weights):
+        return None
+    bias = None if product.bias is None else product.bias.float()
+    routing = *_routing_arguments(mlp.routing), mlp.routing.top_k
+    return router.data, bias, router.format, router.group, mlp.correction, *routing, *_weight_arguments(weights)
+
+
+def routed_experts(x: Tensor, arguments: tuple[Any, ...]) -> Tensor:
+    """The output of the experts that the router chooses for each token of x [tokens, hidden]. `arguments`: from
+    `prepare`."""
+    out = x.new_empty(x.shape)
+    _routed_experts(out, x, *arguments)
     return out
 
 

@@ -25,6 +25,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
            "experts(Tensor(a!) out, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up, Tensor down, "
            "Tensor? gate_up_bias, Tensor? down_bias, int format, int gate_up_group, int down_group, bool wide, "
            "int experts, int inner, int gate) -> ()",
+           "routed_experts(Tensor(a!) out, Tensor x, Tensor router, Tensor? router_bias, int router_format, "
+           "int router_group, Tensor? correction, int score, bool renormalise, float scale, int groups, "
+           "int top_groups, bool top2, int top_k, Tensor gate_up, Tensor down, Tensor? gate_up_bias, "
+           "Tensor? down_bias, int format, int gate_up_group, int down_group, bool wide, int experts, int inner, "
+           "int gate) -> ()",
            "embedding(Tensor(a!) out, Tensor tokens, Tensor weight, float scale) -> ()",
            "lora_add(Tensor(a!) out, Tensor x, Tensor lora_a, Tensor lora_b, int[] widths, Tensor scales, "
            "Tensor order, Tensor starts, Tensor tile_slots) -> ()",

@@ -17,10 +17,10 @@ constexpr int64_t MAX_ROWS = 16, MAX_TILED_ROWS = 1 << 20, MAX_CHOICES = 65535;
 bool has_dtype(const Tensor& tensor, ScalarType type) { return tensor.scalar_type() == type; }
 
 // Checks weight, records and scale against the format, and stores them in args.
-void set_weight(ProductArgs& args, const Tensor& weight, const Optional& records, const Optional& scale) {
-  Argument matrix({OP, weight}, "weight", weight);
+void set_weight(const char* op, ProductArgs& args, const Tensor& weight, const Optional& records, const Optional& scale) {
+  Argument matrix({op, weight}, "weight", weight);
   matrix.shaped({args.out_features, ANY}).dense();
-  refuse_unaligned(OP, weight, "weight");
+  refuse_unaligned(op, weight, "weight");
   args.weight = matrix.data();
   args.row_bytes = matrix.size(1) * matrix.bytes();
   int64_t min_bytes = args.format == Weights::bf16 ? args.in_features * 2
@@ -28,23 +28,23 @@ void set_weight(ProductArgs& args, const Tensor& weight, const Optional& records
                           ? args.in_features
                           : round_up(args.in_features, 128) / 2;
   if (args.row_bytes < min_bytes || args.row_bytes % 16 || args.row_bytes > 2 * min_bytes + 64)
-    refuse(OP, ": a row of weight has ", args.row_bytes, " bytes, at least ", min_bytes,
+    refuse(op, ": a row of weight has ", args.row_bytes, " bytes, at least ", min_bytes,
            " in multiples of 16 expected");
   if (scale)
     args.scale =
-        Argument({OP, weight}, "scale", *scale).shaped({args.out_features}).of(ScalarType::Float).dense().data<float>();
+        Argument({op, weight}, "scale", *scale).shaped({args.out_features}).of(ScalarType::Float).dense().data<float>();
   bool fp8 = args.format == Weights::fp8, grouped = fp8 ? args.group < args.in_features : args.format >= Weights::int4;
   bool scaled = args.format == Weights::int8 || (fp8 && !grouped);
   if (grouped != records.has_value() || scaled != scale.has_value())
-    refuse(OP, ": records or scale do not fit this format");
+    refuse(op, ": records or scale do not fit this format");
   if (!grouped) return;
   if (args.group < 1 || (args.group < args.in_features && args.group % (fp8 ? 64 : 32)))
-    refuse(OP, ": groups of ", args.group, " inputs, a multiple of ", fp8 ? 64 : 32, " expected");
+    refuse(op, ": groups of ", args.group, " inputs, a multiple of ", fp8 ? 64 : 32, " expected");
   int64_t subgroup = fp8                                                       ? args.group
                      : args.group % 128 == 0 || args.group >= args.in_features ? 128
                      : args.group % 64 == 0                                    ? 64
                                                                                : 32;
-  Argument record_table({OP, weight}, "records", *records);
+  Argument record_table({op, weight}, "records", *records);
   record_table.shaped({(args.out_features + 7) / 8, (args.in_features + subgroup - 1) / subgroup, 8})
       .of(ScalarType::Int)
       .dense();
@@ -75,20 +75,21 @@ void set_norm(ProductArgs& args, const Tensor& x, const Optional& stream, const 
   if (args.stream == args.stream_out) refuse(OP, ": stream_out must not be the memory of stream");
 }
 
-// Numbers of a mixture of experts.
+// The numbers of a mixture of experts; without one, each row is a choice of one expert.
 struct Mixture {
   int64_t choices_per_row = 1, experts = 1;
 };
 
 // The arguments of a product without a norm. In a mixture: those of choice 0 and expert 0, but `rows` rows of x.
-ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& weight, const Optional& records,
-                              const Optional& scale, const Optional& bias, int64_t format, int64_t group,
-                              bool resident, int64_t gate, int64_t max_rows = MAX_ROWS, Mixture mixture = {}) {
-  Argument to({OP, x}, "out", out), from({OP, x}, "x", x);
+ProductArgs product_arguments(const char* op, const Tensor& out, const Tensor& x, const Tensor& weight,
+                              const Optional& records, const Optional& scale, const Optional& bias, int64_t format,
+                              int64_t group, bool resident, int64_t gate, int64_t max_rows = MAX_ROWS,
+                              Mixture mixture = {}) {
+  Argument to({op, x}, "out", out), from({op, x}, "x", x);
   from.shaped({ANY, ANY}).of(ScalarType::BFloat16).dense_rows();
   to.shaped({from.size(0) * mixture.choices_per_row, ANY}).written_rows();
-  if (format < 0 || format > 4) refuse(OP, ": format is ", format, ", 0 to 4 expected");
-  if (gate < -1 || gate > 2) refuse(OP, ": gate is ", gate, ", -1 to 2 expected");
+  if (format < 0 || format > 4) refuse(op, ": format is ", format, ", 0 to 4 expected");
+  if (gate < -1 || gate > 2) refuse(op, ": gate is ", gate, ", -1 to 2 expected");
   ProductArgs args{};
   args.format = (Weights)format;
   args.gated = gate >= 0;
@@ -103,14 +104,14 @@ ProductArgs product_arguments(const Tensor& out, const Tensor& x, const Tensor& 
   args.x_stride = from.stride();
   args.out_stride = to.stride();
   args.resident = resident;
-  if (args.rows > max_rows) refuse(OP, ": ", args.rows, " rows, no more than ", max_rows, " expected");
-  if (args.in_features % 8 || args.x_stride % 8 || (uintptr_t)args.x % 16) refuse(OP, ": x is not aligned to 16 bytes");
-  if (args.gated && to.size(1) % 8) refuse(OP, ": ", to.size(1), " gated outputs, a multiple of 8 expected");
+  if (args.rows > max_rows) refuse(op, ": ", args.rows, " rows, no more than ", max_rows, " expected");
+  if (args.in_features % 8 || args.x_stride % 8 || (uintptr_t)args.x % 16) refuse(op, ": x is not aligned to 16 bytes");
+  if (args.gated && to.size(1) % 8) refuse(op, ": ", to.size(1), " gated outputs, a multiple of 8 expected");
   if (has_dtype(weight, ScalarType::BFloat16) != (args.format == Weights::bf16))
-    refuse(OP, ": weight has the wrong dtype");
-  set_weight(args, weight, records, scale);
+    refuse(op, ": weight has the wrong dtype");
+  set_weight(op, args, weight, records, scale);
   if (bias) {
-    Argument shift({OP, x}, "bias", *bias);
+    Argument shift({op, x}, "bias", *bias);
     shift.shaped({args.out_features}).dense();
     args.bias = shift.data();
     args.bias_type = shift.number();
@@ -132,7 +133,7 @@ void multiply(ProductArgs& args, const Tensor& out, const Tensor& x) {
 void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional scale, Optional bias,
                     int64_t format, int64_t group, bool resident, Optional stream, Optional stream_out, Optional norm,
                     double eps, double offset, int64_t gate) {
-  ProductArgs args = product_arguments(out, x, weight, records, scale, bias, format, group, resident, gate);
+  ProductArgs args = product_arguments(OP, out, x, weight, records, scale, bias, format, group, resident, gate);
   set_norm(args, x, stream, stream_out, norm, eps, offset);
   multiply(args, out, x);
 }
@@ -140,8 +141,8 @@ void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optio
 void tiled_product_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional scale, Optional bias,
                       int64_t format, int64_t group, bool resident) {
   const bool rounded = format == int64_t(Weights::fp8_rounded);
-  ProductArgs args = product_arguments(out, x, weight, records, scale, bias, rounded ? int64_t(Weights::fp8) : format,
-                                       group, resident, -1, MAX_TILED_ROWS);
+  ProductArgs args = product_arguments("tiled_product", out, x, weight, records, scale, bias,
+                                       rounded ? int64_t(Weights::fp8) : format, group, resident, -1, MAX_TILED_ROWS);
   if (rounded && args.group >= args.in_features) args.format = Weights::fp8_rounded;
   if (args.format == Weights::bf16) refuse("tiled_product: weights of bf16 are not supported");
   if (records) refuse_unaligned("tiled_product", *records, "records");
@@ -164,7 +165,8 @@ void choice_products_op(Tensor out, Tensor x, Tensor experts, Tensor weight, Opt
   if (outputs == 0 || outputs % 8 || matrix.size(0) % outputs)
     refuse(op.name, ": weight has ", matrix.size(0), " outputs, a multiple of ", outputs, " expected");
   const Mixture mixture{choices / rows, matrix.size(0) / outputs};
-  ChoiceArgs args{product_arguments(out, x, weight, records, scale, bias, format, group, true, gate, MAX_CHOICES, mixture)};
+  ChoiceArgs args{product_arguments(op.name, out, x, weight, records, scale, bias, format, group, true, gate, MAX_CHOICES,
+                                    mixture)};
   args.product.rows = 1;
   args.experts = chosen.data<int32_t>();
   args.choices = check_range(op, "the number of choices", choices, 1, MAX_CHOICES);
@@ -207,7 +209,7 @@ LoraTerm lora_term(const Tensor& x, const Tensor& inner, const Tensor& b, const 
 
 void small_batch_lora_op(Tensor out, Tensor x, Tensor weight, Optional bias, Tensor inner, Tensor b, Tensor slots,
                          std::vector<int64_t> widths) {
-  ProductArgs args = product_arguments(out, x, weight, {}, {}, bias, (int64_t)Weights::bf16, x.size(1), true, -1);
+  ProductArgs args = product_arguments(OP, out, x, weight, {}, {}, bias, (int64_t)Weights::bf16, x.size(1), true, -1);
   args.lora = lora_term(x, inner, b, slots, widths, args.out_features);
   multiply(args, out, x);
 }

@@ -1,6 +1,6 @@
 // The weight formats of one_row.cuh with bfloat16 activations that are not rounded: e4m3 and int4. A chunk is 64 bytes of
-// weights of one output. mma.sync multiplies; all 8 rows of its activations are the same row, so the eight lanes with the same t have the
-// same two outputs, and each of them keeps one output of one chunk.
+// weights of one output. mma.sync multiplies. Of its 16 rows of activations, the first eight are the same row, and the
+// others are zero. So the eight lanes with the same t have the same two outputs, and each lane owns one output of one chunk.
 #pragma once
 
 #include "formats.cuh"
@@ -10,13 +10,13 @@ namespace localllm::cuda {
 
 // The two outputs of a lane, 2 t and 2 t + 1.
 struct Pair {
-  float values[4] = {};  // mma.sync has four sums; the last two belong to rows that do not exist
+  float values[4] = {};  // the last two are of the rows that are zero
 
   // The products of two register pairs.
   __device__ void add(uint32_t x0, uint32_t x1, uint32_t w0, uint32_t w1) {
     multiply_add(values, x0, 0, x1, 0, w0, w1);
   }
-  // The output that the lane keeps.
+  // The output that the lane owns.
   template <class L>
   __device__ float owned(const L& lane) const {
     return lane.output < 4 ? values[0] : values[1];
@@ -24,7 +24,6 @@ struct Pair {
 };
 
 struct FloatFormat {
-  using Sum = float;
   static constexpr bool MMA = true, HAS_ROW_SCALE = false;
   static constexpr int X_BYTES = 2;
 };
@@ -32,9 +31,11 @@ struct FloatFormat {
 // e4m3 (E4m3 in formats.cuh). GROUPED: a scale for each group of inputs, a power of two of chunks; else for each output.
 template <bool GROUPED>
 struct E4m3Row : FloatFormat {
-  using Partial = std::conditional_t<GROUPED, float, Pair>;  // without groups, one of four lanes keeps the sum of all chunks
+  using Sum = float;
+  // Without groups, the lanes with part 0 have the sum of all chunks.
+  using Partial = std::conditional_t<GROUPED, float, Pair>;
   static constexpr bool HAS_OUTPUT_SCALE = !GROUPED;
-  static constexpr int CHUNK = 64, GROUPS = GROUPED, GROUP = 0;
+  static constexpr int CHUNK = 64, GROUPS = GROUPED ? 1 : 0, GROUP = 0;
   // In every four inputs, the odd ones come first.
   static __device__ uint4 ordered(const uint4& x) {
     return {__byte_perm(x.x, x.y, 0x7632), __byte_perm(x.x, x.y, 0x5410), __byte_perm(x.z, x.w, 0x7632),
@@ -72,9 +73,8 @@ struct E4m3Row : FloatFormat {
 
 // int4 (Nibbles<true, PER_CHUNK> in formats.cuh), with PER_CHUNK groups per chunk.
 template <int PER_CHUNK>
-struct WideHalfBytes : FloatFormat {
+struct WideHalfBytes : FloatFormat, PlainSum<float> {
   using Format = Nibbles<true, PER_CHUNK>;
-  using Partial = float;
   static constexpr bool HAS_OUTPUT_SCALE = false;
   static constexpr int CHUNK = 128, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK;
   // The order in which a word of nibbles is unpacked: inputs 0 and 4, 1 and 5, 2 and 6, 3 and 7.
@@ -107,10 +107,6 @@ struct WideHalfBytes : FloatFormat {
         sum = __fmaf_rn(products[p].owned(lane) - surplus, Format::scale_of(record), sum);
       }
     }
-  }
-  template <class L>
-  static __device__ float sum_of(float partial, const L&) {
-    return partial;
   }
 };
 

@@ -48,10 +48,12 @@ struct ChoiceArgs {
   const int32_t* experts;  // [choices]: the weights of expert e begin at output e * out_features
   int64_t choices;
   int64_t choices_per_row;  // choice c multiplies row c / choices_per_row of x
-  bool early;  // true: a kernel before the previous one wrote `experts`, so they are read before wait_for_previous
+  // True: `experts` are read before wait_for_previous. A kernel before the previous one wrote them, and all threads of the
+  // previous kernel call wait_for_previous before launch_dependents, as the kernel of choice_products does.
+  bool early;
 };
 
-// For int8 and int4 weights, as one_row. Returns false if the kernel does not support `args`.
+// For int8, int4, int4_wide and fp8 weights. Returns false if the kernel does not support `args`.
 bool choice_products(const ChoiceArgs& args, cudaStream_t stream);
 
 // The kernel for one row with int4 weights on Hopper (one_row_hopper.cu), for arguments that one_row supports. Returns

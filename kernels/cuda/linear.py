@@ -366,6 +366,13 @@ def _small_batch_product(
     return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.out_features)
 
 
+def with_vectors(x: Tensor) -> Tensor:
+    """x [rows, inputs], copied if its rows are not aligned to 16 bytes. `contiguous` returns a single row with any
+    stride as it is."""
+    is_aligned = x.stride(1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0
+    return x if is_aligned else x.clone(memory_format=torch.contiguous_format)
+
+
 def small_batch(
     x: Tensor,
     weight: Packed,
@@ -383,7 +390,7 @@ def small_batch(
     (product, x + stream). With `gate` (a value of Activation in kernels.h) the first half of the outputs are gates of
     the second half, so the product has half as many outputs.
     """
-    x = x if x.stride(0) % 8 == 0 else x.contiguous()
+    x = with_vectors(x)
     width = weight.out_features // 2 if gate >= 0 else weight.out_features
     out = x.new_empty(len(x), width, dtype=dtype)
     after = None if stream is None else torch.empty_like(stream)

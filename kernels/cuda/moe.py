@@ -109,24 +109,26 @@ def few(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
     from ..triton.moe_product import combine
     from ..triton.target import device_properties
 
-    x = x if x.stride(-1) == 1 and x.stride(0) % 8 == 0 and x.data_ptr() % 16 == 0 else x.contiguous()
+    x = linear.with_vectors(x)
     choices = routed.experts.numel()
     inner = x.new_empty(choices, weights.inner)
     results = x.new_empty(choices, x.shape[1], dtype=torch.float32)
     choice_products(inner, x, routed, weights.op, weights.gate_up, weights.gate_up_bias, GATES[weights.gate])
-    choice_products(results, inner, routed, weights.op, weights.down, weights.down_bias, -1)
+    choice_products(results, inner, routed, weights.op, weights.down, weights.down_bias, early=True)
     return combine(results, routed.weights, x.dtype, device_properties(x.device).overlaps)
 
 
 def choice_products(
-    out: Tensor, x: Tensor, routed: Routed, op: str, weight: Packed, bias: Tensor | None, gate: int
-) -> None:
+    out: Tensor, x: Tensor, routed: Routed, op: str, weight: Packed, bias: Tensor | None, gate: int = -1,
+    early: bool = False,
+) -> None:  # fmt: skip
     """Writes the products of each choice into `out` [choices, outputs]. x: a row of each token, or of each choice.
-    `gate`: see linear.small_batch; without a gate, the previous kernel wrote x, and an earlier one the experts."""
+    `gate`: see linear.small_batch. `early`: the previous kernel was that of choice_products, and an earlier one wrote
+    the experts."""
     format = INT4_WIDE if op == "int4_wide" else weight.format
-    bias = None if bias is None else bias.view(-1)
+    bias = None if bias is None else bias.reshape(-1)
     tensors = weight.data, weight.records, weight.scale, bias
-    _choice_products_op(out, x, routed.experts.view(-1), *tensors, format, weight.group, gate, gate < 0)
+    _choice_products_op(out, x, routed.experts.reshape(-1), *tensors, format, weight.group, gate, early)
 
 
 def _plain(weight: Any) -> Any:

@@ -21,7 +21,7 @@ void start(const ProductArgs& args, cudaStream_t stream) {
   const OneRowArgs d = row_arguments<F, Lane<F, TEAM_WARPS>>(args);
   const int64_t blocks = std::min<int64_t>(d.units, resident_blocks());
   with_vectors<F>(d, [&](auto n) {
-    launch_early(one_row_kernel<F, n>, blocks, CONSUMER_THREADS, shared_of<F>(d), stream, d);
+    launch_early(one_row_kernel<F, n>, blocks, CONSUMER_THREADS, activation_bytes<F>(d), stream, d);
   });
   check_launch("linear");
 }

@@ -8,8 +8,16 @@
 //   lane = 4 o + t      output o of 8; 16 bytes t of chunks 4 w … 4 w + 3 of warp w, so the four lanes of an output
 //                       read 64 contiguous bytes at a time
 //
-// one_row_formats.cuh and choice_formats.cuh have the weight formats: how a lane multiplies its bytes, and which sum it has
-// at the end of a tile.
+// A weight format (one_row_formats.cuh, choice_formats.cuh) has:
+//
+//   CHUNK, X_BYTES        inputs of a chunk; bytes of an activation in shared memory
+//   GROUPS                words of `records` for each chunk; 0: no groups. With large groups, chunks share a word
+//   GROUP                 inputs of a group; 0: no groups, or the size is known only at run time
+//   HAS_ROW_SCALE         the activations of the row have one scale
+//   HAS_OUTPUT_SCALE      each output has one scale
+//   MMA                   which output a lane owns (see Lane)
+//   Partial, multiply     what a lane adds up over a tile, and how it adds the products of a step
+//   Sum, sum_of           the sum of a lane at the end of a tile
 #pragma once
 
 #include "one_row_activations.cuh"
@@ -183,9 +191,9 @@ OneRowArgs row_arguments(const ProductArgs& args) {
   return d;
 }
 
-// Bytes of shared memory for the activations.
+// Bytes of shared memory.
 template <class F>
-int shared_of(const OneRowArgs& d) {
+int activation_bytes(const OneRowArgs& d) {
   return d.chunks * (F::CHUNK * F::X_BYTES + F::GROUPS * int(sizeof(Rounded))) + int(sizeof(Rounded));
 }
 
@@ -201,6 +209,18 @@ void with_vectors(const OneRowArgs& d, Launch&& launch) {
   launch(std::integral_constant<int, MAX_IN_FEATURES / 8 / CONSUMER_THREADS>{});
 }
 
+// Calls call(Format<groups per chunk>) if the kernels support the groups of an int4 weight; else returns false.
+template <template <int> class Format, class Call>
+bool with_groups(const ProductArgs& args, Call&& call) {
+  if (args.row_bytes != round_up(args.in_features, 128) / 2) return false;
+  switch (args.group) {
+    case 32: return call(Format<4>{});
+    case 64: return call(Format<2>{});
+    case 128: return call(Format<1>{});
+    default: return false;
+  }
+}
+
 // Calls call(format) if the kernels support the int8 or int4 product with rounded activations; else returns false.
 template <class Call>
 bool with_rounded(const ProductArgs& args, Call&& call) {
@@ -211,13 +231,7 @@ bool with_rounded(const ProductArgs& args, Call&& call) {
   if (args.rows != 1 || !args.resident) return false;
   if ((args.norm && args.norm_type != Type::bf16) || !aligned({args.norm, args.records}, {})) return false;
   if (args.format == Weights::int8) return call_if_fits(Bytes{});
-  if (args.format != Weights::int4 || args.row_bytes != round_up(args.in_features, 128) / 2) return false;
-  switch (args.group) {
-    case 32: return call_if_fits(HalfBytes<4>{});
-    case 64: return call_if_fits(HalfBytes<2>{});
-    case 128: return call_if_fits(HalfBytes<1>{});
-    default: return false;
-  }
+  return args.format == Weights::int4 && with_groups<HalfBytes>(args, call_if_fits);
 }
 
 }  // namespace

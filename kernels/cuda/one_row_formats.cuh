@@ -47,10 +47,19 @@ struct Chunk {
   int last;                 // index of the last group that exists; the last chunk may have fewer groups
 };
 
+// Formats whose lanes have the sum of a tile at its end.
+template <class T>
+struct PlainSum {
+  using Sum = T;
+  using Partial = T;
+  template <class L>
+  static __device__ T sum_of(T partial, const L&) {
+    return partial;
+  }
+};
+
 // int8, [out_features, in_features]; one scale for all activations of the row.
-struct Bytes {
-  using Sum = int;
-  using Partial = int;
+struct Bytes : PlainSum<int> {
   static constexpr bool MMA = false, HAS_ROW_SCALE = true, HAS_OUTPUT_SCALE = true;
   static constexpr int CHUNK = 64, X_BYTES = 1, GROUPS = 0, GROUP = 0;
   static __device__ void put(char* x, int k, uint2 bytes) { *reinterpret_cast<uint2*>(x + k) = bytes; }
@@ -72,10 +81,6 @@ struct Bytes {
       sum = multiply(stage.weights[j], values, sum);
     }
   }
-  template <class L>
-  static __device__ int sum_of(int partial, const L&) {
-    return partial;
-  }
 };
 
 // Lane t of the four lanes of an output gets the sum of their values[t].
@@ -92,9 +97,7 @@ static __device__ inline int exchange(const int (&values)[4], int t) {
 
 // int4 with int8 activations in groups, PER_CHUNK groups per chunk. Layout: see Nibbles in formats.cuh.
 template <int PER_CHUNK>
-struct HalfBytes {
-  using Sum = float;
-  using Partial = float;
+struct HalfBytes : PlainSum<float> {
   static constexpr bool MMA = false, HAS_ROW_SCALE = false, HAS_OUTPUT_SCALE = false;
   static constexpr int CHUNK = 128, X_BYTES = 1, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK;
 
@@ -147,10 +150,6 @@ struct HalfBytes {
     if (own >= chunks) return;
 #pragma unroll
     for (int p = 0; p < PER_CHUNK; p++) add(sum, integers[p], stage.records[p], groups[own * PER_CHUNK + p]);
-  }
-  template <class L>
-  static __device__ float sum_of(float partial, const L&) {
-    return partial;
   }
 
   // Adds the products of a chunk of one_row_hopper.cu to `sum`.

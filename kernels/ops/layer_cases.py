@@ -225,6 +225,7 @@ CASES = [
             ("adapters-last-tokens", inputs(_MIXED, adapted=True, last=(0, 2, 3))),
             ("clear-experts", inputs(_MIXED, experts=6, clear=True)),
             ("clear-experts-decode", inputs([(1, 9), (1, 1), (1, 16)], experts=6, clear=True, after_norms=True)),
+            ("clear-experts-of-panels", inputs(_MIXED, hidden=64, inner=32, experts=6, clear=True, after_norms=True)),
             ("adapters-odd-shape", inputs(_MIXED, adapted=True, heads=3, kv_heads=1, dim=34, hidden=37, inner=45)),
         ]
     ),
@@ -235,6 +236,7 @@ CASES = [
             ("experts", inputs(_MIXED, experts=6)),
             ("experts-last-tokens", inputs(_MIXED, experts=6, last=(0, 2, 3), after_norms=True)),
             ("experts-adapters", inputs(_MIXED, experts=6, last=(1, 2), adapted=True)),
+            ("experts-of-panels", inputs(_MIXED, hidden=64, inner=32, experts=6, last=(0, 2, 3))),
         ]
     ),
     *(

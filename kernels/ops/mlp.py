@@ -61,7 +61,7 @@ class Experts(NamedTuple):
             alone: Tensor = ops.moe.experts(x, routed, self.weights)
             return alone
         with step.streams.fork():
-            shared = self._shared(x, self.shared, ops, step)
+            shared = self.shared_result(x, self.shared, ops, step)
         if routed is None:
             routed = self._route(x, ops, step)
         result: Tensor = ops.moe.experts(x, routed, self.weights)
@@ -72,7 +72,8 @@ class Experts(NamedTuple):
         logits = self.router(x, ops, step, torch.promote_types(x.dtype, torch.float32))
         return ops.moe.route(logits, self.routing, self.correction)
 
-    def _shared(self, x: Tensor, shared: GatedMlp, ops: Ops, step: LayerStep) -> Tensor:
+    def shared_result(self, x: Tensor, shared: GatedMlp, ops: Ops, step: LayerStep) -> Tensor:
+        """The result [tokens, hidden] of the shared expert, times its gate."""
         result = shared(x, ops, step)
         if self.shared_gate is None:
             return result

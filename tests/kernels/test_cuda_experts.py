@@ -85,7 +85,7 @@ def test_random_products_of_choices(op: str) -> None:
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     for _ in range(50):
         rows, per_row, count = draw.randint(1, 5), draw.randint(1, 8), draw.randint(1, 12)
-        outputs, in_features = 8 * draw.randint(1, 50), 8 * draw.choice([1, 3, 4, 17, 96, 256, 300, 700])
+        outputs, in_features = 8 * draw.randint(1, 50), 8 * draw.choice([1, 3, 4, 17, 96, 256, 300, 700, 1200])
         groups = [64, 128, 256, in_features] if op == "fp8" else [32, 64, 128]
         group, gate = draw.choice(groups), draw.choice([None, *GATES])
         width = outputs * (1 if gate is None else 2)
@@ -159,11 +159,14 @@ def test_choice_products_refuse_shapes_that_do_not_fit() -> None:
     call(4, 16)
     call(0, 16)
     for refused, given in (
-        ("3 choices of 2 rows", (3, 16)),
-        ("weight has 64 outputs, a multiple of 24 expected", (4, 24)),
-        ("experts has shape", (4, 16, torch.zeros(3, device="cuda", dtype=torch.int32))),
+        ("choice_products: 3 choices of 2 rows", (3, 16)),
+        ("choice_products: weight has 64 outputs, a multiple of 24 expected", (4, 24)),
+        ("choice_products: experts has shape", (4, 16, torch.zeros(3, device="cuda", dtype=torch.int32))),
         ("experts", (4, 16, torch.zeros(4, device="cuda", dtype=torch.int64))),
-        ("row of weight has 64 bytes", (4, 16, None, torch.zeros(2, 72, device="cuda", dtype=torch.bfloat16))),
+        (
+            "choice_products: a row of weight has 64 bytes",
+            (4, 16, None, torch.zeros(2, 72, device="cuda", dtype=torch.bfloat16)),
+        ),
     ):
         with pytest.raises(RuntimeError, match=refused):
             call(*given)

@@ -363,6 +363,17 @@ class TestExperts:
         assert self.is_supported(op, most)
         assert not self.is_supported(op, most + 1)
 
+    def test_rows_that_are_not_aligned_are_copied(self, library: Library) -> None:
+        with_vectors = module("linear").with_vectors
+        held = torch.arange(134.0).bfloat16()
+        aligned = held[:128].view(2, 64)
+        assert with_vectors(aligned) is aligned
+        for x in (held.view(2, 67)[:1, :64], held.view(2, 67)[:, :64], held[4:132].view(2, 64), aligned.t()):
+            copy = with_vectors(x)
+            assert torch.equal(copy, x)
+            assert copy.stride() == (x.shape[1], 1)
+            assert copy.data_ptr() % 16 == 0
+
     def is_supported(
         self, op: str, tokens: int, hidden: int = 64, inner: int = 32, group: int = 64,
         gate: Any = "silu_and_mul", dtype: torch.dtype = torch.bfloat16,

@@ -1,5 +1,5 @@
 """Mixtures of experts on the CPU in every ISA variant of this machine: equal bits for any number of threads and in any
-batch, chunks of many tokens, packing in slices, NaN."""
+batch, chunks of many tokens, packing in slices, NaN, the router and its experts in one op."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from localllm.backends.cpu import device as cpu
 from localllm.kernels.ops.linear import map_tensors, weight_tensors
+from localllm.kernels.ops.mlp import Experts
 from localllm.kernels.ops.moe import FORMATS, ExpertWeights, Routed, Routing, experts, random_experts
+from localllm.kernels.ops.projection import Product
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]
 
@@ -141,3 +143,68 @@ def test_slices_within_an_expert_are_packed_as_one(op: str, inner: int, variant:
     packed = cpu.OPS.moe.pack_slices(slices(), 3, 2 * inner, torch.bfloat16)
     assert torch.equal(packed.data, whole.data)
     assert packed[1:] == whole[1:]
+
+
+ROUTINGS = {
+    "softmax": Routing(3, "softmax", True),
+    "sigmoid-groups": Routing(2, "sigmoid", False, 2.5, EXPERTS, 3),
+}
+
+
+def mixture(op: str, dtype: torch.dtype, routing: Routing, router_dtype: torch.dtype) -> Experts:
+    """A router with a bias and a correction, and its experts."""
+    random = generator()
+    weights = cpu.OPS.moe.pack(random_experts(op, EXPERTS, HIDDEN, INNER, random, dtype, bias=True), dtype)
+    plain = torch.randn(EXPERTS, HIDDEN, generator=random).to(router_dtype)
+    router = Product("dense", cpu.OPS.linear.pack(plain, dtype), torch.randn(EXPERTS, generator=random))
+    return Experts(router, routing, torch.randn(EXPERTS, generator=random), weights)
+
+
+def one_op(mlp: Experts, x: Tensor) -> Tensor:
+    from localllm.kernels.cpu import moe
+
+    arguments = moe.prepare(mlp)
+    assert arguments is not None
+    return moe.routed_experts(x, arguments)
+
+
+def two_ops(mlp: Experts, x: Tensor) -> Tensor:
+    routed = cpu.OPS.moe.route(mlp.router(x, cpu.OPS, None, torch.float32), mlp.routing, mlp.correction)
+    result: Tensor = cpu.OPS.moe.experts(x, routed, mlp.weights)
+    return result
+
+
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("op", FORMATS)
+def test_router_and_experts_in_one_op_have_the_same_bits(op: str, dtype: torch.dtype, routing: Routing) -> None:
+    mlp = mixture(op, dtype, routing, torch.bfloat16 if op == "int8" else dtype)
+    for tokens in (0, 1, 3, 70):
+        x = torch.randn(tokens, 2 * HIDDEN, generator=generator()).to(dtype)[:, :HIDDEN]
+        for threads in (1, 3):
+            torch.ops.localllm.use_threads(threads)
+            assert torch.equal(one_op(mlp, x), two_ops(mlp, x))
+
+
+def test_router_and_experts_in_one_op_compute_many_tokens_in_chunks(variant: str) -> None:
+    if variant != VARIANTS[-1]:
+        pytest.skip("the chunks do not depend on the variant")
+    mlp = mixture("dense", torch.float32, ROUTINGS["softmax"], torch.float32)
+    x = torch.randn((64 << 20) // (4 * 3 * HIDDEN) + 100, HIDDEN, generator=generator())
+    assert torch.equal(one_op(mlp, x), two_ops(mlp, x))
+
+
+def test_routers_and_experts_that_one_op_does_not_support() -> None:
+    from localllm.kernels.cpu import moe
+
+    mlp = mixture("dense", torch.float32, ROUTINGS["softmax"], torch.float32)
+    assert isinstance(mlp.router, Product)
+    others = (
+        mlp._replace(router=mlp.router._replace(order=torch.arange(HIDDEN))),
+        mlp._replace(router=mlp.router._replace(op="int8")),
+        mlp._replace(router=mlp.router._replace(weight=torch.zeros(EXPERTS, HIDDEN))),
+        mlp._replace(weights=mlp.weights._replace(gate_up=torch.zeros(EXPERTS * 2 * INNER, HIDDEN))),
+        mlp._replace(weights=mlp.weights._replace(inner=INNER + 1)),
+    )
+    assert moe.prepare(mlp) is not None
+    assert [moe.prepare(other) for other in others] == [None] * len(others)

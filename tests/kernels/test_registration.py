@@ -153,6 +153,14 @@ def experts_with(**changed: Any) -> dict[str, Any]:
     return given | {"wide": False, "experts": 3, "inner": 32, "gate": 0} | changed
 
 
+def routed_experts_with(**changed: Any) -> dict[str, Any]:
+    """The tokens and experts of `experts_with`, and their router."""
+    rest = {name: one for name, one in experts_with().items() if name not in ("out", "x", "chosen", "weights")}
+    given = {"out": F(2, 64), "x": F(2, 64), "router": F(32 * 64 * 4, dtype=torch.uint8), "router_bias": None}
+    given |= {"router_format": 0, "router_group": 0, "correction": None, "score": 0, "renormalise": True}
+    return given | {"scale": 1.0, "groups": 1, "top_groups": 1, "top2": False, "top_k": 2} | rest | changed
+
+
 def route_with(**changed: Any) -> dict[str, Any]:
     given = {"experts": torch.zeros(2, 3, dtype=torch.int32), "weights": F(2, 3), "logits": F(2, 8)}
     given |= {"correction": None, "score": 0, "renormalise": True, "scale": 1.0}
@@ -220,6 +228,13 @@ REFUSED: list[tuple[str, dict[str, Any] | tuple[Any, ...], str]] = [
     ("experts", experts_with(down_bias=F(3, 32)), "experts: a bias has shape [3, 32], [3, 64] expected"),
     ("experts", experts_with(wide=True), "experts: wide is for int4 only"),
     ("experts", experts_with(gate=4), "experts: gate is 4, 0 to 3 expected"),
+    ("routed_experts", routed_experts_with(router=F(8, dtype=torch.uint8)), "packed has 8 bytes, 8192 expected"),
+    ("routed_experts", routed_experts_with(router_bias=F(4)), "router_bias has shape [4], [3] expected"),
+    ("routed_experts", routed_experts_with(correction=F(4)), "correction has shape [4], [3] expected"),
+    ("routed_experts", routed_experts_with(top_k=4), "the number of chosen experts is 4, 1 to 3 expected"),
+    ("routed_experts", routed_experts_with(groups=2), "routed_experts: 3 experts are not divisible into 2 groups"),
+    ("routed_experts", routed_experts_with(out=F(2, 64).half()), "routed_experts: out and x are of different types"),
+    ("routed_experts", routed_experts_with(router_format=9), "router_format is 9"),
     ("pack", (F(1024, dtype=torch.uint8), F(5, 8), F(5), None, 0, 0), "pack: scales are for quantised weights only"),
     ("pack", (F(2304, dtype=torch.uint8), F(5, 8, dtype=torch.int8), None, None, 3, 0), "pack: scales are missing"),
     ("pack", (F(12, dtype=torch.uint8), F(5, 8), None, None, 0, 0), "pack: packed has 12 bytes, 1024 expected"),
