@@ -62,7 +62,7 @@ def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
 def _have_kernel(weights: ExpertWeights) -> bool:
     """True if one kernel computes all experts, whose weights are packed."""
     gate_up = weights.gate_up
-    return gate_up.format == weights.down.format and gate_up.in_features % PANEL == weights.inner % PANEL == 0
+    return bool(gate_up.format == weights.down.format and gate_up.in_features % PANEL == weights.inner % PANEL == 0)
 
 
 def _weight_arguments(weights: ExpertWeights) -> tuple[Any, ...]:
