@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...kernels.cpu import attention, kv, layer, linear, lora, moe, sampling
+from ...kernels.cpu import attention, kv, layer, linear, lora, moe, sampling, stack
 from ...kernels.elements import activation, embedding, norm, rope
 from ...kernels.ops import Ops
 from ...kernels.ops.activation import Activation
@@ -40,5 +40,7 @@ OPS = Ops(
     attention=Attention(paged=attention.paged_attention, latent=attention.latent_attention),
     # No kernels for biases and penalties: they change only a few tokens of a row.
     sampling=Sampling(mask=sampling.mask, greedy=sampling.greedy, draw=sampling.draw, logprobs=sampling.logprobs),
-    layer=Layer(decoder=layer.decoder, prepare=layer.prepare),
+    layer=Layer(
+        decoder=layer.decoder, prepare=layer.prepare, decoders=stack.decoders, prepare_stack=stack.prepare_stack
+    ),
 )

@@ -1,4 +1,5 @@
-// A decoder layer as one op: checks the arguments of all its kernels and places their outputs in shared memory.
+// A decoder layer as one op, and all layers of a model as one op: they check the arguments of all kernels and place their
+// outputs in shared memory.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include "dispatch.h"
 #include "layer.h"
 #include "lora_arguments.h"
+#include "routed_experts.h"
 #include "team.h"
 
 namespace localllm {
@@ -291,8 +293,119 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
   run.all(layer_on_variant, call);
 }
 
+// The constant arguments of all layers, in the order in which stack.py writes them.
+class Arguments {
+ public:
+  Arguments(const std::vector<Tensor>& tensors, const Tensor& numbers, const Tensor& reals) : tensors_(tensors) {
+    Argument integers("layers", "numbers", numbers), floats("layers", "reals", reals);
+    integers_ = integers.shaped({ANY}).of(ScalarType::Long).dense().data<int64_t>();
+    floats_ = floats.shaped({ANY}).of(ScalarType::Double).dense().data<double>();
+    integer_count_ = integers.size(0), float_count_ = floats.size(0);
+  }
+  bool done() const { return integer_ == integer_count_; }
+  int64_t number() {
+    if (integer_ == integer_count_) refuse("layers: numbers is too short");
+    return integers_[integer_++];
+  }
+  double real() {
+    if (float_ == float_count_) refuse("layers: reals is too short");
+    return floats_[float_++];
+  }
+  Tensor tensor() {
+    if (tensor_ == tensors_.size()) refuse("layers: tensors is too short");
+    return tensors_[tensor_++];
+  }
+  std::optional<Tensor> optional() { return number() ? std::optional<Tensor>(tensor()) : std::nullopt; }
+  std::vector<int64_t> numbers(int64_t count) {
+    std::vector<int64_t> result;
+    for (int64_t i = 0; i < count; i++) result.push_back(number());
+    return result;
+  }
+  std::vector<Tensor> tensors(int64_t count) {
+    std::vector<Tensor> result;
+    for (int64_t i = 0; i < count; i++) result.push_back(tensor());
+    return result;
+  }
+
+ private:
+  const std::vector<Tensor>& tensors_;
+  const int64_t* integers_;
+  const double* floats_;
+  int64_t integer_ = 0, integer_count_, float_ = 0, float_count_;
+  size_t tensor_ = 0;
+};
+
+// The tensors of a step, of which each layer selects its rotation and its pages.
+struct StepTensors {
+  const std::vector<Tensor>&cos, &sin;
+  const Tensor& slots;
+  const std::vector<Tensor>&key_pages, &value_pages;
+  const Tensor &row_starts, &context_lens, &page_table;
+};
+
+// The next layer of `a`, without its experts.
+void next_layer(const Tensor& x, const Tensor& stream, Arguments& a, const StepTensors& step) {
+  int64_t norm_count = a.number(), head_norm_count = a.number(), count = a.number();
+  auto norms = a.tensors(norm_count), head_norms = a.tensors(head_norm_count);
+  auto weights = a.tensors(count), biases = a.tensors(count);
+  auto formats = a.numbers(count), groups = a.numbers(count);
+  bool wide = a.number();
+  int64_t rotation_index = a.number(), cache_index = a.number();
+  int64_t heads = a.number(), inner = a.number(), gate = a.number(), rotation = a.number(), window = a.number();
+  double eps = a.real(), offset = a.real(), scale = a.real(), soft_cap = a.real();
+  auto sinks = a.optional();
+  auto of = [](const std::vector<Tensor>& tensors, int64_t index, const char* name) {
+    return item(tensors, index, name, check_range("layers", "an index", index, 0, INT32_MAX) + 1);
+  };
+  layer_op(x, stream, norms, head_norms, weights, biases, formats, groups, wide, of(step.cos, rotation_index, "cos"),
+           of(step.sin, rotation_index, "sin"), step.slots, of(step.key_pages, cache_index, "key_pages"),
+           of(step.value_pages, cache_index, "value_pages"), step.row_starts, step.context_lens, step.page_table, sinks,
+           heads, inner, gate, rotation, window, eps, offset, scale, soft_cap, {}, {}, {}, {}, {}, {}, {});
+}
+
+// The experts of the layer before, if it has experts. They write their result over their input.
+void next_experts(const Tensor& x, Arguments& a) {
+  if (!a.number()) return;
+  auto tensor = [&] {
+    if (!a.number()) refuse("layers: a weight is missing");
+    return a.tensor();
+  };
+  auto router = tensor();
+  auto router_bias = a.optional();
+  int64_t router_format = a.number(), router_group = a.number();
+  auto correction = a.optional();
+  int64_t score = a.number();
+  bool renormalise = a.number();
+  double scale = a.real();
+  int64_t groups = a.number(), top_groups = a.number();
+  bool top2 = a.number();
+  int64_t top_k = a.number();
+  auto gate_up = tensor(), down = tensor();
+  auto gate_up_bias = a.optional(), down_bias = a.optional();
+  int64_t format = a.number(), gate_up_group = a.number(), down_group = a.number();
+  bool wide = a.number();
+  int64_t experts = a.number(), inner = a.number(), gate = a.number();
+  routed_experts(x, x, router, router_bias, router_format, router_group, correction, score, renormalise, scale, groups,
+                 top_groups, top2, top_k, gate_up, down, gate_up_bias, down_bias, format, gate_up_group, down_group,
+                 wide, experts, inner, gate);
+}
+
+void layers_op(Tensor x, Tensor stream, std::vector<Tensor> tensors, Tensor numbers, Tensor reals,
+               std::vector<Tensor> cos, std::vector<Tensor> sin, Tensor slots, std::vector<Tensor> key_pages,
+               std::vector<Tensor> value_pages, Tensor row_starts, Tensor context_lens, Tensor page_table) {
+  Arguments arguments(tensors, numbers, reals);
+  const StepTensors step{cos, sin, slots, key_pages, value_pages, row_starts, context_lens, page_table};
+  while (!arguments.done()) {
+    next_layer(x, stream, arguments, step);
+    next_experts(x, arguments);
+  }
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) { library.impl("layer", TORCH_BOX(&layer_op)); }
+STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
+  library.impl("layer", TORCH_BOX(&layer_op));
+  library.impl("layers", TORCH_BOX(&layers_op));
+}
 
 }  // namespace localllm

@@ -8,6 +8,7 @@
 #include "dispatch.h"
 #include "memory.h"
 #include "moe_plan.h"
+#include "routed_experts.h"
 #include "team.h"
 
 namespace localllm {
@@ -175,8 +176,9 @@ void run_router(const Router& router, const Worker& worker) {
   router.variant->route(router.route, worker);
 }
 
-// route and experts in one op, with the product of the router.
+}  // namespace
 
+// route and experts in one op, with the product of the router.
 void routed_experts(Tensor out, Tensor x, Tensor router, std::optional<Tensor> router_bias, int64_t router_format,
                     int64_t router_group, std::optional<Tensor> correction, int64_t score, bool renormalise,
                     double scale, int64_t groups, int64_t top_groups, bool top2, int64_t top_k, Tensor gate_up,
@@ -221,8 +223,6 @@ void routed_experts(Tensor out, Tensor x, Tensor router, std::optional<Tensor> r
   run.all(run_router, call);
   run_chunks(run, args, call.route.experts, experts);
 }
-
-}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CPU, library) {
   library.impl("route", TORCH_BOX(&route));

@@ -39,7 +39,8 @@ def inputs(
     after_norms: bool = False,
     offset: float = 0.0,
     gate: Gate = "silu_and_mul",
-    experts: int = 0,  # the MLP has this many experts, and a shared expert; 0: the MLP is dense
+    experts: int = 0,  # the MLP has this many experts; 0: the MLP is dense
+    shared: bool = True,  # a mixture has a shared expert as well
     clear: bool = False,  # the router always chooses the same experts, also with rounded inputs
     page_size: int = 4,
     **options: Any,
@@ -66,6 +67,8 @@ def inputs(
             router = projection(hidden, experts)
             if clear:
                 router = Product("dense", random(experts, hidden, size=1e-3), torch.arange(experts) / 2.0)
+            if not shared:
+                return Experts(router, routing, None, weights)
             return Experts(router, routing, None, weights, dense, projection(hidden, 1))
 
         def layer(index: int) -> DecoderLayer:
@@ -191,6 +194,7 @@ def _with_query_factors(make: Make) -> Make:
 
 
 _MIXED = [(1, 9), (1, 1), (5, 5), (3, 12), (1, 6)]
+_PANELS: dict[str, Any] = {"hidden": 64, "inner": 32}  # sizes of experts that one kernel of the CPU computes
 _WIDE: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 256, "inner": 192, "page_size": 16}
 _OLMO: dict[str, Any] = {"joint_head_norms": True, "before_norms": False, "after_norms": True}
 _TOLERANCES = {torch.float32: 5e-5, torch.bfloat16: 4e-2}
@@ -225,7 +229,7 @@ CASES = [
             ("adapters-last-tokens", inputs(_MIXED, adapted=True, last=(0, 2, 3))),
             ("clear-experts", inputs(_MIXED, experts=6, clear=True)),
             ("clear-experts-decode", inputs([(1, 9), (1, 1), (1, 16)], experts=6, clear=True, after_norms=True)),
-            ("clear-experts-of-panels", inputs(_MIXED, hidden=64, inner=32, experts=6, clear=True, after_norms=True)),
+            ("clear-experts-of-panels", inputs(_MIXED, experts=6, clear=True, after_norms=True, **_PANELS)),
             ("adapters-odd-shape", inputs(_MIXED, adapted=True, heads=3, kv_heads=1, dim=34, hidden=37, inner=45)),
         ]
     ),
@@ -236,7 +240,7 @@ CASES = [
             ("experts", inputs(_MIXED, experts=6)),
             ("experts-last-tokens", inputs(_MIXED, experts=6, last=(0, 2, 3), after_norms=True)),
             ("experts-adapters", inputs(_MIXED, experts=6, last=(1, 2), adapted=True)),
-            ("experts-of-panels", inputs(_MIXED, hidden=64, inner=32, experts=6, last=(0, 2, 3))),
+            ("experts-of-panels", inputs(_MIXED, experts=6, last=(0, 2, 3), **_PANELS)),
         ]
     ),
     *(
@@ -261,6 +265,9 @@ CASES = [
             ("olmo-one-row", inputs([(1, 150)], layers=2, **_WIDE, **_OLMO)),
             ("wide", inputs([(1, 150)], layers=2, **_WIDE)),
             ("wide-rows", inputs([(1, 9), (1, 1), (1, 300)], layers=3, **_WIDE)),
+            ("clear-experts", inputs([(1, 9), (1, 1)], layers=2, experts=6, clear=True, shared=False, **_PANELS)),
+            ("clear-experts-last-tokens", inputs(_MIXED, layers=2, last=(0, 2), experts=6, clear=True, **_PANELS)),
+            ("window-norms", inputs(_MIXED, layers=2, window=5, soft_cap=2.0, after_norms=True, bias=True)),
             ("wide-plain-heads", inputs([(1, 33)], layers=2, head_norms=False, bias=True, **_WIDE)),
         ]
     ),

@@ -151,3 +151,41 @@ def test_layers_may_have_different_pages_and_rotations(ops: Ops) -> None:
         x, stream = ops.layer.decoder(ops, layer, copy_to(part["x"], "cpu"), copy_to(part["stream"], "cpu"), step)
         pages = [step.cache.keys[index], step.cache.values[index]]
         near([x, stream, *pages], [*expected[:2], *(pages[0] for pages in expected[2:])])
+
+
+STACKS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "bias": {"bias": True, "head_norms": False, "after_norms": True, "offset": 1.0, "gate": "gelu_tanh_and_mul"},
+    "window": {"window": 5, "soft_cap": 2.0},
+    "experts": {"hidden": 64, "inner": 32, "experts": 6, "shared": False},
+    "shared expert": {"hidden": 64, "inner": 32, "experts": 6},
+    "norm after experts": {"hidden": 64, "inner": 32, "experts": 6, "shared": False, "after_norms": True},
+}
+IN_ONE_OP = ("dense", "bias", "window", "experts")
+
+
+@pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("label", STACKS)
+def test_all_layers_in_one_op_have_the_bits_of_single_layers(
+    label: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from localllm.kernels.cpu import stack
+
+    calls = []
+    layers = stack._layers
+    monkeypatch.setattr(stack, "_layers", lambda *given: calls.append(1) or layers(*given))
+    make = inputs([(1, 9), (1, 1), (3, 12)], layers=3, **STACKS[label])
+    one, other = (
+        {name: copy_to(value, "cpu") for name, value in make(torch.Generator().manual_seed(5), dtype).items()}
+        for _ in range(2)
+    )
+    prepared = pack_value(cpu.OPS, one["stack"], dtype)
+    assert (prepared.arguments is not None) == (label in IN_ONE_OP)
+    found = cpu.OPS.layer.decoders(**one | {"stack": prepared, "ops": cpu.OPS})
+    expected = Ops().layer.decoders(**other | {"stack": prepared.layers, "ops": cpu.OPS})
+    assert len(calls) == (label in IN_ONE_OP)
+    for result, reference in zip(found, expected, strict=True):
+        assert torch.equal(result, reference)
+    for result, reference in zip(one["step"].cache.layers, other["step"].cache.layers, strict=True):
+        assert all(torch.equal(page, like) for page, like in zip(result, reference, strict=True))

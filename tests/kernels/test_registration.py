@@ -161,6 +161,22 @@ def routed_experts_with(**changed: Any) -> dict[str, Any]:
     return given | {"scale": 1.0, "groups": 1, "top_groups": 1, "top2": False, "top_k": 2} | rest | changed
 
 
+def layers_with(**changed: Any) -> dict[str, Any]:
+    """A step of two layers, as the cases record it."""
+    names = "x stream tensors numbers reals cos sin slots key_pages value_pages row_starts context_lens page_table"
+    call = next(call for call in recorded()["layers"] if len(call[1]) > 1)
+    return dict(zip(names.split(), copied(call), strict=True)) | changed
+
+
+def test_layers_need_all_their_arguments() -> None:
+    for name, kept in (("tensors", slice(-1)), ("numbers", slice(-1)), ("reals", slice(-1)), ("cos", slice(0))):
+        given = layers_with()
+        given[name] = given[name][kept]
+        with pytest.raises(RuntimeError, match=f"{name} (is too short|has 0 tensors, 1 expected)"):
+            torch.ops.localllm.layers(*given.values())
+    torch.ops.localllm.layers(*layers_with().values())
+
+
 def route_with(**changed: Any) -> dict[str, Any]:
     given = {"experts": torch.zeros(2, 3, dtype=torch.int32), "weights": F(2, 3), "logits": F(2, 8)}
     given |= {"correction": None, "score": 0, "renormalise": True, "scale": 1.0}
