@@ -293,16 +293,19 @@ void layer_op(Tensor x, Tensor stream, std::vector<Tensor> norms, std::vector<Te
   run.all(layer_on_variant, call);
 }
 
-// The constant arguments of all layers, in the order in which stack.py writes them.
-class Arguments {
+// Reads the constant arguments of all layers, in the order in which stack.py writes them.
+class Reader {
  public:
-  Arguments(const std::vector<Tensor>& tensors, const Tensor& numbers, const Tensor& reals) : tensors_(tensors) {
+  Reader(const std::vector<Tensor>& tensors, const Tensor& numbers, const Tensor& reals) : tensors_(tensors) {
     Argument integers("layers", "numbers", numbers), floats("layers", "reals", reals);
     integers_ = integers.shaped({ANY}).of(ScalarType::Long).dense().data<int64_t>();
     floats_ = floats.shaped({ANY}).of(ScalarType::Double).dense().data<double>();
     integer_count_ = integers.size(0), float_count_ = floats.size(0);
   }
-  bool done() const { return integer_ == integer_count_; }
+  bool has_layer() const { return integer_ < integer_count_; }
+  void refuse_rest() const {
+    if (tensor_ < tensors_.size() || float_ < float_count_) refuse("layers: tensors or reals is too long");
+  }
   int64_t number() {
     if (integer_ == integer_count_) refuse("layers: numbers is too short");
     return integers_[integer_++];
@@ -343,17 +346,18 @@ struct StepTensors {
   const Tensor &row_starts, &context_lens, &page_table;
 };
 
-// The next layer of `a`, without its experts.
-void next_layer(const Tensor& x, const Tensor& stream, Arguments& a, const StepTensors& step) {
-  int64_t norm_count = a.number(), head_norm_count = a.number(), count = a.number();
-  auto norms = a.tensors(norm_count), head_norms = a.tensors(head_norm_count);
-  auto weights = a.tensors(count), biases = a.tensors(count);
-  auto formats = a.numbers(count), groups = a.numbers(count);
-  bool wide = a.number();
-  int64_t rotation_index = a.number(), cache_index = a.number();
-  int64_t heads = a.number(), inner = a.number(), gate = a.number(), rotation = a.number(), window = a.number();
-  double eps = a.real(), offset = a.real(), scale = a.real(), soft_cap = a.real();
-  auto sinks = a.optional();
+// Computes the next layer without its experts.
+void compute_layer(const Tensor& x, const Tensor& stream, Reader& next, const StepTensors& step) {
+  int64_t norm_count = next.number(), head_norm_count = next.number(), count = next.number();
+  auto norms = next.tensors(norm_count), head_norms = next.tensors(head_norm_count);
+  auto weights = next.tensors(count), biases = next.tensors(count);
+  auto formats = next.numbers(count), groups = next.numbers(count);
+  bool wide = next.number();
+  int64_t rotation_index = next.number(), cache_index = next.number();
+  int64_t heads = next.number(), inner = next.number(), gate = next.number(), rotation = next.number();
+  int64_t window = next.number();
+  double eps = next.real(), offset = next.real(), scale = next.real(), soft_cap = next.real();
+  auto sinks = next.optional();
   auto of = [](const std::vector<Tensor>& tensors, int64_t index, const char* name) {
     return item(tensors, index, name, check_range("layers", "an index", index, 0, INT32_MAX) + 1);
   };
@@ -363,28 +367,20 @@ void next_layer(const Tensor& x, const Tensor& stream, Arguments& a, const StepT
            heads, inner, gate, rotation, window, eps, offset, scale, soft_cap, {}, {}, {}, {}, {}, {}, {});
 }
 
-// The experts of the layer before, if it has experts. They write their result over their input.
-void next_experts(const Tensor& x, Arguments& a) {
-  if (!a.number()) return;
-  auto tensor = [&] {
-    if (!a.number()) refuse("layers: a weight is missing");
-    return a.tensor();
-  };
-  auto router = tensor();
-  auto router_bias = a.optional();
-  int64_t router_format = a.number(), router_group = a.number();
-  auto correction = a.optional();
-  int64_t score = a.number();
-  bool renormalise = a.number();
-  double scale = a.real();
-  int64_t groups = a.number(), top_groups = a.number();
-  bool top2 = a.number();
-  int64_t top_k = a.number();
-  auto gate_up = tensor(), down = tensor();
-  auto gate_up_bias = a.optional(), down_bias = a.optional();
-  int64_t format = a.number(), gate_up_group = a.number(), down_group = a.number();
-  bool wide = a.number();
-  int64_t experts = a.number(), inner = a.number(), gate = a.number();
+// Computes the experts of the layer before, if it has experts. They write their result over their input.
+void compute_experts(const Tensor& x, Reader& next) {
+  if (!next.number()) return;
+  auto router = next.tensor(), gate_up = next.tensor(), down = next.tensor();
+  double scale = next.real();
+  int64_t router_format = next.number(), router_group = next.number(), score = next.number();
+  bool renormalise = next.number();
+  int64_t groups = next.number(), top_groups = next.number();
+  bool top2 = next.number();
+  int64_t top_k = next.number(), format = next.number(), gate_up_group = next.number(), down_group = next.number();
+  bool wide = next.number();
+  int64_t experts = next.number(), inner = next.number(), gate = next.number();
+  auto router_bias = next.optional(), correction = next.optional();
+  auto gate_up_bias = next.optional(), down_bias = next.optional();
   routed_experts(x, x, router, router_bias, router_format, router_group, correction, score, renormalise, scale, groups,
                  top_groups, top2, top_k, gate_up, down, gate_up_bias, down_bias, format, gate_up_group, down_group,
                  wide, experts, inner, gate);
@@ -393,12 +389,13 @@ void next_experts(const Tensor& x, Arguments& a) {
 void layers_op(Tensor x, Tensor stream, std::vector<Tensor> tensors, Tensor numbers, Tensor reals,
                std::vector<Tensor> cos, std::vector<Tensor> sin, Tensor slots, std::vector<Tensor> key_pages,
                std::vector<Tensor> value_pages, Tensor row_starts, Tensor context_lens, Tensor page_table) {
-  Arguments arguments(tensors, numbers, reals);
+  Reader reader(tensors, numbers, reals);
   const StepTensors step{cos, sin, slots, key_pages, value_pages, row_starts, context_lens, page_table};
-  while (!arguments.done()) {
-    next_layer(x, stream, arguments, step);
-    next_experts(x, arguments);
+  while (reader.has_layer()) {
+    compute_layer(x, stream, reader, step);
+    compute_experts(x, reader);
   }
+  reader.refuse_rest();
 }
 
 }  // namespace

@@ -95,8 +95,8 @@ void run_experts(Run& run, ExpertsArgs args, const int32_t* chosen, int64_t expe
   run.all(variant().experts, args);
 }
 
-// The weights of the experts.
-struct Stacks {
+// The weights of the experts, as moe.py passes them.
+struct Stacked {
   const Tensor &gate_up, &down;
   const std::optional<Tensor>&gate_up_bias, &down_bias;
   int64_t format, gate_up_group, down_group;
@@ -105,7 +105,7 @@ struct Stacks {
 };
 
 // The arguments of the experts except the choices of the tokens.
-ExpertsArgs experts_arguments(const char* op, const Tensor& out, const Tensor& x, const Stacks& stacks) {
+ExpertsArgs experts_arguments(const char* op, const Tensor& out, const Tensor& x, const Stacked& stacks) {
   Argument to(op, "out", out), from(op, "x", x), gate_up(op, "gate_up", stacks.gate_up), down(op, "down", stacks.down);
   from.shaped({ANY, ANY}).dense_rows();
   ExpertsArgs args{};
@@ -164,21 +164,20 @@ void experts(Tensor out, Tensor x, Tensor chosen, Tensor weights, Tensor gate_up
   run_chunks(run, args, ids.data<int32_t>(), experts);
 }
 
-struct Router {
+struct RouterCall {
   const Variant* variant;
   LinearArgs logits;
   RouteArgs route;
 };
 
-void run_router(const Router& router, const Worker& worker) {
-  router.variant->linear(router.logits, worker);
+void run_router(const RouterCall& call, const Worker& worker) {
+  call.variant->linear(call.logits, worker);
   worker.barrier();
-  router.variant->route(router.route, worker);
+  call.variant->route(call.route, worker);
 }
 
 }  // namespace
 
-// route and experts in one op, with the product of the router.
 void routed_experts(Tensor out, Tensor x, Tensor router, std::optional<Tensor> router_bias, int64_t router_format,
                     int64_t router_group, std::optional<Tensor> correction, int64_t score, bool renormalise,
                     double scale, int64_t groups, int64_t top_groups, bool top2, int64_t top_k, Tensor gate_up,
@@ -188,7 +187,7 @@ void routed_experts(Tensor out, Tensor x, Tensor router, std::optional<Tensor> r
   const char* op = "routed_experts";
   ExpertsArgs args = experts_arguments(op, out, x, {gate_up, down, gate_up_bias, down_bias, format, gate_up_group,
                                                     down_group, wide, experts, inner, gate});
-  Router call{&variant(), {}, {}};
+  RouterCall call{&variant(), {}, {}};
   call.route = route_arguments(op, args.tokens, experts, top_k, {score, renormalise, scale, groups, top_groups, top2},
                                correction);
   args.top_k = call.route.top_k;

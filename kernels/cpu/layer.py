@@ -18,6 +18,7 @@ from ..ops.projection import Adapted, Product, Projection
 from ..ops.step import LayerStep
 from .linear import Packed
 from .lora import is_supported, tile_arguments
+from .moe import Prepared as PreparedExperts
 from .moe import prepare as prepare_experts
 from .moe import routed_experts
 
@@ -47,7 +48,7 @@ class Prepared(NamedTuple):
     sinks: Tensor | None
     lora: LayerLora | None  # None: the reference computes steps with adapters
     has_mlp: bool  # whether the op computes the MLP and the norm after it
-    experts: tuple[Any, ...] | None  # the arguments of a second op, which computes the routed experts; None: no such op
+    experts: PreparedExperts | None  # the routed experts, which a second op computes; None: no op computes them
 
 
 def prepare(layer: DecoderLayer) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -43,10 +43,10 @@ def route(logits: Tensor, routing: Routing, correction: Tensor | None = None) ->
     return Routed(experts, weights)
 
 
-def _routing_arguments(routing: Routing) -> tuple[Any, ...]:
+def _routing_arguments(routing: Routing) -> tuple[int, bool, float, int, int, bool]:
     score = _SCORES.index(routing.score)
     groups = routing.groups, routing.top_groups, routing.group_score == "top2"
-    return score, routing.renormalise, routing.scale, *groups
+    return score, routing.renormalise, float(routing.scale), *groups
 
 
 def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
@@ -55,26 +55,62 @@ def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
     if not _have_kernel(weights):
         return _composed(x, routed, weights)
     out = x.new_empty(x.shape)
-    _experts(out, x, routed.experts, routed.weights, *_weight_arguments(weights))
+    _experts(out, x, routed.experts, routed.weights, *_stacked(weights))
     return out
 
 
 def _have_kernel(weights: ExpertWeights) -> bool:
     """True if one kernel computes all experts, whose weights are packed."""
-    gate_up = weights.gate_up
-    return bool(gate_up.format == weights.down.format and gate_up.in_features % PANEL == weights.inner % PANEL == 0)
+    hidden = weights.gate_up.in_features
+    one_format: bool = weights.gate_up.format == weights.down.format
+    return one_format and hidden % PANEL == 0 and weights.inner % PANEL == 0
 
 
-def _weight_arguments(weights: ExpertWeights) -> tuple[Any, ...]:
+def _stacked(weights: ExpertWeights) -> Stacked:
     gate_up = weights.gate_up
     down = weights.down
     stacks = gate_up.data, down.data, weights.gate_up_bias, weights.down_bias
     sizes = weights.experts, weights.inner, _GATES.index(weights.gate)
-    return *stacks, gate_up.format, gate_up.group, down.group, weights.op == "int4_wide", *sizes
+    return Stacked(*stacks, gate_up.format, gate_up.group, down.group, weights.op == "int4_wide", *sizes)
 
 
-def prepare(mlp: Mlp) -> tuple[Any, ...] | None:
-    """The arguments for `routed_experts`; None if no op computes the router and its experts together."""
+class Router(NamedTuple):
+    """The arguments of the op `routed_experts` that describe the router, in its order."""
+
+    weight: Tensor
+    bias: Tensor | None
+    format: int
+    group: int
+    correction: Tensor | None
+    routing: tuple[int, bool, float, int, int, bool]  # score, renormalise, scale, groups, top_groups, top2
+    top_k: int
+
+
+class Stacked(NamedTuple):
+    """The arguments of the ops `experts` and `routed_experts` that describe the experts, in their order."""
+
+    gate_up: Tensor
+    down: Tensor
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    format: int
+    gate_up_group: int
+    down_group: int
+    wide: bool
+    experts: int
+    inner: int
+    gate: int
+
+
+class Prepared(NamedTuple):
+    """A router and its experts, which one op computes."""
+
+    router: Router
+    experts: Stacked
+
+
+def prepare(mlp: Mlp) -> Prepared | None:
+    """The router and the experts for `routed_experts`; None if no op computes them together."""
     product = mlp.router.product if isinstance(mlp, Experts) else None
     if product is None or product.op != "dense" or product.order is not None:
         return None
@@ -86,15 +122,16 @@ def prepare(mlp: Mlp) -> tuple[Any, ...] | None:
     if not _have_kernel(weights):
         return None
     bias = None if product.bias is None else product.bias.float()
-    routing = *_routing_arguments(mlp.routing), mlp.routing.top_k
-    return router.data, bias, router.format, router.group, mlp.correction, *routing, *_weight_arguments(weights)
+    routing = _routing_arguments(mlp.routing)
+    arguments = router.data, bias, router.format, router.group, mlp.correction, routing, mlp.routing.top_k
+    return Prepared(Router(*arguments), _stacked(weights))
 
 
-def routed_experts(x: Tensor, arguments: tuple[Any, ...]) -> Tensor:
-    """The output of the experts that the router chooses for each token of x [tokens, hidden]. `arguments`: from
-    `prepare`."""
+def routed_experts(x: Tensor, prepared: Prepared) -> Tensor:
+    """The output of the experts that the router chooses for each token of x [tokens, hidden]."""
     out = x.new_empty(x.shape)
-    _routed_experts(out, x, *arguments)
+    *router, routing, top_k = prepared.router
+    _routed_experts(out, x, *router, *routing, top_k, *prepared.experts)
     return out
 
 

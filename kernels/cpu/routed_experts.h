@@ -7,7 +7,8 @@
 
 namespace localllm {
 
-// `out` may be the memory of x: the sums over the experts of a token are written after all products have read x.
+// Computes the product of the router, the choices of the tokens and their experts. `out` may be the memory of x: all
+// products of a chunk of tokens have read x before `out` is written.
 void routed_experts(Tensor out, Tensor x, Tensor router, std::optional<Tensor> router_bias, int64_t router_format,
                     int64_t router_group, std::optional<Tensor> correction, int64_t score, bool renormalise,
                     double scale, int64_t groups, int64_t top_groups, bool top2, int64_t top_k, Tensor gate_up,

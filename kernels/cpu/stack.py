@@ -1,5 +1,6 @@
 """All layers of a step in one call of the library, because a call from Python takes about as long as a small product.
-kernels/ops/layer.py defines it."""
+Steps with adapters, with `answers` or with query factors call the library for each layer, as do models with layers that
+the op does not support. kernels/ops/layer.py defines the op."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from ..ops import layer as reference
 from ..ops.mlp import Experts
 from ..ops.step import LayerStep
 from .layer import Prepared
+from .moe import Prepared as PreparedExperts
 
 _layers = torch.ops.localllm.layers.default
 
@@ -49,8 +51,11 @@ def prepare_stack(layers: Sequence[Any]) -> Stack:
     reals: list[float] = []
     for layer in layers:
         _add_layer(layer, tensors, numbers, reals)
-        _add_experts(layer.experts, tensors, numbers, reals)
-    return Stack(layers, Arguments(tensors, torch.tensor(numbers), torch.tensor(reals, dtype=torch.float64)))
+        numbers.append(layer.experts is not None)
+        if layer.experts is not None:
+            _add_experts(layer.experts, tensors, numbers, reals)
+    integers = torch.tensor(numbers, dtype=torch.int64)
+    return Stack(layers, Arguments(tensors, integers, torch.tensor(reals, dtype=torch.float64)))
 
 
 def _is_supported(layer: Prepared) -> bool:
@@ -58,8 +63,8 @@ def _is_supported(layer: Prepared) -> bool:
     mlp = layer.layer.mlp
     if layer.has_mlp:
         return True
-    is_last = layer.layer.after_mlp is None  # nothing follows the experts
-    return layer.experts is not None and isinstance(mlp, Experts) and mlp.shared is None and is_last
+    has_experts_only = isinstance(mlp, Experts) and mlp.shared is None and layer.layer.after_mlp is None
+    return layer.experts is not None and has_experts_only
 
 
 def _add_layer(layer: Prepared, tensors: list[Tensor], numbers: list[int], reals: list[float]) -> None:
@@ -73,18 +78,16 @@ def _add_layer(layer: Prepared, tensors: list[Tensor], numbers: list[int], reals
     _add_optional(layer.sinks, tensors, numbers)
 
 
-def _add_experts(
-    arguments: tuple[Any, ...] | None, tensors: list[Tensor], numbers: list[int], reals: list[float]
-) -> None:
-    """`arguments`: those of the op `routed_experts` after x."""
-    numbers.append(arguments is not None)
-    for argument in arguments or ():
-        if argument is None or isinstance(argument, Tensor):
-            _add_optional(argument, tensors, numbers)
-        elif isinstance(argument, float):
-            reals.append(argument)
-        else:
-            numbers.append(int(argument))
+def _add_experts(prepared: PreparedExperts, tensors: list[Tensor], numbers: list[int], reals: list[float]) -> None:
+    router, experts = prepared
+    score, renormalise, scale, groups, top_groups, top2 = router.routing
+    tensors += [router.weight, experts.gate_up, experts.down]
+    reals.append(scale)
+    numbers += [router.format, router.group, score, renormalise, groups, top_groups, top2, router.top_k]
+    numbers += [experts.format, experts.gate_up_group, experts.down_group, experts.wide]
+    numbers += [experts.experts, experts.inner, experts.gate]
+    for tensor in (router.bias, router.correction, experts.gate_up_bias, experts.down_bias):
+        _add_optional(tensor, tensors, numbers)
 
 
 def _add_optional(tensor: Tensor | None, tensors: list[Tensor], numbers: list[int]) -> None:
@@ -94,7 +97,7 @@ def _add_optional(tensor: Tensor | None, tensors: list[Tensor], numbers: list[in
 
 
 def decoders(ops: Ops, stack: Stack, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """See kernels/ops/layer.py."""
+    """See kernels/ops/layer.py. Overwrites x and stream."""
     arguments = stack.arguments
     if arguments is None or not step.is_plain:
         return reference.decoders(ops, stack, x, stream, step)

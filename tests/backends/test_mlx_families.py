@@ -50,6 +50,7 @@ REFUSED = {
     "glm4-whole-heads": "Missing 1 parameters",  # the class has no tied head
     "glm4-yarn": "the rope type is yarn",
     "gpt_oss": "parameters not in model",  # experts in floats; OpenAI publishes MXFP4
+    "gpt_oss-panels": "parameters not in model",
     "gpt_oss-yarn": "parameters not in model",
     "ministral3-window": "sliding_window is 9",
     "mixtral-window": "sliding_window is 7",

@@ -201,6 +201,9 @@ _DEEPSEEK_YARN = _rope(
     "yarn", factor=4.0, original_max_position_embeddings=32, mscale=0.7, mscale_all_dim=1.1, truncate=False
 )
 
+# Sizes for which one kernel of the CPU computes all experts.
+_PANELS = {"hidden_size": 64, "intermediate_size": 32}
+
 TINIES = [
     Tiny("deepseek_v2", "deepseek_v2", {"q_lora_rank": None, "mlp_bias": True, **_LATENT, **_GLM_EXPERTS}),
     Tiny("deepseek_v2-lite", "deepseek_v2", {"q_lora_rank": None, **_LATENT, **_GLM_EXPERTS, **_DEEPSEEK_YARN}),
@@ -296,6 +299,7 @@ TINIES = [
         },
     ),
     Tiny("mixtral", "mixtral", {"num_local_experts": 5}),
+    Tiny("mixtral-panels", "mixtral", {"num_local_experts": 5, **_PANELS}),
     Tiny("mixtral-window", "mixtral", {"num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 7}),
     Tiny("glm4_moe", "glm4_moe", {"head_dim": 16, "use_qk_norm": True, "routed_scaling_factor": 1.5, **_GLM_EXPERTS}),
     Tiny(
@@ -311,6 +315,11 @@ TINIES = [
         },
     ),
     Tiny("gpt_oss", "gpt_oss", {"head_dim": 16, "sliding_window": 8, "num_local_experts": 6, "num_experts_per_tok": 3}),
+    Tiny(
+        "gpt_oss-panels",
+        "gpt_oss",
+        {"head_dim": 16, "sliding_window": 8, "num_local_experts": 6, "num_experts_per_tok": 3, **_PANELS},
+    ),
     Tiny(
         "gpt_oss-yarn",
         "gpt_oss",
