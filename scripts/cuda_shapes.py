@@ -360,6 +360,29 @@ def beyond(pick: random.Random) -> object:
     return paged_attention(**arguments)
 
 
+def choice_products(op: str, pick: random.Random) -> None:
+    """The products of the choices of few tokens in a mixture of experts."""
+    from localllm.kernels.cuda import moe
+    from localllm.kernels.ops.moe import Routed, random_weight
+
+    rows, per_row, count = pick.randint(1, 5), pick.randint(1, 8), pick.randint(1, 6)
+    outputs, in_features = 8 * pick.randint(1, 40), 8 * pick.randint(1, 500)
+    group = pick.choice([64, 128, 256] if op == "fp8" else [32, 64, 128])
+    gate = pick.choice([-1, 0, 1, 2])
+    full = outputs * (1 if gate < 0 else 2)
+    weight = random_weight(op, count * full, in_features, torch.Generator(), torch.bfloat16, group)
+    packed = moe.pack_slices([type(weight)(*map(moved, weight))], count, full, torch.bfloat16)
+    experts = torch.randint(0, count, (rows, per_row), dtype=torch.int32, device="cuda")
+    bias = floats(count, full, dtype=torch.float32) if pick.random() < 0.5 else None
+    x = floats(rows, in_features)
+    out = x.new_empty(rows * per_row, outputs, dtype=pick.choice([torch.float32, torch.bfloat16]))
+    moe.choice_products(out, x, Routed(experts, floats(0)), op, packed, bias, gate)
+
+
+def moved(value: Any) -> Any:
+    return value.cuda() if isinstance(value, Tensor) else value
+
+
 KERNELS: Mapping[str, Draw] = {
     "rms_norm": rms_norm,
     "add_rms_norm": add_rms_norm,
@@ -376,6 +399,7 @@ KERNELS: Mapping[str, Draw] = {
     "lora_expand": partial(lora, project=False),
     **{f"tiled_product_{op}": partial(tiled_product, op) for op in ("int8", "int4", "int4_wide", "fp8", "fp8_rounded")},
     "small_batch_lora": partial(lora, project=True),
+    **{f"choice_products_{op}": partial(choice_products, op) for op in ("int8", "int4", "int4_wide", "fp8")},
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,
     "extend_attention_mma": extend_attention_mma,

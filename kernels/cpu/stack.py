@@ -23,7 +23,7 @@ _layers = torch.ops.localllm.layers.default
 
 class Arguments(NamedTuple):
     """The arguments of the op `layers` that are the same in every step, layer by layer in the order in which
-    binding_layer.cpp reads them."""
+    stack.cpp reads them."""
 
     tensors: list[Tensor]
     numbers: Tensor  # int64; a list would be converted in every call

@@ -172,7 +172,7 @@ def test_layers_need_all_their_arguments() -> None:
     for name, kept in (("tensors", slice(-1)), ("numbers", slice(-1)), ("reals", slice(-1)), ("cos", slice(0))):
         given = layers_with()
         given[name] = given[name][kept]
-        with pytest.raises(RuntimeError, match=f"{name} (is too short|has 0 tensors, 1 expected)"):
+        with pytest.raises(RuntimeError, match=f"{name}( is too short|, which has 0 tensors)"):
             torch.ops.localllm.layers(*given.values())
     torch.ops.localllm.layers(*layers_with().values())
 
