@@ -27,6 +27,7 @@ from localllm.kernels.ops.layer import Layer
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+ON_GPU: Mapping[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
 HALVES = (torch.bfloat16, torch.float16)
 # (max out_features, max in_features / 8) of products with one row: many tiles per block, and full ring buffers.
 ONE_ROW_SIZES = ((20000, 100), (4000, 400), (600, 1900))
@@ -219,6 +220,24 @@ def tiled_product(op: str, pick: random.Random) -> None:
     tiled(x, *rest)
 
 
+def widen(op: str, pick: random.Random) -> None:
+    """Dequantises some outputs of a weight."""
+    from localllm.kernels.cuda.linear import pack_slices, widen
+
+    out_features = pick.randint(1, 200)
+    in_features = 8 * pick.choice([pick.randint(1, 150), pick.randint(1, 2000)])
+    packed = pack_slices([weight(pick, op, out_features, in_features)], out_features, torch.bfloat16)
+    first = 8 * pick.randrange(-(-out_features // 8))
+    widen(packed, first, torch.empty(pick.randint(1, out_features - first), in_features, **ON_GPU))
+
+
+def round_groups(pick: random.Random) -> None:
+    in_features = 8 * pick.choice([pick.randint(1, 400), pick.randint(1, 4000)])
+    x = floats(pick.randint(1, 60), in_features + pick.choice([0, 8, 64]))[:, :in_features]
+    out = torch.empty(x.shape, **ON_GPU)
+    torch.ops.localllm.round_groups(out, x, pick.choice([32, 64, 96, 128, 256, in_features]))
+
+
 def batch(
     pick: random.Random,
     queries: list[int],
@@ -399,6 +418,8 @@ KERNELS: Mapping[str, Draw] = {
     "lora_expand": partial(lora, project=False),
     **{f"tiled_product_{op}": partial(tiled_product, op) for op in ("int8", "int4", "int4_wide", "fp8", "fp8_rounded")},
     "small_batch_lora": partial(lora, project=True),
+    **{f"widen_{op}": partial(widen, op) for op in ("int4", "fp8")},
+    "round_groups": round_groups,
     **{f"choice_products_{op}": partial(choice_products, op) for op in ("int8", "int4", "int4_wide", "fp8")},
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,

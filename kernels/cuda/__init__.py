@@ -23,10 +23,12 @@ CUDA_OPS = (
     "limit_gpu",
     "lora_expand",
     "lora_shrink",
+    "round_groups",
     "small_batch",
     "small_batch_fits",
     "small_batch_lora",
     "tiled_product",
+    "widen",
 )
 
 load_ops(find_cuda_library(), CUDA_OPS, "make build CUDA=1")

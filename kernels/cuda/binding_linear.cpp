@@ -1,5 +1,5 @@
-// The ops small_batch, small_batch_lora, small_batch_fits, tiled_product and choice_products: checks of their arguments.
-// linear.h describes the arguments.
+// The ops small_batch, small_batch_lora, small_batch_fits, tiled_product, choice_products, widen and round_groups: checks of
+// their arguments. linear.h describes the arguments.
 #include <vector>
 
 #include "../cpu/checks.h"
@@ -40,10 +40,7 @@ void set_weight(const char* op, ProductArgs& args, const Tensor& weight, const O
   if (!grouped) return;
   if (args.group < 1 || (args.group < args.in_features && args.group % (fp8 ? 64 : 32)))
     refuse(op, ": groups of ", args.group, " inputs, a multiple of ", fp8 ? 64 : 32, " expected");
-  int64_t subgroup = fp8                                                       ? args.group
-                     : args.group % 128 == 0 || args.group >= args.in_features ? 128
-                     : args.group % 64 == 0                                    ? 64
-                                                                               : 32;
+  const int64_t subgroup = record_inputs(args);
   Argument record_table({op, weight}, "records", *records);
   record_table.shaped({(args.out_features + 7) / 8, (args.in_features + subgroup - 1) / subgroup, 8})
       .of(ScalarType::Int)
@@ -153,6 +150,45 @@ void tiled_product_op(Tensor out, Tensor x, Tensor weight, Optional records, Opt
   tiled_product(args, counters_of(queue).arrivals, queue);
 }
 
+void widen_op(Tensor out, Tensor weight, Optional records, Optional scale, int64_t format, int64_t group, int64_t first) {
+  const Op op("widen", out);
+  Argument to(op, "out", out), from(op, "weight", weight);
+  to.shaped({ANY, ANY}).of(ScalarType::BFloat16).dense(), from.shaped({ANY, ANY}).of(ScalarType::Byte);
+  ProductArgs args{};
+  args.format = (Weights)format;
+  if (args.format != Weights::int4 && args.format != Weights::fp8)
+    refuse(op.name, ": format is ", format, ", 2 (int4) or 4 (fp8) expected");
+  args.out = to.data();
+  args.rows = to.size(0), args.in_features = to.size(1), args.out_features = from.size(0), args.group = group;
+  if (args.in_features % 8) refuse(op.name, ": ", args.in_features, " inputs, a multiple of 8 expected");
+  check_range(op, "the number of inputs", args.in_features, 0, INT32_MAX);
+  check_range(op, "the number of outputs", args.rows, 0, args.out_features);
+  if (check_range(op, "first", first, 0, args.out_features - args.rows) % 8)
+    refuse(op.name, ": first is ", first, ", a multiple of 8 expected");
+  set_weight(op.name, args, weight, records, scale);
+  refuse_unaligned(op.name, out, "out");
+  if (records) refuse_unaligned(op.name, *records, "records");
+  widen(args, first, Queue(out));
+}
+
+void round_groups_op(Tensor out, Tensor x, int64_t group) {
+  const Op op("round_groups", x);
+  Argument from(op, "x", x), to(op, "out", out);
+  from.shaped({ANY, ANY}).of(ScalarType::BFloat16).dense_rows();
+  to.shaped({from.size(0), from.size(1)}).of(ScalarType::BFloat16).dense();
+  refuse_unaligned(op.name, x, "x");
+  refuse_unaligned(op.name, out, "out");
+  RowArgs args{};
+  args.out = to.data(), args.x = from.data(), args.x_stride = from.stride();
+  args.rows = check_range(op, "the number of rows", from.size(0), 0, MAX_TILED_ROWS);
+  args.in_features = args.padded = check_range(op, "the number of inputs", from.size(1), 0, INT32_MAX);
+  args.group = group;
+  if (args.in_features % 8 || args.x_stride % 8) refuse(op.name, ": rows of x are not aligned to 16 bytes");
+  if (group < 1 || (group < args.in_features && group % 32))
+    refuse(op.name, ": groups of ", group, " inputs, a multiple of 32 expected");
+  round_rows(args, Queue(out));
+}
+
 void choice_products_op(Tensor out, Tensor x, Tensor experts, Tensor weight, Optional records, Optional scale,
                         Optional bias, int64_t format, int64_t group, int64_t gate, bool early) {
   const Op op("choice_products", x);
@@ -245,6 +281,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
       "tiled_product(Tensor(a!) out, Tensor x, Tensor weight, Tensor? records, Tensor? scale, Tensor? bias, "
       "int format, int group, bool resident) -> ()");
   library.def(
+      "widen(Tensor(a!) out, Tensor weight, Tensor? records, Tensor? scale, int format, int group, int first) -> ()");
+  library.def("round_groups(Tensor(a!) out, Tensor x, int group) -> ()");
+  library.def(
       "choice_products(Tensor(a!) out, Tensor x, Tensor experts, Tensor weight, Tensor? records, Tensor? scale, "
       "Tensor? bias, int format, int group, int gate, bool early) -> ()");
   library.def(
@@ -255,6 +294,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
 STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
   library.impl("small_batch", TORCH_BOX(&small_batch_op));
   library.impl("tiled_product", TORCH_BOX(&tiled_product_op));
+  library.impl("widen", TORCH_BOX(&widen_op));
+  library.impl("round_groups", TORCH_BOX(&round_groups_op));
   library.impl("choice_products", TORCH_BOX(&choice_products_op));
   library.impl("small_batch_lora", TORCH_BOX(&small_batch_lora_op));
 }

@@ -65,6 +65,16 @@ bool one_row_hopper(const ProductArgs& args, cudaStream_t stream);
 int64_t tiled_shared(const ProductArgs& args);
 void tiled_product(const ProductArgs& args, int32_t* arrivals, cudaStream_t stream);
 
+// Inputs of an output that share a record (formats.cuh) or, without records, a scale.
+inline int64_t record_inputs(const ProductArgs& args) {
+  if (args.format != Weights::int4 && args.format != Weights::int4_wide) return args.group;
+  return args.group >= args.in_features || args.group % 128 == 0 ? 128 : args.group % 64 == 0 ? 64 : 32;
+}
+
+// Dequantises the outputs from number `first` on, a multiple of 8, of an int4 or fp8 weight into args.out
+// [args.rows, in_features] bf16, dense and aligned to 16 bytes. `args` has no activations.
+void widen(const ProductArgs& args, int64_t first, cudaStream_t stream);
+
 // The order of inputs in prepared activations. even_first: in every 32 inputs the even ones come first. pairs: in every
 // 16 inputs, 2 inputs of 4 come first. nibbles: in every 32 inputs, the order in which int4_wide unpacks a word.
 enum class InputOrder { natural, even_first, pairs, nibbles };
@@ -87,7 +97,7 @@ struct RowArgs {
 // True if the kernel holds a row in registers, so that it can store rounded activations in bf16. `rounded`: for round_rows.
 bool prepares_in_registers(const RowArgs& args, bool rounded);
 
-// Rounds x to int8 in groups of inputs (kernels/ops/linear_int8.py).
+// Rounds x to int8 in groups of inputs (kernels/ops/linear_int8.py), or as RowArgs says.
 void round_rows(const RowArgs& args, cudaStream_t stream);
 
 // Copies x in another order, without rounding.

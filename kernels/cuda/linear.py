@@ -1,15 +1,16 @@
 """Products with packed weights on CUDA devices. kernels/ops/linear.py has the reference.
 
 CUDA C++ multiplies rows of bfloat16: small_batch.cuh up to 16 rows if the GPU has enough shared memory, tiled.cuh more
-rows with int8, int4 and fp8 weights, and fewer rows where it is faster. torch (plain weights) or Triton (int8, int4,
-fp8) multiply other inputs. The reference multiplies inputs that neither supports.
+rows with int8, int4 and fp8 weights, and fewer rows where it is faster. torch multiplies many rows with int4 and fp8
+weights that widen.cu dequantises, and plain weights. Triton (int8, int4, fp8) multiplies other inputs, the reference
+those that Triton does not support.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from ..gpu_properties import gpu_properties
 from ..ops import linear as reference
 from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight, linear_mxfp4
 from ..triton_problem import triton_problem
+from ..widened import widened_product
 
 TRITON = not triton_problem()
 _REFERENCES = reference.Linear()
@@ -29,7 +31,9 @@ BF16, INT8, INT4, INT4_WIDE, FP8, FP8_ROUNDED = range(6)  # values of Weights in
 _small_batch_op = torch.ops.localllm.small_batch.default
 _small_batch_fits = torch.ops.localllm.small_batch_fits.default
 _tiled_op = torch.ops.localllm.tiled_product.default
-for _name in ("small_batch", "tiled_product"):
+_widen_op = torch.ops.localllm.widen.default
+_round_groups_op = torch.ops.localllm.round_groups.default
+for _name in ("small_batch", "tiled_product", "widen", "round_groups"):
     torch.library.register_fake(f"localllm::{_name}", lambda *_: None, allow_override=True)
 
 # The smallest number of rows for which `tiled` is faster than small_batch, and the largest number for which it is
@@ -186,10 +190,14 @@ def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype
 
 def _float32_product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The product in float32. torch's linear would round it to bfloat16, and another kernel would convert it."""
-    out = torch.mm(x.reshape(-1, x.shape[-1]), weight.t(), out_dtype=torch.float32)
+    out = _float32_sums(x.reshape(-1, x.shape[-1]), weight)
     if bias is not None:
         out += bias
     return out.view(*x.shape[:-1], len(weight))
+
+
+def _float32_sums(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.mm(x, weight.t(), out_dtype=torch.float32)
 
 
 def int8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -205,6 +213,8 @@ def int4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype 
         return _tiled_product(x, weight, bias, dtype, INT4)
     if _is_small_batch(x, weight):
         return _small_batch_product(x, weight, bias, dtype)
+    if _is_widened(x, weight):
+        return _widened_product(_rounded(x, weight), weight, bias, dtype)
     if TRITON and isinstance(weight, Packed):
         return _int4_product(_triton().rounded(x, weight.group), weight, bias, dtype or x.dtype)
     return _plain_product("int4", x, weight, bias, dtype)
@@ -215,6 +225,8 @@ def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.d
         return _tiled_product(x, weight, bias, dtype, INT4_WIDE)
     if _is_small_batch(x, weight, INT4_WIDE):
         return _small_batch_product(x, weight, bias, dtype, INT4_WIDE)
+    if _is_widened(x, weight):
+        return _widened_product(x, weight, bias, dtype)
     if TRITON and isinstance(weight, Packed):
         return _int4_product(x, weight, bias, dtype or x.dtype)
     return _plain_product("int4_wide", x, weight, bias, dtype)
@@ -226,7 +238,37 @@ def fp8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype |
         return _tiled_product(x, weight, bias, dtype, format)
     if _is_small_batch(x, weight):
         return _small_batch_product(x, weight, bias, dtype)
+    if _is_widened(x, weight):
+        return _widened_product(x, weight, bias, dtype)
     return _plain_product("fp8", x, weight, bias, dtype)
+
+
+def _is_widened(x: Tensor, weight: Any) -> bool:
+    """True if torch multiplies x with the dequantised weight."""
+    if not isinstance(weight, Packed) or weight.format not in (INT4, FP8) or not weight.out_features:
+        return False
+    if weight.in_features % 8:
+        return False
+    return x.is_cuda and x.dtype == torch.bfloat16 and x.numel() > SMALL_BATCH * weight.in_features > 0
+
+
+def _widened_product(x: Tensor, weight: Packed, bias: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+    rows = x.reshape(-1, weight.in_features)
+    out = widened_product(rows, weight.out_features, partial(widen, weight), _float32_sums, bias, dtype or x.dtype)
+    return out.view(*x.shape[:-1], weight.out_features)
+
+
+def widen(weight: Packed, start: int, out: Tensor) -> None:
+    """Dequantises the outputs of an INT4 or FP8 weight from number `start` on, a multiple of 8, into `out`
+    [outputs, in_features] bf16."""
+    _widen_op(out, weight.data, weight.records, weight.scale, weight.format, weight.group, start)
+
+
+def _rounded(x: Tensor, weight: Packed) -> Tensor:
+    """x with each group of inputs rounded to int8 (linear_int8.rounded) and scaled back to bf16."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    _round_groups_op(out.view(-1, weight.in_features), with_vectors(x.reshape(-1, weight.in_features)), weight.group)
+    return out
 
 
 def mxfp4(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:

@@ -181,8 +181,11 @@ __global__ void round_rows_kernel(const __grid_constant__ RowArgs a) {
     const int64_t stop = end == a.in_features ? a.padded : end;
     for (int64_t k = from + 8 * first; k < stop; k += 8 * threads) {
       if (k < end) load<8>(x + k, values);
-      store(a, static_cast<int8_t*>(a.out) + row * a.padded, k, k < end ? rounded_inputs(a, values, limit) : uint2{});
+      const uint2 integers = k < end ? rounded_inputs(a, values, limit) : uint2{};
+      if (a.scales) store(a, static_cast<int8_t*>(a.out) + row * a.padded, k, integers);
+      else store_arranged(a, row, k, dequantised(integers, __fdiv_rn(limit, 127.0f)));
     }
+    if (!a.scales) continue;
     const int64_t last = a.subgroup ? (end + a.subgroup - 1) / a.subgroup : 1;
     for (int64_t s = (a.subgroup ? from / a.subgroup : 0) + first; s < last; s += threads)
       a.scales[a.scale_pitch ? s * a.scale_pitch + row : row * subgroups + s] = scale_of(a, limit);

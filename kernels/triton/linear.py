@@ -8,6 +8,7 @@ small_batch.py computes products of up to 16 rows. For more rows:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -17,13 +18,14 @@ from torch import Tensor
 from ..ops import linear as reference
 from ..ops import linear_fp8, linear_int4, linear_int8, linear_mxfp4
 from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight
+from ..widened import widened_product
 from . import FLOATS, supports
 from .round_rows import as_rounded, round_rows, scale_back
 from .small_batch import MAX_IN_FEATURES, MAX_ROWS, small_batch
 from .small_batch_transposed import small_batch_transposed
 from .target import device_properties
 from .widen import Quantised as Quantised
-from .widen import widened
+from .widen import widen_outputs
 
 
 class Packed(NamedTuple):
@@ -65,23 +67,10 @@ def product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtyp
     if rows == 0 or weight.out_features == 0:
         return x.new_empty(rows, weight.out_features, dtype=dtype)
     if rows > MAX_ROWS:
-        return _large_product(x, weight, bias, dtype)
+        return widened_product(x, weight.out_features, partial(widen_outputs, weight), _sums, bias, dtype)
     if weight.records == "transposed":
         return small_batch_transposed(x, weight, bias, dtype)
     return small_batch(x, weight, bias, dtype)
-
-
-def _large_product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The product by torch with dequantised weights, one chunk of outputs at a time."""
-    out = x.new_empty(len(x), weight.out_features, dtype=dtype)
-    for start, weights in widened(weight, x.dtype):
-        columns = slice(start, start + len(weights))
-        if bias is None and dtype == x.dtype:
-            torch.mm(x, weights.t(), out=out[:, columns])
-            continue
-        sums = _sums(x, weights)
-        out[:, columns] = sums if bias is None else sums + bias[columns]
-    return out
 
 
 def _sums(x: Tensor, weights: Tensor) -> Tensor:

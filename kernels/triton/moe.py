@@ -18,6 +18,7 @@ from ..ops import moe as reference
 from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight
 from ..ops.linear_mxfp4 import GROUP
 from ..ops.moe import ExpertWeights, Routed
+from ..widened import MAX_CHUNK
 from . import linear, supports
 from .linear import Packed
 from .moe_one_token import one_token, supports_one_token
@@ -28,7 +29,7 @@ from .moe_tiles import multiply_tiles, supports_tiles
 from .round_rows import round_rows
 from .small_batch import MAX_IN_FEATURES
 from .target import Device, device_properties
-from .widen import MAX_CHUNK, Quantised, block_inputs, widen_outputs
+from .widen import Quantised, block_inputs, widen_outputs
 
 # The blocks of products with 16-bit weights, by the rows of a tile; tuned on H200.
 DENSE = {

@@ -1,4 +1,4 @@
-"""Dequantises int4 and fp8 weights: in registers, or into memory for a chunk of the outputs at a time.
+"""Dequantises int4 and fp8 weights: in registers, or some outputs into memory.
 
 The scales and zero points of int4 have one of three layouts (RECORDS): `plain`, as in kernels/ops; `by_group`, packed
 by kernels/triton/linear.py; `transposed`, packed by kernels/cuda/linear.py, which permutes the nibbles as well. The
@@ -9,10 +9,8 @@ power of two.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,7 +18,6 @@ from torch import Tensor
 Format = Literal["dense", "int8", "int4", "fp8"]
 Records = Literal["plain", "by_group", "transposed", "exponents"]
 
-MAX_CHUNK = 2**26  # largest number of weights that are dequantised into memory at a time
 BLOCK = 64  # outputs of a program
 
 
@@ -201,21 +198,6 @@ def _widen(
     to = out + within.to(tl.int64)[:, None] * in_features + k[None, :]
     inside = (start + within < stop)[:, None] & (k < in_features)[None, :]
     tl.store(to, (weights * factor[:, None]).to(out.dtype.element_ty), mask=inside)
-
-
-def widened(weight: Quantised, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
-    """Yields (first output, weights [outputs, in_features] in `dtype`) for each chunk of outputs in turn. Each chunk
-    overwrites the memory of the previous chunk."""
-    out_features = weight.out_features
-    in_features = weight.in_features
-    largest = max(BLOCK, MAX_CHUNK // in_features // BLOCK * BLOCK)
-    chunks = -(-out_features // largest)
-    size = -(-out_features // chunks // BLOCK) * BLOCK  # outputs of every chunk except the last one
-    out = weight.data.new_empty(min(size, out_features), in_features, dtype=dtype)
-    for start in range(0, out_features, size):
-        count = min(size, out_features - start)
-        widen_outputs(weight, start, out[:count])
-        yield start, out[:count]
 
 
 def widen_outputs(weight: Quantised, start: int, out: Tensor) -> None:

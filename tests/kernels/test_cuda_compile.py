@@ -41,6 +41,7 @@ KERNELS = {
     "tiled_int4": "tiled",
     "tiled_int4_wide": "tiled",
     "tiled_int8": "tiled",
+    "widen": "widen_kernel",
 }
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 SPILL_CHECK = "-Xptxas=--warn-on-spills", "-Xptxas=--warning-as-error"
@@ -84,7 +85,7 @@ def test_every_source_has_a_kernel_name() -> None:
 
 
 # Sources of test_source_compiles_for_hopper that are not slow: one of each kind that compiles fast.
-OFTEN = ("activation", "append", "kv", "linear_int8", "lora", "rope", "step", "tiled_int8")
+OFTEN = ("activation", "append", "kv", "linear_int8", "lora", "rope", "step", "tiled_int8", "widen")
 
 
 @pytest.mark.parametrize("stem", [pytest.param(n, marks=[] if n in OFTEN else [pytest.mark.slow]) for n in KERNELS])

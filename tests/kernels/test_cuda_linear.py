@@ -15,6 +15,7 @@ from localllm.kernels.ops.activation import silu_and_mul
 from localllm.kernels.ops.case import Case
 from localllm.kernels.ops.layer_cases import CACHE, inputs
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
+from localllm.kernels.ops.linear_int8 import rounded
 from localllm.kernels.ops.norm import add_rms_norm
 from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.reference_check import call_op, copy_to, pack_value
@@ -140,6 +141,77 @@ def test_random_tiled_products(linear: Linear, op: str) -> None:
         # For more than 64 rows, int4 products round the activations to bf16.
         close(first, expected, 2e-3 if dtype == torch.float32 and (op != "int4" or rows <= 64) else 6e-3)
         assert torch.equal(first, second)
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("op", ["int4", "fp8"])
+def test_widened_weights_equal_the_reference(linear: Linear, op: str) -> None:
+    """All bits: a dequantised weight is the float32 product of value and scale, rounded to bf16."""
+    from localllm.kernels.cuda.linear import widen
+
+    draw, generator = random.Random(op), torch.Generator().manual_seed(13)
+    for _ in range(60):
+        out_features, in_features = draw.randint(1, 300), 8 * draw.choice([draw.randint(1, 300), 700, 1800])
+        group = draw.choice([32, 64, 96, 128, 160, 256] if op == "int4" else [64, 128, 192, 256])
+        weight = weight_of(op, out_features, in_features, draw.choice([group, in_features]), generator)
+        identity = torch.eye(in_features)
+        expected = getattr(Ops().linear, "fp8" if op == "fp8" else "int4_wide")(identity, weight).t().bfloat16()
+        packed = linear.pack(copy_to(weight, "cuda"), torch.bfloat16)
+        first = 8 * draw.randrange(-(-out_features // 8))
+        count = draw.randint(1, out_features - first)
+        out = torch.full((count + 1, in_features), torch.nan, device="cuda", dtype=torch.bfloat16)
+        widen(packed, first, out[:count])
+        assert torch.equal(out[:count].cpu(), expected[first : first + count])
+        assert out[count].isnan().all()
+
+
+def test_rounded_groups_equal_the_reference() -> None:
+    """All bits, for every group size, rows that are apart and very long rows; a NaN or infinity makes its group NaN."""
+    draw, generator = random.Random(14), torch.Generator().manual_seed(14)
+    for number in range(60):
+        in_features = 8 * draw.choice([draw.randint(1, 500), 3600])
+        group = draw.choice([32, 64, 96, 128, 256, 1024, in_features])
+        rows = draw.choice([1, 17, draw.randint(2, 300)])
+        x = torch.randn(rows, in_features + draw.choice([0, 8]), generator=generator).bfloat16()[:, :in_features]
+        x[0, : in_features // 2] = 0.0
+        if number % 3 == 0:
+            x[rows - 1, draw.randrange(in_features)] = draw.choice([torch.nan, torch.inf, -torch.inf])
+        groups = torch.nn.functional.pad(x.float(), (0, -in_features % group)).unflatten(-1, (-1, group))
+        integers, scale = rounded(groups)
+        expected = (integers * scale).flatten(-2)[:, :in_features].bfloat16()
+        out = torch.full((rows, in_features), 7.0, device="cuda", dtype=torch.bfloat16)
+        torch.ops.localllm.round_groups(out, x.cuda(), group)
+        torch.testing.assert_close(out.cpu(), expected, rtol=0.0, atol=0.0, equal_nan=True)
+
+
+@pytest.mark.parametrize("op", ["int4", "int4_wide", "fp8"])
+def test_random_products_with_widened_weights(linear: Linear, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of many rows, in several chunks of outputs, with rows that are apart or not aligned, and every dtype."""
+    from localllm.kernels import widened
+    from localllm.kernels.cuda import linear as ours
+
+    for limits in ("TILED_ROWS", "HOPPER_TILED_ROWS"):
+        monkeypatch.setattr(ours, limits, dict.fromkeys(ours.TILED_ROWS, 0))
+    monkeypatch.setattr(ours, "HOPPER_GROUPED_FP8_ROWS", 0)
+    monkeypatch.setattr(ours, "_triton", lambda: pytest.fail("Triton computed the product"))
+    monkeypatch.setattr(widened, "MAX_CHUNK", 2**17)
+    draw, generator = random.Random(op), torch.Generator().manual_seed(15)
+    torch.use_deterministic_algorithms(True)  # fresh memory is NaN
+    for _ in range(30):
+        rows, out_features, in_features = draw.randint(17, 300), draw.randint(1, 700), 8 * draw.randint(1, 300)
+        group = draw.choice([32, 64, 96, 128, 256] if op.startswith("int4") else [64, 128, 192, in_features])
+        weight = weight_of(op, out_features, in_features, group, generator)
+        x = torch.randn(rows, in_features + draw.choice([0, 8, 3]), generator=generator).bfloat16()
+        bias = torch.randn(out_features, generator=generator) if draw.random() < 0.3 else None
+        dtype = draw.choice([None, torch.float32, torch.bfloat16, torch.float16])
+        expected = getattr(Ops().linear, op)(
+            x[:, :in_features].double(), copy_to(weight, "cpu", wide=True), bias, torch.float64
+        )
+        packed = linear.pack(copy_to(weight, "cuda"), torch.bfloat16)
+        shift = None if bias is None else bias.cuda()
+        found = getattr(linear, op)(x.cuda()[:, :in_features], packed, shift, dtype)
+        assert found.dtype == (dtype or torch.bfloat16)
+        close(found, expected, 6e-3)
     torch.use_deterministic_algorithms(False)
 
 
@@ -299,6 +371,41 @@ def test_bad_arguments_are_refused(linear: Linear) -> None:
         torch.ops.localllm.tiled_product(out, x, int4.data, records, None, None, 2, 64, True)
     with pytest.raises(RuntimeError, match="records or scale"):
         torch.ops.localllm.tiled_product(out, x, int4.data, None, None, None, 2, 64, True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"format": 3}, "format is 3"),
+        ({"first": 4}, "first is 4"),
+        ({"first": 56}, "first is 56, 0 to 48 expected"),
+        ({"records": None}, "records or scale"),
+        ({"group": 48}, "groups of 48"),
+        ({"inputs": 124}, "124 inputs, a multiple of 8"),
+        ({"outputs": 72}, "outputs is 72"),
+        ({"shifted": 1}, "out is not aligned"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_of_widen_are_refused(linear: Linear, changed: dict[str, Any], message: str) -> None:
+    given = {"format": 2, "first": 0, "group": 64, "inputs": 128, "outputs": 16, "shifted": 0} | changed
+    weight = linear.pack(copy_to(weight_of("int4", 64, 128, 64, torch.Generator()), "cuda"), torch.bfloat16)
+    shape = given["outputs"], given["inputs"]
+    memory = torch.zeros(8 + shape[0] * shape[1], device="cuda", dtype=torch.bfloat16)
+    out = memory[given["shifted"] :][: shape[0] * shape[1]].view(shape)
+    rest = given.get("records", weight.records), None, given["format"], given["group"], given["first"]
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.localllm.widen(out, weight.data, *rest)
+
+
+def test_bad_arguments_of_round_groups_are_refused(linear: Linear) -> None:
+    x, out = (torch.zeros(4, 128, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    with pytest.raises(RuntimeError, match="groups of 16"):
+        torch.ops.localllm.round_groups(out, x, 16)
+    with pytest.raises(RuntimeError, match="not aligned"):
+        torch.ops.localllm.round_groups(out[:, :124].contiguous(), x[:, :124], 32)
+    with pytest.raises(RuntimeError, match="x is not aligned"):
+        torch.ops.localllm.round_groups(out[:, :120].contiguous(), x[:, 1:121], 32)
 
 
 SIZES: dict[str, Any] = {"heads": 8, "kv_heads": 2, "dim": 64, "hidden": 256, "inner": 192, "page_size": 16}

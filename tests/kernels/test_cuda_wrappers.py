@@ -135,10 +135,10 @@ def weight_of(op: str, in_features: int = 256, out_features: int = 48, group: in
 class TestProducts:
     @pytest.fixture(autouse=True)
     def _without_triton(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-        linear, reference = module("linear"), Ops().linear.dense
+        linear = module("linear")
         monkeypatch.setattr(linear, "TRITON", False)  # references answer instead
         monkeypatch.setattr(linear, "TILED_ROWS", dict.fromkeys(linear.TILED_ROWS, 40))
-        monkeypatch.setattr(linear, "_float32_product", lambda *one: reference(*one, torch.float32))
+        monkeypatch.setattr(linear, "_float32_sums", lambda x, weights: x.float() @ weights.float().t())
 
     def calls(self, library: Library, op: str, x: Tensor, weight: Any) -> list[str]:
         linear = module("linear")
@@ -159,7 +159,8 @@ class TestProducts:
             assert self.calls(library, op, torch.ones(rows, 256).bfloat16(), weight_of(op)) == ["small_batch"]
         for rows in (least, least + 1, limit):
             assert self.calls(library, op, torch.ones(rows, 256).bfloat16(), weight_of(op)) == ["tiled_product"]
-        assert self.calls(library, op, torch.ones(limit + 1, 256).bfloat16(), weight_of(op)) == []
+        many = {"int8": [], "int4": ["round_groups", "widen"]}.get(op, ["widen"])
+        assert self.calls(library, op, torch.ones(limit + 1, 256).bfloat16(), weight_of(op)) == many
         assert self.calls(library, op, torch.ones(0, 256).bfloat16(), weight_of(op)) == []
 
     def test_number_of_rows_on_hopper(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +204,7 @@ class TestProducts:
         for rounds, rows, is_tiled in ((True, 30, True), (True, 31, False), (False, 24, True), (False, 30, False)):
             weight = weight_of("fp8", group=256)._replace(rounds=rounds)
             called = self.calls(library, "fp8", torch.ones(rows, 256).bfloat16(), weight)
-            assert called == (["tiled_product"] if is_tiled else [])
+            assert called == (["tiled_product"] if is_tiled else ["widen"])
 
     def test_small_batches_of_weights_that_are_not_tiled(
         self, library: Library, monkeypatch: pytest.MonkeyPatch
@@ -239,13 +240,33 @@ class TestProducts:
     def test_alignment_of_activations(self, library: Library, op: str, rows: int) -> None:
         linear = module("linear")
         kernel = "tiled_product" if rows >= linear.MIN_TILED_ROWS[getattr(linear, op.upper())] else "small_batch"
+        other = {"int8": [], "int4": ["round_groups", "widen"], "fp8": ["widen"]}[op] if rows > 16 else []
         wider = torch.ones(rows, 264).bfloat16()
         assert self.calls(library, op, wider[:, :256], weight_of(op)) == [kernel]
-        assert self.calls(library, op, wider[:, 1:257], weight_of(op)) == []
-        assert self.calls(library, op, torch.ones(rows, 260).bfloat16()[:, :256], weight_of(op)) == []
-        assert self.calls(library, op, torch.ones(256, rows).bfloat16().t(), weight_of(op)) == []
+        assert self.calls(library, op, wider[:, 1:257], weight_of(op)) == other
+        assert self.calls(library, op, torch.ones(rows, 260).bfloat16()[:, :256], weight_of(op)) == other
+        assert self.calls(library, op, torch.ones(256, rows).bfloat16().t(), weight_of(op)) == other
         assert self.calls(library, op, torch.ones(rows, 252).bfloat16(), weight_of(op, 252)) == []
         assert self.calls(library, op, torch.ones(rows, 256), weight_of(op)) == []
+
+    def test_many_rows_are_multiplied_in_chunks(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Chunks begin at multiples of 64 outputs; the last one is shorter."""
+        linear, starts = module("linear"), []
+
+        def widen(out: Tensor, weight: Tensor, records: Tensor, *rest: Any) -> None:
+            starts.append((rest[-1], len(out)))
+            out.fill_(len(starts))
+
+        monkeypatch.setattr(linear, "_widen_op", widen)
+        monkeypatch.setattr("localllm.kernels.widened.MAX_CHUNK", 70 * 256)
+        packed = linear.pack_slices([weight_of("int4_wide", 256, 200)], 200, torch.bfloat16)
+        x = gpu(torch.ones(41, 256).bfloat16())
+        found = linear.int4_wide(x, packed, None, torch.bfloat16)
+        assert starts == [(0, 64), (64, 64), (128, 64), (192, 8)]
+        assert found[0].tolist() == [256.0] * 64 + [512.0] * 64 + [768.0] * 64 + [1024.0] * 8
+        bias = torch.arange(200.0)
+        again = linear.int4_wide(x, packed, bias, torch.float32)
+        assert (again[0] - bias).tolist() == [1280.0] * 64 + [1536.0] * 64 + [1792.0] * 64 + [2048.0] * 8
 
     def test_groups_of_fp8(self, library: Library) -> None:
         for group, calls in ((64, ["small_batch"]), (128, ["small_batch"]), (256, ["small_batch"]), (32, []), (96, [])):
