@@ -1,7 +1,8 @@
 // Programmatic dependent launch (sm_90 and later): a kernel starts before the previous kernel in the stream has ended.
 //
 // Before `wait_for_previous`, a kernel that was started by `launch_early` may read only memory that no kernel writes
-// (weights); ChoiceArgs::early is an exception. Threads of every block call `wait_for_previous`; after it, the results of all earlier kernels are visible.
+// (weights); ChoiceArgs::early is an exception. Threads of every block call `wait_for_previous`; after it, the results of
+// all earlier kernels are visible.
 // `launch_dependents` permits the start of the next kernel. On older GPUs both functions do nothing.
 #pragma once
 
