@@ -28,6 +28,7 @@ from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 ON_GPU: Mapping[str, Any] = {"device": "cuda", "dtype": torch.bfloat16}
+FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
 HALVES = (torch.bfloat16, torch.float16)
 # (max out_features, max in_features / 8) of products with one row: many tiles per block, and full ring buffers.
 ONE_ROW_SIZES = ((20000, 100), (4000, 400), (600, 1900))
@@ -413,7 +414,10 @@ KERNELS: Mapping[str, Draw] = {
     "copy_cache_pages": copy_cache_pages,
     "embedding": embedding,
     **{f"small_batch_{op}": partial(product, op) for op in ("dense", "int8", "int4", "int4_wide", "fp8")},
-    **{f"small_batch_{op}_alone": partial(product, op, max_rows=1) for op in ("dense", "int8", "int4")},
+    **{
+        f"small_batch_{op}_alone": partial(product, op, max_rows=1)
+        for op in ("dense", "int8", "int4", "int4_wide", "fp8")
+    },
     "lora_shrink": partial(lora, project=False),
     "lora_expand": partial(lora, project=False),
     **{f"tiled_product_{op}": partial(tiled_product, op) for op in ("int8", "int4", "int4_wide", "fp8", "fp8_rounded")},

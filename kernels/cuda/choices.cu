@@ -1,6 +1,5 @@
 // Products of a mixture of experts for few tokens, with quantised weights: each choice is a row with the weights of its
 // expert (one_row.cuh).
-#include "choice_formats.cuh"
 #include "one_row.cuh"
 
 namespace localllm::cuda {
@@ -50,35 +49,15 @@ void start(const ChoiceArgs& args, const OneRowArgs& d, cudaStream_t stream) {
   check_launch("choice_products");
 }
 
-// Calls call(format) if the kernel supports the product with activations that are not rounded; else returns false.
-template <class Call>
-bool with_floats(const ProductArgs& args, Call&& call) {
-  if (args.in_features > MAX_IN_FEATURES || !aligned({args.records}, {})) return false;
-  if (args.format == Weights::int4_wide) return with_groups<WideHalfBytes>(args, call);
-  if (args.format != Weights::fp8) return false;
-  if (!args.records) return call(E4m3Row<false>{});
-  const bool is_power_of_two = (args.group & (args.group - 1)) == 0;
-  return is_power_of_two && args.group >= E4m3Row<true>::CHUNK && call(E4m3Row<true>{});
-}
-
 }  // namespace
 
 bool choice_products(const ChoiceArgs& args, cudaStream_t stream) {
-  auto arguments = [&](auto format) {
-    return row_arguments<decltype(format), ChoiceLane<decltype(format)>>(args.product);
-  };
-  auto launch_rounded = [&](auto format) {
+  return with_one_row(args.product, [&](auto format) {
     using F = decltype(format);
-    const OneRowArgs d = arguments(format);
+    const OneRowArgs d = row_arguments<F, ChoiceLane<F>>(args.product);
     with_vectors<F>(d, [&](auto n) { start<F, OneRow<F, n>>(args, d, stream); });
     return true;
-  };
-  auto launch_floats = [&](auto format) {
-    using F = decltype(format);
-    start<F, FloatRow<F>>(args, arguments(format), stream);
-    return true;
-  };
-  return with_rounded(args.product, launch_rounded) || with_floats(args.product, launch_floats);
+  });
 }
 
 }  // namespace localllm::cuda

@@ -37,8 +37,8 @@ bool product_fits(const ProductArgs& args, bool normed);
 int64_t product_shared(const ProductArgs& args);
 void product(const ProductArgs& args, cudaStream_t stream);
 
-// The kernels for one row with int8 or int4 weights (one_row.cu). Both functions return false if these kernels do not
-// support `args`.
+// The kernels for one row with quantised weights (one_row.cu). Both functions return false if these kernels do not support
+// `args`.
 bool takes_one_row(const ProductArgs& args);
 bool one_row(const ProductArgs& args, cudaStream_t stream);
 

@@ -1,9 +1,11 @@
-// Products of one row with int8 or int4 weights (one_row.cuh): int8 dot products (dp4a). On Hopper, one_row_hopper.cu
-// computes those with int4 weights.
+// Products of one row with int8, int4 and fp8 weights (one_row.cuh). On Hopper, one_row_hopper.cu computes those with int4
+// weights and rounded activations.
 //
+// Rounded activations are multiplied by int8 dot products (dp4a).
 // int4: the four lanes of an output exchange their integer sums, so that lane t has the sum of chunk 4 w + t. These are the
 // chunks of warp 4 w + t in small_batch.cuh, and their sums are added in the same order as there. int8: all sums are
-// integers, which are exact in any order, so nothing is exchanged. So the result of a row has the same bits in every batch.
+// integers, which are exact in any order, so nothing is exchanged. So the result of a row has the same bits in every batch
+// that small_batch.cuh computes. The other formats add in another order than small_batch.cuh.
 #include "one_row.cuh"
 
 namespace localllm::cuda {
@@ -29,13 +31,12 @@ void start(const ProductArgs& args, cudaStream_t stream) {
 }  // namespace
 
 bool takes_one_row(const ProductArgs& args) {
-  return with_rounded(args, [](auto) { return true; });
+  return with_one_row(args, [](auto) { return true; });
 }
 
 bool one_row(const ProductArgs& args, cudaStream_t stream) {
-  return with_rounded(args, [&](auto format) {
-    using F = decltype(format);
-    if (F::GROUPS == 0 || !one_row_hopper(args, stream)) start<F>(args, stream);
+  return with_one_row(args, [&](auto format) {
+    if (args.format != Weights::int4 || !one_row_hopper(args, stream)) start<decltype(format)>(args, stream);
     return true;
   });
 }

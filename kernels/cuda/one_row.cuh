@@ -8,7 +8,7 @@
 //   lane = 4 o + t      output o of 8; 16 bytes t of chunks 4 w … 4 w + 3 of warp w, so the four lanes of an output
 //                       read 64 contiguous bytes at a time
 //
-// A weight format (one_row_formats.cuh, choice_formats.cuh) has:
+// A weight format (one_row_formats.cuh, one_row_floats.cuh) has:
 //
 //   CHUNK, X_BYTES        inputs of a chunk; bytes of an activation in shared memory
 //   GROUPS                words of `records` for each chunk; 0: no groups. With large groups, chunks share a word
@@ -16,11 +16,12 @@
 //   HAS_ROW_SCALE         the activations of the row have one scale
 //   HAS_OUTPUT_SCALE      each output has one scale
 //   MMA                   which output a lane owns (see Lane)
+//   Group                 what the activations of a group have besides their values
 //   Partial, multiply     what a lane adds up over a tile, and how it adds the products of a step
 //   Sum, sum_of           the sum of a lane at the end of a tile
 #pragma once
 
-#include "one_row_activations.cuh"
+#include "one_row_floats.cuh"
 
 namespace localllm::cuda {
 namespace {
@@ -194,7 +195,8 @@ OneRowArgs row_arguments(const ProductArgs& args) {
 // Bytes of shared memory.
 template <class F>
 int activation_bytes(const OneRowArgs& d) {
-  return d.chunks * (F::CHUNK * F::X_BYTES + F::GROUPS * int(sizeof(Rounded))) + int(sizeof(Rounded));
+  const int group = int(sizeof(typename F::Group));
+  return d.chunks * (F::CHUNK * F::X_BYTES + F::GROUPS * group) + group;
 }
 
 int64_t resident_blocks() { return int64_t(gpu().processors) * RESIDENT_BLOCKS; }
@@ -221,17 +223,25 @@ bool with_groups(const ProductArgs& args, Call&& call) {
   }
 }
 
-// Calls call(format) if the kernels support the int8 or int4 product with rounded activations; else returns false.
+// Calls call(format) if the kernels support the product of one row; else returns false.
 template <class Call>
-bool with_rounded(const ProductArgs& args, Call&& call) {
+bool with_one_row(const ProductArgs& args, Call&& call) {
   auto call_if_fits = [&](auto format) {
     const int64_t padded = (args.row_bytes + 63) / 64 * decltype(format)::CHUNK;
     return padded <= (args.norm ? MAX_NORMED_FEATURES : MAX_IN_FEATURES) && call(format);
   };
   if (args.rows != 1 || !args.resident) return false;
   if ((args.norm && args.norm_type != Type::bf16) || !aligned({args.norm, args.records}, {})) return false;
-  if (args.format == Weights::int8) return call_if_fits(Bytes{});
-  return args.format == Weights::int4 && with_groups<HalfBytes>(args, call_if_fits);
+  switch (args.format) {
+    case Weights::int8: return call_if_fits(Bytes{});
+    case Weights::int4: return with_groups<HalfBytes>(args, call_if_fits);
+    case Weights::int4_wide: return with_groups<WideHalfBytes>(args, call_if_fits);
+    case Weights::fp8: break;
+    default: return false;
+  }
+  if (!args.records) return call_if_fits(E4m3Row<false>{});
+  const bool is_power_of_two = (args.group & (args.group - 1)) == 0;
+  return is_power_of_two && args.group >= E4m3Row<true>::CHUNK && call_if_fits(E4m3Row<true>{});
 }
 
 }  // namespace

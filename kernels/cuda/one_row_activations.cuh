@@ -1,5 +1,5 @@
 // The activations of one row. Every block prepares them in its shared memory: it optionally adds the residual stream
-// and normalises, then rounds to int8 (kernels/ops/linear_int8.py).
+// and normalises, then rounds to int8 (kernels/ops/linear_int8.py) or puts them in the order of the format.
 #pragma once
 
 #include "one_row_formats.cuh"
@@ -18,12 +18,13 @@ static __device__ inline void sync_consumers() { asm volatile("bar.sync 1, %0;" 
 template <class F, int N>
 class OneRow {
  public:
-  char* x;          // [padded] int8, zero-padded after the last input
-  Rounded* groups;  // [padded / F::GROUP], or [1] without groups
+  using Group = typename F::Group;
+  char* x;        // [padded] int8, or bf16 if the format does not round; zero-padded after the last input
+  Group* groups;  // [padded / F::GROUP]; of rounded activations without groups: [1]
 
   // Starts the loads of the norm's weights. It may run before wait_for_previous, because no kernel writes them.
   __device__ OneRow(const ProductArgs& a, char* x, int padded)
-      : x(x), groups(reinterpret_cast<Rounded*>(x + padded)), a_(a), padded_(padded) {
+      : x(x), groups(reinterpret_cast<Group*>(x + padded * F::X_BYTES)), a_(a), padded_(padded) {
     if constexpr (EARLY_NORM)
       if (a.norm)
 #pragma unroll
@@ -39,6 +40,19 @@ class OneRow {
       if (a_.stream) add_stream(vectors);
       if (a_.norm) normalise(vectors);
     }
+    if constexpr (std::is_same_v<Group, Rounded>) round(vectors);
+    else store(vectors);
+    sync_consumers();
+  }
+
+ private:
+  static constexpr bool NORMED = N * 8 * CONSUMER_THREADS <= MAX_NORMED_FEATURES;
+  static constexpr bool EARLY_NORM = NORMED && (N < 4 || F::GROUPS < 4);  // the other kernels lack the registers
+  const ProductArgs& a_;
+  int padded_;
+  uint4 norm_[EARLY_NORM ? N : 1];
+
+  __device__ void round(const uint4 (&vectors)[N]) const {
     uint32_t largest[N];
 #pragma unroll
     for (int h = 0; h < N; h++) largest[h] = magnitude(vectors[h]);
@@ -57,15 +71,24 @@ class OneRow {
 #pragma unroll
     for (int h = 0; h < N; h++)
       round_and_store(vectors[h], offset_of(h), __uint_as_float(largest[F::GROUP > 0 ? h : 0]));
-    sync_consumers();
   }
-
- private:
-  static constexpr bool NORMED = N * 8 * CONSUMER_THREADS <= MAX_NORMED_FEATURES;
-  static constexpr bool EARLY_NORM = NORMED && (N < 4 || F::GROUPS < 4);  // the other kernels lack the registers
-  const ProductArgs& a_;
-  int padded_;
-  uint4 norm_[EARLY_NORM ? N : 1];
+  // Stores the activations and the sums of their groups.
+  __device__ void store(const uint4 (&vectors)[N]) const {
+#pragma unroll
+    for (int h = 0; h < N; h++) {
+      const int k = offset_of(h);
+      if constexpr (F::GROUP > 0) {
+        float values[8], sum = 0.0f;
+        unpack(vectors[h], values);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum += values[i];
+#pragma unroll
+        for (int lanes = 1; lanes < F::GROUP / 8; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
+        if (k % F::GROUP == 0 && k < padded_) groups[k / F::GROUP] = sum;
+      }
+      if (k < padded_) *reinterpret_cast<uint4*>(x + k * F::X_BYTES) = F::ordered(vectors[h]);
+    }
+  }
 
   static __device__ int offset_of(int h) { return (h * CONSUMER_THREADS + int(threadIdx.x)) * 8; }
   __device__ uint4 read(const void* from, int k) const {

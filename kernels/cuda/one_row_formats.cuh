@@ -60,6 +60,7 @@ struct PlainSum {
 
 // int8, [out_features, in_features]; one scale for all activations of the row.
 struct Bytes : PlainSum<int> {
+  using Group = Rounded;
   static constexpr bool MMA = false, HAS_ROW_SCALE = true, HAS_OUTPUT_SCALE = true;
   static constexpr int CHUNK = 64, X_BYTES = 1, GROUPS = 0, GROUP = 0;
   static __device__ void put(char* x, int k, uint2 bytes) { *reinterpret_cast<uint2*>(x + k) = bytes; }
@@ -98,6 +99,7 @@ static __device__ inline int exchange(const int (&values)[4], int t) {
 // int4 with int8 activations in groups, PER_CHUNK groups per chunk. Layout: see Nibbles in formats.cuh.
 template <int PER_CHUNK>
 struct HalfBytes : PlainSum<float> {
+  using Group = Rounded;
   static constexpr bool MMA = false, HAS_ROW_SCALE = false, HAS_OUTPUT_SCALE = false;
   static constexpr int CHUNK = 128, X_BYTES = 1, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK;
 

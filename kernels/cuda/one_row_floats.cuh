@@ -24,6 +24,7 @@ struct Pair {
 };
 
 struct FloatFormat {
+  using Group = float;  // the sum of the activations of a group
   static constexpr bool MMA = true, HAS_ROW_SCALE = false;
   static constexpr int X_BYTES = 2;
 };
@@ -107,52 +108,6 @@ struct WideHalfBytes : FloatFormat, PlainSum<float> {
         sum = __fmaf_rn(products[p].owned(lane) - surplus, Format::scale_of(record), sum);
       }
     }
-  }
-};
-
-// The activations of one row, in the order of the format. Every block copies them to its shared memory.
-template <class F>
-class FloatRow {
- public:
-  float* groups;  // [padded / F::GROUP]: the sum of the activations of each group
-
-  // x [padded] bf16, zero-padded after the last input
-  __device__ FloatRow(const ProductArgs& a, char* x, int padded)
-      : groups(reinterpret_cast<float*>(x + padded * F::X_BYTES)), a_(a), x_(x), padded_(padded) {}
-
-  __device__ void fill() const {
-    constexpr int LOADS = 4, WIDTH = CONSUMER_THREADS * 8;
-    for (int first = 0; first < padded_; first += LOADS * WIDTH) {
-      uint4 vectors[LOADS];
-      auto input_of = [&](int h) { return first + h * WIDTH + int(threadIdx.x) * 8; };
-#pragma unroll
-      for (int h = 0; h < LOADS; h++) {
-        vectors[h] = {};
-        if (input_of(h) < int(a_.in_features))
-          vectors[h] = *reinterpret_cast<const uint4*>(static_cast<const __nv_bfloat16*>(a_.x) + input_of(h));
-      }
-#pragma unroll
-      for (int h = 0; h < LOADS; h++) {
-        if constexpr (F::GROUP > 0) add_up(vectors[h], input_of(h));
-        if (input_of(h) < padded_) *reinterpret_cast<uint4*>(x_ + input_of(h) * F::X_BYTES) = F::ordered(vectors[h]);
-      }
-    }
-    sync_consumers();
-  }
-
- private:
-  const ProductArgs& a_;
-  char* x_;
-  int padded_;
-
-  __device__ void add_up(const uint4& vector, int input) const {
-    float values[8], sum = 0;
-    unpack(vector, values);
-#pragma unroll
-    for (int i = 0; i < 8; i++) sum += values[i];
-#pragma unroll
-    for (int lanes = 1; lanes < F::GROUP / 8; lanes *= 2) sum += __shfl_xor_sync(0xffffffffu, sum, lanes);
-    if (input % F::GROUP == 0 && input < padded_) groups[input / F::GROUP] = sum;
   }
 };
 
