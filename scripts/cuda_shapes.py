@@ -387,8 +387,10 @@ def choice_products(op: str, pick: random.Random) -> None:
 
     rows, per_row, count = pick.randint(1, 5), pick.randint(1, 8), pick.randint(1, 6)
     outputs, in_features = 8 * pick.randint(1, 40), 8 * pick.randint(1, 500)
+    if op == "mxfp4":
+        in_features += -in_features % 32
     group = pick.choice([64, 128, 256] if op == "fp8" else [32, 64, 128])
-    gate = pick.choice([-1, 0, 1, 2])
+    gate = pick.choice([-1, 0, 1, 2, 3])
     full = outputs * (1 if gate < 0 else 2)
     weight = random_weight(op, count * full, in_features, torch.Generator(), torch.bfloat16, group)
     packed = moe.pack_slices([type(weight)(*map(moved, weight))], count, full, torch.bfloat16)
@@ -424,7 +426,7 @@ KERNELS: Mapping[str, Draw] = {
     "small_batch_lora": partial(lora, project=True),
     **{f"widen_{op}": partial(widen, op) for op in ("int4", "fp8")},
     "round_groups": round_groups,
-    **{f"choice_products_{op}": partial(choice_products, op) for op in ("int8", "int4", "int4_wide", "fp8")},
+    **{f"choice_products_{op}": partial(choice_products, op) for op in ("int8", "int4", "int4_wide", "fp8", "mxfp4")},
     "decode_attention": decode_attention,
     "extend_attention": extend_attention,
     "extend_attention_mma": extend_attention_mma,

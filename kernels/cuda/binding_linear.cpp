@@ -23,7 +23,9 @@ void set_weight(const char* op, ProductArgs& args, const Tensor& weight, const O
   refuse_unaligned(op, weight, "weight");
   args.weight = matrix.data();
   args.row_bytes = matrix.size(1) * matrix.bytes();
+  const bool mxfp4 = args.format == Weights::mxfp4;
   int64_t min_bytes = args.format == Weights::bf16 ? args.in_features * 2
+                      : mxfp4                      ? (args.in_features + 1) / 2
                       : args.format == Weights::int8 || args.format == Weights::fp8
                           ? args.in_features
                           : round_up(args.in_features, 128) / 2;
@@ -40,11 +42,12 @@ void set_weight(const char* op, ProductArgs& args, const Tensor& weight, const O
   if (!grouped) return;
   if (args.group < 1 || (args.group < args.in_features && args.group % (fp8 ? 64 : 32)))
     refuse(op, ": groups of ", args.group, " inputs, a multiple of ", fp8 ? 64 : 32, " expected");
+  if (mxfp4 && args.group != 32) refuse(op, ": groups of ", args.group, " inputs, 32 expected");
   const int64_t subgroup = record_inputs(args);
   Argument record_table({op, weight}, "records", *records);
-  record_table.shaped({(args.out_features + 7) / 8, (args.in_features + subgroup - 1) / subgroup, 8})
-      .of(ScalarType::Int)
-      .dense();
+  const int64_t subgroups = (args.in_features + subgroup - 1) / subgroup;
+  if (mxfp4) record_table.shaped({args.out_features, subgroups}).of(ScalarType::Byte).dense();
+  else record_table.shaped({(args.out_features + 7) / 8, subgroups, 8}).of(ScalarType::Int).dense();
   args.records = record_table.data();
 }
 
@@ -72,9 +75,12 @@ void set_norm(ProductArgs& args, const Tensor& x, const Optional& stream, const 
   if (args.stream == args.stream_out) refuse(OP, ": stream_out must not be the memory of stream");
 }
 
-// The numbers of a mixture of experts; without one, each row is a choice of one expert.
+// The numbers of a mixture of experts, and the last format and gate that its op supports; without one, each row is a
+// choice of one expert.
 struct Mixture {
   int64_t choices_per_row = 1, experts = 1;
+  Weights last_format = Weights::fp8;
+  ExpertGate last_gate = ExpertGate::gelu_tanh;
 };
 
 // The arguments of a product without a norm. In a mixture: those of choice 0 and expert 0, but `rows` rows of x.
@@ -85,12 +91,12 @@ ProductArgs product_arguments(const char* op, const Tensor& out, const Tensor& x
   Argument to({op, x}, "out", out), from({op, x}, "x", x);
   from.shaped({ANY, ANY}).of(ScalarType::BFloat16).dense_rows();
   to.shaped({from.size(0) * mixture.choices_per_row, ANY}).written_rows();
-  if (format < 0 || format > 4) refuse(op, ": format is ", format, ", 0 to 4 expected");
-  if (gate < -1 || gate > 2) refuse(op, ": gate is ", gate, ", -1 to 2 expected");
+  check_range({op, x}, "format", format, 0, int64_t(mixture.last_format));
+  check_range({op, x}, "gate", gate, -1, int64_t(mixture.last_gate));
   ProductArgs args{};
   args.format = (Weights)format;
   args.gated = gate >= 0;
-  args.gate = args.gated ? (Activation)gate : Activation::silu;
+  args.gate = args.gated ? (ExpertGate)gate : ExpertGate::silu;
   args.rows = from.size(0);
   args.in_features = from.size(1);
   args.out_features = to.size(1) * (args.gated ? 2 : 1) * mixture.experts;
@@ -200,7 +206,7 @@ void choice_products_op(Tensor out, Tensor x, Tensor experts, Tensor weight, Opt
   if (rows == 0 || choices % rows) refuse(op.name, ": ", choices, " choices of ", rows, " rows");
   if (outputs == 0 || outputs % 8 || matrix.size(0) % outputs)
     refuse(op.name, ": weight has ", matrix.size(0), " outputs, a multiple of ", outputs, " expected");
-  const Mixture mixture{choices / rows, matrix.size(0) / outputs};
+  const Mixture mixture{choices / rows, matrix.size(0) / outputs, Weights::mxfp4, ExpertGate::clamped_swiglu};
   ChoiceArgs args{product_arguments(op.name, out, x, weight, records, scale, bias, format, group, true, gate, MAX_CHOICES,
                                     mixture)};
   args.product.rows = 1;

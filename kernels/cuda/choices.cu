@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(CONSUMER_THREADS, RESIDENT_BLOCKS)
   add_bytes(a.x, choice / args.choices_per_row * a.x_stride * 2);
   add_bytes(a.out, choice * a.out_stride * bytes_of(a.out_type));
   add_bytes(a.weight, outputs * a.row_bytes);
-  add_bytes(a.records, outputs * d.subgroups * 4);
+  add_bytes(a.records, outputs * d.subgroups * F::RECORD_BYTES);
   add_bytes(a.scale, outputs * 4);
   add_bytes(a.bias, outputs * bytes_of(a.bias_type));
   a.norm = a.stream = nullptr;
@@ -52,12 +52,15 @@ void start(const ChoiceArgs& args, const OneRowArgs& d, cudaStream_t stream) {
 }  // namespace
 
 bool choice_products(const ChoiceArgs& args, cudaStream_t stream) {
-  return with_one_row(args.product, [&](auto format) {
+  auto launch = [&](auto format) {
     using F = decltype(format);
     const OneRowArgs d = row_arguments<F, ChoiceLane<F>>(args.product);
     with_vectors<F>(d, [&](auto n) { start<F, OneRow<F, n>>(args, d, stream); });
     return true;
-  });
+  };
+  const ProductArgs& a = args.product;
+  if (a.format != Weights::mxfp4) return with_one_row(a, launch);
+  return a.row_bytes * 2 == a.in_features && a.in_features <= MAX_IN_FEATURES && launch(Mxfp4Row{});
 }
 
 }  // namespace localllm::cuda

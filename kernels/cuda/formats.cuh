@@ -72,6 +72,13 @@ struct Int8 {
   };
 };
 
+// The products of two pairs of bf16. Subnormal numbers are exact.
+static __device__ inline uint32_t multiplied(uint32_t pair, uint32_t factors) {
+  uint32_t products;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(products) : "r"(pair), "r"(factors), "r"(0x80008000u));
+  return products;
+}
+
 // e4m3, [out_features, in_features]. `records` has the float32 scale of each group of inputs; the group size is a
 // multiple of 64. Without groups there is one scale per output, as in int8.
 template <bool GROUPED>
@@ -87,9 +94,7 @@ struct E4m3 {
   // Converts bytes 1 and 3 of a word from e4m3 to bf16, exactly. The shifted bits of an e4m3 number are a bf16 number
   // that is smaller by a factor of 2^120.
   static __device__ uint32_t widen(uint32_t word) {
-    uint32_t small = (word & 0x80008000u) | (word >> 4 & 0x07f007f0u), large;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(large) : "r"(small), "r"(0x7b807b80u), "r"(0x80008000u));
-    return large;
+    return multiplied((word & 0x80008000u) | (word >> 4 & 0x07f007f0u), 0x7b807b80u);
   }
   template <int NT>
   struct Activations {

@@ -5,14 +5,15 @@
 
 namespace localllm::cuda {
 
-// fp8_rounded, of tiled_product only: fp8 weights; activations may be rounded to e4m3.
-enum class Weights : int { bf16 = 0, int8 = 1, int4 = 2, int4_wide = 3, fp8 = 4, fp8_rounded = 5 };
+// mxfp4: of choice_products only. fp8_rounded, of tiled_product only: fp8 weights; activations may be rounded to e4m3.
+enum class Weights : int { bf16 = 0, int8 = 1, int4 = 2, int4_wide = 3, fp8 = 4, mxfp4 = 5, fp8_rounded = 6 };
 
 struct ProductArgs {
   void* out;            // [rows, out_features], or [rows, out_features / 2] with a gate
   const void* x;        // [rows, in_features] bf16
   const void* weight;   // [out_features, row_bytes]; padding after the last input is zero
-  const void* records;  // scales and zero points of groups (formats.cuh); null: none
+  // Scales and zero points of groups (formats.cuh); mxfp4: the exponents (kernels/ops/linear_mxfp4.py). null: none
+  const void* records;
   const float* scale;   // [out_features]; null: none
   const void* bias;     // [out_features]; null: none
   Type out_type, bias_type;
@@ -20,7 +21,7 @@ struct ProductArgs {
   int64_t rows, out_features, in_features, group, row_bytes, x_stride, out_stride;
   bool resident;  // true: no kernel in the stream writes the weights, so they are prefetched before wait_for_previous
   bool gated;     // out[r, i] = gate(y[r, i]) * y[r, out_features / 2 + i]; y and gate(y) are rounded to bf16 first
-  Activation gate;
+  ExpertGate gate;  // clamped_swiglu: of choice_products only
   const void* stream;  // residual stream [rows, in_features] bf16; stream_out = x + stream is normalised; null: none
   void* stream_out;
   const void* norm;  // weight of the norm [in_features]; null: x is multiplied without a norm
@@ -53,7 +54,7 @@ struct ChoiceArgs {
   bool early;
 };
 
-// For int8, int4, int4_wide and fp8 weights. Returns false if the kernel does not support `args`.
+// For int8, int4, int4_wide, fp8 and mxfp4 weights. Returns false if the kernel does not support `args`.
 bool choice_products(const ChoiceArgs& args, cudaStream_t stream);
 
 // The kernel for one row with int4 weights on Hopper (one_row_hopper.cu), for arguments that one_row supports. Returns

@@ -27,7 +27,7 @@ TRITON = not triton_problem()
 _REFERENCES = reference.Linear()
 
 SMALL_BATCH = 16  # largest number of rows that small_batch supports
-BF16, INT8, INT4, INT4_WIDE, FP8, FP8_ROUNDED = range(6)  # values of Weights in linear.h
+BF16, INT8, INT4, INT4_WIDE, FP8, MXFP4, FP8_ROUNDED = range(7)  # values of Weights in linear.h
 _small_batch_op = torch.ops.localllm.small_batch.default
 _small_batch_fits = torch.ops.localllm.small_batch_fits.default
 _tiled_op = torch.ops.localllm.tiled_product.default

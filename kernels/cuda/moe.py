@@ -1,30 +1,32 @@
 """Mixture of experts on CUDA devices. kernels/ops/moe.py has the reference.
 
-The weights are those that linear.py packs. CUDA C++ multiplies the choices of few tokens with quantised weights
-(choices.cu), Triton all other choices. The reference computes what neither supports.
+The weights are those that linear.py packs; MXFP4 weights are plain. CUDA C++ multiplies the choices of few tokens with
+quantised weights (choices.cu), Triton all other choices. The reference computes what neither supports.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import chain
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from ..elements.arguments import GATES
 from ..ops import moe as reference
 from ..ops.linear import Mxfp4, Weight
+from ..ops.linear_mxfp4 import GROUP
 from ..ops.mlp import Experts
-from ..ops.moe import ExpertWeights, Routed, Routing
+from ..ops.moe import ExpertGate, ExpertWeights, Routed, Routing
 from ..triton_problem import triton_problem
 from . import linear
-from .linear import BF16, FP8, INT4, INT4_WIDE, INT8, Packed, sub_of
+from .linear import BF16, FP8, INT4, INT4_WIDE, INT8, MXFP4, Packed, sub_of
 
 TRITON = not triton_problem()
-# For each op, the largest number of choices for which choice_products is faster than Triton; tuned on H200.
-FEW = {"int8": 64, "int4": 128, "int4_wide": 128, "fp8": 64}
+# For each op, the largest number of choices for which choice_products is faster than Triton; tuned on H200, mxfp4 not
+# yet.
+FEW = {"int8": 64, "int4": 128, "int4_wide": 128, "fp8": 64, "mxfp4": 64}
+GATES = get_args(ExpertGate)  # values of the enum ExpertGate in kernels.h
 MAX_IN_FEATURES = 16384  # of choice_products
 _choice_products_op = torch.ops.localllm.choice_products.default
 torch.library.register_fake("localllm::choice_products", lambda *_: None, allow_override=True)
@@ -87,13 +89,15 @@ def experts(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
 
 def supports_few(x: Tensor, routed: Routed, weights: ExpertWeights) -> bool:
     """True if `few` supports the arguments."""
-    if not 0 < routed.experts.numel() <= FEW.get(weights.op, 0) or weights.gate not in GATES:
+    if not 0 < routed.experts.numel() <= FEW.get(weights.op, 0):
         return False
     return x.dtype == torch.bfloat16 and all(map(is_few_format, (weights.gate_up, weights.down)))
 
 
 def is_few_format(weight: Any) -> bool:
     """True if choice_products supports the weight."""
+    if isinstance(weight, Mxfp4):
+        return 2 * weight.data.shape[1] <= MAX_IN_FEATURES
     if not isinstance(weight, Packed) or weight.in_features % 8 or weight.in_features > MAX_IN_FEATURES:
         return False
     group = weight.group
@@ -113,22 +117,26 @@ def few(x: Tensor, routed: Routed, weights: ExpertWeights) -> Tensor:
     choices = routed.experts.numel()
     inner = x.new_empty(choices, weights.inner)
     results = x.new_empty(choices, x.shape[1], dtype=torch.float32)
-    choice_products(inner, x, routed, weights.op, weights.gate_up, weights.gate_up_bias, GATES[weights.gate])
+    gate = GATES.index(weights.gate)
+    choice_products(inner, x, routed, weights.op, weights.gate_up, weights.gate_up_bias, gate)
     choice_products(results, inner, routed, weights.op, weights.down, weights.down_bias, early=True)
     return combine(results, routed.weights, x.dtype, device_properties(x.device).overlaps)
 
 
 def choice_products(
-    out: Tensor, x: Tensor, routed: Routed, op: str, weight: Packed, bias: Tensor | None, gate: int = -1,
+    out: Tensor, x: Tensor, routed: Routed, op: str, weight: Packed | Mxfp4, bias: Tensor | None, gate: int = -1,
     early: bool = False,
 ) -> None:  # fmt: skip
     """Writes the products of each choice into `out` [choices, outputs]. x: a row of each token, or of each choice.
-    `gate`: see linear.small_batch. `early`: the previous kernel was that of choice_products, and an earlier one wrote
-    the experts."""
-    format = INT4_WIDE if op == "int4_wide" else weight.format
+    `gate`: an index in GATES; -1: none. `early`: the previous kernel was that of choice_products, and an earlier one
+    wrote the experts."""
     bias = None if bias is None else bias.reshape(-1)
-    tensors = weight.data, weight.records, weight.scale, bias
-    _choice_products_op(out, x, routed.experts.reshape(-1), *tensors, format, weight.group, gate, early)
+    if isinstance(weight, Mxfp4):
+        arguments: tuple[Any, ...] = weight.data, weight.exponent, None, bias, MXFP4, GROUP
+    else:
+        format = INT4_WIDE if op == "int4_wide" else weight.format
+        arguments = weight.data, weight.records, weight.scale, bias, format, weight.group
+    _choice_products_op(out, x, routed.experts.reshape(-1), *arguments, gate, early)
 
 
 def _plain(weight: Any) -> Any:

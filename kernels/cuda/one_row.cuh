@@ -11,7 +11,8 @@
 // A weight format (one_row_formats.cuh, one_row_floats.cuh) has:
 //
 //   CHUNK, X_BYTES        inputs of a chunk; bytes of an activation in shared memory
-//   GROUPS                words of `records` for each chunk; 0: no groups. With large groups, chunks share a word
+//   GROUPS                records of each chunk; 0: no groups. With large groups, chunks share a record
+//   RECORD_BYTES          4: a record is a word, [out_features / 8][records][8]; 1: a byte, [out_features][records]
 //   GROUP                 inputs of a group; 0: no groups, or the size is known only at run time
 //   HAS_ROW_SCALE         the activations of the row have one scale
 //   HAS_OUTPUT_SCALE      each output has one scale
@@ -64,7 +65,7 @@ __device__ inline void read_weights(const uint8_t* from, uint32_t (&to)[4]) {
 
 // The team of this thread, its number in the team, its warp in the team, and the output and the 16 bytes that it reads.
 // WARPS: those of a team. At the end of a tile, the thread has the sum of the output `owned` over chunk 4 w + part of
-// each step.
+// each step; if records are bytes, over group `part` of each chunk.
 template <class F, int WARPS>
 struct Lane {
   static constexpr int THREADS = WARPS * 32, CHUNKS = 4 * WARPS, TEAMS = CONSUMER_THREADS / THREADS;
@@ -89,13 +90,32 @@ __device__ inline void fetch(const OneRowArgs& d, const L& lane, const Position&
   }
   if constexpr (F::GROUPS > 0) {
     const bool owned = at.unit < d.units && block * 8 + lane.owned < d.args.out_features;
-    const auto* records = static_cast<const uint32_t*>(d.args.records) + int64_t(block) * d.subgroups * 8 + lane.owned;
+    if constexpr (F::RECORD_BYTES == 1) {
+      const auto* records = static_cast<const uint8_t*>(d.args.records) + int64_t(block * 8 + lane.owned) * d.subgroups;
 #pragma unroll
-    for (int p = 0; p < F::GROUPS; p++) {
-      const int subgroup = ((chunk + lane.part) >> d.log_chunks) * F::GROUPS + p;
-      stage.records[p] = owned && subgroup < d.subgroups ? __ldg(records + subgroup * 8) : 0;
+      for (int j = 0; j < 4; j++) {
+        const int subgroup = (chunk + j) * F::GROUPS + lane.part;
+        stage.records[j] = owned && subgroup < d.subgroups ? __ldg(records + subgroup) : 0;
+      }
+    } else {
+      const auto* records =
+          static_cast<const uint32_t*>(d.args.records) + int64_t(block) * d.subgroups * 8 + lane.owned;
+#pragma unroll
+      for (int p = 0; p < F::GROUPS; p++) {
+        const int subgroup = ((chunk + lane.part) >> d.log_chunks) * F::GROUPS + p;
+        stage.records[p] = owned && subgroup < d.subgroups ? __ldg(records + subgroup * 8) : 0;
+      }
     }
   }
+}
+
+// The gated activation of kernels/ops/activation.py. Comparisons with a NaN are false, so NaN is not clamped.
+__device__ inline float gated(ExpertGate kind, float gate, float up) {
+  if (kind != ExpertGate::clamped_swiglu) return activated(Activation(kind), gate) * up;
+  constexpr float limit = 7.0f;
+  gate = gate > limit ? limit : gate;
+  up = up > limit ? limit : up < -limit ? -limit : up;
+  return gate / (1.0f + __expf(-1.702f * gate)) * (up + 1.0f);
 }
 
 // The output that each of the first 8 threads of a team stores; with gates, a gate and the value that it multiplies.
@@ -120,8 +140,7 @@ class Epilogue {
       const float shift = d.args.bias ? number(d.args.bias, d.args.bias_type, output) : 0.0f;
       return float(sum) * (row_scale * scale_[half]) + shift;
     };
-    const float result =
-        d.halves > 1 ? activated(d.args.gate, rounded(value(0))) * rounded(value(1)) : value(0);
+    const float result = d.halves > 1 ? gated(d.args.gate, rounded(value(0)), rounded(value(1))) : value(0);
     put(d.args.out, d.args.out_type, output_, result);
   }
 

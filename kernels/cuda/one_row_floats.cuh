@@ -1,6 +1,7 @@
-// The weight formats of one_row.cuh with bfloat16 activations that are not rounded: e4m3 and int4. A chunk is 64 bytes of
-// weights of one output. mma.sync multiplies. Of its 16 rows of activations, the first eight are the same row, and the
-// others are zero. So the eight lanes with the same t have the same two outputs, and each lane owns one output of one chunk.
+// The weight formats of one_row.cuh with bfloat16 activations that are not rounded: e4m3, int4 and MXFP4. A chunk is 64
+// bytes of weights of one output. mma.sync multiplies. With e4m3 and int4, the first eight of its 16 rows of
+// activations are the same row, and the others are zero. So the eight lanes with the same t have the same two outputs,
+// and each lane owns one output of one chunk.
 #pragma once
 
 #include "formats.cuh"
@@ -26,7 +27,7 @@ struct Pair {
 struct FloatFormat {
   using Group = float;  // the sum of the activations of a group
   static constexpr bool MMA = true, HAS_ROW_SCALE = false;
-  static constexpr int X_BYTES = 2;
+  static constexpr int X_BYTES = 2, RECORD_BYTES = 4;
 };
 
 // e4m3 (E4m3 in formats.cuh). GROUPED: a scale for each group of inputs, a power of two of chunks; else for each output.
@@ -107,6 +108,52 @@ struct WideHalfBytes : FloatFormat, PlainSum<float> {
         const float surplus = Format::surplus_of(record) * groups[(chunk + j) * PER_CHUNK + p];
         sum = __fmaf_rn(products[p].owned(lane) - surplus, Format::scale_of(record), sum);
       }
+    }
+  }
+};
+
+// MXFP4, not packed (kernels/ops/linear_mxfp4.py). The 16 bytes of a lane are a group: lane t has group t of a chunk.
+// Rows g and 8 + g of the activations have only the inputs of group g % 4. So mma.sync adds up each group alone, and
+// each lane owns one output of the group `part` of each chunk: it multiplies the sum by the power of two of the group.
+// 2^-127 is read as 0.
+struct Mxfp4Row : FloatFormat, PlainSum<float> {
+  static constexpr bool HAS_OUTPUT_SCALE = false;
+  static constexpr int CHUNK = 128, GROUPS = 4, GROUP = 0, RECORD_BYTES = 1;
+  static __device__ uint4 ordered(const uint4& x) { return WideHalfBytes<1>::ordered(x); }
+
+  // Converts numbers i and i + 4 of a word from e2m1 to bf16, exactly. The integer product has two copies of each
+  // number. One has the sign, the other the exponent and the mantissa of a bf16 number that is smaller by a factor of
+  // 2^126.
+  static __device__ uint32_t widen(uint32_t word, int i) {
+    word >>= i / 2 * 8;
+    const uint32_t copies = i % 2 ? (word & 0x00f000f0u) * 0x0104u : (word & 0x000f000fu) * 0x1040u;
+    return multiplied(copies & 0x81c081c0u, 0x7e807e80u);
+  }
+
+  template <class L, class S>
+  static __device__ void multiply(const L& lane, int chunks, int chunk, const S& stage, uint32_t x, const float*,
+                                  float& sum) {
+    uint32_t values[4][4] = {};
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+      if (chunk + j >= chunks) return;
+      if (lane.part == lane.t) {
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+          load_vector(x + ((chunk + j) * CHUNK + lane.t * 32 + k * 8) * X_BYTES, values[k]);
+      }
+      // Rows 0 to 7 of `first` and 8 to 15 of `second` are used, so mma.sync reads the four registers of a load as they
+      // are. Rows of zeros would need copies.
+      float first[4] = {}, second[4] = {};
+#pragma unroll
+      for (int k = 0; k < 4; k++) {
+        const uint32_t(&v)[4] = values[k];
+        const uint32_t word = stage.weights[j][k];
+        multiply_add(first, v[0], v[1], v[2], v[3], widen(word, 0), widen(word, 2));
+        multiply_add(second, v[0], v[1], v[2], v[3], widen(word, 1), widen(word, 3));
+      }
+      const float product = lane.output < 4 ? first[0] + second[2] : first[1] + second[3];
+      sum = __fmaf_rn(product, __uint_as_float(stage.records[j] << 23), sum);
     }
   }
 };

@@ -62,7 +62,7 @@ struct PlainSum {
 struct Bytes : PlainSum<int> {
   using Group = Rounded;
   static constexpr bool MMA = false, HAS_ROW_SCALE = true, HAS_OUTPUT_SCALE = true;
-  static constexpr int CHUNK = 64, X_BYTES = 1, GROUPS = 0, GROUP = 0;
+  static constexpr int CHUNK = 64, X_BYTES = 1, GROUPS = 0, GROUP = 0, RECORD_BYTES = 4;
   static __device__ void put(char* x, int k, uint2 bytes) { *reinterpret_cast<uint2*>(x + k) = bytes; }
 
   static __device__ int multiply(const uint32_t (&weights)[4], const uint32_t (&x)[4], int sum) {
@@ -101,7 +101,7 @@ template <int PER_CHUNK>
 struct HalfBytes : PlainSum<float> {
   using Group = Rounded;
   static constexpr bool MMA = false, HAS_ROW_SCALE = false, HAS_OUTPUT_SCALE = false;
-  static constexpr int CHUNK = 128, X_BYTES = 1, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK;
+  static constexpr int CHUNK = 128, X_BYTES = 1, GROUPS = PER_CHUNK, GROUP = 128 / PER_CHUNK, RECORD_BYTES = 4;
 
   // Stores 8 activations. The activations that a lane multiplies with 16 bytes of weights are contiguous. In each group
   // of 8 activations, those of even inputs come first.

@@ -36,7 +36,7 @@ __device__ inline void finish_output(const Block& b, int first, const float* sum
     for (int c = 0; c < CHUNKS; c++) sum += from[c * 8];
     return sum + (b.a.bias ? number(b.a.bias, b.a.bias_type, output + i * b.outputs()) : 0.0f);
   };
-  float result = b.a.gated ? activated(b.a.gate, rounded(value(0))) * rounded(value(1)) : value(0);
+  float result = b.a.gated ? activated(Activation(b.a.gate), rounded(value(0))) * rounded(value(1)) : value(0);
   put(b.a.out, b.a.out_type, output, result);
 }
 

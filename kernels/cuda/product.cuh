@@ -26,7 +26,7 @@ static inline SmallBatch small_batch_of(const ProductArgs& args) {
   a.out_stride = args.out_stride;
   a.resident = args.resident;
   a.gated = args.gated ? int(args.out_features / 2) : 0;
-  a.gate = args.gate;
+  a.gate = Activation(args.gate);
   a.stream = args.stream;
   a.stream_out = args.stream_out;
   a.norm = args.norm;

@@ -404,6 +404,8 @@ def test_bad_arguments_are_refused(linear: Linear) -> None:
     rest = None, None, None, 0, 128, True, None, None, None, 0.0, 0.0, -1
     with pytest.raises(RuntimeError, match="17 rows"):
         torch.ops.localllm.small_batch(out, x, weight.data, *rest)
+    with pytest.raises(RuntimeError, match="gate is 3, -1 to 2 expected"):
+        torch.ops.localllm.small_batch(out[:2], x[:2], weight.data, *rest[:-1], 3)
     with pytest.raises(RuntimeError, match="multiples of 16 expected"):
         torch.ops.localllm.small_batch(out[:2], x[:2], weight.data[:, :64].contiguous(), *rest)
     shifted = torch.zeros(1 + weight.data.numel(), device="cuda", dtype=torch.bfloat16)[1:].view_as(weight.data)

@@ -184,7 +184,7 @@ class TestProducts:
             monkeypatch.setattr(linear, "gpu_properties", lambda _, count=processors: GpuProperties((8, 9), count))
             assert linear._beats_torch(4, shallow, torch.bfloat16) == is_faster
 
-    @pytest.mark.parametrize(("rounds", "format"), [(False, 4), (True, 5)])
+    @pytest.mark.parametrize(("rounds", "format"), [(False, 4), (True, 6)])
     def test_tiled_products_of_fp8_may_round_activations(
         self, library: Library, monkeypatch: pytest.MonkeyPatch, rounds: bool, format: int
     ) -> None:
@@ -356,19 +356,20 @@ class TestExperts:
     @pytest.mark.parametrize(
         ("changed", "is_supported"),
         [
-            *(({"op": op}, True) for op in ("int8", "int4", "int4_wide", "fp8")),
+            *(({"op": op}, True) for op in ("int8", "int4", "int4_wide", "fp8", "mxfp4")),
             ({"op": "dense"}, False),
             ({"op": "int4", "group": 128}, True),
             ({"op": "int4_wide", "group": 96}, False),
             ({"op": "fp8", "group": 128}, True),
             ({"op": "fp8", "group": 192}, False),
             ({"op": "fp8", "group": 16384}, True),
-            ({"op": "mxfp4"}, False),
+            ({"op": "mxfp4", "hidden": 16416}, False),
+            ({"op": "mxfp4", "dtype": torch.float32}, False),
             ({"tokens": 0}, False),
             ({"hidden": 16392}, False),
             ({"hidden": 260}, False),
             ({"inner": 36}, False),
-            ({"gate": "clamped_swiglu_and_mul"}, False),
+            ({"gate": "clamped_swiglu_and_mul"}, True),
             ({"dtype": torch.float16}, False),
         ],
         ids=str,
@@ -378,7 +379,7 @@ class TestExperts:
         dtype = given.pop("dtype", torch.bfloat16)
         assert self.is_supported(dtype=dtype, **given) == is_supported
 
-    @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
+    @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8", "mxfp4"])
     def test_number_of_choices(self, op: str, library: Library) -> None:
         most = module("moe").FEW[op] // 2  # each token has two choices
         assert self.is_supported(op, most)
@@ -413,14 +414,17 @@ class TestExperts:
         )
         return weights._replace(gate_up=gate_up, down=down)
 
-    def test_experts_of_few_choices(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("op", "gate"), [("int8", "silu_and_mul"), ("mxfp4", "clamped_swiglu_and_mul")])
+    def test_experts_of_few_choices(
+        self, op: str, gate: Any, library: Library, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Both products are one call of the library each."""
         pytest.importorskip("triton")
         moe = module("moe")
         monkeypatch.setattr(moe, "TRITON", True)
         monkeypatch.setattr("localllm.kernels.triton.moe_product.combine", lambda results, *_: results[:1])
         monkeypatch.setattr("localllm.kernels.triton.target.device_properties", lambda _: Mock(overlaps=False))
-        weights = self.packed(random_experts("int8", 3, 64, 32, torch.Generator(), torch.bfloat16, bias=True))
+        weights = self.packed(random_experts(op, 3, 64, 32, torch.Generator(), torch.bfloat16, gate=gate, bias=True))
         routed = Routed(torch.zeros(1, 2, dtype=torch.int32), torch.ones(1, 2))
         assert moe.experts(gpu(torch.zeros(1, 64).bfloat16()), routed, weights).shape == (1, 64)
         assert library.called() == ["choice_products"] * 2
