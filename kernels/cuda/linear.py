@@ -40,7 +40,7 @@ for _name in ("small_batch", "tiled_product", "widen", "round_groups"):
 # faster than Triton and torch; tuned on H200, with its own kernels and with those of older GPUs.
 MIN_TILED_ROWS = {INT8: 17, INT4: 5, INT4_WIDE: 2, FP8: 3, FP8_ROUNDED: 3}
 TILED_ROWS = {INT8: 32, INT4: 128, INT4_WIDE: 64, FP8: 64, FP8_ROUNDED: 64}
-HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 768, INT4_WIDE: 512, FP8: 1024, FP8_ROUNDED: 1 << 20}
+HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 511, INT4_WIDE: 256, FP8: 2048, FP8_ROUNDED: 1 << 20}
 HOPPER_GROUPED_FP8_ROWS = 256
 NARROW_OUTPUTS = 32  # outputs per multiprocessor of a narrow product
 

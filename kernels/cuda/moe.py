@@ -23,9 +23,8 @@ from . import linear
 from .linear import BF16, FP8, INT4, INT4_WIDE, INT8, MXFP4, Packed, sub_of
 
 TRITON = not triton_problem()
-# For each op, the largest number of choices for which choice_products is faster than Triton; tuned on H200, mxfp4 not
-# yet.
-FEW = {"int8": 64, "int4": 128, "int4_wide": 128, "fp8": 64, "mxfp4": 64}
+# For each op, the largest number of choices for which choice_products is faster than Triton; tuned on H200.
+FEW = {"int8": 64, "int4": 128, "int4_wide": 128, "fp8": 64, "mxfp4": 128}
 GATES = get_args(ExpertGate)  # values of the enum ExpertGate in kernels.h
 MAX_IN_FEATURES = 16384  # of choice_products
 _choice_products_op = torch.ops.localllm.choice_products.default

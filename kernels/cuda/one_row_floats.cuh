@@ -1,7 +1,7 @@
 // The weight formats of one_row.cuh with bfloat16 activations that are not rounded: e4m3, int4 and MXFP4. A chunk is 64
-// bytes of weights of one output. mma.sync multiplies. With e4m3 and int4, the first eight of its 16 rows of
-// activations are the same row, and the others are zero. So the eight lanes with the same t have the same two outputs,
-// and each lane owns one output of one chunk.
+// bytes of weights of one output. mma.sync multiplies 16 rows, which have activations of the same row: rows 0 to 7 those of
+// one half of the inputs, rows 8 to 15 those of the other half. So its operand is what a lane reads from shared memory, and
+// needs no zeros. The eight lanes with the same t have the same two outputs, and each lane owns one output of one chunk.
 #pragma once
 
 #include "formats.cuh"
@@ -9,18 +9,19 @@
 
 namespace localllm::cuda {
 
-// The two outputs of a lane, 2 t and 2 t + 1.
+// The sums of the two outputs of a lane, 2 t and 2 t + 1.
 struct Pair {
-  float values[4] = {};  // the last two are of the rows that are zero
+  float first[4] = {}, second[4] = {};  // of rows 0 to 7: the first two of `first`; of rows 8 to 15: the last two of `second`
 
-  // The products of two register pairs.
-  __device__ void add(uint32_t x0, uint32_t x1, uint32_t w0, uint32_t w1) {
-    multiply_add(values, x0, 0, x1, 0, w0, w1);
+  // Adds the products of activations x[i] and weights w[i].
+  __device__ void add(const uint32_t (&x)[4], const uint32_t (&w)[4]) {
+    multiply_add(first, x[0], x[1], x[2], x[3], w[0], w[2]);
+    multiply_add(second, x[0], x[1], x[2], x[3], w[1], w[3]);
   }
   // The output that the lane owns.
   template <class L>
   __device__ float owned(const L& lane) const {
-    return lane.output < 4 ? values[0] : values[1];
+    return lane.output < 4 ? first[0] + second[2] : first[1] + second[3];
   }
 };
 
@@ -50,17 +51,16 @@ struct E4m3Row : FloatFormat {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
       if (chunk + j >= chunks) return;
-      uint32_t values[2][4];
       const uint32_t from = x + (chunk + j) * CHUNK * X_BYTES + lane.t * 32;
-      load_vector(from, values[0]);
-      load_vector(from + 16, values[1]);
       Pair product;
       if constexpr (!GROUPED) product = sum;
 #pragma unroll
-      for (int k = 0; k < 4; k++) {
-        const uint32_t word = stage.weights[j][k];
-        product.add(values[k / 2][k % 2 * 2], values[k / 2][k % 2 * 2 + 1], E4m3<GROUPED>::widen(word),
-                    E4m3<GROUPED>::widen(word << 8));
+      for (int h = 0; h < 2; h++) {
+        uint32_t values[4], w[4];
+        load_vector(from + 16 * h, values);
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = E4m3<GROUPED>::widen(stage.weights[j][2 * h + i / 2] << i % 2 * 8);
+        product.add(values, w);
       }
       if constexpr (!GROUPED) sum = product;
       else if (lane.part == j) sum += product.owned(lane) * __uint_as_float(stage.records[0]);
@@ -98,8 +98,7 @@ struct WideHalfBytes : FloatFormat, PlainSum<float> {
         load_vector(x + ((chunk + j) * CHUNK + r * 32 + lane.t * 8) * X_BYTES, values);
 #pragma unroll
         for (int i = 0; i < 4; i++) w[i] = (stage.weights[j][r] >> 4 * i & 0x000f000fu) | 0x43004300u;
-        products[r * PER_CHUNK / 4].add(values[0], values[1], w[0], w[1]);
-        products[r * PER_CHUNK / 4].add(values[2], values[3], w[2], w[3]);
+        products[r * PER_CHUNK / 4].add(values, w);
       }
       if (lane.part != j) continue;
 #pragma unroll
@@ -142,18 +141,15 @@ struct Mxfp4Row : FloatFormat, PlainSum<float> {
         for (int k = 0; k < 4; k++)
           load_vector(x + ((chunk + j) * CHUNK + lane.t * 32 + k * 8) * X_BYTES, values[k]);
       }
-      // Rows 0 to 7 of `first` and 8 to 15 of `second` are used, so mma.sync reads the four registers of a load as they
-      // are. Rows of zeros would need copies.
-      float first[4] = {}, second[4] = {};
+      Pair product;
 #pragma unroll
       for (int k = 0; k < 4; k++) {
-        const uint32_t(&v)[4] = values[k];
-        const uint32_t word = stage.weights[j][k];
-        multiply_add(first, v[0], v[1], v[2], v[3], widen(word, 0), widen(word, 2));
-        multiply_add(second, v[0], v[1], v[2], v[3], widen(word, 1), widen(word, 3));
+        uint32_t w[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) w[i] = widen(stage.weights[j][k], i);
+        product.add(values[k], w);
       }
-      const float product = lane.output < 4 ? first[0] + second[2] : first[1] + second[3];
-      sum = __fmaf_rn(product, __uint_as_float(stage.records[j] << 23), sum);
+      sum = __fmaf_rn(product.owned(lane), __uint_as_float(stage.records[j] << 23), sum);
     }
   }
 };
