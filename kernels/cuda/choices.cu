@@ -55,7 +55,7 @@ bool choice_products(const ChoiceArgs& args, cudaStream_t stream) {
   auto launch = [&](auto format) {
     using F = decltype(format);
     const OneRowArgs d = row_arguments<F, ChoiceLane<F>>(args.product);
-    with_vectors<F>(d, [&](auto n) { start<F, OneRow<F, n>>(args, d, stream); });
+    with_vectors<F, 2, MAX_VECTORS>(d, [&](auto n) { start<F, OneRow<F, n>>(args, d, stream); });
     return true;
   };
   const ProductArgs& a = args.product;

@@ -22,9 +22,11 @@ template <class F>
 void start(const ProductArgs& args, cudaStream_t stream) {
   const OneRowArgs d = row_arguments<F, Lane<F, TEAM_WARPS>>(args);
   const int64_t blocks = std::min<int64_t>(d.units, resident_blocks());
-  with_vectors<F>(d, [&](auto n) {
+  auto launch = [&](auto n) {
     launch_early(one_row_kernel<F, n>, blocks, CONSUMER_THREADS, activation_bytes<F>(d), stream, d);
-  });
+  };
+  if constexpr (F::X_BYTES == 1) with_vectors<F, 1, 2, 4, MAX_VECTORS>(d, launch);
+  else with_vectors<F, 2, 4, MAX_VECTORS>(d, launch);
   check_launch("linear");
 }
 

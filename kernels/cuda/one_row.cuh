@@ -220,14 +220,13 @@ int activation_bytes(const OneRowArgs& d) {
 
 int64_t resident_blocks() { return int64_t(gpu().processors) * RESIDENT_BLOCKS; }
 
-// Calls launch(n) with a constant n: the vectors of 8 activations per thread.
-template <class F, class Launch>
+// Calls launch(n) with a constant n: the vectors of 8 activations per thread. n is the first of N and MORE that suffices;
+// each number is another kernel, and the wheel has little room for more.
+template <class F, int N, int... MORE, class Launch>
 void with_vectors(const OneRowArgs& d, Launch&& launch) {
-  const int vectors = d.chunks * F::CHUNK / 8;
-  if (vectors <= CONSUMER_THREADS) return launch(std::integral_constant<int, 1>{});
-  if (vectors <= 2 * CONSUMER_THREADS) return launch(std::integral_constant<int, 2>{});
-  if (vectors <= 4 * CONSUMER_THREADS) return launch(std::integral_constant<int, 4>{});
-  launch(std::integral_constant<int, MAX_IN_FEATURES / 8 / CONSUMER_THREADS>{});
+  if constexpr (sizeof...(MORE) > 0)
+    if (d.chunks * F::CHUNK / 8 > N * CONSUMER_THREADS) return with_vectors<F, MORE...>(d, launch);
+  launch(std::integral_constant<int, N>{});
 }
 
 // Calls call(Format<groups per chunk>) if the kernels support the groups of an int4 weight; else returns false.

@@ -10,6 +10,7 @@ namespace localllm::cuda {
 constexpr int TEAMS = 2, TEAM_WARPS = 4;  // warps that multiply; one_row_hopper.cu has a producer warp as well
 constexpr int CONSUMER_THREADS = TEAMS * TEAM_WARPS * 32;  // threads of the consumer warps
 constexpr int MAX_IN_FEATURES = 16384, MAX_NORMED_FEATURES = 8192;  // limits of `in_features` without and with a norm
+constexpr int MAX_VECTORS = MAX_IN_FEATURES / 8 / CONSUMER_THREADS;  // of 8 activations per thread
 
 static __device__ inline void sync_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(CONSUMER_THREADS) : "memory"); }
 
