@@ -196,7 +196,7 @@ def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
     packed = pack_slices([weight(pick, op, out_features, in_features)], out_features, torch.bfloat16)
     bias = floats(out_features, dtype=pick.choice(FLOATS)) if pick.random() < 0.3 else None
     norm = stream = None
-    if pick.random() < 0.5 and op != "int4_wide" and can_fuse_norm(packed, rows):
+    if pick.random() < 0.5 and can_fuse_norm(op, packed, rows):
         norm = (floats(in_features), 1e-6, 0.0)
         stream = floats(rows, in_features) if pick.random() < 0.7 else None
     format = INT4_WIDE if op == "int4_wide" else None
@@ -221,7 +221,7 @@ def tiled_product(op: str, pick: random.Random) -> None:
     tiled(x, *rest)
 
 
-def widen(op: str, pick: random.Random) -> None:
+def widened_outputs(op: str, pick: random.Random) -> None:
     """Dequantises some outputs of a weight."""
     from localllm.kernels.cuda.linear import pack_slices, widen
 
@@ -424,7 +424,7 @@ KERNELS: Mapping[str, Draw] = {
     "lora_expand": partial(lora, project=False),
     **{f"tiled_product_{op}": partial(tiled_product, op) for op in ("int8", "int4", "int4_wide", "fp8", "fp8_rounded")},
     "small_batch_lora": partial(lora, project=True),
-    **{f"widen_{op}": partial(widen, op) for op in ("int4", "fp8")},
+    **{f"widen_{op}": partial(widened_outputs, op) for op in ("int4", "fp8")},
     "round_groups": round_groups,
     **{f"choice_products_{op}": partial(choice_products, op) for op in ("int8", "int4", "int4_wide", "fp8", "mxfp4")},
     "decode_attention": decode_attention,

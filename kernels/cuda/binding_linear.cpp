@@ -1,5 +1,5 @@
-// The ops small_batch, small_batch_lora, small_batch_fits, tiled_product, choice_products, widen and round_groups: checks of
-// their arguments. linear.h describes the arguments.
+// Checks of the arguments of the ops small_batch, small_batch_lora, small_batch_fits, tiled_product, choice_products, widen
+// and round_groups. linear.h describes the arguments.
 #include <vector>
 
 #include "../cpu/checks.h"
@@ -186,7 +186,7 @@ void round_groups_op(Tensor out, Tensor x, int64_t group) {
   refuse_unaligned(op.name, out, "out");
   RowArgs args{};
   args.out = to.data(), args.x = from.data(), args.x_stride = from.stride();
-  args.rows = check_range(op, "the number of rows", from.size(0), 0, MAX_TILED_ROWS);
+  args.rows = check_range(op, "the number of rows", from.size(0), 0, INT32_MAX);
   args.in_features = args.padded = check_range(op, "the number of inputs", from.size(1), 0, INT32_MAX);
   args.group = group;
   if (args.in_features % 8 || args.x_stride % 8) refuse(op.name, ": rows of x are not aligned to 16 bytes");
@@ -261,7 +261,7 @@ bool fits_op(int64_t device, int64_t rows, int64_t out_features, int64_t in_feat
              int64_t group, bool gated, bool normed) {
   const Op op("small_batch_fits");
   ProductArgs args{};
-  args.format = (Weights)check_range(op, "format", format, 0, 4),
+  args.format = (Weights)check_range(op, "format", format, 0, int64_t(Weights::fp8)),
   args.rows = check_range(op, "rows", rows, 1, MAX_ROWS);
   args.out_features = check_range(op, "out_features", out_features, 0, INT32_MAX),
   args.in_features = check_range(op, "in_features", in_features, 1, INT32_MAX);

@@ -72,13 +72,6 @@ struct Int8 {
   };
 };
 
-// The products of two pairs of bf16. Subnormal numbers are exact.
-static __device__ inline uint32_t multiplied(uint32_t pair, uint32_t factors) {
-  uint32_t products;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(products) : "r"(pair), "r"(factors), "r"(0x80008000u));
-  return products;
-}
-
 // e4m3, [out_features, in_features]. `records` has the float32 scale of each group of inputs; the group size is a
 // multiple of 64. Without groups there is one scale per output, as in int8.
 template <bool GROUPED>

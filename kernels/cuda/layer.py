@@ -16,7 +16,7 @@ from ..ops.layer import DecoderLayer
 from ..ops.mlp import Experts, GatedMlp
 from ..ops.projection import Product, Projection
 from ..ops.step import LayerStep
-from .linear import can_fuse_norm, small_batch
+from .linear import can_fuse_norm, format_of, small_batch
 from .moe import norm_route
 
 
@@ -86,9 +86,9 @@ def _qkv(layer: DecoderLayer, x: Tensor) -> Product | None:
 def _fused(projection: Projection, rows: int, gated: bool = False) -> Product | None:
     """The product of the projection; None if the kernel cannot fuse the norm before it (and the gate after it)."""
     product = projection.product
-    if product is None or product.order is not None or product.op == "int4_wide":
+    if product is None or product.order is not None:
         return None
-    fusable = can_fuse_norm(product.weight, rows, gated) and product.weight.out_features % 16 == 0
+    fusable = can_fuse_norm(product.op, product.weight, rows, gated) and product.weight.out_features % 16 == 0
     return product if fusable else None
 
 
@@ -99,7 +99,6 @@ def _normalised(
     weight, eps, offset = norm
     assert weight is not None
     fused_norm = weight, eps, offset
-    outputs: tuple[Tensor, Tensor] = small_batch(
-        x.contiguous(), product.weight, product.bias, x.dtype, None, fused_norm, stream.contiguous(), gate
-    )
+    factors = product.weight, product.bias, x.dtype, format_of(product.op, product.weight)
+    outputs: tuple[Tensor, Tensor] = small_batch(x.contiguous(), *factors, fused_norm, stream.contiguous(), gate)
     return outputs

@@ -1,4 +1,4 @@
-// Linear layers for 1 to 16 rows: the arguments and entry points that all weight formats share.
+// Products with packed weights: the arguments and entry points that all weight formats share.
 #pragma once
 
 #include "lora.h"
@@ -49,8 +49,8 @@ struct ChoiceArgs {
   const int32_t* experts;  // [choices]: the weights of expert e begin at output e * out_features
   int64_t choices;
   int64_t choices_per_row;  // choice c multiplies row c / choices_per_row of x
-  // True: `experts` are read before wait_for_previous. A kernel before the previous one wrote them, and all threads of the
-  // previous kernel call wait_for_previous before launch_dependents, as the kernel of choice_products does.
+  // True: `experts` and weights are read before wait_for_previous. A kernel before the previous one wrote them, and all
+  // threads of the previous kernel call wait_for_previous before launch_dependents, as the kernel of choice_products does.
   bool early;
 };
 
@@ -95,7 +95,7 @@ struct RowArgs {
   bool e4m3;  // round_rows rounds to e4m3 instead of int8; the largest magnitude becomes 448
 };
 
-// True if the kernel holds a row in registers, so that it can store rounded activations in bf16. `rounded`: for round_rows.
+// True if the kernel holds a row in registers, which is faster. `rounded`: for round_rows.
 bool prepares_in_registers(const RowArgs& args, bool rounded);
 
 // Rounds x to int8 in groups of inputs (kernels/ops/linear_int8.py), or as RowArgs says.

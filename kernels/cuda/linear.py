@@ -21,7 +21,7 @@ from ..gpu_properties import gpu_properties
 from ..ops import linear as reference
 from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight, linear_mxfp4
 from ..triton_problem import triton_problem
-from ..widened import widened_product
+from ..widened_product import widened_product
 
 TRITON = not triton_problem()
 _REFERENCES = reference.Linear()
@@ -37,7 +37,8 @@ for _name in ("small_batch", "tiled_product", "widen", "round_groups"):
     torch.library.register_fake(f"localllm::{_name}", lambda *_: None, allow_override=True)
 
 # The smallest number of rows for which `tiled` is faster than small_batch, and the largest number for which it is
-# faster than Triton and torch; tuned on H200, with its own kernels and with those of older GPUs.
+# faster than torch with dequantised weights (int8: than torch); tuned on H200, with its own kernels and with those of
+# older GPUs.
 MIN_TILED_ROWS = {INT8: 17, INT4: 5, INT4_WIDE: 2, FP8: 3, FP8_ROUNDED: 3}
 TILED_ROWS = {INT8: 32, INT4: 128, INT4_WIDE: 64, FP8: 64, FP8_ROUNDED: 64}
 HOPPER_TILED_ROWS = {INT8: 1 << 20, INT4: 511, INT4_WIDE: 256, FP8: 2048, FP8_ROUNDED: 1 << 20}
@@ -318,7 +319,7 @@ def _has_vectors(x: Tensor, weight: Packed) -> bool:
 
 
 def _is_tiled(x: Tensor, weight: Any, format: int) -> bool:
-    """True if `tiled` supports x and the weight, and is faster than Triton and torch."""
+    """True if `tiled` supports x and the weight, and is the fastest kernel."""
     if not isinstance(weight, Packed) or not _has_vectors(x, weight) or not weight.out_features:
         return False
     return _uses_tiled(x.device, x.numel() // weight.in_features, weight, format)
@@ -388,16 +389,22 @@ def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
     return narrow and deep
 
 
-def can_fuse_norm(weight: Any, rows: int, gated: bool = False) -> bool:
+def format_of(op: str, weight: Packed) -> int:
+    """The format in which the kernels multiply a weight of the product `op`."""
+    return INT4_WIDE if op == "int4_wide" else weight.format
+
+
+def can_fuse_norm(op: str, weight: Any, rows: int, gated: bool = False) -> bool:
     """True if small_batch is the fastest kernel and can fuse the norm of its input. Every thread block then computes
     the norm."""
     if not isinstance(weight, Packed) or not 0 < rows <= 8 or weight.in_features % 8:
         return False
-    if weight.format == INT4 and rows > 1:
+    format = format_of(op, weight)
+    if format in (INT4, INT4_WIDE) and rows > 1:
         return False
-    if weight.format in MIN_TILED_ROWS and _uses_tiled(weight.data.device, rows, weight, weight.format):
+    if format in MIN_TILED_ROWS and _uses_tiled(weight.data.device, rows, weight, format):
         return False
-    return fits(weight, rows, gated=gated, normed=True)
+    return fits(weight, rows, format, gated, normed=True)
 
 
 def _small_batch_product(

@@ -20,7 +20,7 @@ from ..ops.mlp import Experts
 from ..ops.moe import ExpertGate, ExpertWeights, Routed, Routing
 from ..triton_problem import triton_problem
 from . import linear
-from .linear import BF16, FP8, INT4, INT4_WIDE, INT8, MXFP4, Packed, sub_of
+from .linear import BF16, FP8, INT4, INT8, MXFP4, Packed, format_of, sub_of
 
 TRITON = not triton_problem()
 # For each op, the largest number of choices for which choice_products is faster than Triton; tuned on H200.
@@ -133,8 +133,7 @@ def choice_products(
     if isinstance(weight, Mxfp4):
         arguments: tuple[Any, ...] = weight.data, weight.exponent, None, bias, MXFP4, GROUP
     else:
-        format = INT4_WIDE if op == "int4_wide" else weight.format
-        arguments = weight.data, weight.records, weight.scale, bias, format, weight.group
+        arguments = weight.data, weight.records, weight.scale, bias, format_of(op, weight), weight.group
     _choice_products_op(out, x, routed.experts.reshape(-1), *arguments, gate, early)
 
 

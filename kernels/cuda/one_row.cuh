@@ -91,6 +91,7 @@ __device__ inline void fetch(const OneRowArgs& d, const L& lane, const Position&
   if constexpr (F::GROUPS > 0) {
     const bool owned = at.unit < d.units && block * 8 + lane.owned < d.args.out_features;
     if constexpr (F::RECORD_BYTES == 1) {
+      static_assert(F::GROUPS == 4);  // one record for each of the four chunks
       const auto* records = static_cast<const uint8_t*>(d.args.records) + int64_t(block * 8 + lane.owned) * d.subgroups;
 #pragma unroll
       for (int j = 0; j < 4; j++) {
@@ -215,7 +216,7 @@ OneRowArgs row_arguments(const ProductArgs& args) {
 template <class F>
 int activation_bytes(const OneRowArgs& d) {
   const int group = int(sizeof(typename F::Group));
-  return d.chunks * (F::CHUNK * F::X_BYTES + F::GROUPS * group) + group;
+  return d.chunks * (F::CHUNK * F::X_BYTES + (F::GROUP > 0 ? F::GROUPS * group : 0)) + group;
 }
 
 int64_t resident_blocks() { return int64_t(gpu().processors) * RESIDENT_BLOCKS; }

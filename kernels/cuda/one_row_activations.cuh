@@ -21,7 +21,7 @@ class OneRow {
  public:
   using Group = typename F::Group;
   char* x;        // [padded] int8, or bf16 if the format does not round; zero-padded after the last input
-  Group* groups;  // [padded / F::GROUP]; of rounded activations without groups: [1]
+  Group* groups;  // [padded / F::GROUP]; without groups: [1] if the activations are rounded, else none
 
   // Starts the loads of the norm's weights. It may run before wait_for_previous, because no kernel writes them.
   __device__ OneRow(const ProductArgs& a, char* x, int padded)

@@ -11,7 +11,7 @@ namespace localllm::cuda {
 
 // The sums of the two outputs of a lane, 2 t and 2 t + 1.
 struct Pair {
-  float first[4] = {}, second[4] = {};  // of rows 0 to 7: the first two of `first`; of rows 8 to 15: the last two of `second`
+  float first[4] = {}, second[4] = {};  // the first two of `first` are of rows 0 to 7, the last two of `second` of the others
 
   // Adds the products of activations x[i] and weights w[i].
   __device__ void add(const uint32_t (&x)[4], const uint32_t (&w)[4]) {

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(CONSUMER_THREADS + 32, 2)
   if (vectors <= CONSUMER_THREADS) return multiply<F, 1>(b);
   if (vectors <= 2 * CONSUMER_THREADS) return multiply<F, 2>(b);
   if (vectors <= 4 * CONSUMER_THREADS) return multiply<F, 4>(b);
-  multiply<F, MAX_IN_FEATURES / 8 / CONSUMER_THREADS>(b);
+  multiply<F, MAX_VECTORS>(b);
 #endif
 }
 

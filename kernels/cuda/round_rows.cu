@@ -1,6 +1,6 @@
 // Prepares activations of a product in a separate kernel: rounds them to int8 or e4m3, with a scale per row or per group of
 // inputs, and reorders inputs. One block per row. Used where it would be slower to prepare the activations in every block
-// of the product (prepared_rows.cuh).
+// of the product (prepared_rows.cuh), and for products by torch.
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -168,7 +168,8 @@ __global__ void round_rows_kernel(const __grid_constant__ RowArgs a) {
   const auto* x = static_cast<const __nv_bfloat16*>(a.x) + row * a.x_stride;
   const int64_t subgroups = a.subgroup ? (a.in_features + a.subgroup - 1) / a.subgroup : 1;
   const int64_t size = ONE_GROUP ? a.in_features : a.group;
-  for (int64_t from = ONE_GROUP ? 0 : threadIdx.x / 32 * size; from < a.in_features; from += ONE_GROUP ? size : warps * size) {
+  for (int64_t from = ONE_GROUP ? 0 : threadIdx.x / 32 * size; from < a.in_features;
+       from += ONE_GROUP ? size : warps * size) {
     const int64_t end = min(a.in_features, from + size);
     uint32_t largest = 0;
     float values[8];

@@ -178,9 +178,7 @@ struct TiledInt4 : Int8Rows {
 // smaller by a factor of 2^120.
 static __device__ inline uint2 widened_e4m3(uint32_t word) {
   auto widen = [](uint32_t bytes) {
-    uint32_t small = (bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u), large;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(large) : "r"(small), "r"(0x7b807b80u), "r"(0x80008000u));
-    return large;
+    return multiplied((bytes & 0x80008000u) | (bytes >> 4 & 0x07f007f0u), 0x7b807b80u);
   };
   return {widen(__byte_perm(word, 0, 0x1404)), widen(__byte_perm(word, 0, 0x3424))};
 }

@@ -10,8 +10,8 @@ namespace {
 
 constexpr int OUTPUTS = 8, THREADS = 128;  // a block has eight outputs: their records are adjacent
 
-// A thread has one word of each of the eight outputs, with the weights of eight inputs from input(word) on. The threads of a
-// warp store adjacent inputs, so they fill whole sectors of memory. `record`: the scale and, for int4, the zero point.
+// A thread has one word of each of the eight outputs, with the weights of eight inputs from input(word) on. The threads of
+// a warp store adjacent inputs, so they fill whole sectors of memory. `record`: the scale and, for int4, the zero point.
 struct Int4Word {
   using Word = uint32_t;
   static __device__ int input(int word) { return word / 16 * 128 + (word % 4 * 4 + word % 16 / 4) * 8; }

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..ops import linear as reference
 from ..ops import linear_fp8, linear_int4, linear_int8, linear_mxfp4
 from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight
-from ..widened import widened_product
+from ..widened_product import widened_product
 from . import FLOATS, supports
 from .round_rows import as_rounded, round_rows, scale_back
 from .small_batch import MAX_IN_FEATURES, MAX_ROWS, small_batch

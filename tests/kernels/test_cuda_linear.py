@@ -188,14 +188,14 @@ def test_rounded_groups_equal_the_reference() -> None:
 @pytest.mark.parametrize("op", ["int4", "int4_wide", "fp8"])
 def test_random_products_with_widened_weights(linear: Linear, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of many rows, in several chunks of outputs, with rows that are apart or not aligned, and every dtype."""
-    from localllm.kernels import widened
+    from localllm.kernels import widened_product
     from localllm.kernels.cuda import linear as ours
 
     for limits in ("TILED_ROWS", "HOPPER_TILED_ROWS"):
         monkeypatch.setattr(ours, limits, dict.fromkeys(ours.TILED_ROWS, 0))
     monkeypatch.setattr(ours, "HOPPER_GROUPED_FP8_ROWS", 0)
     monkeypatch.setattr(ours, "_triton", lambda: pytest.fail("Triton computed the product"))
-    monkeypatch.setattr(widened, "MAX_CHUNK", 2**17)
+    monkeypatch.setattr(widened_product, "MAX_CHUNK", 2**17)
     draw, generator = random.Random(op), torch.Generator().manual_seed(15)
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     for _ in range(30):

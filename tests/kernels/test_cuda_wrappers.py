@@ -258,7 +258,7 @@ class TestProducts:
             out.fill_(len(starts))
 
         monkeypatch.setattr(linear, "_widen_op", widen)
-        monkeypatch.setattr("localllm.kernels.widened.MAX_CHUNK", 70 * 256)
+        monkeypatch.setattr("localllm.kernels.widened_product.MAX_CHUNK", 70 * 256)
         packed = linear.pack_slices([weight_of("int4_wide", 256, 200)], 200, torch.bfloat16)
         x = gpu(torch.ones(41, 256).bfloat16())
         found = linear.int4_wide(x, packed, None, torch.bfloat16)
@@ -300,6 +300,37 @@ class TestLayer:
         self.decode(library)
         assert True in normed
         assert False in normed, "the layer is computed part by part"
+
+    @pytest.mark.parametrize(
+        ("op", "rows", "is_fused"),
+        [("int4", 1, True), ("int4", 2, False), ("int4_wide", 1, True), ("int4_wide", 2, False), ("fp8", 2, True),
+         ("fp8", 3, False)],
+    )  # fmt: skip
+    def test_norms_are_fused_in_the_format_of_the_product(
+        self, op: str, rows: int, is_fused: bool, library: Library, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        layer, linear = module("layer"), module("linear")
+        formats: list[int] = []
+        asked: list[tuple[Any, ...]] = []
+
+        def small_batch(*arguments: Any) -> None:
+            formats.append(arguments[6])
+
+        def fits(*arguments: Any) -> bool:
+            asked.append(arguments)
+            return True
+
+        monkeypatch.setattr(linear, "_small_batch_op", small_batch)
+        monkeypatch.setattr(library, "fits", fits)
+        product = Product(op, linear.pack_slices([weight_of(op)], 48, torch.bfloat16), None)
+        assert (layer._fused(product, rows) is not None) == is_fused
+        if not is_fused:
+            return
+        format = getattr(linear, op.upper())
+        assert [(one[5], one[-1]) for one in asked] == [(format, True)]
+        x, stream = (torch.ones(rows, 256).bfloat16() for _ in range(2))
+        layer._normalised(x, stream, (torch.ones(256).bfloat16(), 1e-6, 0.0), product)
+        assert formats == [format]
 
     @pytest.mark.parametrize("shape", [{"rows": 9}, {"hidden": 124}, {"dtype": torch.float32}])
     def test_other_layers_are_composed(self, library: Library, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_small_batch_reads_the_weight_in_place(op: str, rows: int, monkeypatch: 
         raise AssertionError
 
     for module, name in [
-        (linear, "widened"),
+        (linear, "widened_product"),
         (linear.linear_int8, "int8"),
         (linear.linear_int4, "int4"),
         (linear.linear_int4, "int4_wide"),
