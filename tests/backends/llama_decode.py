@@ -33,8 +33,9 @@ class Reference:
             adapters = (llama_cpp.llama_adapter_lora_p_ctypes * 1)(loaded)
             assert llama_cpp.llama_set_adapters_lora(self._context, adapters, 1, (ctypes.c_float * 1)(1.0)) == 0
 
-    def logits(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append tokens. Returns [tokens, vocab]: the logits after each of them."""
+    def logits(self, tokens: Sequence[int], *, only_last: bool = False) -> NDArray[np.float32]:
+        """Append tokens. Returns [tokens, vocab]: the logits after each of them; `only_last`: [1, vocab]. llama.cpp
+        computes the end of the last layer for the tokens with logits, and rounds differently for one and for several."""
         batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for index, token in enumerate(tokens):
@@ -42,9 +43,10 @@ class Reference:
             batch.pos[index] = self._count + index
             batch.n_seq_id[index] = 1
             batch.seq_id[index][0] = 0
-            batch.logits[index] = 1
+            batch.logits[index] = not only_last or index == len(tokens) - 1
         assert llama_cpp.llama_decode(self._context, batch) == 0
-        rows = [llama_cpp.llama_get_logits_ith(self._context, index) for index in range(len(tokens))]
+        wanted = [-1] if only_last else range(len(tokens))
+        rows = [llama_cpp.llama_get_logits_ith(self._context, index) for index in wanted]
         values = np.stack([np.ctypeslib.as_array(row, (self._vocab,)).copy() for row in rows])
         llama_cpp.llama_batch_free(batch)
         self._count += len(tokens)

@@ -31,8 +31,8 @@ pytestmark = pytest.mark.real
 COUNT = 20  # tokens of an answer
 LENGTHS = (5, 40, 70)  # of prompts: shorter and longer than a window
 TOP = 5
-EXACT = 2e-4  # nine of ten differences of log-probabilities: from another order of sums
-ROUNDED = 0.75  # largest difference beside other rows, where activations are rounded to 8 bits in another place
+EXACT = 2e-4  # difference of log-probabilities from another order of sums
+ROUNDED = 0.5  # the same beside other rows, where activations are rounded to 8 bits in another place
 MEAN = 0.05  # the mean of such differences; latent attention alone, whose sums depend on the number of cells
 
 
@@ -79,7 +79,7 @@ def expected(reference: Reference, length: int, first: int, tokens: list[int]) -
     """Log-probabilities [answer, vocab] at each position of an answer. `first`: number of tokens in the first step."""
     if first:
         reference.logits(prompt(length)[:first])
-    rows = [reference.logits(prompt(length)[first:])[-1]]
+    rows = [reference.logits(prompt(length)[first:], only_last=True)[-1]]
     rows += [reference.logits([token])[0] for token in tokens[:-1]]
     logits = np.stack(rows).astype(np.float64)
     logits -= logits.max(-1, keepdims=True)
@@ -109,14 +109,12 @@ def test_answers_are_those_of_llama_decode(tmp_path: Path, architecture: str, re
             first = chunk(architecture, length)
             logprobs = expected(reference, length, first, tokens)
             assert tokens == logprobs.argmax(-1).tolist()
-            apart = differences(alone, logprobs)
-            assert apart.max() < MEAN  # another order of sums can round an activation to the next integer
-            assert np.quantile(apart, 0.9) < (MEAN if architecture in LATENT else EXACT)
+            assert differences(alone, logprobs).max() < (MEAN if architecture in LATENT else EXACT)
             reference.close()
             reference = Reference(model)
             beside = together[length]
             apart = differences(beside, expected(reference, length, first, [entry.token for entry in beside]))
             assert apart.max() < ROUNDED
-            assert apart.mean() < (2 * MEAN if architecture in LATENT else MEAN)
+            assert apart.mean() < MEAN
             reference.close()
     runner.close()
