@@ -34,8 +34,11 @@ class Reference:
             assert llama_cpp.llama_set_adapters_lora(self._context, adapters, 1, (ctypes.c_float * 1)(1.0)) == 0
 
     def logits(self, tokens: Sequence[int], *, only_last: bool = False) -> NDArray[np.float32]:
-        """Append tokens. Returns [tokens, vocab]: the logits after each of them; `only_last`: [1, vocab]. llama.cpp
-        computes the end of the last layer for the tokens with logits, and rounds differently for one and for several."""
+        """Append tokens. Returns [tokens, vocab]: the logits after each of them; `only_last`: [1, vocab].
+
+        llama.cpp computes the end of the last layer only for tokens with logits. It rounds the results for one token
+        and for several tokens differently.
+        """
         batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
         batch.n_tokens = len(tokens)
         for index, token in enumerate(tokens):
