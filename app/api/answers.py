@@ -31,6 +31,7 @@ from .replies import (
     UsageReport,
     error_body,
 )
+from .token_text import TextOffsets, spelling
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -91,7 +92,6 @@ class _Choice:
     reasoning: list[str] = field(default_factory=list)
     calls: dict[int, ToolCallReport] = field(default_factory=dict)
     logprobs: list[PieceLogprob] = field(default_factory=list)
-    offset: int = 0  # text_offset of the next token, in characters
     finish: str | None = None
 
     def take(self, piece: Piece) -> None:
@@ -172,6 +172,8 @@ class CompletionAnswer:
         self._logprobs = logprobs
         self._usage = usage
         self._choices = [_Choice() for _ in range(choices)]
+        self._reports = [TextLogprobs([], [], [], []) for _ in range(choices)]
+        self._offsets = [TextOffsets() for _ in range(choices)]
 
     def opening(self) -> bytes:
         return b""
@@ -179,9 +181,10 @@ class CompletionAnswer:
     def part(self, choice: int, piece: Piece) -> bytes:
         if not (piece.text or piece.logprobs or piece.finish):
             return b""
-        report = self._report(self._choices[choice], piece.logprobs)
+        report = TextLogprobs([], [], [], [])
+        self._add(report, choice, piece)
         self._choices[choice].finish = piece.finish
-        part = TextChoice(choice, piece.text, report, piece.finish)
+        part = TextChoice(choice, piece.text, self._shown(report), piece.finish)
         return event(TextCompletion(**self._head, choices=[part], usage=_no_usage(self._usage)))
 
     def closing(self, usage: UsageReport) -> bytes:
@@ -192,6 +195,7 @@ class CompletionAnswer:
 
     def take(self, choice: int, piece: Piece) -> None:
         self._choices[choice].take(piece)
+        self._add(self._reports[choice], choice, piece)
 
     def document(self, usage: UsageReport) -> bytes:
         _check_finished(self._choices)
@@ -199,21 +203,24 @@ class CompletionAnswer:
         return _encode(TextCompletion(**self._head, choices=choices, usage=usage))
 
     def _full_choice(self, index: int, choice: _Choice) -> TextChoice:
-        return TextChoice(index, "".join(choice.text), self._report(choice, choice.logprobs), choice.finish)
+        return TextChoice(index, "".join(choice.text), self._shown(self._reports[index]), choice.finish)
 
-    def _report(self, choice: _Choice, logprobs: list[PieceLogprob]) -> TextLogprobs | None:
-        """The log-probabilities in OpenAI's format; None if the client did not request them."""
+    def _shown(self, report: TextLogprobs) -> TextLogprobs | None:
+        """The log-probabilities; None if the client did not request them."""
+        return report if self._logprobs else None
+
+    def _add(self, report: TextLogprobs, choice: int, piece: Piece) -> None:
+        """Add the log-probabilities of a piece to a report in OpenAI's format."""
         if not self._logprobs:
-            return None
-        report = TextLogprobs([], [], [], [])
-        for entry in logprobs:
-            top = {alternative.token: _finite(alternative.logprob) for alternative in entry.top}
-            report.tokens.append(entry.token)
+            return
+        offsets = self._offsets[choice]
+        offsets.add(piece.text)
+        for entry in piece.logprobs:
+            raw = bytes(entry.bytes)
+            report.tokens.append(spelling(raw))
             report.token_logprobs.append(_finite(entry.logprob))
-            report.top_logprobs.append(top | {entry.token: _finite(entry.logprob)})
-            report.text_offset.append(choice.offset)
-            choice.offset += len(entry.token)
-        return report
+            report.top_logprobs.append(_alternatives(entry))
+            report.text_offset.append(offsets.of(raw))
 
 
 def _no_usage(announced: bool) -> UnsetType | None:
@@ -250,8 +257,24 @@ def _call_delta(call: ToolCallPiece) -> ToolCallDelta:
 
 
 def _token_logprob(entry: PieceLogprob) -> TokenLogprob:
-    top = [TopLogprob(other.token, _finite(other.logprob), other.bytes) for other in entry.top]
-    return TokenLogprob(entry.token, _finite(entry.logprob), entry.bytes, top)
+    top = [TopLogprob(spelling(bytes(other.bytes)), _finite(other.logprob), other.bytes) for other in entry.top]
+    return TokenLogprob(spelling(bytes(entry.bytes)), _finite(entry.logprob), entry.bytes, top)
+
+
+def _alternatives(entry: PieceLogprob) -> dict[str, float]:
+    """The log-probabilities of the likeliest tokens and of the sampled token, by spelling.
+
+    A token with the spelling of another one has the key `token_id:ID`, as in vLLM. The sampled token has its spelling.
+    """
+    sampled = spelling(bytes(entry.bytes))
+    report: dict[str, float] = {}
+    for other in entry.top:
+        name = spelling(bytes(other.bytes))
+        if name in report or (name == sampled and other.id != entry.id):
+            name = f"token_id:{other.id}"
+        report[name] = _finite(other.logprob)
+    report[sampled] = _finite(entry.logprob)
+    return report
 
 
 def _finite(logprob: float) -> float:

@@ -191,3 +191,59 @@ def test_answer_has_no_fields_that_were_not_requested(kind: type[ChatAnswer | Co
     answer.take(0, Piece(id="a", finish="stop"))
     (choice,) = json.loads(answer.document(USAGE))["choices"]
     assert choice["logprobs"] is None
+
+
+def token(raw: bytes, number: int, *top: PieceLogprob) -> PieceLogprob:
+    """A token as the worker reports it."""
+    text = raw.decode("utf-8", "replace")
+    return PieceLogprob(token=text, id=number, bytes=list(raw), logprob=-float(number), top=list(top))
+
+
+QUOTED = [
+    Piece(id="a", text="a", logprobs=[token(b"a", 1)]),
+    Piece(id="a", text="“", logprobs=[token(b"\xe2", 2), token(b"\x80", 3), token(b"\x9c", 4)]),
+    Piece(id="a", text="b", logprobs=[]),
+    Piece(id="a", text="c", logprobs=[token(b"bc", 5)], finish="stop"),
+]
+QUOTED_OFFSETS = [0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_text_offsets_of_characters_in_several_tokens(choices: int) -> None:
+    streamed, whole = (CompletionAnswer(HEAD, choices, logprobs=True, usage=False) for _ in range(2))
+    offsets: list[list[int]] = [[] for _ in range(choices)]
+    for piece in QUOTED:
+        for choice in range(choices):
+            ((part,),) = (chunk["choices"] for chunk in parsed(streamed.part(choice, piece)))
+            offsets[choice] += part["logprobs"]["text_offset"]
+            whole.take(choice, piece)
+    assert offsets == [QUOTED_OFFSETS] * choices
+    for choice in json.loads(whole.document(USAGE))["choices"]:
+        assert choice["text"] == "a“bc"
+        assert choice["logprobs"]["text_offset"] == QUOTED_OFFSETS
+        assert choice["logprobs"]["tokens"] == ["a", "bytes:\\xe2", "bytes:\\x80", "bytes:\\x9c", "bc"]
+
+
+def test_alternatives_with_equal_texts_do_not_merge() -> None:
+    top = [token(b"\x9c", 1), token(b"\x9d", 2), token(b"x", 3), token(b"x", 4), token(b"\x80", 5)]
+    answer = CompletionAnswer(HEAD, 1, logprobs=True, usage=False)
+    answer.take(0, Piece(id="a", text="\ufffd", logprobs=[token(b"\x80", 6, *top)], finish="length"))
+    (choice,) = json.loads(answer.document(USAGE))["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [
+        {
+            "bytes:\\x9c": -1.0,
+            "bytes:\\x9d": -2.0,
+            "x": -3.0,
+            "token_id:4": -4.0,
+            "token_id:5": -5.0,
+            "bytes:\\x80": -6.0,
+        }
+    ]
+
+
+def test_chat_spells_incomplete_characters_as_bytes() -> None:
+    answer = ChatAnswer(HEAD, 1, logprobs=True, usage=False)
+    (chunk,) = parsed(answer.part(0, Piece(id="a", text="\ufffd", logprobs=[token(b"\x80", 1, token(b"\x81", 2))])))
+    (entry,) = chunk["choices"][0]["logprobs"]["content"]
+    assert (entry["token"], entry["bytes"]) == ("bytes:\\x80", [0x80])
+    assert entry["top_logprobs"] == [{"token": "bytes:\\x81", "logprob": -2.0, "bytes": [0x81]}]
