@@ -14,6 +14,7 @@ from .body import WireBody
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+MAX_ADAPTERS = 16  # entries of `lora`; more than one are refused by name
 Texts = str | list[str | TokenId | list[TokenId]]  # one text or several, as text or as token ids
 
 
@@ -36,7 +37,9 @@ class TargetBody(WireBody, kw_only=True):
     """The fields that select a model and its adapter, and labels."""
 
     model: Name | None = None  # a model, or model:adapter; optional while exactly one model is loaded
-    lora: list[LoraEntry] | None = None  # at most one adapter; an empty list selects the base model
+    lora: Annotated[list[LoraEntry], Meta(max_length=MAX_ADAPTERS)] | None = (
+        None  # at most one adapter; an empty list selects the base model
+    )
     load: LoadFields | None = None  # load the model with these options (unix socket or API key only)
     user: str | None = None  # a label for the provider's accounting: accepted, without effect here
 

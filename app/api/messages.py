@@ -1,6 +1,9 @@
 """Messages and tools: the types that clients send, and their conversion for frames.
 
 These types are the only validation of messages. The worker relies on it.
+
+A message accepts every field of the messages that clients keep: those of this API's answers, and those that client
+libraries add to them. A comment marks the fields without effect on the answer.
 """
 
 from __future__ import annotations
@@ -11,17 +14,29 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, UnsupportedParameter
 from .body import WireBody, without_none
+
+# A message costs at least one token of the prompt, in most chat templates at least four.
+MAX_MESSAGES = 16_384
+MAX_PARTS = 2048  # text parts of a message
+MAX_CALLS = 128  # tool calls of a message; OpenAI's limit
 
 ToolName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
 
 
+NoItems = Annotated[list[Any], Meta(max_length=0)] | None
+
+
 class TextPart(WireBody, tag_field="type", tag="text"):
     text: str
+    annotations: NoItems = None
+    # Without effect: all requests share the prefix cache.
+    cache_control: dict[str, Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
 
 
-Content = str | list[TextPart]
+Content = str | Annotated[list[TextPart], Meta(max_length=MAX_PARTS)]
 
 
 class _Message(WireBody, kw_only=True, tag_field="role"):
@@ -29,6 +44,7 @@ class _Message(WireBody, kw_only=True, tag_field="role"):
 
     content: Content
     name: str | None = None
+    cache_control: dict[str, Any] | None = None  # without effect: all requests share the prefix cache
 
     def plain(self, where: str) -> dict[str, Any]:
         """The message as a dict for a frame. `where`: the JSON path of the message, for errors."""
@@ -57,6 +73,9 @@ class ToolMessage(_Message, tag="tool"):
 class CalledFunction(WireBody):
     name: str
     arguments: str
+    # Without effect: copies of `arguments`, and data that client libraries add.
+    parsed_arguments: Any = None
+    provider_specific_fields: dict[str, Any] | None = None
 
 
 class EarlierToolCall(WireBody):
@@ -65,23 +84,36 @@ class EarlierToolCall(WireBody):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
-    index: int | None = None  # ignored: some clients copy this field from streamed deltas
+    # Without effect: some clients copy `index` from streamed deltas; client libraries add the others.
+    index: int | None = None
+    provider_specific_fields: dict[str, Any] | None = None
+    extra_content: dict[str, Any] | None = None
 
     def plain(self) -> dict[str, Any]:
-        return {"id": self.id, "type": "function", "function": msgspec.to_builtins(self.function)}
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 class AssistantMessage(_Message, tag="assistant"):
     content: Content | None = None  # type: ignore[assignment]  # optional if there are tool calls
     reasoning_content: str | None = None
     reasoning: str | None = None  # another name of reasoning_content
-    tool_calls: list[EarlierToolCall] | None = None
+    tool_calls: Annotated[list[EarlierToolCall], Meta(max_length=MAX_CALLS)] | None = None
     refusal: None = None
     audio: None = None
     function_call: None = None
-    annotations: Annotated[list[Any], Meta(max_length=0)] | None = None
+    annotations: NoItems = None
+    images: NoItems = None
+    # Without effect: a copy of `content`, and data that client libraries add.
+    parsed: Any = None
+    provider_specific_fields: dict[str, Any] | None = None
+    # Other forms of the reasoning. They are accepted beside `reasoning` or `reasoning_content`.
+    reasoning_details: list[Any] | None = None
+    reasoning_items: list[Any] | None = None
+    thinking_blocks: list[Any] | None = None
 
     def plain(self, where: str) -> dict[str, Any]:
+        self._check_reasoning(where)
         if self.content is None and not self.tool_calls:
             raise InvalidRequest(f"{where}.content is missing", param=f"{where}.content")
         calls = [call.plain() for call in self.tool_calls or ()]
@@ -91,8 +123,18 @@ class AssistantMessage(_Message, tag="assistant"):
         }
         return super().plain(where) | without_none(more)
 
+    def _check_reasoning(self, where: str) -> None:
+        """Raises UnsupportedParameter for reasoning that the chat template would not get."""
+        if self.reasoning or self.reasoning_content:
+            return
+        for name in ("reasoning_details", "reasoning_items", "thinking_blocks"):
+            if getattr(self, name):
+                param = f"{where}.{name}"
+                raise UnsupportedParameter(f"{param}: write the reasoning to reasoning_content", param=param)
+
 
 Message = SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage
+Messages = Annotated[list[Message], Meta(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class FunctionSpec(WireBody):
@@ -105,6 +147,7 @@ class FunctionSpec(WireBody):
 class Tool(WireBody):
     function: FunctionSpec
     type: Literal["function"] = "function"
+    cache_control: dict[str, Any] | None = None  # without effect: all requests share the prefix cache
 
 
 class FunctionName(WireBody):

@@ -12,11 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from ...engine.ranges import RANGES
+from ..chat.schema_objects import describes_objects
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import Generate, ResponseFormat
 from .body import WireBody, check_depth, without_none
 from .inputs import Name, TargetBody, Texts, TokenId, texts_of
-from .messages import AssistantMessage, Message, NamedTool, Tool, plain_messages, plain_tool
+from .messages import AssistantMessage, Messages, NamedTool, Tool, plain_messages, plain_tool
 
 TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 MAX_PROMPTS = 128
@@ -114,9 +115,12 @@ class SamplingBody(TargetBody, kw_only=True):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Meta(min_length=1, max_length=1024)] | None = None
     # More labels without effect.
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=1024)] | None = None
     safety_identifier: str | None = None
-    prompt_cache_key: str | None = None  # without effect: all requests share the prefix cache
+    # Without effect: all requests share the prefix cache.
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
 
     @property
     def wants_usage(self) -> bool:
@@ -216,7 +220,7 @@ class ChatBody(SamplingBody, kw_only=True):
         "verbosity": "use a message",
     }
 
-    messages: Annotated[list[Message], Meta(min_length=1)]
+    messages: Messages
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
@@ -228,7 +232,7 @@ class ChatBody(SamplingBody, kw_only=True):
     continue_final_message: bool | None = None
     store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Annotated[list[Literal["text"]], Meta(max_length=1)] | None = None
     audio: None = None
     prediction: None = None
     web_search_options: None = None
@@ -282,7 +286,7 @@ class ChatBody(SamplingBody, kw_only=True):
     def _check_tools(self) -> None:
         names: set[str] = set()
         for index, tool in enumerate(self.tools or []):
-            check_depth(tool.function.parameters, f"tools[{index}].function.parameters")
+            _check_parameters(tool.function.parameters or {}, f"tools[{index}].function.parameters")
             if tool.function.name in names:
                 raise InvalidRequest(f"two tools have the name {tool.function.name!r}", param=f"tools[{index}]")
             names.add(tool.function.name)
@@ -363,6 +367,17 @@ class CompletionBody(SamplingBody, kw_only=True):
         ]
 
 
+def _check_parameters(schema: dict[str, Any], param: str) -> None:
+    """Raises InvalidRequest for a schema that no arguments of a tool can match."""
+    check_depth(schema, param)
+    if not describes_objects(schema):
+        raise InvalidRequest(
+            f"{param}: the schema describes no object, but the arguments of a tool are an object",
+            hint='use "type": "object", with one property for each argument',
+            param=param,
+        )
+
+
 def _constraint(name: str, value: object) -> ResponseFormat:
     """The constraint of the field `name` with this value. Raises InvalidRequest if a schema is nested too deep."""
     match value:
@@ -386,7 +401,7 @@ class TokenizeBody(WireBody):
 
     model: Name | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
 
 

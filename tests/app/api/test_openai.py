@@ -7,11 +7,15 @@ from typing import Any
 
 import msgspec
 import pytest
+from openai.lib.streaming.chat import ChatCompletionStreamState
+from openai.types.chat import ChatCompletion, ChatCompletionChunk, ParsedChatCompletionMessage
 
+from localllm.app.api.answers import ChatAnswer, Head
 from localllm.app.api.body import decode
 from localllm.app.api.openai import ChatBody, CompletionBody
+from localllm.app.api.replies import UsageReport
 from localllm.app.errors import InvalidRequest
-from localllm.app.frames import Generate, ResponseFormat
+from localllm.app.frames import Generate, Piece, ResponseFormat, ToolCallPiece
 
 HI = [{"role": "user", "content": "hi"}]
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -178,6 +182,125 @@ def test_assistant_message_accepts_all_reply_fields() -> None:
     for more in ({"annotations": [1]}, {"refusal": "no"}, {"audio": {}}, {"function_call": {}}):
         with pytest.raises(InvalidRequest):
             chat(messages=[{"role": "assistant", "content": "x"} | more])
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"parsed": None},
+        {"parsed": {"a": [1]}},
+        {"refusal": None, "audio": None, "function_call": None, "annotations": None, "tool_calls": None, "name": None},
+        {"annotations": [], "tool_calls": [], "images": []},
+        {"provider_specific_fields": {"refusal": None, "citations": [1]}},
+        {"reasoning_details": None, "reasoning_items": [], "thinking_blocks": []},
+        {"cache_control": {"type": "ephemeral"}},
+    ],
+)
+def test_fields_of_client_libraries_have_no_effect(fields: dict[str, Any]) -> None:
+    answer = {"role": "assistant", "content": "x"}
+    assert chat(messages=[answer | fields]).messages == [answer]
+
+
+@pytest.mark.parametrize("name", ["reasoning_details", "reasoning_items", "thinking_blocks"])
+def test_other_forms_of_reasoning_are_accepted_beside_its_text(name: str) -> None:
+    answer = {"role": "assistant", "content": "x", name: [{"text": "why"}]}
+    for field in ("reasoning", "reasoning_content"):
+        (message,) = chat(messages=[answer | {field: "why"}]).messages or []
+        assert message == {"role": "assistant", "content": "x", "reasoning_content": "why"}
+    with pytest.raises(InvalidRequest) as refused:
+        chat(messages=[answer])
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", f"messages[0].{name}")
+
+
+@pytest.mark.parametrize(
+    ("fields", "function"),
+    [
+        ({}, {"parsed_arguments": None}),
+        ({}, {"parsed_arguments": {"a": 1}}),
+        ({}, {"parsed_arguments": "x", "provider_specific_fields": None}),
+        ({"index": 0, "provider_specific_fields": {"a": 1}, "extra_content": {"google": {}}}, {}),
+    ],
+)
+def test_fields_of_earlier_calls_have_no_effect(fields: dict[str, Any], function: dict[str, Any]) -> None:
+    call = CALL | fields | {"function": CALL["function"] | function}  # type: ignore[operator]
+    (message,) = chat(messages=[{"role": "assistant", "content": None, "tool_calls": [call]}]).messages or []
+    assert message == {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+def test_text_part_may_have_fields_of_client_libraries() -> None:
+    part = {"type": "text", "text": "x", "annotations": [], "cache_control": {}, "prompt_cache_breakpoint": None}
+    assert chat(messages=[{"role": "user", "content": [part]}]).messages == [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize("nones", [False, True])
+def test_history_of_the_openai_package(nones: bool) -> None:
+    """The message of an answer of this API, streamed or not, as the package writes it."""
+    call = ToolCallPiece(index=0, id="c", name="add", arguments="{}")
+    pieces = [Piece(id="a", reasoning="hm", text="t"), Piece(id="a", tool_calls=[call], finish="tool_calls")]
+    answer = ChatAnswer(Head("id", "m", "f"), 1, logprobs=False, usage=False)
+    state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
+    for data in (answer.opening(), *(answer.part(0, piece) for piece in pieces)):
+        for line in data.decode().split("\n\n")[:-1]:
+            state.handle_chunk(ChatCompletionChunk.model_validate_json(line.removeprefix("data: ")))
+    for piece in pieces:
+        answer.take(0, piece)
+    whole = ChatCompletion.model_validate_json(answer.document(UsageReport()))
+    parsed = ParsedChatCompletionMessage[Any].model_validate(whole.choices[0].message.model_dump())
+    streamed = state.get_final_completion().choices[0].message
+    for message in (whole.choices[0].message, parsed, streamed):
+        (history,) = chat(messages=[message.model_dump(exclude_none=not nones)]).messages or []
+        assert history == {"role": "assistant", "content": "t", "reasoning_content": "hm", "tool_calls": [CALL]}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"type": "string"}, {"type": "array"}, {"anyOf": [{"type": "string"}]}, {"enum": [1]}, {"type": ["null"]}],
+)
+@pytest.mark.parametrize("choice", [None, "none", "required", {"type": "function", "function": {"name": "add"}}])
+@pytest.mark.parametrize("strict", [False, True])
+def test_parameters_of_a_tool_describe_an_object(parameters: dict[str, Any], choice: Any, strict: bool) -> None:
+    wrong = {"type": "function", "function": {"name": "add", "parameters": parameters, "strict": strict}}
+    with pytest.raises(InvalidRequest) as refused:
+        chat(tools=[OTHER_TOOL, wrong], tool_choice=choice)
+    assert (refused.value.status, refused.value.param) == (400, "tools[1].function.parameters")
+
+
+@pytest.mark.parametrize("parameters", [True, False, [], "object", 1])
+def test_parameters_of_a_tool_are_a_schema_object(parameters: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat(tools=[{"type": "function", "function": {"name": "add", "parameters": parameters}}])
+    assert refused.value.param == "tools[0].function.parameters"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"properties": {}}, {"type": ["object", "null"]}, {"$ref": "#/$defs/A", "$defs": {"A": {}}}],
+)
+def test_parameters_without_a_type_are_an_object(parameters: Any) -> None:
+    function = {"name": "add"} if parameters is None else {"name": "add", "parameters": parameters}
+    assert chat(tools=[{"type": "function", "function": function}]).tools[0]["function"] == function
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"messages": HI * 16_385}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": ""}] * 2049}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": [CALL] * 129}]}, "messages[0].tool_calls"),
+        ({"tools": [OTHER_TOOL] * 129}, "tools"),
+        ({"lora": [{"name": "a"}] * 17}, "lora"),
+        ({"modalities": ["text"] * 2}, "modalities"),
+        ({"metadata": {str(number): "" for number in range(1025)}}, "metadata"),
+    ],
+)
+def test_lists_have_limits(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        chat(**body)
+    assert refused.value.param == param
+    assert len(refused.value.message) < 200
 
 
 def test_named_tool_is_forced() -> None:
