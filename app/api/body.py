@@ -6,19 +6,21 @@ import asyncio
 import contextlib
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 from starlette.types import Receive, Scope
 
 from ..errors import BodyTooLarge, InvalidRequest, UnsupportedMedia, UnsupportedParameter
+from .structure import check_structure
 
 MAX_DEPTH = 64  # maximum depth of nested values in tools, schemas and template variables
 READ_SECONDS = 60.0  # maximum time between two chunks of a body
 # A body that is too large is read and dropped up to these limits, before the connection closes.
 MAX_DISCARDED = 2**23  # bytes
 DISCARD_SECONDS = 2.0
+LARGE = 2**16  # bytes; a thread decodes a larger body, so that the event loop serves other requests
 
 
 class WireBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -29,6 +31,7 @@ class WireBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 Body = TypeVar("Body", bound=WireBody)
 Decoded = TypeVar("Decoded")
+Converted = TypeVar("Converted")
 
 _WHERE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 _PART_TYPE = re.compile(r"content\[\d+\]\.type$")
@@ -47,12 +50,32 @@ def is_local(scope: Scope) -> bool:
 
 async def read_json(scope: Scope, receive: Receive, kind: type[Body], limit: int) -> Body:
     """Read the body and decode it as `kind`. Raises an AppError that names the invalid field, or ClientGone."""
-    return decode(await _read(scope, receive, limit), kind)
+    body, _ = await read_converted(scope, receive, kind, limit, lambda body: None)
+    return body
+
+
+async def read_converted(
+    scope: Scope, receive: Receive, kind: type[Body], limit: int, convert: Callable[[Body], Converted]
+) -> tuple[Body, Converted]:
+    """Read the body, decode it as `kind` and convert it. Raises the errors of `read_json` and of `convert`.
+
+    A thread decodes and converts a large body.
+    """
+
+    def work(raw: bytes) -> tuple[Body, Converted]:
+        body = decode(raw, kind)
+        return body, convert(body)
+
+    return await _off_loop(work, await _read(scope, receive, limit))
 
 
 async def read_list(scope: Scope, receive: Receive, kind: type[Body], limit: int) -> list[Body]:
     """Read a body that is a JSON list of `kind`. Raises the errors of `read_json`."""
-    return _decode(await _read(scope, receive, limit), list[kind], kind)  # type: ignore[valid-type]
+
+    def work(raw: bytes) -> list[Body]:
+        return _decode(raw, list[kind], kind)  # type: ignore[valid-type]
+
+    return await _off_loop(work, await _read(scope, receive, limit))
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
@@ -62,6 +85,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 def _decode(body: bytes, target: type[Decoded], kind: type[WireBody]) -> Decoded:
     """Decode a JSON body as `target`, which is `kind` or `list[kind]`."""
+    check_structure(body)
     try:
         return msgspec.json.decode(body, type=target)
     except msgspec.ValidationError as error:
@@ -84,6 +108,11 @@ def check_depth(value: object, param: str, limit: int = MAX_DEPTH) -> None:
 def without_none(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields whose value is not None."""
     return {name: value for name, value in fields.items() if value is not None}
+
+
+async def _off_loop(work: Callable[[bytes], Converted], raw: bytes) -> Converted:
+    """The result of `work`, which a thread computes for a large body."""
+    return await asyncio.to_thread(work, raw) if len(raw) > LARGE else work(raw)
 
 
 async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..errors import AppError, Stopping
 from ..frames import Embed, Embedded, Finished
-from .body import is_local, read_json
+from .body import is_local, read_converted
 from .exchange import open_stream, unless_gone
 from .inputs import TargetBody, Texts, texts_of
 from .metrics import Metrics
@@ -64,15 +64,17 @@ class Embeddings:
         self.limit = models.settings.max_body_mib * 2**20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(scope, receive, EmbeddingBody, self.limit)
+        request_id = f"embd-{uuid.uuid4().hex}"
+        body, requests = await read_converted(
+            scope, receive, EmbeddingBody, self.limit, lambda body: body.frames(request_id)
+        )
         if body.load is not None:
             self.check_admin(scope)
-        document = await unless_gone(receive, self._compute(body, is_local(scope)))
+        document = await unless_gone(receive, self._compute(body, requests, is_local(scope)))
         await Response(document, media_type="application/json")(scope, receive, send)
 
-    async def _compute(self, body: EmbeddingBody, local: bool) -> bytes:
+    async def _compute(self, body: EmbeddingBody, requests: Sequence[Embed], local: bool) -> bytes:
         """The reply as JSON."""
-        requests = body.frames(f"embd-{uuid.uuid4().hex}")
         vectors: dict[str, bytes] = {}
         tokens = 0
         name = ""
@@ -83,12 +85,9 @@ class Embeddings:
                 body = msgspec.structs.replace(body, model=stream.info.model)
             name = f"{stream.info.model}:{stream.adapter}" if stream.adapter else stream.info.model
             tokens += await self._collect(stream, vectors, is_last=number == len(groups))
-        reply = EmbeddingList(
-            data=[body.entry(index, vectors[request.id]) for index, request in enumerate(requests)],
-            model=name,
-            usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens),
-        )
-        return await asyncio.to_thread(msgspec.json.encode, reply)
+        reply = EmbeddingList(data=[], model=name, usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens))
+        ordered = [vectors[request.id] for request in requests]
+        return await asyncio.to_thread(_document, reply, body, ordered)
 
     async def _collect(self, stream: Stream, vectors: dict[str, bytes], *, is_last: bool) -> int:
         """Add the vectors of a group, by frame id, to `vectors`. Returns the number of tokens of the group.
@@ -127,6 +126,12 @@ def group_inputs(requests: Sequence[Embed], max_inputs: int) -> list[list[Embed]
             length = len(request.input)
         groups[-1].append(request)
     return groups
+
+
+def _document(reply: EmbeddingList, body: EmbeddingBody, vectors: Sequence[bytes]) -> bytes:
+    """A reply with these vectors as JSON. Each entry is encoded alone: the encoder holds the interpreter lock."""
+    entries = [msgspec.json.encode(body.entry(index, vector)) for index, vector in enumerate(vectors)]
+    return msgspec.json.encode(reply).replace(b'"data":[]', b'"data":[%s]' % b",".join(entries), 1)
 
 
 def _tokens(reply: object) -> int:

@@ -13,7 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from ..errors import AppError, Stopping
 from ..frames import Finished, Generate, ModelInfo, Piece
 from .answers import KEEP_ALIVE, Answer, ChatAnswer, CompletionAnswer, Head, error_event
-from .body import ClientGone, is_local, read_json
+from .body import ClientGone, is_local, read_converted
 from .inputs import TargetBody
 from .metrics import Metrics, Watch
 from .models import Models, Request
@@ -50,14 +50,23 @@ class Exchange:
         self.limit = models.settings.max_body_mib * 2**20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await read_json(scope, receive, self.body, self.limit)
+        request_id = f"{'chatcmpl' if self.body is ChatBody else 'cmpl'}-{uuid.uuid4().hex}"
+        body, requests = await read_converted(
+            scope, receive, self.body, self.limit, lambda body: body.frames(request_id)
+        )
         if body.load is not None:
             self.check_admin(scope)
-        await unless_gone(receive, self._answer(body, scope, receive, send))
+        await unless_gone(receive, self._answer(request_id, body, requests, scope, receive, send))
 
-    async def _answer(self, body: ChatBody | CompletionBody, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = f"{'chatcmpl' if isinstance(body, ChatBody) else 'cmpl'}-{uuid.uuid4().hex}"
-        requests = body.frames(request_id)
+    async def _answer(
+        self,
+        request_id: str,
+        body: ChatBody | CompletionBody,
+        requests: list[Generate],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         choices = len(requests) * requests[0].n
         stream = await open_stream(self.models, self.metrics, body, requests, weight=choices, local=is_local(scope))
         model = stream.info.model

@@ -14,7 +14,7 @@ from msgspec import Meta
 from ...engine.ranges import RANGES
 from ..chat.schema_objects import describes_objects
 from ..errors import InvalidRequest, UnsupportedParameter
-from ..frames import Generate, ResponseFormat
+from ..frames import Generate, ResponseFormat, Tokenize
 from .body import WireBody, check_depth, without_none
 from .inputs import Name, TargetBody, Texts, TokenId, texts_of
 from .messages import AssistantMessage, Messages, NamedTool, Tool, plain_messages, plain_tool
@@ -403,6 +403,22 @@ class TokenizeBody(WireBody):
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
+
+    def frame(self, request_id: str) -> Tokenize:
+        """The request as a frame for a worker. Raises InvalidRequest."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidRequest("exactly one of prompt and messages must be given", param="prompt")
+        if self.messages is not None and self.add_special_tokens:
+            raise UnsupportedParameter(
+                "add_special_tokens: for messages only false is supported: the chat template writes the special tokens",
+                param="add_special_tokens",
+            )
+        return Tokenize(
+            id=request_id,
+            prompt=self.prompt,
+            messages=None if self.messages is None else plain_messages(self.messages),
+            add_special_tokens=self.add_special_tokens is not False,
+        )
 
 
 class DetokenizeBody(WireBody):

@@ -22,7 +22,7 @@ from ...engine.modelfiles import MODULES, read_architecture
 from ...engine.pooling import read_pooling
 from .. import frames, paths
 from ..config import loading
-from ..errors import Forbidden, InvalidRequest, MethodNotAllowed, ModelNotFound, RouteNotFound, UnsupportedParameter
+from ..errors import Forbidden, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import cache, listing
 from ..store.ggufs import is_gguf
 from ..store.jobs import Jobs
@@ -30,11 +30,10 @@ from ..store.names import is_path
 from ..version import VERSION
 from .adapters import AdapterRoutes
 from .admin import AdapterEntry, LoadBody, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status, UnloadBody
-from .body import is_local, read_json
+from .body import is_local, read_converted, read_json
 from .embeddings import Embeddings
 from .events import EventStream, Report
 from .exchange import Exchange
-from .messages import plain_messages
 from .metrics import CONTENT_TYPE, Metrics
 from .models import Models
 from .openai import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -171,19 +170,8 @@ class _Api:
         } | ({"problem": model.problem} if model.problem else {})
 
     async def tokenize(self, request: Request) -> Response:
-        body = await read_json(request.scope, request.receive, TokenizeBody, self.limit)
-        if (body.prompt is None) == (body.messages is None):
-            raise InvalidRequest("exactly one of prompt and messages must be given", param="prompt")
-        if body.messages is not None and body.add_special_tokens:
-            raise UnsupportedParameter(
-                "add_special_tokens: for messages only false is supported: the chat template writes the special tokens",
-                param="add_special_tokens",
-            )
-        frame = frames.Tokenize(
-            id=uuid.uuid4().hex,
-            prompt=body.prompt,
-            messages=None if body.messages is None else plain_messages(body.messages),
-            add_special_tokens=body.add_special_tokens is not False,
+        body, frame = await read_converted(
+            request.scope, request.receive, TokenizeBody, self.limit, lambda body: body.frame(uuid.uuid4().hex)
         )
         reply, info = await self._ask(request, body.model, frame)
         assert isinstance(reply, frames.Tokens)

@@ -52,7 +52,8 @@ def route(models: ScriptedModels) -> Embeddings:
 
 
 async def compute(models: ScriptedModels, **body: Any) -> Any:
-    return json.loads(await route(models)._compute(EmbeddingBody(**body), local=True))
+    decoded = EmbeddingBody(**body)
+    return json.loads(await route(models)._compute(decoded, decoded.frames("id"), local=True))
 
 
 async def test_groups_go_to_one_model_in_order() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Coroutine
 from typing import Any
 
 import pytest
@@ -183,12 +184,12 @@ class FakeModels:
 
 
 async def exchanged(
-    models: FakeModels, kind: Any = ChatBody, *, local: bool = False, **body: Any
+    models: FakeModels, kind: Any = ChatBody, *, local: bool = False, raw: bytes = b"", **body: Any
 ) -> tuple[list[Any], str]:
     """The messages that were sent, and the text of /metrics."""
     sent: list[Any] = []
     metrics = Metrics()
-    parts = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+    parts = [{"type": "http.request", "body": raw or json.dumps(body).encode(), "more_body": False}]
 
     async def receive() -> Any:
         if parts:
@@ -306,3 +307,47 @@ async def test_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None
     keep_alives = [part for part in parts if part["body"] == b": keep-alive\n\n"]
     assert 1 <= len(keep_alives) <= 20
     assert all(part["more_body"] for part in keep_alives)
+
+
+async def longest_pause(work: Coroutine[Any, Any, Any]) -> float:
+    """The longest time in seconds for which the event loop serves nothing else while `work` runs."""
+    loop = asyncio.get_running_loop()
+    longest = 0.0
+    task = asyncio.ensure_future(work)
+    last = loop.time()
+    while not task.done():
+        await asyncio.sleep(0.001)
+        longest = max(longest, loop.time() - last)
+        last = loop.time()
+    await task
+    return longest
+
+
+USER = b'{"role":"user","content":""}'
+PART = b'{"type":"text","text":""}'
+MANY: dict[str, tuple[type, bytes]] = {
+    "messages": (ChatBody, b'{"messages":[%s]}' % b",".join([USER] * 16_384)),
+    "more messages": (ChatBody, b'{"messages":[%s]}' % b",".join([USER] * 480_000)),
+    "parts": (ChatBody, b'{"messages":[{"role":"user","content":[%s]}]}' % b",".join([PART] * 500_000)),
+    "lists": (CompletionBody, b'{"prompt":[%s]}' % b",".join([b"[1]"] * 3_000_000)),
+    "tokens": (CompletionBody, b'{"prompt":[%s]}' % b",".join([b"12"] * 1_000_000)),
+    "texts": (CompletionBody, b'{"prompt":[%s]}' % b",".join([b'"ab"'] * 3_000_000)),
+    "members": (ChatBody, b'{"metadata":{%s}}' % b",".join(b'"%d":""' % number for number in range(1_000_000))),
+    "values of a schema": (ChatBody, b'{"guided_json":{"enum":[%s]}}' % b",".join([b"{}"] * 3_000_000)),
+    "adapters": (ChatBody, b'{"lora":[%s]}' % b",".join([b'{"name":"a"}'] * 1_000_000)),
+    "text": (CompletionBody, b'{"prompt":"%s"}' % (b"[{" * 7_000_000)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MANY)
+async def test_large_body_does_not_stop_the_event_loop(name: str) -> None:
+    """About 50 ms at most on an idle machine; a body without limits takes seconds."""
+    kind, body = MANY[name]
+
+    async def send() -> None:
+        models = FakeModels(*ENDS)
+        models.settings = Settings()
+        await exchanged(models, kind, raw=body)
+
+    pauses = [await longest_pause(send()) for _ in range(2)]
+    assert min(pauses) < 0.15
