@@ -34,7 +34,6 @@ from .replies import (
 from .token_text import TextOffsets, spelling
 
 DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
 LOWEST_LOGPROB = -9999.0  # replaces -inf, which JSON cannot express
 
 # Characters at which some clients split lines, although JSON strings may contain them. They are escaped.

@@ -10,10 +10,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ..errors import AppError
-from .answers import KEEP_ALIVE, error_event, event
+from . import keep_alive
+from .answers import error_event, event
 from .exchange import SSE_HEADERS, unless_gone
-
-KEEP_ALIVE_SECONDS = 10.0
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class EventStream(Response):
 
 async def _next(reports: asyncio.Queue[bytes]) -> bytes:
     try:
-        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+        async with keep_alive.Deadline().timeout():
             return await reports.get()
     except TimeoutError:
-        return KEEP_ALIVE
+        return keep_alive.COMMENT

@@ -12,7 +12,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..errors import AppError, Stopping
 from ..frames import Finished, Generate, ModelInfo, Piece
-from .answers import KEEP_ALIVE, Answer, ChatAnswer, CompletionAnswer, Head, error_event
+from . import keep_alive
+from .answers import Answer, ChatAnswer, CompletionAnswer, Head, error_event
 from .body import ClientGone, is_local, read_converted
 from .inputs import TargetBody
 from .metrics import Metrics, Watch
@@ -21,7 +22,6 @@ from .openai import ChatBody, CompletionBody
 from .replies import CachedTokens, UsageReport
 from .stream import Stream
 
-KEEP_ALIVE_SECONDS = 10.0
 Result = TypeVar("Result")
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -165,23 +165,28 @@ async def _stream(answer: Answer, tally: _Tally, send: Send) -> str:
     """
 
     async def write(data: bytes, *, more: bool = True) -> None:
+        deadline.restart()
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
+    deadline = keep_alive.Deadline()
     await send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
     await write(answer.opening())
     while True:
+        data = b""
         try:
-            async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+            async with deadline.timeout():
                 pieces = await tally.take()
             data = b"".join(answer.part(choice, piece) for choice, piece in pieces)
             if not pieces:
                 await write(answer.closing(tally.usage), more=False)
                 return "ok"
         except TimeoutError:
-            data = KEEP_ALIVE
+            pass
         except AppError as error:
             await write(error_event(error), more=False)
             return error.code
+        if not data and deadline.passed:  # pieces may arrive that have no data for the client
+            data = keep_alive.COMMENT
         if data:
             await write(data)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -12,14 +13,13 @@ from starlette.responses import Response, StreamingResponse
 from ..store import cache, catalog, hub
 from ..store.jobs import ENDED, Job, Jobs
 from ..store.offers import offers
+from . import keep_alive
 from .admin import Catalog, DeleteBody, DownloadBody
 from .answers import event
 from .body import read_json
 from .models import Models
 
 EVENT_SECONDS = 0.25  # seconds between two events
-KEEP_ALIVE = b": keep-alive\n\n"
-KEEP_ALIVE_SECONDS = 10.0
 
 
 class StoreRoutes:
@@ -75,20 +75,18 @@ class StoreRoutes:
 
     async def _events(self) -> AsyncIterator[bytes]:
         previous: list[Job] | None = None
-        quiet = 0.0
+        deadline = keep_alive.Deadline()
         while True:
             jobs = self.jobs.list()
-            if jobs != previous:
-                yield event(jobs)
-                quiet = 0.0
-            elif quiet > KEEP_ALIVE_SECONDS:
-                yield KEEP_ALIVE
-                quiet = 0.0
+            if jobs != previous or deadline.passed:
+                deadline.restart()
+                yield keep_alive.COMMENT if jobs == previous else event(jobs)
             if all(job.state in ENDED for job in jobs):
                 return
             previous = jobs
-            quiet += EVENT_SECONDS
-            await asyncio.sleep(EVENT_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with deadline.timeout():
+                    await asyncio.sleep(EVENT_SECONDS)
 
 
 def _json(value: object) -> Response:

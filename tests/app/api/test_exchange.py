@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Coroutine
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from msgspec import structs
 
-from localllm.app.api import exchange
+from localllm.app.api import exchange, keep_alive
 from localllm.app.api.admin import LoadFlags
 from localllm.app.api.answers import ChatAnswer, Head
 from localllm.app.api.body import ClientGone, is_local
@@ -296,17 +297,54 @@ async def test_disconnect_counts_as_cancelled() -> None:
     assert 'localllm_requests_total{model="m",status="cancelled"} 1.0' in metrics.render({}, {}).decode()
 
 
-async def test_stream_sends_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "KEEP_ALIVE_SECONDS", 0.01)
+async def watched(made: exchange._Tally, choices: int = 1) -> list[tuple[float, bytes]]:
+    """The times and the bytes of the writes of a stream."""
+    loop = asyncio.get_running_loop()
+    writes: list[tuple[float, bytes]] = []
+
+    async def send(message: Any) -> None:
+        writes.append((loop.time(), message.get("body", b"head")))
+
+    await exchange._stream(ChatAnswer(Head("id", "m", "f"), choices, logprobs=False, usage=False), made, send)
+    return writes
+
+
+def longest_silence(writes: list[tuple[float, bytes]]) -> float:
+    times = [time for time, _ in writes]
+    return max(later - earlier for earlier, later in pairwise(times))
+
+
+@pytest.mark.parametrize("gap", [0.005, 0.5])
+async def test_stream_has_no_longer_silence_than_the_interval(monkeypatch: pytest.MonkeyPatch, gap: float) -> None:
+    """During a long prompt nothing arrives; in a long tool call pieces arrive that have no data."""
+    monkeypatch.setattr(keep_alive, "SECONDS", 0.1)
     made = tally()
-    streaming = asyncio.create_task(streamed(made))
-    await asyncio.sleep(0.05)
+    watching = asyncio.create_task(watched(made))
+    for _ in range(round(0.5 / gap)):
+        await asyncio.sleep(gap)
+        made._stream.put(Piece(id="a", tokens=1))
+    made._stream.put(Piece(id="a", text="x", finish="stop"))
+    made._stream.put(Finished(id="a"))
+    writes = await watching
+    assert longest_silence(writes) < 0.15
+    comments = [data for _, data in writes if data == b": keep-alive\n\n"]
+    assert 3 <= len(comments) <= 5
+
+
+async def test_tight_flow_of_data_has_no_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keep_alive, "SECONDS", 0.2)
+    made = tally()
+    watching = asyncio.create_task(watched(made))
+    for _ in range(50):
+        await asyncio.sleep(0.01)
+        made._stream.put(Piece(id="a", text="x"))
     made._stream.put(Piece(id="a", finish="stop"))
     made._stream.put(Finished(id="a"))
-    _, (_, *parts) = await streaming
-    keep_alives = [part for part in parts if part["body"] == b": keep-alive\n\n"]
-    assert 1 <= len(keep_alives) <= 20
-    assert all(part["more_body"] for part in keep_alives)
+    assert not any(data.startswith(b":") for _, data in await watching)
+
+
+def test_interval_of_keep_alives() -> None:
+    assert keep_alive.SECONDS == 15
 
 
 async def longest_pause(work: Coroutine[Any, Any, Any]) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localllm.app.api import events, file_work
+from localllm.app.api import events, file_work, keep_alive
 from localllm.app.api.admin import FileProgress, ImportBody
 from localllm.app.api.body import ClientGone
 from localllm.app.api.events import EventStream
@@ -103,7 +103,7 @@ async def test_work_that_waits_ends_when_the_client_disconnects() -> None:
 
 
 async def test_events_end_with_the_error_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.01)
+    monkeypatch.setattr(keep_alive, "SECONDS", 0.01)
 
     async def work(report: events.Report) -> object:
         report(FileProgress("a", 1, 2))
@@ -112,7 +112,7 @@ async def test_events_end_with_the_error_of_the_work(monkeypatch: pytest.MonkeyP
 
     chunks = [chunk async for chunk in EventStream(work).events()]
     assert chunks[0] == b'data: {"file":"a","done":1,"total":2}\n\n'
-    assert events.KEEP_ALIVE in chunks
+    assert keep_alive.COMMENT in chunks
     assert b"internal_error" in chunks[-1]
     assert b"secret" not in chunks[-1]
 

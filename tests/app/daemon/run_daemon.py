@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from localllm.app.api import exchange
+from localllm.app.api import keep_alive
 from localllm.app.config import Settings
 from localllm.app.daemon import connection, lifecycle, loading, process
 from localllm.app.errors import AppError
@@ -37,7 +37,7 @@ if __name__ == "__main__":
     process.LOAD_SECONDS = float(os.environ.get("TEST_LOAD_SECONDS", process.LOAD_SECONDS))
     process.ANSWER_SECONDS = float(os.environ.get("TEST_ANSWER_SECONDS", process.ANSWER_SECONDS))
     connection.HEAD_SECONDS = float(os.environ.get("TEST_HEAD_SECONDS", connection.HEAD_SECONDS))
-    exchange.KEEP_ALIVE_SECONDS = float(os.environ.get("TEST_KEEP_ALIVE_SECONDS", exchange.KEEP_ALIVE_SECONDS))
+    keep_alive.SECONDS = float(os.environ.get("TEST_KEEP_ALIVE_SECONDS", keep_alive.SECONDS))
     try:
         worker = json.loads(os.environ.get("TEST_WORKER", json.dumps(FAKE_WORKER)))
         lifecycle.run(settings, lambda at: print(at.url, flush=True), worker_command=worker)

@@ -1,0 +1,33 @@
+"""Comments that keep the connection of a stream of server-sent events: proxies and clients close a silent connection.
+
+A stream begins when its response head is sent. The head of an answer is sent when the worker has accepted the request:
+until then, while the model loads or the worker renders the prompt, the client gets no byte, because an error still has
+its own status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+COMMENT = b": keep-alive\n\n"
+SECONDS = 15.0  # maximum time between two writes of a stream
+
+
+class Deadline:
+    """The time of the next write to a stream. Create it on the event loop when the stream begins."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.restart()
+
+    def restart(self) -> None:
+        """Call it when data is written."""
+        self._time = self._loop.time() + SECONDS
+
+    @property
+    def passed(self) -> bool:
+        return self._loop.time() >= self._time
+
+    def timeout(self) -> asyncio.Timeout:
+        """A context manager that raises TimeoutError at this time."""
+        return asyncio.timeout_at(self._time)
