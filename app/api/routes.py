@@ -300,5 +300,15 @@ async def no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path[:200]}"
     if error.status_code == 405:
-        return error_response(MethodNotAllowed(f"{where}: method not allowed"), dict(error.headers or {}))
+        allowed = ", ".join(_methods(request))
+        return error_response(
+            MethodNotAllowed(f"{where}: method not allowed", hint=f"the route has {allowed}"), {"allow": allowed}
+        )
     return error_response(RouteNotFound(f"{where}: unknown route", hint="GET /openapi.json lists the routes"))
+
+
+def _methods(request: Request) -> list[str]:
+    """The methods of all routes with the path of a request. HEAD is part of GET."""
+    path = request.scope["path"]
+    matching = [route for route in request.app.routes if route.path_regex.match(path)]
+    return sorted({method for route in matching for method in route.methods})

@@ -59,7 +59,10 @@ class StoreRoutes:
 
     async def events(self, request: Request) -> Response:
         """GET /admin/downloads/events: server-sent events with the list of downloads, until all have ended."""
-        return StreamingResponse(self._events(), media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        headers = {"cache-control": "no-cache"}
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._events(), media_type="text/event-stream", headers=headers)
 
     async def delete(self, request: Request) -> Response:
         """POST /admin/delete: unload a model, delete its files and remove the aliases of these files."""

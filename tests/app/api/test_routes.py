@@ -259,3 +259,34 @@ async def test_unknown_route_error_names_the_route(client: httpx.AsyncClient) ->
     assert len(unknown["message"]) < 250
     wrong = await client.get("/tokenize")
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/chat/completions", "POST"),
+        ("/v1/models", "GET, HEAD"),
+        ("/v1/models/org/cold", "GET, HEAD"),
+        ("/health", "GET, HEAD"),
+        ("/admin/downloads", "GET, HEAD, POST"),
+        ("/lora-adapters", "GET, HEAD, POST"),
+    ],
+)
+async def test_refused_method_gets_all_methods_of_the_path(client: httpx.AsyncClient, path: str, methods: str) -> None:
+    for method in {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"} - set(methods.split(", ")):
+        response = await client.request(method, path)
+        assert (response.status_code, response.headers["allow"]) == (405, methods), method
+
+
+async def test_head_has_the_headers_of_get(client: httpx.AsyncClient, models: FakeModels) -> None:
+    got = await client.get("/v1/models")
+    head = await client.head("/v1/models")
+    assert (head.status_code, head.headers["content-type"]) == (200, got.headers["content-type"])
+    assert (await client.head("/nowhere")).status_code == 404
+
+
+async def test_head_of_an_event_stream_ends_at_once(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.app.store.jobs.Jobs.list", lambda self: [SimpleNamespace(state="running")])
+    async with asyncio.timeout(5):
+        head = await client.head("/admin/downloads/events")
+    assert (head.status_code, head.headers["content-type"].split(";")[0]) == (200, "text/event-stream")
