@@ -1,10 +1,9 @@
-"""Streaming detokenisation. Never emits an incomplete character or the beginning of a possible stop string."""
+"""Streaming detokenisation, and stop strings. Never emits an incomplete character or a possible stop string."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 BROKEN = "\ufffd"  # the character that decoders write for invalid or incomplete UTF-8
 MAX_INCOMPLETE = 3  # maximum bytes of an incomplete UTF-8 character; a token has at least one byte
@@ -14,19 +13,8 @@ MAX_WINDOW = 16  # fresh tokens after which a window that ends inside a characte
 SHORT_WINDOW = MAX_INCOMPLETE + 3 * MAX_INCOMPLETE
 
 
-@dataclass(frozen=True, slots=True)
-class TextChunk:
-    """Final text, and the number of tokens that it completes (in order, each counted once).
-
-    A token without text (a special token) counts with the text before it. `text` may be empty.
-    """
-
-    text: str
-    tokens: int
-
-
 class TextStream:
-    """Detokenises one sequence. The joined chunks equal `decode` of all tokens, up to the stop string.
+    """Detokenises one sequence. The joined texts equal `decode` of all tokens.
 
     `decode` converts token ids to text. More tokens may change only the U+FFFD at the end of the text (up to
     MAX_INCOMPLETE of them, for an incomplete character). Only these wait; all other text is emitted at once. The text
@@ -35,46 +23,40 @@ class TextStream:
 
     `before` are the tokens before the text (the end of a prompt that it continues). They are not part of the text, but
     some decoders drop the space of a first token.
-
-    The stop string that ends first applies; of several that end at the same character, the longest.
     """
 
-    def __init__(
-        self, decode: Callable[[Sequence[int]], str], stop: Iterable[str] = (), *, before: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, decode: Callable[[Sequence[int]], str], *, before: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._stops = [_StopMatcher(text) for text in stop if text]
         # [ context: a few tokens whose text was emitted | fresh: the tokens after them ]. A new window begins whenever
         # the text ends with a complete character.
         self._window: list[int] = list(before[-MAX_WINDOW:])
         self._fresh = 0
         context = decode(self._window) if self._window else ""
         self._emitted = context[: len(context) - _waiting(context)]  # the part of decode(window) that was emitted
-        self._length = 0  # number of characters so far, the tail included
-        self._tail = ""  # the last characters, which may start a stop string
+        self._length = 0  # number of characters so far
         self._ends: deque[int] = deque()  # for each unreported token: maximum text length after it
-        self.stopped = False  # whether a stop string ended the text
 
-    def push(self, tokens: Sequence[int]) -> TextChunk:
-        """Add tokens. Tokens after a stop string are ignored; the last chunk counts all tokens before it."""
-        text = ""
-        for token in tokens:
-            if not self.stopped:
-                text += self._add(token)
-        return self._chunk(text)
+    def push(self, tokens: Sequence[int]) -> str:
+        """Add tokens. Returns the new text."""
+        return "".join(map(self._add, tokens))
 
-    def finish(self) -> TextChunk:
+    def finish(self) -> str:
         """End the text. Returns the remaining text that was held back."""
-        text = ""
-        if not self.stopped:
-            text = self._match_stops(self._decode(self._window)[len(self._emitted) :])
-        if not self.stopped:
-            text += self._tail
-        self._tail = ""
+        text = self._decode(self._window)[len(self._emitted) :]
+        self._length += len(text)
         self._window = []
         self._emitted = ""
         self._cap_ends(self._length)
-        return self._chunk(text)
+        return text
+
+    def settle(self, held: int = 0) -> int:
+        """The number of tokens (in order, each counted once) whose text is complete, except the last `held` characters.
+        A token without text (a special token) counts with the text before it."""
+        count = 0
+        while self._ends and self._ends[0] <= self._length - held:
+            self._ends.popleft()
+            count += 1
+        return count
 
     def _add(self, token: int) -> str:
         self._window.append(token)
@@ -88,7 +70,8 @@ class TextStream:
             waiting = len(new)
         else:
             self._emitted = text[: len(text) - waiting]
-        text = self._match_stops(new[: len(new) - waiting])
+        text = new[: len(new) - waiting]
+        self._length += len(text)
         self._cap_ends(self._length + waiting)
         self._ends.append(self._length + waiting)
         if new and not waiting:
@@ -127,12 +110,32 @@ class TextStream:
             late += 1
         self._ends.extend([length] * late)
 
-    def _match_stops(self, text: str) -> str:
-        """Search stop strings in the tail and the new `text`. Returns the text before a stop string; a possible start
-        of one stays in the tail."""
-        self._length += len(text)
-        if not self._stops:
-            return text
+
+def _waiting(text: str) -> int:
+    """Number of characters at the end of `text` that later tokens may change."""
+    return min(len(text) - len(text.rstrip(BROKEN)), MAX_INCOMPLETE)
+
+
+class StopFilter:
+    """Ends a text before the first stop string.
+
+    The stop string that ends first applies; of several that end at the same character, the longest.
+    """
+
+    def __init__(self, stop: Iterable[str]) -> None:
+        self._stops = [_StopMatcher(text) for text in stop if text]
+        self._tail = ""  # the last characters, which may start a stop string
+        self.stopped = False
+
+    @property
+    def held(self) -> int:
+        """Number of characters that wait, because they may start a stop string."""
+        return len(self._tail)
+
+    def feed(self, text: str) -> str:
+        """The text so far that is before any stop string; a possible start of one waits."""
+        if not self._stops or self.stopped:
+            return "" if self.stopped else text
         start = len(self._tail)
         text = self._tail + text
         for index in range(start, len(text)):
@@ -145,17 +148,11 @@ class TextStream:
         self._tail = text[len(text) - matched :]
         return text[: len(text) - matched]
 
-    def _chunk(self, text: str) -> TextChunk:
-        count = 0
-        while self._ends and (self.stopped or self._ends[0] <= self._length - len(self._tail)):
-            self._ends.popleft()
-            count += 1
-        return TextChunk(text, count)
-
-
-def _waiting(text: str) -> int:
-    """Number of characters at the end of `text` that later tokens may change."""
-    return min(len(text) - len(text.rstrip(BROKEN)), MAX_INCOMPLETE)
+    def finish(self) -> str:
+        """End the text. Returns the text that waited."""
+        text = self._tail
+        self._tail = ""
+        return text
 
 
 class _StopMatcher:

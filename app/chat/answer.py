@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
 from ...engine.request import Delta, TokenLogprobs
-from ...engine.text import TextStream
+from ...engine.text import StopFilter, TextStream
 from ..frames import Piece, PieceLogprob, ToolCallPiece
 from .harmony import HarmonyReader
-from .parsers import CALL, END_CALL, END_THINK, THINK, Output, OutputParser
+from .parsers import Output, OutputParser, new_id
 from .prompt import Prompt
 from .tokens import Tokenizer
 
@@ -45,20 +46,21 @@ class AnswerReader(Protocol):
 
 
 class MarkedReader:
-    """Reads answers with markers such as `<think>` (see parsers.py)."""
+    """Reads answers with markers such as `<think>` (see parsers.py). Stop strings end the visible answer only."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, stop: Iterable[str], *, one_call: bool) -> None:
-        markers = {tokenizer.id_of(marker) for marker in (THINK, END_THINK, CALL, END_CALL)}
-        hidden = frozenset(tokenizer.special_ids - markers)
+    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, options: ReadingOptions) -> None:
+        hidden = hidden_ids(tokenizer, prompt)
         before = prompt.ids if prompt.continues_text else ()
-        self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), stop, before=before)
+        self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), before=before)
+        self._stops = StopFilter(options.stop)
+        self._output = Output()
         self._parser = OutputParser(
-            reasoning=prompt.reasoning,
-            tools=prompt.tools,
+            prompt.form,
+            options.tools,
             inside_reasoning=prompt.inside_reasoning,
-            one_call=one_call,
+            one_call=options.one_call,
+            new_id=options.new_id,
         )
-        self.take = self._parser.take
 
     @property
     def calls(self) -> int:
@@ -66,33 +68,66 @@ class MarkedReader:
 
     @property
     def ended(self) -> bool:
-        return self._text.stopped or self._parser.ended
+        return self._stops.stopped or self._parser.ended
+
+    def take(self) -> Output:
+        output = self._output
+        self._output = Output()
+        return output
 
     def push(self, tokens: Sequence[int]) -> int:
-        chunk = self._text.push(tokens)
-        self._parser.feed(chunk.text)
-        return chunk.tokens
+        count = 0
+        for token in tokens:
+            if self.ended:
+                break
+            self._parser.feed(self._text.push([token]))
+            self._filter()
+            count += self._text.settle(0 if self.ended else self._parser.pending + self._stops.held)
+        return count
 
     def finish(self, *, cut: bool) -> int:
-        if self._parser.ended:
-            return 0
-        chunk = self._text.finish()
-        self._parser.feed(chunk.text)
-        self._parser.finish()
-        return chunk.tokens
+        if not self.ended:
+            self._parser.feed(self._text.finish())
+            self._parser.finish(cut=cut)
+            self._filter()
+        self._output.text += self._stops.finish()
+        return self._text.settle()
+
+    def _filter(self) -> None:
+        """Pass the output of the parser on, without what follows a stop string."""
+        new = self._parser.take()
+        self._output.text += self._stops.feed(new.text)
+        self._output.reasoning += new.reasoning
+        self._output.calls += new.calls
 
 
-def make_reader(tokenizer: Tokenizer, prompt: Prompt, stop: Iterable[str], *, one_call: bool) -> AnswerReader:
+@dataclass(frozen=True)
+class ReadingOptions:
+    """The options of a request that its reader needs. `one_call`: end the answer after the first call."""
+
+    stop: Sequence[str] = ()
+    tools: Sequence[dict[str, Any]] = ()
+    one_call: bool = False
+    new_id: Callable[[int, str], str] = new_id
+
+
+def hidden_ids(tokenizer: Tokenizer, prompt: Prompt) -> frozenset[int]:
+    """The control tokens that are neither text nor markers of the format."""
+    return tokenizer.special_ids - {tokenizer.id_of(marker) for marker in prompt.form.markers}
+
+
+def make_reader(tokenizer: Tokenizer, prompt: Prompt, options: ReadingOptions) -> AnswerReader:
     """The reader of the format in which the model answers this prompt."""
     if not prompt.harmony:
-        return MarkedReader(tokenizer, prompt, stop, one_call=one_call)
+        return MarkedReader(tokenizer, prompt, options)
     return HarmonyReader(
         tokenizer,
-        stop,
-        tools=prompt.tools,
+        options.stop,
+        tools=bool(options.tools),
         inside_answer=prompt.inside_answer,
         before=prompt.ids if prompt.continues_text else (),
-        one_call=one_call,
+        one_call=options.one_call,
+        new_id=options.new_id,
     )
 
 
@@ -109,16 +144,15 @@ class Choice:
         index: int,
         tokenizer: Tokenizer,
         prompt: Prompt,
+        options: ReadingOptions = ReadingOptions(),
         *,
-        stop: Iterable[str] = (),
         stop_ids: frozenset[int] = frozenset(),
-        parallel_tool_calls: bool = True,
     ) -> None:
         self._id = request_id
         self._index = index
         self._tokenizer = tokenizer
         self._stop_ids = stop_ids
-        self._reader = make_reader(tokenizer, prompt, stop, one_call=not parallel_tool_calls)
+        self._reader = make_reader(tokenizer, prompt, options)
         self._logprobs: deque[TokenLogprobs] = deque()  # log-probabilities of tokens whose text is not reported yet
         self.generated = 0
         self.cached = 0

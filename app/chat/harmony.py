@@ -13,8 +13,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from ...engine.text import TextStream
-from .parsers import Output, make_call
+from ...engine.text import StopFilter, TextStream
+from .calls.reading import Calls
+from .parsers import Output, new_id
 from .tokens import Tokenizer
 
 START = "<|start|>"
@@ -56,9 +57,9 @@ def end_ids(id_of: Callable[[str], int | None]) -> frozenset[int]:
 class HarmonyReader:
     """Splits the tokens of an answer into text, reasoning and tool calls.
 
-    Only special tokens are markers: the same characters in ordinary tokens are text. A stop string applies to the texts
-    of the messages, not to their headers. Arguments that are not JSON, and calls of a request without tools, are text.
-    Messages to other recipients or with another role than `assistant` are reasoning. Text without a header is text.
+    Only special tokens are markers: the same characters in ordinary tokens are text. Stop strings end the visible
+    answer only. The arguments of a call are passed on as they come. Calls of a request without tools are text. Messages
+    to other recipients or with another role than `assistant` are reasoning. Text without a header is text.
     """
 
     def __init__(
@@ -70,13 +71,14 @@ class HarmonyReader:
         inside_answer: bool = False,
         before: Sequence[int] = (),
         one_call: bool = False,
+        new_id: Callable[[int, str], str] = new_id,
     ) -> None:
         """`tools`: a message to a function is a call. `inside_answer`: the answer begins without a header.
         `before`: the tokens of a text that the answer continues. `one_call`: ignore the tokens after the first call."""
-        self.calls = 0  # number of tool calls so far
+        self._calls = Calls(new_id)
         self._tokenizer = tokenizer
         self._tools = tools
-        self._stop = tuple(stop)
+        self._stops = StopFilter(stop)
         self._one_call = one_call
         self._markers = {tokenizer.id_of(marker): marker for marker in MARKERS}
         self._header: list[int] = []  # tokens of the header that is not complete
@@ -84,23 +86,29 @@ class HarmonyReader:
         self._stream: TextStream | None = None  # the text of the open message
         self._field: Field = "text"  # of the open message
         self._name = ""  # of the called function
-        self._arguments = ""
         self._written: set[Field] = set()  # fields with text of earlier messages
         self._at_start = True  # the open message has no text yet
         self._output = Output()
-        self._stopped = False
+        self._has_ended = False  # the only call is complete
         if inside_answer:
             self._open_message("text", before=before)
 
     @property
     def ended(self) -> bool:
         """True after a stop string, or after the only call: the reader ignores the tokens that follow."""
-        return self._stopped or (self._one_call and self.calls > 0)
+        return self._stops.stopped or self._has_ended
+
+    @property
+    def calls(self) -> int:
+        """Number of tool calls so far."""
+        return self._calls.count
 
     def take(self) -> Output:
         """The output since the last call of `take`."""
         output = self._output
+        output.calls = self._calls.parts
         self._output = Output()
+        self._calls.parts = []
         return output
 
     def push(self, tokens: Sequence[int]) -> int:
@@ -119,11 +127,14 @@ class HarmonyReader:
         if self.ended:
             return 0
         count = self._end_message(cut=cut)
+        self._output.text += self._stops.finish()
         text = self._tokenizer.decode(self._header)
         is_cut_header = self._is_header(text) and _HEADER.fullmatch(text)
         if not is_cut_header and text.strip():
             tokens = self._header
-            return count + self._open_message("text", tokens=tokens) + self._end_message()
+            count += self._open_message("text", tokens=tokens) + self._end_message()
+            self._output.text += self._stops.finish()
+            return count
         return count + self._drop_header()
 
     def _drop_header(self) -> int:
@@ -175,6 +186,8 @@ class HarmonyReader:
         elif recipient.startswith(FUNCTIONS) and recipient != FUNCTIONS:
             self._name = recipient.removeprefix(FUNCTIONS)
             self._open_message("call" if self._tools else "text")
+            if self._tools:
+                self._calls.open(self._name)
         else:
             is_reasoning = bool(recipient) or channels[-1:] == ["analysis"]
             self._open_message("reasoning" if is_reasoning else "text")
@@ -182,9 +195,8 @@ class HarmonyReader:
     def _open_message(self, field: Field, *, before: Sequence[int] = (), tokens: Sequence[int] = ()) -> int:
         """Begin a message with the first tokens of its text. Returns the number of tokens with complete text."""
         hidden = self._tokenizer.special_ids
-        self._stream = TextStream(lambda ids: self._tokenizer.decode(ids, hidden=hidden), self._stop, before=before)
+        self._stream = TextStream(lambda ids: self._tokenizer.decode(ids, hidden=hidden), before=before)
         self._field = field
-        self._arguments = ""
         self._at_start = True
         count = self._add_text(tokens)
         self._header = []
@@ -192,48 +204,32 @@ class HarmonyReader:
 
     def _add_text(self, tokens: Sequence[int]) -> int:
         assert self._stream is not None
-        chunk = self._stream.push(tokens)
-        self._write(chunk.text)
-        self._stopped = self._stream.stopped
-        if self._stopped:
-            self._close(cut=True)
-        return chunk.tokens
+        self._write(self._stream.push(tokens))
+        return self._stream.settle(0 if self._stops.stopped or self._field != "text" else self._stops.held)
 
     def _end_message(self, *, cut: bool = False) -> int:
         if self._stream is None:
             return 0
-        chunk = self._stream.finish()
-        self._write(chunk.text)
-        self._close(cut=cut)
-        return chunk.tokens
-
-    def _close(self, *, cut: bool) -> None:
+        self._write(self._stream.finish())
+        count = self._stream.settle()
         if self._field == "call":
-            self._end_call("" if cut else "{}")
+            self._calls.close(cut=cut)
+            self._has_ended = self._one_call
         self._stream = None
+        return count
 
     def _write(self, text: str) -> None:
         """Add text to the field of the open message."""
         if not text:
             return
         if self._field == "call":
-            self._arguments += text
+            self._calls.write(text)
             return
         if self._at_start and self._field in self._written:
             text = SEPARATOR + text
         self._at_start = False
         self._written.add(self._field)
         if self._field == "text":
-            self._output.text += text
+            self._output.text += self._stops.feed(text)
         else:
             self._output.reasoning += text
-
-    def _end_call(self, default: str) -> None:
-        """Report the call. `default`: the arguments of a call without a text."""
-        call = make_call(self.calls, self._name, self._arguments or default)
-        if call is not None:
-            self.calls += 1
-            self._output.calls.append(call)
-            return
-        self._field = "text"
-        self._write(self._arguments)

@@ -1,222 +1,247 @@
 """Splits the streamed text of a model into answer, reasoning and tool calls.
 
-Reasoning is `<think>…</think>` at the start of an answer (Qwen, DeepSeek). A tool call is
-`<tool_call>{"name": …, "arguments": …}</tool_call>` anywhere after it (Hermes, Qwen). A marker may be split over any
-number of chunks of text.
+Reasoning is at the start of an answer, between two markers such as `<think>` and `</think>`. Tool calls may be anywhere
+after it; `calls/records.py` has their formats. A marker may be split over any number of chunks of text.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
-import msgspec
+from .calls.reading import CallPart, Calls, GroupReader, Watch
+from .calls.records import CallFormat, Reasoning, Wrapper, marks_of
+from .calls.source import NotACall, Source, Steps, partial_start
+from .calls.values import Tools
 
 THINK = "<think>"
 END_THINK = "</think>"
 CALL = "<tool_call>"
 END_CALL = "</tool_call>"
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)  # a complete string of JSON
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A complete tool call; `arguments` is the JSON text of the model, unchanged."""
-
-    index: int
-    id: str
-    name: str
-    arguments: str
+_SPACE = " \t\r\n"
 
 
 @dataclass(slots=True)
 class Output:
-    """New text of an answer, new reasoning and new tool calls."""
+    """New text of an answer, new reasoning and new parts of tool calls."""
 
     text: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[CallPart] = field(default_factory=list)
 
 
-class _CallBody(msgspec.Struct, frozen=True):
-    name: str
-    arguments: msgspec.Raw = msgspec.Raw(b"{}")
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """How a model writes answers."""
+
+    reasoning: Reasoning | None = None
+    calls: tuple[CallFormat, ...] = ()  # the formats that are read; the first is the one that the model was taught
+    wrappers: tuple[Wrapper, ...] = ()
+
+    @property
+    def markers(self) -> frozenset[str]:
+        """The markers that the parser acts on."""
+        pairs: list[Reasoning | Wrapper] = [*self.wrappers]
+        if self.reasoning:
+            pairs.append(self.reasoning)
+        texts = [text for pair in pairs for text in (pair.begin, pair.end)]
+        return marks_of(*texts).union(*(form.marks | marks_of(form.quote) for form in self.calls))
+
+
+def new_id(index: int, name: str) -> str:
+    """An id for a call."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _ignore(form: CallFormat, name: str, rest: str) -> None:
+    pass
 
 
 class OutputParser:
     """Call `feed` with each new text of the model and `finish` after the last one. `take` returns the new output.
 
-    The start of a marker that does not complete, and a tool call that is not JSON with a name, become text. The parser
-    drops only the markers, and white space beside the reasoning markers and after a tool call.
+    The name of a call is reported at once, and its arguments as they come. The start of a marker that does not
+    complete, and markup that is no call, become text. The parser drops only markers, and white space beside them.
     """
 
-    def __init__(self, *, reasoning: bool, tools: bool, inside_reasoning: bool = False, one_call: bool = False) -> None:
-        """`inside_reasoning`: the prompt ends with an open `<think>`. `one_call`: drop text after the first call."""
-        self.calls = 0  # number of tool calls so far
-        self._tools = tools
+    def __init__(
+        self,
+        form: AnswerFormat,
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        inside_reasoning: bool = False,
+        one_call: bool = False,
+        new_id: Callable[[int, str], str] = new_id,
+        watch: Watch = _ignore,
+    ) -> None:
+        """`tools`: those of the request; without tools, calls are text. `inside_reasoning`: the prompt ends inside
+        reasoning. `one_call`: drop text after the first call. `watch`: called where calls begin."""
+        self._form = form
+        self._source = Source()
+        self._calls = Calls(new_id)
+        known = Tools(tools)
+        formats = form.calls if tools else ()
+        self._readers = [(item, GroupReader(item, self._source, self._calls, known, watch)) for item in formats]
+        self._ends = {wrapper.end for wrapper in form.wrappers if not wrapper.begin}  # texts to drop
+        self._triggers = {item.trigger for item in formats if item.trigger}
         self._one_call = one_call
-        self._state: Literal["start", "reasoning", "text", "call", "end"] = "start" if reasoning else "text"
-        if inside_reasoning:
-            self._state = "reasoning"
-        self._skip_space = inside_reasoning
-        self._pending = ""  # text that is in no output yet
-        self._search_start = 0  # first position in `_pending` where the end marker of a call may start
         self._output = Output()
+        self._space = ""  # white space that is dropped if a call follows
+        self._has_text = False
+        self.ended = False  # `one_call` is set and the first call is complete; the parser drops the text that follows
+        self._steps = self._answer(inside_reasoning)
+        self._advance()
 
     @property
-    def ended(self) -> bool:
-        """True if `one_call` is set and the first call is complete; the parser drops the text that follows."""
-        return self._state == "end"
+    def calls(self) -> int:
+        """Number of tool calls so far."""
+        return self._calls.count
+
+    @property
+    def text(self) -> str:
+        """The text of the answer since the last call of `take`."""
+        return self._output.text
+
+    @property
+    def pending(self) -> int:
+        """Number of characters of the text that are in no output yet."""
+        return len(self._source.rest) + len(self._space)
 
     def take(self) -> Output:
         """The output since the last call of `take`."""
         output = self._output
+        output.calls = self._calls.parts
         self._output = Output()
+        self._calls.parts = []
         return output
 
     def feed(self, text: str) -> None:
-        self._pending += text
-        while self._advance():
+        self._source.rest += text
+        self._advance()
+
+    def finish(self, *, cut: bool = False) -> None:
+        """End the text: nothing stays pending. A call that lacks its end counts as a call. `cut`: the answer reached
+        its maximum length, and the start of a call without a name is dropped."""
+        self._source.ended = True
+        self._source.cut = cut
+        self._advance()
+
+    def _advance(self) -> None:
+        if not self.ended:
+            next(self._steps, None)
+
+    def _answer(self, inside_reasoning: bool) -> Steps[None]:
+        reasoning = self._form.reasoning
+        if reasoning is not None and (inside_reasoning or (yield from self._opens(reasoning))):
+            yield from self._reasoning(reasoning)
+        yield from self._open_wrappers()
+        yield from self._calls_at_start()
+        while not self.ended and (yield from self._text()):
             pass
+        self._source.rest = ""
 
-    def finish(self) -> None:
-        """End the text: nothing stays pending. A tool call that lacks only its end marker counts as a call."""
-        while self._state == "call":
-            self._end_call(len(self._pending))
-            self.feed("")
-        if self._state == "reasoning" and self._pending.strip():
-            self._output.reasoning += self._pending
-        elif self._state in ("start", "text"):
-            self._output.text += self._pending
-        self._pending = ""
+    def _opens(self, reasoning: Reasoning) -> Steps[bool]:
+        """Take the opening marker of reasoning, and the white space before it."""
+        words = reasoning.begin.split()
+        return bool(words) and (yield from self._source.accept(reasoning.begin))
 
-    def _advance(self) -> bool:
-        """Make one transition of the state machine. False if it first needs more text."""
-        if self._skip_space:
-            self._pending = self._pending.lstrip()
-            self._skip_space = not self._pending
-        return not self._skip_space and _TRANSITIONS[self._state](self)
+    def _reasoning(self, reasoning: Reasoning) -> Steps[None]:
+        """Read reasoning up to its closing marker, without the white space around it."""
+        source = self._source
+        yield from source.skip_space()
+        held = ""
 
-    def _in_start(self) -> bool:
-        opening = self._pending.lstrip()
-        if opening.startswith(THINK):
-            self._pending = opening[len(THINK) :]
-            self._state = "reasoning"
-            self._skip_space = True
+        def emit(text: str) -> None:
+            nonlocal held
+            text = held + text
+            thought = text.rstrip()
+            held = text[len(thought) :]
+            self._output.reasoning += thought
+
+        if (yield from source.until(reasoning.end, emit)):
+            yield from source.skip_space()
+        elif self._output.reasoning:
+            self._output.reasoning += held
+
+    def _open_wrappers(self) -> Steps[None]:
+        """Take the texts that open the answer."""
+        for wrapper in self._form.wrappers:
+            if wrapper.begin and (yield from self._source.accept(wrapper.begin)):
+                self._ends |= {wrapper.end} - {""}
+                yield from self._source.skip_space()
+
+    def _calls_at_start(self) -> Steps[None]:
+        """Read a group of calls in a format without markers."""
+        source = self._source
+        for item, reader in self._readers:
+            if not item.at_start:
+                continue
+            while not source.rest.strip() and (yield from source.more()):
+                pass
+            if (yield from self._group(reader)):
+                return
+
+    def _group(self, reader: GroupReader) -> Steps[bool]:
+        """Read a group of calls. False if the text is no call, or the start of one that the limit of the answer cut."""
+        self._source.mark()
+        before = self._calls.count
+        try:
+            yield from reader.read()
+        except NotACall:
+            if self._source.cut and self._source.starved:
+                self._source.rest = ""  # the start of a call
+            else:
+                self._source.rewind()
+        self._source.commit()
+        is_call = self._calls.count > before
+        self.ended = is_call and self._one_call
+        if is_call:
+            self._space = self._space if self._has_text else ""
+        return is_call
+
+    def _text(self) -> Steps[bool]:
+        """Read text up to the next marker and what the marker begins. False at the end of the text."""
+        source = self._source
+        markers = self._triggers | self._ends
+        found = [(index, marker) for marker in markers if (index := source.rest.find(marker)) >= 0]
+        if found:
+            index, marker = min(found, key=lambda item: (item[0], len(item[1])))
+            self._write(source.take(index))
+            yield from self._marker(marker)
             return True
-        if THINK.startswith(opening):
-            return False
-        self._state = "text"
-        return True
-
-    def _in_reasoning(self) -> bool:
-        text, complete = self._take_before(END_THINK)
-        thought = text.rstrip()
-        self._output.reasoning += thought
-        if complete:
-            self._state = "text"
-            self._skip_space = True
-        else:  # keep trailing white space: the parser drops it if the end marker follows
-            self._pending = text[len(thought) :] + self._pending
-        return complete
-
-    def _in_text(self) -> bool:
-        if not self._tools:
-            self._output.text += self._pending
-            self._pending = ""
-            return False
-        text, complete = self._take_before(CALL)
-        self._output.text += text
-        if complete:
-            self._state = "call"
-        return complete
-
-    def _in_call(self) -> bool:
-        end = _call_end(self._pending, self._search_start)
-        if end < 0:
-            self._search_start = max(0, len(self._pending) - len(END_CALL) + 1)
-            return False
-        self._end_call(end)
-        return True
-
-    def _in_end(self) -> bool:
+        self._write(source.take(partial_start(source.rest, markers)))
+        if (yield from source.more()):
+            return True
+        self._write(source.take(len(source.rest)))
+        if not self.calls:
+            self._output.text += self._space
+        self._space = ""
         return False
 
-    def _take_before(self, marker: str) -> tuple[str, bool]:
-        """Remove the text before a marker, and the marker, from the pending text. An incomplete marker stays pending.
-
-        Returns the text, and True if the marker is complete.
-        """
-        text, complete, after = self._pending.partition(marker)
-        if complete:
-            self._pending = after
-            return text, True
-        start = _marker_start(text, marker)
-        self._pending = text[start:]
-        return text[:start], False
-
-    def _end_call(self, end: int) -> None:
-        """Parse the pending text up to `end` as a call.
-
-        If it is not a call, it becomes text of the answer, up to and including the first end marker.
-        """
-        call = self._call(self._pending[:end])
-        if call is None and END_CALL in self._pending:
-            end = self._pending.index(END_CALL)
-        after = end + len(END_CALL)
-        if call is None:
-            self._output.text += CALL + self._pending[:after]
+    def _marker(self, marker: str) -> Steps[None]:
+        """Read what a marker begins: a group of calls, a text to drop, or text."""
+        source = self._source
+        for item, reader in self._readers:
+            if item.trigger.startswith(marker) and (yield from self._group(reader)):
+                return
+        if marker in self._ends:
+            source.take(len(marker))
         else:
-            self._output.calls.append(call)
-        self._pending = self._pending[after:]
-        self._skip_space = call is not None
-        self._search_start = 0
-        self._state = "end" if self.calls and self._one_call else "text"
+            self._write(source.take(len(marker)))
 
-    def _call(self, body: str) -> Call | None:
-        try:
-            parsed = msgspec.json.decode(body.strip(), type=_CallBody)
-            arguments = bytes(parsed.arguments).decode()
-            if arguments.startswith('"'):  # some models write the object as a JSON string
-                arguments = msgspec.json.decode(arguments, type=str)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            return None
-        call = make_call(self.calls, parsed.name, arguments)
-        self.calls += call is not None
-        return call
-
-
-_TRANSITIONS = {
-    "start": OutputParser._in_start,
-    "reasoning": OutputParser._in_reasoning,
-    "text": OutputParser._in_text,
-    "call": OutputParser._in_call,
-    "end": OutputParser._in_end,
-}
-
-
-def make_call(index: int, name: str, arguments: str) -> Call | None:
-    """A call with a new id; None if the arguments are not JSON."""
-    try:
-        msgspec.json.decode(arguments)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return None
-    return Call(index, f"call_{secrets.token_hex(12)}", name, arguments)
-
-
-def _call_end(text: str, start: int) -> int:
-    """Index of the first end marker of a call at `start` or later, outside JSON strings; -1 if there is none yet."""
-    end = text.find(END_CALL, start)
-    while end >= 0 and '"' in _STRING.sub("", text[:end]):
-        end = text.find(END_CALL, end + 1)
-    return end
-
-
-def _marker_start(text: str, marker: str) -> int:
-    """Index of an incomplete `marker` at the end of `text`; len(text) if there is none."""
-    for start in range(max(0, len(text) - len(marker) + 1), len(text)):
-        if marker.startswith(text[start:]):
-            return start
-    return len(text)
+    def _write(self, text: str) -> None:
+        """Add text to the answer. White space at its end waits: it is dropped if calls follow and no text."""
+        if not text:
+            return
+        if not self._readers:
+            self._output.text += text
+            return
+        text = self._space + text
+        if self.calls and not self._has_text:
+            text = text.lstrip(_SPACE)
+        visible = text.rstrip(_SPACE)
+        self._space = text[len(visible) :]
+        self._has_text = self._has_text or bool(visible)
+        self._output.text += visible

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from .calls.records import FORMATS, REASONING
 from .harmony import ANSWER_HEADER, uses_harmony
 from .harmony_messages import harmony_messages, harmony_tools
 from .messages import for_template
-from .parsers import CALL, END_THINK, THINK
+from .parsers import CALL, END_THINK, THINK, AnswerFormat
 from .template import TemplateRenderer
 from .tokens import Tokenizer
 
@@ -33,6 +34,7 @@ class Prompt:
     tools: bool = False  # the answer may have tool calls
     harmony: bool = False  # the answer has the format of harmony.py, otherwise that of parsers.py
     inside_answer: bool = False  # the prompt ends with an open message of the channel `final` (harmony)
+    form: AnswerFormat = AnswerFormat()  # how the model writes reasoning and calls
     continues_text: bool = False  # the answer continues the text of the prompt and may start with a space
 
 
@@ -101,8 +103,11 @@ class PromptMaker:
         if opens_answer:
             text += ANSWER_HEADER
         self._refuse_early(text, context, "messages")
+        reasons = self._supports(THINK, template)
+        form = AnswerFormat(REASONING[0] if reasons else None, FORMATS if tools else ())
         return Prompt(
             ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)),
+            form=form,
             reasoning=self._supports(THINK, template),
             inside_reasoning=ends_in_reasoning,
             tools=bool(tools) and (harmony or self._supports(CALL, template)),

@@ -6,7 +6,7 @@ import secrets
 from dataclasses import dataclass, replace
 
 from ...engine.request import Delta, Request, Sampling
-from ..chat.answer import Choice
+from ..chat.answer import Choice, ReadingOptions
 from ..chat.grammar import TokenGrammar
 from ..chat.prompt import Prompt, too_long
 from ..chat.sampling import check_token_ids, sampling_of
@@ -83,6 +83,7 @@ def prepare(frame: Generate, model: OpenModel) -> Generation:
     compiled = _grammar(frame, model, prompt)
     if frame.response_format is not None:
         prompt = replace(prompt, continues_text=True)  # keep the first space: a regex may require it
+    options = ReadingOptions(frame.stop, frame.tools if prompt.tools else (), not frame.parallel_tool_calls)
     seed = secrets.randbits(63) if frame.seed is None else frame.seed
     generation = Generation(frame, prompt, [], {})
     for index in range(frame.n):
@@ -97,9 +98,8 @@ def prepare(frame: Generate, model: OpenModel) -> Generation:
             index,
             model.tokenizer,
             prompt,
-            stop=frame.stop,
+            options,
             stop_ids=stop_ids,
-            parallel_tool_calls=frame.parallel_tool_calls,
         )
     return generation
 

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from localllm.app.chat.answer import Choice
+from localllm.app.chat.answer import Choice, ReadingOptions
+from localllm.app.chat.calls.records import FORMATS, REASONING
+from localllm.app.chat.parsers import AnswerFormat
 from localllm.app.chat.prompt import Prompt
 from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.frames import Piece
@@ -14,7 +16,9 @@ from ..tiny_qwen import write_tokenizer
 from .vocabularies import vocabulary
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
-CHAT = Prompt((1,), reasoning=True, tools=True)
+FORM = AnswerFormat(REASONING[0], FORMATS[:1])
+CHAT = Prompt((1,), form=FORM)
+TOOLS = ({"type": "function", "function": {"name": "f"}},)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +48,7 @@ def text_of(pieces: list[Piece]) -> str:
 @pytest.mark.parametrize("text", ["hello world", "größer 🙂🙂 日本語", "<b> a </b>\n\n", "   "])
 def test_text_equals_the_decoding_of_all_tokens(tokenizer: ChatTokenizer, text: str, step: int) -> None:
     ids = [*tokenizer.encode(text, add_special_tokens=False), 2]
-    choice = Choice("a", 0, tokenizer, CHAT, stop_ids=frozenset({2}))
+    choice = Choice("a", 0, tokenizer, CHAT, ReadingOptions(tools=TOOLS), stop_ids=frozenset({2}))
     pieces = feed(choice, ids, step=step)
     assert text_of(pieces) == text
     assert [piece.finish for piece in pieces][-1] == "stop"
@@ -68,7 +72,7 @@ def test_an_answer_that_continues_the_prompt_keeps_its_first_space(tmp_path: Pat
 def test_a_stop_string_may_span_tokens(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode("one two three four", add_special_tokens=False)
     for step in (1, 2, 99):
-        choice = Choice("a", 0, tokenizer, CHAT, stop=["wo th"])
+        choice = Choice("a", 0, tokenizer, CHAT, ReadingOptions(stop=["wo th"], tools=TOOLS))
         pieces = feed(choice, ids, finish="length", step=step)
         assert text_of(pieces) == "one t"
         assert pieces[-1].finish == "stop"
@@ -76,7 +80,7 @@ def test_a_stop_string_may_span_tokens(tokenizer: ChatTokenizer) -> None:
 
 
 def test_a_length_limit_ends_an_incomplete_marker(tokenizer: ChatTokenizer) -> None:
-    choice = Choice("a", 0, tokenizer, CHAT)
+    choice = Choice("a", 0, tokenizer, CHAT, ReadingOptions(tools=TOOLS))
     pieces = feed(choice, tokenizer.encode("one <tool", add_special_tokens=False), finish="length")
     assert text_of(pieces) == "one <tool"
     assert pieces[-1].finish == "length"
@@ -84,12 +88,14 @@ def test_a_length_limit_ends_an_incomplete_marker(tokenizer: ChatTokenizer) -> N
 
 def test_special_tokens_are_hidden_and_markers_are_parsed(tokenizer: ChatTokenizer) -> None:
     output = f"<think>\nhm\n</think>\n\nSure.<|im_start|>{CALL}"
-    choice = Choice("a", 0, tokenizer, CHAT)
+    choice = Choice("a", 0, tokenizer, CHAT, ReadingOptions(tools=TOOLS))
     pieces = feed(choice, tokenizer.encode(output, add_special_tokens=False))
     assert text_of(pieces) == "Sure."
     assert "".join(piece.reasoning for piece in pieces) == "hm"
-    (call,) = [call for piece in pieces for call in piece.tool_calls]
-    assert (call.index, call.name, call.arguments, call.id[:5]) == (0, "f", '{"a": 1}', "call_")
+    first, *others = [part for piece in pieces for part in piece.tool_calls]
+    assert (first.index, first.name, first.id[:5]) == (0, "f", "call_")
+    assert not any(part.id or part.name or part.index for part in others)
+    assert first.arguments + "".join(part.arguments for part in others) == '{"a": 1}'
     assert pieces[-1].finish == "tool_calls"
 
 
@@ -102,18 +108,18 @@ def test_markers_are_text_after_a_raw_prompt(tokenizer: ChatTokenizer) -> None:
 @pytest.mark.parametrize("step", [1, 5, 999])
 def test_without_parallel_calls_the_first_call_ends_the_answer(tokenizer: ChatTokenizer, step: int) -> None:
     ids = tokenizer.encode(f"{CALL}\n{CALL}", add_special_tokens=False)
-    several = feed(Choice("a", 0, tokenizer, CHAT), ids, step=step)
-    assert len([call for piece in several for call in piece.tool_calls]) == 2
-    choice = Choice("a", 0, tokenizer, CHAT, parallel_tool_calls=False)
+    several = feed(Choice("a", 0, tokenizer, CHAT, ReadingOptions(tools=TOOLS)), ids, step=step)
+    assert len([call for piece in several for call in piece.tool_calls if call.id]) == 2
+    choice = Choice("a", 0, tokenizer, CHAT, ReadingOptions(tools=TOOLS, one_call=True))
     pieces = feed(choice, ids, step=step)
-    assert len([call for piece in pieces for call in piece.tool_calls]) == 1
+    assert len([call for piece in pieces for call in piece.tool_calls if call.id]) == 1
     assert pieces[-1].finish == "tool_calls"
     assert choice.generated < len(ids) or step == 999
 
 
 def test_logprobs_are_in_the_piece_with_their_text(tokenizer: ChatTokenizer) -> None:
     ids = [*tokenizer.encode("größer 🙂 END more", add_special_tokens=False)]
-    choice = Choice("a", 0, tokenizer, CHAT, stop=["END"])
+    choice = Choice("a", 0, tokenizer, CHAT, ReadingOptions(stop=["END"], tools=TOOLS))
     pieces = feed(choice, ids, finish="length", logprobs=True)
     entries = [entry for piece in pieces for entry in piece.logprobs]
     assert [entry.id for entry in entries] == ids[: len(entries)]
@@ -125,7 +131,7 @@ def test_logprobs_are_in_the_piece_with_their_text(tokenizer: ChatTokenizer) -> 
 
 def test_a_token_with_waiting_text_is_not_reported_yet(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode("the lazy dog", add_special_tokens=False)
-    choice = Choice("a", 0, tokenizer, CHAT, stop=["y!"])
+    choice = Choice("a", 0, tokenizer, CHAT, ReadingOptions(stop=["y!"], tools=TOOLS))
     pieces = feed(choice, ids, finish="length", logprobs=True)
     assert any(piece.text and not piece.tokens for piece in pieces)
     assert all(len(piece.logprobs) == piece.tokens for piece in pieces)
@@ -134,7 +140,7 @@ def test_a_token_with_waiting_text_is_not_reported_yet(tokenizer: ChatTokenizer)
 
 def test_the_last_piece_reports_the_waiting_tokens(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode("the lazy dog", add_special_tokens=False)
-    choice = Choice("a", 0, tokenizer, CHAT, stop=["dog!"])
+    choice = Choice("a", 0, tokenizer, CHAT, ReadingOptions(stop=["dog!"], tools=TOOLS))
     assert (choice.generated, choice.cached) == (0, 0)
     pieces = feed(choice, ids, finish="length", logprobs=True)
     assert text_of(pieces) == "the lazy dog"
@@ -144,7 +150,7 @@ def test_the_last_piece_reports_the_waiting_tokens(tokenizer: ChatTokenizer) -> 
 
 def test_tokens_after_the_only_call_are_not_reported(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode(f"{CALL} dog", add_special_tokens=False)
-    choice = Choice("a", 0, tokenizer, CHAT, stop=["dog!"], parallel_tool_calls=False)
+    choice = Choice("a", 0, tokenizer, CHAT, ReadingOptions(stop=["dog!"], tools=TOOLS, one_call=True))
     (piece,) = feed(choice, ids, step=999, logprobs=True)
     assert piece.finish == "tool_calls"
     assert piece.tokens == len(piece.logprobs) < len(ids)
@@ -152,6 +158,6 @@ def test_tokens_after_the_only_call_are_not_reported(tokenizer: ChatTokenizer) -
 
 def test_a_stop_token_has_no_logprob(tokenizer: ChatTokenizer) -> None:
     ids = [*tokenizer.encode("hi", add_special_tokens=False), 2]
-    choice = Choice("a", 0, tokenizer, CHAT, stop_ids=frozenset({2}))
+    choice = Choice("a", 0, tokenizer, CHAT, ReadingOptions(tools=TOOLS), stop_ids=frozenset({2}))
     pieces = feed(choice, ids, logprobs=True)
     assert sum(len(piece.logprobs) for piece in pieces) == len(ids) - 1

@@ -17,9 +17,11 @@ import pytest
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from localllm.app.chat import gguf_tokenizer as module
-from localllm.app.chat.answer import Choice
+from localllm.app.chat.answer import Choice, ReadingOptions
+from localllm.app.chat.calls.records import FORMATS, REASONING
 from localllm.app.chat.gguf_tokenizer import GgufTokenizer
 from localllm.app.chat.grammar import GrammarCompiler
+from localllm.app.chat.parsers import AnswerFormat
 from localllm.app.chat.prompt import Prompt
 from localllm.app.chat.special_tokens import PROTECT, RELEASE
 from localllm.app.chat.tokenizer import ChatTokenizer
@@ -273,8 +275,9 @@ def test_templates_have_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["llama", "plamo2"])
 def test_reasoning_and_tool_calls_are_recognised(kind: str, folder: Path) -> None:
     tokenizer = pair(kind, folder).tokenizer
-    prompt = Prompt(ids=(1,), reasoning=True, tools=True)
-    choice = Choice("r", 0, tokenizer, prompt, stop_ids=tokenizer.eos_ids)
+    prompt = Prompt(ids=(1,), form=AnswerFormat(REASONING[0], FORMATS))
+    options = ReadingOptions(tools=[{"type": "function", "function": {"name": "f"}}])
+    choice = Choice("r", 0, tokenizer, prompt, options, stop_ids=tokenizer.eos_ids)
     call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     tokens = tokenizer.encode(f"<think>why é</think>text {call}", add_special_tokens=False)
     pieces = [choice.take(Delta("r", (token,))) for token in tokens]

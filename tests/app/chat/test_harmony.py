@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from localllm.app.chat.answer import Choice
+from localllm.app.chat.answer import Choice, ReadingOptions
 from localllm.app.chat.grammar import GrammarCompiler
 from localllm.app.chat.harmony import MAX_HEADER
 from localllm.app.chat.prompt import Prompt, PromptMaker
@@ -28,6 +28,8 @@ PREAMBLE = "<|channel|>commentary<|message|>"
 CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"location":"San Francisco"}<|call|>'
 GENERATE = '<|channel|>commentary to=functions.generate_file<|constrain|>json<|message|>{"path": "index.html"}<|call|>'
 WEATHER = [("get_weather", '{"location":"San Francisco"}')]
+
+TOOLS = [{"type": "function", "function": {"name": "get_weather"}}]
 
 # output -> (reasoning, text, calls); the first rows are examples of the documentation of openai-harmony
 TABLE = {
@@ -72,8 +74,8 @@ TABLE = {
     "arguments that are not JSON": (
         "<|channel|>commentary to=functions.f<|message|>{oops<|call|>",
         "",
-        "{oops",
-        [],
+        "",
+        [("f", "{oops")],
     ),
     "call of a built-in tool": (
         f"<|channel|>analysis to=browser.search code<|message|>query{NEXT}<|channel|>final<|message|>ok",
@@ -164,10 +166,12 @@ def read(
     end: Finish = "stop",
     **options: Any,
 ) -> tuple[str, str, list[tuple[str, str]]]:
-    choice = Choice("a", 0, tokenizer, prompt, stop_ids=tokenizer.eos_ids, **options)
+    reading = ReadingOptions(tools=TOOLS if prompt.tools else (), **options)
+    choice = Choice("a", 0, tokenizer, prompt, reading, stop_ids=tokenizer.eos_ids)
     pieces = feed(choice, tokenizer, ids, cuts, end)
     assert all(len(piece.logprobs) == piece.tokens for piece in pieces)
-    calls = [call for piece in pieces for call in piece.tool_calls]
+    parts = [part for piece in pieces for part in piece.tool_calls]
+    calls = [part for part in parts if part.id]
     assert [call.index for call in calls] == list(range(len(calls)))
     if not options:
         has_end = end == "stop" and ids[-1:] and ids[-1] in tokenizer.eos_ids
@@ -176,7 +180,7 @@ def read(
     return (
         "".join(piece.reasoning for piece in pieces),
         "".join(piece.text for piece in pieces),
-        [(call.name, call.arguments) for call in calls],
+        [(call.name, "".join(part.arguments for part in parts if part.index == call.index)) for call in calls],
     )
 
 
@@ -231,14 +235,19 @@ def test_stop_strings_apply_to_texts_only(tokenizer: ChatTokenizer, stop: str) -
         assert read(tokenizer, ids, cuts, stop=[stop]) == ("hm, 日本 🙂", "one ", [])
 
 
-def test_a_call_that_is_cut_before_its_arguments_is_no_call(tokenizer: ChatTokenizer) -> None:
+def test_a_cut_call_has_the_arguments_so_far(tokenizer: ChatTokenizer) -> None:
     ids = ids_of(tokenizer, "<|channel|>commentary to=functions.f<|message|>")
     assert read(tokenizer, ids, [], end="stop") == ("", "", [("f", "{}")])
-    assert read(tokenizer, ids, [], end="length") == ("", "", [])
-    stopped = ids_of(tokenizer, "<|channel|>commentary to=functions.f<|message|>END")
-    assert read(tokenizer, stopped, [], stop=["END"]) == ("", "", [])
-    stopped = ids_of(tokenizer, '<|channel|>commentary to=functions.f<|message|>{"a": END}')
-    assert read(tokenizer, stopped, [], stop=["END"]) == ("", '{"a": ', [])
+    assert read(tokenizer, ids, [], end="length") == ("", "", [("f", "")])
+    ids = ids_of(tokenizer, '<|channel|>commentary to=functions.f<|message|>{"a": ')
+    assert read(tokenizer, ids, [], end="length") == ("", "", [("f", '{"a": ')])
+
+
+def test_stop_strings_do_not_act_in_reasoning_or_calls(tokenizer: ChatTokenizer) -> None:
+    call = '<|channel|>commentary to=functions.f<|message|>{"a": "END"}'
+    ids = ids_of(tokenizer, f"<|channel|>analysis<|message|>no END here{NEXT}{call}")
+    for cuts in ([], list(range(1, len(ids)))):
+        assert read(tokenizer, ids, cuts, stop=["END", "}"]) == ("no END here", "", [("f", '{"a": "END"}')])
 
 
 def test_without_tools_a_call_is_text(tokenizer: ChatTokenizer) -> None:
@@ -248,7 +257,7 @@ def test_without_tools_a_call_is_text(tokenizer: ChatTokenizer) -> None:
 
 def test_without_parallel_calls_the_first_call_ends_the_answer(tokenizer: ChatTokenizer) -> None:
     ids = ids_of(tokenizer, f"{CALL}<|start|>assistant{CALL}")
-    assert read(tokenizer, ids, list(range(1, len(ids))), parallel_tool_calls=False) == ("", "", WEATHER)
+    assert read(tokenizer, ids, list(range(1, len(ids))), one_call=True) == ("", "", WEATHER)
 
 
 def test_call_and_return_end_an_answer(tokenizer: ChatTokenizer, tmp_path: Path) -> None:

@@ -1,16 +1,25 @@
 from __future__ import annotations
 
+import json
 from itertools import combinations
+from typing import Any
 
 import pytest
 
-from localllm.app.chat.parsers import Output, OutputParser
+from localllm.app.chat.calls.records import FORMATS, REASONING, WRAPPERS, CallFormat
+from localllm.app.chat.parsers import AnswerFormat, Output, OutputParser
 
+HERMES = FORMATS[0]
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 WEATHER = [("weather", '{"city": "Paris"}')]
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": name, "parameters": {"properties": {"city": {"type": "string"}}}}}
+    for name in ("weather", "now", "f")
+]
+Read = tuple[str, str, list[tuple[str, str]]]
 
 # output -> (reasoning, text, calls)
-TABLE = {
+TABLE: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
     "plain": ("hello world", "", "hello world", []),
     "nothing": ("", "", "", []),
     "white space only": (" \n ", "", " \n ", []),
@@ -24,26 +33,60 @@ TABLE = {
     "thinking with inner marker": ("<think>a < b </thin> c</think>d", "a < b </thin> c", "d", []),
     "thinking later is text": ("Well <think>x</think>", "", "Well <think>x</think>", []),
     "call": (CALL, "", "", WEATHER),
-    "call with text around": (f"Sure. {CALL}\nDone.", "", "Sure. Done.", WEATHER),
+    "call with text around": (f"Sure.\n{CALL}\nDone.", "", "Sure.\n\nDone.", WEATHER),
+    "call with text before": (f"Sure.\n\n{CALL}\n", "", "Sure.", WEATHER),
+    "call with text after": (f"{CALL}\n\nDone.\n", "", "Done.", WEATHER),
     "two calls": (f"{CALL}\n{CALL}", "", "", WEATHER * 2),
     "thinking and call": (f"<think>look it up</think>\n{CALL}", "look it up", "", WEATHER),
     "call in thinking is thought": (f"<think>{CALL}</think>ok", CALL, "ok", []),
     "unclosed call": (CALL.removesuffix("\n</tool_call>"), "", "", WEATHER),
-    "cut off call": ('<tool_call>\n{"name": "wea', "", '<tool_call>\n{"name": "wea', []),
+    "unclosed object": (CALL.removesuffix("}\n</tool_call>"), "", "", WEATHER),
+    "call without an end of its name": ('<tool_call>\n{"name": "wea', "", '<tool_call>\n{"name": "wea', []),
     "malformed call": ("<tool_call>{oops}</tool_call> x", "", "<tool_call>{oops}</tool_call> x", []),
     "call without a name": ('<tool_call>{"a": 1}</tool_call>', "", '<tool_call>{"a": 1}</tool_call>', []),
     "call without arguments": ('<tool_call>{"name": "now"}</tool_call>', "", "", [("now", "{}")]),
+    "parameters": ('<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', "", "", [("f", '{"a": 1}')]),
+    "args": ('<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>', "", "", [("f", '{"a": 1}')]),
+    "input": ('<tool_call>{"name": "f", "input": {"a": 1}}</tool_call>', "", "", [("f", '{"a": 1}')]),
+    "unknown member": (
+        '<tool_call>{"name": "f", "a": 1}</tool_call>',
+        "",
+        '<tool_call>{"name": "f", "a": 1}</tool_call>',
+        [],
+    ),
+    "members of a call": (
+        '<tool_call>{"id": "c1", "type": "function", "name": "f", "arguments": {"a": 1}, "index": 0}</tool_call>',
+        "",
+        "",
+        [("f", '{"a": 1}')],
+    ),
+    "arguments before the name": (
+        '<tool_call>{"arguments": {"a": "}"}, "name": "f"}</tool_call>',
+        "",
+        "",
+        [("f", '{"a": "}"}')],
+    ),
+    "call of OpenAI": (
+        '<tool_call>{"type": "function", "function": {"name": "f", "arguments": "{\\"a\\": 1}"}}</tool_call>.',
+        "",
+        ".",
+        [("f", '{"a": 1}')],
+    ),
     "arguments as text": (
         '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>',
         "",
         "",
         [("f", '{"a": 1}')],
     ),
-    "arguments as bad text": (
+    "empty text as arguments": ('<tool_call>{"name": "f", "arguments": ""}</tool_call>', "", "", [("f", "{}")]),
+    "null as arguments": ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", "", [("f", "{}")]),
+    "a list as arguments": ('<tool_call>{"name": "f", "arguments": [1, 2]}</tool_call>', "", "", [("f", "[1, 2]")]),
+    "a number as arguments": ('<tool_call>{"name": "f", "arguments": 5}</tool_call>', "", "", [("f", "5")]),
+    "bad text as arguments": (
         '<tool_call>{"name": "f", "arguments": "oops"}</tool_call>',
         "",
-        '<tool_call>{"name": "f", "arguments": "oops"}</tool_call>',
-        [],
+        "",
+        [("f", '"oops"')],
     ),
     "unicode in a call": (
         '<tool_call>{"name": "f", "arguments": {"q": "日本 🙂 </b>"}}</tool_call>é',
@@ -63,12 +106,6 @@ TABLE = {
         "",
         [("f", '{"q": "</tool_call>"}')],
     ),
-    "string that never ends": (
-        f'<tool_call>{{"name": "f}}</tool_call> x {CALL} y <tool_call>"</tool_call>z',
-        "",
-        '<tool_call>{"name": "f}</tool_call> x y <tool_call>"</tool_call>z',
-        WEATHER,
-    ),
 }
 
 
@@ -77,19 +114,35 @@ def feed(parser: OutputParser, text: str) -> Output:
     return parser.take()
 
 
-def read(chunks: list[str], **options: bool) -> tuple[str, str, list[tuple[str, str]]]:
-    parser = OutputParser(**{"reasoning": True, "tools": True} | options)
-    outputs = [feed(parser, chunk) for chunk in chunks]
-    parser.finish()
-    outputs.append(parser.take())
-    calls = [call for output in outputs for call in output.calls]
-    assert [call.index for call in calls] == list(range(len(calls)))
-    assert len({call.id for call in calls}) == len(calls)
+def merged(outputs: list[Output]) -> Read:
+    """The joined outputs. The first part of each call has its id and name, and the parts come in order."""
+    calls: list[list[str]] = []
+    for part in (part for output in outputs for part in output.calls):
+        if part.index == len(calls):
+            assert part.id
+            assert part.name
+            calls.append([part.name, ""])
+        assert part.index == len(calls) - 1
+        calls[-1][1] += part.arguments
     return (
         "".join(output.reasoning for output in outputs),
         "".join(output.text for output in outputs),
-        [(call.name, call.arguments) for call in calls],
+        [(name, arguments) for name, arguments in calls],
     )
+
+
+def read(
+    chunks: list[str],
+    form: AnswerFormat = AnswerFormat(REASONING[0], (HERMES,)),
+    tools: list[dict[str, Any]] = TOOLS,
+    *,
+    cut: bool = False,
+    **options: Any,
+) -> Read:
+    parser = OutputParser(form, tools, **options)
+    outputs = [feed(parser, chunk) for chunk in chunks]
+    parser.finish(cut=cut)
+    return merged([*outputs, parser.take()])
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -110,9 +163,9 @@ def test_output_split_at_any_two_positions() -> None:
 
 def test_markers_are_text_without_reasoning_or_tools() -> None:
     output = f"<think>a</think>{CALL}"
-    assert read([output], reasoning=False, tools=False) == ("", output, [])
-    assert read(list(output), reasoning=True, tools=False) == ("a", CALL, [])
-    assert read(list(output), reasoning=False, tools=True) == ("", "<think>a</think>", WEATHER)
+    assert read([output], AnswerFormat(), []) == ("", output, [])
+    assert read(list(output), tools=[]) == ("a", CALL, [])
+    assert read(list(output), AnswerFormat(None, (HERMES,))) == ("", "<think>a</think>", WEATHER)
 
 
 @pytest.mark.parametrize("cut", range(1, 12))
@@ -122,18 +175,108 @@ def test_output_inside_reasoning_starts_with_reasoning(cut: int) -> None:
 
 
 def test_text_waits_only_while_it_may_start_a_marker() -> None:
-    parser = OutputParser(reasoning=True, tools=True)
+    parser = OutputParser(AnswerFormat(REASONING[0], (HERMES,)), TOOLS)
     assert feed(parser, "<") == Output()
-    assert feed(parser, "b> and <tool_call") == Output(text="<b> and ")
-    assert feed(parser, "ing>") == Output(text="<tool_calling>")
-    assert feed(parser, '<tool_call>{"name":"f"}') == Output()
-    assert len(feed(parser, "</tool_call>").calls) == 1
-    parser = OutputParser(reasoning=False, tools=True)
-    for _ in range(2):
-        assert feed(parser, "x<tool_call></tool_call> y") == Output(text="x<tool_call></tool_call> y")
+    assert parser.pending == 1
+    assert feed(parser, "b> and <tool_call") == Output(text="<b> and")
+    assert feed(parser, "ing>") == Output(text=" <tool_calling>")
+    assert parser.pending == 0
+
+
+def test_names_and_arguments_are_reported_as_they_come() -> None:
+    parser = OutputParser(AnswerFormat(None, (HERMES,)), TOOLS)
+    assert merged([feed(parser, '<tool_call>{"name": "f", "arguments": ')]) == ("", "", [("f", "")])
+    fragments = ['{"a', '": "', "x", "\\", '"', "y", '"', "}"]
+    assert ["".join(part.arguments for part in feed(parser, text).calls) for text in fragments] == [
+        '{"a', '": "', "x", "", '\\"', "y", '"', "}"
+    ]  # fmt: skip
+
+
+def test_a_cut_call_has_the_arguments_so_far_and_no_markup() -> None:
+    for length in range(1, len(CALL)):
+        reasoning, text, calls = read([CALL[:length]], cut=True)
+        assert not reasoning
+        assert CALL.startswith(text)
+        assert len(text) < len("<tool_call>")
+        if '"arguments": {' in CALL[:length]:
+            assert calls == [("weather", CALL[:length].partition('"arguments": ')[2][: len(WEATHER[0][1])])]
+        else:
+            assert calls in ([], [("weather", "")])
+
+
+def test_the_first_call_ends_the_answer_if_there_may_be_only_one() -> None:
+    parser = OutputParser(AnswerFormat(None, (HERMES,)), TOOLS, one_call=True)
+    assert merged([feed(parser, f"a{CALL}\n{CALL} b")]) == ("", "a", WEATHER)
+    assert parser.ended
 
 
 def test_arguments_stay_unchanged() -> None:
     arguments = '{"b":1.50,"a":[1,  2]}'
     _, _, calls = read([f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'])
     assert calls == [("f", arguments)]
+
+
+# (title of the format, output, text, calls); the output may differ from what the template of a model writes
+VARIANTS = [
+    ("llama-3", '{"name": "now", "parameters": {}}', "", [("now", {})]),
+    ("llama-3", '{"type": "function", "name": "now", "parameters": {}}', "", [("now", {})]),
+    ("llama-3", '{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
+    ("llama-3", 'I say {"name": "now", "parameters": {}}', 'I say {"name": "now", "parameters": {}}', []),
+    ("llama-3", '{"answer": 42}', '{"answer": 42}', []),
+    ("mistral", '[TOOL_CALLS] [{"name": "now", "arguments": {}}]', "", [("now", {})]),
+    (
+        "mistral-args",
+        'Now.[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]f[ARGS]{"a": "]"}',
+        "Now.",
+        [("now", {}), ("f", {"a": "]"})],
+    ),
+    (
+        "qwen3-coder",
+        "<tool_call><function=f><parameter=city>a</parameter></function></tool_call>",
+        "",
+        [("f", {"city": "a"})],
+    ),
+    (
+        "qwen3-coder",
+        "<tool_call>\n<function=f>\n<parameter=city>\n</parameter>\n is no end\n\n</parameter>\n</function>",
+        "",
+        [("f", {"city": "</parameter>\n is no end\n"})],
+    ),
+    ("qwen3-coder", "<tool_call>\n<function=f>\n<parameter=n>\n5\n</parameter>\n</function>\n", "", [("f", {"n": 5})]),
+    ("glm-4.5", "<tool_call>now\n</tool_call>", "", [("now", {})]),
+    ("glm-4.5", "<tool_call>nothing</tool_call>", "<tool_call>nothing</tool_call>", []),
+    (
+        "lfm2",
+        "<|tool_call_start|>[f(city='it\\'s', n=-1.5, x=[None, {'a': True}])]<|tool_call_end|>",
+        "",
+        [("f", {"city": "it's", "n": -1.5, "x": [None, {"a": True}]})],
+    ),
+    ("llama-4", '[f("Oslo")]', "", [("f", {"city": "Oslo"})]),
+    ("llama-4", "[1] is a footnote", "[1] is a footnote", []),
+    (
+        "gemma-4",
+        '<|tool_call>call:f{city:<|"|>a "b", {c}\\<|"|>,n:null}<tool_call|>.',
+        ".",
+        [("f", {"city": 'a "b", {c}\\', "n": None})],
+    ),
+    ("glm-4", 'f\n{"a": 1}', "", [("f", {"a": 1})]),
+    ("glm-4", "f is a letter", "f is a letter", []),
+]
+
+
+def form_of(title: str) -> CallFormat:
+    return next(form for form in FORMATS if form.title == title)
+
+
+@pytest.mark.parametrize(("title", "output", "text", "calls"), VARIANTS)
+def test_spellings_of_other_formats(title: str, output: str, text: str, calls: list[tuple[str, Any]]) -> None:
+    form = AnswerFormat(None, (form_of(title),))
+    for chunks in ([output], list(output)):
+        _, answer, parts = read(chunks, form)
+        assert (answer, [(name, json.loads(arguments)) for name, arguments in parts]) == (text, calls)
+
+
+def test_texts_around_an_answer_are_dropped() -> None:
+    form = AnswerFormat(REASONING[5], (), WRAPPERS)
+    output = "<|START_THINKING|>hm<|END_THINKING|><|START_RESPONSE|>It is <response>.<|END_RESPONSE|>"
+    assert read(list(output), form) == ("hm", "It is <response>.", [])

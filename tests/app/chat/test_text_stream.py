@@ -11,7 +11,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.engine.text import BROKEN, MAX_INCOMPLETE, MAX_WINDOW, TextStream
+from localllm.engine.text import BROKEN, MAX_INCOMPLETE, MAX_WINDOW, StopFilter, TextStream
 
 from .vocabularies import CORPUS, EMOJI, KINDS, SCRIPTS, make_text, vocabulary
 
@@ -73,13 +73,15 @@ def stream_text(tokenizer: ChatTokenizer, tokens: list[int], chance: random.Rand
     hidden = tokenizer.special_ids
     stream = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden))
     pieces = []
+    counted = 0
     start = 0
     while start < len(tokens):
         size = chance.choice([1, 1, 1, 2, 5, 50])
         pieces.append(stream.push(tokens[start : start + size]))
+        counted += stream.settle()
         start += size
     pieces.append(stream.finish())
-    return "".join(piece.text for piece in pieces), sum(piece.tokens for piece in pieces)
+    return "".join(pieces), counted + stream.settle()
 
 
 def compare(tokenizer: ChatTokenizer, number: int) -> None:
@@ -108,9 +110,8 @@ def test_each_token_completes_all_text_except_an_incomplete_character(tokenizer:
         clean = 0  # number of tokens up to the last one after which no text waited
         lengths: list[int] = []
         for count, token in enumerate(tokens, start=1):
-            piece = stream.push([token])
-            shown += piece.text
-            counted += piece.tokens
+            shown += stream.push([token])
+            counted += stream.settle()
             text = tokenizer.decode(tokens[:count], hidden=hidden)
             waiting = min(len(text) - len(text.rstrip(BROKEN)), MAX_INCOMPLETE)
             assert shown == text[: len(text) - waiting], tokens[:count]
@@ -127,7 +128,7 @@ def test_a_text_that_continues_a_prompt_equals_the_end_of_both_decoded(tokenizer
     prompt_text = tokenizer.decode(before, hidden=hidden)
     for tokens, _ in samples(tokenizer, SAMPLE):
         stream = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), before=before)
-        text = stream.push(tokens).text + stream.finish().text
+        text = stream.push(tokens) + stream.finish()
         assert prompt_text + text == tokenizer.decode(before + tokens, hidden=hidden), tokens
 
 
@@ -154,7 +155,7 @@ def test_a_character_that_starts_in_the_prompt_is_complete(folder: Path) -> None
     tokenizer = vocabulary("llama", folder)
     tokens = tokenizer.encode("🇫🇷", add_special_tokens=False)
     stream = TextStream(tokenizer.decode, before=tokens[:-2])
-    assert stream.push(tokens[-2:]).text == "🇷"
+    assert stream.push(tokens[-2:]) == "🇷"
 
 
 @pytest.mark.parametrize("kind", ["byte level", *BYTE_KINDS])
@@ -167,11 +168,12 @@ def test_a_stop_string_may_span_characters_of_several_tokens(kind: str, folder: 
         stop = text[start : start + chance.randint(1, 4)]
         tokens = tokenizer.encode(text, add_special_tokens=False)
         expected = tokenizer.decode(tokens)
-        stream = TextStream(tokenizer.decode, [stop])
-        shown = "".join([stream.push([token]).text for token in tokens])
-        shown += stream.finish().text
+        stream = TextStream(tokenizer.decode)
+        stops = StopFilter([stop])
+        shown = "".join([stops.feed(stream.push([token])) for token in tokens])
+        shown += stops.feed(stream.finish()) + stops.finish()
         assert shown == expected.partition(stop)[0], (text, stop)
-        assert stream.stopped == (stop in expected)
+        assert stops.stopped == (stop in expected)
 
 
 @pytest.mark.parametrize("kind", BYTE_KINDS)
@@ -241,7 +243,7 @@ def test_the_decoder_of_tokenizers_also_streams_complete_characters(kind: str, f
     for seed in range(SAMPLE):
         tokens = tokenizer.encode(make_text(random.Random(seed)), add_special_tokens=False)
         stream = TextStream(rust.decode)
-        text = "".join([stream.push([token]).text for token in tokens]) + stream.finish().text
+        text = "".join([stream.push([token]) for token in tokens]) + stream.finish()
         assert text == rust.decode(tokens) == tokenizer.decode(tokens, hidden=tokenizer.special_ids)
 
 
@@ -260,7 +262,7 @@ def test_the_window_stays_short_with_broken_bytes(kind: str, folder: Path) -> No
         tokens = [single[byte] for byte in raw * 60] + [end] * 40 + [single[byte] for byte in raw]
         sizes.clear()
         stream = TextStream(decode)
-        text = "".join([stream.push([token]).text for token in tokens]) + stream.finish().text
+        text = "".join([stream.push([token]) for token in tokens]) + stream.finish()
         assert max(sizes) <= 2 * MAX_WINDOW + 2
         assert sum(sizes) <= 25 * len(tokens)
         assert text == tokenizer.decode(tokens, hidden=tokenizer.special_ids)
@@ -281,6 +283,6 @@ def test_broken_bytes_are_emitted_though_tokenizers_drops_characters(folder: Pat
     rust = Tokenizer.from_file(str(folder / "llama" / "tokenizer.json"))
     single = byte_ids(tokenizer)
     stream = TextStream(rust.decode)
-    shown = "".join([stream.push([single[byte]]).text for byte in "é".encode() + b"\xff" * 100])
+    shown = "".join([stream.push([single[byte]]) for byte in "é".encode() + b"\xff" * 100])
     assert len(shown.removeprefix("é").strip(BROKEN)) == 0
     assert len(shown) > 90

@@ -150,7 +150,7 @@ async def test_tool_calls_of_a_scripted_engine(bench: Bench) -> None:
     call = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
     await bench.say(f"{name}/0", f"<think>hm</think>Look: {call}\n{call}<|im_end|>", "stop")
     *pieces, end = await bench.until_end(name)
-    assert "".join(piece.text for piece in pieces) == "Look: "
+    assert "".join(piece.text for piece in pieces) == "Look:"
     assert "".join(piece.reasoning for piece in pieces) == "hm"
     calls = [call for piece in pieces for call in piece.tool_calls]
     assert [(call.index, call.name, call.arguments) for call in calls] == [

@@ -1,0 +1,326 @@
+"""The rules of tool calls as a grammar, in the syntax of llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .records import CallFormat, Field, Literal
+from .values import types_of
+from .writing import Notation, literal, notation_of
+
+_KEY = r"[^\s<>\"'=:,(){}\[\]]{1,128}"
+_TEXT = "(?s:.*)"
+
+
+class SchemaRefused(ValueError):
+    """A schema has a keyword that the format cannot enforce. The message names it."""
+
+
+@dataclass(frozen=True)
+class ToolSchema:
+    """The name of a tool, and the schema of its arguments with all its definitions; None: any arguments."""
+
+    name: str
+    schema: dict[str, Any] | None
+    where: str  # JSON path of the schema, for errors
+
+
+class Rules:
+    """Collects rules. `expression` writes a text of the format, with control tokens as ids."""
+
+    def __init__(self, form: CallFormat, expression: Callable[[str], list[str | int]], json_options: Any) -> None:
+        self._form = form
+        self._pieces = expression
+        self._options = json_options
+        self.lines: list[str] = []
+
+    def group(self, tools: Sequence[ToolSchema], *, parallel: bool) -> str:
+        """The name of the rule of one or more groups of calls."""
+        form = self._form
+        call = self._calls(tools)
+        if not parallel or (form.at_start and form.separator is None):
+            return self._rule(self._sequence(form.begin, call, form.end))
+        if form.separator is not None:
+            return self._rule(self._sequence(form.begin, call, f"({self._sequence(form.separator, call)})*", form.end))
+        one = self._rule(self._sequence(form.begin, call, form.end))
+        return self._rule(f"{one} ({self._sequence(form.gap, one)})*")
+
+    def rest(self, tools: Sequence[ToolSchema], *, parallel: bool) -> str:
+        """The name of the rule of a group after its `begin`."""
+        form = self._form
+        call = self._calls(tools)
+        more = f"({self._sequence(form.separator, call)})*" if parallel and form.separator is not None else ""
+        space = "" if form.begin.rstrip() == form.begin else f"{self._text(form.begin[len(form.begin.rstrip()) :])}?"
+        return self._rule(f"{space} {self._sequence(call, more, form.end)}")
+
+    def rest_of_call(self, tool: ToolSchema) -> str:
+        """The name of the rule of a call from its arguments on."""
+        index = self._form.parts.index(Field(self._form.arguments))
+        return self._rule(self._call(tool, self._form.parts[index:]))
+
+    def _calls(self, tools: Sequence[ToolSchema]) -> str:
+        return self._rule(" | ".join(self._call(tool, self._form.parts) for tool in tools))
+
+    def _call(self, tool: ToolSchema, parts: Sequence[Literal | Field]) -> str:
+        return " ".join(self._part(tool, part) for part in parts)
+
+    def _part(self, tool: ToolSchema, part: Literal | Field) -> str:
+        match part:
+            case Literal(text):
+                return self._text(text)
+            case Field("name"):
+                return json.dumps(tool.name)
+            case Field("index"):
+                return "/[0-9]{1,3}/"
+            case Field("id"):
+                return "/[a-zA-Z0-9]{9}/"
+            case Field("arguments"):
+                return self._json(tool.schema or {"type": "object"})
+            case Field("parameters"):
+                return self._parameters(tool)
+        return self._entries(tool)
+
+    def _rule(self, body: str) -> str:
+        name = f"r{len(self.lines)}"
+        self.lines.append(f"{name}: {body}")
+        return name
+
+    def _terminal(self, body: str, *, lazy: bool = False) -> str:
+        name = f"t{len(self.lines)}" if lazy else f"T{len(self.lines)}"
+        self.lines.append(f"{name}[lazy]: {body}" if lazy else f"{name}: {body}")
+        return name
+
+    def _json(self, schema: Mapping[str, Any] | bool) -> str:
+        value = {} if schema is True else schema
+        if isinstance(value, Mapping):
+            value = {**value, "x-guidance": self._options}
+        return self._rule(f"%json {json.dumps(value)}")
+
+    def _sequence(self, *items: str) -> str:
+        """Texts of the format and names of rules, one after the other."""
+        return " ".join(item if _is_rule(item) else self._text(item) for item in items if item)
+
+    def _text(self, text: str) -> str:
+        """A text of the format."""
+        return " ".join(f"<[{piece}]>" if isinstance(piece, int) else _quoted(piece) for piece in self._pieces(text))
+
+    def _until(self, pattern: str, tail: str) -> str:
+        """A text that matches a pattern, and the text of the format after it, which the first text does not have."""
+        first, *others = self._pieces(tail)
+        if isinstance(first, int):
+            return f"{self._terminal(f'/{pattern}/')}? {self._text(tail)}"
+        lexeme = self._terminal(f"/{pattern}{_escaped(first)}/", lazy=True)
+        rest = " ".join(f"<[{piece}]>" if isinstance(piece, int) else _quoted(piece) for piece in others)
+        return f"{lexeme} {rest}".strip()
+
+    def _parameters(self, tool: ToolSchema) -> str:
+        """Parameters in the order of the schema, of which the required ones must be there."""
+        if tool.schema is None:
+            return f"({self._rule(self._any_parameter())})*"
+        known, required = _object(tool.schema, tool)
+        if not known and tool.schema.get("additionalProperties") is not False:
+            return f"({self._rule(self._any_parameter())})*"
+        rules = []
+        for name, schema in known.items():
+            rule = self._rule(self._parameter(name, schema, tool))
+            rules.append(rule if name in required else f"{rule}?")
+        return " ".join(rules)
+
+    def _any_parameter(self) -> str:
+        parts = self._form.parameter_parts
+        fields = {"key": f"/{_KEY}/", "raw": '("true" | "false")', "type": "/[a-z]{1,10}/"}
+        return f"{self._head(fields)} {self._until(_TEXT, _text_of(parts[-1]))}"
+
+    def _head(self, fields: Mapping[str, str]) -> str:
+        parts = self._form.parameter_parts[:-2]
+        return " ".join(self._text(part.text) if isinstance(part, Literal) else fields[part.name] for part in parts)
+
+    def _parameter(self, name: str, schema: Any, tool: ToolSchema) -> str:
+        root = tool.schema or {}
+        tail = _text_of(self._form.parameter_parts[-1])
+        types = types_of(schema, root)
+        is_text = types == {"string"}
+        kind = "string" if is_text else next(iter(sorted(types)), "object").replace("integer", "number")
+        fields = {"key": self._text(name), "raw": '"true"' if is_text else '"false"', "type": json.dumps(kind)}
+        has_kind = any(isinstance(part, Field) and part.name in ("raw", "type") for part in self._form.parameter_parts)
+        if has_kind and not is_text:
+            value = f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"
+        else:
+            value = self._value(schema, tail, tool, name)
+        return f"{self._head(fields)} {value}"
+
+    def _value(self, schema: Any, tail: str, tool: ToolSchema, name: str) -> str:
+        """The value of a parameter whose type is not written, and the text after it."""
+        root = tool.schema or {}
+        schema = _resolved(schema, root)
+        if not isinstance(schema, dict):
+            return self._until(_TEXT, tail)
+        options = schema.get("anyOf") or schema.get("oneOf")
+        if options:
+            _check_keywords(schema, {"anyOf", "oneOf", "type"}, name, tool)
+            return f"({' | '.join(self._value(option, tail, tool, name) for option in options)})"
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if values is not None:
+            texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
+            return f"({' | '.join(map(self._text, texts))}) {self._text(tail)}"
+        types = types_of(schema, root)
+        if types and "string" not in types:
+            return f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"
+        return self._until(_pattern_of(schema, name, tool), tail)
+
+    def _entries(self, tool: ToolSchema) -> str:
+        """Arguments as entries in the notation of the format."""
+        notation = notation_of(self._form)
+        if tool.schema is None:
+            return self._any_entries(notation, self._any_value(notation))
+        return self._members(tool.schema, tool, notation)
+
+    def _members(self, schema: Mapping[str, Any], tool: ToolSchema, notation: Notation, *, nested: bool = False) -> str:
+        """The members of an object, without its brackets: in the order of the schema, with the required ones."""
+        known, required = _object(schema, tool)
+        if not known and schema.get("additionalProperties") is not False:
+            return self._any_entries(notation, self._any_value(notation), nested=nested)
+        equals = notation.colon if nested else notation.equals
+        items = []
+        for name, value in known.items():
+            key = notation.key(name) if nested else name
+            body = f"{self._text(key + equals)} {self._notated(value, tool, notation, name)}"
+            items.append((self._rule(body), name in required))
+        return self._optional_sequence(items, self._text(notation.comma))
+
+    def _optional_sequence(self, items: Sequence[tuple[str, bool]], comma: str) -> str:
+        """Items in order, with commas between those that are there. Each item has a flag: it must be there."""
+        first = after = '""'
+        for rule, is_required in reversed(items):
+            skip_first, skip_after = ("", "") if is_required else (f" | {first}", f" | {after}")
+            first = self._rule(f"{rule} {after}{skip_first}")
+            after = self._rule(f"{comma} {rule} {after}{skip_after}")
+        return first
+
+    def _any_entries(self, notation: Notation, value: str, *, nested: bool = False) -> str:
+        key = f"/{_KEY}/"
+        if nested:
+            key = notation.any_key or key
+        entry = self._rule(f"{key} {self._text(notation.colon if nested else notation.equals)} {value}")
+        return f"({entry} ({self._text(notation.comma)} {entry})*)?"
+
+    def _any_value(self, notation: Notation) -> str:
+        """The name of the rule of any value."""
+        name = f"any_{len(self.lines)}"
+        self.lines.append("")
+        place = len(self.lines) - 1
+        scalars = [self._string({}, notation, "", None), self._json({"type": "number"})]
+        scalars += [json.dumps(word) for word in notation.words.values()]
+        comma = self._text(notation.comma)
+        entries = self._any_entries(notation, name, nested=True)
+        values = [*scalars, f'"[" ({name} ({comma} {name})*)? "]"', f'"{{" {entries} "}}"']
+        self.lines[place] = f"{name}: {' | '.join(values)}"
+        return name
+
+    def _notated(self, schema: Any, tool: ToolSchema, notation: Notation, name: str) -> str:
+        """A value of a schema in a notation."""
+        root = tool.schema or {}
+        schema = _resolved(schema, root)
+        if not isinstance(schema, dict) or not types_of(schema, root):
+            return self._any_value(notation)
+        options = schema.get("anyOf") or schema.get("oneOf")
+        if options:
+            _check_keywords(schema, {"anyOf", "oneOf", "type"}, name, tool)
+            return f"({' | '.join(self._notated(option, tool, notation, name) for option in options)})"
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if values is not None:
+            return f"({' | '.join(self._text(literal(value, notation)) for value in values)})"
+        kinds = sorted(types_of(schema, root))
+        return f"({' | '.join(self._typed(kind, schema, tool, notation, name) for kind in kinds)})"
+
+    def _typed(self, kind: str, schema: dict[str, Any], tool: ToolSchema, notation: Notation, name: str) -> str:
+        match kind:
+            case "string":
+                return self._string(schema, notation, name, tool)
+            case "boolean":
+                return f"({json.dumps(notation.words[True])} | {json.dumps(notation.words[False])})"
+            case "null":
+                return json.dumps(notation.words[None])
+            case "array":
+                _check_keywords(schema, {"type", "items"}, name, tool)
+                item = self._rule(self._notated(schema.get("items", True), tool, notation, name))
+                return f'"[" ({item} ({self._text(notation.comma)} {item})*)? "]"'
+            case "object":
+                return f'"{{" {self._members(schema, tool, notation, nested=True)} "}}"'
+        return self._json(_with_definitions(schema, tool.schema or {}))
+
+    def _string(self, schema: dict[str, Any], notation: Notation, name: str, tool: ToolSchema | None) -> str:
+        if notation.quote == '"':
+            return self._json({**schema, "type": "string"})
+        pattern = _pattern_of(schema, name, tool) if tool else _TEXT
+        return f"{self._text(notation.quote)} {self._until(pattern, notation.quote)}"
+
+
+def _is_rule(item: str) -> bool:
+    return re.fullmatch(r"r\d+|\(.*\)\*", item, re.DOTALL) is not None
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _escaped(text: str) -> str:
+    """A text as a regular expression of Rust between slashes."""
+    return "".join(char if char.isascii() and char.isalnum() else f"\\u{{{ord(char):X}}}" for char in text)
+
+
+def _text_of(part: Literal | Field) -> str:
+    assert isinstance(part, Literal)
+    return part.text
+
+
+def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    while isinstance(schema, dict) and "$ref" in schema:
+        schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], True)
+    return schema
+
+
+def _with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
+    return {"$defs": root.get("$defs", {}), **(schema if isinstance(schema, dict) else {})}
+
+
+def _object(schema: Mapping[str, Any], tool: ToolSchema) -> tuple[Mapping[str, Any], frozenset[str]]:
+    """The properties of an object and the required ones. Raises SchemaRefused for other constraints."""
+    schema = _resolved(dict(schema), tool.schema or {})
+    if not isinstance(schema, dict):
+        return {}, frozenset()
+    _check_keywords(schema, {"type", "properties", "required", "additionalProperties", "$defs"}, "the object", tool)
+    known = schema.get("properties", {})
+    required = frozenset(schema.get("required", ()))
+    unknown = required - known.keys()
+    if unknown:
+        raise SchemaRefused(f"{tool.where}: the required property {min(unknown)!r} has no schema")
+    return known, required
+
+
+def _check_keywords(schema: Mapping[str, Any], allowed: set[str], name: str, tool: ToolSchema) -> None:
+    others = schema.keys() - allowed
+    if others:
+        raise SchemaRefused(
+            f"{tool.where}: the tool-call format of this model cannot enforce the keyword {min(others)!r} of {name}"
+        )
+
+
+def _pattern_of(schema: Mapping[str, Any], name: str, tool: ToolSchema | None) -> str:
+    """The regular expression of a text with the constraints of a schema."""
+    if tool is None:
+        return _TEXT
+    _check_keywords(schema, {"type", "minLength", "maxLength", "pattern"}, name, tool)
+    low, high = schema.get("minLength", 0), schema.get("maxLength", "")
+    if "pattern" not in schema:
+        return f"(?s:.{{{low},{high}}})" if low or high != "" else _TEXT
+    if low or high != "":
+        raise SchemaRefused(f"{tool.where}: {name} has a pattern and a length, which cannot be enforced together")
+    pattern: str = schema["pattern"]
+    if not (pattern.startswith("^") and pattern.endswith("$") and "|" not in pattern and "^" not in pattern[1:]):
+        raise SchemaRefused(f"{tool.where}: the pattern of {name} must begin with ^ and end with $, without | or ^")
+    return pattern[1:-1]

@@ -1,0 +1,257 @@
+"""Arguments that a format does not write as JSON: texts, values of Python, and objects with bare keys."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+MAX_LITERAL = 2**16  # characters of a value of Python
+_NAMES = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+
+
+class Tools:
+    """The names of the tools of a request, and the types of their parameters."""
+
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._schemas
+
+    def __iter__(self) -> Any:
+        return iter(self._schemas)
+
+    def parameters(self, name: str) -> list[str]:
+        """The names of the parameters of a tool, in order."""
+        return list(properties(self._schemas.get(name, {})))
+
+    def types(self, name: str, key: str) -> frozenset[str]:
+        """The JSON types that the schema of a parameter allows; empty: unknown."""
+        schema = self._schemas.get(name, {})
+        return types_of(properties(schema).get(key, {}), schema)
+
+
+def properties(schema: Any) -> Mapping[str, Any]:
+    """The properties of an object schema, after its reference."""
+    schema = resolve(schema, schema)
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def resolve(schema: Any, root: Any) -> Any:
+    """The schema at the end of a chain of local references."""
+    for _ in range(16):
+        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+            return schema
+        target = root
+        for name in schema["$ref"].removeprefix("#").split("/")[1:]:
+            target = target.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(target, dict) else None
+        schema = target
+    return schema
+
+
+def types_of(schema: Any, root: Any, depth: int = 8) -> frozenset[str]:
+    """The JSON types that a schema allows; empty: unknown."""
+    schema = resolve(schema, root)
+    if not isinstance(schema, dict) or not depth:
+        return frozenset()
+    named = schema.get("type")
+    if isinstance(named, str):
+        return frozenset({named})
+    if isinstance(named, list):
+        return frozenset(name for name in named if isinstance(name, str))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return frozenset(map(type_of, values))
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(schema.get(keyword), list):
+            options = [types_of(option, root, depth - 1) for option in schema[keyword]]
+            return frozenset().union(*options) if all(options) else frozenset()
+    parts = schema.get("allOf")
+    if isinstance(parts, list):
+        known = [types for part in parts if (types := types_of(part, root, depth - 1))]
+        return frozenset.intersection(*known) if known else frozenset()
+    return frozenset()
+
+
+def type_of(value: object) -> str:
+    """The JSON type of a value."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int():
+            return "integer"
+        case float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+    return "object"
+
+
+def json_of(text: str, types: frozenset[str]) -> str:
+    """A parameter as JSON. `types`: the types that its schema allows; empty: unknown.
+
+    The text is JSON if it is JSON of an allowed type. Some templates write values of Python. Otherwise it is a text.
+    """
+    if types == {"string"}:
+        return dumps(text)
+    value = parsed(text)
+    if value is not None and (not types or _allows(types, type_of(value[0]))):
+        return text.strip() if _is_json(text) else dumps(value[0])
+    return dumps(text)
+
+
+def keyword_json(text: str) -> str:
+    """The value of a keyword of Python as JSON. Some templates write texts between quotes without escapes."""
+    text = text.strip()
+    value = parsed(text)
+    if value is not None:
+        return dumps(value[0])
+    is_quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'"
+    return dumps(text[1:-1] if is_quoted else text)
+
+
+def dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def parsed(text: str) -> tuple[Any] | None:
+    """The value of a JSON text or of a literal of Python; None if the text is neither."""
+    text = text.strip()
+    try:
+        return (json.loads(text, parse_constant=_refuse_constant),)
+    except (ValueError, RecursionError):
+        pass
+    if text in _NAMES:
+        return (_NAMES[text],)
+    if len(text) > MAX_LITERAL:
+        return None
+    try:
+        value = _plain(ast.parse(text, mode="eval").body)
+        dumps(value).encode()
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        return None
+    return (value,)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _plain(node: ast.expr) -> Any:
+    """The value of a literal of Python that JSON has too. Raises ValueError."""
+    match node:
+        case ast.Constant(value=None | bool() | int() | str() as value):
+            return value
+        case ast.Constant(value=float() as value) if value - value == 0:
+            return value
+        case ast.Name(id=name) if name in _NAMES:
+            return _NAMES[name]
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=ast.Constant(value=int() | float() as value)):
+            return -value if isinstance(sign, ast.USub) else value
+        case ast.List(elts=items) | ast.Tuple(elts=items):
+            return [_plain(item) for item in items]
+        case ast.Dict(keys=keys, values=values):
+            return {_key(key): _plain(value) for key, value in zip(keys, values, strict=True)}
+    raise ValueError("no literal")
+
+
+def _key(node: ast.expr | None) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    raise ValueError("a key must be a text")
+
+
+def _allows(types: frozenset[str], name: str) -> bool:
+    return name in types or (name == "integer" and "number" in types)
+
+
+class Entries:
+    """Reads a value with bare keys and special quotes: `{key:<|"|>text<|"|>,list:[1,true]}`."""
+
+    def __init__(self, text: str, quote: str) -> None:
+        self._text = text
+        self._quote = quote
+        self._position = 0
+
+    def value(self) -> Any:
+        """The value. Raises ValueError if the text is no value."""
+        value = self._value()
+        self._skip_space()
+        if self._position != len(self._text):
+            raise ValueError("text after the value")
+        return value
+
+    def _value(self) -> Any:
+        self._skip_space()
+        if self._skip(self._quote):
+            end = self._text.index(self._quote, self._position)
+            text = self._text[self._position : end]
+            self._position = end + len(self._quote)
+            return text
+        if self._skip("{"):
+            return dict(self._items("}", self._entry))
+        if self._skip("["):
+            return self._items("]", self._value)
+        word = self._until(",}]")
+        value = parsed(word)
+        return word.strip() if value is None else value[0]
+
+    def _entry(self) -> tuple[str, Any]:
+        self._skip_space()
+        if self._text.startswith(self._quote, self._position):
+            key = self._value()
+        else:
+            key = self._until(":").strip().strip('"')
+        self._skip_space()
+        if not self._skip(":"):
+            raise ValueError("a key without a value")
+        return key, self._value()
+
+    def _items(self, end: str, read: Any) -> list[Any]:
+        items: list[Any] = []
+        self._skip_space()
+        while not self._skip(end):
+            items.append(read())
+            self._skip_space()
+            if not self._skip(",") and not self._text.startswith(end, self._position):
+                raise ValueError("no separator")
+            self._skip_space()
+        return items
+
+    def _until(self, ends: str) -> str:
+        start = self._position
+        while self._position < len(self._text) and self._text[self._position] not in ends:
+            self._position += 1
+        return self._text[start : self._position]
+
+    def _skip(self, text: str) -> bool:
+        follows = self._text.startswith(text, self._position)
+        self._position += len(text) if follows else 0
+        return follows
+
+    def _skip_space(self) -> None:
+        while self._position < len(self._text) and self._text[self._position] in " \t\r\n":
+            self._position += 1
+
+
+def entries_json(text: str, quote: str) -> str | None:
+    """The JSON of a value in the notation of Entries; None if it has another form."""
+    try:
+        return dumps(Entries(text, quote).value())
+    except (ValueError, RecursionError):
+        return None
