@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -23,7 +23,7 @@ from msgspec import Meta
 from ..engine.options import CacheDtype, CacheLayout
 from ..kernels.gpu_limits import VARIABLES as GPU_VARIABLES
 from ..kernels.gpu_limits import LimitRefused, read_limits
-from . import paths
+from . import origins, paths
 from .errors import ConfigError
 from .store.names import settings_names
 
@@ -39,6 +39,8 @@ LOADING = tuple(
     "backend dtype cache_dtype cache_layout quant context cache_mib cache_share max_rows graphs threads gpu_layers "
     "adapter_slots adapter_rank lora_backend".split()
 )
+# Setting with a list of names → the function that raises ValueError for a text that is no such name.
+NAMES: dict[str, Callable[[str], str]] = {"allowed_hosts": origins.host_name, "allowed_origins": origins.origin}
 CLIENT_ONLY = frozenset({"model"})  # settings that only the commands read, not the daemon
 
 Count = Annotated[int, Meta(ge=1)]
@@ -164,11 +166,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = ""
     allowed_hosts: Annotated[
         tuple[str, ...],
-        Meta(description="Additional host names that the daemon accepts in the Host header of a request."),
+        Meta(
+            description="Additional host names, such as box.lan, that the daemon accepts in the Host header of a "
+            "request; no ports and no patterns."
+        ),
     ] = ()
     allowed_origins: Annotated[
         tuple[str, ...],
-        Meta(description="Web origins, such as https://example.org, whose pages may call the daemon; empty: none."),
+        Meta(
+            description="Web origins, such as https://example.org, whose pages may call the daemon; no patterns; "
+            "empty: none."
+        ),
     ] = ()
     idle_unload: Annotated[
         float, Meta(ge=0, description="Unload a model after this many seconds without a request; 0: never.")
@@ -303,11 +311,24 @@ def explain(
     described = {setting.name: setting for setting in describe()}
     values = _sources(overrides or {}, env, file or paths.config_file(), described)
     settings, origin = _read(Settings, values, described)
+    _check_names(settings, origin, described)
     variables = {setting.name: setting for setting in describe_developer()}
     developer, _ = _read(Developer, _from_variables(env, DEVELOPER_PREFIX, variables), variables)
     _check_gpu_limits(env)
     flags = tuple(name for name, value in (overrides or {}).items() if value is not None)
     return msgspec.structs.replace(settings, developer=developer, flags=flags), origin
+
+
+def _check_names(settings: Settings, origin: Mapping[str, str], described: Mapping[str, Setting]) -> None:
+    """Raises ConfigError for a name in a list of names that no request can have."""
+    for setting, check in NAMES.items():
+        for name in getattr(settings, setting):
+            try:
+                check(name)
+            except ValueError as error:
+                raise ConfigError(
+                    f"{setting} in {origin[setting]}: {name[:200]!r}: {error}", hint=described[setting].meaning
+                ) from None
 
 
 def _check_gpu_limits(env: Mapping[str, str]) -> None:

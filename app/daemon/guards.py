@@ -20,7 +20,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ..api.body import ClientGone, is_local
 from ..api.replies import error_response
 from ..errors import AppError, Forbidden, InvalidRequest, Unauthorized
+from ..origins import host_name, origin
 from .connection import MAX_HEAD
 
 log = logging.getLogger(__name__)
@@ -130,7 +131,7 @@ class Hosts:
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
         self.app = app
-        self.allowed = {"localhost"} | {name.lower().strip("[]") for name in allowed}
+        self.allowed = {"localhost"} | {_canonical(name, host_name) for name in allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not is_local(scope) and not self._accepts(_header(scope, b"host") or b"", scope["server"][0]):
@@ -154,7 +155,7 @@ class Hosts:
         local = ipaddress.ip_address(local_address.split("%")[0])
         if isinstance(local, ipaddress.IPv6Address) and local.ipv4_mapped:
             local = local.ipv4_mapped
-        return address.is_loopback or address == local
+        return address.is_loopback or address == local or str(address) in self.allowed
 
 
 class Origins:
@@ -162,7 +163,7 @@ class Origins:
 
     def __init__(self, app: ASGIApp, allowed: Iterable[str]) -> None:
         self.app = app
-        self.allowed = {origin.rstrip("/").lower().encode() for origin in allowed}
+        self.allowed = {_canonical(name, origin).encode() for name in allowed}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         origins = _headers(scope, b"origin")
@@ -212,6 +213,15 @@ class Keys:
             if not all(hmac.compare_digest(key, self.key) for key in keys):
                 raise Unauthorized("the API key is wrong")
         await self.app(scope, receive, send)
+
+
+def _canonical(text: str, convert: Callable[[str], str]) -> str:
+    """A name as requests have it. The check of the settings refuses a text that `convert` does not accept; the names of
+    this machine may be such texts."""
+    try:
+        return convert(text)
+    except ValueError:
+        return text.lower()
 
 
 def _bearer(value: bytes) -> bytes:

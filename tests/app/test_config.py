@@ -99,6 +99,14 @@ def test_values_out_of_range_are_rejected(text: str, good: bool, tmp_path: Path)
         ("", {"LOCALLLM_DRAIN": "-1"}, {}, "drain in LOCALLLM_DRAIN"),
         ("", {}, {"max_queue": 0}, "max_queue in --max-queue"),
         ("", {}, {"colour": 1}, "unknown setting 'colour' in --colour"),
+        ("allowed_origins = ['*']", {}, {}, "'*': patterns are not supported"),
+        ("allowed_origins = ['https://a.example', 'http://*.example']", {}, {}, "'http://*.example': patterns"),
+        ("allowed_origins = ['https://a.example/x']", {}, {}, "an origin is SCHEME://HOST"),
+        ("", {"LOCALLLM_ALLOWED_ORIGINS": "https://localhost:*"}, {}, "allowed_origins in LOCALLLM_ALLOWED_ORIGINS"),
+        ("", {}, {"allowed_origins": ["null"]}, "allowed_origins in --allowed-origins: 'null'"),
+        ("allowed_hosts = ['*']", {}, {}, "allowed_hosts in"),
+        ("allowed_hosts = ['box.lan:80']", {}, {}, "a host name has no port"),
+        ("", {"LOCALLLM_ALLOWED_HOSTS": "http://box.lan"}, {}, "allowed_hosts in LOCALLLM_ALLOWED_HOSTS"),
     ],
 )
 def test_invalid_settings_are_rejected_by_name(

@@ -151,7 +151,13 @@ async def test_allowed_hosts_ignore_case_and_brackets(allowed: str) -> None:
             await through(layer, request(*twice))
 
 
-@pytest.mark.parametrize("allowed", ["https://app.example/", "HTTPS://App.example"])
+async def test_allowed_address_has_any_spelling() -> None:
+    layer = guards.Hosts(Inner(), ["fd00:0:0::1"])
+    for host in (b"[fd00::1]", b"[FD00:0::1]:80"):
+        assert (await through(layer, request((b"host", host))))[0] == 200
+
+
+@pytest.mark.parametrize("allowed", ["https://app.example/", "HTTPS://App.example", "https://app.example:443"])
 async def test_allowed_origins_ignore_case_and_trailing_slash(allowed: str) -> None:
     layer = guards.Origins(Inner(), [allowed])
     status, headers, _ = await through(layer, request((b"origin", ORIGIN)))
