@@ -96,9 +96,8 @@ class MarkedReader:
     def _filter(self) -> None:
         """Pass the output of the parser on, without what follows a stop string."""
         new = self._parser.take()
-        self._output.text += self._stops.feed(new.text)
-        self._output.reasoning += new.reasoning
-        self._output.calls += new.calls
+        new.text = self._stops.feed(new.text)
+        self._output.add(new)
 
 
 @dataclass(frozen=True)

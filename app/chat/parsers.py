@@ -31,6 +31,16 @@ class Output:
     reasoning: str = ""
     calls: list[CallPart] = field(default_factory=list)
 
+    def add(self, later: Output) -> None:
+        """Add the output that follows. A call has one part with all its new arguments."""
+        self.text += later.text
+        self.reasoning += later.reasoning
+        for part in later.calls:
+            if self.calls and self.calls[-1].index == part.index:
+                self.calls[-1].arguments += part.arguments
+            else:
+                self.calls.append(part)
+
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
