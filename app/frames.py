@@ -59,6 +59,7 @@ class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     kind: Literal["json_object", "json_schema", "regex", "choice"]
     schema: dict[str, Any] | None = None
+    strict: bool = False  # refuse parts of the schema that cannot be enforced exactly
     regex: str | None = None
     choices: list[str] | None = None
 

@@ -77,7 +77,7 @@ class SchemaSpec(WireBody):
     schema: dict[str, Any]
     name: str = ""
     description: str | None = None
-    strict: bool | None = None  # without effect: the schema is always enforced
+    strict: bool | None = None  # refuse unknown formats and inexact bounds; the schema is always enforced
 
 
 class JsonSchemaFormat(WireBody, tag_field="type", tag="json_schema"):
@@ -385,7 +385,7 @@ def _constraint(name: str, value: object) -> ResponseFormat:
             return ResponseFormat(kind="json_object")
         case JsonSchemaFormat(json_schema=spec):
             check_depth(spec.schema, "response_format.json_schema.schema")
-            return ResponseFormat(kind="json_schema", schema=spec.schema)
+            return ResponseFormat(kind="json_schema", schema=spec.schema, strict=bool(spec.strict))
         case dict():
             check_depth(value, name)
             return ResponseFormat(kind="json_schema", schema=value)

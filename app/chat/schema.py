@@ -3,6 +3,9 @@
 The result contains the targets of all its references; each reference is `#/$defs/<number>`. Keywords that constrain
 nothing are removed. A keyword that llguidance interprets differently is replaced by an equal form, or refused by name
 if there is no equal form.
+
+A schema that is not strict may have two more things: unknown formats, which JSON Schema defines as annotations, and
+bounds of numbers beyond double precision, such as those of 64-bit integers, which are enforced nearly.
 """
 
 from __future__ import annotations
@@ -56,10 +59,18 @@ class SelfContained:
     root: dict[str, Any] | bool
     definitions: dict[str, dict[str, Any] | bool]
 
+    def only_objects(self) -> dict[str, Any]:
+        """The root, without the values that are no objects."""
+        root = self.root if isinstance(self.root, dict) else {"allOf": [self.root]}
+        return {"type": "object"} | {keyword: value for keyword, value in root.items() if keyword != "type"}
 
-def rewrite(schema: dict[str, Any]) -> SelfContained:
-    """Rewrite a schema so that llguidance enforces the same meaning. Raises SchemaProblem."""
-    return _Rewriter(schema).result
+
+def rewrite(schema: dict[str, Any], *, strict: bool = False) -> SelfContained:
+    """Rewrite a schema so that llguidance enforces the same meaning. Raises SchemaProblem.
+
+    `strict`: refuse unknown formats, and bounds of numbers that cannot be enforced exactly.
+    """
+    return _Rewriter(schema, strict).result
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,8 @@ class _Keyword:
 class _Rewriter:
     """Rewrites one schema. A method for a keyword returns the keywords that replace it."""
 
-    def __init__(self, schema: dict[str, Any]) -> None:
+    def __init__(self, schema: dict[str, Any], strict: bool) -> None:
+        self._strict = strict
         self._references = References(schema)
         self._names: dict[tuple[str, str], str] = {}  # name of a definition, by base URI and pointer of its schema
         self._pending: list[tuple[str, Place]] = []
@@ -117,7 +129,7 @@ class _Rewriter:
             if name in APPLICATORS:
                 group = after if simple else before
             group.update(rewrite_keyword(self, _Keyword(name, place.child(name), place, types)))
-        simple = narrow_to_multiples(simple, place, fractions="number" in types)
+        simple = narrow_to_multiples(simple, place, fractions="number" in types, strict=self._strict)
         rewritten = before | simple | after
         self._merges |= _merges(before | after, rewritten)
         if "type" in place.value:
@@ -173,7 +185,8 @@ class _Rewriter:
     def _bound(self, keyword: _Keyword) -> dict[str, Any]:
         if keyword.types.isdisjoint({"integer", "number"}):
             return {}
-        return bound(keyword.schema, SIDES[keyword.name], fractions="number" in keyword.types)
+        side = SIDES[keyword.name]
+        return bound(keyword.schema, side, fractions="number" in keyword.types, strict=self._strict)
 
     def _size(self, keyword: _Keyword) -> dict[str, Any]:
         return {keyword.name: size(keyword.place)}
@@ -200,14 +213,14 @@ class _Rewriter:
         return {keyword.name: _translate(keyword.place.text(), keyword.place)}
 
     def _format(self, keyword: _Keyword) -> dict[str, Any]:
-        """Keep the keyword for a format that llguidance supports. For other formats, `_add_patterns` adds patterns."""
+        """Keep the keyword for a format that llguidance supports. For other formats, `_add_patterns` adds patterns; an
+        unknown format is an annotation."""
         value = keyword.place.value
         if "string" not in keyword.types:
             return {}
         supported = sorted(formats.BUILT_IN | formats.PATTERNS.keys())
-        keyword.place.require(
-            value in supported, f"unknown format: {str(value)[:80]}; supported: {', '.join(supported)}"
-        )
+        is_accepted = value in supported or (isinstance(value, str) and not self._strict)
+        keyword.place.require(is_accepted, f"unknown format: {str(value)[:80]}; supported: {', '.join(supported)}")
         return {"format": value} if value in formats.BUILT_IN else {}
 
     def _required(self, keyword: _Keyword) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 from .schema_place import Place
 
 _SAFE_FLOAT = 2**53  # double precision is exact for integers up to this one
 _SAFE_INT = 2**63
 _MAX_INT = _SAFE_INT - 1
+_MAX_FRACTION = 2**62  # llguidance has no regex for a range of fractions beyond it
 _MAX_COEFFICIENT = 2**32
 _SMALLEST = 1e-30  # inclusive bound for an exclusive 0; a smaller number has many digits: a deep regex
 
@@ -30,7 +31,7 @@ class Side:
 
     inclusive: str  # keyword of the inclusive bound
     exclusive: str  # keyword of the exclusive bound
-    outwards: int  # direction out of the range: -1 or 1
+    outwards: Literal[-1, 1]  # direction out of the range
     tighter: Callable[..., Any]  # selects the tighter of two bounds
     round: Callable[[Any], int]  # computes the outermost integer that an inclusive bound allows
     round_exclusive: Callable[[Any], int]  # computes the outermost integer that an exclusive bound allows
@@ -59,41 +60,95 @@ def exact(place: Place, *, limit: int = _SAFE_INT) -> Number:
     """The number at a place. Raises SchemaProblem if double precision cannot represent it, or if its absolute value is
     `limit` or more."""
     value = number(place)
-    is_exact = abs(value) < limit and float(value) == value == _parsed(float(value))
-    place.require(is_exact, f"the number cannot be enforced exactly; the limit is {_SAFE_FLOAT} (2^53)")
+    place.require(
+        abs(value) < limit and _is_exact(value),
+        f"the number cannot be enforced exactly; the limit is {_SAFE_FLOAT} (2^53)",
+    )
     return value
 
 
-def bound(schema: Place, side: Side, *, fractions: bool) -> dict[str, Number]:
+def _is_exact(value: Number) -> bool:
+    """True if llguidance parses exactly this number."""
+    return abs(value) < _SAFE_INT and float(value) == value == _parsed(float(value))
+
+
+def bound(schema: Place, side: Side, *, fractions: bool, strict: bool) -> dict[str, Number]:
     """The bound of one side of a schema, from its inclusive and its exclusive keyword.
 
     `fractions`: the schema also allows numbers that are not integers; then a negative minimum and a positive maximum
     stay exclusive. Any other exclusive bound becomes inclusive: llguidance accepts 0 as a number greater than 0.
-    Raises SchemaProblem.
+
+    Without `strict`, a bound that llguidance cannot enforce exactly moves out of the range to the nearest one that it
+    can; without such a bound, the side has none. Raises SchemaProblem.
     """
-    bounds: dict[str, Number] = {}
-    if schema.has(side.inclusive):
-        bounds[side.inclusive] = _inclusive(schema.child(side.inclusive), side, fractions)
-    limit = schema.value.get(side.exclusive)
-    if limit is True:  # draft 4: true makes the inclusive keyword exclusive
-        limit = schema.value.get(side.inclusive)
-    if limit is None or limit is False:
-        return bounds
-    value = exact(Place(limit, "", f"{schema.pointer}/{side.exclusive}"), limit=_SAFE_FLOAT)
+    inclusive = schema.child(side.inclusive) if schema.has(side.inclusive) else None
+    exclusive = _exclusive(schema, side)
     if not fractions:
-        inside: Number = side.round_exclusive(value)
-    elif value * side.outwards > 0:
-        return bounds | {side.exclusive: value}
+        return _integer_bound(inclusive, exclusive, side, strict)
+    bounds: dict[str, Number] = {}
+    if inclusive is not None:
+        bounds |= _fraction_bound(inclusive, side, strict)
+    if exclusive is None:
+        return bounds
+    value = number(exclusive)
+    if not strict and not (abs(value) < _SAFE_FLOAT and _is_exact(value)):
+        inside = _fraction_bound(exclusive, side, strict).get(side.inclusive)
     else:
+        exact(exclusive, limit=_SAFE_FLOAT)
+        if value * side.outwards > 0:
+            return bounds | {side.exclusive: value}
         inside = _neighbour(value, -side.outwards)
+    if inside is None:
+        return bounds
     return {side.inclusive: side.tighter(inside, bounds.get(side.inclusive, inside))}
 
 
-def _inclusive(place: Place, side: Side, fractions: bool) -> Number:
-    if place.value == _MAX_INT and side is _UPPER and not fractions:
-        return _MAX_INT  # llguidance reads it as 2^63, which means no limit for integers
-    value = exact(place)
-    return value if fractions else side.round(value)
+def _exclusive(schema: Place, side: Side) -> Place | None:
+    """The exclusive bound of a schema. In draft 4, true makes the inclusive keyword exclusive."""
+    limit = schema.value.get(side.exclusive)
+    if limit is True:
+        limit = schema.value.get(side.inclusive)
+    if limit is None or limit is False:
+        return None
+    return Place(limit, "", f"{schema.pointer}/{side.exclusive}")
+
+
+def _integer_bound(inclusive: Place | None, exclusive: Place | None, side: Side, strict: bool) -> dict[str, Number]:
+    """The inclusive bound of integers. Python computes with all digits of the two bounds."""
+    limits: list[tuple[int, Place]] = []
+    if inclusive is not None:
+        limits.append((side.round(number(inclusive)), inclusive))
+    if exclusive is not None:
+        limits.append((side.round_exclusive(number(exclusive)), exclusive))
+    if not limits:
+        return {}
+    value, place = side.tighter(limits, key=lambda limit: limit[0])
+    if side is _UPPER and value == _MAX_INT:
+        return {side.inclusive: value}  # llguidance reads it as 2^63, which means no limit for integers
+    return _enforced(Place(value, "", place.pointer), side, strict, end=_SAFE_INT)
+
+
+def _fraction_bound(place: Place, side: Side, strict: bool) -> dict[str, Number]:
+    return _enforced(place, side, strict, end=_MAX_FRACTION)
+
+
+def _enforced(place: Place, side: Side, strict: bool, *, end: int) -> dict[str, Number]:
+    """The inclusive bound at a place. Without `strict`, there is none beyond `end`, which is far out of the range."""
+    value = number(place)
+    if not strict:
+        while abs(value) < _SAFE_INT and not _is_exact(value):
+            value = _outside(value, side.outwards)
+        if value * side.outwards >= end:
+            return {}
+    return {side.inclusive: exact(Place(value, "", place.pointer))}
+
+
+def _outside(value: Number, direction: int) -> Number:
+    """The nearest number above (`direction` 1) or below (-1) the value that double precision has."""
+    rounded = float(value)
+    if (Fraction(rounded) - Fraction(value)) * direction <= 0:
+        rounded = math.nextafter(rounded, direction * math.inf)
+    return int(rounded) if isinstance(value, int) else rounded
 
 
 def _neighbour(value: float, direction: int) -> float:
@@ -150,8 +205,9 @@ def check_products(multiples: list[Multiple]) -> None:
         )
 
 
-def narrow_to_multiples(keywords: dict[str, Any], place: Place, *, fractions: bool) -> dict[str, Any]:
-    """If a schema has `multipleOf`, replace its bounds by the first and the last multiple between the bounds.
+def narrow_to_multiples(keywords: dict[str, Any], place: Place, *, fractions: bool, strict: bool) -> dict[str, Any]:
+    """If a schema has `multipleOf`, replace its bounds by the first and the last multiple between the bounds. Without
+    `strict`, bounds beyond 2^53 are dropped.
 
     `keywords`: the keywords of the schema at `place`, without applicators. `fractions`: the schema also allows numbers
     that are not integers. llguidance may generate all digits of a bound, so a bound must not have more digits than the
@@ -172,6 +228,8 @@ def narrow_to_multiples(keywords: dict[str, Any], place: Place, *, fractions: bo
         outermost[side.inclusive] = side.tighter(value, outermost.get(side.inclusive, value))
     narrowed = {keyword: value for keyword, value in keywords.items() if keyword not in SIDES}
     for keyword, value in outermost.items():
+        if not strict and value * SIDES[keyword].outwards > _SAFE_FLOAT:
+            continue
         narrowed[keyword] = _exact_multiple(value, place)
     _check_search(narrowed, place)
     return narrowed

@@ -68,6 +68,16 @@ def completion(**body: Any) -> list[Generate]:
             "response_format",
             ResponseFormat(kind="json_schema", schema={"a": 1}),
         ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"a": 1}, "strict": True},
+                }
+            },
+            "response_format",
+            ResponseFormat(kind="json_schema", schema={"a": 1}, strict=True),
+        ),
         ({"guided_json": {"a": 1}}, "response_format", ResponseFormat(kind="json_schema", schema={"a": 1})),
         ({"regex": "a+"}, "response_format", ResponseFormat(kind="regex", regex="a+")),
         ({"guided_regex": "a+"}, "response_format", ResponseFormat(kind="regex", regex="a+")),

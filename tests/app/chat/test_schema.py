@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
+from localllm.app.chat import formats
 from localllm.app.chat.schema import rewrite
 from localllm.app.chat.schema_place import SchemaProblem
 
@@ -73,8 +76,147 @@ NEXT = 1.0000000000000002  # the next float after 1
     ],
 )
 def test_rewrite_replaces_keywords(base: dict[str, Any], keywords: dict[str, Any], expected: dict[str, Any]) -> None:
-    result = rewrite(base | keywords)
-    assert (result.root, result.definitions) == (base | expected, {})
+    for strict in (False, True):
+        result = rewrite(base | keywords, strict=strict)
+        assert (result.root, result.definitions) == (base | expected, {})
+
+
+ANNOTATIONS = (
+    "binary password path file-path directory-path json-string regex uri-reference iri iri-reference idn-email "
+    "idn-hostname uri-template ipv4network ipv6network ipv4interface ipvanyaddress color decimal int32 int64 uint64 "
+    "float double phone multi-host-uri ulid zzz"
+).split()
+
+
+@pytest.mark.parametrize("name", ANNOTATIONS)
+@pytest.mark.parametrize("base", [{"type": "string"}, {}, {"type": ["string", "null"]}])
+def test_an_unknown_format_is_an_annotation(name: str, base: dict[str, Any]) -> None:
+    assert rewrite(base | {"format": name, "minLength": 1}).root == base | {"minLength": 1}
+    inside = {"properties": {"a": base | {"format": name}}}
+    assert rewrite(inside).root == {"properties": {"a": base}}
+    with pytest.raises(SchemaProblem, match=f"^#/properties/a/format: unknown format: {name};"):
+        rewrite(inside, strict=True)
+
+
+@pytest.mark.parametrize("name", sorted(formats.BUILT_IN | formats.PATTERNS.keys()))
+def test_known_formats_stay_enforced(name: str) -> None:
+    schema = {"type": "string", "format": name}
+    result = rewrite(schema).root
+    assert result == rewrite(schema, strict=True).root != {"type": "string"}
+
+
+@pytest.mark.parametrize("name", ["int32", "int64", "double", "zzz"])
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_a_format_of_numbers_is_an_annotation(name: str, kind: str) -> None:
+    for strict in (False, True):
+        assert rewrite({"type": kind, "format": name}, strict=strict).root == {"type": kind}
+
+
+@pytest.mark.parametrize("value", [3, None, ["date"], {"a": 1}])
+def test_a_format_is_a_name(value: object) -> None:
+    with pytest.raises(SchemaProblem, match=r"^#/format: unknown format"):
+        rewrite({"format": value})
+
+
+INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
+
+
+@pytest.mark.parametrize(
+    ("base", "keywords", "expected"),
+    [
+        (WHOLE, INT64, {"maximum": 2**63 - 1}),
+        (WHOLE, {"minimum": 0, "maximum": 2**64 - 1}, {"minimum": 0}),
+        (WHOLE, {"exclusiveMinimum": -(2**63) - 1, "exclusiveMaximum": 2**63}, {"maximum": 2**63 - 1}),
+        (WHOLE, {"minimum": -(2.0**63), "maximum": 2.0**63}, {}),
+        (WHOLE, {"minimum": -1e300, "maximum": 1e300}, {}),
+        (WHOLE, {"minimum": 2**53 + 1}, {"minimum": 2**53}),
+        (WHOLE, {"minimum": -(2**53) - 1}, {"minimum": -(2**53) - 2}),
+        (WHOLE, {"maximum": 2**53 + 1}, {"maximum": 2**53 + 2}),
+        (WHOLE, {"maximum": -(2**53) - 1}, {"maximum": -(2**53)}),
+        (WHOLE, {"maximum": 2**63 - 2}, {}),
+        (WHOLE, {"minimum": -(2**63) + 1}, {}),
+        (WHOLE, {"minimum": 5, "exclusiveMinimum": -(2**63)}, {"minimum": 5}),
+        (WHOLE, {"exclusiveMaximum": 2**60}, {"maximum": 2**60}),
+        (WHOLE, INT64 | {"multipleOf": 3}, {"multipleOf": 3}),
+        (NUMBER, INT64, {}),
+        (NUMBER, {"minimum": -3.4028234663852886e38, "maximum": 1.7976931348623157e308}, {}),
+        (NUMBER, {"exclusiveMinimum": -1e30, "exclusiveMaximum": 1e30}, {}),
+        (NUMBER, {"exclusiveMinimum": 2**53}, {"minimum": 2**53}),
+        (NUMBER, {"maximum": 2**53 + 1}, {"maximum": 2**53 + 2}),
+        ({}, INT64, {}),
+    ],
+)
+def test_bounds_beyond_double_precision(
+    base: dict[str, Any], keywords: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert rewrite(base | keywords).root == base | expected
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        WHOLE | {"minimum": 2**63},
+        WHOLE | {"minimum": 2**64 - 1},
+        WHOLE | {"maximum": -(2**63) - 1},
+        WHOLE | {"exclusiveMinimum": 2**63 - 1},
+        NUMBER | {"minimum": 1e300},
+        NUMBER | {"exclusiveMaximum": -1e300},
+    ],
+)
+def test_a_bound_that_every_answer_meets_is_never_dropped(schema: dict[str, Any]) -> None:
+    for strict in (False, True):
+        with pytest.raises(SchemaProblem, match="exactly"):
+            rewrite(schema, strict=strict)
+
+
+@pytest.mark.parametrize("keywords", [{"minimum": -(2**63)}, {"maximum": 2**64 - 1}, {"maximum": 2**53 + 1}])
+def test_a_strict_schema_has_exact_bounds(keywords: dict[str, Any]) -> None:
+    with pytest.raises(SchemaProblem, match="exactly"):
+        rewrite(WHOLE | keywords, strict=True)
+
+
+def allows(schema: dict[str, Any], value: int) -> bool:
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    assert not matcher.is_error(), matcher.get_error()
+    text = str(value).encode()
+    return matcher.try_consume_tokens([*text]) == len(text) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "bounds", [INT64, {"minimum": 0, "maximum": 2**64 - 1}, {"minimum": 2**53 + 1, "maximum": 2**60 + 1}]
+)
+def test_integers_between_large_bounds_are_allowed(bounds: dict[str, int]) -> None:
+    root = rewrite(WHOLE | bounds).root
+    assert isinstance(root, dict)
+    low, high = bounds.values()
+    for value in (low, low + 1, (low + high) // 2, high - 1, high):
+        assert allows(root, value), value
+    assert allows(root, -1) == (low < 0)
+
+
+def test_a_largest_integer_of_64_bits_is_exact() -> None:
+    for keywords in ({"maximum": 2**63 - 1}, {"exclusiveMaximum": 2**63}):
+        root = rewrite(WHOLE | keywords, strict=True).root
+        assert isinstance(root, dict)
+        assert allows(root, 2**63 - 1)
+        assert not allows(root, 2**63)
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({}, ["{", "", "null", "3", "["]),
+        ({"type": ["object", "null"]}, ["{", "", "null"]),
+        ({"anyOf": [{"type": "string"}, OBJECT]}, ["{", "", '"']),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"anyOf": [NULL, OBJECT]}}}, ["{", "", "null"]),
+    ],
+)
+def test_only_objects(schema: dict[str, Any], values: list[str]) -> None:
+    result = rewrite(schema)
+    root = result.only_objects() | {"$defs": result.definitions}
+    for text in values:
+        matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(json.dumps(root)))
+        assert (matcher.try_consume_tokens([*text.encode()]) == len(text)) == (text in ("{", "")), text
 
 
 @pytest.mark.parametrize(
@@ -129,7 +271,7 @@ def test_rewrite_replaces_keywords(base: dict[str, Any], keywords: dict[str, Any
 )
 def test_a_refusal_has_the_pointer_of_the_problem(schema: dict[str, Any], pointer: str, problem: str) -> None:
     with pytest.raises(SchemaProblem, match=re.escape(problem)) as error:
-        rewrite(schema)
+        rewrite(schema, strict=True)
     assert str(error.value).startswith(f"{pointer}: ")
 
 

@@ -1,8 +1,9 @@
-"""Generated schemas, compared with `jsonschema`: a grammar allows only valid texts, and it allows every valid value or
-the schema is refused by name."""
+"""Generated schemas, compared with `jsonschema`: the grammar of a strict schema allows only valid texts, and it allows
+every valid value or the schema is refused by name."""
 
 from __future__ import annotations
 
+import base64
 import calendar
 import ipaddress
 import json
@@ -21,10 +22,11 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from localllm.app.chat.grammar import _json_grammar
+from localllm.app.chat.grammar import _JSON
 from localllm.app.chat.matcher import make_matcher
 from localllm.app.chat.patterns import translate
-from localllm.app.errors import InvalidRequest
+from localllm.app.chat.schema import rewrite
+from localllm.app.chat.schema_place import SchemaProblem
 
 BYTES = LLTokenizer("byte")
 WALK = 120  # after this many bytes, a random walk prefers bytes that end the text
@@ -80,10 +82,30 @@ FORMATS: dict[str, list[str]] = {
     "hostname": ["a.b", "a-.b", "-a", "a_b", "x" * 63, "x" * 64, ".".join(["x" * 63] * 4), "a.", "é.b"],
     "uri": ["http://a/b?c#d", "a:b", "//a", "http://a b", "http://[::1]:80/", "http://[::1", "%", "a:%zz"],
     "duration": ["P1D", "PT1H", "P1Y2D", "P", "PT", "P1W", "P1YT", "1D"],
+    "uuid4": [
+        "0b2e3a4c-5d6f-4a1b-8c2d-3e4f5a6b7c8d",
+        "0B2E3A4C-5D6F-4A1B-BC2D-3E4F5A6B7C8D",
+        "0b2e3a4c-5d6f-1a1b-8c2d-3e4f5a6b7c8d",
+        "0b2e3a4c-5d6f-4a1b-7c2d-3e4f5a6b7c8d",
+    ],
+    "uuid7": ["01890a5d-ac96-774b-bcce-b302099a8057", "01890a5d-ac96-474b-bcce-b302099a8057"],
+    "base64": ["QQ==", "QUI=", "QUJD", "QUJDRA==", "QQ=", "QQ", "Q", "-_-_", "+/+/", "QU JD", "===="],
+    "byte": ["QQ==", "QQ", "-_-_"],
+    "base64url": ["QQ==", "-_-_", "+/+/", "QQ"],
+    "json-pointer": ["/a", "/a~0b/c~1", "/", "/~2", "/a~", "a/b", "/é"],
+    "relative-json-pointer": ["0", "1/a", "2#", "01", "/a", "-1", "1/~2", "1#a"],
 }
 NUMBERS: list[int | float] = [0, 1, -1, 2, 3, 5, 7, 10, 15, 100, -12, 0.5, 0.1, 0.3, -0.5, 1.5, 2.25, 0.15, 99.9, 1e-7]
 EDGES: list[int | float] = [2**53, 2**53 + 1, 2**53 - 1, -(2**53), 2**63 - 1, 2**63, 2**64, 10**18, 1e20, 1e300, 2**50]
 VALUES: list[Any] = [None, True, False, *NUMBERS, *TEXTS[:12], [], {}, [1], ["a", 1], {"a": 1}, 1.0, 2.0]
+
+
+def strict_grammar(schema: dict[str, Any]) -> str:
+    rewritten = rewrite(schema, strict=True)
+    assert isinstance(rewritten.root, dict)
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps({"$defs": rewritten.definitions} | rewritten.root), defaults=_JSON
+    )
 
 
 # Validators.
@@ -161,6 +183,24 @@ def _is_uri(text: str) -> bool:
     return not {"[", "]"} & {*rest, *fragment}
 
 
+def _is_uuid(text: str, version: int) -> bool:
+    if not re.fullmatch("[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", text):
+        return False
+    return uuid.UUID(text).variant == uuid.RFC_4122 and int(text[14], 16) == version
+
+
+def _is_base64(text: str, letters: bytes) -> bool:
+    try:
+        raw = base64.b64decode(text.encode(), letters, validate=True)
+    except ValueError:
+        return False
+    return len(base64.b64encode(raw)) == len(text) and not set(b"+/-_") - {*letters} & {*text.encode()}
+
+
+def _is_pointer(text: str) -> bool:
+    return text == "" or (text[0] == "/" and "~" not in text.replace("~0", "").replace("~1", ""))
+
+
 _DURATION = re.compile(
     r"P(?:\d+W|(?=.)(?:\d+Y(?:\d+M(?:\d+D)?)?|\d+M(?:\d+D)?|\d+D)?"
     r"(?:T(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S))?)",
@@ -177,6 +217,16 @@ VALIDATORS = {
     "hostname": _is_hostname,
     "uri": _is_uri,
     "duration": lambda text: _DURATION.fullmatch(text) is not None,
+    "uuid4": lambda text: _is_uuid(text, 4),
+    "uuid7": lambda text: _is_uuid(text, 7),
+    "base64": lambda text: _is_base64(text, b"+/"),
+    "byte": lambda text: _is_base64(text, b"+/"),
+    "base64url": lambda text: _is_base64(text, b"-_"),
+    "json-pointer": lambda text: _is_pointer(text),
+    "relative-json-pointer": lambda text: (
+        (match := re.fullmatch(r"(0|[1-9][0-9]*)(#|(?:/.*)?)", text, re.ASCII | re.DOTALL)) is not None
+        and (match[2] == "#" or _is_pointer(match[2]))
+    ),
 }
 
 
@@ -528,9 +578,9 @@ def examine(schema: dict[str, Any], seed: int, report: Report, instances: int = 
     report.counts["schemas"] += 1
     about = f"seed {seed}: {json.dumps(schema, ensure_ascii=False)}"
     try:
-        matcher, problem = make_matcher(BYTES, _json_grammar(schema, "schema"))
-    except InvalidRequest as error:
-        problem = error.message
+        matcher, problem = make_matcher(BYTES, strict_grammar(schema))
+    except SchemaProblem as error:
+        problem = str(error)
     if problem:
         report.counts["refused"] += 1
         report.refusals[re.sub(r"#[^:]*:|[0-9.]+|'.*'", "…", problem)[:90]] += 1
@@ -562,7 +612,7 @@ def examine(schema: dict[str, Any], seed: int, report: Report, instances: int = 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_allows_only_its_texts(name: str) -> None:
     schema = {"type": "string", "format": name}
-    matcher, problem = make_matcher(BYTES, _json_grammar(schema, "schema"))
+    matcher, problem = make_matcher(BYTES, strict_grammar(schema))
     assert not problem
     for text in [*FORMATS[name], *FORMATS["email"], *FORMATS["hostname"], *TEXTS]:
         assert Reader(matcher).allows(text) == bool(VALIDATORS[name](text)), text
