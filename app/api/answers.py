@@ -31,7 +31,7 @@ from .replies import (
     UsageReport,
     error_body,
 )
-from .token_text import TextOffsets, spelling
+from .token_text import BROKEN, TextOffsets, spelling
 
 DONE = b"data: [DONE]\n\n"
 LOWEST_LOGPROB = -9999.0  # replaces -inf, which JSON cannot express
@@ -215,11 +215,10 @@ class CompletionAnswer:
         offsets = self._offsets[choice]
         offsets.add(piece.text)
         for entry in piece.logprobs:
-            raw = bytes(entry.bytes)
-            report.tokens.append(spelling(raw))
+            report.tokens.append(_spelling(entry))
             report.token_logprobs.append(_finite(entry.logprob))
             report.top_logprobs.append(_alternatives(entry))
-            report.text_offset.append(offsets.of(raw))
+            report.text_offset.append(offsets.of(bytes(entry.bytes)))
 
 
 def _no_usage(announced: bool) -> UnsetType | None:
@@ -256,8 +255,13 @@ def _call_delta(call: ToolCallPiece) -> ToolCallDelta:
 
 
 def _token_logprob(entry: PieceLogprob) -> TokenLogprob:
-    top = [TopLogprob(spelling(bytes(other.bytes)), _finite(other.logprob), other.bytes) for other in entry.top]
-    return TokenLogprob(spelling(bytes(entry.bytes)), _finite(entry.logprob), entry.bytes, top)
+    top = [TopLogprob(_spelling(other), _finite(other.logprob), other.bytes) for other in entry.top]
+    return TokenLogprob(_spelling(entry), _finite(entry.logprob), entry.bytes, top)
+
+
+def _spelling(entry: PieceLogprob) -> str:
+    """The text of a token; the worker writes U+FFFD for bytes that are no complete text."""
+    return spelling(bytes(entry.bytes)) if BROKEN in entry.token else entry.token
 
 
 def _alternatives(entry: PieceLogprob) -> dict[str, float]:
@@ -265,10 +269,10 @@ def _alternatives(entry: PieceLogprob) -> dict[str, float]:
 
     A token with the spelling of another one has the key `token_id:ID`, as in vLLM. The sampled token has its spelling.
     """
-    sampled = spelling(bytes(entry.bytes))
+    sampled = _spelling(entry)
     report: dict[str, float] = {}
     for other in entry.top:
-        name = spelling(bytes(other.bytes))
+        name = _spelling(other)
         if name in report or (name == sampled and other.id != entry.id):
             name = f"token_id:{other.id}"
         report[name] = _finite(other.logprob)
