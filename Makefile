@@ -114,7 +114,8 @@ $(VENV)/.runtime: $(VENV)/.torch $(MODULES) pyproject.toml
 	$(INSTALL) --config-settings=cmake.define.VARIANTS=native --editable .
 	@touch $@
 
-# The tests compute GGUF models with llama.cpp, which compiles while the other packages are installed.
+# The tests compute GGUF models with llama.cpp, which compiles while the other packages are installed. They also read the
+# chat templates in its sources.
 $(VENV)/.dev: $(VENV)/.made $(MODULES) pyproject.toml constraints.txt scripts/llamacpp.cmake
 	@$(MAKE) --jobs=2 $(VENV)/.runtime $(LLAMACPP)/.built
 	$(INSTALL) --find-links $(LLAMACPP) --editable '.[dev,llamacpp]'
@@ -123,6 +124,12 @@ $(VENV)/.dev: $(VENV)/.made $(MODULES) pyproject.toml constraints.txt scripts/ll
 $(LLAMACPP)/.built: $(VENV)/.made constraints.txt scripts/llamacpp.cmake
 	@echo "Compiling llama.cpp: this takes a few minutes."
 	@rm -rf $(@D)
+	$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --no-cache-dir --no-binary llama-cpp-python \
+	  --constraint constraints.txt --dest $(@D) llama-cpp-python
+	@mkdir $(@D)/templates
+	tar --extract --gzip --file $(@D)/llama_cpp_python-*.tar.gz --directory $(@D)/templates --strip-components=5 \
+	  --wildcards '*/models/templates/*.jinja'
 	CMAKE_ARGS='$(LLAMACPP_ARGS)' $(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --no-cache-dir \
-	  --no-binary llama-cpp-python --constraint constraints.txt --wheel-dir $(@D) llama-cpp-python
+	  --wheel-dir $(@D) $(@D)/llama_cpp_python-*.tar.gz
+	@rm $(@D)/llama_cpp_python-*.tar.gz
 	@touch $@

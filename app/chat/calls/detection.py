@@ -81,7 +81,7 @@ class Detector:
         """The markers of reasoning: those around rendered reasoning, otherwise those in the template or vocabulary."""
         message = {"content": _ANSWER, "reasoning_content": _THOUGHT, "reasoning": _THOUGHT, "thinking": _THOUGHT}
         try:
-            turn = self._after_question([_QUESTION_TURN, {"role": "assistant", **message}], [])
+            turn = _after(self._render, [_QUESTION_TURN, {"role": "assistant", **message}], [])
         except TemplateFailed:
             turn = ""
         before, found, after = turn.partition(_THOUGHT)
@@ -128,19 +128,9 @@ class Detector:
     def _turn(self, message: Mapping[str, Any], *, tools: Sequence[Mapping[str, Any]]) -> str:
         """The rendered text of a message of the assistant, without the start of its turn; empty if that fails."""
         try:
-            start = self._after_question([_QUESTION_TURN], tools, add_generation_prompt=True)
-            turn = self._after_question([_QUESTION_TURN, {"role": "assistant", **message}], tools)
+            return turn_after(self._render, _QUESTION_TURN, {"role": "assistant", **message}, tools)
         except TemplateFailed:
             return ""
-        return turn[len(_whole_markers(_common_start(start, turn))) :]
-
-    def _after_question(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **variables: Any
-    ) -> str:
-        text = self._render(
-            {"messages": messages, "tools": list(tools) or None, "add_generation_prompt": False} | variables
-        )
-        return text.rpartition(_QUESTION)[2]
 
     def _form_of(
         self, turn: str, calls: Sequence[tuple[str, Mapping[str, Any]]], answers: AnswerFormat
@@ -170,6 +160,23 @@ class Detector:
         )
 
 
+def turn_after(
+    render: Render, question: Mapping[str, Any], answer: Mapping[str, Any], tools: Sequence[Mapping[str, Any]]
+) -> str:
+    """The rendered text of an answer to a question, without the start of the turn. Raises TemplateFailed."""
+    start = _after(render, [question], tools, add_generation_prompt=True)
+    turn = _after(render, [question, answer], tools)
+    return turn[len(_whole_markers(_common_start(start, turn))) :]
+
+
+def _after(
+    render: Render, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **variables: Any
+) -> str:
+    """The rendered text after the first message."""
+    text = render({"messages": messages, "tools": list(tools) or None, "add_generation_prompt": False} | variables)
+    return text.rpartition(messages[0]["content"])[2]
+
+
 def _reads(turn: str, calls: Sequence[tuple[str, Mapping[str, Any]]], form: AnswerFormat) -> bool:
     """Whether a turn has these calls in a format, and only markers before the last one."""
     texts: list[str] = []
@@ -177,7 +184,7 @@ def _reads(turn: str, calls: Sequence[tuple[str, Mapping[str, Any]]], form: Answ
     def take(form: CallFormat, name: str, rest: str) -> None:
         texts.append(parser.text)
 
-    parser = OutputParser(form, _TOOLS, inside_reasoning=_ends_reasoning(turn, form.reasoning), watch=take)
+    parser = OutputParser(form, _TOOLS, inside_reasoning=ends_reasoning(turn, form.reasoning), watch=take)
     parser.feed(turn)
     parser.finish()
     parts = parser.take().calls
@@ -188,7 +195,7 @@ def _reads(turn: str, calls: Sequence[tuple[str, Mapping[str, Any]]], form: Answ
     return not _MARKERS.sub("", texts[-1]).strip()
 
 
-def _ends_reasoning(turn: str, reasoning: Reasoning | None) -> bool:
+def ends_reasoning(turn: str, reasoning: Reasoning | None) -> bool:
     """Whether a turn ends reasoning that it did not begin."""
     return reasoning is not None and reasoning.begin not in turn.partition(reasoning.end)[0] and reasoning.end in turn
 
