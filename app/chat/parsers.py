@@ -179,8 +179,9 @@ class OutputParser:
         """Take the texts that open the answer."""
         for wrapper in self._form.wrappers:
             if wrapper.begin and (yield from self._source.accept(wrapper.begin)):
-                self._ends |= {wrapper.end} - {""}
                 yield from self._source.skip_space()
+                if not (wrapper.end and (yield from self._source.accept(wrapper.end))):
+                    self._ends |= {wrapper.end} - {""}
 
     def _calls_at_start(self) -> Steps[None]:
         """Read a group of calls in a format without markers."""

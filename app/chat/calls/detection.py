@@ -142,7 +142,7 @@ class Detector:
         if form is None or not form.at_start:
             return form
         text = self._turn({"content": _ANSWER}, tools=_TOOLS)
-        return form if text.startswith(_ANSWER) else None
+        return form if text.lstrip().startswith(_ANSWER) else None
 
     def _described(self, unread: str) -> CallFormat | None:
         """The format whose texts the rendered prompt has; otherwise that of the template or the vocabulary. `unread`:
@@ -227,6 +227,6 @@ def _reading(form: CallFormat, answers: AnswerFormat, *, others: bool = False) -
     more = [
         other
         for other in FORMATS
-        if other is not form and (others or (form.trigger and other.trigger.startswith(form.trigger)))
+        if other is not form and (others or (form.at_start, form.trigger) == (other.at_start, other.trigger))
     ]
     return AnswerFormat(answers.reasoning, (form, *more), answers.wrappers)

@@ -141,6 +141,7 @@ FORMATS = (
     CallFormat("minimax-m1", "<tool_calls>\n", _JSON, "\n</tool_calls>", "\n"),
     CallFormat("phi-4", "<|tool_call|>[", _JSON, "]<|/tool_call|>", ", ", hints=("<|/tool|>",)),
     CallFormat("granite", "<|tool_call|>[", _JSON, "]", ", "),
+    CallFormat("granite-3.1", "<tool_call>[", _JSON, "]", ", "),
     CallFormat("mistral", "[TOOL_CALLS][", '{"name": "$name", "arguments": $arguments, "id": "$id"}', "]", ", "),
     CallFormat("mistral-list", "[TOOL_CALLS][", _JSON, "]", ", "),
     CallFormat(
@@ -344,4 +345,5 @@ WRAPPERS = (
     Wrapper("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
     Wrapper("", "<|close|>message<|sep|>"),
     Wrapper("<|python_tag|>", ""),
+    Wrapper("<|python_start|>", "<|python_end|>"),
 )
