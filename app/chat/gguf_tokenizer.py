@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +16,8 @@ from ...engine.modelfiles import ModelFiles
 from ..errors import InvalidRequest, OutOfMemory
 from . import matcher
 from .gguf_metadata import DEFAULT_TOKENS, chat_templates, token_ids
-from .special_tokens import PROTECT, PROTECTED, RELEASE, REMOVE_MARKS, mark
+from .protection import Protection, unmark
+from .special_tokens import PARSED, PROTECT, RELEASE, control_ids
 
 _SPACE = "▁"  # a space in the texts of sentencepiece vocabularies
 _WHITE = " \t\n\v\f\r"  # the white space of LSTRIP and RSTRIP
@@ -27,16 +30,27 @@ _WITH_UNKNOWN = ("WPM", "UGM")  # these write the unknown token for other charac
 _HARMONY = frozenset({"<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>"})
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of a text. `continues`: it continues the text before it, so that no space is added."""
+
+    start: int
+    stop: int
+    continues: bool = False
+
+
 class GgufTokenizer:
     """Implements app.chat.tokens.Tokenizer with the vocabulary of a GGUF file.
 
-    Control tokens of the vocabulary are special tokens. As in llama.cpp, user-defined tokens (`<think>`, `<tool_call>`)
-    become their ids in any text. The text of a message cannot become a control token: `protect` marks each spelling of
-    such a token, and `encode` treats marked text as plain text.
+    The text of a message cannot become a control token: `protect` marks each spelling of such a token, and `encode`
+    treats marked text as plain text. As in llama.cpp, other user-defined tokens become their ids in any text.
     """
 
-    def __init__(self, files: ModelFiles, vocabulary: Vocabulary) -> None:
-        """Raises ModelRefused for a vocabulary that llama.cpp cannot use safely."""
+    def __init__(self, files: ModelFiles, vocabulary: Vocabulary, *, parsed: AbstractSet[str] = PARSED) -> None:
+        """`parsed`: the markers that the parser of answers acts on.
+
+        Raises ModelRefused for a vocabulary that llama.cpp cannot use safely.
+        """
         self._vocabulary = vocabulary
         if vocabulary.kind == "none":
             raise ModelRefused(f"{files.name} has no tokenizer: its file has no vocabulary", "use another file")
@@ -47,15 +61,21 @@ class GgufTokenizer:
         self._attributes = {token: value for token, value in enumerate(attributes) if value & added}
         self._texts = {token: vocabulary.text(token) for token in self._attributes}
         self._ids = {text: token for token, text in self._texts.items()}
-        self._control_ids = self._added_with(Attribute.CONTROL) | self._ids_of(_HARMONY)  # never made from plain text
-        self.special_ids = self._control_ids | self._added_with(Attribute.UNKNOWN)
+        unknown = self._added_with(Attribute.UNKNOWN)
+        self.special_ids = self._added_with(Attribute.CONTROL) | unknown | self._ids_of(_HARMONY)
         ends = {*self._texts, *files.eos_ids}
         self.eos_ids = frozenset(filter(vocabulary.ends_generation, ends))
         self.templates = chat_templates(files.metadata)
-        special_ids = self._default_ids() | token_ids(files.metadata, self.vocab_size)
+        named = self._default_ids() | token_ids(files.metadata, self.vocab_size)
+        self.special_tokens = {name: vocabulary.text(token) for name, token in named.items()}
+        special = self.special_ids | self.eos_ids | set(named.values())
+        self.control_ids = control_ids(self._texts, special, self.templates.values(), parsed)
+        self.control_tokens = {self._texts[token]: token for token in self.control_ids}
         if vocabulary.kind in _WITH_UNKNOWN:
-            self._control_ids -= {special_ids.get("unk_token", -1)}
-        self.special_tokens = {name: vocabulary.text(token) for name, token in special_ids.items()}
+            unknown |= {named.get("unk_token", -1)}
+        self._never = self.control_ids - unknown  # never made from plain text
+        self._protection = self._protect(self.control_ids)
+        self._protection_of_answers = self._protect(self.control_ids - (self._ids_of(parsed) - self.special_ids))
         self._pieces: dict[int, bytes] = {}
         # Sentencepiece vocabularies begin a text with a space, which is not part of the text.
         self._adds_space = self._join(vocabulary.tokenize("a", special=False)).startswith(b" ")
@@ -84,8 +104,9 @@ class GgufTokenizer:
         before, after = self._around
         return before + ids + after
 
-    def protect(self, value: Any) -> Any:
-        return mark(self._spellings, value)
+    def protect(self, value: Any, *, own: bool = False) -> Any:
+        protection = self._protection_of_answers if own else self._protection
+        return protection.mark(value)
 
     def decode(self, ids: Sequence[int], *, hidden: frozenset[int] = frozenset()) -> str:
         data = self._join(token for token in ids if token not in hidden)
@@ -105,17 +126,17 @@ class GgufTokenizer:
         return piece
 
     def vocabulary(self, size: int) -> matcher.Vocabulary:
-        tokens = list(map(self.token_bytes, range(self.vocab_size)))
-        # A token such as <tool_call> has its own rules in a grammar, although it is no control token.
-        tags = {token for token, text in self._texts.items() if text.startswith("<") and text.endswith(">")}
-        special_ids = sorted(self.special_ids | tags)
-        return matcher.Vocabulary(size, sorted(self.eos_ids), tokens=tokens, special_ids=special_ids)
+        tokens = list(map(self.token_bytes, range(size)))
+        return matcher.Vocabulary(tokens, self.eos_ids, self.control_ids)
 
     def _added_with(self, attribute: Attribute) -> frozenset[int]:
         return frozenset(token for token, value in self._attributes.items() if value & attribute)
 
     def _ids_of(self, texts: Iterable[str]) -> frozenset[int]:
         return frozenset(self._ids[text] for text in texts if text in self._ids)
+
+    def _protect(self, ids: Iterable[int]) -> Protection:
+        return Protection(self._texts[token] for token in ids)
 
     def _check_bytes(self, name: str, attributes: Sequence[int]) -> None:
         """Raises ModelRefused if a text exists that llama.cpp cannot tokenize."""
@@ -171,76 +192,85 @@ class GgufTokenizer:
         return b"".join(map(self.token_bytes, ids))
 
     @cached_property
-    def _spellings(self) -> re.Pattern[str]:
-        """Matches every text that can become a control token."""
-        spellings = set()
-        for token in self.special_ids:
-            text = self._texts[token]
-            # The tokenizer writes spaces as ▁, and begins a text with one.
-            spaced = text.replace(_SPACE, " ")
-            spellings |= {text, spaced, spaced.removeprefix(" ")}
-        longest_first = sorted(map(re.escape, spellings - {""}), key=len, reverse=True)
-        return re.compile("|".join(longest_first) or "(?!)")
-
-    @cached_property
     def _longest_first(self) -> list[int]:
         """The added tokens, by the length of their texts in bytes."""
         return sorted(self._texts, key=lambda token: len(self._texts[token].encode()), reverse=True)
 
     def _encode_marked(self, text: str) -> list[int]:
-        """The ids of a text in which special tokens are marked as plain text."""
-        segments = PROTECTED.split(text)
-        segments = [segment.translate(REMOVE_MARKS) for segment in segments]
-        plain = "".join(segments)
-        # The same text with other characters in place of marked text, for the search of special tokens.
-        segments[1::2] = [PROTECT * len(segment) for segment in segments[1::2]]
+        """The ids of a text in which control tokens are marked as plain text."""
+        plain, masked = unmark(text)
         ids: list[int] = []
-        for fragment in self._fragments(plain, "".join(segments)):
-            ids += [fragment] if isinstance(fragment, int) else self._encode_plain(plain[fragment])
+        for part in self._parts(plain, masked):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids += self._encode_plain(plain[part.start : part.stop], part.continues)
         return ids
 
-    def _fragments(self, plain: str, masked: str) -> list[slice | int]:
-        """The special tokens in a text, and the slices of text between them.
+    def _parts(self, plain: str, masked: str) -> list[_Part | int]:
+        """The added tokens in a text, and the parts of the text between them.
 
         As in llama.cpp, longer tokens are searched first, each in the whole text.
         """
-        fragments: list[slice | int] = [slice(0, len(plain))]
+        parts: list[_Part | int] = [_Part(0, len(plain))]
         for token in self._longest_first:
             text = self._texts[token]
-            source = masked if token in self.special_ids else plain
-            if not text or text not in source:
+            if not text or text not in plain:
                 continue
-            divided: list[slice | int] = []
-            for fragment in fragments:
-                divided += [fragment] if isinstance(fragment, int) else self._divide(token, source, plain, fragment)
-            fragments = divided
-        return fragments
+            divided: list[_Part | int] = []
+            for part in parts:
+                divided += [part] if isinstance(part, int) else self._divide(token, plain, masked, part)
+            parts = divided
+        return parts
 
-    def _divide(self, token: int, source: str, plain: str, part: slice) -> list[slice | int]:
-        """The slice, divided at each occurrence of a token in `source`."""
+    def _divide(self, token: int, plain: str, masked: str, part: _Part) -> list[_Part | int]:
+        """The part, divided at each occurrence of a token, and inside each protected occurrence.
+
+        llama.cpp replaces a user-defined token in any text. It does not see one that is in two parts.
+        """
         text = self._texts[token]
-        fragments: list[slice | int] = []
-        start = part.start
-        while (index := source.find(text, start, part.stop)) >= 0:
-            stop = index
-            if self._attributes[token] & Attribute.LSTRIP:
-                stop = start + len(plain[start:index].rstrip(_WHITE))
-            if stop > start:
-                fragments.append(slice(start, stop))
-            fragments.append(token)
-            start = index + len(text)
-            if self._attributes[token] & Attribute.RSTRIP:
-                start = part.stop - len(plain[start : part.stop].lstrip(_WHITE))
-        if start < part.stop:
-            fragments.append(slice(start, part.stop))
-        return fragments
+        parts: list[_Part | int] = []
+        start, continues = part.start, part.continues
+        index = plain.find(text, start, part.stop)
+        while index >= 0:
+            end = index + len(text)
+            if token not in self.control_ids or masked[index:end] == text:
+                stop = self._stripped_stop(token, plain, start, index)
+                parts += [_Part(start, stop, continues), token]
+                start, continues = self._stripped_start(token, plain, end, part.stop), False
+            elif self._attributes[token] & Attribute.USER_DEFINED:
+                cut = index + _cut(text)
+                parts.append(_Part(start, cut, continues))
+                start, continues = cut, True
+            index = plain.find(text, max(start, index + 1), part.stop)
+        parts.append(_Part(start, part.stop, continues))
+        return [part for part in parts if isinstance(part, int) or part.stop > part.start]
 
-    def _encode_plain(self, text: str) -> list[int]:
-        """The ids of a text without control tokens. Merges may produce one, which is replaced by its letters."""
+    def _stripped_stop(self, token: int, plain: str, start: int, stop: int) -> int:
+        """The end of the text before a token, without white space that belongs to the token."""
+        return start + len(plain[start:stop].rstrip(_WHITE)) if self._attributes[token] & Attribute.LSTRIP else stop
+
+    def _stripped_start(self, token: int, plain: str, start: int, stop: int) -> int:
+        """The start of the text after a token, without white space that belongs to the token."""
+        return stop - len(plain[start:stop].lstrip(_WHITE)) if self._attributes[token] & Attribute.RSTRIP else start
+
+    def _encode_plain(self, text: str, continues: bool) -> list[int]:
+        """The ids of a text without control tokens. Merges may produce one, which is replaced by its letters.
+
+        `continues`: the text has no space before it.
+        """
         ids: list[int] = []
-        for token in self._tokenize(text, special=False):
-            ids += self._letters(token) if token in self._control_ids else [token]
+        for token in self._continuation(text) if continues else self._tokenize(text, special=False):
+            ids += self._letters(token) if token in self._never else [token]
         return ids
+
+    def _continuation(self, text: str) -> list[int]:
+        """The ids of a text after other text."""
+        if not self._adds_space:
+            return self._tokenize(text, special=False)
+        before = self._tokenize(PROTECT, special=False)  # no token has this character
+        ids = self._tokenize(PROTECT + text, special=False)
+        return ids[len(before) :] if ids[: len(before)] == before else self._tokenize(text, special=False)
 
     def _letters(self, token: int) -> list[int]:
         """The ids of the text of a token, letter by letter or byte by byte."""
@@ -262,6 +292,12 @@ def open_tokenizer(files: ModelFiles) -> GgufTokenizer:
     """The tokenizer of a GGUF file, which read_model has accepted. Its vocabulary stays in memory until this process
     ends. Raises ModelRefused."""
     return GgufTokenizer(files, Vocabulary(load_model(files.name, files.gguf, vocab_only=True)))
+
+
+def _cut(text: str) -> int:
+    """The place inside a token where the splitting of words divides it, too: before the punctuation at its end."""
+    words = len(re.sub(r"\W+$", "", text))
+    return words if 0 < words < len(text) else len(text) - 1
 
 
 def _is_character(piece: bytes) -> bool:

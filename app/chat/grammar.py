@@ -8,8 +8,8 @@ fetched.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from functools import partial
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,11 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from ..errors import InvalidRequest, UnsupportedParameter
+from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import ResponseFormat
 from . import harmony_grammar
 from .bounded import BoundedChild, ChildLost
-from .matcher import make_matcher, make_tokens
-from .parsers import CALL, END_CALL
+from .matcher import Encode, make_matcher, make_tokens, unspelled
 from .patterns import PatternProblem, translate
 from .schema import SelfContained, rewrite
 from .schema_place import SchemaProblem
@@ -36,7 +35,6 @@ MAX_SOURCE = 256 * 1024  # characters of a schema (as JSON), a regex or all choi
 MAX_DEPTH = 64  # maximum nesting of objects and arrays in a schema
 MAX_NODES = 20_000  # values in a schema
 MAX_CHOICES = 4096
-MAX_COMPARED = 4096  # tokens whose bytes in the tokenizer and in the library are compared
 CPU_LIMIT = 0.4  # seconds of processor time of one trial
 WALL_LIMIT = 5.0  # seconds of elapsed time of one trial
 MEMORY_LIMIT = 2 * 2**30  # bytes of address space, including the tables of the vocabulary
@@ -45,8 +43,16 @@ MEMORY_LIMIT = 2 * 2**30  # bytes of address space, including the tables of the 
 # \u escapes are not allowed: the grammar compares spellings, so the constraints of "a" would not apply to "\u0061".
 _JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})", "json_allowed_escapes": 'nrbtf\\"'}
 
+# A call in the format of Hermes.
+_CALL = "<tool_call>"
+_END_CALL = "</tool_call>"
+
+# Characters with a meaning in regular expressions, or in the syntax of grammars.
+_REGEX_SYNTAX = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
+
 # As in OpenAI's API, a tool without `parameters` has no arguments.
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+_NAMES = ("properties", "patternProperties", "$defs")  # keywords whose value has schemas by name
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
 
 
@@ -89,19 +95,19 @@ class GrammarCompiler:
         Takes about a second for a large vocabulary. Raises InvalidRequest or UnsupportedParameter if the tokenizer is
         not supported.
         """
-        if not tokenizer.eos_ids:
+        size = max(vocab_size, tokenizer.vocab_size)
+        if not any(token < size for token in tokenizer.eos_ids):
             raise InvalidRequest("structured output is not supported for this model: it has no end-of-sequence token")
         self._vocab_size = vocab_size
-        vocabulary = tokenizer.vocabulary(max(vocab_size, tokenizer.vocab_size))
         try:
-            self._tokens = make_tokens(vocabulary, partial(tokenizer.encode, add_special_tokens=False))
+            vocabulary = tokenizer.vocabulary(size)
+            self._tokens, self._token_bytes = make_tokens(vocabulary, _encoder(tokenizer))
         except ValueError as error:
             raise _unreadable(tokenizer, str(error)) from None
-        self._compare_bytes(tokenizer)
-        self._call_markers = [_marker(tokenizer, marker) for marker in (CALL, END_CALL)]
-        # Special tokens that text may contain, such as <think>. They need their own rule: TEXT matches only characters.
-        others = tokenizer.added_ids - tokenizer.eos_ids - {tokenizer.id_of(CALL)}
-        self._other_special_ids = sorted(filter(self._tokens.is_special_token, others))
+        self._control_tokens = {text: token for text, token in tokenizer.control_tokens.items() if token < size}
+        self._other_ids = set(self._control_tokens.values()) - tokenizer.eos_ids  # free text may contain them
+        longest_first = sorted(map(re.escape, self._control_tokens), key=len, reverse=True)
+        self._controls = re.compile(f"({'|'.join(longest_first) or '(?!)'})")
         self._trials = BoundedChild(
             "localllm.app.chat.grammar_child",
             cpu=CPU_LIMIT,
@@ -109,20 +115,6 @@ class GrammarCompiler:
             memory=MEMORY_LIMIT,
             hello=lambda: msgspec.msgpack.encode(vocabulary),
         )
-
-    def _compare_bytes(self, tokenizer: Tokenizer) -> None:
-        """Raises UnsupportedParameter if a token has different bytes in the library and in the tokenizer.
-
-        With different bytes, a grammar could allow forbidden text. Only a sample of the tokens is compared.
-        """
-        sample = set(range(0, tokenizer.vocab_size, 1 + tokenizer.vocab_size // MAX_COMPARED))
-        for token in sorted(sample - tokenizer.added_ids):
-            compiler_bytes = self._tokens.decode_bytes([token])
-            tokenizer_bytes = tokenizer.token_bytes(token)
-            if compiler_bytes != tokenizer_bytes and not self._tokens.is_special_token(token):
-                raise _unreadable(
-                    tokenizer, f"token {token} is {tokenizer_bytes!r}, but the library has {compiler_bytes!r}"
-                )
 
     def close(self) -> None:
         self._trials.close()
@@ -134,18 +126,17 @@ class GrammarCompiler:
         """
         match response_format.kind:
             case "json_object":
-                where = "response_format"
-                grammar = _json_grammar({"type": "object"}, where)
+                return self._compile_json({"type": "object"}, "response_format")
             case "json_schema":
                 where = "response_format.json_schema.schema"
-                grammar = _json_grammar(response_format.schema, where)
+                return self._compile_json(response_format.schema, where, strict=response_format.strict)
             case "regex":
-                where = "regex"
-                grammar = _regex_grammar(response_format.regex or "")
+                return self._compile(_regex_grammar(response_format.regex or ""), "regex")
             case "choice":
-                where = "choice"
-                grammar = _choice_grammar(response_format.choices or [])
-        return self._compile(grammar, where)
+                choices = response_format.choices or []
+                grammar = _choice_grammar(choices)
+                self._check_spelling(choices, "choice")
+                return self._compile(grammar, "choice")
 
     def compile_tool_calls(self, tools: Sequence[dict[str, Any]], *, parallel: bool) -> TokenGrammar:
         """The grammar of a call of one of the tools, in the format of Hermes. The arguments match the tool's schema.
@@ -153,8 +144,8 @@ class GrammarCompiler:
         `parallel`: the grammar allows several calls. Raises InvalidRequest.
         """
         more = '("\\n" call)*' if parallel else ""
-        lark = [f"start: call {more}", f"call: {self._call_markers[0]} rest_of_call", *self._rest_of_call(tools)]
-        return self._compile(LLMatcher.grammar_from_lark("\n".join(lark)), "tools")
+        rules = [f"start: call {more}", f"call: {self.expression(_CALL)} rest_of_call", *self._rest_of_call(tools)]
+        return self.compile_rules(rules)
 
     def compile_harmony_calls(self, tools: Sequence[dict[str, Any]], *, forced: bool) -> TokenGrammar:
         """The grammar of an answer in the format of harmony.py, with a call at its end.
@@ -163,48 +154,94 @@ class GrammarCompiler:
         in compile_text_with_calls. Raises InvalidRequest.
         """
         rules = harmony_grammar.one_call if forced else harmony_grammar.text_with_calls
-        functions = [
-            (tool["function"]["name"], json.dumps(_arguments_schema(*_parameters(tool, index, only_strict=not forced))))
-            for index, tool in enumerate(tools)
-        ]
-        return self._compile(LLMatcher.grammar_from_lark("\n".join(rules(functions))), "tools")
+        functions = []
+        for index, tool in enumerate(tools):
+            schema = _arguments_schema(_arguments(tool, index, only_strict=not forced))
+            self._check_spelling(_literals(schema), "tools")
+            functions.append((tool["function"]["name"], json.dumps(schema)))
+        return self.compile_rules(rules(functions, self.expression))
 
     def compile_text_with_calls(self, tools: Sequence[dict[str, Any]]) -> TokenGrammar:
         """The grammar of free text with any number of tool calls. The arguments of a strict tool match its schema;
         those of a tool that is not strict are any object. Raises InvalidRequest."""
-        text, separator = self._text_rules()
-        rules = [
-            "start: (begin rest_of_call)* text",
-            *self._opening_rules(separator),
-            *text,
-            f"TEXT: /(?s:.+)/ & ~/(?s:.*){CALL}(?s:.*)/",  # text without the spelling of the marker
-            *self._rest_of_call(tools, only_strict=True),
-        ]
-        return self._compile(LLMatcher.grammar_from_lark("\n".join(rules)), "tools")
+        rules = ["start: (begin rest_of_call)* text", *self.text_rules([_CALL])]
+        return self.compile_rules([*rules, *self._rest_of_call(tools, only_strict=True)])
 
-    def _text_rules(self) -> tuple[list[str], str]:
-        """The rules of text without a call, and an expression for text up to the last special token before a call."""
-        if not self._other_special_ids:
-            return ["text: TEXT?"], ""
-        other_ids = ",".join(map(str, self._other_special_ids))
-        return ["text: TEXT? (other TEXT?)*", f"other: <[{other_ids}]>"], "(text other)?"
+    def compile_rules(self, rules: Iterable[str], where: str = "tools") -> TokenGrammar:
+        """The grammar of an answer in the syntax of llguidance. `where`: the parameter for errors. Raises
+        InvalidRequest."""
+        return self._compile(LLMatcher.grammar_from_lark("\n".join(rules)), where)
 
-    def _opening_rules(self, separator: str) -> list[str]:
-        """The rules of text that is followed by the opening marker of a call."""
-        opening = self._call_markers[0]
-        if opening == CALL:  # the marker is one token; TEXT excludes its spelling
-            return ["begin: text opening", f"opening: {opening}"]
-        # Text and marker are one lexeme: with two lexemes, the lexer would continue TEXT across the marker.
-        return [f"begin: {separator} opening", f"opening[lazy]: /(?s:.*){CALL}/"]
+    def pieces(self, text: str) -> list[str | int]:
+        """A text of a format as its control tokens, by id, and the text between them.
+
+        A marker that is no control token of this vocabulary is text, even if it is one token.
+        """
+        segments = self._controls.split(text)  # segments at odd indices are control tokens
+        pieces: list[str | int] = [*segments]
+        pieces[1::2] = [self._control_tokens[segment] for segment in segments[1::2]]
+        return [piece for piece in pieces if piece != ""]
+
+    def expression(self, text: str) -> str:
+        """A text of a format in the syntax of a grammar: control tokens by id, other text between quotes."""
+        return " ".join(map(_expression, self.pieces(text))) or _expression("")
+
+    def text_rules(self, openings: Sequence[str]) -> list[str]:
+        """The rules `text` and `begin` of free text that contains none of the openings of a call.
+
+        `begin` is such a text followed by one opening. An opening begins with a marker: with a control token of the
+        vocabulary, or with text that is no part of the text before it. Free text may contain other control tokens,
+        except end-of-sequence tokens. The rules use the names TEXT, other, token_opening and text_opening.
+        """
+        texts = [opening for opening in openings if not self._controls.match(opening)]
+        with_token = [opening for opening in openings if opening not in texts]
+        first_ids = {self._control_tokens[self._controls.split(opening)[1]] for opening in with_token}
+        other_ids = sorted(self._other_ids - first_ids)
+        rules = ["text: TEXT?", f"TEXT: /(?s:.+)/ & ~/(?s:.*)({'|'.join(map(_regex, openings))})(?s:.*)/"]
+        separator = ""  # text up to the last control token before a call
+        if other_ids:
+            rules[0] = "text: TEXT? (other TEXT?)*"
+            rules.append(f"other: <[{','.join(map(str, other_ids))}]>")
+            separator = "(text other)?"
+        begins = []
+        if with_token:
+            begins.append("text token_opening")
+            rules.append("token_opening: " + " | ".join(map(self.expression, with_token)))
+        if texts:
+            # Text and marker are one lexeme: with two lexemes, the lexer would continue TEXT across the marker.
+            begins.append(f"{separator} text_opening")
+            rules.append(f"text_opening[lazy]: /(?s:.*)({'|'.join(map(_regex, texts))})/")
+        return [f"begin: {' | '.join(begins)}", *rules]
 
     def _rest_of_call(self, tools: Sequence[dict[str, Any]], *, only_strict: bool = False) -> list[str]:
         """The rules of a call after its opening marker. `only_strict`: a tool that is not strict accepts any object."""
         rules = []
         for index, tool in enumerate(tools):
-            schema = _call_schema(tool["function"]["name"], *_parameters(tool, index, only_strict=only_strict))
+            schema = _call_schema(tool["function"]["name"], _arguments(tool, index, only_strict=only_strict))
+            self._check_spelling(_literals(schema), "tools")
             rules.append(f"call_{index}: %json {json.dumps(schema)}")
         any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
-        return [f'rest_of_call: "\\n" ({any_call}) "\\n" {self._call_markers[1]}', *rules]
+        return [f'rest_of_call: "\\n" ({any_call}) {self.expression(chr(10) + _END_CALL)}', *rules]
+
+    def _check_spelling(self, texts: Iterable[str], where: str) -> None:
+        """Raises InvalidRequest if the tokens of the vocabulary, without control tokens, cannot spell a text."""
+        if self._token_bytes.spells_any_text:
+            return
+        for text in texts:
+            if not self._token_bytes.spells(text):
+                raise _unusable(where, unspelled(text))
+
+    def _compile_json(self, schema: object, where: str, *, strict: bool = False) -> TokenGrammar:
+        rewritten = _self_contained(schema, where, strict=strict)
+        root = {"$defs": rewritten.definitions}
+        if isinstance(rewritten.root, dict):
+            root |= rewritten.root
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json.dumps(root), defaults=_JSON)
+            self._check_spelling(_literals(root), where)
+        except ValueError as error:  # a property name is not valid Unicode
+            raise _unusable(where, error) from None
+        return self._compile(grammar, where)
 
     def _compile(self, grammar: str, where: str) -> TokenGrammar:
         try:
@@ -218,9 +255,47 @@ class GrammarCompiler:
         return TokenGrammar(matcher, self._vocab_size)
 
 
-def _marker(tokenizer: Tokenizer, marker: str) -> str:
-    """A marker in the syntax of a grammar: a token, or the text between quotes if the vocabulary has no such token."""
-    return marker if tokenizer.id_of(marker) is not None else json.dumps(marker)
+def _encoder(tokenizer: Tokenizer) -> Encode:
+    """Converts text to ids, as the text of a message; to no ids if the tokenizer refuses the text."""
+
+    def encode(text: str) -> list[int]:
+        try:
+            return tokenizer.encode(tokenizer.protect(text), add_special_tokens=False)
+        except AppError:
+            return []
+
+    return encode
+
+
+def _expression(piece: str | int) -> str:
+    """A control token, or a text between quotes, in the syntax of a grammar."""
+    return f"<[{piece}]>" if isinstance(piece, int) else _quoted(piece)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _regex(text: str) -> str:
+    """A regular expression that matches only the text, in the syntax of a grammar."""
+    return _REGEX_SYNTAX.sub(r"\\\g<0>", text).replace("\n", r"\n")
+
+
+def _literals(schema: Any) -> Iterator[str]:
+    """The texts that a schema prescribes: names of properties, and constants as JSON."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _literals(item)
+    if not isinstance(schema, dict):
+        return
+    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
+    yield from (json.dumps(value, ensure_ascii=False) for value in values)
+    for keyword, value in schema.items():
+        if keyword in _NAMES and isinstance(value, dict):
+            yield from value if keyword == "properties" else ()
+            yield from _literals(list(value.values()))
+        elif keyword not in ("const", "enum"):
+            yield from _literals(value)
 
 
 def _unusable(where: str, problem: object) -> InvalidRequest:
@@ -233,17 +308,6 @@ def _unreadable(tokenizer: Tokenizer, problem: str) -> UnsupportedParameter:
     )
 
 
-def _json_grammar(schema: object, where: str) -> str:
-    rewritten = _self_contained(schema, where)
-    root = {"$defs": rewritten.definitions}
-    if isinstance(rewritten.root, dict):
-        root |= rewritten.root
-    try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(root), defaults=_JSON)
-    except ValueError as error:  # a property name is not valid Unicode
-        raise _unusable(where, error) from None
-
-
 def _regex_grammar(regex: str) -> str:
     if not regex:
         raise InvalidRequest("regex is empty", param="regex")
@@ -254,11 +318,11 @@ def _regex_grammar(regex: str) -> str:
         raise _unusable("regex", error) from None
 
 
-def _self_contained(schema: object, where: str) -> SelfContained:
+def _self_contained(schema: object, where: str, *, strict: bool) -> SelfContained:
     check_schema(schema, where)
     assert isinstance(schema, dict)
     try:
-        return rewrite(schema)
+        return rewrite(schema, strict=strict)
     except SchemaProblem as error:
         raise _unusable(where, error) from None
 
@@ -269,29 +333,27 @@ def _choice_grammar(choices: Sequence[str]) -> str:
     if len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"choice has {len(choices)} texts; the limit is {MAX_CHOICES}", param="choice")
     _check_size(sum(map(len, choices)), "choice")
-    quoted = (json.dumps(choice, ensure_ascii=False).replace("\x7f", "\\u007f") for choice in choices)
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, choices)))
 
 
-def _parameters(tool: dict[str, Any], index: int, *, only_strict: bool) -> tuple[object, str]:
-    """The schema of the arguments of a tool, and its JSON path for errors. `only_strict`: as in _rest_of_call."""
+def _arguments(tool: dict[str, Any], index: int, *, only_strict: bool) -> SelfContained:
+    """The schema of the arguments of a tool. `only_strict`: as in _rest_of_call."""
     function = tool["function"]
     where = f"tools[{index}].function.parameters"
-    if only_strict and not function.get("strict"):
-        return _ANY_ARGUMENTS, where
-    return function.get("parameters") or _NO_ARGUMENTS, where
+    strict = bool(function.get("strict"))
+    if only_strict and not strict:
+        return _self_contained(_ANY_ARGUMENTS, where, strict=False)
+    return _self_contained(function.get("parameters") or _NO_ARGUMENTS, where, strict=strict)
 
 
-def _arguments_schema(parameters: object, where: str) -> dict[str, Any]:
+def _arguments_schema(arguments: SelfContained) -> dict[str, Any]:
     """The schema of the arguments alone."""
-    arguments = _self_contained(parameters, where)
     root = arguments.root if isinstance(arguments.root, dict) else {"allOf": [arguments.root]}
     return root | {"$defs": arguments.definitions, "x-guidance": _JSON}
 
 
-def _call_schema(name: str, parameters: object, where: str) -> dict[str, Any]:
+def _call_schema(name: str, arguments: SelfContained) -> dict[str, Any]:
     """The schema of the JSON object between the tool-call markers."""
-    arguments = _self_contained(parameters, where)
     return {
         "type": "object",
         "properties": {"name": {"const": name}, "arguments": arguments.root},

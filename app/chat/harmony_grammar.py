@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from .harmony import CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START
+from .harmony import ANSWER_HEADER, CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START
 
-# Only <|channel|>, <|message|>, … are tokens of the grammar; TEXT has no special tokens. The end of the answer may be
+Expression = Callable[[str], str]  # text → the same text in the syntax of a grammar, with control tokens by id
+
+# Only <|channel|>, <|message|>, … are tokens of the grammar; TEXT has no control tokens. The end of the answer may be
 # any end-of-sequence token.
 _TEXT = ["text: TEXT?", "TEXT: /(?s:.+)/"]
 
 
-def one_call(functions: Sequence[tuple[str, str]]) -> list[str]:
+def one_call(functions: Sequence[tuple[str, str]], expression: Expression) -> list[str]:
     """The rules of at most one message of reasoning, then a call. `functions`: name and JSON schema of each tool."""
     return [
         "start: reasoning? call",
-        f'reasoning: {CHANNEL} "analysis" {MESSAGE} text {END} {START} "assistant"',
+        f"reasoning: {_message(expression, 'analysis')}",
         *_TEXT,
-        *_call_rules(functions),
+        *_call_rules(functions, expression),
     ]
 
 
-def text_with_calls(functions: Sequence[tuple[str, str]]) -> list[str]:
+def text_with_calls(functions: Sequence[tuple[str, str]], expression: Expression) -> list[str]:
     """The rules of any messages, the last of which may be a call. `functions`: as in one_call."""
     return [
         "start: other* (answer | call)",
-        f'other: {CHANNEL} ("analysis" | "commentary") {MESSAGE} text {END} {START} "assistant"',
-        f'answer: {CHANNEL} "final" {MESSAGE} text',
+        f"other: {_message(expression, 'analysis')} | {_message(expression, 'commentary')}",
+        f"answer: {expression(ANSWER_HEADER)} text",
         *_TEXT,
-        *_call_rules(functions),
+        *_call_rules(functions, expression),
     ]
 
 
-def _call_rules(functions: Sequence[tuple[str, str]]) -> list[str]:
+def _message(expression: Expression, channel: str) -> str:
+    """A message that another one follows."""
+    return f"{expression(f'{CHANNEL}{channel}{MESSAGE}')} text {expression(f'{END}{START}assistant')}"
+
+
+def _call_rules(functions: Sequence[tuple[str, str]], expression: Expression) -> list[str]:
     """The rules of a call. The recipient is before or after the channel."""
-    rules = [f'content_type: " "? {CONSTRAIN} "json" | " json"']
+    rules = [f'content_type: " "? {expression(f"{CONSTRAIN}json")} | " json"']
+    commentary = f"{CHANNEL}commentary"
     for index, (name, schema) in enumerate(functions):
-        recipient = json.dumps(f" to={FUNCTIONS}{name}")
-        header = f'({CHANNEL} "commentary" {recipient} | {recipient} {CHANNEL} "commentary")'
-        rules.append(f"call_{index}: {header} content_type? {MESSAGE} arguments_{index}")
+        recipient = f" to={FUNCTIONS}{name}"
+        header = f"({expression(commentary + recipient)} | {expression(recipient + commentary)})"
+        rules.append(f"call_{index}: {header} content_type? {expression(MESSAGE)} arguments_{index}")
         rules.append(f"arguments_{index}: %json {schema}")
     return ["call: " + " | ".join(f"call_{index}" for index in range(len(functions))), *rules]

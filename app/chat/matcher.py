@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -18,73 +19,120 @@ LIMITS = Limits(
     verbose_errors=False,
 )
 
+# Bytes of texts: control characters other than white space are escaped in JSON, and rare elsewhere.
+_UTF8 = sorted({*b"\t\n\r", *range(0x20, 0x7F), *range(0x80, 0xC0), *range(0xC2, 0xF5)})
 
 Encode = Callable[[str], list[int]]
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """The tokens of a model, for the grammar compiler: either `tokenizer_json`, or `tokens` and `special_ids`."""
+    """The tokens of a model, for the grammar compiler."""
 
-    vocab_size: int
-    eos_ids: list[int]
-    tokenizer_json: str = ""  # the text of tokenizer.json
-    tokens: list[bytes] = []  # the bytes of each token
-    special_ids: list[int] = []  # tokens that are no text; a grammar names them, for example <tool_call>
+    tokens: list[bytes]  # the bytes of each token of the model; empty for an id without a token
+    eos_ids: frozenset[int]
+    control_ids: frozenset[int]  # tokens that are no text; a grammar names them by id
 
 
-class _TokenBytes:
-    """The tokenizer that llguidance expects beside token bytes. It converts the text that a grammar prescribes."""
+class TokenBytes:
+    """The tokenizer that llguidance expects beside token bytes. It converts the text that a grammar prescribes.
+
+    Control tokens and end-of-sequence tokens have names that are no text, so that no text matches them.
+    """
 
     bos_token_id = None
 
     def __init__(self, vocabulary: Vocabulary, encode: Encode | None) -> None:
-        padding = [b""] * (vocabulary.vocab_size - len(vocabulary.tokens))
-        self.tokens = vocabulary.tokens + padding
-        self.special_token_ids = vocabulary.special_ids
-        self.eos_token_id = vocabulary.eos_ids[0]
+        """`encode` converts text to ids. Without it, the longest token is taken first."""
+        self.tokens = list(vocabulary.tokens)
+        special = vocabulary.eos_ids | vocabulary.control_ids
+        self.eos_ids = sorted(token for token in vocabulary.eos_ids if token < len(self.tokens))
+        self.special_token_ids = sorted(token for token in special if token < len(self.tokens))
+        for token in self.special_token_ids:
+            self.tokens[token] = b"<[%d]>" % token
+        self.eos_token_id = self.eos_ids[0]
         self.greedy: Encode = lambda text: []
-        self._special_ids = frozenset(vocabulary.special_ids)
+        self.unspelled = ""  # the last text for which there were no tokens
         self._encode = encode
 
     def __call__(self, data: bytes) -> list[int]:
-        """The ids of a text in bytes: those of the model's own tokenizer, unless it adds bytes to the text."""
+        """The ids of a text in bytes: those of the model's own tokenizer, unless it changes the text."""
         text = data.decode()
-        ids = self._encode(text) if self._encode else []
-        if self._join(ids) == b" " + data:  # sentencepiece begins a text with a space
-            first = self.tokens[ids[0]].removeprefix(b" ")
-            ids = self._id_of(first) + ids[1:]
-        if self._join(ids) == data and self._special_ids.isdisjoint(ids):
-            return ids
+        for spell in (self._encoded, self.greedy, self._segments):
+            ids = spell(text)
+            if self._join(ids) == data:
+                return ids
+        self.unspelled = text
         return self.greedy(text)
 
-    def _id_of(self, data: bytes) -> list[int]:
-        return [self.tokens.index(data)] if data and data in self.tokens else []
+    @cached_property
+    def spells_any_text(self) -> bool:
+        """Whether each byte of UTF-8 is a text token."""
+        return all(bytes([byte]) in self._ids for byte in _UTF8)
+
+    def spells(self, text: str) -> bool:
+        """Whether text tokens can spell the text."""
+        return not text or bool(self._segments(text))
+
+    def _encoded(self, text: str) -> list[int]:
+        ids = self._encode(text) if self._encode else []
+        if not self._texts.keys() >= set(ids):
+            return []
+        if self._join(ids) == b" " + text.encode():  # sentencepiece begins a text with a space
+            first = self.tokens[ids[0]].removeprefix(b" ")
+            return ([self._ids[first]] if first in self._ids else []) + ids[1:]
+        return ids
+
+    def _segments(self, text: str) -> list[int]:
+        """Text tokens that spell a text; empty if there are none. Finds them where the longest token is a dead end."""
+        data = text.encode()
+        last: dict[int, int] = {0: -1}  # end of a text that tokens spell → its last token
+        for start in range(len(data)):
+            if start not in last:
+                continue
+            for length in self._lengths:
+                token = self._ids.get(data[start : start + length])
+                if token is not None:
+                    last.setdefault(start + length, token)
+        ids: list[int] = []
+        end = len(data)
+        while end > 0 and end in last:
+            ids.append(last[end])
+            end -= len(self.tokens[last[end]])
+        return [] if end else ids[::-1]
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        return sorted({len(data) for data in self._ids}, reverse=True)
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        """The text tokens by their bytes."""
+        return {data: token for token, data in self._texts.items()}
+
+    @cached_property
+    def _texts(self) -> dict[int, bytes]:
+        """The bytes of the text tokens."""
+        special = frozenset(self.special_token_ids)
+        return {token: data for token, data in enumerate(self.tokens) if data and token not in special}
 
     def _join(self, ids: list[int]) -> bytes:
         return b"".join(map(self.tokens.__getitem__, ids))
 
 
-def make_tokens(vocabulary: Vocabulary, encode: Encode | None = None) -> LLTokenizer:
-    """The tokens of a vocabulary. Takes about a second for 150,000 tokens.
+def make_tokens(vocabulary: Vocabulary, encode: Encode | None = None) -> tuple[LLTokenizer, TokenBytes]:
+    """The tokens of a vocabulary, for llguidance. Takes half a second for 150,000 tokens.
 
-    `encode` converts text to ids, for a vocabulary without tokenizer_json. Raises ValueError for a tokenizer that the
-    library cannot read.
+    `encode` converts text to ids. Raises ValueError for a vocabulary that the library cannot read.
     """
+    token_bytes = TokenBytes(vocabulary, encode)
     try:
-        if vocabulary.tokenizer_json:
-            return _llguidance(vocabulary.tokenizer_json, vocabulary)
-        token_bytes = _TokenBytes(vocabulary, encode)
-        tokens = _llguidance(TokenizerWrapper(token_bytes), vocabulary)
-        token_bytes.greedy = tokens.greedy_tokenize
-        return tokens
+        tokens = LLTokenizer(TokenizerWrapper(token_bytes), eos_token=token_bytes.eos_ids)
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # a Rust panic derives from BaseException
             raise
         raise ValueError(str(error)) from None
-
-
-def _llguidance(tokenizer: str | TokenizerWrapper, vocabulary: Vocabulary) -> LLTokenizer:
-    return LLTokenizer(tokenizer, n_vocab=vocabulary.vocab_size, eos_token=vocabulary.eos_ids)
+    token_bytes.greedy = tokens.greedy_tokenize
+    return tokens, token_bytes
 
 
 def make_matcher(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
@@ -93,3 +141,8 @@ def make_matcher(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
     if matcher.is_error():
         return matcher, " ".join(matcher.get_error().split())[:500]
     return matcher, "; ".join(matcher.get_grammar_warnings())[:500]
+
+
+def unspelled(text: str) -> str:
+    """The problem of a grammar that prescribes a text for which the vocabulary has no tokens."""
+    return f"the vocabulary of this model has no tokens for the text {text[:100]!r}"

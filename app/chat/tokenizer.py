@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,32 +15,27 @@ from ...engine.text import BROKEN
 from . import harmony, tokenizer_files
 from .byte_tokens import fallback_byte, from_letters, is_misread, mark_broken, to_letters
 from .matcher import Vocabulary
-from .special_tokens import PROTECT, RELEASE, SpecialTokens, load, unique_name
+from .protection import GuardedTokenizer, load
+from .special_tokens import PARSED, PROTECT, RELEASE, control_ids
 
-# A decoder that the grammar compiler supports, in place of Metaspace. It differs only in the first space of a text.
-_METASPACE = {
-    "type": "Sequence",
-    "decoders": [
-        {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
-        {"type": "ByteFallback"},
-        {"type": "Fuse"},
-    ],
-}
+# Decoders that add the same bytes for a token in any text, except for a space at the start of the text.
+_FIXED = frozenset({"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"})
+_BYTES = frozenset({"ByteLevel", "ByteFallback", "Metaspace"})  # a grammar needs one of these decoders
 
 
 class ChatTokenizer:
-    """Converts text to ids and back, and has the special tokens and chat templates of the model.
+    """Converts text to ids and back, and has the control tokens and chat templates of the model.
 
-    As in transformers, special tokens in a raw prompt, or in the text of the template, become their ids. Unlike the
-    default of transformers, special tokens inside a *message* do not: `protect` marks them before the template runs,
-    and `encode` treats marked tokens as plain text. So a document in a message cannot end the message or start one of
-    another role. Added tokens that are not special (`<think>`, `<tool_call>`) always become their ids: earlier answers
-    contain them.
+    As in transformers, control tokens in a raw prompt, or in the text of the template, become their ids. Unlike in
+    transformers, control tokens inside a *message* do not: `protect` marks them before the template runs, and `encode`
+    treats marked tokens as plain text. So a document in a message cannot end the message, start one of another role, or
+    open a tool call. Other added tokens (words, spaces) become their ids in any text.
     """
 
-    def __init__(self, folder: Path, eos_ids: Iterable[int] = ()) -> None:
+    def __init__(self, folder: Path, eos_ids: Iterable[int] = (), *, parsed: AbstractSet[str] = PARSED) -> None:
         """`eos_ids`: end-of-sequence ids of the model's configuration; the eos_token of tokenizer_config.json is added,
-        and the end tokens of harmony.py if the vocabulary has them.
+        and the end tokens of harmony.py if the vocabulary has them. `parsed`: the markers that the parser of answers
+        acts on.
 
         Raises ModelRefused naming the file that is missing or broken.
         """
@@ -53,17 +49,26 @@ class ChatTokenizer:
         added = self._rust.get_added_tokens_decoder()
         self._added_texts = {token: entry.content for token, entry in added.items()}
         self.special_tokens = tokenizer_files.special_tokens(config)
-        self._specials = SpecialTokens(text, self._rust, self.special_tokens.get("unk_token", ""))
-        self.special_ids = self._specials.ids
         self.eos_ids = frozenset(eos_ids)
         end = self._rust.token_to_id(self.special_tokens.get("eos_token", ""))
         if end is not None:
             self.eos_ids |= {end}
         self.eos_ids |= harmony.end_ids(self.id_of)
         self.templates = tokenizer_files.chat_templates(folder, config)
+        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+        named = {token for token, name in self._added_texts.items() if name in self.special_tokens.values()}
+        special = self.special_ids | self.eos_ids | named
+        self.control_ids = control_ids(self._added_texts, special, self.templates.values(), parsed)
+        self.control_tokens = {self._added_texts[token]: token for token in self.control_ids}
+        unknown = self.special_tokens.get("unk_token", "")
+        self._guarded = GuardedTokenizer(text, self._rust, self.control_ids, unknown=unknown)
+        own = {token for token, name in self._added_texts.items() if name in parsed} - self.special_ids
+        self._protection = self._guarded.protection(self.control_ids)
+        self._protection_of_answers = self._guarded.protection(self.control_ids - own)
         self._decoder = self._rust.decoder
         # Decoders of `tokenizers`, in order: "ByteLevel"; "Replace", "ByteFallback", "Fuse", "Strip"; "WordPiece"; …
-        self.decoders = _types(json.loads(self._decoder.__getstate__())) if self._decoder else ()
+        state = json.loads(self._decoder.__getstate__()) if self._decoder else None
+        self.decoders = tuple(member["type"] for member in _members(state)) if state else ()
 
     def id_of(self, token: str) -> int | None:
         """The id of the token with this exact text; None if the vocabulary has no such token."""
@@ -75,18 +80,18 @@ class ChatTokenizer:
         return frozenset(self._added_texts)
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a rendered prompt. Text that `protect` marked becomes no special token.
+        """Ids of a rendered prompt. Text that `protect` marked becomes no control token.
 
         `add_special_tokens`: add the tokens around a raw prompt (usually BOS). A chat template writes them itself.
         """
         if PROTECT in text or RELEASE in text:
-            return self._specials.encode(text, add_special_tokens=add_special_tokens)
+            return self._guarded.encode(text, add_special_tokens=add_special_tokens)
         # As a batch of one text: unlike the library's `encode`, it releases the GIL, and a long text takes seconds.
         return self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def protect(self, value: Any) -> Any:
-        """A copy of JSON-like data; special tokens in its strings are marked as plain text."""
-        return self._specials.protect(value)
+    def protect(self, value: Any, *, own: bool = False) -> Any:
+        protection = self._protection_of_answers if own else self._protection
+        return protection.mark(value)
 
     def decode(self, ids: Sequence[int], *, hidden: frozenset[int] = frozenset()) -> str:
         """The text of the ids, without `hidden` ids. Spaces are not cleaned up.
@@ -135,31 +140,20 @@ class ChatTokenizer:
         return f"decoder {'+'.join(self.decoders) or 'none'}"
 
     def vocabulary(self, size: int) -> Vocabulary:
-        """The tokens for the grammar compiler. `size`: vocabulary size of the model."""
-        return Vocabulary(size, sorted(self.eos_ids), tokenizer_json=self.to_json())
+        if not _FIXED.issuperset(self.decoders) or _BYTES.isdisjoint(self.decoders) or not self._replaces_spaces():
+            raise ValueError("the bytes of a token depend on the tokens beside it")
+        tokens = list(map(self.token_bytes, range(size)))
+        return Vocabulary(tokens, self.eos_ids, self.control_ids)
 
-    def to_json(self) -> str:
-        """The text of tokenizer.json, without truncation or padding, changed for the grammar compiler.
-
-        The compiler would read the added tokens in `_respelled` as other bytes and could generate them. Such a token is
-        removed if the vocabulary also has its text, and becomes a special token otherwise.
-        """
-        text = self._rust.to_str()
-        if not self._respelled and "Metaspace" not in self.decoders:
-            return text
-        value = json.loads(text)
-        for entry in [entry for entry in value["added_tokens"] if entry["id"] in self._respelled]:
-            if self._rust.model.token_to_id(entry["content"]) is None:
-                entry |= {"content": unique_name(entry["id"]), "special": True}
-            else:
-                value["added_tokens"].remove(entry)
-        if "Metaspace" in self.decoders:
-            value["decoder"] = _METASPACE
-        return json.dumps(value, ensure_ascii=False)
+    def _replaces_spaces(self) -> bool:
+        """Whether the decoder replaces nothing but single characters that stand for spaces."""
+        state = json.loads(self._decoder.__getstate__())
+        replacements = [member for member in _members(state) if member["type"] == "Replace"]
+        return all(len(member["pattern"].get("String", "")) == 1 for member in replacements)
 
 
-def _types(decoder: dict[str, Any]) -> tuple[str, ...]:
-    """The type of a decoder, or the types of a sequence of decoders."""
+def _members(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    """The decoder, or the decoders of a sequence."""
     if decoder["type"] == "Sequence":
-        return tuple(name for member in decoder["decoders"] for name in _types(member))
-    return (decoder["type"],)
+        return [member for part in decoder["decoders"] for member in _members(part)]
+    return [decoder]

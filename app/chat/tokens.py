@@ -13,13 +13,16 @@ class Tokenizer(Protocol):
 
     vocab_size: int  # of the tokenizer; that of the model may be larger
     special_tokens: dict[str, str]  # texts by the names of template variables: bos_token, eos_token, …
-    special_ids: frozenset[int]  # tokens that control the model
+    # Tokens that control the model: markers of turns, of reasoning, of calls. No text of a message becomes one.
+    control_ids: frozenset[int]
+    control_tokens: dict[str, int]  # the same tokens by their texts
+    special_ids: frozenset[int]  # those control tokens that the files of the model declare as special
     eos_ids: frozenset[int]  # tokens that end an answer
     templates: dict[str, str]  # chat templates by name: "default", and "tool_use" for some models
 
     @property
     def added_ids(self) -> frozenset[int]:
-        """Ids of the special tokens, and of tokens such as `<tool_call>` that are one token in any text."""
+        """Ids of the control tokens, and of other tokens that are one token in any text."""
         ...
 
     @property
@@ -32,14 +35,18 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of a rendered prompt. Text that `protect` marked becomes no special token.
+        """Ids of a rendered prompt. Text that `protect` marked becomes no control token.
 
         `add_special_tokens`: add the tokens around a raw prompt (usually BOS). A chat template writes them itself.
         """
         ...
 
-    def protect(self, value: Any) -> Any:
-        """A copy of JSON-like data; special tokens in its strings are marked as plain text."""
+    def protect(self, value: Any, *, own: bool = False) -> Any:
+        """A copy of JSON-like data; text in its strings that can become a control token is marked as plain text.
+
+        `own`: the data is the text of an earlier answer, in which the markers stay that the parser of answers acts on.
+        Tokens that the files of the model declare as special never stay.
+        """
         ...
 
     def decode(self, ids: Sequence[int], *, hidden: frozenset[int] = frozenset()) -> str:
@@ -51,5 +58,8 @@ class Tokenizer(Protocol):
         ...
 
     def vocabulary(self, size: int) -> Vocabulary:
-        """The tokens for the grammar compiler. `size`: vocabulary size of the model."""
+        """The tokens for the grammar compiler. `size`: vocabulary size of the model.
+
+        Raises ValueError if the bytes of a token depend on the tokens beside it.
+        """
         ...

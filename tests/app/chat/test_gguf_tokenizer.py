@@ -44,7 +44,7 @@ from .gguf_vocabularies import (
     vocabulary_keys,
 )
 from .test_text_stream import samples, stream_text
-from .vocabularies import BYTES, make_text
+from .vocabularies import BYTES, hostile_text, make_text
 
 SAMPLE = 200  # texts for each kind of vocabulary in every run
 FULL_SAMPLE = 4000  # in runs with --slow
@@ -128,7 +128,7 @@ def test_marks_around_no_token_change_nothing(vocabulary: Pair) -> None:
 
 def test_protected_text_has_no_special_token(vocabulary: Pair) -> None:
     tokenizer = vocabulary.tokenizer
-    controls = tokenizer.special_ids - {tokenizer.id_of("<unk>")}
+    controls = tokenizer.control_ids - {tokenizer.id_of("<unk>")}
     for seed in range(SAMPLE):
         text = text_with_tokens(tokenizer, seed)
         ids = tokenizer.encode(tokenizer.protect(text), add_special_tokens=False)
@@ -154,6 +154,8 @@ def test_special_tokens_equal_those_of_the_same_model_in_safetensors(folder: Pat
     gguf = pair("qwen2", folder).tokenizer
     safetensors = ChatTokenizer(guide_dir(), [0])
     assert gguf.special_ids == safetensors.special_ids
+    assert gguf.control_tokens == safetensors.control_tokens
+    assert gguf.control_ids == safetensors.control_ids
     assert gguf.added_ids == safetensors.added_ids
     assert gguf.eos_ids == safetensors.eos_ids
     assert gguf.vocab_size == safetensors.vocab_size
@@ -239,12 +241,44 @@ def test_unknown_characters_stay_the_unknown_token(tmp_path: Path) -> None:
     assert tokenizer.encode(f"{PROTECT}{RELEASE}aé", add_special_tokens=False) == expected
 
 
-def test_user_defined_tokens_are_tokens_in_any_text(folder: Path) -> None:
-    tokenizer = pair("llama", folder).tokenizer
-    think = tokenizer.id_of("<think>")
-    assert think is not None
-    assert think in tokenizer.encode(tokenizer.protect("a<think></s>"), add_special_tokens=False)
-    assert think in tokenizer.added_ids - tokenizer.special_ids
+@pytest.mark.parametrize("kind", ["llama", "gemma", "phi-3", "plamo2", "qwen2"])
+def test_user_defined_markers_are_control_tokens(kind: str, folder: Path) -> None:
+    """llama.cpp makes their ids from any text. Here they stay in the text of an earlier answer only."""
+    tokenizer = pair(kind, folder).tokenizer
+    call = tokenizer.id_of("<tool_call>")
+    assert call is not None
+    assert call in tokenizer.control_ids - tokenizer.special_ids
+    assert tokenizer.control_tokens["<tool_call>"] == call
+    text = "a<tool_call> b</s>"
+    assert tokenizer.control_ids.isdisjoint(tokenizer.encode(tokenizer.protect(text), add_special_tokens=False))
+    ids = tokenizer.encode(tokenizer.protect(text, own=True), add_special_tokens=False)
+    assert [token for token in ids if token in tokenizer.control_ids] == [call]
+
+
+def test_user_defined_text_is_a_token_in_any_text(tmp_path: Path) -> None:
+    """As in llama.cpp. Gemma has such tokens for spaces and for tags of HTML."""
+    texts = ["▁▁▁▁", "<b>", "naïve", "<x>", "a", "▁", "▁a"]
+    tokenizer = spm(tmp_path / "texts.gguf", texts, [4, 4, 4, 4, *[NORMAL] * 3])
+    ids = tokenizer.encode(tokenizer.protect("a▁▁▁▁<b>naïve<x>"), add_special_tokens=False)
+    assert {259, 260, 261} <= set(ids)
+    assert tokenizer.id_of("<x>") in tokenizer.control_ids - set(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_GGUF)
+def test_hostile_text_has_no_control_token(kind: str, folder: Path) -> None:
+    tokenizer = pair(kind, folder).tokenizer
+    never = tokenizer.control_ids - {tokenizer.id_of("<unk>")}
+    for seed in range(SAMPLE):
+        text = hostile_text(random.Random(seed), sorted(tokenizer.control_tokens)).replace("\ufeff", "")
+        ids = tokenizer.encode(tokenizer.protect(text), add_special_tokens=False)
+        assert never.isdisjoint(ids), text
+        if kind not in ("bert", "t5"):  # these lose white space and unknown characters
+            assert tokenizer.decode(ids).replace("▁", " ") == _plain(text), text
+
+
+def _plain(text: str) -> str:
+    """A text as sentencepiece writes it, without the marks of protection."""
+    return text.replace(PROTECT, "").replace(RELEASE, "").replace("▁", " ")
 
 
 def test_a_byte_level_vocabulary_without_metadata_has_no_end(tmp_path: Path) -> None:
@@ -438,11 +472,20 @@ def test_prescribed_text_has_the_tokens_of_the_tokenizer(tmp_path: Path) -> None
     assert [tokenizer.token_bytes(token) for token in prescribed(tokenizer, "abc")] == [b"a", b"bc"]
 
 
-def test_prescribed_text_has_no_special_token(folder: Path) -> None:
-    tokenizer = pair("qwen2", folder).tokenizer
-    tokens = prescribed(tokenizer, "<|im_start|>")
-    assert tokenizer.special_ids.isdisjoint(tokens)
-    assert tokenizer.decode(tokens) == "<|im_start|>"
+@pytest.mark.parametrize("kind", sorted(KINDS_OF_GGUF.keys() - {"bert", "t5"}))
+def test_prescribed_text_has_no_control_token(kind: str, folder: Path) -> None:
+    tokenizer = pair(kind, folder).tokenizer
+    for text in sorted(tokenizer.control_tokens):
+        text = f"a{text} b"
+        tokens = prescribed(tokenizer, text)
+        assert tokenizer.control_ids.isdisjoint(tokens)
+        assert tokenizer.decode(tokens, hidden=tokenizer.control_ids) == text
+
+
+def test_prescribed_text_without_tokens_is_refused(folder: Path) -> None:
+    """The vocabulary of T5 has no bytes."""
+    with pytest.raises(InvalidRequest, match="has no tokens for the text 'ጀx'"):
+        prescribed(pair("t5", folder).tokenizer, "ጀx")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma", "rwkv"])

@@ -6,6 +6,8 @@ import math
 import random
 import re
 from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,6 @@ from tokenizers import models
 
 from localllm.app.chat import grammar
 from localllm.app.chat.grammar import GrammarCompiler, TokenGrammar
-from localllm.app.chat.parsers import Output, OutputParser
 from localllm.app.chat.schema import KEYWORDS, TYPES, rewrite
 from localllm.app.chat.schema_place import SchemaProblem
 from localllm.app.chat.tokenizer import ChatTokenizer
@@ -25,7 +26,7 @@ from localllm.app.frames import ResponseFormat
 from localllm.engine.grammar import unpack_mask
 
 from ..tiny_qwen import VOCAB, make_tokenizer, write_tokenizer
-from .vocabularies import KINDS, vocabulary
+from .vocabularies import KINDS, MARKERS, NORMALIZERS, TURNS, save, vocabulary, with_markers
 
 Marked = tuple[ChatTokenizer, GrammarCompiler]  # the markers of a call are tokens, or text
 
@@ -78,11 +79,24 @@ def compiler(tokenizer: ChatTokenizer) -> Iterator[GrammarCompiler]:
     compiler.close()
 
 
-def parse(text: str) -> Output:
-    parser = OutputParser(reasoning=False, tools=True)
-    parser.feed(text)
-    parser.finish()
-    return parser.take()
+@dataclass
+class ParsedCall:
+    name: str
+    arguments: str
+
+
+@dataclass
+class Parsed:
+    text: str
+    calls: list[ParsedCall]
+
+
+def parse(text: str) -> Parsed:
+    """The calls of an answer, and the text beside them."""
+    bodies = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
+    values = [json.loads(body) for body in bodies]
+    calls = [ParsedCall(value["name"], json.dumps(value["arguments"])) for value in values]
+    return Parsed(re.sub(r"<tool_call>\n(.*?)\n</tool_call>", "", text, flags=re.DOTALL).strip(), calls)
 
 
 def walk(tokenizer: ChatTokenizer, matcher: TokenGrammar, seed: int) -> str:
@@ -545,6 +559,158 @@ def test_a_regex_follows_ecma_262(
         assert not allows(tokenizer, compiler, response_format, text), text
 
 
+def answers(tokenizer: ChatTokenizer, compiler: GrammarCompiler, response_format: ResponseFormat) -> set[str]:
+    """Texts of random allowed tokens, as a client sees them: without control tokens."""
+    compiled = compiler.compile(response_format)
+    texts = set()
+    for seed in range(6):
+        grammar = compiled.copy()
+        chance = random.Random(seed)
+        ids: list[int] = []
+        while not grammar.finished and len(ids) < 4 * STEPS:
+            allowed = np.nonzero(unpack_mask(grammar.allowed(), VOCAB))[0].tolist()
+            ids.append(chance.choice(allowed))
+            grammar.accept(ids[-1])
+            if ids[-1] in tokenizer.eos_ids:
+                break
+        texts.add(tokenizer.decode(ids, hidden=tokenizer.control_ids | tokenizer.eos_ids))
+    return texts
+
+
+# Kinds of vocabularies that spell the text of each control token with other tokens.
+SPELLING = ["byte level", "llama", "gemma", "metaspace after bytes", "metaspace before bytes"]
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("kind", SPELLING)
+def test_text_of_control_tokens_is_complete(kind: str, normalizer: str, tmp_path: Path) -> None:
+    """The library makes the tokens of prescribed text, and would make control tokens of it."""
+    tokenizer = save(with_markers(kind, normalizer, special=False, seed=1), tmp_path)
+    with closing(GrammarCompiler(tokenizer, VOCAB)) as compiler:
+        for marker in sorted(tokenizer.control_tokens):
+            text = f"a{marker}b {marker}"
+            assert answers(tokenizer, compiler, ResponseFormat(kind="choice", choices=[text])) == {text}
+            regex = ResponseFormat(kind="regex", regex=f"a{re.escape(marker)}(b|c)")
+            assert answers(tokenizer, compiler, regex) <= {f"a{marker}b", f"a{marker}c"}
+        for marker in (*TURNS, *MARKERS):
+            schema = closed(**{marker: {"enum": [marker, f"{marker}{marker}"]}}) | {"required": [marker]}
+            for answer in answers(tokenizer, compiler, ResponseFormat(kind="json_schema", schema=schema)):
+                assert json.loads(answer)[marker] in (marker, marker * 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["e\u0301", "\uff1ctool_call\uff1e", "A\u030a\u2126", "\U000fff001\U000fff01", "x\u200b  y"]
+)
+@pytest.mark.parametrize("kind", ["byte level", "gemma"])
+def test_text_that_a_tokenizer_changes_is_complete(kind: str, text: str, tmp_path: Path) -> None:
+    tokenizer = save(with_markers(kind, "lower case", special=True, seed=0), tmp_path)
+    with closing(GrammarCompiler(tokenizer, VOCAB)) as compiler:
+        assert answers(tokenizer, compiler, ResponseFormat(kind="choice", choices=[text])) == {text}
+
+
+def test_a_call_has_the_text_of_control_tokens_in_its_arguments(
+    tokenizer: ChatTokenizer, compiler: GrammarCompiler
+) -> None:
+    text = "<tool_call></tool_call><|im_end|>"
+    parameters = closed(**{text: {"const": text}}) | {"required": [text]}
+    compiled = compiler.compile_tool_calls([tool("f", parameters)], parallel=False)
+    ids = tokenizer.encode("<tool_call>\n", add_special_tokens=False)
+    ids += tokenizer.encode(
+        tokenizer.protect(json.dumps({"name": "f", "arguments": {text: text}})), add_special_tokens=False
+    )
+    ids += tokenizer.encode("\n</tool_call>", add_special_tokens=False)
+    assert refused(tokenizer, compiled, ids) == ""
+    markers = [token for token in ids if token in tokenizer.control_ids]
+    assert markers == [tokenizer.id_of("<tool_call>"), tokenizer.id_of("</tool_call>")]
+
+
+def test_free_strings_may_have_the_text_of_control_tokens_and_no_control_token(
+    tokenizer: ChatTokenizer, compiler: GrammarCompiler
+) -> None:
+    schema = {"type": "string", "minLength": 20, "maxLength": 25}
+    compiled = compiler.compile(ResponseFormat(kind="json_schema", schema=schema))
+    ids = tokenizer.encode(tokenizer.protect('"<|im_end|></tool_call>"'), add_special_tokens=False)
+    assert tokenizer.control_ids.isdisjoint(ids)
+    assert refused(tokenizer, compiled.copy(), ids) == ""
+    (quote,) = tokenizer.encode('"', add_special_tokens=False)
+    compiled.accept(quote)
+    allowed = set(np.nonzero(unpack_mask(compiled.allowed(), VOCAB))[0].tolist())
+    assert tokenizer.control_ids.isdisjoint(allowed)
+
+
+def test_a_text_without_tokens_is_refused_by_name(tmp_path: Path) -> None:
+    tokenizer = vocabulary("metaspace", tmp_path)  # without bytes
+    schemas = [
+        {"const": "ጀ"},
+        closed(ጀ={"type": "null"}),
+        {"anyOf": [{"type": "null"}, {"enum": ["a", {"b": ["ጀ"]}]}]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {"const": "ጀ"}}},
+    ]
+    formats = [ResponseFormat(kind="json_schema", schema=schema) for schema in schemas]
+    formats += [ResponseFormat(kind="choice", choices=["ok", "ጀ"]), ResponseFormat(kind="regex", regex="ጀx")]
+    with closing(GrammarCompiler(tokenizer, VOCAB)) as compiler:
+        for response_format in formats:
+            with pytest.raises(InvalidRequest, match=r"no tokens for the text .*ጀ"):
+                compiler.compile(response_format)
+        with pytest.raises(InvalidRequest, match=r"no tokens for the text .*ጀ"):
+            compiler.compile_tool_calls([tool("f", schemas[1])], parallel=False)
+        properties = {"properties": {"properties": {"type": "null", "description": "ጀ"}}, "title": "ጀ"}
+        compiler.compile(ResponseFormat(kind="json_schema", schema=properties))
+
+
+def test_an_end_token_that_is_text_does_not_cut_an_answer(tmp_path: Path) -> None:
+    """The end tokens of a configuration may be ordinary tokens, such as a line break."""
+    folder = write_tokenizer(tmp_path)
+    letter = ChatTokenizer(folder).id_of("x")
+    assert letter is not None
+    tokenizer = ChatTokenizer(folder, [END, letter, 10**6])
+    with closing(GrammarCompiler(tokenizer, VOCAB)) as compiler:
+        compiled = compiler.compile(ResponseFormat(kind="regex", regex="[wx]{8}"))
+        assert {walk(tokenizer, compiled.copy(), seed) for seed in range(4)} == {"w" * 8}
+
+
+def test_a_marker_that_is_an_ordinary_token_is_text_in_a_call(tmp_path: Path) -> None:
+    """The vocabulary of the model has the markers, but they are no added tokens."""
+    table = json.loads(make_tokenizer().to_str())
+    entries = table["added_tokens"]
+    table["model"]["vocab"] |= {entry["content"]: entry["id"] for entry in entries}
+    table["added_tokens"] = [entry for entry in entries if entry["special"]]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(table))
+    tokenizer = ChatTokenizer(tmp_path, [END])
+    marker = tokenizer.id_of("<tool_call>")
+    assert marker is not None
+    assert marker not in tokenizer.control_ids
+    with closing(GrammarCompiler(tokenizer, VOCAB)) as compiler:
+        assert compiler.expression("<tool_call>\n<|im_end|>ß\x7f") == f'"<tool_call>\\n" <[{END}]> "ß\\u007f"'
+        compiled = compiler.compile_tool_calls(STRICT, parallel=False)
+        for seed in range(6):
+            assert parse(walk(tokenizer, compiled.copy(), seed)).calls
+
+
+def test_pieces_of_a_format(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
+    start, end = (tokenizer.id_of(marker) for marker in ("<tool_call>", "</tool_call>"))
+    assert compiler.pieces("<tool_call>\n<|x|></tool_call>") == [start, "\n<|x|>", end]
+    assert compiler.pieces("") == []
+    assert compiler.expression("") == '""'
+    assert compiler.expression("<tool_call>") == f"<[{start}]>"
+
+
+@pytest.mark.parametrize("opening", ["<tool_call>", "[CALL|x]", "<function=", "</tool_call>a", "/é\\n.*"])
+def test_free_text_ends_at_an_opening(tokenizer: ChatTokenizer, compiler: GrammarCompiler, opening: str) -> None:
+    rules = ['start: begin "!" text', *compiler.text_rules([opening, "<|other|>"])]
+    compiled = compiler.compile_rules(rules)
+    for text in (
+        f"{opening}!",
+        f"ab\n{opening}! c",
+        f"<think>{opening}!",
+        f"a <think> b{opening}!<think>",
+        "<|other|>!x",
+    ):
+        assert not refused(tokenizer, compiled.copy(), tokenizer.encode(text, add_special_tokens=False)), text
+    for text in (f"{opening}?", "a", f"{opening}!{opening}", f"{opening}{opening}!"):
+        assert refused(tokenizer, compiled.copy(), tokenizer.encode(text, add_special_tokens=False)), text
+
+
 def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
     compiled = compiler.compile(ResponseFormat(kind="regex", regex="ab"))
     first, second = compiled.copy(), compiled.copy()
@@ -600,26 +766,46 @@ def overlapping() -> dict[str, Any]:
 JSON = "response_format.json_schema.schema"
 REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
     "no schema": (ResponseFormat(kind="json_schema"), JSON, "object"),
-    "unknown type": (ResponseFormat(kind="json_schema", schema={"type": "text"}), JSON, "text"),
-    "not": (ResponseFormat(kind="json_schema", schema={"not": {"type": "null"}}), JSON, '"not"'),
-    "uniqueItems": (ResponseFormat(kind="json_schema", schema={"type": "array", "uniqueItems": True}), JSON, "unique"),
-    "format": (ResponseFormat(kind="json_schema", schema={"type": "string", "format": "x"}), JSON, "format: x"),
-    "remote": (ResponseFormat(kind="json_schema", schema={"$ref": "http://localhost/a"}), JSON, "localhost"),
-    "file": (ResponseFormat(kind="json_schema", schema={"$ref": "file:///etc/passwd"}), JSON, "passwd"),
-    "look-ahead": (ResponseFormat(kind="json_schema", schema={"type": "string", "pattern": "(?=a)"}), JSON, "look"),
+    "unknown type": (ResponseFormat(kind="json_schema", strict=True, schema={"type": "text"}), JSON, "text"),
+    "not": (ResponseFormat(kind="json_schema", strict=True, schema={"not": {"type": "null"}}), JSON, '"not"'),
+    "uniqueItems": (
+        ResponseFormat(kind="json_schema", strict=True, schema={"type": "array", "uniqueItems": True}),
+        JSON,
+        "unique",
+    ),
+    "format": (
+        ResponseFormat(kind="json_schema", strict=True, schema={"type": "string", "format": "x"}),
+        JSON,
+        "format: x",
+    ),
+    "remote": (
+        ResponseFormat(kind="json_schema", strict=True, schema={"$ref": "http://localhost/a"}),
+        JSON,
+        "localhost",
+    ),
+    "file": (ResponseFormat(kind="json_schema", strict=True, schema={"$ref": "file:///etc/passwd"}), JSON, "passwd"),
+    "look-ahead": (
+        ResponseFormat(kind="json_schema", strict=True, schema={"type": "string", "pattern": "(?=a)"}),
+        JSON,
+        "look",
+    ),
     "impossible": (
-        ResponseFormat(kind="json_schema", schema={"type": "string", "minLength": 3, "maxLength": 2}),
+        ResponseFormat(kind="json_schema", strict=True, schema={"type": "string", "minLength": 3, "maxLength": 2}),
         JSON,
         "",
     ),
-    "endless reference": (ResponseFormat(kind="json_schema", schema={"$ref": "#"}), JSON, "no text can match"),
+    "endless reference": (
+        ResponseFormat(kind="json_schema", strict=True, schema={"$ref": "#"}),
+        JSON,
+        "no text can match",
+    ),
     "huge numbers": (
-        ResponseFormat(kind="json_schema", schema={"type": "integer", "maximum": 10**400, "minimum": 1}),
+        ResponseFormat(kind="json_schema", strict=True, schema={"type": "integer", "maximum": 10**400, "minimum": 1}),
         JSON,
         "",
     ),
     **{
-        name: (ResponseFormat(kind="json_schema", schema=schema), JSON, words)
+        name: (ResponseFormat(kind="json_schema", strict=True, schema=schema), JSON, words)
         for name, schema, words in [
             ("beyond 2^53", {"type": "integer", "minimum": 2**53 + 1}, "#/minimum"),
             ("a const beyond 2^53", {"enum": ["a", 2**53 + 1]}, "#/enum/1"),
@@ -681,13 +867,19 @@ REFUSED: dict[str, tuple[ResponseFormat, str, str]] = {
             ("lenient", {"x-guidance": {"lenient": True}, "not": {}}, '"not"'),
         ]
     },
-    "not a number": (ResponseFormat(kind="json_schema", schema={"minimum": float("nan")}), JSON, ""),
-    "too deep": (ResponseFormat(kind="json_schema", schema=nested(100)), JSON, "deeper"),
-    "too many values": (ResponseFormat(kind="json_schema", schema={"enum": list(range(30_000))}), JSON, "values"),
-    "too long": (ResponseFormat(kind="json_schema", schema={"const": "x" * 300_000}), JSON, "characters"),
+    "not a number": (ResponseFormat(kind="json_schema", strict=True, schema={"minimum": float("nan")}), JSON, ""),
+    "too deep": (ResponseFormat(kind="json_schema", strict=True, schema=nested(100)), JSON, "deeper"),
+    "too many values": (
+        ResponseFormat(kind="json_schema", strict=True, schema={"enum": list(range(30_000))}),
+        JSON,
+        "values",
+    ),
+    "too long": (ResponseFormat(kind="json_schema", strict=True, schema={"const": "x" * 300_000}), JSON, "characters"),
     "many patterns at once": (
         ResponseFormat(
-            kind="json_schema", schema={"allOf": [{"type": "string", "pattern": f".*{i}.*"} for i in range(30)]}
+            kind="json_schema",
+            strict=True,
+            schema={"allOf": [{"type": "string", "pattern": f".*{i}.*"} for i in range(30)]},
         ),
         JSON,
         "",
@@ -729,6 +921,18 @@ def test_an_unsupported_format_is_refused_by_name(
     assert words in caught.value.message
     # The next request works.
     assert walk(tokenizer, compiler.compile(ResponseFormat(kind="choice", choices=["ok"])), 0) == "ok"
+
+
+@pytest.mark.parametrize("schema", [{"type": "string", "format": "x"}, {"type": "integer", "minimum": 2**53 + 1}])
+def test_only_strict_schemas_refuse_what_cannot_be_exact(compiler: GrammarCompiler, schema: dict[str, Any]) -> None:
+    compiler.compile(ResponseFormat(kind="json_schema", schema=schema))
+    lax = tool("f", closed(a=schema))
+    lax["function"]["strict"] = False
+    compiler.compile_tool_calls([lax], parallel=False)
+    with pytest.raises(InvalidRequest, match="cannot be used"):
+        compiler.compile(ResponseFormat(kind="json_schema", schema=schema, strict=True))
+    with pytest.raises(InvalidRequest, match="cannot be used"):
+        compiler.compile_tool_calls([tool("f", closed(a=schema))], parallel=False)
 
 
 def test_the_maximum_number_of_choices_compiles_and_runs(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
@@ -835,12 +1039,21 @@ def test_a_vocabulary_without_exact_bytes_is_refused_by_name(kind: str, tmp_path
 
 
 def test_a_vocabulary_that_makes_the_library_panic_is_refused(tmp_path: Path) -> None:
+    rust = make_tokenizer()
+    rust.add_tokens(["x" * 2000])
+    rust.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(UnsupportedParameter, match="structured output"):
+        GrammarCompiler(ChatTokenizer(tmp_path, [END]), VOCAB)
+
+
+def test_a_token_that_resembles_a_byte_is_text(tmp_path: Path) -> None:
     rust = KINDS["llama"]()
     vocab = {**json.loads(rust.to_str())["model"]["vocab"], "<0x1>": rust.get_vocab_size()}
     rust.model = models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True)
     rust.save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(UnsupportedParameter, match="structured output"):
-        GrammarCompiler(ChatTokenizer(tmp_path, [END]), VOCAB)
+    tokenizer = ChatTokenizer(tmp_path, [END])
+    with closing(GrammarCompiler(tokenizer, VOCAB)) as compiler:
+        assert answers(tokenizer, compiler, ResponseFormat(kind="choice", choices=["a<0x1>"])) == {"a<0x1>"}
 
 
 def test_a_model_without_an_end_of_sequence_token_is_refused(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from localllm.app.chat.special_tokens import PROTECT, RELEASE
 from localllm.app.chat.tokenizer import ChatTokenizer
 
 SPECIAL = ["<unk>", "<s>", "</s>"]
@@ -179,12 +180,76 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 }
 
 
+# Markers of chat templates, and flags of their tokens in tokenizer.json.
+TURNS = ["<|im_start|>", "<|im_end|>"]
+MARKERS = [
+    "<｜User｜>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "[INST]",
+    "<|w|>",
+]
+FLAGS = [
+    {},
+    {"lstrip": True},
+    {"rstrip": True},
+    {"single_word": True},
+    {"normalized": True},
+    {"normalized": True, "lstrip": True, "rstrip": True},
+]
+NORMALIZERS = {
+    "": [],
+    "NFC": [normalizers.NFC()],
+    "NFKC": [normalizers.NFKC()],
+    "lower case": [normalizers.NFKC(), normalizers.Lowercase()],
+}
+
+
+def with_markers(kind: str, normalizer: str, *, special: bool, seed: int) -> Tokenizer:
+    """The tokenizer of this kind with TURNS, MARKERS with random flags, and words and spaces as added tokens."""
+    chance = random.Random(seed)
+    tokenizer = KINDS[kind]()
+    own = [tokenizer.normalizer] if tokenizer.normalizer else []
+    if NORMALIZERS[normalizer] or own:
+        tokenizer.normalizer = normalizers.Sequence([*NORMALIZERS[normalizer], *own])
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in TURNS])
+    flags = [{"normalized": False} | chance.choice(FLAGS) for _ in MARKERS]
+    tokenizer.add_tokens([AddedToken(text, special=special, **flag) for text, flag in zip(MARKERS, flags, strict=True)])
+    tokenizer.add_tokens([AddedToken("    ", normalized=False), "naïve", "<b>"])
+    return tokenizer
+
+
+def wide(text: str) -> str:
+    """The text with full-width letters and signs. NFKC makes them the usual ones."""
+    return "".join(chr(ord(char) + 0xFEE0) if "!" <= char <= "~" else char for char in text)
+
+
+def hostile_text(chance: random.Random, markers: Sequence[str]) -> str:
+    """A text of markers: whole, inside each other, in parts, with marks of protection, and in other spellings."""
+    segments = []
+    for _ in range(chance.randint(1, 6)):
+        marker = chance.choice(markers)
+        cut = chance.randrange(len(marker) + 1)
+        start, end = marker[:cut], marker[cut:]
+        spellings = [marker, start + marker + end, start, end, wide(marker), marker.upper()]
+        spellings += [start + PROTECT + end, start + RELEASE + end]
+        segments += [chance.choice(spellings), chance.choice(["", " ", "  ", "\n", make_text(chance)])]
+    return "".join(segments)
+
+
+def save(tokenizer: Tokenizer, folder: Path) -> ChatTokenizer:
+    """The tokenizer after its files are written to a folder, with the tokens of SPECIAL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}')
+    return ChatTokenizer(folder)
+
+
 @cache
 def vocabulary(kind: str, folder: Path) -> ChatTokenizer:
     """The tokenizer of this kind. The first call trains it and writes its files to a folder in `folder`."""
     model = folder / kind
-    if not model.exists():
-        model.mkdir(parents=True)
-        KINDS[kind]().save(str(model / "tokenizer.json"))
-        (model / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}')
-    return ChatTokenizer(model)
+    return ChatTokenizer(model) if model.exists() else save(KINDS[kind](), model)

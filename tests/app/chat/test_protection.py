@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import random
+import time
+import unicodedata
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken
+
+from localllm.app.chat.protection import Finder, Protection
+from localllm.app.chat.special_tokens import PROTECT, RELEASE
+
+from .vocabularies import KINDS, MARKERS, NORMALIZERS, TURNS, hostile_text, make_text, save, with_markers
+
+SAMPLE = 60  # texts for each tokenizer
+# Kinds whose tokens spell any text. The others lose white space or unknown characters.
+WITH_BYTES = ["byte level", "llama", "gemma", "metaspace after bytes", "metaspace before bytes"]
+REMOVE_MARKS = str.maketrans("", "", PROTECT + RELEASE)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("special", "seed"), [(False, 0), (False, 1), (True, 2)])
+def test_protected_text_has_no_control_token(
+    kind: str, normalizer: str, special: bool, seed: int, tmp_path: Path
+) -> None:
+    tokenizer = save(with_markers(kind, normalizer, special=special, seed=seed), tmp_path)
+    assert {*TURNS, *MARKERS, "<s>", "</s>"} <= tokenizer.control_tokens.keys()
+    assert {"    ", "naïve", "<b>"}.isdisjoint(tokenizer.control_tokens)
+    never = tokenizer.control_ids - {tokenizer.id_of("<unk>")}
+    for number in range(SAMPLE):
+        text = hostile_text(random.Random(number), sorted(tokenizer.control_tokens))
+        ids = tokenizer.encode(tokenizer.protect(text), add_special_tokens=False)
+        assert never.isdisjoint(ids), text
+        if kind in WITH_BYTES and normalizer != "lower case":
+            expected = _normal(text.translate(REMOVE_MARKS), normalizer, kind)
+            assert _normal(tokenizer.decode(ids), normalizer, kind) == expected, text
+
+
+def _normal(text: str, normalizer: str, kind: str) -> str:
+    """The text as the vocabulary can spell it: sentencepiece writes spaces as ▁, and begins a text with one."""
+    if normalizer:
+        text = unicodedata.normalize(normalizer, text)  # type: ignore[arg-type]
+    return text if kind == "byte level" else text.replace("▁", " ").lstrip(" ")
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_unprotected_text_has_the_ids_of_the_library(kind: str, normalizer: str, seed: int, tmp_path: Path) -> None:
+    """With marks around no token, each token of the template, and the text around it, has the usual ids."""
+    library = with_markers(kind, normalizer, special=False, seed=seed)
+    tokenizer = save(library, tmp_path)
+    markers = sorted(tokenizer.control_tokens)
+    for number in range(SAMPLE):
+        chance = random.Random(number)
+        text = f"{make_text(chance)}{chance.choice(markers)}{chance.choice(['', ' ', '  x'])}{chance.choice(markers)}ok"
+        expected = library.encode(text, add_special_tokens=True).ids
+        assert tokenizer.encode(text, add_special_tokens=True) == expected, text
+        assert tokenizer.encode(PROTECT + RELEASE + text, add_special_tokens=True) == expected, text
+
+
+@pytest.mark.parametrize("kind", ["metaspace", "llama", "gemma"])
+def test_a_control_token_with_a_space_is_protected(kind: str, tmp_path: Path) -> None:
+    """Sentencepiece writes spaces as ▁, so that other texts become the token."""
+    library = KINDS[kind]()
+    library.add_tokens([AddedToken("▁<PRE>", normalized=True), AddedToken("▁<SUF>", normalized=False)])
+    tokenizer = save(library, tmp_path)
+    never = tokenizer.control_ids - {tokenizer.id_of("<unk>")}
+    for text in ("x <PRE> y", "<PRE>", "▁<PRE>", " <SUF>", "x▁<SUF>"):
+        assert never.isdisjoint(tokenizer.encode(tokenizer.protect(text), add_special_tokens=False)), text
+
+
+def test_overlapping_spellings_are_marked_as_one() -> None:
+    protection = Protection(["<a>", "<a><b>", "<b><c>"])
+    assert protection.mark("x<a><b><c>") == f"x{PROTECT}<a><b>{RELEASE}<c>"
+    wide = Protection(["<a>"], {"type": "NFKC"})
+    assert wide.mark("<a>\uff1ca>") == f"{PROTECT}<a>{RELEASE}{PROTECT}\uff1ca>{RELEASE}"
+
+
+def test_the_finder_takes_the_longest_token_and_its_white_space() -> None:
+    finder = Finder([AddedToken("<a>"), AddedToken("<a><b>"), AddedToken("[x]", lstrip=True, rstrip=True)])
+    assert finder.find("größer 🙂<a><b><a>") == [("<a><b>", 8, 14), ("<a>", 14, 17)]
+    assert finder.find("a  [x] b") == [("[x]", 1, 7)]
+    assert finder.find("nothing") == finder.find("") == []
+
+
+def test_protection_is_linear(tmp_path: Path) -> None:
+    """Gemma has thousands of such tokens. Text of a web page has their first character everywhere."""
+    library = KINDS["byte level"]()
+    library.add_tokens([AddedToken(f"<unused{index}>", normalized=False) for index in range(6000)])
+    tokenizer = save(library, tmp_path)
+    for text in ("<unused" * 50_000, "<p>a</p>" * 50_000, "<unused7>" * 50_000):
+        start = time.perf_counter()
+        tokenizer.protect(text)
+        assert time.perf_counter() - start < 5, text[:9]
