@@ -21,6 +21,8 @@ from .bounded import Exhausted, serve
 
 
 class Job(msgspec.Struct, frozen=True):
+    """A rendering. The parent sends it as JSON."""
+
     template: str
     variables: dict[str, Any]
     max_chars: int
@@ -29,10 +31,18 @@ class Job(msgspec.Struct, frozen=True):
 class Rendered(msgspec.Struct, frozen=True):
     text: str = ""
     problem: str = ""  # empty: `text` is complete
+    exceeded: bool = False  # the problem is a limit
 
 
 class _Raised(jinja2.TemplateError):
     """The template called raise_exception."""
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Templates may append to lists and take from lists, as in llama.cpp: each job has its own data."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return (isinstance(obj, list) and attr in ("append", "pop")) or super().is_safe_attribute(obj, attr, value)
 
 
 class _Generation(jinja2.ext.Extension):
@@ -66,9 +76,7 @@ def _strftime_now(form: str) -> str:
 
 def environment() -> ImmutableSandboxedEnvironment:
     """The jinja environment of chat templates in transformers, without helpers that no template needs."""
-    sandbox = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation]
-    )
+    sandbox = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, _Generation])
     for name in ("lipsum", "cycler", "joiner"):
         del sandbox.globals[name]
     sandbox.filters["tojson"] = _tojson
@@ -90,7 +98,7 @@ def render(job: Job) -> Rendered:
         for chunk in _compiled(job.template).generate(job.variables):
             size += len(chunk)
             if size > job.max_chars:
-                return Rendered(problem=f"it wrote more than {job.max_chars} characters")
+                return Rendered(problem=f"it wrote more than {job.max_chars} characters", exceeded=True)
             chunks.append(chunk)
         text = "".join(chunks)
         text.encode()  # raises for lone surrogates, which cannot be tokenized
@@ -114,12 +122,12 @@ def _short(text: str) -> str:
 
 def _handle(request: bytes) -> bytes:
     try:
-        return msgspec.msgpack.encode(render(msgspec.msgpack.decode(request, type=Job)))
+        return msgspec.msgpack.encode(render(msgspec.json.decode(request, type=Job)))
     except MemoryError:
         problem = "it exceeded its memory limit"
     except RecursionError:
         problem = "it is nested too deeply"
-    raise Exhausted(msgspec.msgpack.encode(Rendered(problem=problem)))
+    raise Exhausted(msgspec.msgpack.encode(Rendered(problem=problem, exceeded=True)))
 
 
 if __name__ == "__main__":

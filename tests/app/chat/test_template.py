@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from localllm.app.chat import bounded, template
-from localllm.app.chat.template import TemplateRenderer
+from localllm.app.chat.template import TemplateExceeded, TemplateRenderer
 from localllm.app.chat.template_child import Job, Rendered, render
 from localllm.app.errors import TemplateFailed
 
@@ -44,6 +44,7 @@ ORDINARY = {
     "tests and filters": ("{{ messages | length }}{{ nothing is defined }}{{ 'A' | lower | trim }}", "1Falsea"),
     "string methods": ("{{ ' a b '.strip().split(' ')[-1] }}", "b"),
     "slices": ("{{ messages[1:] }}{{ messages[0].content[::-1] }}", "[]ih"),
+    "append and pop": ("{% set a = [1] %}{% set _ = a.append(2) %}{{ a.pop(0) }}{{ a }}", "1[2]"),
     "time": ("{{ strftime_now('%Y') | length }}", "4"),
 }
 
@@ -91,7 +92,11 @@ HOSTILE: dict[str, tuple[str, str] | str] = {
     "format width": "{{ '{:>9999999999}'.format('x') }}",
     "percent width": "{{ '%9999999999d' % 1 }}",
     "filter format width": "{{ '%9999999999s' | format('x') }}",
-    "list append": "{{ messages.append(1) }}",
+    "list clear": "{{ messages.clear() }}",
+    "list sort": "{{ messages.sort() }}",
+    "append class": "{{ messages.append.__self__.__class__.__base__ }}",
+    "append forever": "{% set a = [1] %}{% for b in a %}{{ a.append(1) or '' }}{% endfor %}",
+    "append itself": "{% set a = [] %}{% set _ = a.append(a) %}{{ a | tojson }}",
     "dict update": "{{ messages[0].update({'a': 1}) }}",
     "dict pop": "{{ messages[0].pop('role') }}",
     "include": "{% include '/etc/passwd' %}",
@@ -190,6 +195,39 @@ def test_an_error_has_its_reason(renderer: TemplateRenderer, source: str, words:
         renderer.render(source, HELLO)
 
 
+@pytest.mark.parametrize(
+    ("source", "exceeded"),
+    [
+        ("{{ raise_exception('no') }}", False),
+        ("{{ 1 / 0 }}", False),
+        ("{{ ().__class__.mro() }}", False),
+        ("{% for %}", False),
+        (BLOCKS + "{% endfor %}{% endfor %}", True),
+        ("{% for i in range(99999) %}{{ 'x' * 9999 }}{% endfor %}", True),
+        ("{{ 'x' * 10 ** 10 }}", True),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", True),
+        ("x" * (template.MAX_TEMPLATE + 1), True),
+    ],
+)
+def test_limits_are_told_from_refusals(renderer: TemplateRenderer, source: str, exceeded: bool) -> None:
+    with pytest.raises(TemplateFailed) as caught:
+        renderer.render(source, HELLO)
+    assert isinstance(caught.value, TemplateExceeded) is exceeded
+
+
+def test_integers_of_any_size_are_rendered(renderer: TemplateRenderer) -> None:
+    assert renderer.render("{{ a | tojson }}", {"a": [10**40, -(10**40), 1.5]}) == f"[{10**40}, -{10**40}, 1.5]"
+
+
+def test_values_that_are_nested_too_deeply_are_refused(renderer: TemplateRenderer) -> None:
+    value: object = 1
+    for _ in range(100_000):
+        value = [value]
+    with pytest.raises(TemplateExceeded, match="deeply"):
+        renderer.render("a", {"a": value})
+    assert renderer.render("b", {}) == "b"
+
+
 def test_a_rendering_is_limited_in_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template, "CPU_LIMIT", 600.0)
     monkeypatch.setattr(template, "WALL_LIMIT", 0.2)
@@ -211,7 +249,7 @@ class Echo:
         self.jobs: list[Job] = []
 
     def call(self, request: bytes) -> bytes:
-        self.jobs.append(msgspec.msgpack.decode(request, type=Job))
+        self.jobs.append(msgspec.json.decode(request, type=Job))
         return msgspec.msgpack.encode(Rendered(text="ok"))
 
 
@@ -226,8 +264,8 @@ def test_the_sizes_of_template_and_output_are_limited(monkeypatch: pytest.Monkey
     renderer.render("x", {"a": "b" * 1000})
     monkeypatch.setattr(template, "MAX_TEXT", 2**20 + 5)
     renderer.render("x", {"a": "b" * 1000})
-    size = len(msgspec.msgpack.encode({"a": "b" * 1000}))
-    assert [job.max_chars for job in echo.jobs] == [2**20 + 4, 2**20 + 4 * size, 2**20 + 5]
+    size = len(msgspec.json.encode({"a": "b" * 1000}))
+    assert [job.max_chars for job in echo.jobs] == [2**20 + 8, 2**20 + 4 * size, 2**20 + 5]
 
 
 def test_output_and_messages_are_cut_at_their_limits() -> None:
