@@ -175,8 +175,8 @@ def plain_tool(tool: Tool) -> dict[str, Any]:
 
 
 def _check_results(messages: Sequence[Message]) -> None:
-    """Raises InvalidRequest for a tool message that does not answer one call of the assistant message before it, and for
-    a call without a result before a call with one. As in OpenAI's API, only other tool messages may be between the two.
+    """Raises InvalidRequest for a tool message that does not answer one call of the assistant message before it, and
+    for a call without a result before a call with one. As in OpenAI's API, only tool messages may be between the two.
 
     A chat template shows results in the order of the calls, without ids: the model would take the result of another
     call for its own. All calls, or the last ones, may be without results: the user interrupted them.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import InvalidRequest
+from ..errors import TemplateFailed
+from .messages import take_result
 
 _INSTRUCTIONS = ("system", "developer")
 
@@ -17,7 +18,7 @@ _INSTRUCTIONS = ("system", "developer")
 def harmony_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages with one message of instructions, one tool call per message, and each result after its call.
 
-    The reasoning of a message with a tool call is in its field `thinking`. Raises InvalidRequest for instructions after
+    The reasoning of a message with a tool call is in its field `thinking`. Raises TemplateFailed for instructions after
     another message.
     """
     count = next(
@@ -29,7 +30,7 @@ def harmony_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
         message = pending.pop(0)
         if message["role"] in _INSTRUCTIONS:
             where = f"messages[{len(messages) - len(pending) - 1}].role"
-            raise InvalidRequest(
+            raise TemplateFailed(
                 f"{where}: the chat template of this model supports the role {message['role']} only at the beginning",
                 param=where,
             )
@@ -56,25 +57,18 @@ def _merged_instructions(messages: Sequence[dict[str, Any]]) -> list[dict[str, A
 
 def _split_calls(message: dict[str, Any], pending: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A message for each call, followed by the result of the call, which is removed from `pending`."""
+    results = []
+    while pending and pending[0]["role"] == "tool":
+        results.append(pending.pop(0))
     first, *others = message["tool_calls"]
     texts = [text for text in (message.get("reasoning_content"), message["content"]) if text]
     # The template renders the reasoning and the text as one message, and refuses a message that has both fields.
     start = {"role": "assistant", "content": "", "thinking": "\n\n".join(texts), "tool_calls": [first]}
-    split = [start, *_results(first, pending)]
+    split = [start, *take_result(first, results)]
     for call in others:
         split.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        split += _results(call, pending)
-    return split
-
-
-def _results(call: dict[str, Any], pending: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Remove the result of the call from the tool messages at the beginning of `pending`."""
-    for index, message in enumerate(pending):
-        if message["role"] != "tool":
-            break
-        if message["tool_call_id"] == call["id"]:
-            return [pending.pop(index)]
-    return []
+        split += take_result(call, results)
+    return split + results
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:

@@ -2,37 +2,99 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from .call_ids import IdStyle, with_ids
+
+# The arguments of calls. value: the value of the JSON text. object: the same, but never another value than an object.
+# text: the JSON text.
+ArgumentsForm = Literal["value", "object", "text"]
 
 
-def for_template(messages: Sequence[dict[str, Any]], *, knows_developer: bool) -> list[dict[str, Any]]:
-    """The messages for a chat template, as new dicts.
+@dataclass(frozen=True)
+class Conversation:
+    """Messages and tools for a chat template, and the form in which the template needs calls."""
 
-    Arguments of tool calls become objects. The role `developer` becomes `system` unless `knows_developer`.
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    arguments: ArgumentsForm = "value"
+    ids: IdStyle = "plain"
+
+    @property
+    def has_calls(self) -> bool:
+        return any(message.get("tool_calls") for message in self.messages)
+
+    def for_template(self) -> list[dict[str, Any]]:
+        """The messages in the form that the template needs, as new dicts."""
+        messages = with_ids(self.messages, self.ids)
+        return [_with_arguments(message, self.arguments) for message in messages]
+
+
+def in_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages, as new dicts, with the results of calls in the order of the calls.
+
+    Each result gets the field `name`, the name of the function, unless it has one.
     """
-    return [_convert(message, knows_developer) for message in messages]
+    pending = [dict(message) for message in messages]
+    pending.reverse()
+    ordered = []
+    while pending:
+        message = pending.pop()
+        ordered.append(message)
+        results = []
+        while message.get("tool_calls") and pending and pending[-1]["role"] == "tool":
+            results.append(pending.pop())
+        for call in message.get("tool_calls", ()):
+            ordered += [{"name": call["function"]["name"]} | result for result in take_result(call, results)]
+        ordered += results
+    return ordered
 
 
-def _convert(message: dict[str, Any], knows_developer: bool) -> dict[str, Any]:
-    converted = dict(message)
-    if message["role"] == "developer" and not knows_developer:
-        converted["role"] = "system"
-    if "tool_calls" in message:
-        converted["tool_calls"] = [_convert_call(call) for call in message["tool_calls"]]
-    return converted
+def take_result(call: dict[str, Any], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Remove the first result of the call from `results`. Returns a list with it; an empty list if there is none."""
+    for index, message in enumerate(results):
+        if message["tool_call_id"] == call["id"]:
+            return [results.pop(index)]
+    return []
 
 
-def _convert_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    return call | {"function": function | {"arguments": _arguments(function["arguments"])}}
+def _with_arguments(message: dict[str, Any], form: ArgumentsForm) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return dict(message)
+    functions = [call["function"] for call in calls]
+    functions = [function | {"arguments": _arguments(function["arguments"], form)} for function in functions]
+    return message | {
+        "tool_calls": [call | {"function": function} for call, function in zip(calls, functions, strict=True)]
+    }
 
 
-def _arguments(text: str) -> object:
-    """Templates print arguments as JSON, so the text of a JSON object becomes that object. Other text stays text."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+def arguments_text(text: str) -> str:
+    """The JSON text of arguments that a model wrote. No arguments are an empty object, and a JSON string that has an
+    object is this object."""
+    value = _value(text)
+    if isinstance(value, str) and isinstance(_value(value), dict):
+        return value
+    return "{}" if value is None or value == "" or not text.strip() else text
+
+
+def _arguments(text: str, form: ArgumentsForm) -> object:
+    """Arguments that a model wrote, in a form."""
+    text = arguments_text(text)
+    if form == "text":
         return text
-    return value if isinstance(value, dict) else text
+    value = _value(text)
+    return {"arguments": value} if form == "object" and not isinstance(value, dict) else value
+
+
+def _value(text: str) -> object:
+    """The value of a JSON text; a text that is not JSON is its own value."""
+    try:
+        value: object = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return text
+    return value

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
-from .calls.records import FORMATS, REASONING
-from .harmony import ANSWER_HEADER, uses_harmony
-from .harmony_messages import harmony_messages, harmony_tools
-from .messages import for_template
-from .parsers import CALL, END_THINK, THINK, AnswerFormat
+from .call_ids import CallIds
+from .calls.records import FORMATS, REASONING, Reasoning
+from .chat_template import ChatTemplate
+from .harmony import ANSWER_HEADER
+from .messages import Conversation, in_order
+from .parsers import CALL, THINK, AnswerFormat
+from .reasoning import closed, is_open
 from .template import TemplateRenderer
 from .tokens import Tokenizer
 
@@ -36,6 +39,7 @@ class Prompt:
     inside_answer: bool = False  # the prompt ends with an open message of the channel `final` (harmony)
     form: AnswerFormat = AnswerFormat()  # how the model writes reasoning and calls
     continues_text: bool = False  # the answer continues the text of the prompt and may start with a space
+    call_ids: CallIds = CallIds()  # the ids of new calls
 
 
 class PromptMaker:
@@ -44,6 +48,7 @@ class PromptMaker:
     def __init__(self, tokenizer: Tokenizer, renderer: TemplateRenderer) -> None:
         self.tokenizer = tokenizer
         self._renderer = renderer
+        self._templates: dict[str, ChatTemplate] = {}
 
     def from_text(
         self,
@@ -74,68 +79,55 @@ class PromptMaker:
     ) -> Prompt:
         """A conversation, rendered with the chat template of the model.
 
-        `continue_final_message`: the answer continues the last message. `close_reasoning`: close the `<think>` that the
-        template opened, or open the channel `final`, because the answer must be structured output. `context`: the
-        context of the model in tokens; a much longer text is refused before all of it is tokenized.
+        `continue_final_message`: the answer continues the last message. `close_reasoning`: close the reasoning that the
+        prompt opens, or open the channel `final`, because a grammar describes the answer. `context`: the context of the
+        model in tokens; a much longer text is refused before all of it is tokenized.
         Raises TemplateFailed, InvalidRequest (or its subclass ContextTooLong), or UnsupportedParameter.
         """
         template = self._template(bool(tools))
-        variables = self._variables(template, messages, tools, kwargs or {})
-        variables["add_generation_prompt"] = not continue_final_message
+        kwargs = self._checked(kwargs or {})
+        conversation = Conversation(in_order(messages), list(tools) or None)
         if continue_final_message:
-            _mark_end(variables["messages"][-1])
-        harmony = uses_harmony(template, self.tokenizer.id_of)
-        if harmony and continue_final_message and messages[-1].get("tool_calls"):
-            raise UnsupportedParameter(
-                "continue_final_message: the final message has tool calls", param="continue_final_message"
-            )
-        if harmony:
-            variables["messages"] = harmony_messages(variables["messages"])
-            variables["tools"] = harmony_tools(variables["tools"])
-        text = self._renderer.render(template, variables)
+            _mark_end(conversation.messages[-1], is_harmony=template.is_harmony)
+        text = template.render(conversation, kwargs, continued=continue_final_message)
         if continue_final_message:
             text = _cut_at_mark(text)
-        ends_in_reasoning = text.rstrip().endswith(THINK)
-        if ends_in_reasoning and close_reasoning:
-            text = text.rstrip() + f"\n\n{END_THINK}\n\n"
-            ends_in_reasoning = False
-        opens_answer = harmony and close_reasoning and not tools and not continue_final_message
+        reasoning = REASONING[0] if self._supports(THINK, template.source) else None
+        inside_reasoning = False
+        if reasoning is not None:
+            last = messages[-1]["content"] if continue_final_message else None
+            inside_reasoning = _is_inside(reasoning, text, last, partial(template.opening, text, conversation, kwargs))
+        if reasoning is not None and inside_reasoning and close_reasoning:
+            text = closed(text, reasoning.end)
+        if close_reasoning:  # also a text that begins with a marker of reasoning is the answer
+            reasoning = None
+            inside_reasoning = False
+        opens_answer = template.is_harmony and close_reasoning and not tools and not continue_final_message
         if opens_answer:
             text += ANSWER_HEADER
         self._refuse_early(text, context, "messages")
-        reasons = self._supports(THINK, template)
-        form = AnswerFormat(REASONING[0] if reasons else None, FORMATS if tools else ())
         return Prompt(
             ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)),
-            form=form,
-            reasoning=self._supports(THINK, template),
-            inside_reasoning=ends_in_reasoning,
-            tools=bool(tools) and (harmony or self._supports(CALL, template)),
-            harmony=harmony,
-            inside_answer=opens_answer or (harmony and continue_final_message),
+            form=AnswerFormat(reasoning, FORMATS if tools else ()),
+            reasoning=reasoning is not None,
+            inside_reasoning=inside_reasoning,
+            tools=bool(tools) and (template.is_harmony or self._supports(CALL, template.source)),
+            harmony=template.is_harmony,
+            inside_answer=opens_answer or (template.is_harmony and continue_final_message),
             continues_text=continue_final_message,
+            call_ids=template.call_ids(messages) if tools else CallIds(),
         )
 
     def _supports(self, marker: str, template: str) -> bool:
         return marker in template or self.tokenizer.id_of(marker) is not None
 
-    def _variables(
-        self,
-        template: str,
-        messages: Sequence[dict[str, Any]],
-        tools: Sequence[dict[str, Any]],
-        kwargs: Mapping[str, Any],
-    ) -> dict[str, Any]:
-        """The variables of the template. Special tokens in the values of the client are marked as plain text."""
-        protect = self.tokenizer.protect
-        template_messages = protect(for_template(messages, knows_developer="developer" in template))
+    def _checked(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The variables of the client. Raises UnsupportedParameter for variables that a client may not set."""
         reserved = sorted(kwargs.keys() & {*_RESERVED, *self.tokenizer.special_tokens})
         if reserved:
             param = f"chat_template_kwargs.{reserved[0]}"
             raise UnsupportedParameter(f"{param} is set by localllm", param=param)
-        values = {"messages": template_messages, "tools": protect(list(tools)) or None}
-        variables: dict[str, Any] = self.tokenizer.special_tokens | protect(dict(kwargs)) | values
-        return variables
+        return kwargs
 
     def _refuse_early(self, text: str, context: int | None, where: str) -> None:
         """Raises ContextTooLong if the beginning of a long text already has too many tokens.
@@ -150,15 +142,17 @@ class PromptMaker:
             estimate = round(tokens * len(text) / len(beginning))
             raise too_long(context, estimate, where, estimated=True)
 
-    def _template(self, with_tools: bool) -> str:
+    def _template(self, with_tools: bool) -> ChatTemplate:
         templates = self.tokenizer.templates
         if not templates:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="messages")
         named = templates.get("tool_use") if with_tools else None
-        template = named or templates.get("default") or next(iter(templates.values()))
-        if with_tools and "tools" not in template:
+        source = named or templates.get("default") or next(iter(templates.values()))
+        if with_tools and "tools" not in source:
             raise UnsupportedParameter("tools: the chat template of this model does not support tools", param="tools")
-        return template
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate(source, self._renderer, self.tokenizer)
+        return self._templates[source]
 
 
 def too_long(context: int, tokens: int, where: str, *, estimated: bool = False) -> ContextTooLong:
@@ -172,11 +166,24 @@ def too_long(context: int, tokens: int, where: str, *, estimated: bool = False) 
     )
 
 
-def _mark_end(message: dict[str, Any]) -> None:
+def _is_inside(reasoning: Reasoning, text: str, last: str | None, opening: Callable[[], str]) -> bool:
+    """Whether a prompt ends inside reasoning. `last`: the text of the message to continue; None for a new answer, which
+    `opening` precedes."""
+    if last is not None:
+        return is_open(last, reasoning.begin, reasoning.end)
+    # Most prompts have no open marker, so that the opening is not needed. A message may also have one.
+    return is_open(text, reasoning.begin, reasoning.end) and is_open(opening(), reasoning.begin, reasoning.end)
+
+
+def _mark_end(message: dict[str, Any], *, is_harmony: bool) -> None:
     if message["role"] != "assistant" or not message["content"]:
         raise InvalidRequest(
             "continue_final_message needs an assistant message with text as the last message",
             param="continue_final_message",
+        )
+    if is_harmony and message.get("tool_calls"):
+        raise UnsupportedParameter(
+            "continue_final_message: the final message has tool calls", param="continue_final_message"
         )
     message["content"] += _CUT
 

@@ -12,7 +12,7 @@ from localllm.app.chat.harmony import MAX_HEADER
 from localllm.app.chat.prompt import Prompt, PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.errors import InvalidRequest, UnsupportedParameter
+from localllm.app.errors import UnsupportedParameter
 from localllm.app.frames import Piece
 from localllm.engine.grammar import unpack_mask
 from localllm.engine.request import Delta, Finish, TokenLogprobs
@@ -314,11 +314,11 @@ def test_parallel_calls_are_rendered_one_after_the_other(prompts: PromptMaker) -
     )
 
 
-def test_instructions_are_merged_or_refused(prompts: PromptMaker) -> None:
+def test_instructions_are_merged_or_become_messages_of_the_user(prompts: PromptMaker) -> None:
     instructions = [{"role": "system", "content": "one"}, {"role": "developer", "content": "two"}]
     assert text_of(prompts, [*instructions, USER]).startswith("<|start|>developer<|message|>one\n\ntwo<|end|>")
-    with pytest.raises(InvalidRequest, match=r"messages\[1\].role"):
-        text_of(prompts, [USER, *instructions])
+    later = text_of(prompts, [USER, *instructions])
+    assert later.startswith("".join(f"<|start|>user<|message|>{text}<|end|>" for text in ("weather?", "one", "two")))
 
 
 def test_a_tool_needs_no_description(prompts: PromptMaker) -> None:

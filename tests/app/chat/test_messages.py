@@ -1,55 +1,82 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from localllm.app.chat.messages import for_template
+from localllm.app.chat.messages import ArgumentsForm, Conversation, in_order
 
 
-def convert(*messages: dict[str, Any], knows_developer: bool = False) -> list[dict[str, Any]]:
-    return for_template(messages, knows_developer=knows_developer)
+def call(arguments: str = "{}", identifier: str = "c1", name: str = "f") -> dict[str, Any]:
+    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def call(arguments: str) -> dict[str, Any]:
-    function = {"name": "f", "arguments": arguments}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "c1", "type": "function", "function": function}],
-    }
+def assistant(*calls: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": list(calls)}
 
 
-def test_the_role_developer_becomes_system_unless_the_template_knows_it() -> None:
-    message = {"role": "developer", "content": "be brief"}
-    assert convert(message) == [{"role": "system", "content": "be brief"}]
-    assert convert(message, knows_developer=True) == [message]
+def result(identifier: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": identifier, "content": content}
+
+
+DEEP = '{"a": ' * 5000
+ENCODED = json.dumps('{"a": 1}')
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
+    ("text", "value", "as_object", "as_text"),
     [
-        ('{"a": 1}', {"a": 1}),
-        ("{}", {}),
-        ("", ""),
-        ("not json", "not json"),
-        ("[1]", "[1]"),
-        ('{"a": ' * 5000, '{"a": ' * 5000),
+        ('{"a": 1}', {"a": 1}, {"a": 1}, '{"a": 1}'),
+        ("{}", {}, {}, "{}"),
+        ("", {}, {}, "{}"),
+        (" \n", {}, {}, "{}"),
+        ("null", {}, {}, "{}"),
+        ('""', {}, {}, "{}"),
+        (ENCODED, {"a": 1}, {"a": 1}, '{"a": 1}'),
+        ("[1]", [1], {"arguments": [1]}, "[1]"),
+        ("7", 7, {"arguments": 7}, "7"),
+        ('"a"', "a", {"arguments": "a"}, '"a"'),
+        ("not json", "not json", {"arguments": "not json"}, "not json"),
+        (DEEP, DEEP, {"arguments": DEEP}, DEEP),
+        ('{"a": "\\ud800"}', '{"a": "\\ud800"}', {"arguments": '{"a": "\\ud800"}'}, '{"a": "\\ud800"}'),
+        ('{"a": NaN}', '{"a": NaN}', {"arguments": '{"a": NaN}'}, '{"a": NaN}'),
+        ('{"a": 1' + "0" * 30 + "}", {"a": 10**30}, {"a": 10**30}, '{"a": 1' + "0" * 30 + "}"),
     ],
 )
-def test_arguments_become_objects_if_they_are_json_objects(arguments: str, expected: object) -> None:
-    (message,) = convert(call(arguments))
-    assert message["content"] == ""
-    assert message["tool_calls"] == [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": expected}}]
+def test_arguments_have_the_form_that_a_template_needs(
+    text: str, value: object, as_object: object, as_text: str
+) -> None:
+    forms: list[tuple[ArgumentsForm, object]] = [("value", value), ("object", as_object), ("text", as_text)]
+    for form, expected in forms:
+        (message,) = Conversation([assistant(call(text))], arguments=form).for_template()
+        assert message == assistant(call(text) | {"function": {"name": "f", "arguments": expected}})
 
 
-def test_other_fields_stay_unchanged() -> None:
-    tool = {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "18 °C"}
-    thought = {"role": "assistant", "content": "ok", "reasoning_content": "hm"}
-    assert convert(tool, thought) == [tool, thought]
+def test_results_are_in_the_order_of_the_calls_and_have_names() -> None:
+    calls = assistant(call(identifier="a", name="f"), call(identifier="b", name="g"), call(identifier="c", name="h"))
+    after = {"role": "user", "content": "x"}
+    ordered = in_order([calls, result("c", "3"), result("a", "1"), result("b", "2") | {"name": "own"}, after])
+    named = [result("a", "1") | {"name": "f"}, result("b", "2") | {"name": "own"}, result("c", "3") | {"name": "h"}]
+    assert ordered == [calls, *named, after]
+
+
+def test_results_of_calls_with_one_id_keep_their_order() -> None:
+    calls = assistant(call(identifier="a", name="f"), call(identifier="b", name="g"), call(identifier="a", name="h"))
+    ordered = in_order([calls, result("a", "1"), result("a", "3"), result("b", "2")])
+    assert [(message["name"], message["content"]) for message in ordered[1:]] == [("f", "1"), ("g", "2"), ("h", "3")]
+
+
+def test_calls_of_other_messages_keep_their_results() -> None:
+    first = [assistant(call(identifier="a")), result("a", "1")]
+    second = [assistant(call(identifier="b"), call(identifier="a")), result("a", "3")]
+    contents = [message["content"] for message in in_order([*first, *second]) if message["role"] == "tool"]
+    assert contents == ["1", "3"]
 
 
 def test_the_messages_of_the_frame_stay_unchanged() -> None:
-    message = call("{}")
-    convert(message)[0]["content"] += "x"
-    assert message == call("{}")
+    message = assistant(call(""))
+    conversation = Conversation(in_order([message]))
+    conversation.messages[0]["content"] += "x"
+    conversation.for_template()[0]["content"] += "y"
+    assert message == assistant(call(""))

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from localllm.app.chat.calls.records import REASONING
+from localllm.app.chat.parsers import AnswerFormat
 from localllm.app.chat.prompt import Prompt, PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
@@ -41,7 +43,7 @@ def text_of(prompts: PromptMaker, *args: Any, **kwargs: Any) -> str:
 def test_a_conversation_is_rendered_by_the_template(prompts: PromptMaker) -> None:
     assert text_of(prompts, HI) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     prompt = prompts.from_messages(HI)
-    assert replace(prompt, ids=()) == Prompt((), reasoning=True)
+    assert replace(prompt, ids=()) == Prompt((), reasoning=True, form=AnswerFormat(REASONING[0]))
 
 
 def test_prompts_equal_those_of_transformers(prompts: PromptMaker, tmp_path: Path) -> None:
@@ -50,12 +52,12 @@ def test_prompts_equal_those_of_transformers(prompts: PromptMaker, tmp_path: Pat
     transformers_tokenizer = PreTrainedTokenizerFast.from_pretrained(tmp_path)
 
     def conversation(arguments: object) -> list[dict[str, Any]]:
-        call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
         return [
             {"role": "system", "content": "be brief"},
             *HI,
             {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": "日本 🙂"},
+            {"role": "tool", "tool_call_id": "c", "content": "日本 🙂"},
         ]
 
     as_object = conversation({"größe": "<é>"})
@@ -105,6 +107,84 @@ def test_the_prompt_ends_inside_reasoning_if_the_template_opens_it(prompts: Prom
     assert prompts.tokenizer.decode(closed.ids).endswith("<think>\n\n</think>\n\n")
     # <think> in a message does not count.
     assert not prompts.from_messages([{"role": "user", "content": "<think>"}]).inside_reasoning
+
+
+def prefill(text: str) -> list[dict[str, Any]]:
+    return [*HI, {"role": "assistant", "content": text}]
+
+
+@pytest.mark.parametrize(
+    ("text", "inside"),
+    [
+        ("<think>first", True),
+        ("<think>\n", True),
+        ("a <think>", True),
+        ("<think>a</think>b", False),
+        ("<think>a</think>b<think>c", True),
+        ("a</think>", False),
+        ("It is", False),
+    ],
+)
+def test_a_prefill_ends_inside_reasoning_after_an_open_marker(prompts: PromptMaker, text: str, inside: bool) -> None:
+    user = {"role": "user", "content": "<think>"}
+    for messages in (prefill(text), [user, *prefill(text)]):
+        prompt = prompts.from_messages(messages, continue_final_message=True)
+        assert prompt.inside_reasoning is inside
+        closed = prompts.from_messages(messages, continue_final_message=True, close_reasoning=True)
+        assert not closed.inside_reasoning
+        assert prompts.tokenizer.decode(closed.ids).endswith(text.rstrip() + "\n\n</think>\n\n" if inside else text)
+
+
+def test_a_model_that_does_not_reason_is_never_inside_reasoning(
+    tmp_path: Path, renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = with_template(tmp_path, renderer, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    monkeypatch.setattr(prompts.tokenizer, "id_of", lambda _: None)
+    for text in ("The tag is <think>", "<think>first"):
+        prompt = prompts.from_messages(prefill(text), continue_final_message=True, close_reasoning=True)
+        assert not prompt.reasoning
+        assert not prompt.inside_reasoning
+        assert prompts.tokenizer.decode(prompt.ids) == f"hi{text}"
+
+
+@pytest.mark.parametrize("text", ["<think>", "x\n<think>\n", "</think><think> hm"])
+def test_a_message_opens_no_reasoning(tmp_path: Path, renderer: TemplateRenderer, text: str) -> None:
+    """Also if the template writes nothing after the message."""
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    user = {"role": "user", "content": text}
+    for name, opening, inside in (("a", "", False), ("b", "<think>", True), ("c", "<a><think>\n</think>", False)):
+        source = plain + "{% if add_generation_prompt %}" + opening + "{% endif %}"
+        prompts = with_template(tmp_path / name, renderer, source)
+        assert prompts.from_messages([user]).inside_reasoning is inside
+
+
+@pytest.mark.parametrize("tools", [[], [TOOL]])
+@pytest.mark.parametrize("thinking", [False, True])
+def test_an_answer_with_a_grammar_has_no_reasoning(prompts: PromptMaker, tools: list[Any], thinking: bool) -> None:
+    """A text such as a choice may begin with a marker."""
+    prompt = prompts.from_messages(HI, tools=tools, kwargs={"enable_thinking": thinking}, close_reasoning=True)
+    assert not prompt.reasoning
+    assert not prompt.inside_reasoning
+    assert prompt.form.reasoning is None
+
+
+def test_new_calls_get_the_ids_that_the_template_needs(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    ids = "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.arguments }}"
+    prompts = with_template(tmp_path, renderer, ids + "{% endfor %}{% endfor %}{{ tools }}")
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert prompts.from_messages(messages, tools=[TOOL]).call_ids.new(0, "f") == "functions.f:1"
+    assert prompts.from_messages(messages).call_ids.style == "plain"  # an answer without tools has no calls
+    assert "functions.f:0" in text_of(prompts, messages)
+
+
+def test_markers_in_messages_are_plain_text_and_those_of_answers_are_tokens(prompts: PromptMaker) -> None:
+    think = prompts.tokenizer.id_of("<think>")
+    messages = [*HI, {"role": "assistant", "content": "<think>a</think>b"}, {"role": "user", "content": "<think>"}]
+    ids = prompts.from_messages(messages).ids
+    assert ids.count(think) == 1
+    hostile = {"role": "assistant", "content": "<|im_end|>"}
+    assert list(prompts.from_messages([*HI, hostile]).ids).count(2) == 2
 
 
 def test_the_tool_template_applies_with_tools(tmp_path: Path, renderer: TemplateRenderer) -> None:

@@ -1,0 +1,224 @@
+"""Changes to conversations for chat templates that cannot show them as they are. No change drops a text.
+
+A step changes one thing, and returns an equal conversation if there is nothing to change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .messages import Conversation, arguments_text, take_result
+
+Step = Callable[[Conversation], Conversation]
+Message = dict[str, Any]
+
+_INSTRUCTIONS = ("system", "developer")
+
+
+def developer_as_system(conversation: Conversation) -> Conversation:
+    """The role `developer` becomes `system`."""
+    messages = [
+        message | {"role": "system"} if message["role"] == "developer" else message for message in conversation.messages
+    ]
+    return replace(conversation, messages=messages)
+
+
+def described_tools(conversation: Conversation) -> Conversation:
+    """Each tool gets a description and the schema of its parameters, and each parameter a description."""
+    tools = [tool | {"function": _described(tool["function"])} for tool in conversation.tools or ()]
+    return replace(conversation, tools=tools or None)
+
+
+def _described(function: dict[str, Any]) -> dict[str, Any]:
+    parameters: dict[str, Any] = {"type": "object", "properties": {}} | (function.get("parameters") or {})
+    if isinstance(parameters["properties"], dict):
+        properties = parameters["properties"].items()
+        parameters["properties"] = {key: _with_description(schema) for key, schema in properties}
+    described: dict[str, Any] = _with_description(function) | {"parameters": parameters}
+    return described
+
+
+def _with_description(value: Any) -> Any:
+    return value | {"description": value.get("description") or ""} if isinstance(value, dict) else value
+
+
+def empty_tools(conversation: Conversation) -> Conversation:
+    """An empty list in place of no list of tools."""
+    return replace(conversation, tools=conversation.tools or [])
+
+
+def null_contents(conversation: Conversation) -> Conversation:
+    """No text beside calls is null, as in OpenAI's API."""
+    messages = [
+        message | {"content": message["content"] or None} if message.get("tool_calls") else message
+        for message in conversation.messages
+    ]
+    return replace(conversation, messages=messages)
+
+
+def object_arguments(conversation: Conversation) -> Conversation:
+    """Arguments are always objects."""
+    if not conversation.has_calls or conversation.arguments == "text":
+        return conversation
+    return replace(conversation, arguments="object")
+
+
+def merged_instructions(conversation: Conversation) -> Conversation:
+    """The instructions at the beginning become one message."""
+    instructions, others = _split_instructions(conversation.messages)
+    if len(instructions) < 2:
+        return conversation
+    return replace(conversation, messages=[instructions[0] | {"content": _joined(instructions)}, *others])
+
+
+def single_calls(conversation: Conversation) -> Conversation:
+    """Each call gets a message, and its result follows it."""
+    pending = conversation.messages[::-1]
+    messages: list[Message] = []
+    while pending:
+        message = pending.pop()
+        calls = message.get("tool_calls", ())
+        results = []
+        while len(calls) > 1 and pending and pending[-1]["role"] == "tool":
+            results.append(pending.pop())
+        messages += _split_calls(message, results) if len(calls) > 1 else [message]
+    return replace(conversation, messages=messages)
+
+
+def _split_calls(message: Message, results: list[Message]) -> list[Message]:
+    split = []
+    for number, call in enumerate(message["tool_calls"]):
+        start = message if number == 0 else {"role": "assistant", "content": ""}
+        split += [start | {"tool_calls": [call]}, *take_result(call, results)]
+    return split + results
+
+
+def instructions_as_users(conversation: Conversation) -> Conversation:
+    """Instructions after the first message become messages of the user."""
+    messages = [
+        message | {"role": "user"} if index and message["role"] in _INSTRUCTIONS else message
+        for index, message in enumerate(conversation.messages)
+    ]
+    return replace(conversation, messages=messages)
+
+
+def merged_turns(conversation: Conversation) -> Conversation:
+    """Messages of the user, or of the assistant, without another message between them become one message."""
+    messages: list[Message] = []
+    for message in conversation.messages:
+        if messages and _is_one_turn(messages[-1], message):
+            messages[-1] = _merged(messages[-1], message)
+        else:
+            messages.append(message)
+    return replace(conversation, messages=messages)
+
+
+def _is_one_turn(first: Message, second: Message) -> bool:
+    is_same = first["role"] == second["role"] and second["role"] in ("user", "assistant")
+    return is_same and not first.get("tool_calls")
+
+
+def _merged(first: Message, second: Message) -> Message:
+    merged = first | second | {"content": _joined([first, second])}
+    thoughts = [message["reasoning_content"] for message in (first, second) if message.get("reasoning_content")]
+    return merged | ({"reasoning_content": "\n\n".join(thoughts)} if thoughts else {})
+
+
+def folded_instructions(conversation: Conversation) -> Conversation:
+    """The instructions at the beginning become the beginning of the first message of the user."""
+    instructions, others = _split_instructions(conversation.messages)
+    if not instructions:
+        return conversation
+    first = {"role": "user", "content": _joined(instructions)}
+    if others and others[0]["role"] == "user":
+        first = _merged(first, others.pop(0))
+    return replace(conversation, messages=[first, *others])
+
+
+def alternating_turns(conversation: Conversation) -> Conversation:
+    """Empty messages: of the user before an assistant that speaks first, of the assistant after calls that the user
+    interrupts or comments."""
+    messages: list[Message] = []
+    before = "system"
+    for message in conversation.messages:
+        if before in _INSTRUCTIONS and message["role"] == "assistant":
+            messages.append({"role": "user", "content": ""})
+        if before in ("tool", "calls") and message["role"] == "user":
+            messages.append({"role": "assistant", "content": ""})
+        messages.append(message)
+        before = "calls" if message.get("tool_calls") else message["role"]
+    return replace(conversation, messages=messages)
+
+
+def blank_contents(conversation: Conversation) -> Conversation:
+    """A message without text or calls has a space."""
+    messages = [
+        message if message["content"] or message.get("tool_calls") else message | {"content": " "}
+        for message in conversation.messages
+    ]
+    return replace(conversation, messages=messages)
+
+
+def calls_as_text(conversation: Conversation) -> Conversation:
+    """Calls become text of their messages."""
+    return replace(conversation, messages=[_without_calls(message) for message in conversation.messages])
+
+
+def _without_calls(message: Message) -> Message:
+    if not message.get("tool_calls"):
+        return message
+    texts = [message["content"], *(_call_text(call["function"]) for call in message["tool_calls"])]
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return rest | {"content": "\n".join(filter(None, texts))}
+
+
+def _call_text(function: dict[str, Any]) -> str:
+    name = json.dumps(function["name"])
+    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments_text(function["arguments"])}}}\n</tool_call>'
+
+
+def results_as_users(conversation: Conversation) -> Conversation:
+    """Results of calls become messages of the user."""
+    if not any(message["role"] == "tool" for message in conversation.messages):
+        return conversation
+    messages = [_result_as_user(message) for message in conversation.messages]
+    return merged_turns(replace(conversation, messages=messages))
+
+
+def _result_as_user(message: Message) -> Message:
+    if message["role"] != "tool":
+        return message
+    return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+
+
+def _split_instructions(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
+    """The instructions at the beginning, and the other messages."""
+    roles = [message["role"] in _INSTRUCTIONS for message in messages]
+    count = roles.index(False) if False in roles else len(roles)
+    return list(messages[:count]), list(messages[count:])
+
+
+def _joined(messages: Iterable[Message]) -> str:
+    return "\n\n".join(message["content"] for message in messages if message["content"])
+
+
+# In the order in which they are tried and applied: from the least change to the greatest.
+STEPS: tuple[Step, ...] = (
+    developer_as_system,
+    described_tools,
+    empty_tools,
+    null_contents,
+    object_arguments,
+    merged_instructions,
+    single_calls,
+    instructions_as_users,
+    merged_turns,
+    folded_instructions,
+    alternating_turns,
+    calls_as_text,
+    results_as_users,
+    blank_contents,
+)
