@@ -369,6 +369,14 @@ def test_tools_get_the_fields_that_the_template_needs(source: str, tools: Any, e
     assert prompt(source, user("x"), tools=tools).startswith(expected)
 
 
+def test_a_conversation_gets_only_the_changes_that_are_necessary() -> None:
+    """Two changes are necessary; between them is one that shows as well."""
+    content = "{% if m.content is none %}null{% else %}{{ m.content }}{% endif %}"
+    source = FIRST_SYSTEM + DESCRIPTION.replace("{{ m.content }}", content).replace("CALL", CALL)
+    text = prompt(source, system("a"), system("b"), user("x"), assistant("", call("a", "{}")), tools=[tool()])
+    assert text == f".<system>a\n\nb</><user>x</><assistant>{GET}</c></><assistant>"
+
+
 def test_the_first_error_stays_if_no_change_helps() -> None:
     source = "{% if messages | length == 2 %}" + RAISE.replace("refused", "two") + "{% endif %}" + RAISE
     with pytest.raises(TemplateFailed, match="two"):
