@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, Protocol
 
 from ...engine.request import Delta, TokenLogprobs
 from ...engine.text import StopFilter, TextStream
 from ..frames import Piece, PieceLogprob, ToolCallPiece
+from .calls.reading import Watch
+from .calls.records import MARKERS
 from .harmony import HarmonyReader
-from .parsers import Output, OutputParser, new_id
+from .parsers import AnswerFormat, Output, OutputParser, ignore, new_id
 from .prompt import Prompt
 from .tokens import Tokenizer
 
@@ -48,8 +51,9 @@ class AnswerReader(Protocol):
 class MarkedReader:
     """Reads answers with markers such as `<think>` (see parsers.py). Stop strings end the visible answer only."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, options: ReadingOptions) -> None:
-        hidden = hidden_ids(tokenizer, prompt)
+    def __init__(self, tokenizer: Tokenizer, prompt: Prompt, options: ReadingOptions, watch: Watch = ignore) -> None:
+        """`watch`: called where calls begin."""
+        hidden = hidden_ids(tokenizer, prompt.form)
         before = prompt.ids if prompt.continues_text else ()
         self._text = TextStream(lambda ids: tokenizer.decode(ids, hidden=hidden), before=before)
         self._stops = StopFilter(options.stop)
@@ -60,6 +64,7 @@ class MarkedReader:
             inside_reasoning=prompt.inside_reasoning,
             one_call=options.one_call,
             new_id=options.new_id,
+            watch=watch,
         )
 
     @property
@@ -110,9 +115,17 @@ class ReadingOptions:
     new_id: Callable[[int, str], str] = new_id
 
 
-def hidden_ids(tokenizer: Tokenizer, prompt: Prompt) -> frozenset[int]:
-    """The control tokens that are neither text nor markers of the format."""
-    return tokenizer.special_ids - {tokenizer.id_of(marker) for marker in prompt.form.markers}
+@lru_cache(maxsize=16)
+def hidden_ids(tokenizer: Tokenizer, form: AnswerFormat) -> frozenset[int]:
+    """The control tokens that no answer shows. Shown are those of the markers of the format, and other markers of
+    answers, such as <think> after a raw prompt, unless the files of the model declare them as special."""
+    texts = form.texts
+
+    def is_shown(text: str, token: int) -> bool:
+        is_marker = text in MARKERS and token not in tokenizer.special_ids
+        return is_marker or any(text in other for other in texts)
+
+    return tokenizer.control_ids - {token for text, token in tokenizer.control_tokens.items() if is_shown(text, token)}
 
 
 def make_reader(tokenizer: Tokenizer, prompt: Prompt, options: ReadingOptions) -> AnswerReader:

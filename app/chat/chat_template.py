@@ -15,9 +15,11 @@ from typing import Any
 from ..errors import TemplateFailed
 from .adaptation import STEPS, Step
 from .call_ids import CallIds, IdStyle, call_count
+from .calls.detection import DetectedCalls, Detector
 from .harmony import uses_harmony
 from .harmony_messages import harmony_messages, harmony_tools
 from .messages import ArgumentsForm, Conversation
+from .parsers import AnswerFormat
 from .skeleton import Score, Skeleton, shape_of, skeleton_of
 from .template import TemplateExceeded, TemplateRenderer
 from .tokens import Tokenizer
@@ -66,6 +68,23 @@ class ChatTemplate:
         """The ids that the template needs for new calls after these messages."""
         _, style = self._call_form
         return CallIds(style, call_count(messages))
+
+    @cached_property
+    def answers(self) -> AnswerFormat:
+        """How the model writes answers without tools."""
+        return self._detector.answers()
+
+    @cached_property
+    def answers_with_calls(self) -> DetectedCalls | None:
+        """How the model writes answers with tools; None if the format of its calls is unknown."""
+        return self._detector.calls()
+
+    @property
+    def _detector(self) -> Detector:
+        return Detector(self.source, self._rendered, self._tokenizer.id_of)
+
+    def _rendered(self, variables: Mapping[str, Any]) -> str:
+        return self._renderer.render(self.source, self._tokenizer.special_tokens | dict(variables))
 
     def render(self, conversation: Conversation, kwargs: Mapping[str, Any], *, continued: bool = False) -> str:
         """The prompt. Special tokens in the values of the client are marked as plain text. `continued`: the last

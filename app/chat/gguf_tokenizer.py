@@ -15,9 +15,10 @@ from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles
 from ..errors import InvalidRequest, OutOfMemory
 from . import matcher
+from .calls.records import MARKERS
 from .gguf_metadata import DEFAULT_TOKENS, chat_templates, token_ids
 from .protection import Protection, unmark
-from .special_tokens import PARSED, PROTECT, RELEASE, control_ids
+from .special_tokens import PROTECT, RELEASE, control_ids
 
 _SPACE = "▁"  # a space in the texts of sentencepiece vocabularies
 _WHITE = " \t\n\v\f\r"  # the white space of LSTRIP and RSTRIP
@@ -46,7 +47,7 @@ class GgufTokenizer:
     treats marked text as plain text. As in llama.cpp, other user-defined tokens become their ids in any text.
     """
 
-    def __init__(self, files: ModelFiles, vocabulary: Vocabulary, *, parsed: AbstractSet[str] = PARSED) -> None:
+    def __init__(self, files: ModelFiles, vocabulary: Vocabulary, *, parsed: AbstractSet[str] = MARKERS) -> None:
         """`parsed`: the markers that the parser of answers acts on.
 
         Raises ModelRefused for a vocabulary that llama.cpp cannot use safely.

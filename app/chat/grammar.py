@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,9 @@ from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import ResponseFormat
 from . import harmony_grammar
 from .bounded import BoundedChild, ChildLost
+from .calls.constraint import CallGrammars
+from .calls.records import CallFormat
+from .calls.rules import Rules, SchemaRefused, ToolSchema
 from .matcher import Encode, make_matcher, make_tokens, unspelled
 from .patterns import PatternProblem, translate
 from .schema import SelfContained, rewrite
@@ -35,6 +39,7 @@ MAX_SOURCE = 256 * 1024  # characters of a schema (as JSON), a regex or all choi
 MAX_DEPTH = 64  # maximum nesting of objects and arrays in a schema
 MAX_NODES = 20_000  # values in a schema
 MAX_CHOICES = 4096
+MAX_COMPILED = 32  # grammars that a compiler keeps, because clients repeat their tools and formats
 CPU_LIMIT = 0.4  # seconds of processor time of one trial
 WALL_LIMIT = 5.0  # seconds of elapsed time of one trial
 MEMORY_LIMIT = 2 * 2**30  # bytes of address space, including the tables of the vocabulary
@@ -42,13 +47,6 @@ MEMORY_LIMIT = 2 * 2**30  # bytes of address space, including the tables of the 
 # White space is one space, or a line break and indentation: a small model may otherwise write spaces without end.
 # \u escapes are not allowed: the grammar compares spellings, so the constraints of "a" would not apply to "\u0061".
 _JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})", "json_allowed_escapes": 'nrbtf\\"'}
-
-# A call in the format of Hermes.
-_CALL = "<tool_call>"
-_END_CALL = "</tool_call>"
-
-# Characters with a meaning in regular expressions, or in the syntax of grammars.
-_REGEX_SYNTAX = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 # As in OpenAI's API, a tool without `parameters` has no arguments.
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -60,30 +58,30 @@ class TokenGrammar:
     """Implements engine.grammar.Grammar for one request. Methods raise ValueError at a limit of the library."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int) -> None:
-        self._matcher = matcher
+        self.matcher = matcher
         self._vocab_size = vocab_size
 
     def copy(self) -> TokenGrammar:
         """An independent grammar in the same state."""
-        return TokenGrammar(self._matcher.deep_copy(), self._vocab_size)
+        return TokenGrammar(self.matcher.deep_copy(), self._vocab_size)
 
     def allowed(self) -> NDArray[np.uint32]:
         """Allowed-token mask, [ceil(vocab / 32)] uint32. It contains the end-of-sequence ids if the text may end."""
-        mask = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint32)
+        mask = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint32)
         self._check()
         return mask[: -(-self._vocab_size // 32)]
 
     def accept(self, token: int) -> None:
-        self._matcher.consume_token(token)
+        self.matcher.consume_token(token)
         self._check()
 
     @property
     def finished(self) -> bool:
-        return self._matcher.is_stopped()
+        return self.matcher.is_stopped()
 
     def _check(self) -> None:
-        if self._matcher.is_error():
-            raise ValueError(self._matcher.get_error().split("\n")[0])
+        if self.matcher.is_error():
+            raise ValueError(self.matcher.get_error().split("\n")[0])
 
 
 class GrammarCompiler:
@@ -105,7 +103,7 @@ class GrammarCompiler:
         except ValueError as error:
             raise _unreadable(tokenizer, str(error)) from None
         self._control_tokens = {text: token for text, token in tokenizer.control_tokens.items() if token < size}
-        self._other_ids = set(self._control_tokens.values()) - tokenizer.eos_ids  # free text may contain them
+        self._compiled: dict[str, LLMatcher] = {}  # the last grammars, in the state of their start
         longest_first = sorted(map(re.escape, self._control_tokens), key=len, reverse=True)
         self._controls = re.compile(f"({'|'.join(longest_first) or '(?!)'})")
         self._trials = BoundedChild(
@@ -138,20 +136,54 @@ class GrammarCompiler:
                 self._check_spelling(choices, "choice")
                 return self._compile(grammar, "choice")
 
-    def compile_tool_calls(self, tools: Sequence[dict[str, Any]], *, parallel: bool) -> TokenGrammar:
-        """The grammar of a call of one of the tools, in the format of Hermes. The arguments match the tool's schema.
+    def compile_forced_calls(
+        self, form: CallFormat, tools: Sequence[dict[str, Any]], *, parallel: bool
+    ) -> TokenGrammar:
+        """The grammar of an answer that is a call of one of the tools, with arguments that match its schema.
 
         `parallel`: the grammar allows several calls. Raises InvalidRequest.
         """
-        more = '("\\n" call)*' if parallel else ""
-        rules = [f"start: call {more}", f"call: {self.expression(_CALL)} rest_of_call", *self._rest_of_call(tools)]
-        return self.compile_rules(rules)
+        schemas = [self._tool_schema(tool, index, only_strict=False) for index, tool in enumerate(tools)]
+        return self._compile_calls(form, lambda rules: rules.group(schemas, parallel=parallel))
+
+    def compile_optional_calls(
+        self, form: CallFormat, tools: Sequence[dict[str, Any]], *, parallel: bool
+    ) -> CallGrammars:
+        """The grammars of the calls in an answer that may have calls. The arguments of a strict tool match its schema;
+        those of a tool that is not strict are any object. Raises InvalidRequest."""
+        schemas = [self._tool_schema(tool, index, only_strict=True) for index, tool in enumerate(tools)]
+        if form.at_start:
+            rests = {schema.name: self._compile_calls(form, methodcaller("rest_of_call", schema)) for schema in schemas}
+        else:
+            rests = {"": self._compile_calls(form, lambda rules: rules.rest(schemas, parallel=parallel))}
+        is_strict = any(schema.is_strict for schema in schemas)
+        return CallGrammars(form, {name: rest.matcher for name, rest in rests.items()}, self._vocab_size, is_strict)
+
+    def _compile_calls(self, form: CallFormat, start: Callable[[Rules], str]) -> TokenGrammar:
+        """The grammar of rules. `start` adds them, and returns the name of the first one."""
+        rules = Rules(form, self.pieces, _JSON)
+        try:
+            name = start(rules)
+        except SchemaRefused as error:
+            raise UnsupportedParameter(str(error), param=error.where) from None
+        return self.compile_rules([f"start: {name}", *rules.lines])
+
+    def _tool_schema(self, tool: dict[str, Any], index: int, *, only_strict: bool) -> ToolSchema:
+        """The schema of a tool. `only_strict`: the tool accepts any arguments unless it is strict."""
+        function = tool["function"]
+        where = f"tools[{index}].function.parameters"
+        is_strict = bool(function.get("strict"))
+        if only_strict and not is_strict:
+            return ToolSchema(function["name"], None, where, is_strict=False)
+        schema = _arguments_schema(_arguments(tool, index, only_strict=only_strict))
+        self._check_spelling(_literals(schema), "tools")
+        return ToolSchema(function["name"], schema, where, is_strict)
 
     def compile_harmony_calls(self, tools: Sequence[dict[str, Any]], *, forced: bool) -> TokenGrammar:
         """The grammar of an answer in the format of harmony.py, with a call at its end.
 
         `forced`: the answer has a call, whose arguments match the schema of the tool. Otherwise it may have a call, as
-        in compile_text_with_calls. Raises InvalidRequest.
+        in compile_optional_calls. Raises InvalidRequest.
         """
         rules = harmony_grammar.one_call if forced else harmony_grammar.text_with_calls
         functions = []
@@ -160,12 +192,6 @@ class GrammarCompiler:
             self._check_spelling(_literals(schema), "tools")
             functions.append((tool["function"]["name"], json.dumps(schema)))
         return self.compile_rules(rules(functions, self.expression))
-
-    def compile_text_with_calls(self, tools: Sequence[dict[str, Any]]) -> TokenGrammar:
-        """The grammar of free text with any number of tool calls. The arguments of a strict tool match its schema;
-        those of a tool that is not strict are any object. Raises InvalidRequest."""
-        rules = ["start: (begin rest_of_call)* text", *self.text_rules([_CALL])]
-        return self.compile_rules([*rules, *self._rest_of_call(tools, only_strict=True)])
 
     def compile_rules(self, rules: Iterable[str], where: str = "tools") -> TokenGrammar:
         """The grammar of an answer in the syntax of llguidance. `where`: the parameter for errors. Raises
@@ -185,43 +211,6 @@ class GrammarCompiler:
     def expression(self, text: str) -> str:
         """A text of a format in the syntax of a grammar: control tokens by id, other text between quotes."""
         return " ".join(map(_expression, self.pieces(text))) or _expression("")
-
-    def text_rules(self, openings: Sequence[str]) -> list[str]:
-        """The rules `text` and `begin` of free text that contains none of the openings of a call.
-
-        `begin` is such a text followed by one opening. An opening begins with a marker: with a control token of the
-        vocabulary, or with text that is no part of the text before it. Free text may contain other control tokens,
-        except end-of-sequence tokens. The rules use the names TEXT, other, token_opening and text_opening.
-        """
-        texts = [opening for opening in openings if not self._controls.match(opening)]
-        with_token = [opening for opening in openings if opening not in texts]
-        first_ids = {self._control_tokens[self._controls.split(opening)[1]] for opening in with_token}
-        other_ids = sorted(self._other_ids - first_ids)
-        rules = ["text: TEXT?", f"TEXT: /(?s:.+)/ & ~/(?s:.*)({'|'.join(map(_regex, openings))})(?s:.*)/"]
-        separator = ""  # text up to the last control token before a call
-        if other_ids:
-            rules[0] = "text: TEXT? (other TEXT?)*"
-            rules.append(f"other: <[{','.join(map(str, other_ids))}]>")
-            separator = "(text other)?"
-        begins = []
-        if with_token:
-            begins.append("text token_opening")
-            rules.append("token_opening: " + " | ".join(map(self.expression, with_token)))
-        if texts:
-            # Text and marker are one lexeme: with two lexemes, the lexer would continue TEXT across the marker.
-            begins.append(f"{separator} text_opening")
-            rules.append(f"text_opening[lazy]: /(?s:.*)({'|'.join(map(_regex, texts))})/")
-        return [f"begin: {' | '.join(begins)}", *rules]
-
-    def _rest_of_call(self, tools: Sequence[dict[str, Any]], *, only_strict: bool = False) -> list[str]:
-        """The rules of a call after its opening marker. `only_strict`: a tool that is not strict accepts any object."""
-        rules = []
-        for index, tool in enumerate(tools):
-            schema = _call_schema(tool["function"]["name"], _arguments(tool, index, only_strict=only_strict))
-            self._check_spelling(_literals(schema), "tools")
-            rules.append(f"call_{index}: %json {json.dumps(schema)}")
-        any_call = " | ".join(f"call_{index}" for index in range(len(rules)))
-        return [f'rest_of_call: "\\n" ({any_call}) {self.expression(chr(10) + _END_CALL)}', *rules]
 
     def _check_spelling(self, texts: Iterable[str], where: str) -> None:
         """Raises InvalidRequest if the tokens of the vocabulary, without control tokens, cannot spell a text."""
@@ -244,6 +233,15 @@ class GrammarCompiler:
         return self._compile(grammar, where)
 
     def _compile(self, grammar: str, where: str) -> TokenGrammar:
+        known = self._compiled.get(grammar)
+        if known is None:
+            known = self._new_matcher(grammar, where)
+            self._compiled[grammar] = known
+            for oldest in list(self._compiled)[:-MAX_COMPILED]:
+                self._compiled.pop(oldest, None)
+        return TokenGrammar(known.deep_copy(), self._vocab_size)
+
+    def _new_matcher(self, grammar: str, where: str) -> LLMatcher:
         try:
             problem = self._trials.call(grammar.encode()).decode()
         except (ChildLost, UnicodeError) as error:
@@ -252,7 +250,7 @@ class GrammarCompiler:
             matcher, problem = make_matcher(self._tokens, grammar)
         if problem:
             raise _unusable(where, problem)
-        return TokenGrammar(matcher, self._vocab_size)
+        return matcher
 
 
 def _encoder(tokenizer: Tokenizer) -> Encode:
@@ -274,11 +272,6 @@ def _expression(piece: str | int) -> str:
 
 def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _regex(text: str) -> str:
-    """A regular expression that matches only the text, in the syntax of a grammar."""
-    return _REGEX_SYNTAX.sub(r"\\\g<0>", text).replace("\n", r"\n")
 
 
 def _literals(schema: Any) -> Iterator[str]:
@@ -337,7 +330,7 @@ def _choice_grammar(choices: Sequence[str]) -> str:
 
 
 def _arguments(tool: dict[str, Any], index: int, *, only_strict: bool) -> SelfContained:
-    """The schema of the arguments of a tool. `only_strict`: as in _rest_of_call."""
+    """The schema of the arguments of a tool. `only_strict`: as in _tool_schema."""
     function = tool["function"]
     where = f"tools[{index}].function.parameters"
     strict = bool(function.get("strict"))
@@ -348,20 +341,7 @@ def _arguments(tool: dict[str, Any], index: int, *, only_strict: bool) -> SelfCo
 
 def _arguments_schema(arguments: SelfContained) -> dict[str, Any]:
     """The schema of the arguments alone."""
-    root = arguments.root if isinstance(arguments.root, dict) else {"allOf": [arguments.root]}
-    return root | {"$defs": arguments.definitions, "x-guidance": _JSON}
-
-
-def _call_schema(name: str, arguments: SelfContained) -> dict[str, Any]:
-    """The schema of the JSON object between the tool-call markers."""
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": arguments.root},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-        "$defs": arguments.definitions,
-        "x-guidance": _JSON,
-    }
+    return arguments.only_objects() | {"$defs": arguments.definitions, "x-guidance": _JSON}
 
 
 def check_schema(schema: object, where: str) -> None:

@@ -194,7 +194,7 @@ class HarmonyReader:
 
     def _open_message(self, field: Field, *, before: Sequence[int] = (), tokens: Sequence[int] = ()) -> int:
         """Begin a message with the first tokens of its text. Returns the number of tokens with complete text."""
-        hidden = self._tokenizer.special_ids
+        hidden = self._tokenizer.control_ids
         self._stream = TextStream(lambda ids: self._tokenizer.decode(ids, hidden=hidden), before=before)
         self._field = field
         self._at_start = True

@@ -31,7 +31,7 @@ class Conversation:
     def for_template(self) -> list[dict[str, Any]]:
         """The messages in the form that the template needs, as new dicts."""
         messages = with_ids(self.messages, self.ids)
-        return [_with_arguments(message, self.arguments) for message in messages]
+        return [_with_reasoning(_with_arguments(message, self.arguments)) for message in messages]
 
 
 def in_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -60,6 +60,12 @@ def take_result(call: dict[str, Any], results: list[dict[str, Any]]) -> list[dic
         if message["tool_call_id"] == call["id"]:
             return [results.pop(index)]
     return []
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning in the fields of all templates."""
+    reasoning = message.get("reasoning_content")
+    return message | dict.fromkeys(("reasoning", "thinking"), reasoning) if reasoning else message
 
 
 def _with_arguments(message: dict[str, Any], form: ArgumentsForm) -> dict[str, Any]:

@@ -12,14 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .calls.reading import CallPart, Calls, GroupReader, Watch
-from .calls.records import CallFormat, Reasoning, Wrapper, marks_of
+from .calls.records import CallFormat, Reasoning, Wrapper
 from .calls.source import NotACall, Source, Steps, partial_start
 from .calls.values import Tools
 
-THINK = "<think>"
-END_THINK = "</think>"
-CALL = "<tool_call>"
-END_CALL = "</tool_call>"
 _SPACE = " \t\r\n"
 
 
@@ -51,13 +47,13 @@ class AnswerFormat:
     wrappers: tuple[Wrapper, ...] = ()
 
     @property
-    def markers(self) -> frozenset[str]:
-        """The markers that the parser acts on."""
+    def texts(self) -> list[str]:
+        """All texts that the parser acts on."""
         pairs: list[Reasoning | Wrapper] = [*self.wrappers]
         if self.reasoning:
             pairs.append(self.reasoning)
         texts = [text for pair in pairs for text in (pair.begin, pair.end)]
-        return marks_of(*texts).union(*(form.marks | marks_of(form.quote) for form in self.calls))
+        return texts + [text for form in self.calls for text in form.texts]
 
 
 def new_id(index: int, name: str) -> str:
@@ -65,8 +61,8 @@ def new_id(index: int, name: str) -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def _ignore(form: CallFormat, name: str, rest: str) -> None:
-    pass
+def ignore(form: CallFormat, name: str, rest: str) -> None:
+    """The watcher that nobody needs."""
 
 
 class OutputParser:
@@ -84,7 +80,7 @@ class OutputParser:
         inside_reasoning: bool = False,
         one_call: bool = False,
         new_id: Callable[[int, str], str] = new_id,
-        watch: Watch = _ignore,
+        watch: Watch = ignore,
     ) -> None:
         """`tools`: those of the request; without tools, calls are text. `inside_reasoning`: the prompt ends inside
         reasoning. `one_call`: drop text after the first call. `watch`: called where calls begin."""

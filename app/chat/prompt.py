@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
 from .call_ids import CallIds
-from .calls.records import FORMATS, REASONING, Reasoning
+from .calls.records import Reasoning
 from .chat_template import ChatTemplate
 from .harmony import ANSWER_HEADER
 from .messages import Conversation, in_order
-from .parsers import CALL, THINK, AnswerFormat
+from .parsers import AnswerFormat
 from .reasoning import closed, is_open
 from .template import TemplateRenderer
 from .tokens import Tokenizer
@@ -32,12 +32,11 @@ class Prompt:
     """The token ids of a prompt, and the options for the parser of the answer."""
 
     ids: tuple[int, ...]
-    reasoning: bool = False  # the answer may start with <think>…</think>
-    inside_reasoning: bool = False  # the prompt ends with an open <think>
-    tools: bool = False  # the answer may have tool calls
+    form: AnswerFormat = AnswerFormat()  # how the model writes reasoning and calls
+    inside_reasoning: bool = False  # the prompt ends inside reasoning
+    parallel_calls: bool = True  # the template can render several calls of an answer
     harmony: bool = False  # the answer has the format of harmony.py, otherwise that of parsers.py
     inside_answer: bool = False  # the prompt ends with an open message of the channel `final` (harmony)
-    form: AnswerFormat = AnswerFormat()  # how the model writes reasoning and calls
     continues_text: bool = False  # the answer continues the text of the prompt and may start with a space
     call_ids: CallIds = CallIds()  # the ids of new calls
 
@@ -92,15 +91,16 @@ class PromptMaker:
         text = template.render(conversation, kwargs, continued=continue_final_message)
         if continue_final_message:
             text = _cut_at_mark(text)
-        reasoning = REASONING[0] if self._supports(THINK, template.source) else None
+        form, parallel_calls = _answer_format(template, with_tools=bool(tools))
         inside_reasoning = False
-        if reasoning is not None:
+        if form.reasoning is not None:
             last = messages[-1]["content"] if continue_final_message else None
-            inside_reasoning = _is_inside(reasoning, text, last, partial(template.opening, text, conversation, kwargs))
-        if reasoning is not None and inside_reasoning and close_reasoning:
-            text = closed(text, reasoning.end)
-        if close_reasoning:  # also a text that begins with a marker of reasoning is the answer
-            reasoning = None
+            opening = partial(template.opening, text, conversation, kwargs)
+            inside_reasoning = _is_inside(form.reasoning, template.source, text, last, opening)
+        if form.reasoning is not None and inside_reasoning and close_reasoning:
+            text = closed(text, form.reasoning.end)
+        if close_reasoning:  # also a text that begins with a marker is the answer
+            form = replace(form, reasoning=None, wrappers=())
             inside_reasoning = False
         opens_answer = template.is_harmony and close_reasoning and not tools and not continue_final_message
         if opens_answer:
@@ -108,18 +108,14 @@ class PromptMaker:
         self._refuse_early(text, context, "messages")
         return Prompt(
             ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)),
-            form=AnswerFormat(reasoning, FORMATS if tools else ()),
-            reasoning=reasoning is not None,
+            form=form,
             inside_reasoning=inside_reasoning,
-            tools=bool(tools) and (template.is_harmony or self._supports(CALL, template.source)),
+            parallel_calls=parallel_calls,
             harmony=template.is_harmony,
             inside_answer=opens_answer or (template.is_harmony and continue_final_message),
             continues_text=continue_final_message,
             call_ids=template.call_ids(messages) if tools else CallIds(),
         )
-
-    def _supports(self, marker: str, template: str) -> bool:
-        return marker in template or self.tokenizer.id_of(marker) is not None
 
     def _checked(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The variables of the client. Raises UnsupportedParameter for variables that a client may not set."""
@@ -166,11 +162,28 @@ def too_long(context: int, tokens: int, where: str, *, estimated: bool = False) 
     )
 
 
-def _is_inside(reasoning: Reasoning, text: str, last: str | None, opening: Callable[[], str]) -> bool:
+def _answer_format(template: ChatTemplate, *, with_tools: bool) -> tuple[AnswerFormat, bool]:
+    """How the model writes the answer, and whether the answer may have several calls. Raises UnsupportedParameter."""
+    if template.is_harmony:
+        return AnswerFormat(), False
+    if not with_tools:
+        return template.answers, False
+    detected = template.answers_with_calls
+    if detected is None:
+        raise UnsupportedParameter(
+            "tools: not supported for this model: its chat template shows no format of tool calls that localllm knows",
+            hint="docs/tools.md lists the formats",
+            param="tools",
+        )
+    return detected.form, detected.parallel
+
+
+def _is_inside(reasoning: Reasoning, template: str, text: str, last: str | None, opening: Callable[[], str]) -> bool:
     """Whether a prompt ends inside reasoning. `last`: the text of the message to continue; None for a new answer, which
     `opening` precedes."""
     if last is not None:
-        return is_open(last, reasoning.begin, reasoning.end)
+        mentions = reasoning.begin.strip() in template or reasoning.end in template
+        return mentions and is_open(last, reasoning.begin, reasoning.end)
     # Most prompts have no open marker, so that the opening is not needed. A message may also have one.
     return is_open(text, reasoning.begin, reasoning.end) and is_open(opening(), reasoning.begin, reasoning.end)
 

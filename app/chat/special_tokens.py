@@ -7,14 +7,12 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from .byte_tokens import fallback_byte
+from .calls.records import MARKERS
 
 # Marks around a control token in the text of a message: the token between them is plain text. They are private-use
 # characters of plane 15. No message needs them, so they are removed from messages.
 PROTECT = "\U000fff00"
 RELEASE = "\U000fff01"
-
-# Markers that the parser of answers acts on.
-PARSED = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 
 _BARS = re.compile(r"<[|｜].+[|｜]>|<[|｜].*\w.*>|<.*\w.*[|｜]>|\[\|.+\|\]|◁.+▷")  # <|im_start|>, [|user|]
 _TAG = re.compile(r"</?(?=[^>]*[^\W\d])([\w:.▁-]+)/?>")  # <tool_response>, <start_of_turn>
@@ -45,7 +43,7 @@ def looks_like_control(text: str) -> bool:
 
 
 def control_ids(
-    added: Mapping[int, str], special: AbstractSet[int], templates: Iterable[str], parsed: AbstractSet[str] = PARSED
+    added: Mapping[int, str], special: AbstractSet[int], templates: Iterable[str], parsed: AbstractSet[str] = MARKERS
 ) -> frozenset[int]:
     """The added tokens that are markers. They are never made from the text of a message, and no text of an answer.
 

@@ -14,9 +14,10 @@ from ...engine.errors import ModelRefused
 from ...engine.text import BROKEN
 from . import harmony, tokenizer_files
 from .byte_tokens import fallback_byte, from_letters, is_misread, mark_broken, to_letters
+from .calls.records import MARKERS
 from .matcher import Vocabulary
 from .protection import GuardedTokenizer, load
-from .special_tokens import PARSED, PROTECT, RELEASE, control_ids
+from .special_tokens import PROTECT, RELEASE, control_ids
 
 # Decoders that add the same bytes for a token in any text, except for a space at the start of the text.
 _FIXED = frozenset({"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"})
@@ -32,7 +33,7 @@ class ChatTokenizer:
     open a tool call. Other added tokens (words, spaces) become their ids in any text.
     """
 
-    def __init__(self, folder: Path, eos_ids: Iterable[int] = (), *, parsed: AbstractSet[str] = PARSED) -> None:
+    def __init__(self, folder: Path, eos_ids: Iterable[int] = (), *, parsed: AbstractSet[str] = MARKERS) -> None:
         """`eos_ids`: end-of-sequence ids of the model's configuration; the eos_token of tokenizer_config.json is added,
         and the end tokens of harmony.py if the vocabulary has them. `parsed`: the markers that the parser of answers
         acts on.

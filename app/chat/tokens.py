@@ -20,6 +20,8 @@ class Tokenizer(Protocol):
     eos_ids: frozenset[int]  # tokens that end an answer
     templates: dict[str, str]  # chat templates by name: "default", and "tool_use" for some models
 
+    def __hash__(self) -> int: ...
+
     @property
     def added_ids(self) -> frozenset[int]:
         """Ids of the control tokens, and of other tokens that are one token in any text."""

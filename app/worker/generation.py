@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass, replace
+from functools import partial
 
+from ...engine.grammar import Grammar
 from ...engine.request import Delta, Request, Sampling
-from ..chat.answer import Choice, ReadingOptions
+from ..chat.answer import Choice, MarkedReader, ReadingOptions
+from ..chat.calls.constraint import LazyGrammar
 from ..chat.grammar import TokenGrammar
 from ..chat.prompt import Prompt, too_long
 from ..chat.sampling import check_token_ids, sampling_of
 from ..chat.tokens import Tokenizer
-from ..errors import InvalidRequest, UnsupportedParameter
+from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import Finished, Generate, Piece
 from .faults import check_finish
 from .opening import OpenModel
@@ -83,7 +86,8 @@ def prepare(frame: Generate, model: OpenModel) -> Generation:
     compiled = _grammar(frame, model, prompt)
     if frame.response_format is not None:
         prompt = replace(prompt, continues_text=True)  # keep the first space: a regex may require it
-    options = ReadingOptions(frame.stop, frame.tools if prompt.tools else (), not frame.parallel_tool_calls)
+    new_id = prompt.call_ids.new
+    options = ReadingOptions(frame.stop, frame.tools, one_call=not _is_parallel(frame, prompt), new_id=new_id)
     seed = secrets.randbits(63) if frame.seed is None else frame.seed
     generation = Generation(frame, prompt, [], {})
     for index in range(frame.n):
@@ -141,7 +145,7 @@ def _request(
     max_tokens: int,
     sampling: Sampling,
     stop_ids: frozenset[int],
-    grammar: TokenGrammar | None,
+    grammar: Grammar | None,
 ) -> Request:
     try:
         return Request(name, prompt.ids, max_tokens, sampling, stop_ids, grammar=grammar)
@@ -150,24 +154,39 @@ def _request(
         raise InvalidRequest(str(error), param=param) from None
 
 
-def _grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> TokenGrammar | None:
+def _grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> Grammar | None:
     """The grammar of the answer; None if the answer is free text."""
-    strict = [index for index, tool in enumerate(frame.tools) if tool["function"].get("strict")]
-    if prompt.harmony and (frame.forced_tools or strict):
-        return _harmony_grammar(frame, model, prompt)
-    if frame.forced_tools:
-        return model.grammars().compile_tool_calls(frame.forced_tools, parallel=frame.parallel_tool_calls)
-    if strict and not prompt.tools:
-        where = f"tools[{strict[0]}].function.strict"
-        raise UnsupportedParameter(
-            f"{where}: not supported for this model: its tool-call format cannot be constrained by a schema",
-            param=where,
-        )
-    if strict:
-        return model.grammars().compile_text_with_calls(frame.tools)
     if frame.response_format is not None:
         return model.grammars().compile(frame.response_format)
-    return None
+    if not frame.tools:
+        return None
+    is_strict = any(tool["function"].get("strict") for tool in frame.tools)
+    if prompt.harmony:
+        return _harmony_grammar(frame, model, prompt) if frame.forced_tools or is_strict else None
+    form = prompt.form.calls[0]
+    if frame.forced_tools:
+        return model.grammars().compile_forced_calls(form, frame.forced_tools, parallel=_is_parallel(frame, prompt))
+    try:
+        grammars = model.grammars().compile_optional_calls(form, frame.tools, parallel=_is_parallel(frame, prompt))
+    except AppError:
+        if is_strict:
+            raise
+        return None  # such as a tokenizer that grammars do not support
+    return LazyGrammar(
+        grammars,
+        lambda watch: partial(_read, MarkedReader(model.tokenizer, prompt, ReadingOptions(tools=frame.tools), watch)),
+        lambda text: model.tokenizer.encode(text, add_special_tokens=False),
+    )
+
+
+def _is_parallel(frame: Generate, prompt: Prompt) -> bool:
+    """Whether the answer may have several calls. Some templates cannot render several calls of an earlier message."""
+    return frame.parallel_tool_calls and prompt.parallel_calls
+
+
+def _read(reader: MarkedReader, token: int) -> None:
+    reader.push([token])
+    reader.take()
 
 
 def _harmony_grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> TokenGrammar:

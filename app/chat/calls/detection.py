@@ -60,8 +60,8 @@ _IDS = (("call_0123456789abcdef01234567", "call_0123456789abcdef01234568"), ("ab
 
 
 @dataclass(frozen=True)
-class Detected:
-    """The format of a chat template, and whether an answer may have several calls."""
+class DetectedCalls:
+    """The format of answers with tools, and whether an answer may have several calls."""
 
     form: AnswerFormat
     parallel: bool = True
@@ -100,7 +100,7 @@ class Detector:
         wrappers = (wrapper for wrapper in WRAPPERS if (wrapper.begin or wrapper.end) in shown)
         return AnswerFormat(self.reasoning(), (), tuple(wrappers))
 
-    def calls(self) -> Detected | None:
+    def calls(self) -> DetectedCalls | None:
         """The format of answers with tools; None if it is unknown."""
         answers = self.answers()
         turns = []
@@ -108,10 +108,10 @@ class Detector:
             for turn in self._examples(count):
                 form = self._form_of(turn, _CALLS[:count], answers)
                 if form is not None:
-                    return Detected(_reading(form, answers), count > 1, is_certain=True)
+                    return DetectedCalls(_reading(form, answers), count > 1, is_certain=True)
                 turns.append(turn)
         form = self._described("".join(turns))
-        return Detected(_reading(form, answers, others=True)) if form else None
+        return DetectedCalls(_reading(form, answers, others=True)) if form else None
 
     def _examples(self, count: int) -> Iterable[str]:
         """Rendered turns of the assistant with calls; the template may need JSON text as arguments, or other ids."""

@@ -101,10 +101,15 @@ class CallFormat:
         start = self.begin or (first.text if isinstance(first, Literal) else "")
         return "" if self.at_start else words_of(start)[0]
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts of a group of calls, with their fields."""
+        return (self.begin, self.call, self.end, self.parameter, self.quote)
+
     @cached_property
     def marks(self) -> frozenset[str]:
         """The markers of the format."""
-        return marks_of(self.begin, self.end, self.call, self.parameter)
+        return marks_of(self.begin, self.call, self.end, self.parameter)
 
 
 @dataclass(frozen=True)
@@ -346,4 +351,10 @@ WRAPPERS = (
     Wrapper("", "<|close|>message<|sep|>"),
     Wrapper("<|python_tag|>", ""),
     Wrapper("<|python_start|>", "<|python_end|>"),
+)
+
+# All texts that a parser of answers acts on.
+MARKERS = frozenset().union(
+    *(marks_of(*form.texts) for form in FORMATS),
+    *(marks_of(pair.begin, pair.end) for pair in (*REASONING, *WRAPPERS)),
 )

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from .records import CallFormat, Field, Literal
@@ -14,10 +15,15 @@ from .writing import Notation, literal, notation_of
 
 _KEY = r"[^\s<>\"'=:,(){}\[\]]{1,128}"
 _TEXT = "(?s:.*)"
+_OBJECT_KEYWORDS = {"type", "properties", "required", "additionalProperties", "$defs", "x-guidance"}
 
 
 class SchemaRefused(ValueError):
-    """A schema has a keyword that the format cannot enforce. The message names it."""
+    """A schema has a keyword that the format cannot enforce. The message names it, and the JSON path of the schema."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where}: the tool-call format of this model cannot enforce {problem}")
+        self.where = where
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class ToolSchema:
     name: str
     schema: dict[str, Any] | None
     where: str  # JSON path of the schema, for errors
+    is_strict: bool  # keywords that the format cannot enforce are refused; otherwise the value is free
 
 
 class Rules:
@@ -121,7 +128,12 @@ class Rules:
         """Parameters in the order of the schema, of which the required ones must be there."""
         if tool.schema is None:
             return f"({self._rule(self._any_parameter())})*"
-        known, required = _object(tool.schema, tool)
+        try:
+            known, required = _object(tool.schema, tool)
+        except SchemaRefused:
+            if tool.is_strict:
+                raise
+            known, required = {}, frozenset()
         if not known and tool.schema.get("additionalProperties") is not False:
             return f"({self._rule(self._any_parameter())})*"
         rules = []
@@ -150,7 +162,7 @@ class Rules:
         if has_kind and not is_text:
             value = f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"
         else:
-            value = self._value(schema, tail, tool, name)
+            value = _or_free(tool, lambda: self._value(schema, tail, tool, name), lambda: self._until(_TEXT, tail))
         return f"{self._head(fields)} {value}"
 
     def _value(self, schema: Any, tail: str, tool: ToolSchema, name: str) -> str:
@@ -188,7 +200,9 @@ class Rules:
         items = []
         for name, value in known.items():
             key = notation.key(name) if nested else name
-            body = f"{self._text(key + equals)} {self._notated(value, tool, notation, name)}"
+            enforced = partial(self._notated, value, tool, notation, name)
+            text = _or_free(tool, enforced, partial(self._any_value, notation))
+            body = f"{self._text(key + equals)} {text}"
             items.append((self._rule(body), name in required))
         return self._optional_sequence(items, self._text(notation.comma))
 
@@ -260,6 +274,16 @@ class Rules:
         return f"{self._text(notation.quote)} {self._until(pattern, notation.quote)}"
 
 
+def _or_free(tool: ToolSchema, enforced: Callable[[], str], free: Callable[[], str]) -> str:
+    """The rule of a value that follows its schema; of any value if the format cannot enforce it and need not."""
+    try:
+        return enforced()
+    except SchemaRefused:
+        if tool.is_strict:
+            raise
+        return free()
+
+
 def _is_rule(item: str) -> bool:
     return re.fullmatch(r"r\d+|\(.*\)\*", item, re.DOTALL) is not None
 
@@ -293,21 +317,19 @@ def _object(schema: Mapping[str, Any], tool: ToolSchema) -> tuple[Mapping[str, A
     schema = _resolved(dict(schema), tool.schema or {})
     if not isinstance(schema, dict):
         return {}, frozenset()
-    _check_keywords(schema, {"type", "properties", "required", "additionalProperties", "$defs"}, "the object", tool)
+    _check_keywords(schema, _OBJECT_KEYWORDS, "the object", tool)
     known = schema.get("properties", {})
     required = frozenset(schema.get("required", ()))
     unknown = required - known.keys()
     if unknown:
-        raise SchemaRefused(f"{tool.where}: the required property {min(unknown)!r} has no schema")
+        raise SchemaRefused(tool.where, f"the required property {min(unknown)!r}, which has no schema")
     return known, required
 
 
 def _check_keywords(schema: Mapping[str, Any], allowed: set[str], name: str, tool: ToolSchema) -> None:
     others = schema.keys() - allowed
     if others:
-        raise SchemaRefused(
-            f"{tool.where}: the tool-call format of this model cannot enforce the keyword {min(others)!r} of {name}"
-        )
+        raise SchemaRefused(tool.where, f"the keyword {min(others)!r} of {name}")
 
 
 def _pattern_of(schema: Mapping[str, Any], name: str, tool: ToolSchema | None) -> str:
@@ -319,8 +341,8 @@ def _pattern_of(schema: Mapping[str, Any], name: str, tool: ToolSchema | None) -
     if "pattern" not in schema:
         return f"(?s:.{{{low},{high}}})" if low or high != "" else _TEXT
     if low or high != "":
-        raise SchemaRefused(f"{tool.where}: {name} has a pattern and a length, which cannot be enforced together")
+        raise SchemaRefused(tool.where, f"the pattern of {name} together with its length")
     pattern: str = schema["pattern"]
     if not (pattern.startswith("^") and pattern.endswith("$") and "|" not in pattern and "^" not in pattern[1:]):
-        raise SchemaRefused(f"{tool.where}: the pattern of {name} must begin with ^ and end with $, without | or ^")
+        raise SchemaRefused(tool.where, f"the pattern of {name}: it must begin with ^ and end with $, without | and ^")
     return pattern[1:-1]

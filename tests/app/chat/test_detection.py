@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from localllm.app.chat.calls.detection import Detected, Detector
+from localllm.app.chat.calls.detection import DetectedCalls, Detector
 from localllm.app.chat.calls.records import REASONING
 
 from .test_shipped_templates import renderer
@@ -72,7 +72,7 @@ def no_token(text: str) -> int | None:
     return None
 
 
-def calls(template: str, id_of: Callable[[str], int | None] = no_token) -> Detected | None:
+def calls(template: str, id_of: Callable[[str], int | None] = no_token) -> DetectedCalls | None:
     return Detector(template, renderer(template), id_of).calls()
 
 

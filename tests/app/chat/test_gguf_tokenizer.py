@@ -434,8 +434,7 @@ def test_grammars_allow_the_tokens_of_the_same_model_in_safetensors(folder: Path
     json_format = ResponseFormat(kind="json_schema", schema=SCHEMA)
     for compile_with in (
         lambda compiler: compiler.compile(json_format),
-        lambda compiler: compiler.compile_tool_calls([tool], parallel=True),
-        lambda compiler: compiler.compile_text_with_calls([tool]),
+        lambda compiler: compiler.compile_forced_calls(FORMATS[0], [tool], parallel=True),
     ):
         for seed in range(8):
             chance = random.Random(seed)

@@ -5,7 +5,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +17,26 @@ import pytest
 from tokenizers import models
 
 from localllm.app.chat import grammar
+from localllm.app.chat.answer import MarkedReader, ReadingOptions
+from localllm.app.chat.calls.constraint import LazyGrammar
+from localllm.app.chat.calls.reading import Watch
+from localllm.app.chat.calls.records import FORMATS, REASONING
 from localllm.app.chat.grammar import GrammarCompiler, TokenGrammar
+from localllm.app.chat.parsers import AnswerFormat
+from localllm.app.chat.prompt import Prompt
 from localllm.app.chat.schema import KEYWORDS, TYPES, rewrite
 from localllm.app.chat.schema_place import SchemaProblem
 from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.errors import InvalidRequest, UnsupportedParameter
 from localllm.app.frames import ResponseFormat
-from localllm.engine.grammar import unpack_mask
+from localllm.engine.grammar import Grammar, unpack_mask
 
 from ..tiny_qwen import VOCAB, make_tokenizer, write_tokenizer
 from .vocabularies import KINDS, MARKERS, NORMALIZERS, TURNS, save, vocabulary, with_markers
 
 Marked = tuple[ChatTokenizer, GrammarCompiler]  # the markers of a call are tokens, or text
 
+HERMES = FORMATS[0]
 END = 2
 STEPS = 400  # after this many tokens, a random walk prefers tokens that end the text
 
@@ -122,6 +129,38 @@ def walk(tokenizer: ChatTokenizer, matcher: TokenGrammar, seed: int) -> str:
     raise AssertionError(f"no end after {len(ids)} tokens: {tokenizer.decode(ids)[-100:]!r}")
 
 
+def walk_call(tokenizer: ChatTokenizer, lazy: LazyGrammar, seed: int) -> str:
+    """The rest of a call in random allowed tokens."""
+    chance = random.Random(seed)
+    ids: list[int] = []
+    while not (mask := unpack_mask(lazy.allowed(), VOCAB)).all():
+        allowed = np.nonzero(mask)[0].tolist()
+        token = chance.choice(allowed)
+        if len(ids) > STEPS:
+            token = min(allowed, key=lambda token: (_closing_rank(tokenizer, token), chance.random()))
+        lazy.accept(token)
+        ids.append(token)
+    return tokenizer.decode(ids)
+
+
+def optional(tokenizer: ChatTokenizer, compiler: GrammarCompiler, tools: list[dict[str, Any]]) -> LazyGrammar:
+    """The grammar of an answer that may have calls."""
+    prompt = Prompt((1,), form=AnswerFormat(REASONING[0], (HERMES,)))
+
+    def start(watch: Watch) -> Callable[[int], None]:
+        reader = MarkedReader(tokenizer, prompt, ReadingOptions(tools=tools), watch)
+
+        def feed(token: int) -> None:
+            reader.push([token])
+
+        return feed
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    return LazyGrammar(compiler.compile_optional_calls(HERMES, tools, parallel=True), start, encode)
+
+
 def _closing_rank(tokenizer: ChatTokenizer, token: int) -> int:
     """Smaller for a token that closes a string, an object or an array."""
     text = tokenizer.token_bytes(token).strip()
@@ -165,8 +204,8 @@ def test_tool_calls_match_the_schemas_of_their_tools(tokenizer: ChatTokenizer, c
         {"type": "function", "function": {"name": "move", "parameters": schemas["move"]}},
         {"type": "function", "function": {"name": "now"}},
     ]
-    one = compiler.compile_tool_calls(tools, parallel=False)
-    several = compiler.compile_tool_calls(tools, parallel=True)
+    one = compiler.compile_forced_calls(HERMES, tools, parallel=False)
+    several = compiler.compile_forced_calls(HERMES, tools, parallel=True)
     counts, names = set(), set()
     for seed in range(24):
         for compiled, max_calls in ((one, 1), (several, 99)):
@@ -227,7 +266,7 @@ def marked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     compiler.close()
 
 
-def refused(tokenizer: ChatTokenizer, matcher: TokenGrammar, ids: list[int]) -> str:
+def refused(tokenizer: ChatTokenizer, matcher: Grammar, ids: list[int]) -> str:
     """The rest of the text from the first token that is not allowed; empty if all tokens and the end are allowed."""
     for index, token in enumerate([*ids, END]):
         if not unpack_mask(matcher.allowed(), VOCAB)[token]:
@@ -246,7 +285,7 @@ def spelled(tokenizer: ChatTokenizer, text: str) -> list[int]:
 def test_calls_of_strict_tools_between_text(marked: Marked, name: str) -> None:
     tokenizer, compiler = marked
     text, rest = MIXED[name]
-    compiled = compiler.compile_text_with_calls(STRICT)
+    compiled = optional(tokenizer, compiler, STRICT)
     actual = refused(tokenizer, compiled, tokenizer.encode(text, add_special_tokens=False))
     assert actual == rest or (rest and actual.endswith(rest)), actual
     assert bool(actual) == bool(rest)
@@ -254,19 +293,18 @@ def test_calls_of_strict_tools_between_text(marked: Marked, name: str) -> None:
 
 def test_a_marker_in_single_letters_does_not_bypass_a_strict_tool(marked: Marked) -> None:
     tokenizer, compiler = marked
-    compiled = compiler.compile_text_with_calls(STRICT)
-    rest = refused(tokenizer, compiled, spelled(tokenizer, 'Now <tool_call>{"name": "fly"}'))
-    assert rest in ('>{"name": "fly"}', '{"name": "fly"}')  # the marker, or the text after it
+    compiled = optional(tokenizer, compiler, STRICT)
+    assert refused(tokenizer, compiled, spelled(tokenizer, 'Now <tool_call>{"name": "fly"}')).endswith('fly"}')
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_started_call_of_a_strict_tool_matches_its_schema(marked: Marked, seed: int) -> None:
     tokenizer, compiler = marked
-    compiled = compiler.compile_text_with_calls(STRICT)
+    compiled = optional(tokenizer, compiler, STRICT)
     start = "So: <tool_call>\n"
     for token in tokenizer.encode(start, add_special_tokens=False):
         compiled.accept(token)
-    output = parse(start + walk(tokenizer, compiled, seed))
+    output = parse(start + walk_call(tokenizer, compiled, seed))
     assert output.calls, output
     for tool_call in output.calls:
         arguments = json.loads(tool_call.arguments)
@@ -396,8 +434,9 @@ def test_references_of_a_tool_resolve_in_its_parameters(
     # The other tool has different definitions with the same names.
     other = closed(a={"$ref": "#/$defs/x"}) | {"$defs": {"x": {"const": 99}, "~/%/ä": {"const": 99}}}
     tools = [tool("g", other), tool("f", parameters)]
-    parallel = compiler.compile_tool_calls(tools, parallel=True)
-    for compiled in (parallel, compiler.compile_text_with_calls(tools)):
+    parallel = compiler.compile_forced_calls(HERMES, tools, parallel=True)
+    strict = [entry | {"function": entry["function"] | {"strict": True}} for entry in tools]
+    for compiled in (parallel, optional(tokenizer, compiler, strict)):
         for arguments in valid:
             jsonschema.validate(json.loads(arguments), parameters)
             text = call("g", '{"a": 99}') + "\n" + call("f", arguments)
@@ -613,7 +652,7 @@ def test_a_call_has_the_text_of_control_tokens_in_its_arguments(
 ) -> None:
     text = "<tool_call></tool_call><|im_end|>"
     parameters = closed(**{text: {"const": text}}) | {"required": [text]}
-    compiled = compiler.compile_tool_calls([tool("f", parameters)], parallel=False)
+    compiled = compiler.compile_forced_calls(HERMES, [tool("f", parameters)], parallel=False)
     ids = tokenizer.encode("<tool_call>\n", add_special_tokens=False)
     ids += tokenizer.encode(
         tokenizer.protect(json.dumps({"name": "f", "arguments": {text: text}})), add_special_tokens=False
@@ -653,7 +692,7 @@ def test_a_text_without_tokens_is_refused_by_name(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match=r"no tokens for the text .*ጀ"):
                 compiler.compile(response_format)
         with pytest.raises(InvalidRequest, match=r"no tokens for the text .*ጀ"):
-            compiler.compile_tool_calls([tool("f", schemas[1])], parallel=False)
+            compiler.compile_forced_calls(HERMES, [tool("f", schemas[1])], parallel=False)
         properties = {"properties": {"properties": {"type": "null", "description": "ጀ"}}, "title": "ጀ"}
         compiler.compile(ResponseFormat(kind="json_schema", schema=properties))
 
@@ -682,7 +721,7 @@ def test_a_marker_that_is_an_ordinary_token_is_text_in_a_call(tmp_path: Path) ->
     assert marker not in tokenizer.control_ids
     with closing(GrammarCompiler(tokenizer, VOCAB)) as compiler:
         assert compiler.expression("<tool_call>\n<|im_end|>ß\x7f") == f'"<tool_call>\\n" <[{END}]> "ß\\u007f"'
-        compiled = compiler.compile_tool_calls(STRICT, parallel=False)
+        compiled = compiler.compile_forced_calls(HERMES, STRICT, parallel=False)
         for seed in range(6):
             assert parse(walk(tokenizer, compiled.copy(), seed)).calls
 
@@ -693,22 +732,6 @@ def test_pieces_of_a_format(tokenizer: ChatTokenizer, compiler: GrammarCompiler)
     assert compiler.pieces("") == []
     assert compiler.expression("") == '""'
     assert compiler.expression("<tool_call>") == f"<[{start}]>"
-
-
-@pytest.mark.parametrize("opening", ["<tool_call>", "[CALL|x]", "<function=", "</tool_call>a", "/é\\n.*"])
-def test_free_text_ends_at_an_opening(tokenizer: ChatTokenizer, compiler: GrammarCompiler, opening: str) -> None:
-    rules = ['start: begin "!" text', *compiler.text_rules([opening, "<|other|>"])]
-    compiled = compiler.compile_rules(rules)
-    for text in (
-        f"{opening}!",
-        f"ab\n{opening}! c",
-        f"<think>{opening}!",
-        f"a <think> b{opening}!<think>",
-        "<|other|>!x",
-    ):
-        assert not refused(tokenizer, compiled.copy(), tokenizer.encode(text, add_special_tokens=False)), text
-    for text in (f"{opening}?", "a", f"{opening}!{opening}", f"{opening}{opening}!"):
-        assert refused(tokenizer, compiled.copy(), tokenizer.encode(text, add_special_tokens=False)), text
 
 
 def test_copies_are_independent(compiler: GrammarCompiler, tokenizer: ChatTokenizer) -> None:
@@ -928,11 +951,11 @@ def test_only_strict_schemas_refuse_what_cannot_be_exact(compiler: GrammarCompil
     compiler.compile(ResponseFormat(kind="json_schema", schema=schema))
     lax = tool("f", closed(a=schema))
     lax["function"]["strict"] = False
-    compiler.compile_tool_calls([lax], parallel=False)
+    compiler.compile_forced_calls(HERMES, [lax], parallel=False)
     with pytest.raises(InvalidRequest, match="cannot be used"):
         compiler.compile(ResponseFormat(kind="json_schema", schema=schema, strict=True))
     with pytest.raises(InvalidRequest, match="cannot be used"):
-        compiler.compile_tool_calls([tool("f", closed(a=schema))], parallel=False)
+        compiler.compile_forced_calls(HERMES, [tool("f", closed(a=schema))], parallel=False)
 
 
 def test_the_maximum_number_of_choices_compiles_and_runs(tokenizer: ChatTokenizer, compiler: GrammarCompiler) -> None:
@@ -988,10 +1011,10 @@ def test_a_malformed_value_is_refused_by_name(schema: dict[str, Any], words: str
 def test_invalid_tool_parameters_are_refused(compiler: GrammarCompiler) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}]
     with pytest.raises(InvalidRequest, match="tools"):
-        compiler.compile_tool_calls(tools, parallel=True)
+        compiler.compile_forced_calls(HERMES, tools, parallel=True)
     tools[0]["function"]["strict"] = True
     with pytest.raises(InvalidRequest, match="tools"):
-        compiler.compile_text_with_calls(tools)
+        compiler.compile_optional_calls(HERMES, tools, parallel=True)
 
 
 def test_a_compilation_is_limited_in_elapsed_time(

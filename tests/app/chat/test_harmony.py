@@ -19,7 +19,7 @@ from localllm.engine.request import Delta, Finish, TokenLogprobs
 
 from ..tiny_harmony import write_harmony_tokenizer
 
-CHAT = Prompt((1,), tools=True, harmony=True)
+CHAT = Prompt((1,), harmony=True)
 NEXT = "<|end|><|start|>assistant"
 ANALYSIS = "<|channel|>analysis<|message|>hm, 日本 🙂"
 FINAL = "<|channel|>final<|message|>"
@@ -166,7 +166,7 @@ def read(
     end: Finish = "stop",
     **options: Any,
 ) -> tuple[str, str, list[tuple[str, str]]]:
-    reading = ReadingOptions(tools=TOOLS if prompt.tools else (), **options)
+    reading = ReadingOptions(**({"tools": TOOLS} | options))
     choice = Choice("a", 0, tokenizer, prompt, reading, stop_ids=tokenizer.eos_ids)
     pieces = feed(choice, tokenizer, ids, cuts, end)
     assert all(len(piece.logprobs) == piece.tokens for piece in pieces)
@@ -251,8 +251,7 @@ def test_stop_strings_do_not_act_in_reasoning_or_calls(tokenizer: ChatTokenizer)
 
 
 def test_without_tools_a_call_is_text(tokenizer: ChatTokenizer) -> None:
-    prompt = Prompt((1,), harmony=True)
-    assert read(tokenizer, ids_of(tokenizer, CALL), [], prompt) == ("", WEATHER[0][1], [])
+    assert read(tokenizer, ids_of(tokenizer, CALL), [], tools=()) == ("", WEATHER[0][1], [])
 
 
 def test_without_parallel_calls_the_first_call_ends_the_answer(tokenizer: ChatTokenizer) -> None:

@@ -43,7 +43,7 @@ def text_of(prompts: PromptMaker, *args: Any, **kwargs: Any) -> str:
 def test_a_conversation_is_rendered_by_the_template(prompts: PromptMaker) -> None:
     assert text_of(prompts, HI) == "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     prompt = prompts.from_messages(HI)
-    assert replace(prompt, ids=()) == Prompt((), reasoning=True, form=AnswerFormat(REASONING[0]))
+    assert replace(prompt, ids=()) == Prompt((), form=AnswerFormat(REASONING[0]), parallel_calls=False)
 
 
 def test_prompts_equal_those_of_transformers(prompts: PromptMaker, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_prompts_equal_those_of_transformers(prompts: PromptMaker, tmp_path: Pat
 
 def test_tools_reach_the_template(prompts: PromptMaker) -> None:
     assert '"name": "f"' in text_of(prompts, HI, tools=[TOOL])
-    assert prompts.from_messages(HI, tools=[TOOL]).tools
+    assert prompts.from_messages(HI, tools=[TOOL]).form.calls[0].title == "hermes"
 
 
 def test_a_message_cannot_start_another_message(prompts: PromptMaker) -> None:
@@ -142,7 +142,7 @@ def test_a_model_that_does_not_reason_is_never_inside_reasoning(
     monkeypatch.setattr(prompts.tokenizer, "id_of", lambda _: None)
     for text in ("The tag is <think>", "<think>first"):
         prompt = prompts.from_messages(prefill(text), continue_final_message=True, close_reasoning=True)
-        assert not prompt.reasoning
+        assert prompt.form.reasoning is None
         assert not prompt.inside_reasoning
         assert prompts.tokenizer.decode(prompt.ids) == f"hi{text}"
 
@@ -163,7 +163,7 @@ def test_a_message_opens_no_reasoning(tmp_path: Path, renderer: TemplateRenderer
 def test_an_answer_with_a_grammar_has_no_reasoning(prompts: PromptMaker, tools: list[Any], thinking: bool) -> None:
     """A text such as a choice may begin with a marker."""
     prompt = prompts.from_messages(HI, tools=tools, kwargs={"enable_thinking": thinking}, close_reasoning=True)
-    assert not prompt.reasoning
+    assert prompt.form.reasoning is None
     assert not prompt.inside_reasoning
     assert prompt.form.reasoning is None
 
@@ -220,9 +220,9 @@ def test_a_raw_prompt_is_not_rendered(prompts: PromptMaker) -> None:
     assert prompts.from_text([5, 6]) == Prompt((5, 6), continues_text=True)
     prompt = prompts.from_text("<|im_start|>hi<think>")
     assert prompt.ids[0] == 1
-    assert not prompt.reasoning
+    assert prompt.form.reasoning is None
     assert not prompt.inside_reasoning
-    assert not prompt.tools
+    assert not prompt.form.calls
 
 
 def test_a_much_too_long_text_is_refused_after_its_beginning(
@@ -274,13 +274,18 @@ def test_only_a_raw_prompt_gets_special_tokens(prompts: PromptMaker, monkeypatch
 
 
 @pytest.mark.parametrize("in_vocabulary", [False, True])
-@pytest.mark.parametrize("markers", ["", "<think><tool_call>"])
+@pytest.mark.parametrize("markers", ["", "<think></think><tool_call></tool_call>"])
 def test_markers_in_the_template_or_the_vocabulary_enable_reasoning_and_tools(
     tmp_path: Path, renderer: TemplateRenderer, monkeypatch: pytest.MonkeyPatch, markers: str, in_vocabulary: bool
 ) -> None:
     prompts = with_template(tmp_path, renderer, "{% if false %}" + markers + "{% endif %}{{ tools }}")
-    monkeypatch.setattr(prompts.tokenizer, "id_of", lambda _: 5 if in_vocabulary else None)
-    prompt = prompts.from_messages(HI, tools=[TOOL])
-    supported = in_vocabulary or bool(markers)
-    assert (prompt.reasoning, prompt.tools) == (supported, supported)
-    assert not prompts.from_messages(HI).tools
+    tokens = {"<think>": 5, "</think>": 6, "<tool_call>": 7, "</tool_call>": 8} if in_vocabulary else {}
+    monkeypatch.setattr(prompts.tokenizer, "id_of", tokens.get)
+    if in_vocabulary or markers:
+        form = prompts.from_messages(HI, tools=[TOOL]).form
+        assert form.reasoning == REASONING[0]
+        assert form.calls[0].title == "hermes"
+    else:
+        with pytest.raises(UnsupportedParameter, match="tools: not supported for this model"):
+            prompts.from_messages(HI, tools=[TOOL])
+    assert not prompts.from_messages(HI).form.calls

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from localllm.app.chat.calls.detection import Detected, Detector, ends_reasoning, turn_after
+from localllm.app.chat.calls.detection import DetectedCalls, Detector, ends_reasoning, turn_after
 from localllm.app.chat.parsers import AnswerFormat, OutputParser
 from localllm.app.chat.template_child import Job, render
 from localllm.app.errors import TemplateFailed
@@ -125,7 +125,7 @@ def renderer(template: str) -> Callable[[Mapping[str, Any]], str]:
 
 
 @functools.cache
-def shipped(name: str) -> tuple[str, Detected | None]:
+def shipped(name: str) -> tuple[str, DetectedCalls | None]:
     template = next(FOLDER.glob(f"*/templates/{name}.jinja")).read_text()
     return template, Detector(template, renderer(template), lambda token: None).calls()
 

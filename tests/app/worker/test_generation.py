@@ -106,10 +106,12 @@ def test_refusal_has_the_parameter(
 
 def test_tools_are_in_the_prompt(model: OpenModel) -> None:
     generation = prepare(Generate(id="a", messages=HI, tools=TOOLS), model)
-    assert generation.prompt.tools
+    assert generation.prompt.form.calls
     assert len(generation.prompt.ids) > len(prepare(Generate(id="a", messages=HI), model).prompt.ids)
     (request,) = generation.requests
-    assert (request.grammar, request.max_tokens) == (None, 256 - len(generation.prompt.ids))
+    assert request.max_tokens == 256 - len(generation.prompt.ids)
+    assert request.grammar is not None
+    assert unpack_mask(request.grammar.allowed(), VOCAB).all()  # until a call begins
 
 
 def test_finished_frame_counts_tokens(model: OpenModel) -> None:
