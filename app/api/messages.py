@@ -163,7 +163,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages as dicts for a frame: `content` is a text, and fields without a value are omitted.
 
     Text parts are joined with newlines. Raises InvalidRequest for a message with neither content nor tool calls, and
-    for a tool message that is not the result of a call, or a call without its result (_check_results).
+    for a tool message that is not the result of a call (_check_results).
     """
     _check_results(messages)
     return [message.plain(f"messages[{index}]") for index, message in enumerate(messages)]
@@ -175,14 +175,12 @@ def plain_tool(tool: Tool) -> dict[str, Any]:
 
 
 def _check_results(messages: Sequence[Message]) -> None:
-    """Raises InvalidRequest for a tool message that does not answer one call of the assistant message before it, and
-    for a call without a result before a call with one. As in OpenAI's API, only tool messages may be between the two.
+    """Raises InvalidRequest for a tool message that does not answer one call of the assistant message before it. As in
+    OpenAI's API, only other tool messages may be between the two.
 
-    A chat template shows results in the order of the calls, without ids: the model would take the result of another
-    call for its own. All calls, or the last ones, may be without results: the user interrupted them.
+    A chat template shows results in their order, without their ids: the model would take a foreign result for its own.
     """
-    caller = 0  # position of the last message that is not a tool message
-    calls: list[str] = []  # ids of its calls
+    calls: list[str] = []  # ids of the calls of the last message that is not a tool message
     pending: list[str] = []  # those without a result; two calls may have one id
     for index, message in enumerate(messages):
         if isinstance(message, ToolMessage):
@@ -190,25 +188,9 @@ def _check_results(messages: Sequence[Message]) -> None:
                 raise _wrong_result(message.tool_call_id, f"messages[{index}].tool_call_id", calls)
             pending.remove(message.tool_call_id)
         else:
-            _check_pending(calls, pending, caller)
             earlier = message.tool_calls if isinstance(message, AssistantMessage) else None
-            caller = index
             calls = [call.id for call in earlier or ()]
             pending = list(calls)
-    _check_pending(calls, pending, caller)
-
-
-def _check_pending(calls: Sequence[str], pending: Sequence[str], caller: int) -> None:
-    """Raises InvalidRequest if a call without a result is before a call with one."""
-    answered = len(calls) - len(pending)
-    if list(calls[answered:]) == list(pending):
-        return
-    same = [number for number, identifier in enumerate(calls) if identifier == pending[0]]
-    number = same[-pending.count(pending[0])]  # the first of the calls with this id has the first result
-    where = f"messages[{caller}].tool_calls[{number}].id"
-    raise InvalidRequest(
-        f"{where}: no message has the result of this call, but a later call has one: {pending[0][:100]!r}", param=where
-    )
 
 
 def _wrong_result(identifier: str, where: str, calls: Sequence[str]) -> InvalidRequest:

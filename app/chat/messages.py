@@ -37,6 +37,7 @@ class Conversation:
 def in_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages, as new dicts, with the results of calls in the order of the calls.
 
+    Calls without a result come after the others: a template without ids shows the results in the order of the calls.
     Each result gets the field `name`, the name of the function, unless it has one.
     """
     pending = [dict(message) for message in messages]
@@ -44,13 +45,17 @@ def in_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ordered = []
     while pending:
         message = pending.pop()
-        ordered.append(message)
         results = []
         while message.get("tool_calls") and pending and pending[-1]["role"] == "tool":
             results.append(pending.pop())
+        answered = []
+        others = []
+        sorted_results = []
         for call in message.get("tool_calls", ()):
-            ordered += [{"name": call["function"]["name"]} | result for result in take_result(call, results)]
-        ordered += results
+            found = take_result(call, results)
+            (answered if found else others).append(call)
+            sorted_results += [{"name": call["function"]["name"]} | result for result in found]
+        ordered += [message | {"tool_calls": answered + others} if answered else message, *sorted_results, *results]
     return ordered
 
 

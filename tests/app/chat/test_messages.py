@@ -74,6 +74,15 @@ def test_calls_of_other_messages_keep_their_results() -> None:
     assert contents == ["1", "3"]
 
 
+def test_calls_without_a_result_come_last() -> None:
+    """A template without ids would show the result of another call below them."""
+    calls = assistant(call(identifier="a", name="f"), call(identifier="b", name="g"), call(identifier="c", name="h"))
+    ordered = in_order([calls, result("c", "3")])
+    assert [entry["id"] for entry in ordered[0]["tool_calls"]] == ["c", "a", "b"]
+    assert ordered[1]["name"] == "h"
+    assert in_order([calls]) == [calls]
+
+
 def test_the_messages_of_the_frame_stay_unchanged() -> None:
     message = assistant(call(""))
     conversation = Conversation(in_order([message]))
