@@ -19,7 +19,7 @@ from .conftest import Daemon, events
 
 MODEL = "test/canary"
 # The texts of the 16 symbols, with which the model can write JSON and begin a tool call, and of the 5 keys.
-TEXTS = (*'{":,}\nnamerguts', "<tool_call>", *"VWX", "</s>", "</tool_call>")
+TEXTS = (*'{":,}\nnamerguts', "<tool_call>", *"VW ", "</s>", "</tool_call>")
 PROMPT = canary.prompt(key=1, length=40, seed=0)
 SHIFTS = {"": 0, "one": 1, "two": 2, "three": 3, "four": 4}  # name of an adapter, or the base model -> shift
 LONG = 420  # tokens; the answer still runs while an adapter is loaded
@@ -98,7 +98,7 @@ def write_canary(repo: Path) -> None:
     (repo / "refs" / "main").write_text("0123456789abcdef")
     canary.save(snapshot)
     (snapshot / "generation_config.json").write_text(json.dumps({"eos_token_id": TEXTS.index("</s>")}))
-    in_bytes = {text.replace("\n", "Ċ"): index for index, text in enumerate(TEXTS)}
+    in_bytes = {text.replace("\n", "Ċ").replace(" ", "Ġ"): index for index, text in enumerate(TEXTS)}
     tokenizer = Tokenizer(models.BPE(vocab=in_bytes, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
