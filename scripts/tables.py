@@ -15,6 +15,8 @@ from pathlib import Path
 import click
 
 from localllm.app import config
+from localllm.app.chat.calls.records import FORMATS
+from localllm.app.chat.calls.writing import example
 from localllm.app.cli import cli
 from localllm.backends import ORDER, load
 from localllm.engine.multimodal import TEXT_MODELS
@@ -134,6 +136,19 @@ def architectures() -> str:
     return ", ".join(f"`{name}`" for name in names) + f". Of multimodal models only the text model: {text}"
 
 
+def formats() -> str:
+    """The formats of tool calls, each with a call as a model writes it; ↵ is a line break."""
+    calls = [("get_weather", {"city": "Oslo", "days": 3})]
+    return _table(("Format", "A call"), [(form.title, _code(example(form, calls))) for form in FORMATS])
+
+
+def _code(text: str) -> str:
+    """A text as code on one line."""
+    fence = "`````" if "`" in text else "`"
+    space = " " if "`" in text else ""
+    return fence + space + text.replace("\n", "↵") + space + fence
+
+
 def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [header, tuple("---" for _ in header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
@@ -144,6 +159,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
     "architectures": architectures,
+    "formats": formats,
 }
 
 

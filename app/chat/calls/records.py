@@ -260,14 +260,6 @@ FORMATS = (
         parameter='<parameter name="$key">$value</parameter>\n',
     ),
     CallFormat(
-        "muse",
-        "<atem:function_calls>\n",
-        '<atem:invoke name="$name">\n$parameters</atem:invoke>',
-        "\n</atem:function_calls>",
-        "\n",
-        parameter='<atem:parameter name="$key">$value</atem:parameter>\n',
-    ),
-    CallFormat(
         "deepseek-v3.2",
         "<｜DSML｜function_calls>\n",
         _DSML_CALL,

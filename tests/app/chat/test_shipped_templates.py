@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +24,8 @@ from localllm.app.errors import TemplateFailed
 
 from .test_parsers import merged
 
-FOLDER = Path(__file__).parents[3] / "build" / "llamacpp"
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "build" / "llamacpp"
 NAMES = sorted({path.stem for path in FOLDER.glob("*/templates/*.jinja")})
 QUESTION = "Question?"
 IDS = (
@@ -212,6 +214,15 @@ def test_rendered_turns_are_read_back(name: str) -> None:
         for pieces in split(turn, random.Random(0)):
             assert read(turn, detected.form, pieces) == expected, turn
     assert bool(count) == (name not in NOT_RENDERED)
+
+
+def test_docs_have_the_format_of_each_template() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", (ROOT / "docs/tools.md").read_text(), re.MULTILINE)
+    listed = {name: title for title, names in rows for name in names.split(", ") if name in NAMES}
+    found = {name: detected.form.calls[0].title for name in NAMES if (detected := shipped(name)[1])}
+    assert listed == found | {HARMONY: "harmony"}
+    refused = {name for names, _ in rows for name in names.split(", ") if name in NAMES}
+    assert refused == REFUSED.keys()
 
 
 def test_most_templates_are_known() -> None:
