@@ -144,7 +144,7 @@ class GrammarCompiler:
         `parallel`: the grammar allows several calls. Raises InvalidRequest.
         """
         schemas = [self._tool_schema(tool, index, only_strict=False) for index, tool in enumerate(tools)]
-        return self._compile_calls(form, lambda rules: rules.group(schemas, parallel=parallel))
+        return self._compile_calls(Rules(form, self.pieces, _JSON), methodcaller("group", schemas, parallel=parallel))
 
     def compile_optional_calls(
         self, form: CallFormat, tools: Sequence[dict[str, Any]], *, parallel: bool
@@ -153,20 +153,22 @@ class GrammarCompiler:
         those of a tool that is not strict are any object. Raises InvalidRequest."""
         schemas = [self._tool_schema(tool, index, only_strict=True) for index, tool in enumerate(tools)]
         if form.at_start:
-            rests = {schema.name: self._compile_calls(form, methodcaller("rest_of_call", schema)) for schema in schemas}
+            starts = {schema.name: methodcaller("rest_of_call", schema) for schema in schemas}
         else:
-            rests = {"": self._compile_calls(form, lambda rules: rules.rest(schemas, parallel=parallel))}
-        is_strict = any(schema.is_strict for schema in schemas)
-        return CallGrammars(form, {name: rest.matcher for name, rest in rests.items()}, self._vocab_size, is_strict)
+            starts = {"": methodcaller("rest", schemas, parallel=parallel)}
+        rests = {
+            name: self._compile_calls(Rules(form, self.pieces, _JSON, exact=False), start).matcher
+            for name, start in starts.items()
+        }
+        return CallGrammars(form, rests, self._vocab_size, any(schema.is_strict for schema in schemas))
 
-    def _compile_calls(self, form: CallFormat, start: Callable[[Rules], str]) -> TokenGrammar:
+    def _compile_calls(self, rules: Rules, start: Callable[[Rules], str]) -> TokenGrammar:
         """The grammar of rules. `start` adds them, and returns the name of the first one."""
-        rules = Rules(form, self.pieces, _JSON)
         try:
             name = start(rules)
         except SchemaRefused as error:
             raise UnsupportedParameter(str(error), param=error.where) from None
-        return self.compile_rules([f"start: {name}", *rules.lines])
+        return self.compile_rules([*rules.lines, f"start: {name}"])
 
     def _tool_schema(self, tool: dict[str, Any], index: int, *, only_strict: bool) -> ToolSchema:
         """The schema of a tool. `only_strict`: the tool accepts any arguments unless it is strict."""

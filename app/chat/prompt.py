@@ -9,6 +9,7 @@ from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
 from .call_ids import CallIds
+from .calls.detection import DetectedCalls
 from .calls.records import Reasoning
 from .chat_template import ChatTemplate
 from .harmony import ANSWER_HEADER
@@ -34,6 +35,7 @@ class Prompt:
     ids: tuple[int, ...]
     form: AnswerFormat = AnswerFormat()  # how the model writes reasoning and calls
     inside_reasoning: bool = False  # the prompt ends inside reasoning
+    certain_calls: bool = False  # the template renders calls in the format of `form`
     parallel_calls: bool = True  # the template can render several calls of an answer
     harmony: bool = False  # the answer has the format of harmony.py, otherwise that of parsers.py
     inside_answer: bool = False  # the prompt ends with an open message of the channel `final` (harmony)
@@ -91,7 +93,8 @@ class PromptMaker:
         text = template.render(conversation, kwargs, continued=continue_final_message)
         if continue_final_message:
             text = _cut_at_mark(text)
-        form, parallel_calls = _answer_format(template, with_tools=bool(tools))
+        detected = _answer_format(template, with_tools=bool(tools))
+        form = detected.form
         inside_reasoning = False
         if form.reasoning is not None:
             last = messages[-1]["content"] if continue_final_message else None
@@ -110,7 +113,8 @@ class PromptMaker:
             ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)),
             form=form,
             inside_reasoning=inside_reasoning,
-            parallel_calls=parallel_calls,
+            certain_calls=detected.is_certain,
+            parallel_calls=detected.parallel,
             harmony=template.is_harmony,
             inside_answer=opens_answer or (template.is_harmony and continue_final_message),
             continues_text=continue_final_message,
@@ -162,12 +166,10 @@ def too_long(context: int, tokens: int, where: str, *, estimated: bool = False) 
     )
 
 
-def _answer_format(template: ChatTemplate, *, with_tools: bool) -> tuple[AnswerFormat, bool]:
-    """How the model writes the answer, and whether the answer may have several calls. Raises UnsupportedParameter."""
-    if template.is_harmony:
-        return AnswerFormat(), False
-    if not with_tools:
-        return template.answers, False
+def _answer_format(template: ChatTemplate, *, with_tools: bool) -> DetectedCalls:
+    """How the model writes the answer. Raises UnsupportedParameter for tools if that is unknown."""
+    if template.is_harmony or not with_tools:
+        return DetectedCalls(AnswerFormat() if template.is_harmony else template.answers, parallel=False)
     detected = template.answers_with_calls
     if detected is None:
         raise UnsupportedParameter(
@@ -175,7 +177,7 @@ def _answer_format(template: ChatTemplate, *, with_tools: bool) -> tuple[AnswerF
             hint="docs/tools.md lists the formats",
             param="tools",
         )
-    return detected.form, detected.parallel
+    return detected
 
 
 def _is_inside(reasoning: Reasoning, template: str, text: str, last: str | None, opening: Callable[[], str]) -> bool:

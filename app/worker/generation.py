@@ -166,6 +166,8 @@ def _grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> Grammar | Non
     form = prompt.form.calls[0]
     if frame.forced_tools:
         return model.grammars().compile_forced_calls(form, frame.forced_tools, parallel=_is_parallel(frame, prompt))
+    if not is_strict and not prompt.certain_calls:
+        return None  # a guess of the format must not change an answer
     try:
         grammars = model.grammars().compile_optional_calls(form, frame.tools, parallel=_is_parallel(frame, prompt))
     except AppError:

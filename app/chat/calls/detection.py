@@ -201,9 +201,9 @@ def ends_reasoning(turn: str, reasoning: Reasoning | None) -> bool:
 
 
 def _best(forms: Sequence[CallFormat], has: Callable[[str], bool]) -> CallFormat | None:
-    """The format with the most marks, if there are all of them."""
-    shown = [form for form in forms if any(map(has, form.hints)) or (form.marks and all(map(has, form.marks)))]
-    return max(shown, key=lambda form: len(form.marks), default=None)
+    """The format with a hint, or the one with the most marks, if there are all but those of the end."""
+    shown = [form for form in forms if any(map(has, form.hints)) or (form.opening and all(map(has, form.opening)))]
+    return max(shown, key=lambda form: (any(map(has, form.hints)), len(form.opening)), default=None)
 
 
 def _is_equal(pair: tuple[str, str]) -> bool:

@@ -17,8 +17,8 @@ _ID = re.compile(r"[^\s<\[\]|\"']{1,128}")
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _KEYWORD = re.compile(r"\s*([^\s=(){}\[\],\"']{1,256})\s*=(?!=)")
 _NAME_KEYS = frozenset({"name", "tool_name", "function_name"})
-_ARGUMENT_KEYS = frozenset({"arguments", "parameters", "args", "params", "kwargs", "input", "tool_input"})
-_OTHER_KEYS = frozenset({"id", "tool_call_id", "call_id", "type", "index"})
+ARGUMENT_KEYS = frozenset({"arguments", "parameters", "args", "params", "kwargs", "input", "tool_input"})
+OTHER_KEYS = ("id", "tool_call_id", "call_id", "type", "index")
 _PYTHON_QUOTES = ('"""', "'''", '"', "'")
 
 # Called before the first call of a group, without a name, and when a call is known, with its name. The third argument
@@ -212,7 +212,7 @@ class GroupReader:
             yield from self._member(key, members)
 
     def _member(self, key: str, members: _Members) -> Steps[None]:
-        if key in _ARGUMENT_KEYS and members.name and not members.is_open:
+        if key in ARGUMENT_KEYS and members.name and not members.is_open:
             members.is_open = True
             self._open(members.name)
             yield from self._json_value(self._calls.write)
@@ -225,9 +225,9 @@ class GroupReader:
             yield from self._members(members)
         else:
             text = yield from self._buffered(Nesting())
-            if key in _ARGUMENT_KEYS:
+            if key in ARGUMENT_KEYS:
                 members.arguments = text
-            members.unknown |= key not in _ARGUMENT_KEYS | _OTHER_KEYS
+            members.unknown |= key not in ARGUMENT_KEYS and key not in OTHER_KEYS
 
     def _string(self) -> Steps[str]:
         """A JSON string. Raises NotACall for another value."""

@@ -107,6 +107,11 @@ class CallFormat:
         return (self.begin, self.call, self.end, self.parameter, self.quote)
 
     @cached_property
+    def opening(self) -> frozenset[str]:
+        """The markers of a group without its end."""
+        return marks_of(self.begin, self.call, self.parameter)
+
+    @cached_property
     def marks(self) -> frozenset[str]:
         """The markers of the format."""
         return marks_of(self.begin, self.call, self.end, self.parameter)
@@ -144,8 +149,8 @@ FORMATS = (
     CallFormat("nemotron", "<TOOLCALL>[", _JSON, "]</TOOLCALL>", ", "),
     CallFormat("tool_calls", "<tool_calls>[", _JSON, "]</tool_calls>", ", "),
     CallFormat("minimax-m1", "<tool_calls>\n", _JSON, "\n</tool_calls>", "\n"),
-    CallFormat("phi-4", "<|tool_call|>[", _JSON, "]<|/tool_call|>", ", ", hints=("<|/tool|>",)),
     CallFormat("granite", "<|tool_call|>[", _JSON, "]", ", "),
+    CallFormat("phi-4", "<|tool_call|>[", _JSON, "]<|/tool_call|>", ", ", hints=("<|/tool|>",)),
     CallFormat("granite-3.1", "<tool_call>[", _JSON, "]", ", "),
     CallFormat("mistral", "[TOOL_CALLS][", '{"name": "$name", "arguments": $arguments, "id": "$id"}', "]", ", "),
     CallFormat("mistral-list", "[TOOL_CALLS][", _JSON, "]", ", "),

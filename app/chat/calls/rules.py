@@ -9,12 +9,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from .reading import ARGUMENT_KEYS, OTHER_KEYS
 from .records import CallFormat, Field, Literal
 from .values import types_of
 from .writing import Notation, literal, notation_of
 
 _KEY = r"[^\s<>\"'=:,(){}\[\]]{1,128}"
 _TEXT = "(?s:.*)"
+_FREE_ARGUMENTS = {"type": ["object", "array", "string", "null"]}  # those that the reader of calls reports
+_SPACES = re.compile(r"(\s+)")
 _OBJECT_KEYWORDS = {"type", "properties", "required", "additionalProperties", "$defs", "x-guidance"}
 
 
@@ -37,13 +40,18 @@ class ToolSchema:
 
 
 class Rules:
-    """Collects rules. `expression` writes a text of the format, with control tokens as ids."""
+    """Collects rules. The model may spell their texts with any tokens."""
 
-    def __init__(self, form: CallFormat, expression: Callable[[str], list[str | int]], json_options: Any) -> None:
+    def __init__(
+        self, form: CallFormat, pieces: Callable[[str], list[str | int]], json_options: Any, *, exact: bool = True
+    ) -> None:
+        """`pieces` divides a text of the format into control tokens and other text. `exact`: calls have the white space
+        of the format; otherwise all spellings that the reader of calls accepts."""
         self._form = form
-        self._pieces = expression
+        self._pieces = pieces
         self._options = json_options
-        self.lines: list[str] = []
+        self._exact = exact
+        self.lines: list[str] = ['%llguidance {"no_forcing": true}', r"SPACE: /[ \t\r\n]+/"]
 
     def group(self, tools: Sequence[ToolSchema], *, parallel: bool) -> str:
         """The name of the rule of one or more groups of calls."""
@@ -61,22 +69,48 @@ class Rules:
         form = self._form
         call = self._calls(tools)
         more = f"({self._sequence(form.separator, call)})*" if parallel and form.separator is not None else ""
-        space = "" if form.begin.rstrip() == form.begin else f"{self._text(form.begin[len(form.begin.rstrip()) :])}?"
-        return self._rule(f"{space} {self._sequence(call, more, form.end)}")
+        return self._rule(f"SPACE? {self._sequence(call, more, form.end)}")
 
     def rest_of_call(self, tool: ToolSchema) -> str:
         """The name of the rule of a call from its arguments on."""
         index = self._form.parts.index(Field(self._form.arguments))
-        return self._rule(self._call(tool, self._form.parts[index:]))
+        arguments, *rest = (self._part(tool, part) for part in self._form.parts[index:])
+        return self._rule(f"SPACE? {arguments} SPACE? {' '.join(rest)}")
 
     def _calls(self, tools: Sequence[ToolSchema]) -> str:
+        if self._form.is_object and not self._exact:
+            return self._rule(" | ".join(self._objects(tools)))
         return self._rule(" | ".join(self._call(tool, self._form.parts) for tool in tools))
+
+    def _objects(self, tools: Sequence[ToolSchema]) -> list[str]:
+        """Calls that are JSON objects. All rules are schemas, because a lexeme of one rule hides those of another."""
+        name, arguments = (json.loads(key) for key in re.findall(r'"\w+"(?=: "?\$(?:name|arguments))', self._form.call))
+        free = [tool.name for tool in tools if tool.schema is None]
+        rules = []
+        if free:
+            keys = [*OTHER_KEYS, name, arguments, *sorted(ARGUMENT_KEYS - {arguments})]
+            values: dict[str, Any] = dict.fromkeys(keys, _FREE_ARGUMENTS)
+            values |= dict.fromkeys(OTHER_KEYS, True) | {name: {"enum": free}}
+            rules.append(self._object(values, [name], {}))
+        for tool in tools:
+            if tool.schema is not None:
+                root = {key: value for key, value in tool.schema.items() if key not in ("$defs", "x-guidance")}
+                rules.append(
+                    self._object({name: {"const": tool.name}, arguments: root}, [name, arguments], tool.schema)
+                )
+        return rules
+
+    def _object(self, properties: Mapping[str, Any], required: Sequence[str], root: Mapping[str, Any]) -> str:
+        closed = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        return self._json(closed | {"$defs": root.get("$defs", {})})
 
     def _call(self, tool: ToolSchema, parts: Sequence[Literal | Field]) -> str:
         return " ".join(self._part(tool, part) for part in parts)
 
     def _part(self, tool: ToolSchema, part: Literal | Field) -> str:
         match part:
+            case Literal(text) if not text.strip() and not self._form.parameter:
+                return self._exact_text(text)
             case Literal(text):
                 return self._text(text)
             case Field("name"):
@@ -86,7 +120,7 @@ class Rules:
             case Field("id"):
                 return "/[a-zA-Z0-9]{9}/"
             case Field("arguments"):
-                return self._json(tool.schema or {"type": "object"})
+                return self._json(_FREE_ARGUMENTS if tool.schema is None else tool.schema)
             case Field("parameters"):
                 return self._parameters(tool)
         return self._entries(tool)
@@ -112,17 +146,30 @@ class Rules:
         return " ".join(item if _is_rule(item) else self._text(item) for item in items if item)
 
     def _text(self, text: str) -> str:
-        """A text of the format."""
+        """A text of the format. Unless calls are exact, white space may differ where the reader accepts it."""
+        if self._exact:
+            return self._exact_text(text)
+        words = _SPACES.split(text)  # spaces at odd indices
+        for index in range(1, len(words), 2):
+            before, after = words[index - 1], words[index + 1]
+            is_needed = before and after and not (before[-1] in ">]" and after[0] in "<[{")
+            words[index] = "SPACE" if is_needed else "SPACE?"
+        words[::2] = map(self._exact_text, words[::2])
+        return " ".join(words)
+
+    def _exact_text(self, text: str) -> str:
         return " ".join(f"<[{piece}]>" if isinstance(piece, int) else _quoted(piece) for piece in self._pieces(text))
 
     def _until(self, pattern: str, tail: str) -> str:
         """A text that matches a pattern, and the text of the format after it, which the first text does not have."""
-        first, *others = self._pieces(tail)
-        if isinstance(first, int):
-            return f"{self._terminal(f'/{pattern}/')}? {self._text(tail)}"
-        lexeme = self._terminal(f"/{pattern}{_escaped(first)}/", lazy=True)
-        rest = " ".join(f"<[{piece}]>" if isinstance(piece, int) else _quoted(piece) for piece in others)
-        return f"{lexeme} {rest}".strip()
+        marker = tail.strip()
+        first, *_ = self._pieces(marker)
+        after = self._text(tail[tail.index(marker) + len(marker) :])
+        if isinstance(first, int):  # a lexeme ends at a control token, and has the white space before it
+            return f"{self._terminal(f'/{pattern}/')}? {self._exact_text(marker)} {after}"
+        start = tail[: tail.index(marker)] + first
+        lexeme = self._terminal(f"/{pattern}{_escaped(start)}/", lazy=True)
+        return f"{lexeme} {self._exact_text(marker[len(first) :])} {after}"
 
     def _parameters(self, tool: ToolSchema) -> str:
         """Parameters in the order of the schema, of which the required ones must be there."""
@@ -157,7 +204,7 @@ class Rules:
         types = types_of(schema, root)
         is_text = types == {"string"}
         kind = "string" if is_text else next(iter(sorted(types)), "object").replace("integer", "number")
-        fields = {"key": self._text(name), "raw": '"true"' if is_text else '"false"', "type": json.dumps(kind)}
+        fields = {"key": self._exact_text(name), "raw": '"true"' if is_text else '"false"', "type": json.dumps(kind)}
         has_kind = any(isinstance(part, Field) and part.name in ("raw", "type") for part in self._form.parameter_parts)
         if has_kind and not is_text:
             value = f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"
@@ -178,7 +225,7 @@ class Rules:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values is not None:
             texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
-            return f"({' | '.join(map(self._text, texts))}) {self._text(tail)}"
+            return f"({' | '.join(map(self._exact_text, texts))}) {self._text(tail)}"
         types = types_of(schema, root)
         if types and "string" not in types:
             return f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"
@@ -202,7 +249,7 @@ class Rules:
             key = notation.key(name) if nested else name
             enforced = partial(self._notated, value, tool, notation, name)
             text = _or_free(tool, enforced, partial(self._any_value, notation))
-            body = f"{self._text(key + equals)} {text}"
+            body = f"{self._exact_text(key + equals)} {text}"
             items.append((self._rule(body), name in required))
         return self._optional_sequence(items, self._text(notation.comma))
 
@@ -247,7 +294,7 @@ class Rules:
             return f"({' | '.join(self._notated(option, tool, notation, name) for option in options)})"
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values is not None:
-            return f"({' | '.join(self._text(literal(value, notation)) for value in values)})"
+            return f"({' | '.join(self._exact_text(literal(value, notation)) for value in values)})"
         kinds = sorted(types_of(schema, root))
         return f"({' | '.join(self._typed(kind, schema, tool, notation, name) for kind in kinds)})"
 
