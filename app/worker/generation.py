@@ -160,25 +160,36 @@ def _grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> Grammar | Non
         return model.grammars().compile(frame.response_format)
     if not frame.tools:
         return None
-    is_strict = any(tool["function"].get("strict") for tool in frame.tools)
     if prompt.harmony:
-        return _harmony_grammar(frame, model, prompt) if frame.forced_tools or is_strict else None
-    form = prompt.form.calls[0]
+        return _harmony_grammar(frame, model, prompt) if frame.forced_tools or _has_strict_tool(frame) else None
     if frame.forced_tools:
-        return model.grammars().compile_forced_calls(form, frame.forced_tools, parallel=_is_parallel(frame, prompt))
+        parallel = _is_parallel(frame, prompt)
+        return model.grammars().compile_forced_calls(prompt.form.calls[0], frame.forced_tools, parallel=parallel)
+    return _optional_calls(frame, model, prompt)
+
+
+def _optional_calls(frame: Generate, model: OpenModel, prompt: Prompt) -> LazyGrammar | None:
+    """The grammar of an answer that may have calls. Without strict tools, calls may also be free: if the format is a
+    guess, or if grammars do not support the tokenizer."""
+    is_strict = _has_strict_tool(frame)
     if not is_strict and not prompt.certain_calls:
-        return None  # a guess of the format must not change an answer
+        return None
+    parallel = _is_parallel(frame, prompt)
     try:
-        grammars = model.grammars().compile_optional_calls(form, frame.tools, parallel=_is_parallel(frame, prompt))
+        grammars = model.grammars().compile_optional_calls(prompt.form.calls[0], frame.tools, parallel=parallel)
     except AppError:
         if is_strict:
             raise
-        return None  # such as a tokenizer that grammars do not support
+        return None
     return LazyGrammar(
         grammars,
         lambda watch: partial(_read, MarkedReader(model.tokenizer, prompt, ReadingOptions(tools=frame.tools), watch)),
         lambda text: model.tokenizer.encode(text, add_special_tokens=False),
     )
+
+
+def _has_strict_tool(frame: Generate) -> bool:
+    return any(tool["function"].get("strict") for tool in frame.tools)
 
 
 def _is_parallel(frame: Generate, prompt: Prompt) -> bool:

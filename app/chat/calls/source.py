@@ -121,33 +121,30 @@ class Source:
         """Take text up to `end` and pass it to `emit` as it arrives; `end` is taken too. False if the text ends first.
 
         `follows` tells whether the text after an occurrence proves that it is the end; None: more text is needed.
-        `hold`: characters before `end` that belong to it if they are directly before it.
+        `hold`: a character that belongs to `end` if it is directly before it.
         """
-        start = 0
         while True:
-            index = self.rest.find(end, start)
-            if index >= 0:
-                is_end = follows(self.rest[index + len(end) :])
-                if is_end is False:
-                    start = index + 1
-                    continue
-                if is_end or self.ended:
-                    emit(self.take(index).removesuffix(hold))
-                    self.take(len(end))
-                    return True
-            stop = index if index >= 0 else partial_start(self.rest, (end,))
-            if hold and self.rest[:stop].endswith(hold):
-                stop -= len(hold)
-            elif hold:
-                stop = min(stop, partial_start(self.rest[:stop], (hold,)))
-            stop = max(stop, 0)
-            emit(self.take(stop))
-            start = max(0, start - stop)
-            if not (yield from self.more()):
-                if index >= 0:
-                    continue
+            index, is_certain = _find_end(self.rest, end, follows)
+            if is_certain or (index >= 0 and self.ended):
+                emit(self.take(index).removesuffix(hold))
+                self.take(len(end))
+                return True
+            text = self.rest[: partial_start(self.rest, (end,)) if index < 0 else index]
+            emit(self.take(len(text.removesuffix(hold))))
+            if not (yield from self.more()) and index < 0:
                 emit(self.take(len(self.rest)))
                 return False
+
+
+def _find_end(text: str, end: str, follows: Callable[[str], bool | None]) -> tuple[int, bool]:
+    """(index of the first occurrence of `end` that may be the end, or -1; whether the text after it proves that)."""
+    index = text.find(end)
+    while index >= 0:
+        is_end = follows(text[index + len(end) :])
+        if is_end is not False:
+            return index, bool(is_end)
+        index = text.find(end, index + 1)
+    return -1, False
 
 
 @cache

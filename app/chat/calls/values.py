@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 MAX_LITERAL = 2**16  # characters of a value of Python
 _NAMES = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
@@ -57,23 +58,30 @@ def types_of(schema: Any, root: Any, depth: int = 8) -> frozenset[str]:
     schema = resolve(schema, root)
     if not isinstance(schema, dict) or not depth:
         return frozenset()
-    named = schema.get("type")
-    if isinstance(named, str):
-        return frozenset({named})
-    if isinstance(named, list):
-        return frozenset(name for name in named if isinstance(name, str))
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list):
-        return frozenset(map(type_of, values))
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(schema.get(keyword), list):
-            options = [types_of(option, root, depth - 1) for option in schema[keyword]]
-            return frozenset().union(*options) if all(options) else frozenset()
-    parts = schema.get("allOf")
-    if isinstance(parts, list):
-        known = [types for part in parts if (types := types_of(part, root, depth - 1))]
-        return frozenset.intersection(*known) if known else frozenset()
-    return frozenset()
+    known = _listed_types(schema)
+    for keyword, combine in (("anyOf", _union), ("oneOf", _union), ("allOf", _intersection)):
+        if not known and isinstance(schema.get(keyword), list):
+            known = combine([types_of(option, root, depth - 1) for option in schema[keyword]])
+    return known
+
+
+def _listed_types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types in `type`, or those of the values in `const` or `enum`."""
+    named = schema.get("type", [])
+    names = [named] if isinstance(named, str) else named
+    values = [schema["const"]] if "const" in schema else schema.get("enum") or []
+    return frozenset(name for name in names if isinstance(name, str)) & TYPES or frozenset(map(type_of, values))
+
+
+def _union(options: Sequence[frozenset[str]]) -> frozenset[str]:
+    """All types; empty if those of an option are unknown."""
+    return frozenset().union(*options) if all(options) else frozenset()
+
+
+def _intersection(options: Sequence[frozenset[str]]) -> frozenset[str]:
+    """The types that all options with known types allow."""
+    known = [types for types in options if types]
+    return frozenset.intersection(*known) if known else frozenset()
 
 
 def type_of(value: object) -> str:
