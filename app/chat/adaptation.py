@@ -5,12 +5,11 @@ A step changes one thing, and returns an equal conversation if there is nothing 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .messages import Conversation, arguments_text, take_result
+from .messages import Conversation, pairs_of, take_results
 
 Step = Callable[[Conversation], Conversation]
 Message = dict[str, Any]
@@ -20,10 +19,11 @@ _INSTRUCTIONS = ("system", "developer")
 
 def developer_as_system(conversation: Conversation) -> Conversation:
     """The role `developer` becomes `system`."""
-    messages = [
-        message | {"role": "system"} if message["role"] == "developer" else message for message in conversation.messages
-    ]
-    return replace(conversation, messages=messages)
+    return _each(conversation, _developer_as_system)
+
+
+def _developer_as_system(message: Message) -> Message:
+    return message | {"role": "system"} if message["role"] == "developer" else message
 
 
 def described_tools(conversation: Conversation) -> Conversation:
@@ -52,18 +52,17 @@ def empty_tools(conversation: Conversation) -> Conversation:
 
 def null_contents(conversation: Conversation) -> Conversation:
     """No text beside calls is null, as in OpenAI's API."""
-    messages = [
-        message | {"content": message["content"] or None} if message.get("tool_calls") else message
-        for message in conversation.messages
-    ]
-    return replace(conversation, messages=messages)
+    return _each(conversation, _with_null)
+
+
+def _with_null(message: Message) -> Message:
+    return message | {"content": message["content"] or None} if message.get("tool_calls") else message
 
 
 def object_arguments(conversation: Conversation) -> Conversation:
     """Arguments are always objects."""
-    if not conversation.has_calls or conversation.arguments == "text":
-        return conversation
-    return replace(conversation, arguments="object")
+    is_value = conversation.has_calls and conversation.arguments == "value"
+    return replace(conversation, arguments="object") if is_value else conversation
 
 
 def merged_instructions(conversation: Conversation) -> Conversation:
@@ -80,29 +79,23 @@ def single_calls(conversation: Conversation) -> Conversation:
     messages: list[Message] = []
     while pending:
         message = pending.pop()
-        calls = message.get("tool_calls", ())
-        results = []
-        while len(calls) > 1 and pending and pending[-1]["role"] == "tool":
-            results.append(pending.pop())
-        messages += _split_calls(message, results) if len(calls) > 1 else [message]
+        pairs, rest = pairs_of(message, take_results(pending))
+        start = message
+        for call, result in pairs:
+            messages += [start | {"tool_calls": [call]}, *([result] if result else [])]
+            start = {"role": "assistant", "content": ""}
+        messages += rest if pairs else [message, *rest]
     return replace(conversation, messages=messages)
-
-
-def _split_calls(message: Message, results: list[Message]) -> list[Message]:
-    split = []
-    for number, call in enumerate(message["tool_calls"]):
-        start = message if number == 0 else {"role": "assistant", "content": ""}
-        split += [start | {"tool_calls": [call]}, *take_result(call, results)]
-    return split + results
 
 
 def instructions_as_users(conversation: Conversation) -> Conversation:
     """Instructions after the first message become messages of the user."""
-    messages = [
-        message | {"role": "user"} if index and message["role"] in _INSTRUCTIONS else message
-        for index, message in enumerate(conversation.messages)
-    ]
-    return replace(conversation, messages=messages)
+    first, others = conversation.messages[:1], conversation.messages[1:]
+    return replace(conversation, messages=first + [_instruction_as_user(message) for message in others])
+
+
+def _instruction_as_user(message: Message) -> Message:
+    return message | {"role": "user"} if message["role"] in _INSTRUCTIONS else message
 
 
 def merged_turns(conversation: Conversation) -> Conversation:
@@ -142,56 +135,58 @@ def alternating_turns(conversation: Conversation) -> Conversation:
     """Empty messages: of the user before an assistant that speaks first, of the assistant after calls that the user
     interrupts or comments."""
     messages: list[Message] = []
-    before = "system"
+    before: Message = {"role": "system"}
     for message in conversation.messages:
-        if before in _INSTRUCTIONS and message["role"] == "assistant":
-            messages.append({"role": "user", "content": ""})
-        if before in ("tool", "calls") and message["role"] == "user":
-            messages.append({"role": "assistant", "content": ""})
-        messages.append(message)
-        before = "calls" if message.get("tool_calls") else message["role"]
+        messages += [*_between(before, message), message]
+        before = message
     return replace(conversation, messages=messages)
+
+
+def _between(before: Message, message: Message) -> list[Message]:
+    if before["role"] in _INSTRUCTIONS and message["role"] == "assistant":
+        return [{"role": "user", "content": ""}]
+    if (before["role"] == "tool" or before.get("tool_calls")) and message["role"] == "user":
+        return [{"role": "assistant", "content": ""}]
+    return []
 
 
 def blank_contents(conversation: Conversation) -> Conversation:
     """A message without text or calls has a space."""
-    messages = [
-        message if message["content"] or message.get("tool_calls") else message | {"content": " "}
-        for message in conversation.messages
-    ]
-    return replace(conversation, messages=messages)
+    return _each(conversation, _with_blank)
+
+
+def _with_blank(message: Message) -> Message:
+    return message if message["content"] or message.get("tool_calls") else message | {"content": " "}
 
 
 def calls_as_text(conversation: Conversation) -> Conversation:
-    """Calls become text of their messages."""
-    return replace(conversation, messages=[_without_calls(message) for message in conversation.messages])
+    """Calls become text of their messages, as the model writes them."""
 
+    def without_calls(message: Message) -> Message:
+        if not message.get("tool_calls"):
+            return message
+        texts = filter(None, [message["content"], conversation.calls_text(message["tool_calls"])])
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        return rest | {"content": "\n".join(texts)}
 
-def _without_calls(message: Message) -> Message:
-    if not message.get("tool_calls"):
-        return message
-    texts = [message["content"], *(_call_text(call["function"]) for call in message["tool_calls"])]
-    rest = {key: value for key, value in message.items() if key != "tool_calls"}
-    return rest | {"content": "\n".join(filter(None, texts))}
-
-
-def _call_text(function: dict[str, Any]) -> str:
-    name = json.dumps(function["name"])
-    return f'<tool_call>\n{{"name": {name}, "arguments": {arguments_text(function["arguments"])}}}\n</tool_call>'
+    return _each(conversation, without_calls)
 
 
 def results_as_users(conversation: Conversation) -> Conversation:
     """Results of calls become messages of the user."""
     if not any(message["role"] == "tool" for message in conversation.messages):
         return conversation
-    messages = [_result_as_user(message) for message in conversation.messages]
-    return merged_turns(replace(conversation, messages=messages))
+    return merged_turns(_each(conversation, _result_as_user))
 
 
 def _result_as_user(message: Message) -> Message:
     if message["role"] != "tool":
         return message
     return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
+
+
+def _each(conversation: Conversation, change: Callable[[Message], Message]) -> Conversation:
+    return replace(conversation, messages=[change(message) for message in conversation.messages])
 
 
 def _split_instructions(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:

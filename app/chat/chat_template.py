@@ -13,16 +13,18 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import TemplateFailed
-from .adaptation import STEPS, Step
+from .adaptation import Step
 from .call_ids import CallIds, IdStyle, call_count
 from .calls.detection import DetectedCalls, Detector
+from .calls.writing import example
 from .harmony import uses_harmony
-from .harmony_messages import harmony_messages, harmony_tools
-from .messages import ArgumentsForm, Conversation
+from .harmony_messages import harmony_message
+from .messages import HERMES, ArgumentsForm, Conversation, named_arguments
 from .parsers import AnswerFormat
 from .skeleton import Score, Skeleton, shape_of, skeleton_of
 from .template import TemplateExceeded, TemplateRenderer
 from .tokens import Tokenizer
+from .trials import Trials, applied
 
 MAX_PLANS = 512
 
@@ -89,158 +91,111 @@ class ChatTemplate:
     def render(self, conversation: Conversation, kwargs: Mapping[str, Any], *, continued: bool = False) -> str:
         """The prompt. Special tokens in the values of the client are marked as plain text. `continued`: the last
         message has no end. Raises TemplateFailed; if no step helps, with the reason for the unchanged conversation."""
-        conversation = self._in_form(conversation)
-        plan = self._plan(conversation, kwargs, continued)
+        conversation = self._prepared(conversation)
+        variables = self._variables(kwargs, continued=continued)
+        steps = self._plan(conversation, variables).steps
         try:
-            return self._text(_applied(conversation, plan.steps), kwargs, continued)
+            return self._text(applied(steps, conversation), variables)
         except TemplateExceeded:
             raise
-        except TemplateFailed:
-            return self._first_text(conversation, kwargs, continued)
+        except TemplateFailed:  # for a reason that the skeleton does not show
+            return self._trials(conversation, variables).best().prompt
 
     def opening(self, prompt: str, conversation: Conversation, kwargs: Mapping[str, Any]) -> str:
         """The end of a prompt that `render` made for a new answer, which the template wrote after the last message."""
-        conversation = self._in_form(conversation)
-        plan = self._plan(conversation, kwargs, False)
+        conversation = self._prepared(conversation)
+        plan = self._plan(conversation, self._variables(kwargs, continued=False))
         if plan.tail is not None and prompt.endswith(plan.tail):
             return plan.tail
         try:  # the opening depends on the texts of the messages
-            unopened = self._text(_applied(conversation, plan.steps), kwargs, True)
+            unopened = self._text(applied(plan.steps, conversation), self._variables(kwargs, continued=True))
         except TemplateFailed:
             return ""
         return prompt[_common_length(prompt, unopened) :]
 
-    def _text(self, conversation: Conversation, kwargs: Mapping[str, Any], continued: bool) -> str:
-        messages = conversation.for_template()
-        tools = conversation.tools
-        if self.is_harmony:
-            messages = harmony_messages(messages)
-            tools = harmony_tools(tools)
-        protect = self._tokenizer.protect
-        values = {
-            "messages": [self._protected(message) for message in messages],
-            "tools": protect(tools),
-            "add_generation_prompt": not continued,
-        }
-        return self._renderer.render(self.source, self._tokenizer.special_tokens | protect(dict(kwargs)) | values)
+    def _variables(self, kwargs: Mapping[str, Any], *, continued: bool) -> dict[str, Any]:
+        return {**self._tokenizer.protect(dict(kwargs)), "add_generation_prompt": not continued}
+
+    def _prepared(self, conversation: Conversation) -> Conversation:
+        """The conversation in the form of the template. Control tokens are marked as plain text, except in calls."""
+        arguments, ids = self._call_form if conversation.has_calls else _FORMS[0]
+        return Conversation(
+            [self._protected(message) for message in conversation.messages],
+            self._tokenizer.protect(conversation.tools),
+            arguments,
+            ids,
+            self._calls_text,
+        )
 
     def _protected(self, message: dict[str, Any]) -> dict[str, Any]:
-        """The message; control tokens in its texts are marked as plain text. Earlier answers keep their own markers."""
-        protected: dict[str, Any] = self._tokenizer.protect(message)
-        if message["role"] == "assistant":
-            protected["content"] = self._tokenizer.protect(message["content"], own=True)
-        return protected
+        """Earlier answers keep their own markers."""
+        calls = {"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}
+        content = self._tokenizer.protect(message["content"], own=message["role"] == "assistant")
+        others = {key: value for key, value in message.items() if key not in ("content", "tool_calls")}
+        protected = {**self._tokenizer.protect(others), "content": content, **calls}
+        return harmony_message(protected) if self.is_harmony else protected
 
-    def _in_form(self, conversation: Conversation) -> Conversation:
-        if not conversation.has_calls:
-            return conversation
-        arguments, ids = self._call_form
-        return replace(conversation, arguments=arguments, ids=ids)
+    def _calls_text(self, calls: Sequence[dict[str, Any]]) -> str:
+        detected = self.answers_with_calls
+        protect = self._tokenizer.protect
+        named = [(protect(name), protect(arguments)) for name, arguments in named_arguments(calls)]
+        return example(detected.form.calls[0] if detected else HERMES, named)
+
+    def _text(self, conversation: Conversation, variables: Mapping[str, Any]) -> str:
+        """The prompt of a prepared conversation."""
+        messages = [self._with_protected_calls(message) for message in conversation.for_template()]
+        return self._rendered({**variables, "messages": messages, "tools": conversation.tools})
+
+    def _with_protected_calls(self, message: dict[str, Any]) -> dict[str, Any]:
+        calls = message.get("tool_calls")
+        return message | {"tool_calls": self._tokenizer.protect(calls)} if calls else message
 
     @cached_property
     def _call_form(self) -> tuple[ArgumentsForm, IdStyle]:
         """The form of arguments and ids with which an example shows all of a call."""
         skeleton = skeleton_of(_EXAMPLE)
+        variables = self._variables({}, continued=False)
         scores: dict[tuple[ArgumentsForm, IdStyle], Score] = {}
         for arguments, ids in _FORMS:
             example = replace(skeleton.conversation, arguments=arguments, ids=ids)
             try:
-                scores[arguments, ids] = skeleton.score(self._text(example, {}, False))
+                scores[arguments, ids] = skeleton.score(self._text(example, variables))
             except TemplateExceeded:
                 raise
             except TemplateFailed:
                 continue
-            if skeleton.is_complete(scores[arguments, ids]):
+            if scores[arguments, ids] == skeleton.complete:
                 break
         return max(scores, key=lambda form: scores[form], default=_FORMS[0])
 
-    def _plan(self, conversation: Conversation, kwargs: Mapping[str, Any], continued: bool) -> Plan:
-        key = shape_of(conversation, kwargs, continued)
+    def _plan(self, conversation: Conversation, variables: Mapping[str, Any]) -> Plan:
+        key = shape_of(conversation, variables)
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._new_plan(skeleton_of(conversation), kwargs, continued)
+            plan = self._new_plan(skeleton_of(conversation), variables)
             if len(self._plans) >= MAX_PLANS:
                 self._plans.clear()
             self._plans[key] = plan
         return plan
 
-    def _new_plan(self, skeleton: Skeleton, kwargs: Mapping[str, Any], continued: bool) -> Plan:
-        examples: list[tuple[Conversation, str]] = []
-
-        def score(changed: Conversation) -> Score | None:
-            try:
-                examples.append((changed, self._text(changed, kwargs, continued)))
-            except TemplateExceeded:
-                raise
-            except TemplateFailed:
-                return None
-            return skeleton.score(examples[-1][1])
-
-        steps = best_steps(skeleton.conversation, score, skeleton.is_complete)
-        if steps is None:
+    def _new_plan(self, skeleton: Skeleton, variables: Mapping[str, Any]) -> Plan:
+        try:
+            best = self._trials(skeleton.conversation, variables, skeleton.score, skeleton.complete).best()
+        except TemplateExceeded:
+            raise
+        except TemplateFailed:
             return Plan()
-        changed = _applied(skeleton.conversation, steps)
-        return Plan(steps, skeleton.tail(next(text for example, text in examples if example == changed)))
+        return Plan(best.steps, skeleton.tail(best.prompt))
 
-    def _first_text(self, conversation: Conversation, kwargs: Mapping[str, Any], continued: bool) -> str:
-        """The prompt with the fewest steps with which the template does not fail."""
-        errors = []
-
-        def score(changed: Conversation) -> Score | None:
-            try:
-                self._text(changed, kwargs, continued)
-            except TemplateExceeded:
-                raise
-            except TemplateFailed as error:
-                errors.append(error)
-                return None
-            return Score(0, 0)
-
-        steps = best_steps(conversation, score, lambda _: True)
-        if steps is None:
-            raise errors[0]
-        return self._text(_applied(conversation, steps), kwargs, continued)
-
-
-def best_steps(
-    conversation: Conversation,
-    score: Callable[[Conversation], Score | None],
-    is_complete: Callable[[Score], bool],
-) -> tuple[Step, ...] | None:
-    """The steps with the best score, the first of equal ones; None if all fail. Tries none, each, then the first ones.
-
-    `score`: of a changed conversation; None if it fails. `is_complete`: no score is better.
-    """
-    tried: list[Conversation] = []
-    best: tuple[Score, tuple[Step, ...]] | None = None
-    for steps in [(), *((step,) for step in STEPS), *(STEPS[:count] for count in range(2, len(STEPS) + 1))]:
-        changed = _applied(conversation, steps)
-        if changed in tried:
-            continue
-        tried.append(changed)
-        value = score(changed)
-        if value is not None and (best is None or value > best[0]):
-            best = (value, steps)
-        if value is not None and is_complete(value):
-            break
-    return None if best is None else _necessary(conversation, score, *best)
-
-
-def _necessary(
-    conversation: Conversation, score: Callable[[Conversation], Score | None], value: Score, steps: tuple[Step, ...]
-) -> tuple[Step, ...]:
-    """The steps without those that do not change the score, from the greatest change to the least."""
-    for step in reversed(steps):
-        fewer = tuple(other for other in steps if other is not step)
-        if len(steps) > 1 and score(_applied(conversation, fewer)) == value:
-            steps = fewer
-    return steps
-
-
-def _applied(conversation: Conversation, steps: Sequence[Step]) -> Conversation:
-    for step in steps:
-        conversation = step(conversation)
-    return conversation
+    def _trials(
+        self,
+        conversation: Conversation,
+        variables: Mapping[str, Any],
+        score: Callable[[str], Score] = lambda _: Score(0, 0),
+        complete: Score = Score(0, 0),
+    ) -> Trials:
+        """Without a score, every prompt is complete."""
+        return Trials(conversation, lambda changed: self._text(changed, variables), score, complete)
 
 
 def _common_length(first: str, second: str) -> int:

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from .call_ids import IdStyle, with_ids
+from .calls.records import FORMATS
+from .calls.writing import example
 
 # The arguments of calls. value: the value of the JSON text. object: the same, but never another value than an object.
 # text: the JSON text.
 ArgumentsForm = Literal["value", "object", "text"]
 
+HERMES = next(form for form in FORMATS if form.title == "hermes")
+
+
+def hermes_text(calls: Sequence[dict[str, Any]]) -> str:
+    """Calls as models write them whose format is unknown."""
+    return example(HERMES, named_arguments(calls))
+
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages and tools for a chat template, and the form in which the template needs calls."""
+    """Messages and tools for a chat template, and the form in which the template needs calls.
+
+    `calls_text` writes calls as the text of an answer, for templates that cannot show calls.
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     arguments: ArgumentsForm = "value"
     ids: IdStyle = "plain"
+    calls_text: Callable[[Sequence[dict[str, Any]]], str] = hermes_text
 
     @property
     def has_calls(self) -> bool:
@@ -40,31 +53,44 @@ def in_order(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     Calls without a result come after the others: a template without ids shows the results in the order of the calls.
     Each result gets the field `name`, the name of the function, unless it has one.
     """
-    pending = [dict(message) for message in messages]
-    pending.reverse()
+    pending = [dict(message) for message in reversed(messages)]
     ordered = []
     while pending:
         message = pending.pop()
-        results = []
-        while message.get("tool_calls") and pending and pending[-1]["role"] == "tool":
-            results.append(pending.pop())
-        answered = []
-        others = []
-        sorted_results = []
-        for call in message.get("tool_calls", ()):
-            found = take_result(call, results)
-            (answered if found else others).append(call)
-            sorted_results += [{"name": call["function"]["name"]} | result for result in found]
-        ordered += [message | {"tool_calls": answered + others} if answered else message, *sorted_results, *results]
+        pairs, rest = pairs_of(message, take_results(pending))
+        named = [{"name": call["function"]["name"]} | result for call, result in pairs if result]
+        if named:
+            message["tool_calls"] = [call for call, _ in sorted(pairs, key=lambda pair: pair[1] is None)]
+        ordered += [message, *named, *rest]
     return ordered
 
 
-def take_result(call: dict[str, Any], results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Remove the first result of the call from `results`. Returns a list with it; an empty list if there is none."""
-    for index, message in enumerate(results):
-        if message["tool_call_id"] == call["id"]:
-            return [results.pop(index)]
-    return []
+def take_results(pending: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Remove the results of calls at the end of `pending`, which has the messages in reverse order. Returns them."""
+    results = []
+    while pending and pending[-1]["role"] == "tool":
+        results.append(pending.pop())
+    return results
+
+
+def pairs_of(
+    message: dict[str, Any], results: Sequence[dict[str, Any]]
+) -> tuple[list[tuple[dict[str, Any], dict[str, Any] | None]], list[dict[str, Any]]]:
+    """The calls of a message, each with the first result that has its id, and the other results."""
+    rest = list(results)
+    pairs = []
+    for call in message.get("tool_calls", ()):
+        result = next((result for result in rest if result["tool_call_id"] == call["id"]), None)
+        if result is not None:
+            rest.remove(result)
+        pairs.append((call, result))
+    return pairs, rest
+
+
+def named_arguments(calls: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+    """The name of each call, and its arguments as an object."""
+    functions = [call["function"] for call in calls]
+    return [(function["name"], _as_object(_arguments(function["arguments"]))) for function in functions]
 
 
 def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
@@ -78,28 +104,35 @@ def _with_arguments(message: dict[str, Any], form: ArgumentsForm) -> dict[str, A
     if not calls:
         return dict(message)
     functions = [call["function"] for call in calls]
-    functions = [function | {"arguments": _arguments(function["arguments"], form)} for function in functions]
+    functions = [function | {"arguments": _in_form(function["arguments"], form)} for function in functions]
     return message | {
         "tool_calls": [call | {"function": function} for call, function in zip(calls, functions, strict=True)]
     }
 
 
-def arguments_text(text: str) -> str:
+def _in_form(text: str, form: ArgumentsForm) -> object:
+    """Arguments that a model wrote, in a form."""
+    if form == "text":
+        return _arguments_text(text)
+    value = _arguments(text)
+    return _as_object(value) if form == "object" else value
+
+
+def _arguments(text: str) -> object:
+    return _value(_arguments_text(text))
+
+
+def _as_object(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {"arguments": value}
+
+
+def _arguments_text(text: str) -> str:
     """The JSON text of arguments that a model wrote. No arguments are an empty object, and a JSON string that has an
     object is this object."""
     value = _value(text)
     if isinstance(value, str) and isinstance(_value(value), dict):
         return value
     return "{}" if value is None or value == "" or not text.strip() else text
-
-
-def _arguments(text: str, form: ArgumentsForm) -> object:
-    """Arguments that a model wrote, in a form."""
-    text = arguments_text(text)
-    if form == "text":
-        return text
-    value = _value(text)
-    return {"arguments": value} if form == "object" and not isinstance(value, dict) else value
 
 
 def _value(text: str) -> object:

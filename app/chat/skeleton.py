@@ -1,11 +1,12 @@
 """The skeleton of a conversation: the same roles and calls, with a unique word in place of each text.
 
-Its rendering shows what a chat template does with a conversation, without the text of the client.
+Its rendering shows what a chat template does with a conversation, without the text of the client. A part that repeats
+itself is there once, so that the skeleton of a long session is short, and the same after each further round.
 """
 
 from __future__ import annotations
 
-import re
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,7 +15,10 @@ import msgspec
 
 from .messages import Conversation
 
-_REPEATED = re.compile(r"(.{1,6}?)\1{2,}", re.DOTALL)
+Message = dict[str, Any]
+Round = list[Message]  # a message and the results of its calls
+
+MAX_TAIL = 4096  # characters
 
 
 class Score(NamedTuple):
@@ -32,41 +36,77 @@ class Skeleton:
     items: frozenset[str]  # items of arguments that are lists
 
     def score(self, prompt: str) -> Score:
-        bad = sum(f"'{key}'" in prompt or f'\\"{key}' in prompt for key in self.keys)
-        bad += sum(f'["{item}"]' not in prompt and f"['{item}']" not in prompt for item in self.items)
-        return Score(sum(word in prompt for word in self.words) - bad, -prompt.count("None"))
+        shown = sum(word in prompt for word in self.words)
+        python_or_text = sum(f"'{key}'" in prompt or f'\\"{key}' in prompt for key in self.keys)
+        no_lists = sum(f'["{item}"]' not in prompt and f"['{item}']" not in prompt for item in self.items)
+        return Score(shown - python_or_text - no_lists, -prompt.count("None"))
 
-    def is_complete(self, score: Score) -> bool:
-        return score == (len(self.words), 0)
+    @property
+    def complete(self) -> Score:
+        """The score of a prompt that shows everything."""
+        return Score(len(self.words), 0)
 
     def tail(self, prompt: str) -> str:
-        """The text of the prompt after the last text of a message."""
-        ends = [index + len(word) for word in self.words if (index := prompt.rfind(word)) >= 0]
-        return prompt[max(ends) :] if ends else ""
+        """The text of the prompt after the last text of a message; its end if it is long."""
+        end = max((prompt.rfind(word) + len(word) for word in self.words if word in prompt), default=len(prompt))
+        return prompt[end:][-MAX_TAIL:]
 
 
-def shape_of(conversation: Conversation, *more: object) -> bytes:
-    """A key that conversations with the same skeleton share, with `more` values."""
-    shapes = [_shape(message) for message in _without_repetitions(conversation.messages)]
-    tools = conversation.tools
-    kinds = None if tools is None else sorted({_tool_shape(tool) for tool in tools})
-    return msgspec.json.encode([shapes, kinds, conversation.arguments, conversation.ids, *more])
+def shape_of(conversation: Conversation, variables: Mapping[str, Any]) -> bytes:
+    """A key of few bytes that conversations with the same skeleton, and the same variables, share."""
+    shapes = [_shape_of_round(part) for part in _without_repetitions(conversation.messages)]
+    kinds = None if conversation.tools is None else _kinds(conversation)
+    return hashlib.sha256(msgspec.json.encode([shapes, kinds, variables])).digest()
 
 
 def skeleton_of(conversation: Conversation) -> Skeleton:
     """The skeleton of a conversation whose results are in the order of the calls."""
     words = _Words()
-    messages = [words.message(message) for message in _without_repetitions(conversation.messages)]
-    kinds = sorted({_tool_shape(tool) for tool in conversation.tools or ()})
-    tools = [_tool(f"tool{number:05}x", *kind) for number, kind in enumerate(kinds)]
+    messages = [message for part in _without_repetitions(conversation.messages) for message in words.round(part)]
+    tools = [_tool(f"tool{number:05}x", *kind) for number, kind in enumerate(_kinds(conversation))]
     likeness = replace(conversation, messages=messages, tools=tools or None)
     return Skeleton(likeness, frozenset(words.words), frozenset(words.keys), frozenset(words.items))
 
 
-def _shape(message: Mapping[str, Any]) -> str:
+def _without_repetitions(messages: Sequence[Message]) -> list[Round]:
+    """The rounds without those that repeat a part.
+
+    Each shape of two successive rounds stays, at its first place. A part without a new one is dropped if it ends with
+    the two rounds before it, so that successive rounds are successive in the conversation, too.
+    """
+    kept: list[Round] = []
+    known: set[tuple[str, str]] = set()
+    path: dict[tuple[str, str], Round] = {}  # the last new shape of two rounds, and those after it
+    before = ""
+    for part in _rounds(messages):
+        shape = _shape_of_round(part)
+        pair = (before, shape)
+        if pair not in known:
+            known.add(pair)
+            kept += path.values()
+            path = {}
+        while pair in path:
+            path.popitem()
+        path[pair] = part
+        before = shape
+    return [*kept, *path.values()]
+
+
+def _rounds(messages: Sequence[Message]) -> list[Round]:
+    rounds: list[Round] = []
+    for message in messages:
+        if message["role"] == "tool" and rounds:
+            rounds[-1].append(message)
+        else:
+            rounds.append([message])
+    return rounds
+
+
+def _shape_of_round(part: Round) -> str:
+    """Roles, fields and kinds of calls; whether there is a text, except of results."""
+    message = part[0]
     calls = [_kind(call["function"]["arguments"]) for call in message.get("tool_calls", ())]
-    fields = "".join(sorted(key[0] for key in message))
-    return f"{message['role']} {bool(message['content'].strip())} {fields} {' '.join(calls)}"
+    return f"{message['role']} {bool(message['content'].strip())} {sorted(message)} {calls} {len(part)}"
 
 
 def _kind(arguments: str) -> str:
@@ -75,74 +115,58 @@ def _kind(arguments: str) -> str:
         value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
         return "x" if arguments.strip() else ""
-    if isinstance(value, str):  # a text in JSON: perhaps it has an object
-        return _kind(value) if value.lstrip().startswith("{") else "["
-    return "" if value is None or value == {} else "{" if isinstance(value, dict) else "["
-
-
-def _without_repetitions(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, where a sequence of roles that repeats itself is there twice."""
-    letters: dict[str, str] = {}
-    before = ""
-    text = ""
-    for message in messages:
-        number = before.rpartition("/")[2] if before.startswith("tool") else "0"
-        shape = f"tool/{int(number) + 1}" if message["role"] == "tool" else _shape(message)
-        text += letters.setdefault(shape, chr(0x100 + len(letters)))
-        before = shape
-    kept: list[int] = []
-    position = 0
-    for match in _REPEATED.finditer(text):
-        kept += range(position, match.start() + 2 * len(match[1]))
-        position = match.end()
-    kept += range(position, len(text))
-    return [messages[index] for index in kept]
+    if isinstance(value, str) and value.lstrip().startswith("{"):  # a text in JSON: perhaps it has an object
+        return _kind(value)
+    if value in (None, {}):
+        return ""
+    return "{" if isinstance(value, dict) else "["
 
 
 class _Words:
-    """Makes unique words, and messages of them."""
+    """Makes unique words, and rounds of them."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
         self.keys: list[str] = []
         self.items: list[str] = []
         self._count = 0
-        self._pending: list[tuple[str, str]] = []  # ids of the calls whose results follow, and their new ids
 
-    def message(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        calls = message.get("tool_calls", ())
+    def round(self, part: Round) -> Round:
+        first = self._message(part[0])
+        ids = [call["id"] for call in first.get("tool_calls", ())] + [""] * len(part)
+        return [first, *(self._result(result, call) for result, call in zip(part[1:], ids, strict=False))]
+
+    def _message(self, message: Message) -> Message:
         likeness = dict(message)
+        calls = message.get("tool_calls", ())
         if message.get("reasoning_content"):
-            likeness["reasoning_content"] = self._word("thought", shown=False)
+            likeness["reasoning_content"] = self._word("thought")
         if message["content"].strip():
-            # Many templates drop the text beside calls, as they did when the model was trained.
-            likeness["content"] = self._word("text", shown=not calls)
+            likeness["content"] = self._word("text")
+            if not calls:  # many templates drop the text beside calls, as they did when the model was trained
+                self.words.append(likeness["content"])
         if calls:
-            likeness["tool_calls"] = [self._call(call) for call in calls]
-            pairs = zip(calls, likeness["tool_calls"], strict=True)
-            self._pending = [(call["id"], new["id"]) for call, new in pairs]
-        if message["role"] == "tool":
-            likeness["name"] = self._word("result", shown=False)
-            likeness["tool_call_id"] = self._result_id(message["tool_call_id"])
+            likeness["tool_calls"] = [self._call(_kind(call["function"]["arguments"])) for call in calls]
         return likeness
 
-    def _word(self, kind: str, *, shown: bool = True) -> str:
-        self._count += 1
-        word = f"{kind}{self._count:05}x"
-        if shown:
-            self.words.append(word)
-        return word
+    def _result(self, message: Message, call: str) -> Message:
+        return self._message(message) | {"name": self._word("result"), "tool_call_id": call}
 
-    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+    def _word(self, kind: str) -> str:
+        self._count += 1
+        return f"{kind}{self._count:05}x"
+
+    def _call(self, kind: str) -> dict[str, Any]:
         name = self._word("function")
-        arguments = self._arguments(_kind(call["function"]["arguments"]))
-        new = f"call_{self._count:024x}"
-        return {"id": new, "type": "function", "function": {"name": name, "arguments": arguments}}
+        self.words.append(name)
+        identifier = f"call_{self._count:024x}"
+        return {"id": identifier, "type": "function", "function": {"name": name, "arguments": self._arguments(kind)}}
 
     def _arguments(self, kind: str) -> str:
         if not kind:
             return "{}"
         value = self._word("value")
+        self.words.append(value)
         if kind == "{":
             key = self._word("key")
             self.keys.append(key)
@@ -152,15 +176,13 @@ class _Words:
             return f'["{value}"]'
         return value
 
-    def _result_id(self, name: str) -> str:
-        for pair in self._pending:
-            if pair[0] == name:
-                self._pending.remove(pair)
-                return pair[1]
-        return name
+
+def _kinds(conversation: Conversation) -> list[tuple[bool, tuple[str, ...]]]:
+    """The kinds of the tools."""
+    return sorted(set(map(_kind_of_tool, conversation.tools or ())))
 
 
-def _tool_shape(tool: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:
+def _kind_of_tool(tool: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:
     """Whether a tool has a description, and the keys of its schema that templates read."""
     function = tool["function"]
     parameters = function.get("parameters")

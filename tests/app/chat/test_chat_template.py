@@ -405,7 +405,7 @@ def test_conversations_of_one_shape_need_one_example() -> None:
         template.render(Conversation([*turns * count, user("z")]), {})
         return int(template._renderer.count - before)  # type: ignore[attr-defined]
 
-    assert [renderings(count) for count in (1, 1, 2, 3, 4, 100)] == [2, 1, 2, 1, 1, 1]
+    assert [renderings(count) for count in (1, 1, 2, 3, 4, 100)] == [2, 1, 1, 1, 1, 1]
     for number in range(MAX_PLANS + 1):
         template.render(Conversation([user("x")]), {"n": number})
     assert len(template._plans) <= MAX_PLANS
@@ -427,6 +427,15 @@ def test_texts_are_protected_and_answers_keep_their_own_markers() -> None:
         "tprotected",
     ):
         assert word in text
+
+
+def test_calls_as_text_have_the_format_of_the_model() -> None:
+    """The markers that they get are no text of the client, and so not protected."""
+    source = "{# <|tool_call_start|>[ ]<|tool_call_end|> #}{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    calls = assistant("a!", call("c", '{"k": "v!", "n": 1}', "f!"), call("d", "[1]", "g"))
+    text = prompt(source, user("x"), calls, result("c", "1"), result("d", "2"))
+    written = '<|tool_call_start|>[fprotected(k="vprotected", n=1), g(arguments=[1])]<|tool_call_end|>'
+    assert text == f"<x><aown\n{written}><1><2>"
 
 
 THINK = "{% if add_generation_prompt %}<assistant><think>\n{% endif %}"
