@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
@@ -85,49 +84,44 @@ class PromptMaker:
         model in tokens; a much longer text is refused before all of it is tokenized.
         Raises TemplateFailed, InvalidRequest (or its subclass ContextTooLong), or UnsupportedParameter.
         """
-        template = self._template(bool(tools))
-        kwargs = self._checked(kwargs or {})
+        template = self._template(with_tools=bool(tools))
+        kwargs = kwargs or {}
+        self._check(kwargs)
         conversation = Conversation(in_order(messages), list(tools) or None)
         if continue_final_message:
-            _mark_end(conversation.messages[-1], is_harmony=template.is_harmony)
-        text = template.render(conversation, kwargs, continued=continue_final_message)
-        if continue_final_message:
-            text = _cut_at_mark(text)
+            text = _continued_text(template, conversation, kwargs)
+        else:
+            text = template.render(conversation, kwargs)
         detected = _answer_format(template, with_tools=bool(tools))
-        form = detected.form
-        inside_reasoning = False
-        if form.reasoning is not None:
-            last = messages[-1]["content"] if continue_final_message else None
-            opening = partial(template.opening, text, conversation, kwargs)
-            inside_reasoning = _is_inside(form.reasoning, template.source, text, last, opening)
-        if form.reasoning is not None and inside_reasoning and close_reasoning:
-            text = closed(text, form.reasoning.end)
-        if close_reasoning:  # also a text that begins with a marker is the answer
-            form = replace(form, reasoning=None, wrappers=())
-            inside_reasoning = False
-        opens_answer = template.is_harmony and close_reasoning and not tools and not continue_final_message
-        if opens_answer:
-            text += ANSWER_HEADER
-        self._refuse_early(text, context, "messages")
-        return Prompt(
-            ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)),
-            form=form,
-            inside_reasoning=inside_reasoning,
+        reasoning = detected.form.reasoning
+        if reasoning is None or not is_open(text, reasoning):  # most prompts
+            is_inside = False
+        elif continue_final_message:
+            is_inside = _continues_reasoning(template, conversation.messages[-1], reasoning)
+        else:  # the marker may be that of a message
+            is_inside = is_open(template.opening(text, conversation, kwargs), reasoning)
+        prompt = Prompt(
+            ids=(),
+            form=detected.form,
+            inside_reasoning=is_inside,
             certain_calls=detected.is_certain,
             parallel_calls=detected.parallel,
             harmony=template.is_harmony,
-            inside_answer=opens_answer or (template.is_harmony and continue_final_message),
+            inside_answer=template.is_harmony and continue_final_message,
             continues_text=continue_final_message,
             call_ids=template.call_ids(messages) if tools else CallIds(),
         )
+        if close_reasoning:
+            text, prompt = _without_reasoning(text, prompt, with_tools=bool(tools))
+        self._refuse_early(text, context, "messages")
+        return replace(prompt, ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)))
 
-    def _checked(self, kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The variables of the client. Raises UnsupportedParameter for variables that a client may not set."""
+    def _check(self, kwargs: Mapping[str, Any]) -> None:
+        """Raises UnsupportedParameter for variables that a client may not set."""
         reserved = sorted(kwargs.keys() & {*_RESERVED, *self.tokenizer.special_tokens})
         if reserved:
             param = f"chat_template_kwargs.{reserved[0]}"
             raise UnsupportedParameter(f"{param} is set by localllm", param=param)
-        return kwargs
 
     def _refuse_early(self, text: str, context: int | None, where: str) -> None:
         """Raises ContextTooLong if the beginning of a long text already has too many tokens.
@@ -142,7 +136,7 @@ class PromptMaker:
             estimate = round(tokens * len(text) / len(beginning))
             raise too_long(context, estimate, where, estimated=True)
 
-    def _template(self, with_tools: bool) -> ChatTemplate:
+    def _template(self, *, with_tools: bool) -> ChatTemplate:
         templates = self.tokenizer.templates
         if not templates:
             raise InvalidRequest("this model has no chat template: use /v1/completions", param="messages")
@@ -150,9 +144,7 @@ class PromptMaker:
         source = named or templates.get("default") or next(iter(templates.values()))
         if with_tools and "tools" not in source:
             raise UnsupportedParameter("tools: the chat template of this model does not support tools", param="tools")
-        if source not in self._templates:
-            self._templates[source] = ChatTemplate(source, self._renderer, self.tokenizer)
-        return self._templates[source]
+        return self._templates.setdefault(source, ChatTemplate(source, self._renderer, self.tokenizer))
 
 
 def too_long(context: int, tokens: int, where: str, *, estimated: bool = False) -> ContextTooLong:
@@ -180,17 +172,38 @@ def _answer_format(template: ChatTemplate, *, with_tools: bool) -> DetectedCalls
     return detected
 
 
-def _is_inside(reasoning: Reasoning, template: str, text: str, last: str | None, opening: Callable[[], str]) -> bool:
-    """Whether a prompt ends inside reasoning. `last`: the text of the message to continue; None for a new answer, which
-    `opening` precedes."""
-    if last is not None:
-        mentions = reasoning.begin.strip() in template or reasoning.end in template
-        return mentions and is_open(last, reasoning.begin, reasoning.end)
-    # Most prompts have no open marker, so that the opening is not needed. A message may also have one.
-    return is_open(text, reasoning.begin, reasoning.end) and is_open(opening(), reasoning.begin, reasoning.end)
+def _continues_reasoning(template: ChatTemplate, message: Mapping[str, Any], reasoning: Reasoning) -> bool:
+    """Whether a message that the answer continues ends inside reasoning."""
+    mentions = reasoning.begin.strip() in template.source or reasoning.end in template.source
+    return mentions and is_open(message["content"], reasoning)
 
 
-def _mark_end(message: dict[str, Any], *, is_harmony: bool) -> None:
+def _without_reasoning(text: str, prompt: Prompt, *, with_tools: bool) -> tuple[str, Prompt]:
+    """The text, and the options, of a prompt whose answer has no reasoning."""
+    if prompt.inside_reasoning and prompt.form.reasoning is not None:
+        text = closed(text, prompt.form.reasoning)
+    # Without wrappers, too: a text that begins with a marker is the answer.
+    prompt = replace(prompt, form=replace(prompt.form, reasoning=None, wrappers=()), inside_reasoning=False)
+    if prompt.harmony and not with_tools and not prompt.inside_answer:
+        return text + ANSWER_HEADER, replace(prompt, inside_answer=True)
+    return text, prompt
+
+
+def _continued_text(template: ChatTemplate, conversation: Conversation, kwargs: Mapping[str, Any]) -> str:
+    """The prompt up to the end of the final message."""
+    message = conversation.messages[-1]
+    _check_final(message, is_harmony=template.is_harmony)
+    message["content"] += _CUT
+    beginning, mark, _ = template.render(conversation, kwargs, continued=True).rpartition(_CUT)
+    if not mark:
+        raise UnsupportedParameter(
+            "continue_final_message: the chat template of this model changes the final message",
+            param="continue_final_message",
+        )
+    return beginning
+
+
+def _check_final(message: dict[str, Any], *, is_harmony: bool) -> None:
     if message["role"] != "assistant" or not message["content"]:
         raise InvalidRequest(
             "continue_final_message needs an assistant message with text as the last message",
@@ -200,14 +213,3 @@ def _mark_end(message: dict[str, Any], *, is_harmony: bool) -> None:
         raise UnsupportedParameter(
             "continue_final_message: the final message has tool calls", param="continue_final_message"
         )
-    message["content"] += _CUT
-
-
-def _cut_at_mark(text: str) -> str:
-    beginning, mark, _ = text.rpartition(_CUT)
-    if not mark:
-        raise UnsupportedParameter(
-            "continue_final_message: the chat template of this model changes the final message",
-            param="continue_final_message",
-        )
-    return beginning

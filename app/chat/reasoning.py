@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from .calls.records import Reasoning
 
-def is_open(text: str, begin: str, end: str) -> bool:
+
+def is_open(text: str, reasoning: Reasoning) -> bool:
     """Whether the last marker of reasoning in a text is the one that begins it."""
-    return text.rfind(begin.strip()) > text.rfind(end.strip())
+    return text.rfind(reasoning.begin.strip()) > text.rfind(reasoning.end.strip())
 
 
-def closed(text: str, end: str) -> str:
+def closed(text: str, reasoning: Reasoning) -> str:
     """A prompt that ends inside reasoning, with the marker that ends it."""
-    return f"{text.rstrip()}\n\n{end.strip()}\n\n"
+    return f"{text.rstrip()}\n\n{reasoning.end.strip()}\n\n"
