@@ -40,28 +40,49 @@ def call_count(messages: Iterable[dict[str, Any]]) -> int:
 
 
 def with_ids(messages: Sequence[dict[str, Any]], style: IdStyle) -> list[dict[str, Any]]:
-    """The messages with ids of a style. The results must be in the order of the calls.
+    """The messages with ids of a style. The results follow their calls, in the same order.
 
     An id of this style stays. Every other id gets a new one, always the same, and two ids never get the same one.
     """
-    if style == "nine":
-        return _with_short_ids(messages)
-    if style == "functions":
-        return _with_names(messages)
-    return list(messages)
+    if style == "plain":
+        return list(messages)
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    ids = iter(_short_ids(calls) if style == "nine" else _named_ids(calls))
+    converted = []
+    pending: list[tuple[str, str]] = []  # old and new ids of the calls whose results follow
+    for message in messages:
+        if message["role"] == "tool":
+            converted.append(_with_result_id(message, pending))
+            continue
+        pending = [(call["id"], next(ids)) for call in message.get("tool_calls", ())]
+        converted.append(_with_call_ids(message, [new for _, new in pending]))
+    return converted
 
 
-def _with_short_ids(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    ids = [call["id"] for message in messages for call in message.get("tool_calls", ())]
-    short = {name: name for name in ids if _NINE.fullmatch(name)}
+def _with_result_id(message: dict[str, Any], pending: list[tuple[str, str]]) -> dict[str, Any]:
+    """A result with the new id of its call, which is removed from `pending`."""
+    for index, (old, new) in enumerate(pending):
+        if old == message["tool_call_id"]:
+            del pending[index]
+            return message | {"tool_call_id": new}
+    return message
+
+
+def _with_call_ids(message: dict[str, Any], ids: Sequence[str]) -> dict[str, Any]:
+    if not ids:
+        return message
+    return message | {"tool_calls": [call | {"id": new} for call, new in zip(message["tool_calls"], ids, strict=True)]}
+
+
+def _short_ids(calls: Sequence[dict[str, Any]]) -> list[str]:
+    names = [call["id"] for call in calls]
+    short = {name: name for name in names if _NINE.fullmatch(name)}
     taken = set(short)
-    for name in ids:
+    for name in names:
         if name not in short:
             short[name] = _free_id(name, taken)
             taken.add(short[name])
-    return [
-        _renamed(message, [short[call["id"]] for call in message.get("tool_calls", ())], short) for message in messages
-    ]
+    return [short[name] for name in names]
 
 
 def _free_id(name: str, taken: set[str]) -> str:
@@ -81,27 +102,18 @@ def _short(name: str, attempt: int) -> str:
     return "".join(digits)
 
 
-def _with_names(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    taken = {call["id"] for message in messages for call in message.get("tool_calls", ()) if _is_named(call)}
-    kept: set[str] = set()
-    count = 0
-    pending: list[tuple[str, str]] = []  # old and new ids of the calls whose results follow
-    converted = []
-    for message in messages:
-        calls = message.get("tool_calls", ())
-        names = []
-        for call in calls:
-            names.append(_named_id(call, count, taken, kept))
-            count += 1
-        if message["role"] != "tool":
-            pending = [(call["id"], name) for call, name in zip(calls, names, strict=True)]
-            converted.append(_renamed(message, names, {}))
-            continue
-        pair = next((pair for pair in pending if pair[0] == message["tool_call_id"]), None)
-        if pair:
-            pending.remove(pair)
-        converted.append(_renamed(message, [], dict([pair] if pair else [])))
-    return converted
+def _named_ids(calls: Sequence[dict[str, Any]]) -> list[str]:
+    taken = {call["id"] for call in calls if _is_named(call)}
+    names: dict[str, None] = {}  # in the order of the calls
+    number = 0  # never decreases: the time is linear in the number of calls
+    for index, call in enumerate(calls):
+        name = call["id"]
+        if not _is_named(call) or name in names:
+            number = _free_number(call["function"]["name"], max(number, index), taken)
+            name = f"functions.{call['function']['name']}:{number}"
+            taken.add(name)
+        names[name] = None
+    return list(names)
 
 
 def _is_named(call: dict[str, Any]) -> bool:
@@ -109,22 +121,7 @@ def _is_named(call: dict[str, Any]) -> bool:
     return prefix == f"functions.{call['function']['name']}" and number.isascii() and number.isdigit()
 
 
-def _named_id(call: dict[str, Any], number: int, taken: set[str], kept: set[str]) -> str:
-    """The id of a call that has a number; another number if a different call has this one."""
-    if _is_named(call) and call["id"] not in kept:
-        kept.add(call["id"])
-        return str(call["id"])
-    while (name := f"functions.{call['function']['name']}:{number}") in taken:
+def _free_number(function: str, number: int, taken: set[str]) -> int:
+    while f"functions.{function}:{number}" in taken:
         number += 1
-    taken.add(name)
-    return name
-
-
-def _renamed(message: dict[str, Any], ids: Sequence[str], results: dict[str, str]) -> dict[str, Any]:
-    """The message with these ids of its calls; `results` has the new ids of results."""
-    if message.get("tool_calls"):
-        calls = [call | {"id": name} for call, name in zip(message["tool_calls"], ids, strict=True)]
-        return message | {"tool_calls": calls}
-    if message["role"] == "tool":
-        return message | {"tool_call_id": results.get(message["tool_call_id"], message["tool_call_id"])}
-    return message
+    return number

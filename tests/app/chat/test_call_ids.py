@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import Any
 
 import pytest
@@ -60,6 +61,15 @@ def test_calls_without_results_and_with_one_id() -> None:
     assert ids_of(with_ids(messages, "functions")) == ["functions.f:0", "functions.f:1"]
     (alone,) = with_ids(turn("a")[:1], "functions")
     assert alone["tool_calls"][0]["id"] == "functions.f:0"
+
+
+def test_the_time_is_linear_in_the_number_of_calls() -> None:
+    foreign = turn("a") * 20_000
+    named = [message for number in range(20_000) for message in turn(f"functions.f:{number}")]
+    start = time.perf_counter()
+    ids = ids_of(with_ids([*foreign, *named], "functions"))
+    assert time.perf_counter() - start < 5
+    assert len(set(ids)) == 40_000
 
 
 @pytest.mark.parametrize(
