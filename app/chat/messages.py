@@ -77,14 +77,15 @@ def pairs_of(
     message: dict[str, Any], results: Sequence[dict[str, Any]]
 ) -> tuple[list[tuple[dict[str, Any], dict[str, Any] | None]], list[dict[str, Any]]]:
     """The calls of a message, each with the first result that has its id, and the other results."""
-    rest = list(results)
+    waiting: dict[str, list[dict[str, Any]]] = {}  # the results of each id, in reverse order
+    for result in reversed(results):
+        waiting.setdefault(result["tool_call_id"], []).append(result)
     pairs = []
     for call in message.get("tool_calls", ()):
-        result = next((result for result in rest if result["tool_call_id"] == call["id"]), None)
-        if result is not None:
-            rest.remove(result)
-        pairs.append((call, result))
-    return pairs, rest
+        matches = waiting.get(call["id"])
+        pairs.append((call, matches.pop() if matches else None))
+    unused = {id(result) for matches in waiting.values() for result in matches}
+    return pairs, [result for result in results if id(result) in unused]
 
 
 def named_arguments(calls: Sequence[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -81,6 +82,22 @@ def test_calls_without_a_result_come_last() -> None:
     assert [entry["id"] for entry in ordered[0]["tool_calls"]] == ["c", "a", "b"]
     assert ordered[1]["name"] == "h"
     assert in_order([calls]) == [calls]
+
+
+def test_the_time_is_linear_in_the_number_of_results() -> None:
+    names = [str(number) for number in range(10_000)]
+    messages = [assistant(*(call(identifier=name) for name in names)), *(result(name, "") for name in reversed(names))]
+    start = time.perf_counter()
+    ordered = in_order(messages)
+    assert time.perf_counter() - start < 1
+    assert [message["tool_call_id"] for message in ordered[1:]] == names
+
+
+def test_results_without_a_call_come_last() -> None:
+    ordered = in_order(
+        [assistant(call(identifier="a")), result("x", "1"), result("y", "2"), result("x", "3"), result("a", "4")]
+    )
+    assert [message["content"] for message in ordered[1:]] == ["4", "1", "2", "3"]
 
 
 def test_the_messages_of_the_frame_stay_unchanged() -> None:
