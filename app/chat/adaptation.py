@@ -100,13 +100,13 @@ def _instruction_as_user(message: Message) -> Message:
 
 def merged_turns(conversation: Conversation) -> Conversation:
     """Messages of the user, or of the assistant, without another message between them become one message."""
-    messages: list[Message] = []
+    turns: list[list[Message]] = []
     for message in conversation.messages:
-        if messages and _is_one_turn(messages[-1], message):
-            messages[-1] = _merged(messages[-1], message)
+        if turns and _is_one_turn(turns[-1][-1], message):
+            turns[-1].append(message)
         else:
-            messages.append(message)
-    return replace(conversation, messages=messages)
+            turns.append([message])
+    return replace(conversation, messages=[_merged(turn) for turn in turns])
 
 
 def _is_one_turn(first: Message, second: Message) -> bool:
@@ -114,10 +114,12 @@ def _is_one_turn(first: Message, second: Message) -> bool:
     return is_same and not first.get("tool_calls")
 
 
-def _merged(first: Message, second: Message) -> Message:
-    merged = first | second | {"content": _joined([first, second])}
-    thoughts = [message["reasoning_content"] for message in (first, second) if message.get("reasoning_content")]
-    return merged | ({"reasoning_content": "\n\n".join(thoughts)} if thoughts else {})
+def _merged(messages: Sequence[Message]) -> Message:
+    if len(messages) == 1:
+        return messages[0]
+    merged = {key: value for message in messages for key, value in message.items()}
+    merged |= {key: _joined(messages, key) for key in merged if key in ("content", "reasoning_content")}
+    return merged
 
 
 def folded_instructions(conversation: Conversation) -> Conversation:
@@ -127,7 +129,7 @@ def folded_instructions(conversation: Conversation) -> Conversation:
         return conversation
     first = {"role": "user", "content": _joined(instructions)}
     if others and others[0]["role"] == "user":
-        first = _merged(first, others.pop(0))
+        first = _merged([first, others.pop(0)])
     return replace(conversation, messages=[first, *others])
 
 
@@ -196,8 +198,8 @@ def _split_instructions(messages: Sequence[Message]) -> tuple[list[Message], lis
     return list(messages[:count]), list(messages[count:])
 
 
-def _joined(messages: Iterable[Message]) -> str:
-    return "\n\n".join(message["content"] for message in messages if message["content"])
+def _joined(messages: Iterable[Message], key: str = "content") -> str:
+    return "\n\n".join(message[key] for message in messages if message.get(key))
 
 
 # In the order in which they are tried and applied: from the least change to the greatest.
