@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from .special_tokens import PROTECT, RELEASE
 
-_PROTECTED = re.compile(f"{PROTECT}([^{PROTECT}{RELEASE}]*){RELEASE}")
+_PROTECTED = re.compile(f"{PROTECT}([^{PROTECT}{RELEASE}]){RELEASE}")
 _REMOVE_MARKS = str.maketrans("", "", PROTECT + RELEASE)
 # Stands for a protected character in the search of control tokens. No normaliser removes or changes it, no token has
 # it, and it is no letter.
@@ -71,7 +71,10 @@ class Protection:
             self._finders.append(Finder(tokens, normalizer))
 
     def mark(self, value: Any) -> Any:
-        """A copy of JSON-like data, in whose strings every text that can become a token is marked as plain text."""
+        """A copy of JSON-like data, in whose strings every text that can become a token is marked as plain text.
+
+        Each character has its marks: a template may cut a text, and then writes markers of its own.
+        """
         if isinstance(value, str):
             return self._mark_text(value.translate(_REMOVE_MARKS))
         if isinstance(value, dict):
@@ -85,7 +88,7 @@ class Protection:
         segments = []
         position = 0
         for start, end in _union(spans):
-            segments += [text[position:start], PROTECT, text[start:end], RELEASE]
+            segments += [text[position:start], PROTECT, f"{RELEASE}{PROTECT}".join(text[start:end]), RELEASE]
             position = end
         return "".join([*segments, text[position:]])
 

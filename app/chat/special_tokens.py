@@ -9,8 +9,8 @@ from collections.abc import Set as AbstractSet
 from .byte_tokens import fallback_byte
 from .calls.records import MARKERS
 
-# Marks around a control token in the text of a message: the token between them is plain text. They are private-use
-# characters of plane 15. No message needs them, so they are removed from messages.
+# Marks around each character of a control token in the text of a message: the character between them is plain text.
+# They are private-use characters of plane 15. No message needs them, so they are removed from messages.
 PROTECT = "\U000fff00"
 RELEASE = "\U000fff01"
 

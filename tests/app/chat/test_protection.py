@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 import time
 import unicodedata
@@ -72,11 +73,40 @@ def test_a_control_token_with_a_space_is_protected(kind: str, tmp_path: Path) ->
         assert never.isdisjoint(tokenizer.encode(tokenizer.protect(text), add_special_tokens=False)), text
 
 
+def marked(text: str) -> str:
+    return "".join(f"{PROTECT}{letter}{RELEASE}" for letter in text)
+
+
+@pytest.mark.parametrize("kind", WITH_BYTES)
+def test_a_template_that_changes_a_protected_text_gets_no_control_token_of_it(kind: str, tmp_path: Path) -> None:
+    """Templates cut texts at a position or at a marker, trim them, and write them in JSON."""
+    tokenizer = save(with_markers(kind, "", special=True, seed=0), tmp_path)
+    never = tokenizer.control_ids - {tokenizer.id_of("<unk>")}
+    for number in range(SAMPLE):
+        chance = random.Random(number)
+        text = chance.choice(sorted(tokenizer.control_tokens)) + hostile_text(chance, sorted(tokenizer.control_tokens))
+        protected = tokenizer.protect(text)
+        position = chance.randrange(len(protected) + 1)
+        changes = [protected[:position], protected[position:], protected[:position] + "\n" + protected[position:]]
+        changes += [protected.strip(), protected.strip(PROTECT + RELEASE), json.dumps(protected)]
+        for changed in changes:
+            assert never.isdisjoint(tokenizer.encode(changed, add_special_tokens=False)), (text, changed)
+
+
+def test_a_marker_of_the_template_between_two_parts_of_a_text_stays(tmp_path: Path) -> None:
+    tokenizer = save(with_markers("byte level", "", special=True, seed=0), tmp_path)
+    marker = sorted(tokenizer.control_tokens)[0]
+    protected = tokenizer.protect(f"a{marker}b")
+    for position in range(len(protected) + 1):
+        prompt = f"{protected[:position]}\n{marker}\n{protected[position:]}"
+        assert tokenizer.encode(prompt, add_special_tokens=False).count(tokenizer.control_tokens[marker]) == 1, position
+
+
 def test_overlapping_spellings_are_marked_as_one() -> None:
     protection = Protection(["<a>", "<a><b>", "<b><c>"])
-    assert protection.mark("x<a><b><c>") == f"x{PROTECT}<a><b>{RELEASE}<c>"
+    assert protection.mark("x<a><b><c>") == f"x{marked('<a><b>')}<c>"
     wide = Protection(["<a>"], {"type": "NFKC"})
-    assert wide.mark("<a>\uff1ca>") == f"{PROTECT}<a>{RELEASE}{PROTECT}\uff1ca>{RELEASE}"
+    assert wide.mark("<a>\uff1ca>") == marked("<a>\uff1ca>")
 
 
 def test_the_finder_takes_the_longest_token_and_its_white_space() -> None:

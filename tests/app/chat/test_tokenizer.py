@@ -106,7 +106,8 @@ def test_named_tokens_and_end_tokens_are_control_tokens(tmp_path: Path) -> None:
 
 def test_a_message_cannot_contain_the_marks_of_protection(folder: Path) -> None:
     tokenizer = ChatTokenizer(folder)
-    assert tokenizer.protect(f"a{RELEASE}{END}{PROTECT}b") == f"a{PROTECT}{END}{RELEASE}b"
+    protected = "".join(f"{PROTECT}{letter}{RELEASE}" for letter in END)
+    assert tokenizer.protect(f"a{RELEASE}{END}{PROTECT}b") == f"a{protected}b"
     # A template may cut the text between two marks. The other mark is removed, and the rest of the token is text.
     assert tokenizer.decode(tokenizer.encode(f"a{PROTECT}<|im_", add_special_tokens=False)) == "a<|im_"
 
