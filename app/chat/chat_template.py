@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ..errors import TemplateFailed
@@ -27,6 +27,7 @@ from .tokens import Tokenizer
 from .trials import Trials, applied
 
 MAX_PLANS = 512
+_CALL_FIELDS = ("tool_calls", "tool_call_id")
 
 _FORMS: tuple[tuple[ArgumentsForm, IdStyle], ...] = (
     ("value", "plain"),
@@ -54,6 +55,14 @@ class Plan:
 
     steps: tuple[Step, ...] = ()
     tail: str | None = None
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A prompt. `opening` returns its end, which the template wrote after the last message, to open a new answer."""
+
+    text: str
+    opening: Callable[[], str]
 
 
 class ChatTemplate:
@@ -88,36 +97,37 @@ class ChatTemplate:
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         return self._renderer.render(self.source, self._tokenizer.special_tokens | dict(variables))
 
-    def render(self, conversation: Conversation, kwargs: Mapping[str, Any], *, continued: bool = False) -> str:
+    def render(self, conversation: Conversation, kwargs: Mapping[str, Any], *, continued: bool = False) -> Rendering:
         """The prompt. Special tokens in the values of the client are marked as plain text. `continued`: the last
         message has no end. Raises TemplateFailed; if no step helps, with the reason for the unchanged conversation."""
         conversation = self._prepared(conversation)
         variables = self._variables(kwargs, continued=continued)
-        steps = self._plan(conversation, variables).steps
+        plan = self._plan(conversation, variables)
         try:
-            return self._text(applied(steps, conversation), variables)
+            text = self._text(applied(plan.steps, conversation), variables)
         except TemplateExceeded:
             raise
         except TemplateFailed:  # for a reason that the skeleton does not show
-            return self._trials(conversation, variables).best().prompt
+            best = self._trials(conversation, variables).best()
+            text = best.prompt
+            plan = Plan(best.steps)
+        return Rendering(text, partial(self._opening, text, conversation, variables, plan))
 
-    def opening(self, prompt: str, conversation: Conversation, kwargs: Mapping[str, Any]) -> str:
-        """The end of a prompt that `render` made for a new answer, which the template wrote after the last message."""
-        conversation = self._prepared(conversation)
-        plan = self._plan(conversation, self._variables(kwargs, continued=False))
-        if plan.tail is not None and prompt.endswith(plan.tail):
+    def _opening(self, text: str, conversation: Conversation, variables: Mapping[str, Any], plan: Plan) -> str:
+        if plan.tail is not None and text.endswith(plan.tail):
             return plan.tail
         try:  # the opening depends on the texts of the messages
-            unopened = self._text(applied(plan.steps, conversation), self._variables(kwargs, continued=True))
+            unopened = self._text(applied(plan.steps, conversation), {**variables, "add_generation_prompt": False})
         except TemplateFailed:
             return ""
-        return prompt[_common_length(prompt, unopened) :]
+        return text[_common_length(text, unopened) :]
 
     def _variables(self, kwargs: Mapping[str, Any], *, continued: bool) -> dict[str, Any]:
         return {**self._tokenizer.protect(dict(kwargs)), "add_generation_prompt": not continued}
 
     def _prepared(self, conversation: Conversation) -> Conversation:
-        """The conversation in the form of the template. Control tokens are marked as plain text, except in calls."""
+        """The conversation in the form of the template. Control tokens are marked as plain text, except in calls and
+        ids: the steps compare and convert them."""
         arguments, ids = self._call_form if conversation.has_calls else _FORMS[0]
         return Conversation(
             [self._protected(message) for message in conversation.messages],
@@ -129,10 +139,10 @@ class ChatTemplate:
 
     def _protected(self, message: dict[str, Any]) -> dict[str, Any]:
         """Earlier answers keep their own markers."""
-        calls = {"tool_calls": message["tool_calls"]} if "tool_calls" in message else {}
+        calls = {key: message[key] for key in _CALL_FIELDS if key in message}
+        others = {key: message[key] for key in message if key not in calls}
         content = self._tokenizer.protect(message["content"], own=message["role"] == "assistant")
-        others = {key: value for key, value in message.items() if key not in ("content", "tool_calls")}
-        protected = {**self._tokenizer.protect(others), "content": content, **calls}
+        protected = {**self._tokenizer.protect(others), **calls, "content": content}
         return harmony_message(protected) if self.is_harmony else protected
 
     def _calls_text(self, calls: Sequence[dict[str, Any]]) -> str:
@@ -147,8 +157,7 @@ class ChatTemplate:
         return self._rendered({**variables, "messages": messages, "tools": conversation.tools})
 
     def _with_protected_calls(self, message: dict[str, Any]) -> dict[str, Any]:
-        calls = message.get("tool_calls")
-        return message | {"tool_calls": self._tokenizer.protect(calls)} if calls else message
+        return message | {key: self._tokenizer.protect(message[key]) for key in _CALL_FIELDS if key in message}
 
     @cached_property
     def _call_form(self) -> tuple[ArgumentsForm, IdStyle]:
@@ -157,9 +166,9 @@ class ChatTemplate:
         variables = self._variables({}, continued=False)
         scores: dict[tuple[ArgumentsForm, IdStyle], Score] = {}
         for arguments, ids in _FORMS:
-            example = replace(skeleton.conversation, arguments=arguments, ids=ids)
+            conversation = replace(skeleton.conversation, arguments=arguments, ids=ids)
             try:
-                scores[arguments, ids] = skeleton.score(self._text(example, variables))
+                scores[arguments, ids] = skeleton.score(self._text(conversation, variables))
             except TemplateExceeded:
                 raise
             except TemplateFailed:

@@ -89,9 +89,9 @@ class PromptMaker:
         self._check(kwargs)
         conversation = Conversation(in_order(messages), list(tools) or None)
         if continue_final_message:
-            text = _continued_text(template, conversation, kwargs)
-        else:
-            text = template.render(conversation, kwargs)
+            _mark_end(conversation.messages[-1], is_harmony=template.is_harmony)
+        rendering = template.render(conversation, kwargs, continued=continue_final_message)
+        text = _cut_at_mark(rendering.text) if continue_final_message else rendering.text
         detected = _answer_format(template, with_tools=bool(tools))
         reasoning = detected.form.reasoning
         if reasoning is None or not is_open(text, reasoning):  # most prompts
@@ -99,7 +99,7 @@ class PromptMaker:
         elif continue_final_message:
             is_inside = _continues_reasoning(template, conversation.messages[-1], reasoning)
         else:  # the marker may be that of a message
-            is_inside = is_open(template.opening(text, conversation, kwargs), reasoning)
+            is_inside = is_open(rendering.opening(), reasoning)
         prompt = Prompt(
             ids=(),
             form=detected.form,
@@ -189,21 +189,7 @@ def _without_reasoning(text: str, prompt: Prompt, *, with_tools: bool) -> tuple[
     return text, prompt
 
 
-def _continued_text(template: ChatTemplate, conversation: Conversation, kwargs: Mapping[str, Any]) -> str:
-    """The prompt up to the end of the final message."""
-    message = conversation.messages[-1]
-    _check_final(message, is_harmony=template.is_harmony)
-    message["content"] += _CUT
-    beginning, mark, _ = template.render(conversation, kwargs, continued=True).rpartition(_CUT)
-    if not mark:
-        raise UnsupportedParameter(
-            "continue_final_message: the chat template of this model changes the final message",
-            param="continue_final_message",
-        )
-    return beginning
-
-
-def _check_final(message: dict[str, Any], *, is_harmony: bool) -> None:
+def _mark_end(message: dict[str, Any], *, is_harmony: bool) -> None:
     if message["role"] != "assistant" or not message["content"]:
         raise InvalidRequest(
             "continue_final_message needs an assistant message with text as the last message",
@@ -213,3 +199,14 @@ def _check_final(message: dict[str, Any], *, is_harmony: bool) -> None:
         raise UnsupportedParameter(
             "continue_final_message: the final message has tool calls", param="continue_final_message"
         )
+    message["content"] += _CUT
+
+
+def _cut_at_mark(text: str) -> str:
+    beginning, mark, _ = text.rpartition(_CUT)
+    if not mark:
+        raise UnsupportedParameter(
+            "continue_final_message: the chat template of this model changes the final message",
+            param="continue_final_message",
+        )
+    return beginning

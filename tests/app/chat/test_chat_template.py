@@ -72,7 +72,7 @@ def chat_template(source: str) -> ChatTemplate:
 
 
 def prompt(source: str, *messages: dict[str, Any], tools: Any = None, **kwargs: Any) -> str:
-    return chat_template(source).render(Conversation(in_order(messages), tools), kwargs)
+    return chat_template(source).render(Conversation(in_order(messages), tools), kwargs).text
 
 
 def user(text: str) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def test_a_template_that_refuses_ids_gets_short_ones() -> None:
     new = ids.new(0, "get")
     messages = [user("x"), assistant("", call("call_0123456789abcdef01234567"), call(new))]
     messages += [result(new, "2"), result("call_0123456789abcdef01234567", "1")]
-    text = template.render(Conversation(in_order(messages)), {})
+    text = template.render(Conversation(in_order(messages)), {}).text
     short = text.partition("<assistant>:")[2][:9]
     assert f"<assistant>:{short} get {OSLO}</c>{new} get {OSLO}</c></><get>{short}:1</><get>{new}:2</>" in text
 
@@ -170,7 +170,7 @@ def test_a_template_that_shows_ids_in_place_of_names_gets_ids_with_names() -> No
         result("functions.get:7", "3"),
         result("b", "2"),
     ]
-    text = template.render(Conversation(in_order(messages)), {})
+    text = template.render(Conversation(in_order(messages)), {}).text
     assert 'functions.get:0({"city": "Oslo"})</c></><get>functions.get:0:1</>' in text
     assert "functions.put:1({})</c>functions.get:7(" in text
     assert "<put>functions.put:1:2</><get>functions.get:7:3</>" in text
@@ -181,8 +181,9 @@ def test_a_template_that_shows_ids_in_place_of_names_gets_ids_with_names() -> No
 def test_other_templates_keep_ids(how: str) -> None:
     template = chat_template(RESULT_IDS.replace("CALL", how))
     assert template.call_ids([]).style == "plain"
-    assert "foreign:1" in template.render(
-        Conversation([user("x"), assistant("", call("foreign")), result("foreign", "1")]), {}
+    assert (
+        "foreign:1"
+        in template.render(Conversation([user("x"), assistant("", call("foreign")), result("foreign", "1")]), {}).text
     )
 
 
@@ -429,6 +430,13 @@ def test_texts_are_protected_and_answers_keep_their_own_markers() -> None:
         assert word in text
 
 
+def test_calls_and_results_with_control_tokens_in_their_ids_belong_together() -> None:
+    source = TURNS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]").replace("CALL", "{{ c | tojson }}")
+    calls = assistant("", call("a!", "{}"), call("b!", "{}"))
+    text = prompt(source, user("x"), calls, result("b!", "2"), result("a!", "1"))
+    assert text.index("aprotected") < text.index("<tool>1") < text.index("bprotected") < text.index("<tool>2")
+
+
 def test_calls_as_text_have_the_format_of_the_model() -> None:
     """The markers that they get are no text of the client, and so not protected."""
     source = "{# <|tool_call_start|>[ ]<|tool_call_end|> #}{% for m in messages %}<{{ m.content }}>{% endfor %}"
@@ -454,9 +462,7 @@ AFTER_USER = TURNS.replace("<assistant>", "<assistant>{% if 'hard' in messages[-
     ],
 )
 def test_the_opening_is_the_text_after_the_last_message(source: str, last: str, expected: str) -> None:
-    template = chat_template(source)
-    conversation = Conversation([user(last)])
-    assert template.opening(template.render(conversation, {}), conversation, {}) == expected
+    assert chat_template(source).render(Conversation([user(last)]), {}).opening() == expected
 
 
 def test_every_step_leaves_a_plain_conversation_unchanged() -> None:

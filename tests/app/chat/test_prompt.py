@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -185,6 +186,22 @@ def test_markers_in_messages_are_plain_text_and_those_of_answers_are_tokens(prom
     assert ids.count(think) == 1
     hostile = {"role": "assistant", "content": "<|im_end|>"}
     assert list(prompts.from_messages([*HI, hostile]).ids).count(2) == 2
+
+
+def test_threads_get_the_prompts_of_one_thread(tmp_path: Path, renderer: TemplateRenderer) -> None:
+    source = (
+        "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}<tool_call></tool_call>{{ tools }}"
+    )
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    system = {"role": "system", "content": "system"}
+    histories = [
+        [system] * count + HI + [{"role": "assistant", "content": "", "tool_calls": [call]}] for count in (0, 1)
+    ]
+    alone = with_template(tmp_path / "alone", renderer, source)
+    expected = [alone.from_messages(messages, tools=[TOOL]) for messages in histories * 8]
+    shared = with_template(tmp_path / "shared", renderer, source)
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda messages: shared.from_messages(messages, tools=[TOOL]), histories * 8)) == expected
 
 
 def test_the_tool_template_applies_with_tools(tmp_path: Path, renderer: TemplateRenderer) -> None:
