@@ -37,9 +37,9 @@ class Skeleton:
 
     def score(self, prompt: str) -> Score:
         shown = sum(word in prompt for word in self.words)
-        python_or_text = sum(f"'{key}'" in prompt or f'\\"{key}' in prompt for key in self.keys)
+        no_objects = sum(f"'{key}'" in prompt or f'\\"{key}' in prompt for key in self.keys)
         no_lists = sum(f'["{item}"]' not in prompt and f"['{item}']" not in prompt for item in self.items)
-        return Score(shown - python_or_text - no_lists, -prompt.count("None"))
+        return Score(shown - no_objects - no_lists, -prompt.count("None"))
 
     @property
     def complete(self) -> Score:
