@@ -11,7 +11,7 @@ from typing import Any
 
 from .reading import ARGUMENT_KEYS, OTHER_KEYS
 from .records import CallFormat, Field, Literal
-from .values import types_of
+from .values import dumps, entries_json, types_of
 from .writing import Notation, literal, notation_of
 
 _KEY = r"[^\s<>\"'=:,(){}\[\]]{1,128}"
@@ -51,7 +51,7 @@ class Rules:
         self._pieces = pieces
         self._options = json_options
         self._exact = exact
-        self.lines: list[str] = ['%llguidance {"no_forcing": true}', r"SPACE: /[ \t\r\n]+/"]
+        self.lines: list[str] = ['%llguidance {"no_forcing": true}', r"SPACE: /[ \t\r\n]{1,32}/"]
 
     def group(self, tools: Sequence[ToolSchema], *, parallel: bool) -> str:
         """The name of the rule of one or more groups of calls."""
@@ -204,7 +204,7 @@ class Rules:
         types = types_of(schema, root)
         is_text = types == {"string"}
         kind = "string" if is_text else next(iter(sorted(types)), "object").replace("integer", "number")
-        fields = {"key": self._exact_text(name), "raw": '"true"' if is_text else '"false"', "type": json.dumps(kind)}
+        fields = {"key": _quoted(name), "raw": '"true"' if is_text else '"false"', "type": json.dumps(kind)}
         has_kind = any(isinstance(part, Field) and part.name in ("raw", "type") for part in self._form.parameter_parts)
         if has_kind and not is_text:
             value = f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"
@@ -225,7 +225,7 @@ class Rules:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values is not None:
             texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
-            return f"({' | '.join(map(self._exact_text, texts))}) {self._text(tail)}"
+            return f"({' | '.join(map(_quoted, texts))}) {self._text(tail)}"
         types = types_of(schema, root)
         if types and "string" not in types:
             return f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"
@@ -249,7 +249,7 @@ class Rules:
             key = notation.key(name) if nested else name
             enforced = partial(self._notated, value, tool, notation, name)
             text = _or_free(tool, enforced, partial(self._any_value, notation))
-            body = f"{self._exact_text(key + equals)} {text}"
+            body = f"{_quoted(key + equals)} {text}"
             items.append((self._rule(body), name in required))
         return self._optional_sequence(items, self._text(notation.comma))
 
@@ -294,9 +294,19 @@ class Rules:
             return f"({' | '.join(self._notated(option, tool, notation, name) for option in options)})"
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values is not None:
-            return f"({' | '.join(self._exact_text(literal(value, notation)) for value in values)})"
+            return f"({' | '.join(self._constant(value, tool, notation, name) for value in values)})"
         kinds = sorted(types_of(schema, root))
         return f"({' | '.join(self._typed(kind, schema, tool, notation, name) for kind in kinds)})"
+
+    def _constant(self, value: object, tool: ToolSchema, notation: Notation, name: str) -> str:
+        """A value of a schema. Its texts are spelled without control tokens, but the quotes may be control tokens."""
+        if notation.quote == '"':
+            return _quoted(literal(value, notation))
+        text = literal(value, notation)
+        if entries_json(text, notation.quote) != dumps(value):
+            raise SchemaRefused(tool.where, f"a text with {notation.quote} in {name}")
+        quote = f" {self._exact_text(notation.quote)} "
+        return quote.join(map(_quoted, text.split(notation.quote)))
 
     def _typed(self, kind: str, schema: dict[str, Any], tool: ToolSchema, notation: Notation, name: str) -> str:
         match kind:

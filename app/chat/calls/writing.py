@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .records import CallFormat, Literal, Part
-from .values import dumps
+from .values import dumps, type_of
 
 EXAMPLE_ID = "abcdefgh1"
 
@@ -42,7 +42,7 @@ def _parameter(form: CallFormat, key: str, value: object) -> str:
         "key": key,
         "value": str(value) if is_text else dumps(value),
         "raw": "true" if is_text else "false",
-        "type": "string" if is_text else "number",
+        "type": type_of(value).replace("integer", "number"),
     }
     return _filled(form.parameter_parts, fields)
 
