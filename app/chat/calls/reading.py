@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -97,9 +97,16 @@ class GroupReader:
                     yield from self._call()
                     continue
             except NotACall:
-                source.rewind()
+                if self._is_cut():
+                    source.rest = ""  # the start of another call
+                else:
+                    source.rewind()
             source.commit()
             return
+
+    def _is_cut(self) -> bool:
+        """Whether the limit of the answer cut the text that the reader needed."""
+        return self._source.cut and self._source.starved
 
     def _call(self) -> Steps[None]:
         """Read a call. Raises NotACall, but not after the name of the call was reported."""
@@ -109,6 +116,8 @@ class GroupReader:
         except NotACall:
             if not self._is_open:
                 raise
+            if self._is_cut():
+                self._source.rest = ""  # the start of a text of the call
         self._calls.close(cut=self._source.cut)
 
     def _open(self, name: str, identifier: str = "") -> None:
@@ -247,35 +256,42 @@ class GroupReader:
         """Read one parameter after the other."""
         source = self._source
         head, *_ = self._form.parameter_parts
-        first = True
+        before = "{"
         while (yield from source.accept(_text(head))):
-            is_complete = yield from self._parameter(name, "{" if first else ", ")
-            first = False
+            try:
+                fields = yield from self._fields()
+            except NotACall:
+                break
+            self._calls.write(f"{before}{dumps(fields['key'])}: ")
+            before = ", "
+            is_complete = yield from self._value(self._types_of(name, fields))
             if not is_complete and source.cut:
                 return
-        if not first:
+        if before != "{" and not self._is_cut():
             self._calls.write("}")
 
-    def _parameter(self, name: str, before: str) -> Steps[bool]:
-        """Read a parameter after its first literal. False if the text ended inside it."""
-        fields: dict[str, str] = {}
+    def _fields(self) -> Steps[dict[str, str]]:
+        """The fields of a parameter before its value. Raises NotACall if the text ends before."""
         parts = self._form.parameter_parts
+        fields: dict[str, str] = {}
         for field_part, after in zip(parts[1:-2:2], parts[2:-2:2], strict=True):
             assert isinstance(field_part, Field)
             fields[field_part.name] = yield from self._word(_text(after))
-        key = fields["key"]
-        types = self._tools.types(name, key)
+        return fields
+
+    def _types_of(self, name: str, fields: Mapping[str, str]) -> frozenset[str]:
+        """The types of a parameter: those that the call names, otherwise those of its schema."""
+        if "raw" not in fields and "type" not in fields:
+            return self._tools.types(name, fields["key"])
         is_text = fields.get("raw") == "true" or fields.get("type") == "string"
-        if "raw" in fields or "type" in fields:
-            types = frozenset({"string"}) if is_text else frozenset()
-        self._calls.write(f"{before}{dumps(key)}: ")
-        return (yield from self._value(types))
+        return frozenset({"string"}) if is_text else frozenset()
 
     def _word(self, after: str) -> Steps[str]:
-        """The text before a literal, which is taken too."""
+        """The text before a literal, which is taken too. Raises NotACall if the text ends before."""
         first, *others = words_of(after)
         pieces: list[str] = []
-        yield from self._source.until(first, pieces.append)
+        if not (yield from self._source.until(first, pieces.append)):
+            raise NotACall
         yield from self._source.expect(" ".join(others))
         return "".join(pieces)
 
@@ -297,9 +313,11 @@ class GroupReader:
             self._calls.write('"')
         emit = (lambda text: self._calls.write(dumps(text)[1:-1])) if streams else pieces.append
         is_complete = yield from source.until(end.split()[0], emit, follows=self._ends_value, hold=hold)
+        if not is_complete and source.cut:
+            return False
         if not streams:
             self._calls.write(json_of("".join(pieces), types))
-        elif is_complete or not source.cut:
+        else:
             self._calls.write('"')
         return is_complete
 

@@ -132,7 +132,8 @@ class Source:
             text = self.rest[: partial_start(self.rest, (end,)) if index < 0 else index]
             emit(self.take(len(text.removesuffix(hold))))
             if not (yield from self.more()) and index < 0:
-                emit(self.take(len(self.rest)))
+                rest = self.take(len(self.rest))
+                emit("" if self.cut else rest)  # a limit cut the text of `end`
                 return False
 
 
@@ -182,7 +183,7 @@ class Nesting:
     """Finds the end of a value with brackets and strings, in text that arrives in pieces.
 
     `quotes`: the texts that begin and end a string. `stops`: the characters that end a value outside of brackets. A
-    value that begins with a bracket also ends after the bracket that closes it, unless `stops_only`.
+    value that begins with a bracket or quote also ends after the one that closes it, unless `stops_only`.
     """
 
     quotes: tuple[str, ...] = ('"',)
@@ -216,7 +217,8 @@ class Nesting:
         token = match[0]
         if self._quote:
             self._quote = "" if token == self._quote else self._quote
-        elif token in self.quotes:
+            return -1 if self._quote else self._closed(match)
+        if token in self.quotes:
             self._quote = token
         elif not self._depth and token in self.stops:
             return match.start()
@@ -224,6 +226,9 @@ class Nesting:
             self._depth += 1
         elif token in "]})":
             self._depth -= 1
-            if not self._depth and not self.stops_only:
-                return match.end()
+            return self._closed(match)
         return -1
+
+    def _closed(self, match: re.Match[str]) -> int:
+        """The end of the value after a bracket or quote that closes it, or -1."""
+        return -1 if self._depth or self.stops_only else match.end()
