@@ -18,7 +18,7 @@ from . import matcher
 from .calls.records import MARKERS
 from .gguf_metadata import DEFAULT_TOKENS, chat_templates, token_ids
 from .protection import Protection, unmark
-from .special_tokens import PROTECT, RELEASE, control_ids
+from .special_tokens import PROTECT, RELEASE, control_ids, own_markers
 
 _SPACE = "▁"  # a space in the texts of sentencepiece vocabularies
 _WHITE = " \t\n\v\f\r"  # the white space of LSTRIP and RSTRIP
@@ -76,7 +76,8 @@ class GgufTokenizer:
             unknown |= {named.get("unk_token", -1)}
         self._never = self.control_ids - unknown  # never made from plain text
         self._protection = self._protect(self.control_ids)
-        self._protection_of_answers = self._protect(self.control_ids - (self._ids_of(parsed) - self.special_ids))
+        own = own_markers(self._texts, self.special_ids, parsed)
+        self._protection_of_answers = self._protect(self.control_ids - own)
         self._pieces: dict[int, bytes] = {}
         # Sentencepiece vocabularies begin a text with a space, which is not part of the text.
         self._adds_space = self._join(vocabulary.tokenize("a", special=False)).startswith(b" ")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
 from .byte_tokens import fallback_byte
-from .calls.records import MARKERS
+from .calls.records import MARKERS, REASONING_MARKERS
 
 # Marks around each character of a control token in the text of a message: the character between them is plain text.
 # They are private-use characters of plane 15. No message needs them, so they are removed from messages.
@@ -59,3 +59,11 @@ def control_ids(
         return not _ORDINARY.fullmatch(text) and any(text in template for template in templates)
 
     return frozenset(token for token, text in added.items() if is_control(token, text))
+
+
+def own_markers(added: Mapping[int, str], special: AbstractSet[int], parsed: AbstractSet[str]) -> frozenset[int]:
+    """The markers that stay in an earlier answer: those of the parser, unless the files of the model declare them as
+    special. Markers of reasoning always stay, because templates look for them."""
+    return frozenset(
+        token for token, text in added.items() if text in parsed and (token not in special or text in REASONING_MARKERS)
+    )

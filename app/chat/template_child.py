@@ -6,6 +6,7 @@ It imports only jinja2, msgspec and the standard library, so that it starts fast
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -59,6 +60,10 @@ def _raise_exception(message: object) -> NoReturn:
     raise _Raised(str(message))
 
 
+# Without the marks of protected text (special_tokens.py), which no template may escape.
+_NOT_ASCII = re.compile("[\x7f-\U000ffeff\U000fff02-\U0010ffff]")
+
+
 def _tojson(
     value: object,
     ensure_ascii: bool = False,
@@ -67,7 +72,8 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """The filter `tojson` of transformers: unlike the filter of jinja, it writes no HTML escapes."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _NOT_ASCII.sub(lambda match: json.dumps(match[0])[1:-1], text) if ensure_ascii else text
 
 
 def _strftime_now(form: str) -> str:

@@ -17,7 +17,7 @@ from .byte_tokens import fallback_byte, from_letters, is_misread, mark_broken, t
 from .calls.records import MARKERS
 from .matcher import Vocabulary
 from .protection import GuardedTokenizer, load
-from .special_tokens import PROTECT, RELEASE, control_ids
+from .special_tokens import PROTECT, RELEASE, control_ids, own_markers
 
 # Decoders that add the same bytes for a token in any text, except for a space at the start of the text.
 _FIXED = frozenset({"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"})
@@ -63,7 +63,7 @@ class ChatTokenizer:
         self.control_tokens = {self._added_texts[token]: token for token in self.control_ids}
         unknown = self.special_tokens.get("unk_token", "")
         self._guarded = GuardedTokenizer(text, self._rust, self.control_ids, unknown=unknown)
-        own = {token for token, name in self._added_texts.items() if name in parsed} - self.special_ids
+        own = own_markers(self._added_texts, self.special_ids, parsed)
         self._protection = self._guarded.protection(self.control_ids)
         self._protection_of_answers = self._guarded.protection(self.control_ids - own)
         self._decoder = self._rust.decoder

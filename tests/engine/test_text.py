@@ -2,14 +2,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localllm.engine.text import MAX_WINDOW, TextChunk, TextStream
+from localllm.engine.text import MAX_WINDOW, StopFilter, TextStream
 
 Decode = Callable[[Sequence[int]], str]
+
+
+class TextChunk(NamedTuple):
+    """New text, and the number of tokens that it completes."""
+
+    text: str
+    tokens: int
+
+
+class Reader:
+    """A stream and its stop strings, as the reader of an answer uses them."""
+
+    def __init__(self, decode: Decode, stop: Sequence[str] = ()) -> None:
+        self._stream = TextStream(decode)
+        self._stops = StopFilter(stop)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stops.stopped
+
+    def push(self, tokens: Sequence[int]) -> TextChunk:
+        text = ""
+        count = 0
+        for token in tokens:
+            if not self.stopped:
+                text += self._stops.feed(self._stream.push([token]))
+                count += self._stream.settle(self._stops.held)
+        return TextChunk(text, count)
+
+    def finish(self) -> TextChunk:
+        text = "" if self.stopped else self._stops.feed(self._stream.finish()) + self._stops.finish()
+        return TextChunk(text, self._stream.settle())
 
 
 LONGER = (b" the", b"\xf0\x9f", b"\x98\x80a", b"\xe4\xbd\xa0\xe5")  # tokens of several bytes, whole characters or not
@@ -56,7 +89,7 @@ def byte_level() -> tuple[Decode, Callable[[bytes], list[int]]]:
 def stream(
     tokens: Sequence[int], decode: Decode = decode_bytes, stop: Sequence[str] = (), at_once: int = 1
 ) -> list[TextChunk]:
-    text = TextStream(decode, stop)
+    text = Reader(decode, stop)
     pieces = [text.push(tokens[at : at + at_once]) for at in range(0, len(tokens), at_once)]
     return [*pieces, text.finish()]
 
@@ -115,7 +148,7 @@ def reference(text: str, stops: Sequence[str]) -> str:
 )
 def test_stop_strings_with_any_tokens(text: str, stops: list[str], at_once: int) -> None:
     tokens = text.encode()
-    stream = TextStream(decode_bytes, stops)
+    stream = Reader(decode_bytes, stops)
     shown, counted = "", 0
     for at in range(0, len(tokens), at_once):
         piece = stream.push(tokens[at : at + at_once])
@@ -154,7 +187,7 @@ def test_stop_strings(text: str, stops: list[str], shown: str) -> None:
 
 
 def test_the_chunk_with_the_stop_counts_all_tokens_before() -> None:
-    text = TextStream(decode_bytes, ["END"])
+    text = Reader(decode_bytes, ["END"])
     assert [text.push([byte]) for byte in b"aENE"] == [
         TextChunk("a", 1),
         TextChunk("", 0),
@@ -168,7 +201,7 @@ def test_the_chunk_with_the_stop_counts_all_tokens_before() -> None:
 
 
 def test_broken_bytes_come_out_at_the_fourth() -> None:
-    text = TextStream(decode_bytes)
+    text = Reader(decode_bytes)
     pieces = [text.push([0x80]) for _ in range(100)]
     assert [piece.text for piece in pieces[:3]] == ["", "", ""]
     assert all(piece == TextChunk("\ufffd", 1) for piece in pieces[3:])
@@ -206,7 +239,7 @@ def test_decoders_that_look_at_the_first_token(tokens: list[int]) -> None:
 
 
 def test_tokens_without_text_are_counted_and_do_not_pile_up() -> None:
-    text = TextStream(decode_sentences)
+    text = Reader(decode_sentences)
     assert text.push([1]) == TextChunk("one", 1)
     assert text.push([0] * 100) == TextChunk("", 100)
     assert text.push([2]) == TextChunk(" two", 1)
@@ -216,6 +249,6 @@ def test_the_window_of_an_inconsistent_decoder_is_shortened() -> None:
     def decode(tokens: Sequence[int]) -> str:
         return f"{len(tokens)}" + "\ufffd" * len(tokens)
 
-    text = TextStream(decode)
+    text = Reader(decode)
     pieces = [text.push([1]) for _ in range(100)]
     assert sum(piece.tokens for piece in pieces) > 60

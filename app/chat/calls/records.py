@@ -350,6 +350,7 @@ WRAPPERS = (
     Wrapper("<|python_start|>", "<|python_end|>"),
 )
 
+REASONING_MARKERS = frozenset().union(*(marks_of(pair.begin, pair.end) for pair in REASONING if pair.is_known))
 # All texts that a parser of answers acts on.
 MARKERS = frozenset().union(
     *(marks_of(*form.texts) for form in FORMATS),

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from localllm.app.chat import bounded, template
+from localllm.app.chat.special_tokens import PROTECT, RELEASE
 from localllm.app.chat.template import TemplateExceeded, TemplateRenderer
 from localllm.app.chat.template_child import Job, Rendered, render
 from localllm.app.errors import TemplateFailed
@@ -326,3 +327,9 @@ def test_the_child_gets_no_secrets_and_writes_no_files(monkeypatch: pytest.Monke
         assert limits["Max address space"] == str(template.MEMORY_LIMIT)
     renderer.close()
     assert child.returncode is not None
+
+
+def test_marks_of_protected_text_are_never_escaped() -> None:
+    text = f"é{PROTECT}<|im_end|>{RELEASE}\x7f🙂\U0010ffff"
+    rendered = render(Job("{{ x | tojson(ensure_ascii=True) }}", {"x": text}, 1000)).text
+    assert rendered == f'"\\u00e9{PROTECT}<|im_end|>{RELEASE}\\u007f\\ud83d\\ude42\\udbff\\udfff"'

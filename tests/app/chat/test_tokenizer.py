@@ -85,6 +85,19 @@ def test_an_earlier_answer_keeps_the_markers_of_the_parser(tmp_path: Path) -> No
     assert [token for token in ids if token in tokenizer.control_ids] == [tokenizer.id_of("[CALL]")]
 
 
+def test_an_earlier_answer_keeps_special_markers_of_reasoning(tmp_path: Path) -> None:
+    """A template may look for them, and writes them itself."""
+    rust = make_tokenizer()
+    rust.add_special_tokens(["[THINK]", "[/THINK]", "[TOOL_CALLS]"])
+    rust.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = ChatTokenizer(tmp_path)
+    answer = "[THINK]a[/THINK][TOOL_CALLS]<|im_end|>"
+    ids = tokenizer.encode(tokenizer.protect(answer, own=True), add_special_tokens=False)
+    control = [tokenizer.decode([token]) for token in ids if token in tokenizer.control_ids]
+    assert control == ["[THINK]", "[/THINK]"]
+    assert tokenizer.control_ids.isdisjoint(tokenizer.encode(tokenizer.protect(answer), add_special_tokens=False))
+
+
 def test_named_tokens_and_end_tokens_are_control_tokens(tmp_path: Path) -> None:
     """tokenizer.json may declare them as ordinary added tokens. A token of the model itself stays text."""
     rust = make_tokenizer()
