@@ -49,6 +49,11 @@ class TextStream:
         self._cap_ends(self._length)
         return text
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text so far ends with a complete character."""
+        return len(self._decode(self._window)) == len(self._emitted)
+
     def settle(self, held: int = 0) -> int:
         """The number of tokens (in order, each counted once) whose text is complete, except the last `held` characters.
         A token without text (a special token) counts with the text before it."""

@@ -75,6 +75,16 @@ class MarkedReader:
     def ended(self) -> bool:
         return self._stops.stopped or self._parser.ended
 
+    @property
+    def in_calls(self) -> bool:
+        """Whether the text so far ends inside a group of calls."""
+        return self._parser.in_calls
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text so far ends with a complete character."""
+        return self._text.is_whole
+
     def take(self) -> Output:
         output = self._output
         self._output = Output()

@@ -6,6 +6,7 @@ template needs, and which of the steps of adaptation.py: the fewest and least wi
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from .tokens import Tokenizer
 from .trials import Trials, applied
 
 MAX_PLANS = 512
+_NAMED_ID = re.compile(r"functions\.\w+:[0-9]")  # an id that the template makes, as those of Kimi
 _CALL_FIELDS = ("tool_calls", "tool_call_id")
 
 _FORMS: tuple[tuple[ArgumentsForm, IdStyle], ...] = (
@@ -168,11 +170,14 @@ class ChatTemplate:
         for arguments, ids in _FORMS:
             conversation = replace(skeleton.conversation, arguments=arguments, ids=ids)
             try:
-                scores[arguments, ids] = skeleton.score(self._text(conversation, variables))
+                text = self._text(conversation, variables)
             except TemplateExceeded:
                 raise
             except TemplateFailed:
                 continue
+            if _NAMED_ID.search(text):
+                return arguments, "functions"
+            scores[arguments, ids] = skeleton.score(text)
             if scores[arguments, ids] == skeleton.complete:
                 break
         return max(scores, key=lambda form: scores[form], default=_FORMS[0])

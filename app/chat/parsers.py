@@ -91,11 +91,12 @@ class OutputParser:
         formats = form.calls if tools else ()
         self._readers = [(item, GroupReader(item, self._source, self._calls, known, watch)) for item in formats]
         self._ends = {wrapper.end for wrapper in form.wrappers if not wrapper.begin}  # texts to drop
-        self._triggers = {item.trigger for item in formats if item.trigger}
+        self._triggers = {word for item in formats for word in (item.trigger, item.call_trigger) if word}
         self._one_call = one_call
         self._output = Output()
         self._space = ""  # white space that is dropped if a call follows
         self._has_text = False
+        self.in_calls = False  # the text so far ends inside a group of calls
         self.ended = False  # `one_call` is set and the first call is complete; the parser drops the text that follows
         self._steps = self._answer(inside_reasoning)
         self._advance()
@@ -194,14 +195,15 @@ class OutputParser:
         """Read a group of calls. False if the text is no call, or the start of one that the limit of the answer cut."""
         self._source.mark()
         before = self._calls.count
+        self.in_calls = True
         try:
             yield from reader.read()
         except NotACall:
-            if self._source.cut and self._source.starved:
-                self._source.rest = ""  # the start of a call
-            else:
-                self._source.rewind()
+            self._source.rewind()
+            if self._source.cut and self._source.starved and reader.is_start(self._source.rest):
+                self._source.rest = ""
         self._source.commit()
+        self.in_calls = False
         is_call = self._calls.count > before
         self.ended = is_call and self._one_call
         if is_call:
@@ -231,7 +233,8 @@ class OutputParser:
         """Read what a marker begins: a group of calls, a text to drop, or text."""
         source = self._source
         for item, reader in self._readers:
-            if item.trigger.startswith(marker) and (yield from self._group(reader)):
+            is_known = any(word.startswith(marker) for word in (item.trigger, item.call_trigger))
+            if is_known and (yield from self._group(reader)):
                 return
         if marker in self._ends:
             source.take(len(marker))

@@ -87,6 +87,8 @@ class PromptMaker:
         template = self._template(with_tools=bool(tools))
         kwargs = kwargs or {}
         self._check(kwargs)
+        for message in messages:
+            self._refuse_early(message["content"], context, "messages", is_message=True)
         conversation = Conversation(in_order(messages), list(tools) or None)
         if continue_final_message:
             _mark_end(conversation.messages[-1], is_harmony=template.is_harmony)
@@ -123,15 +125,16 @@ class PromptMaker:
             param = f"chat_template_kwargs.{reserved[0]}"
             raise UnsupportedParameter(f"{param} is set by localllm", param=param)
 
-    def _refuse_early(self, text: str, context: int | None, where: str) -> None:
+    def _refuse_early(self, text: str, context: int | None, where: str, *, is_message: bool = False) -> None:
         """Raises ContextTooLong if the beginning of a long text already has too many tokens.
 
-        The rest is then not tokenized, because 10 MB would take seconds.
+        The rest is then not tokenized, because 10 MB would take seconds. `is_message`: control tokens are plain text.
         """
         if context is None or len(text) <= 2 * CHARACTERS * context:
             return
         beginning = text[: CHARACTERS * context]
-        tokens = len(self.tokenizer.encode(beginning, add_special_tokens=False))
+        marked = self.tokenizer.protect(beginning) if is_message else beginning
+        tokens = len(self.tokenizer.encode(marked, add_special_tokens=False))
         if tokens > 1.25 * context:  # with a margin: the cut may split a word into more tokens
             estimate = round(tokens * len(text) / len(beginning))
             raise too_long(context, estimate, where, estimated=True)

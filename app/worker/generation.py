@@ -183,7 +183,7 @@ def _optional_calls(frame: Generate, model: OpenModel, prompt: Prompt) -> LazyGr
         return None
     return LazyGrammar(
         grammars,
-        lambda watch: partial(_read, MarkedReader(model.tokenizer, prompt, ReadingOptions(tools=frame.tools), watch)),
+        partial(MarkedReader, model.tokenizer, prompt, ReadingOptions(tools=frame.tools)),
         lambda text: model.tokenizer.encode(text, add_special_tokens=False),
     )
 
@@ -195,11 +195,6 @@ def _has_strict_tool(frame: Generate) -> bool:
 def _is_parallel(frame: Generate, prompt: Prompt) -> bool:
     """Whether the answer may have several calls. Some templates cannot render several calls of an earlier message."""
     return frame.parallel_tool_calls and prompt.parallel_calls
-
-
-def _read(reader: MarkedReader, token: int) -> None:
-    reader.push([token])
-    reader.take()
 
 
 def _harmony_grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> TokenGrammar:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from llguidance import LLMatcher
@@ -12,7 +13,21 @@ from numpy.typing import NDArray
 from .reading import Watch
 from .records import CallFormat
 
-Feed = Callable[[int], None]  # adds a token to a reader
+
+class CallReader(Protocol):
+    """A reader of the answer, which tells where calls begin and end."""
+
+    def push(self, tokens: Sequence[int], /) -> int: ...
+
+    @property
+    def in_calls(self) -> bool:
+        """Whether the text so far ends inside a group of calls."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the text so far ends with a complete character."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -33,13 +48,13 @@ class LazyGrammar:
     """
 
     def __init__(
-        self, grammars: CallGrammars, start: Callable[[Watch], Feed], encode: Callable[[str], list[int]]
+        self, grammars: CallGrammars, start: Callable[[Watch], CallReader], encode: Callable[[str], list[int]]
     ) -> None:
         """`start` begins to read an answer. `encode`: the ids of a text with markers."""
         self._grammars = grammars
         self._start = start
         self._encode = encode
-        self._feed = start(self._watch)
+        self._reader = start(self._watch)
         self._accepted = 0
         self._matcher: LLMatcher | None = None
         self._begun: tuple[LLMatcher, str] | None = None  # the rest of a call that the last token began, and its text
@@ -57,11 +72,11 @@ class LazyGrammar:
         self._accepted += 1
         if self._matcher is not None:
             self._matcher = _advance(self._matcher, [token], strict=self._grammars.is_strict)
-            self._feed(token)
-            return
         self._begun = None
-        self._feed(token)
-        if self._begun is not None:
+        self._reader.push([token])
+        if not self._reader.in_calls:
+            self._matcher = None
+        elif self._begun is not None and self._reader.is_whole:
             matcher, text = self._begun
             self._matcher = _advance(matcher, self._encode(text), strict=False)
 

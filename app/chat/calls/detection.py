@@ -136,7 +136,8 @@ class Detector:
         self, turn: str, calls: Sequence[tuple[str, Mapping[str, Any]]], answers: AnswerFormat
     ) -> CallFormat | None:
         """The format in which a turn has these calls. If several read it, the one that writes the same text."""
-        forms = [form for form in FORMATS if _reads(turn, calls, replace(answers, calls=(form,)))]
+        shown = [form for form in FORMATS if form.trigger in turn]
+        forms = [form for form in shown if _reads(turn, calls, replace(answers, calls=(form,)))]
         exact = [form for form in forms if example(form, calls) in turn]
         form = next(iter(exact or forms), None)
         if form is None or not form.at_start:

@@ -11,6 +11,7 @@ import msgspec
 from .records import CallFormat, Field, Literal
 from .source import Nesting, NotACall, Source, Steps, words_of
 from .values import Tools, dumps, entries_json, json_of, keyword_json
+from .writing import example
 
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 _ID = re.compile(r"[^\s<\[\]|\"']{1,128}")
@@ -43,11 +44,15 @@ class Calls:
     new_id: Callable[[int, str], str]
     count: int = 0  # number of calls so far
     parts: list[CallPart] = field(default_factory=list)
+    _ids: set[str] = field(default_factory=set)
     _is_empty: bool = True  # the last call has no arguments yet
 
     def open(self, name: str, identifier: str = "") -> None:
         """Begin a call."""
-        self.parts.append(CallPart(self.count, identifier or self.new_id(self.count, name), name))
+        if not identifier or identifier in self._ids:
+            identifier = self.new_id(self.count, name)
+        self._ids.add(identifier)
+        self.parts.append(CallPart(self.count, identifier, name))
         self.count += 1
         self._is_empty = True
 
@@ -78,20 +83,33 @@ class GroupReader:
         self._watch = watch
         self._is_open = False  # the arguments of a call are read
 
+    def is_start(self, text: str) -> bool:
+        """Whether a text that ended too early is the start of a call: any text after a marker; without a marker, the
+        start of a call of a tool."""
+        if not self._form.at_start:
+            return True
+        text = "".join(text.split())
+        return any("".join(example(self._form, [(name, {})]).split()).startswith(text) for name in self._tools)
+
     def read(self) -> Steps[None]:
         """Read one group. Raises NotACall if the text is no call. After the first call, text that is no call ends the
         group, and so does the end of the text. The caller has marked the source."""
         form = self._form
         source = self._source
-        yield from source.expect(form.begin)
+        if not (yield from source.accept(form.begin)) and not form.call_trigger:
+            raise NotACall
         if not form.at_start:
             self._watch(form, "", source.rest)
+        if form.is_object and not form.at_start:
+            yield from source.skip_space("[")
         yield from self._call()
         while not (yield from source.accept_end(form.end)):
-            if form.separator is None or source.ended:
+            if self._is_cut() and form.end:
+                source.rest = ""
+            if source.ended or not (form.end or form.separator is not None):
                 return
             source.mark()
-            yield from source.skip_space(",;")
+            yield from source.skip_space(",;}]")
             try:
                 if not (yield from source.accept_end(form.end)):
                     yield from self._call()
@@ -144,6 +162,7 @@ class GroupReader:
                 identifier = text if part.name == "id" else ""
             else:
                 yield from self._check_name(name, index)
+                yield from self._check_arguments(part)
                 self._open(name, identifier)
                 yield from _ARGUMENTS[part.name](self, name)
 
@@ -161,6 +180,18 @@ class GroupReader:
         while head.startswith(source.rest) and head != source.rest and (yield from source.more()):
             pass
         if not source.rest.startswith(head):
+            raise NotACall
+
+    def _check_arguments(self, part: Field) -> Steps[None]:
+        """Raises NotACall for arguments in JSON that are none, such as the name of the tool of a similar format."""
+        source = self._source
+        if part.name != "arguments":
+            return
+        yield from source.skip_space()
+        word = "null"
+        while word.startswith(source.rest) and word != source.rest and (yield from source.more()):
+            pass
+        if source.rest and not source.rest.startswith(("{", "[", '"', "null", "<")):
             raise NotACall
 
     def _json_arguments(self, name: str) -> Steps[None]:
@@ -233,10 +264,13 @@ class GroupReader:
             self._source.take(1)
             yield from self._members(members)
         else:
+            is_unknown = key not in ARGUMENT_KEYS and key not in OTHER_KEYS
+            if is_unknown and self._form.at_start and not members.name:
+                raise NotACall
             text = yield from self._buffered(Nesting())
+            members.unknown |= is_unknown
             if key in ARGUMENT_KEYS:
                 members.arguments = text
-            members.unknown |= key not in ARGUMENT_KEYS and key not in OTHER_KEYS
 
     def _string(self) -> Steps[str]:
         """A JSON string. Raises NotACall for another value."""

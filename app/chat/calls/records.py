@@ -107,6 +107,13 @@ class CallFormat:
         return (self.begin, self.call, self.end, self.parameter, self.quote)
 
     @cached_property
+    def call_trigger(self) -> str:
+        """The first word of a call, where models leave out `begin`. Empty: a call has no marker of its own."""
+        first = self.parts[0]
+        is_marker = self.begin and isinstance(first, Literal) and first.text.strip().startswith("<")
+        return words_of(first.text)[0] if isinstance(first, Literal) and is_marker else ""
+
+    @cached_property
     def opening(self) -> frozenset[str]:
         """The markers of a group without its end."""
         return marks_of(self.begin, self.call, self.parameter)
@@ -181,6 +188,13 @@ FORMATS = (
         "deepseek-v3",
         "<｜tool▁calls▁begin｜>",
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>$name\n```json\n$arguments\n```<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁end｜>",
+        "\n",
+    ),
+    CallFormat(
+        "deepseek-r1",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>$name\n$arguments<｜tool▁call▁end｜>",
         "<｜tool▁calls▁end｜>",
         "\n",
     ),

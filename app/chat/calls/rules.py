@@ -51,7 +51,7 @@ class Rules:
         self._pieces = pieces
         self._options = json_options
         self._exact = exact
-        self.lines: list[str] = ['%llguidance {"no_forcing": true}', r"SPACE: /[ \t\r\n]{1,32}/"]
+        self.lines: list[str] = ['%llguidance {"no_forcing": true}', r"SPACE: /[ \t\r\n]{1,32}/", "TAIL: /(?s:.+)/"]
 
     def group(self, tools: Sequence[ToolSchema], *, parallel: bool) -> str:
         """The name of the rule of one or more groups of calls."""
@@ -65,17 +65,17 @@ class Rules:
         return self._rule(f"{one} ({self._sequence(form.gap, one)})*")
 
     def rest(self, tools: Sequence[ToolSchema], *, parallel: bool) -> str:
-        """The name of the rule of a group after its `begin`."""
+        """The name of the rule of a group after its `begin`. The token that ends it may have more text."""
         form = self._form
         call = self._calls(tools)
         more = f"({self._sequence(form.separator, call)})*" if parallel and form.separator is not None else ""
-        return self._rule(f"SPACE? {self._sequence(call, more, form.end)}")
+        return self._rule(f"SPACE? {self._sequence(call, more, form.end)} TAIL?")
 
     def rest_of_call(self, tool: ToolSchema) -> str:
-        """The name of the rule of a call from its arguments on."""
+        """The name of the rule of a call from its arguments on. The token that ends it may have more text."""
         index = self._form.parts.index(Field(self._form.arguments))
         arguments, *rest = (self._part(tool, part) for part in self._form.parts[index:])
-        return self._rule(f"SPACE? {arguments} SPACE? {' '.join(rest)}")
+        return self._rule(f"SPACE? {arguments} SPACE? {' '.join(rest)} TAIL?")
 
     def _calls(self, tools: Sequence[ToolSchema]) -> str:
         if self._form.is_object and not self._exact:
@@ -84,20 +84,21 @@ class Rules:
 
     def _objects(self, tools: Sequence[ToolSchema]) -> list[str]:
         """Calls that are JSON objects. All rules are schemas, because a lexeme of one rule hides those of another."""
-        name, arguments = (json.loads(key) for key in re.findall(r'"\w+"(?=: "?\$(?:name|arguments))', self._form.call))
+        keys = dict(re.findall(r'"(\w+)": "?\$(\w+)', self._form.call))  # key -> its field, in the order of the format
+        name, arguments = (next(key for key in keys if keys[key] == field) for field in ("name", "arguments"))
+        before: dict[str, Any] = {key: True for key in OTHER_KEYS if key not in keys}
+        members = before | dict.fromkeys(keys, True)
         free = [tool.name for tool in tools if tool.schema is None]
         rules = []
         if free:
-            keys = [*OTHER_KEYS, name, arguments, *sorted(ARGUMENT_KEYS - {arguments})]
-            values: dict[str, Any] = dict.fromkeys(keys, _FREE_ARGUMENTS)
-            values |= dict.fromkeys(OTHER_KEYS, True) | {name: {"enum": free}}
-            rules.append(self._object(values, [name], {}))
+            values: dict[str, Any] = {name: {"enum": free}, arguments: _FREE_ARGUMENTS}
+            others = dict.fromkeys(sorted(ARGUMENT_KEYS - {arguments}), _FREE_ARGUMENTS)
+            rules.append(self._object(members | values | others, [name], {}))
         for tool in tools:
             if tool.schema is not None:
                 root = {key: value for key, value in tool.schema.items() if key not in ("$defs", "x-guidance")}
-                rules.append(
-                    self._object({name: {"const": tool.name}, arguments: root}, [name, arguments], tool.schema)
-                )
+                values = {name: {"const": tool.name}, arguments: root}
+                rules.append(self._object(members | values, [name, arguments], tool.schema))
         return rules
 
     def _object(self, properties: Mapping[str, Any], required: Sequence[str], root: Mapping[str, Any]) -> str:
@@ -175,12 +176,7 @@ class Rules:
         """Parameters in the order of the schema, of which the required ones must be there."""
         if tool.schema is None:
             return f"({self._rule(self._any_parameter())})*"
-        try:
-            known, required = _object(tool.schema, tool)
-        except SchemaRefused:
-            if tool.is_strict:
-                raise
-            known, required = {}, frozenset()
+        known, required = _known(tool.schema, tool)
         if not known and tool.schema.get("additionalProperties") is not False:
             return f"({self._rule(self._any_parameter())})*"
         rules = []
@@ -240,7 +236,7 @@ class Rules:
 
     def _members(self, schema: Mapping[str, Any], tool: ToolSchema, notation: Notation, *, nested: bool = False) -> str:
         """The members of an object, without its brackets: in the order of the schema, with the required ones."""
-        known, required = _object(schema, tool)
+        known, required = _known(schema, tool)
         if not known and schema.get("additionalProperties") is not False:
             return self._any_entries(notation, self._any_value(notation), nested=nested)
         equals = notation.colon if nested else notation.equals
@@ -369,7 +365,17 @@ def _with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     return {"$defs": root.get("$defs", {}), **(schema if isinstance(schema, dict) else {})}
 
 
-def _object(schema: Mapping[str, Any], tool: ToolSchema) -> tuple[Mapping[str, Any], frozenset[str]]:
+def _known(schema: Mapping[str, Any], tool: ToolSchema) -> tuple[Mapping[str, Any], frozenset[str]]:
+    """The properties of an object and the required ones; none if the format cannot enforce the schema and need not."""
+    try:
+        return _properties(schema, tool)
+    except SchemaRefused:
+        if tool.is_strict:
+            raise
+        return {}, frozenset()
+
+
+def _properties(schema: Mapping[str, Any], tool: ToolSchema) -> tuple[Mapping[str, Any], frozenset[str]]:
     """The properties of an object and the required ones. Raises SchemaRefused for other constraints."""
     schema = _resolved(dict(schema), tool.schema or {})
     if not isinstance(schema, dict):

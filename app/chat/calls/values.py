@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
@@ -21,7 +21,7 @@ class Tools:
     def __contains__(self, name: object) -> bool:
         return name in self._schemas
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[str]:
         return iter(self._schemas)
 
     def parameters(self, name: str) -> list[str]:
@@ -133,7 +133,9 @@ def parsed(text: str) -> tuple[Any] | None:
     """The value of a JSON text or of a literal of Python; None if the text is neither."""
     text = text.strip()
     try:
-        return (json.loads(text, parse_constant=_refuse_constant),)
+        value = json.loads(text, parse_constant=_refuse_constant)
+        json.dumps(value, allow_nan=False)  # 1e400 is no number of JSON's clients
+        return (value,)
     except (ValueError, RecursionError):
         pass
     if text in _NAMES:

@@ -412,6 +412,19 @@ def test_conversations_of_one_shape_need_one_example() -> None:
     assert len(template._plans) <= MAX_PLANS
 
 
+def test_a_template_that_makes_ids_with_names_gets_such_ids() -> None:
+    """Kimi shows the id of a result, but makes the ids of calls itself."""
+    source = TURNS.replace(
+        "CALL", "functions.{{ c.function.name }}:{{ loop.index0 }} {{ c.function.arguments | tojson }}"
+    )
+    source = source.replace("m.content", "m.content ~ (m.tool_call_id or '')")
+    template = chat_template(source)
+    assert template.call_ids([user("x")]).new(0, "f") == "functions.f:0"
+    text = template.render(Conversation([user("x"), assistant("", call("a", "{}", "f")), result("a", "1")]), {}).text
+    assert "functions.f:0 {}" in text
+    assert "1functions.f:0" in text
+
+
 def test_texts_are_protected_and_answers_keep_their_own_markers() -> None:
     messages = [system("s!"), user("u!"), assistant("a!", call("c", '{"k": "v!"}', "f!")), result("c", "r!")]
     text = prompt(

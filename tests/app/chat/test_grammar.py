@@ -5,9 +5,10 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from tokenizers import models
 from localllm.app.chat import grammar
 from localllm.app.chat.answer import MarkedReader, ReadingOptions
 from localllm.app.chat.calls.constraint import LazyGrammar
-from localllm.app.chat.calls.reading import Watch
 from localllm.app.chat.calls.records import FORMATS, REASONING
 from localllm.app.chat.grammar import GrammarCompiler, TokenGrammar
 from localllm.app.chat.parsers import AnswerFormat, OutputParser
@@ -150,13 +150,7 @@ def optional(tokenizer: ChatTokenizer, compiler: GrammarCompiler, tools: list[di
     """The grammar of an answer that may have calls."""
     prompt = Prompt((1,), form=AnswerFormat(REASONING[0], (HERMES,)))
 
-    def start(watch: Watch) -> Callable[[int], None]:
-        reader = MarkedReader(tokenizer, prompt, ReadingOptions(tools=tools), watch)
-
-        def feed(token: int) -> None:
-            reader.push([token])
-
-        return feed
+    start = partial(MarkedReader, tokenizer, prompt, ReadingOptions(tools=tools))
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)

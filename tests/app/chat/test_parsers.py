@@ -204,6 +204,22 @@ def test_a_cut_call_has_the_arguments_so_far_and_no_markup() -> None:
             assert calls in ([], [("weather", "")])
 
 
+def test_a_cut_json_answer_stays_text() -> None:
+    form = AnswerFormat(None, (form_of("llama-3"), form_of("list")))
+    for text in ('{"a": 1', '[{"a": "x', '{"name": "Bob'):
+        assert read(list(text), form, cut=True) == ("", text, [])
+    for text in ('{"name": "wea', '{ "na'):
+        assert read(list(text), form, cut=True) == ("", "", [])
+
+
+def test_two_calls_never_have_one_id() -> None:
+    form = AnswerFormat(None, (form_of("mistral-id"),))
+    parser = OutputParser(form, TOOLS)
+    output = feed(parser, "[TOOL_CALLS]now[CALL_ID]abcdefgh1[ARGS]{}" * 2)
+    first, second = (part.id for part in output.calls if part.id)
+    assert first == "abcdefgh1" != second
+
+
 def test_the_first_call_ends_the_answer_if_there_may_be_only_one() -> None:
     parser = OutputParser(AnswerFormat(None, (HERMES,)), TOOLS, one_call=True)
     assert merged([feed(parser, f"a{CALL}\n{CALL} b")]) == ("", "a", WEATHER)
@@ -261,6 +277,21 @@ VARIANTS = [
     ),
     ("glm-4", 'f\n{"a": 1}', "", [("f", {"a": 1})]),
     ("glm-4", "f is a letter", "f is a letter", []),
+    (
+        "hermes",
+        '<tool_call>[{"name": "now"}, {"name": "f", "arguments": {}}]</tool_call>.',
+        ".",
+        [("now", {}), ("f", {})],
+    ),
+    ("hermes", '<tool_call>{"name": "now"}\n{"name": "f"}}</tool_call>.', ".", [("now", {}), ("f", {})]),
+    ("qwen3-coder", "<function=f>\n<parameter=n>\n5\n</parameter>\n</function>.", ".", [("f", {"n": 5})]),
+    ("lfm2", "<|tool_call_start|>[f(n=1e400)]<|tool_call_end|>", "", [("f", {"n": "1e400"})]),
+    (
+        "deepseek-v3.1",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n{}<｜tool▁call▁end｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n{}<｜tool▁call▁end｜>",
+        [],
+    ),
 ]
 
 
