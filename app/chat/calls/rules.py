@@ -60,7 +60,7 @@ class Rules:
         if not parallel or (form.at_start and form.separator is None):
             return self._rule(self._sequence(form.begin, call, form.end))
         if form.separator is not None:
-            return self._rule(self._sequence(form.begin, call, f"({self._sequence(form.separator, call)})*", form.end))
+            return self._rule(self._sequence(form.begin, call, f"({self._next_calls(tools)})*", form.end))
         one = self._rule(self._sequence(form.begin, call, form.end))
         return self._rule(f"{one} ({self._sequence(form.gap, one)})*")
 
@@ -68,7 +68,7 @@ class Rules:
         """The name of the rule of a group after its `begin`. The token that ends it may have more text."""
         form = self._form
         call = self._calls(tools)
-        more = f"({self._sequence(form.separator, call)})*" if parallel and form.separator is not None else ""
+        more = f"({self._next_calls(tools)})*" if parallel and form.separator is not None else ""
         return self._rule(f"SPACE? {self._sequence(call, more, form.end)} TAIL?")
 
     def rest_of_call(self, tool: ToolSchema) -> str:
@@ -81,6 +81,16 @@ class Rules:
         if self._form.is_object and not self._exact:
             return self._rule(" | ".join(self._objects(tools)))
         return self._rule(" | ".join(self._call(tool, self._form.parts) for tool in tools))
+
+    def _next_calls(self, tools: Sequence[ToolSchema]) -> str:
+        """A separator and a call. They share a lexeme: otherwise the end of a group, if it begins with the separator,
+        hides the separator."""
+        separator = self._form.separator or ""
+        first, *others = self._form.parts
+        if not isinstance(first, Literal) or (self._form.is_object and not self._exact):
+            return self._sequence(separator, self._calls(tools))
+        parts = (Literal(separator + first.text), *others)
+        return self._rule(" | ".join(self._call(tool, parts) for tool in tools))
 
     def _objects(self, tools: Sequence[ToolSchema]) -> list[str]:
         """Calls that are JSON objects. All rules are schemas, because a lexeme of one rule hides those of another."""
@@ -188,10 +198,12 @@ class Rules:
     def _any_parameter(self) -> str:
         parts = self._form.parameter_parts
         fields = {"key": f"/{_KEY}/", "raw": '("true" | "false")', "type": "/[a-z]{1,10}/"}
-        return f"{self._head(fields)} {self._until(_TEXT, _text_of(parts[-1]))}"
+        before = _text_of(parts[-3])
+        return f"{self._head(fields)} {self._text(before)} {self._until(_TEXT, _text_of(parts[-1]))}"
 
     def _head(self, fields: Mapping[str, str]) -> str:
-        parts = self._form.parameter_parts[:-2]
+        """A parameter without the text before its value."""
+        parts = self._form.parameter_parts[:-3]
         return " ".join(self._text(part.text) if isinstance(part, Literal) else fields[part.name] for part in parts)
 
     def _parameter(self, name: str, schema: Any, tool: ToolSchema) -> str:
@@ -206,7 +218,8 @@ class Rules:
             value = f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"
         else:
             value = _or_free(tool, lambda: self._value(schema, tail, tool, name), lambda: self._until(_TEXT, tail))
-        return f"{self._head(fields)} {value}"
+        before = self._exact_text(_text_of(self._form.parameter_parts[-3]))  # more white space is part of the value
+        return f"{self._head(fields)} {before} {value}"
 
     def _value(self, schema: Any, tail: str, tool: ToolSchema, name: str) -> str:
         """The value of a parameter whose type is not written, and the text after it."""
@@ -221,7 +234,8 @@ class Rules:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if values is not None:
             texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
-            return f"({' | '.join(map(_quoted, texts))}) {self._text(tail)}"
+            end = tail.rstrip()
+            return f"({' | '.join(map(_quoted, texts))}) {self._exact_text(end)} {self._text(tail[len(end) :])}"
         types = types_of(schema, root)
         if types and "string" not in types:
             return f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"

@@ -20,7 +20,8 @@ from tokenizers import models
 from localllm.app.chat import grammar
 from localllm.app.chat.answer import MarkedReader, ReadingOptions
 from localllm.app.chat.calls.constraint import LazyGrammar
-from localllm.app.chat.calls.records import FORMATS, REASONING
+from localllm.app.chat.calls.records import FORMATS, REASONING, CallFormat
+from localllm.app.chat.calls.writing import example
 from localllm.app.chat.grammar import GrammarCompiler, TokenGrammar
 from localllm.app.chat.parsers import AnswerFormat, OutputParser
 from localllm.app.chat.prompt import Prompt
@@ -215,6 +216,18 @@ def test_tool_calls_match_the_schemas_of_their_tools(tokenizer: ChatTokenizer, c
                 jsonschema.validate(json.loads(tool_call.arguments), schemas[tool_call.name])
     assert names == {"move", "now"}
     assert len(counts) > 1
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.title)
+def test_forced_calls_have_the_spelling_of_their_format(
+    tokenizer: ChatTokenizer, compiler: GrammarCompiler, form: CallFormat
+) -> None:
+    parameters = {"type": "object", "properties": {"to": {"type": "string"}, "x": {"type": "integer"}}}
+    tools = [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in ("move", "turn")]
+    count = 1 if form.at_start and form.separator is None else 3
+    text = example(form, [("move", {"to": "a\nb", "x": 3}), ("turn", {"x": 4}), ("move", {"to": "c"})][:count])
+    compiled = compiler.compile_forced_calls(form, tools, parallel=True)
+    assert not refused(tokenizer, compiled, tokenizer.encode(text, add_special_tokens=False))
 
 
 MOVE = {
