@@ -135,11 +135,11 @@ class Detector:
     def _form_of(
         self, turn: str, calls: Sequence[tuple[str, Mapping[str, Any]]], answers: AnswerFormat
     ) -> CallFormat | None:
-        """The format in which a turn has these calls. If several read it, the one that writes the same text."""
+        """The format in which a turn has these calls. If several read it, the one that writes the most of its text."""
         shown = [form for form in FORMATS if form.trigger in turn]
         forms = [form for form in shown if _reads(turn, calls, replace(answers, calls=(form,)))]
         exact = [form for form in forms if example(form, calls) in turn]
-        form = next(iter(exact or forms), None)
+        form = max(exact, key=lambda form: len(example(form, calls)), default=next(iter(forms), None))
         if form is None or not form.at_start:
             return form
         text = self._turn({"content": _ANSWER}, tools=_TOOLS)

@@ -30,6 +30,8 @@ JSON = '{"name": "' + NAME + '", "arguments": ' + ARGUMENTS + "}"
 # Title of the format -> template.
 RENDERED = {
     "hermes": turns(f"\n<tool_call>\n{JSON}\n</tool_call>\n"),
+    "granite": turns(f"{JSON}{NEXT}", before="<|tool_call|>[", after="]"),
+    "phi-4": turns(f"{JSON}{NEXT}", before="<|tool_call|>[", after="]<|/tool_call|>"),
     "granite-3.1": turns(f"{JSON}{NEXT}", before="<tool_call>[", after="]"),
     "mistral-list": turns(f"{JSON}{NEXT}", before="[TOOL_CALLS][", after="]"),
     "hunyuan": turns(
