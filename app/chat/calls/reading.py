@@ -172,7 +172,7 @@ class GroupReader:
         between = form.parts[index - 1]
         if isinstance(between, Literal) and between.text.strip():
             return
-        if form.parameter and name in self._tools:
+        if name in self._tools and not form.at_start:
             return
         source = self._source
         yield from source.skip_space()
@@ -235,7 +235,7 @@ class GroupReader:
         members = _Members()
         yield from self._members(members)
         if not members.is_open:
-            if not members.name or members.unknown:
+            if not members.name or members.unknown or self._is_cut():
                 raise NotACall
             self._open(members.name)
             self._calls.write(_arguments_of(members.arguments))

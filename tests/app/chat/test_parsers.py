@@ -193,6 +193,7 @@ def test_names_and_arguments_are_reported_as_they_come() -> None:
 
 
 def test_a_cut_call_has_the_arguments_so_far_and_no_markup() -> None:
+    counts = []
     for length in range(1, len(CALL)):
         reasoning, text, calls = read([CALL[:length]], cut=True)
         assert not reasoning
@@ -202,6 +203,8 @@ def test_a_cut_call_has_the_arguments_so_far_and_no_markup() -> None:
             assert calls == [("weather", CALL[:length].partition('"arguments": ')[2][: len(WEATHER[0][1])])]
         else:
             assert calls in ([], [("weather", "")])
+        counts.append(len(calls))
+    assert counts == sorted(counts)
 
 
 def test_a_cut_json_answer_stays_text() -> None:
@@ -286,6 +289,12 @@ VARIANTS = [
     ("hermes", '<tool_call>{"name": "now"}\n{"name": "f"}}</tool_call>.', ".", [("now", {}), ("f", {})]),
     ("qwen3-coder", "<function=f>\n<parameter=n>\n5\n</parameter>\n</function>.", ".", [("f", {"n": 5})]),
     ("lfm2", "<|tool_call_start|>[f(n=1e400)]<|tool_call_end|>", "", [("f", {"n": "1e400"})]),
+    (
+        "deepseek-r1",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"{\\"n\\": 5}"<｜tool▁call▁end｜>',
+        "",
+        [("f", {"n": 5})],
+    ),
     (
         "deepseek-v3.1",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n{}<｜tool▁call▁end｜>",
