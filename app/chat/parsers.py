@@ -89,7 +89,9 @@ class OutputParser:
         self._calls = Calls(new_id)
         known = Tools(tools)
         formats = form.calls if tools else ()
-        self._readers = [(item, GroupReader(item, self._source, self._calls, known, watch)) for item in formats]
+        self._readers = [
+            (item, GroupReader(item, self._source, self._calls, known, watch, one_call=one_call)) for item in formats
+        ]
         self._ends = {wrapper.end for wrapper in form.wrappers if not wrapper.begin}  # texts to drop
         self._triggers = {word for item in formats for word in (item.trigger, item.call_trigger) if word}
         self._one_call = one_call

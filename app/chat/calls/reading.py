@@ -75,8 +75,19 @@ class Calls:
 class GroupReader:
     """Reads groups of calls of one format from a source."""
 
-    def __init__(self, form: CallFormat, source: Source, calls: Calls, tools: Tools, watch: Watch) -> None:
+    def __init__(
+        self,
+        form: CallFormat,
+        source: Source,
+        calls: Calls,
+        tools: Tools,
+        watch: Watch,
+        *,
+        one_call: bool = False,
+    ) -> None:
+        """`one_call`: a group ends after its first call."""
         self._form = form
+        self._one_call = one_call
         self._source = source
         self._calls = calls
         self._tools = tools
@@ -103,7 +114,7 @@ class GroupReader:
         if form.is_object and not form.at_start:
             yield from source.skip_space("[")
         yield from self._call()
-        while not (yield from source.accept_end(form.end)):
+        while not self._one_call and not (yield from source.accept_end(form.end)):
             if self._is_cut() and form.end:
                 source.rest = ""
             if source.ended or not (form.end or form.separator is not None):

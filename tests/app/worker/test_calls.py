@@ -239,8 +239,7 @@ def test_one_call_without_parallel_calls(bench: Bench) -> None:
         bench.ask("two", parallel_tool_calls=False, tools=tools(strict=True)),
     )
     assert read(forced) == [OSLO]
-    if not bench.form.at_start:
-        assert read(free) == read(strict) == [OSLO]
+    assert read(free) == read(strict) == [OSLO]
 
 
 @pytest.mark.parametrize("script", ["one", *(pytest.param(name, marks=pytest.mark.slow) for name in ("all", "two"))])
