@@ -166,10 +166,14 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A backend that cannot run here. `reason` tells the user why, and what to do."""
+    """A backend that cannot run here. `reason` tells the user why, and what to do.
+
+    `install`: the shell command that installs the package that the backend lacks; empty if that is not the reason.
+    """
 
     backend: str
     reason: str
+    install: str = ""
 
 
 class Backend(Protocol):

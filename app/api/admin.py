@@ -23,6 +23,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     context: int = 0  # maximum context in tokens; 0: unknown
     description: str = ""
     problem: str = ""  # the reason why the model cannot be used; empty: none is known
+    install: str = ""  # the command that solves the problem, if that is a package that is not installed
     gguf: bool = False  # whether it is a GGUF model, which needs GGUF adapters
 
 

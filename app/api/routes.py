@@ -224,6 +224,7 @@ class _Api:
                     context=model.context,
                     description=model.description,
                     problem=model.problem,
+                    install=model.install,
                     gguf=is_gguf(model.path),
                 )
                 for model in available

@@ -25,6 +25,7 @@ from ..api.admin import (
 )
 from ..frames import Machine
 from ..store.fitting import Fit
+from ..store.ggufs import need_llamacpp
 from ..store.inspection import BackendVerdict, DtypeShare, Inspection, TemplateVerdict
 from ..store.jobs import Job
 from ..store.names import adapter_name
@@ -73,5 +74,6 @@ __all__ = [
     "agree",
     "fit_of",
     "kept_notice",
+    "need_llamacpp",
     "speed_of",
 ]

@@ -30,7 +30,10 @@ START_SECONDS = 60.0  # maximum duration of that process for one model
 SECONDS_PER_MODEL = 5.0  # more for each further model
 
 MISSING = " missing"  # end of the key of a missing package
+INSTALL = " install"  # end of the key of the command that installs it
 FACTS = " facts"  # end of the key of the facts about a GGUF model
+
+FORMAT = 2  # of the remembered answers; another number: the backends are asked again
 
 _asking = threading.Lock()
 
@@ -86,12 +89,18 @@ def answer(question: str) -> str | None:
     return refusal if refusal is None else refusal or _read().get(question + MISSING, "")
 
 
+def install_command(question: str) -> str:
+    """The remembered command that installs the package that a model needs; empty if there is none."""
+    return _read().get(question + INSTALL, "") if question else ""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer of the backends about one model."""
 
     refusal: str = ""  # why no backend supports the model
     missing: str = ""  # the package that the backend of the model needs and that is not installed
+    install: str = ""  # the command that installs it
 
     @property
     def problem(self) -> str:
@@ -116,7 +125,8 @@ def ask(folders: Sequence[Path]) -> dict[Path, Answer]:
     answers = {folder: Answer(*texts) for folder, texts in zip(folders, json.loads(child.stdout), strict=True)}
     refusals = {_key(folder): answer.refusal for folder, answer in answers.items()}
     missing = {_key(folder) + MISSING: answer.missing for folder, answer in answers.items()}
-    _remember(refusals | missing)
+    install = {_key(folder) + INSTALL: answer.install for folder, answer in answers.items()}
+    _remember(refusals | missing | install)
     return answers
 
 
@@ -149,7 +159,7 @@ def _versions() -> str:
         installed = Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     except OSError:
         installed = 0
-    return f"{VERSION} {installed} "
+    return f"{VERSION} {FORMAT} {installed} "
 
 
 def _read() -> Mapping[str, str]:

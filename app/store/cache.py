@@ -42,6 +42,7 @@ class ModelRef:
     context: int = 0  # maximum context of the model in tokens; 0: unknown
     description: str = ""
     problem: str = ""  # the reason why it cannot be used, where a list has checked it (app/store/listing.py)
+    install: str = ""  # the command that solves the problem, if that is a package that is not installed
 
     @property
     def file(self) -> Path:

@@ -108,6 +108,18 @@ def root_of(path: Path) -> Path:
     return path.parent
 
 
+def need_llamacpp(commands: Iterable[str]) -> str:
+    """One line about all models that llama.cpp would run if it were installed; empty if there are none.
+
+    `commands`: of each model, the command that installs llama.cpp; empty for a model that does not need it.
+    """
+    needed = [command for command in commands if command]
+    if not needed:
+        return ""
+    subject = "1 GGUF model needs" if len(needed) == 1 else f"{len(needed)} GGUF models need"
+    return f"{subject} llama.cpp: {needed[0]}"
+
+
 def select(name: HubName, models: Iterable[GgufModel]) -> GgufModel | None:
     """The model that a name selects; None if there is none, if shards are missing, or if there are several."""
     by_path = {model.path: model for model in models}

@@ -38,7 +38,11 @@ def listed(*, wait: bool = False) -> list[ModelRef]:
         architectures.ask_in_background(undecided)
         return models
     reasons = architectures.ask(undecided)
-    return [replace(model, problem=model.problem or reasons.get(model.path, Answer()).problem) for model in models]
+    return [_with_answer(model, reasons[model.path]) if model.path in reasons else model for model in models]
+
+
+def _with_answer(model: ModelRef, answer: Answer) -> ModelRef:
+    return replace(model, problem=answer.problem, install=answer.install)
 
 
 def _missing_files(name: str) -> str:
@@ -55,7 +59,9 @@ def with_problem(model: ModelRef) -> ModelRef:
         return replace(model, problem=problem_of(model.path))
     checked = _checked(model.path, _version(model.path))
     description = ", ".join(filter(None, [checked.architecture, model.description]))
-    return replace(model, problem=problem_of(model.path), context=checked.context, description=description)
+    problem = problem_of(model.path)
+    install = "" if checked.problem else architectures.install_command(checked.question)
+    return replace(model, problem=problem, install=install, context=checked.context, description=description)
 
 
 def problems_of(model: ModelRef) -> list[str]:

@@ -8,8 +8,8 @@ from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..machine import cpu_name, memory
 from .architectures import is_known
-from .installing import PACKAGE, gpu_command
-from .library import devices, gpus_of, problem, version
+from .installing import PACKAGE, gpu_command, repair_command
+from .library import devices, gpus_of, is_installed, problem, version
 
 __all__ = ["accepts", "name", "open", "plan_memory", "probe", "read_bandwidth"]
 
@@ -33,7 +33,8 @@ def probe() -> DeviceInfo | Unavailable:
     """The devices of the installed build of llama.cpp."""
     reason = problem()
     if reason:
-        return Unavailable(name, reason)
+        command = repair_command(again=is_installed())
+        return Unavailable(name, f"{reason}: {command}", command)
     build_devices = devices()
     gpus = gpus_of(build_devices)
     features = {

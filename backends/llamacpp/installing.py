@@ -12,6 +12,8 @@ from ..machine import cpu_flags
 
 PACKAGE = "llama-cpp-python"
 REQUIREMENT = "llama-cpp-python>=0.3.36,<0.4"
+MAKE = "make build GGUF=1"  # in the root folder of a checkout
+ROOT = Path(__file__).resolve().parents[2]
 
 # Hardware -> CMake flags of llama.cpp. Each needs the compiler of that hardware (docs/gguf.md).
 DEVICES: Mapping[str, str] = {
@@ -25,6 +27,18 @@ DEVICES: Mapping[str, str] = {
 
 # The file of a GPU driver -> a key of DEVICES.
 DRIVERS: Mapping[Path, str] = {Path("/proc/driver/nvidia/version"): "NVIDIA", Path("/dev/kfd"): "AMD"}
+
+
+def repair_command(*, again: bool = False) -> str:
+    """The command that installs llama.cpp for the CPU: make in a checkout with its own .venv, else pip.
+
+    `again` replaces an installed build; make always does that."""
+    return MAKE if is_checkout() else install_command(again=again)
+
+
+def is_checkout() -> bool:
+    """Whether the Makefile beside these sources installs into this Python."""
+    return (ROOT / "Makefile").is_file() and Path(sys.prefix) == ROOT / ".venv"
 
 
 def gpu_command() -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...engine.errors import ModelRefused, RunnerFailed
 from ..machine import limit_spinning
-from .installing import PACKAGE, install_command
+from .installing import PACKAGE
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 MIN_VERSION = (0, 3, 36)  # ctypes does not notice that an older version has other structures
@@ -126,14 +126,19 @@ def version() -> str:
 
 
 def problem() -> str:
-    """The reason why the library cannot be used, with the command that mends it; empty if it can."""
-    if find_spec("llama_cpp") is None:
-        return f"{PACKAGE} is not installed: {install_command()}"
+    """The reason why the library cannot be used; empty if it can."""
+    if not is_installed():
+        return f"{PACKAGE} is not installed"
     try:
         library()
     except (ImportError, OSError, RuntimeError, AttributeError) as error:
-        return f"{PACKAGE} is installed, but does not work ({error}): {install_command(again=True)}"
+        return f"{PACKAGE} is installed, but does not work ({error})"
     return ""
+
+
+def is_installed() -> bool:
+    """Whether the package is there; it may be a build that does not work."""
+    return find_spec("llama_cpp") is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from localllm.app.cli import main
 from localllm.app.daemon.loading import load_settings
 from localllm.app.daemon.names import Names
 from localllm.app.errors import ModelNotFound
-from localllm.app.store import adapter_refs, architectures, cache, headers, listing
+from localllm.app.store import adapter_refs, architectures, cache, ggufs, headers, listing
 from localllm.app.store.adapters import folders
 from localllm.engine.gguf import GgufHeader
 from localllm.engine.runner import Unavailable
@@ -62,9 +62,9 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> None:
     answer_with(monkeypatch, "", "")
 
 
-def answer_with(monkeypatch: pytest.MonkeyPatch, refusal: str, missing: str) -> None:
+def answer_with(monkeypatch: pytest.MonkeyPatch, refusal: str, missing: str, install: str = "") -> None:
     """Replace the process that asks the backends."""
-    script = f"import json, sys; print(json.dumps([{[refusal, missing]!r}] * (len(sys.argv) - 1)))"
+    script = f"import json, sys; print(json.dumps([{[refusal, missing, install]!r}] * (len(sys.argv) - 1)))"
     monkeypatch.setattr(architectures, "ACCEPTS", (sys.executable, "-c", script))
 
 
@@ -218,6 +218,21 @@ def test_download_without_llama_cpp_says_how_to_install_it(run: Run, monkeypatch
         assert (code, inspection["problems"]) == (5, [f"backend llamacpp is unavailable: {NOT_INSTALLED}"])
         [cpu] = [verdict["says"] for verdict in inspection["backends"] if verdict["backend"] == "cpu"]
         assert "GGUF" in cpu
+
+
+def test_list_has_the_command_that_installs_llama_cpp(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, "", NOT_INSTALLED, "pip install it")
+    for name in ("org/gguf:Q8_0", "org/gguf:Q4_K_M"):
+        assert run("pull", name, "--yes")[0] == 0
+    for wait in (True, False):  # the answers of a process, and the remembered ones
+        commands = [model.install for model in listing.listed(wait=wait)]
+        assert sorted(commands) == ["", "pip install it", "pip install it"]
+        assert ggufs.need_llamacpp(commands) == "2 GGUF models need llama.cpp: pip install it"
+
+
+def test_line_about_llama_cpp_counts_the_models() -> None:
+    assert ggufs.need_llamacpp([]) == ggufs.need_llamacpp(["", ""]) == ""
+    assert ggufs.need_llamacpp(["", "make build"]) == "1 GGUF model needs llama.cpp: make build"
 
 
 def test_model_that_no_backend_runs_is_refused_before_its_weights(

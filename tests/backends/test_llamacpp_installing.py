@@ -51,6 +51,26 @@ def test_command_of_a_gpu_follows_the_driver(
     assert flag in parsed(installing.gpu_command())[0]
 
 
+def test_a_checkout_installs_with_make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installing, "ROOT", tmp_path)
+    assert installing.repair_command() == installing.install_command()
+    (tmp_path / "Makefile").touch()
+    assert installing.repair_command(again=True) == installing.install_command(again=True)
+    monkeypatch.setattr(installing.sys, "prefix", str(tmp_path / ".venv"))
+    assert installing.repair_command() == "make build GGUF=1"
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_missing_library_has_a_command(is_installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llamacpp, "problem", lambda: "it does not work")
+    monkeypatch.setattr(llamacpp, "is_installed", lambda: is_installed)
+    monkeypatch.setattr(installing, "ROOT", Path("/nowhere"))
+    found = llamacpp.probe()
+    assert isinstance(found, Unavailable)
+    assert found.reason == f"it does not work: {found.install}"
+    assert ("--force-reinstall" in found.install) == is_installed
+
+
 def test_doctor_shows_the_build_and_the_command_for_a_gpu() -> None:
     device = llamacpp.probe()
     if isinstance(device, Unavailable):

@@ -13,7 +13,7 @@ from localllm.engine.runner import DeviceInfo, Unavailable
 from ...engine.gguf_files import TINY, model
 
 DEVICE = DeviceInfo("llamacpp", "a processor", 1, 1)
-MISSING = Unavailable("llamacpp", "llama-cpp-python is not installed; run: pip install it")
+MISSING = Unavailable("llamacpp", "llama-cpp-python is not installed: pip install it", "pip install it")
 
 
 def file_of(folder: Path, architecture: str) -> Path:
@@ -23,19 +23,21 @@ def file_of(folder: Path, architecture: str) -> Path:
     return file
 
 
-@pytest.mark.parametrize(("probe", "missing"), [(DEVICE, ""), (MISSING, MISSING.reason)])
+@pytest.mark.parametrize(
+    ("probe", "missing", "install"), [(DEVICE, "", ""), (MISSING, MISSING.reason, "pip install it")]
+)
 def test_missing_package_is_no_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: DeviceInfo | Unavailable, missing: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: DeviceInfo | Unavailable, missing: str, install: str
 ) -> None:
     monkeypatch.setattr(backends.load("llamacpp"), "probe", lambda: probe)
-    assert answer(file_of(tmp_path, "llama")) == ("", missing)
+    assert answer(file_of(tmp_path, "llama")) == ("", missing, install)
 
 
 def test_encoder_is_refused_by_every_backend(tmp_path: Path) -> None:
-    refusal, missing = answer(file_of(tmp_path, "nomic-bert"))
+    refusal, missing, install = answer(file_of(tmp_path, "nomic-bert"))
     assert "llamacpp: the architecture nomic-bert is an encoder" in refusal
     assert "it reads no GGUF files" in refusal
-    assert missing == ""
+    assert missing == install == ""
 
 
 def test_damaged_file_is_refused(tmp_path: Path) -> None:
