@@ -5,6 +5,7 @@ from __future__ import annotations
 from .. import config
 from ..sizes import size
 from ..store import cache
+from ..store.ggufs import need_llamacpp
 from .console import print_json, say, table
 from .removal import carry_out
 
@@ -46,8 +47,10 @@ def _print(models: list[cache.ModelRef]) -> None:
             row.insert(2, text)
     table(header, rows)
     for model in models:
-        if model.problem:
+        if model.problem and not model.install:
             say(f"{model.id} cannot be used: {model.problem}")
+    if notice := need_llamacpp(model.install for model in models):
+        say(notice)
     if any(packed):
         say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):

@@ -235,6 +235,14 @@ def test_line_about_llama_cpp_counts_the_models() -> None:
     assert ggufs.need_llamacpp(["", "make build"]) == "1 GGUF model needs llama.cpp: make build"
 
 
+def test_list_has_one_line_for_all_models_without_llama_cpp(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_with(monkeypatch, "", NOT_INSTALLED, "make it")
+    assert run("pull", "org/gguf:Q8_0", "org/gguf:Q4_K_M", "--yes")[0] == 0
+    _, out, errors = run("list")
+    assert [line.split()[-4:-2] for line in out.splitlines() if "org/gguf" in line] == [["!", "llama,"]] * 2
+    assert [line for line in errors.splitlines() if "llama" in line] == ["2 GGUF models need llama.cpp: make it"]
+
+
 def test_model_that_no_backend_runs_is_refused_before_its_weights(
     run: Run, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
