@@ -73,8 +73,18 @@ def hub_cache_dir() -> Path:
     cache = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if cache:
         return Path(cache).expanduser()
+    return _hugging_face_home() / "hub"
+
+
+def hub_token_file() -> Path:
+    """The file of the access token for Hugging Face. The variables of huggingface_hub can move it."""
+    file = os.environ.get("HF_TOKEN_PATH")
+    return Path(file).expanduser() if file else _hugging_face_home() / "token"
+
+
+def _hugging_face_home() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return Path(os.environ.get("HF_HOME") or base).expanduser() / "hub"
+    return Path(os.environ.get("HF_HOME") or base).expanduser()
 
 
 def hub_cache_without_links() -> str:

@@ -13,7 +13,7 @@ from .. import config
 from ..sizes import size
 from ..store import cache, listing, stored
 from ..store.download import Download, Plan, check_space
-from ..store.lookup import is_offline, offline_error
+from ..store.hubs import is_offline, offline_error
 from ..store.transfer.policy import from_environment
 from ..store.transfer.progress import Progress
 from .console import print_json, safe, say

@@ -23,7 +23,8 @@ from .blobs import blob_of
 from .check import check
 from .disk_errors import translate_disk_errors
 from .ggufs import is_gguf
-from .lookup import credentials, lookup
+from .hubs import credentials
+from .lookup import lookup
 from .names import MAIN, FileAddress, HubName
 from .ranges import range_requests
 from .remote import RemoteFile, Repository

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ..errors import DownloadFailed
-from .lookup import GATED_HINT, RETRY_HINT, credentials
+from .hubs import GATED_HINT, RETRY_HINT, credentials
 from .remote import RemoteFile
 from .skeleton import Fetch
 from .transfer.failures import Changed, Refused, Transient, WithoutRanges, wait_before

@@ -7,18 +7,26 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
+from urllib.parse import urlencode
+
+import msgspec
 
 from ...engine.tensorfiles import ITEM_BYTES
 from ..errors import DownloadFailed, InvalidRequest
 from . import catalog
-from .lookup import endpoints, hugging_face_token, is_offline
+from .hubs import endpoints, is_offline
+from .metadata import convert, fetch_json
 from .names import parse_hub
 from .selection import gguf_quants
+from .transfer.failures import Refused
+from .transfer.policy import Policy
 
 Format = Literal["safetensors", "gguf"]
 
-SECONDS = 10.0  # maximum wait for an answer of the hub
+HINT = "check the network and the proxy settings; without words, localllm search shows the catalog"
+SECONDS = 5.0  # maximum wait for an answer of the hub, and for what Retry-After asks
+POLICY = Policy(lookup_attempts=2, lookup_timeout=SECONDS, connect_timeout=SECONDS, longest_retry_after=SECONDS)
 _FIELDS = ("downloads", "likes", "tags", "gated")  # of the results; a mirror may ignore the request
 # Format -> the tags that its repositories have, and the fields of its results. Many GGUF repositories have no task.
 _REQUESTS: Mapping[Format, tuple[str, tuple[str, ...]]] = MappingProxyType(
@@ -29,6 +37,27 @@ _REQUESTS: Mapping[Format, tuple[str, tuple[str, ...]]] = MappingProxyType(
 )
 # Tasks of repositories whose GGUF files may be language models; the others make images, speech or embeddings.
 _TEXT_TASKS = ("", "text-generation", "image-text-to-text", "any-to-any", "question-answering", "translation")
+
+
+class _Sibling(msgspec.Struct):
+    rfilename: str
+
+
+class _Parameters(msgspec.Struct):
+    parameters: dict[str, int] | None = None
+
+
+class _Model(msgspec.Struct):
+    """The fields of a result. The hub leaves out those that a repository does not have."""
+
+    id: str
+    downloads: int | None = None
+    likes: int | None = None
+    tags: list[str] | None = None
+    gated: bool | str | None = None
+    pipeline_tag: str | None = None
+    siblings: list[_Sibling] | None = None
+    safetensors: _Parameters | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,51 +94,37 @@ def search_hub(text: str, limit: int) -> list[Repository]:
     if is_offline():
         raise DownloadFailed("cannot search Hugging Face: offline mode is on", hint="unset HF_HUB_OFFLINE")
     failure: DownloadFailed | None = None
-    for number, endpoint in enumerate(endpoints()):
+    for endpoint in endpoints():
         try:
-            return _search(endpoint, text, limit, with_token=number == 0)
+            return _search(endpoint, text, limit)
         except DownloadFailed as error:
             failure = failure or error
     assert failure is not None, "there is at least one endpoint"
     raise failure
 
 
-def _search(endpoint: str, text: str, limit: int, with_token: bool) -> list[Repository]:
-    if with_token:
-        hugging_face_token()  # raises the error about its file
+def _search(endpoint: str, text: str, limit: int) -> list[Repository]:
     repositories: dict[str, Repository] = {}
     with ThreadPoolExecutor(len(_REQUESTS)) as pool:
-        replies = pool.map(lambda format: _request(endpoint, text, limit, with_token, format), _REQUESTS)
+        replies = pool.map(lambda format: _request(endpoint, text, limit, format), _REQUESTS)
     for repository in [repository for reply in replies for repository in reply]:
         other = repositories.get(repository.id)
         repositories[repository.id] = repository if other is None else _with_gguf(other, repository)
     return list(repositories.values())
 
 
-def _request(endpoint: str, text: str, limit: int, with_token: bool, format: Format) -> list[Repository]:
+def _request(endpoint: str, text: str, limit: int, format: Format) -> list[Repository]:
     """The repositories of one format."""
-    import httpx
-    from huggingface_hub.utils import build_hf_headers
-
     tags, fields = _REQUESTS[format]
-    params: dict[str, str | int | tuple[str, ...]] = {
-        "search": text,
-        "limit": limit,
-        "sort": "downloads",
-        "filter": tags,
-        "expand": fields,
-    }
-    headers = build_hf_headers(token=None if with_token else False)
+    query = {"search": text, "limit": limit, "sort": "downloads", "filter": tags, "expand": fields}
+    task = f"search {endpoint}"
     try:
-        # huggingface_hub repeats a failed request for 23 seconds, too long for a search
-        response = httpx.get(f"{endpoint}/api/models", params=params, headers=headers, timeout=SECONDS)
-        response.raise_for_status()
-        models = response.json()
-        repositories = [_repository(model, format) for model in models if _has_text_task(model)]
-    except (httpx.HTTPError, OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        hint = "check the network and the proxy settings; without words, localllm search shows the catalog"
-        reason = str(error).split("\n")[0] or type(error).__name__
-        raise DownloadFailed(f"cannot search {endpoint}: {reason}", hint=hint) from error
+        reply = fetch_json(task, f"{endpoint}/api/models?{urlencode(query, doseq=True)}", POLICY)
+    except (Refused, DownloadFailed) as error:
+        message = error.message if isinstance(error, DownloadFailed) else f"cannot {task}: {error}"
+        raise DownloadFailed(message, hint=HINT) from error
+    models = convert(task, reply, list[_Model])
+    repositories = [_repository(model, format) for model in models if (model.pipeline_tag or "") in _TEXT_TASKS]
     return [repository for repository in repositories if _is_name(repository.id)]
 
 
@@ -117,10 +132,6 @@ def _with_gguf(repository: Repository, gguf: Repository) -> Repository:
     """A repository that has both formats. `gguf`: the same repository as a result of the search for GGUF models."""
     formats = tuple(dict.fromkeys([*repository.formats, *gguf.formats]))
     return replace(repository, formats=formats, quants=gguf.quants)
-
-
-def _has_text_task(model: dict[str, Any]) -> bool:
-    return (model.get("pipeline_tag") or "") in _TEXT_TASKS
 
 
 def _is_name(id: str) -> bool:
@@ -131,21 +142,20 @@ def _is_name(id: str) -> bool:
         return False
 
 
-def _repository(model: dict[str, Any], format: Format) -> Repository:
-    tags = model.get("tags") or []
-    licences = [tag.removeprefix("license:") for tag in tags if str(tag).startswith("license:")]
+def _repository(model: _Model, format: Format) -> Repository:
+    licences = [tag.removeprefix("license:") for tag in model.tags or [] if tag.startswith("license:")]
     repository = Repository(
-        str(model["id"]),
-        int(model.get("downloads") or 0),
+        model.id,
+        model.downloads or 0,
         "".join(licences[:1]),
-        int(model.get("likes") or 0),
-        _size(model.get("safetensors") or {}),
-        bool(model.get("gated")),
+        model.likes or 0,
+        _size((model.safetensors and model.safetensors.parameters) or {}),
+        bool(model.gated),
         (format,),
     )
     if format == "safetensors":
         return repository
-    files = [str(sibling["rfilename"]) for sibling in model.get("siblings") or []]
+    files = [sibling.rfilename for sibling in model.siblings or []]
     return replace(repository, quants=tuple(sorted(gguf_quants(files), key=_bits)))
 
 
@@ -155,9 +165,8 @@ def _bits(quant: str) -> tuple[int, str]:
     return (int(digits[0]) if digits else 0, quant)
 
 
-def _size(safetensors: dict[str, Any]) -> int:
+def _size(counts: Mapping[str, int]) -> int:
     """Bytes of the weights, from the number of values of each dtype; 0 if a dtype is unknown."""
-    counts = safetensors.get("parameters") or {}
     if any(dtype not in ITEM_BYTES for dtype in counts):
         return 0
-    return sum(ITEM_BYTES[dtype] * int(count) for dtype, count in counts.items())
+    return sum(ITEM_BYTES[dtype] * count for dtype, count in counts.items())

@@ -21,7 +21,7 @@ from typing import Literal
 from urllib.parse import parse_qs, unquote
 
 LFS = (".safetensors", ".bin", ".gguf")
-Stage = Literal["metadata", "start", "middle"]
+Stage = Literal["search", "metadata", "start", "middle"]
 
 
 def commit_of(name: str) -> str:
@@ -65,6 +65,7 @@ class Hub:
     card: dict[str, object] = field(default_factory=lambda: {"license": "apache-2.0"})
     prefix: str = ""  # path of the endpoint, such as /hf; requests to other paths get status 404
     log: list[tuple[str, str]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)  # of each request in `log`
     ranges: list[str] = field(default_factory=list)
     sent: int = 0  # bytes of files
     leaked: list[str] = field(default_factory=list)  # tokens that the content server saw
@@ -109,6 +110,7 @@ class Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path, _, query = self.path.partition("?")
         self.hub.log.append((self.command, path))
+        self.hub.headers.append(dict(self.headers.items()))
         path = path.removeprefix(self.hub.prefix) if path.startswith((self.hub.prefix, "/content/")) else "/"
         if self.hub.fails_with:
             self.reply(self.hub.fails_with, b"{}")
@@ -148,7 +150,7 @@ class Handler(BaseHTTPRequestHandler):
                 if "siblings" in query.get("expand", []):
                     model["siblings"] = [{"rfilename": name} for name in files]
                 models.append(model)
-        self.reply(200, json.dumps(models).encode())
+        self._reply_or_fault("search", json.dumps(models).encode())
 
     def _info(self, repo: str, revision: str) -> None:
         if self._denied():

@@ -328,7 +328,7 @@ def test_offline_mode_and_an_unreachable_hub_are_different_errors(hub: Hub) -> N
     assert "unset HF_HUB_OFFLINE" in offline.stderr
     unreachable = localllm(hub, "pull", "org/whole", HF_ENDPOINT="http://127.0.0.1:9")
     assert unreachable.returncode == 10
-    assert "cannot reach http://127.0.0.1:9" in unreachable.stderr
+    assert "cannot reach 127.0.0.1:9" in unreachable.stderr
 
 
 @pytest.mark.parametrize(
@@ -344,7 +344,7 @@ def test_errors_of_the_disk_become_app_errors(error: OSError, words: str) -> Non
         raise error
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "denies access.*401"), (500, "returned status 500 for org/whole")])
+@pytest.mark.parametrize(("status", "words"), [(401, "denies access.*401"), (500, "org/whole: .* returned status 500")])
 def test_status_of_the_hub_is_in_the_error(hub: Hub, status: int, words: str) -> None:
     hub.fails_with = status
     done = localllm(hub, "pull", "org/whole")

@@ -47,7 +47,7 @@ def test_unreadable_token_file_is_no_error_of_the_network(
     else:
         token.write_bytes(content)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(token))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(token))
     for command in (["pull", "org/m", "--yes"], ["inspect", "org/m"], ["search", "m"]):
         assert main(command) == 11
         assert "cannot read the access token: " in capsys.readouterr().err
@@ -55,7 +55,6 @@ def test_unreadable_token_file_is_no_error_of_the_network(
 
 def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
 def in_process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

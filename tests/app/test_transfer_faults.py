@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub.constants
 import pytest
 
 from localllm.app import paths
@@ -57,7 +56,6 @@ def use(hub: Hub, monkeypatch: pytest.MonkeyPatch, endpoints: str = "") -> None:
     monkeypatch.setenv("HF_ENDPOINT", endpoints or hub.url)
     monkeypatch.setenv("MODELSCOPE_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
 
 
 def pull(name: str = "org/a", policy: Policy = POLICY) -> Path:

@@ -29,9 +29,10 @@ class Transient(Exception):
 class Refused(Exception):
     """A failure that another attempt at the same address does not change: 401, 403, 404, a bad certificate."""
 
-    def __init__(self, message: str, *, status: int = 0) -> None:
+    def __init__(self, message: str, *, status: int = 0, code: str = "") -> None:
         super().__init__(message)
         self.status = status
+        self.code = code  # the reason as Hugging Face names it, such as GatedRepo
 
 
 class Changed(Exception):
@@ -51,15 +52,21 @@ def check_status(response: httpx.Response, policy: Policy, *, redirected: bool) 
     status = response.status_code
     if status in (200, 206):
         return
-    message = f"{response.request.url.host} returned status {status}"
-    if response.headers.get("x-error-code") == "GatedRepo":
+    message = f"{server_of(response.request.url)} returned status {status}"
+    code = response.headers.get("x-error-code", "")
+    if code == "GatedRepo":
         message = "the repository is gated: you do not have access"
     if status >= 500 or status in TRANSIENT or (redirected and status in EXPIRED):
         wait = parse_retry_after(response.headers)
         if wait is not None and wait > policy.longest_retry_after:
             raise Refused(f"{message} and asks to wait {wait:.0f} s", status=status)
         raise Transient(message, retry_after=wait, overloaded=status in OVERLOADED)
-    raise Refused(message, status=status)
+    raise Refused(message, status=status, code=code)
+
+
+def server_of(url: httpx.URL) -> str:
+    """The server of an address, for people: its host, and a port that is not the usual one."""
+    return url.netloc.decode("ascii")
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:

@@ -14,12 +14,13 @@ import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any
 
 import httpx
 
 from ...version import VERSION
-from .failures import Changed, Interrupted, Refused, Transient, WithoutRanges, check_status, translate
+from .failures import Changed, Interrupted, Refused, Transient, WithoutRanges, check_status, server_of, translate
 from .policy import Policy
 from .transport import Transport
 
@@ -68,11 +69,11 @@ class Reply:
 
         Raises Transient for an error of the network or an incomplete body.
         """
-        host = self._response.request.url.host
+        server = server_of(self._response.request.url)
         try:
             yield from self._response.iter_raw()
         except httpx.HTTPError as error:
-            raise translate(error, host) from error
+            raise translate(error, server) from error
 
     def close(self) -> None:
         with contextlib.suppress(httpx.HTTPError, OSError):
@@ -92,7 +93,10 @@ class Connection:
         self._expired = False
         self._transport = Transport(_certificates())
         timeout = httpx.Timeout(policy.stall_timeout, connect=policy.connect_timeout)
-        self._client = httpx.Client(transport=self._transport, timeout=timeout, follow_redirects=False)
+        no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+        self._client = httpx.Client(
+            transport=self._transport, timeout=timeout, follow_redirects=False, cookies=no_cookies
+        )
 
     def open(self, url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
         """Request an address; follow redirects. The body of the response is not yet read.
@@ -183,7 +187,7 @@ class Connection:
             if self._expired:
                 self._expired = False
                 raise Transient(f"{address.host} sent no reply for too long") from error
-            raise translate(error, address.host) from error
+            raise translate(error, server_of(address)) from error
 
 
 def get_json(url: str, policy: Policy, credentials: Credentials, parse: Callable[[bytes], Any], limit: int) -> Any:
