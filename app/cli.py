@@ -18,9 +18,10 @@ from .parameters import (
     StoredModel,
     WithSettings,
     backend_flag,
-    context_flag,
     default_model,
     json_flag,
+    load_flags,
+    load_of,
     quant_flag,
     sampling_flags,
 )
@@ -58,10 +59,8 @@ def cli(ctx: click.Context) -> None:
 @cli.command()
 @default_model
 @sampling_flags
-@backend_flag
-@quant_flag
-@context_flag
-def chat(model: str | None, backend: str | None, quant: str | None, context: int | None, **flags: Any) -> int:
+@load_flags
+def chat(model: str | None, **flags: Any) -> int:
     """Chat with a model in the terminal.
 
     The default of MODEL is the setting `model`, which is the built-in model guide unless you change it. If standard
@@ -76,7 +75,7 @@ def chat(model: str | None, backend: str | None, quant: str | None, context: int
     """
     from .commands.chat import chat as body
 
-    return body(model, {"backend": backend, "quant": quant, "context": context}, flags)
+    return body(model, load_of(flags), flags)
 
 
 @cli.command()
@@ -87,19 +86,9 @@ def chat(model: str | None, backend: str | None, quant: str | None, context: int
     "--schema", type=click.File("rb"), metavar="FILE", help="Constrain the answer to JSON that fits this JSON schema."
 )
 @click.option("--regex", metavar="PATTERN", help="Constrain the answer to this regular expression.")
-@backend_flag
-@quant_flag
-@context_flag
+@load_flags
 @json_flag
-def run(
-    model: str,
-    prompt: str | None,
-    backend: str | None,
-    quant: str | None,
-    context: int | None,
-    as_json: bool,
-    **flags: Any,
-) -> int:
+def run(model: str, prompt: str | None, as_json: bool, **flags: Any) -> int:
     """Answer one prompt and stream the answer.
 
     Piped input is appended to PROMPT. Without PROMPT, the piped input is the prompt. Inside a shell loop that reads a
@@ -114,7 +103,7 @@ def run(
     """
     from .commands.run import run as body
 
-    return body(model, prompt, {"backend": backend, "quant": quant, "context": context}, as_json, flags)
+    return body(model, prompt, load_of(flags), as_json, flags)
 
 
 @cli.command(cls=WithSettings)

@@ -20,7 +20,7 @@ import msgspec
 import msgspec.inspect
 from msgspec import Meta
 
-from ..engine.options import CacheDtype, CacheLayout
+from ..engine.options import CacheDtype, CacheLayout, RopeScaling
 from ..kernels.gpu_limits import VARIABLES as GPU_VARIABLES
 from ..kernels.gpu_limits import LimitRefused, read_limits
 from . import origins, paths
@@ -37,7 +37,7 @@ KERNEL_VARIABLES = frozenset({"LOCALLLM_CPU_LIBRARY", "LOCALLLM_CPU_LANE", "LOCA
 # Settings that decide how a model is loaded. The daemon reads them once, when it starts.
 LOADING = tuple(
     "backend dtype cache_dtype cache_layout quant context cache_mib cache_share max_rows graphs threads gpu_layers "
-    "adapter_slots adapter_rank lora_backend".split()
+    "rope_scaling rope_scale rope_base adapter_slots adapter_rank lora_backend".split()
 )
 # Setting with a list of names → the function that raises ValueError for a text that is no such name.
 NAMES: dict[str, Callable[[str], str]] = {"allowed_hosts": origins.host_name, "allowed_origins": origins.origin}
@@ -83,7 +83,7 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ] = ()
 
 
-INTERNAL = frozenset({"developer", "flags"})  # fields of Settings that are not settings
+INTERNAL = frozenset({"developer", "flags", "own"})  # fields of Settings that are not settings
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -139,6 +139,21 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gpu_layers: Annotated[
         int, Meta(ge=-1, description="Layers of GGUF models that llama.cpp computes on GPUs; -1: as many as fit.")
     ] = -1
+    rope_scaling: Annotated[
+        RopeScaling,
+        Meta(description="RoPE scaling of GGUF models, as in llama.cpp; auto: that of the model's file."),
+    ] = "auto"
+    rope_scale: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1e6,
+            description="Factor by which RoPE scaling extends the trained context of GGUF models; 0: the model's own.",
+        ),
+    ] = 0.0
+    rope_base: Annotated[
+        float, Meta(ge=0, le=1e15, description="Base of the RoPE frequencies of GGUF models; 0: the model's own.")
+    ] = 0.0
     adapter_slots: Annotated[
         int,
         Meta(
@@ -199,6 +214,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     preload: Annotated[tuple[str, ...], Meta(description="Models that the daemon loads when it starts.")] = ()
     developer: Developer = Developer()
     flags: tuple[str, ...] = ()  # names of the settings with a flag of localllm serve
+    own: tuple[str, ...] = ()  # names of the settings that one model or one load has; the others hold for all models
 
 
 def loading(settings: Settings) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class Load(Frame):
     path: str
     backend: str = "auto"
     options: LoadOptions = LoadOptions()
+    shared: tuple[str, ...] = ()  # settings of all models: without those that the backend refuses, the model is loaded
 
 
 class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -176,6 +177,7 @@ class ModelInfo(Frame):
     reason: str = ""  # for the log: the reason for the choice of the backend
     embedding_size: int = 0  # numbers in a vector of POST /v1/embeddings; 0: the model computes no embeddings
     step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
+    unapplied: tuple[str, ...] = ()  # names of settings of all models that this model does not have
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
 
 

@@ -227,6 +227,44 @@ quant_flag = click.option(
     type=click.Choice(["none", "int8", "int4", "fp8", "fp8_w8a8"]),
     help="Quantise the weights while loading: less memory and faster, slightly less accurate.",
 )
+ROPE_SCALINGS = ("auto", "none", "linear", "yarn")
+LOAD = ("backend", "quant", "context", "rope_scaling", "rope_scale", "rope_base")  # fields of LoadFlags
+
+
+def load_flags(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags of a load to a command: those of `LOAD`."""
+    flags: list[Decorator] = [
+        backend_flag,
+        quant_flag,
+        context_flag,
+        click.option(
+            "--rope-scaling",
+            type=click.Choice(ROPE_SCALINGS),
+            help="RoPE scaling of a GGUF model, as in llama.cpp; default: that of the model's file.",
+        ),
+        click.option(
+            "--rope-scale",
+            type=click.FloatRange(min=0),
+            metavar="FACTOR",
+            help="Factor by which RoPE scaling extends the trained context of a GGUF model.",
+        ),
+        click.option(
+            "--rope-base",
+            type=click.FloatRange(min=0),
+            metavar="BASE",
+            help="Base of the RoPE frequencies of a GGUF model.",
+        ),
+    ]
+    for flag in reversed(flags):
+        command = flag(command)
+    return command
+
+
+def load_of(flags: dict[str, Any]) -> dict[str, Any]:
+    """Remove the flags of a load from `flags`, and return them by their names in LoadFlags."""
+    return {name: flags.pop(name) for name in LOAD}
+
+
 json_flag = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 default_model = click.argument("model", type=Model(), required=False)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
@@ -60,12 +61,29 @@ class ModelTooLarge(ModelRefused):
     """The model does not fit in memory. `numbers` has the memory plan of the load, if there is one."""
 
 
-class SettingRefused(EngineError):
-    """A setting that this backend, device or model does not support. The message names it."""
+class ContextRefused(ModelRefused):
+    """The context in the options exceeds that of the model."""
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    setting = "context"
+
+    def __init__(self, model: str, context: int, limit: int, hint: str = "") -> None:
+        """`limit`: tokens, of the model."""
+        self.instead = limit
+        super().__init__(f"{model} has a context of {limit} tokens, not {context}", hint)
+
+
+class SettingRefused(EngineError):
+    """A setting that this backend, device or model does not support. The message names it.
+
+    `setting`: its field of LoadOptions; empty if it has none. `instead`: a value of this field that is supported; None:
+    the default of LoadOptions.
+    """
+
+    def __init__(self, message: str, hint: str = "", *, setting: str = "", instead: Any = None) -> None:
         self.hint = hint
-        super().__init__(message)
+        self.setting = setting
+        self.instead = instead
+        super().__init__(encodable(message))
 
 
 class OutOfMemory(EngineError):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .errors import SettingRefused
 from .quantization import Quant
 
 # fp8: of GPUs. The others are the formats of llama.cpp's KV cache.
@@ -15,6 +17,8 @@ CacheLayout = Literal["shared", "rows"]
 # Which steps are captured as graphs. full: decode steps. breakable: also prefill steps, without their attention. split:
 # as breakable, and the prefill segments are compiled. off: no steps. auto: the device's default.
 Graphs = Literal["auto", "full", "split", "breakable", "off"]
+# RoPE scaling of llama.cpp. auto: that of the model's file.
+RopeScaling = Literal["auto", "none", "linear", "yarn"]
 Compiler = Literal["inductor", "eager"]
 Queues = Literal["one", "measured"]
 
@@ -39,6 +43,9 @@ class LoadOptions:
     compiled_dir: Path | None = None  # folder that caches compiled segments; None: torch's default folder
     threads: int | None = None  # number of CPU threads; None: the number of physical cores
     gpu_layers: int | None = None  # number of layers that llama.cpp computes on GPUs; None: as many as fit
+    rope_scaling: RopeScaling = "auto"  # of llama.cpp
+    rope_scale: float | None = None  # factor by which RoPE scaling extends the trained context; None: the model's own
+    rope_base: float | None = None  # base of RoPE's frequencies; None: the model's own
     reference_ops: tuple[str, ...] = ()  # names of ops or op families, or "all", that the references compute
     # Queues of captured steps. measured: a second queue computes shared experts where it gains time.
     queues: Queues = "measured"
@@ -47,3 +54,30 @@ class LoadOptions:
     lora_backend: str = "auto"  # implementation of LoRA products; the device lists those that it supports
     attention: str = "auto"  # "ours" (built in), or an implementation that the device lists
     self_test_dir: Path | None = None  # folder with the results of the kernels' self-test; None: no self-test
+
+
+# Options of llama.cpp alone -> the values that other backends support.
+NOT_GGUF: Mapping[str, Sequence[object]] = {
+    "cache_layout": ("shared",),
+    "gpu_layers": (None,),
+    "rope_scaling": ("auto",),
+    "rope_scale": (None,),
+    "rope_base": (None,),
+}
+
+
+def check_supported(options: LoadOptions, supported: Mapping[str, Sequence[object]], backend: str) -> None:
+    """Raises SettingRefused for an option whose value is not in `supported`: option -> its values."""
+    for name, values in supported.items():
+        value = getattr(options, name)
+        if value in values:
+            continue
+        if name in NOT_GGUF:
+            hint = f"leave out {name}: only GGUF models have it"
+        else:
+            hint = f"set {name} to {values[0]}" if values[0] else f"leave {name} empty"
+        raise SettingRefused(f"{name} {_text(value)} is not supported by {backend}", hint, setting=name)
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ...engine.options import RopeScaling
 from ...engine.quantization import Quant
 from ..frames import Machine
 from ..store.offers import Offer
@@ -118,15 +119,30 @@ class LoadFlags(msgspec.Struct, frozen=True, kw_only=True):
     backend: str | None = None
     quant: Quant | None = None
     context: int | None = None  # tokens; 0: the model's own limit
+    rope_scaling: RopeScaling | None = None
+    rope_scale: float | None = None  # 0: the model's own
+    rope_base: float | None = None  # 0: the model's own
 
 
-class LoadBody(WireBody):
+class LoadFields(WireBody, kw_only=True):
+    """The options with which the model of a request must be loaded; None: the settings of the model."""
+
+    backend: str | None = None
+    quant: Quant | None = None
+    context: Annotated[int, msgspec.Meta(ge=0)] | None = None  # tokens; 0: the model's own limit
+    rope_scaling: RopeScaling | None = None
+    rope_scale: Annotated[float, msgspec.Meta(ge=0, le=1e6)] | None = None
+    rope_base: Annotated[float, msgspec.Meta(ge=0, le=1e15)] | None = None
+
+    @property
+    def flags(self) -> LoadFlags:
+        return LoadFlags(**{name: getattr(self, name) for name in LoadFlags.__struct_fields__})
+
+
+class LoadBody(LoadFields, kw_only=True):
     """POST /admin/load. The reply is server-sent events: any number of LoadProgress, then a LoadedModel or an error."""
 
     model: str
-    backend: str | None = None
-    quant: Quant | None = None
-    context: Annotated[int, msgspec.Meta(ge=0)] | None = None
     exact: bool = False  # load the model again if it is idle and was loaded with other settings than these
 
 

@@ -6,10 +6,9 @@ from typing import Annotated, Any, cast
 
 from msgspec import Meta
 
-from ...engine.quantization import Quant
 from ...engine.ranges import RANGES
 from ..errors import InvalidRequest, UnsupportedParameter
-from .admin import LoadFlags
+from .admin import LoadFields, LoadFlags
 from .body import WireBody
 
 Name = Annotated[str, Meta(min_length=1, max_length=512)]
@@ -25,14 +24,6 @@ class LoraEntry(WireBody):
     scale: float = 1.0
 
 
-class LoadFields(WireBody, kw_only=True):
-    """The options with which the model of a request must be loaded; None: the settings of the model."""
-
-    backend: str | None = None
-    quant: Quant | None = None
-    context: Annotated[int, Meta(ge=0)] | None = None  # tokens; 0: the model's own limit
-
-
 class TargetBody(WireBody, kw_only=True):
     """The fields that select a model and its adapter, and labels."""
 
@@ -46,9 +37,7 @@ class TargetBody(WireBody, kw_only=True):
     @property
     def load_flags(self) -> LoadFlags | None:
         """The options with which the model must be loaded; None: the request uses the model as it is loaded."""
-        if self.load is None:
-            return None
-        return LoadFlags(backend=self.load.backend, quant=self.load.quant, context=self.load.context)
+        return None if self.load is None else self.load.flags
 
     def check_lora(self) -> None:
         """Raises InvalidRequest for several adapters, or a scale out of range."""

@@ -29,7 +29,7 @@ from ..store.jobs import Jobs
 from ..store.names import is_path
 from ..version import VERSION
 from .adapters import AdapterRoutes
-from .admin import AdapterEntry, LoadBody, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status, UnloadBody
+from .admin import AdapterEntry, LoadBody, LoadedModel, LoadProgress, ModelEntry, Status, UnloadBody
 from .body import is_local, read_converted, read_json
 from .embeddings import Embeddings
 from .events import EventStream, Report
@@ -242,7 +242,7 @@ class _Api:
             return await self.models.load(
                 body.model,
                 local=is_local(request.scope),
-                flags=LoadFlags(backend=body.backend, quant=body.quant, context=body.context),
+                flags=body.flags,
                 exact=body.exact,
                 progress=lambda stage, done: report(LoadProgress(stage, done)),
             )

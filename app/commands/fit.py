@@ -14,7 +14,7 @@ from ...engine.modelfiles import read_json, read_model
 from ...engine.quantization import Quant
 from .. import config
 from ..api.admin import LoadFlags
-from ..daemon.loading import load_options, load_settings
+from ..daemon.loading import load_options, load_settings, shared_settings
 from ..errors import ModelUnusable, NoBackend
 from ..sizes import size
 from ..store.cache import ModelRef, has_gguf
@@ -34,12 +34,13 @@ def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: st
         with opened(name) as (path, origin):
             _refuse_other_kinds(path, origin)
             path = _checked(path)
-            settings = load_settings(defaults, origin.name, LoadFlags(quant=quant, backend=backend))
+            flags = LoadFlags(quant=quant, backend=backend, context=context or None)
+            settings = load_settings(defaults, origin.name, flags)
             files = read_model(path, origin.name)
             if missing := missing_tensor(files):
                 raise ModelRefused(f"{origin.name}: {missing}")
             options = load_options(settings, ModelRef(id=origin.name, path=path))
-            fits = fit_files(files, options, settings.backend, context or settings.context, parallel)
+            fits = fit_files(files, options, settings.backend, settings.context, parallel, shared_settings(settings))
     except ModelRefused as error:
         raise ModelUnusable(str(error), hint=error.hint, param="model") from error
     except backends.BackendUnavailable as error:
@@ -94,6 +95,7 @@ def _print(entry: Fit) -> None:
     if entry.tokens_per_second is not None:
         digits = 0 if entry.tokens_per_second >= 10 else 1
         lines.append(("speed", f"about {entry.tokens_per_second:.{digits}f} tokens/s for one answer (estimated)"))
+    lines += [("note", note) for note in entry.notes]
     for title, text in lines:
         click.echo(f"  {title:<9} {text}")
 

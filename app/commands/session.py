@@ -38,8 +38,12 @@ async def loaded_client(settings: Settings, model: str, flags: LoadFlags) -> Asy
     async with await Client.connect(settings, on_status=say) as client:
         processes = {info.id: info.pid for info in await client.loaded()}
         info = await client.load(model, flags=flags, exact=True)
-        if notice := _notice(info, processes.get(info.id)):
+        previous_pid = processes.get(info.id)
+        if notice := _notice(info, previous_pid):
             say(notice)
+        if info.pid != previous_pid:
+            for warning in info.warnings:
+                say(warning)
         yield client
 
 

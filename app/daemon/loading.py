@@ -22,6 +22,7 @@ from .process import WorkerProcess
 
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
 BUSY_HINT = "try again when its answers have ended, or unload it first (localllm stop)"
+DEVELOPER = ("attention", "reference_ops")  # developer options that a backend may refuse
 CHECK_SECONDS = 60.0  # maximum duration of a backend probe: a call into a broken driver may never return
 
 
@@ -33,12 +34,20 @@ def load_settings(settings: Settings, model: str, flags: LoadFlags) -> Settings:
     values = config.model_settings(preferences.read().settings, model)
     chosen = {name: value for name, value in values.items() if name not in settings.flags}
     chosen |= {name: value for name, value in msgspec.structs.asdict(flags).items() if value is not None}
-    return msgspec.structs.replace(settings, **chosen)
+    return msgspec.structs.replace(settings, **chosen, own=tuple(chosen))
 
 
 def load_frame(ref: cache.ModelRef, settings: Settings) -> Load:
     """The frame that loads a model with these settings."""
-    return Load(model=ref.id, path=str(ref.path), backend=settings.backend, options=load_options(settings, ref))
+    options = load_options(settings, ref)
+    return Load(
+        model=ref.id, path=str(ref.path), backend=settings.backend, options=options, shared=shared_settings(settings)
+    )
+
+
+def shared_settings(settings: Settings) -> tuple[str, ...]:
+    """The names of the settings that hold for all models. A model that does not support one is loaded without it."""
+    return tuple(name for name in (*config.LOADING, *DEVELOPER) if name not in settings.own)
 
 
 def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
@@ -57,6 +66,9 @@ def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
         compiler=settings.developer.compiler,
         compiled_dir=paths.compiled_dir(),
         threads=settings.threads or None,
+        rope_scaling=settings.rope_scaling,
+        rope_scale=settings.rope_scale or None,
+        rope_base=settings.rope_base or None,
         gpu_layers=None if settings.gpu_layers < 0 else settings.gpu_layers,
         queues=settings.developer.queues,
         reference_ops=settings.developer.reference_ops,
@@ -99,13 +111,16 @@ class LoadRequest:
         flag = _differing_flag(worker, self.flags)
         if flag is not None:
             return flag
+        if worker.info is not None and set(worker.info.unapplied) & set(self.settings.own):
+            return _other_options(worker)  # the load left out a setting of all models that is now one of this model
         if self.exact and not fits(worker, loaded, self.settings):
-            return OtherOptions(
-                f"{worker.model} is busy with other options than this request needs",
-                hint=BUSY_HINT,
-                param="load",
-            )
+            return _other_options(worker)
         return None
+
+
+def _other_options(worker: WorkerProcess) -> OtherOptions:
+    message = f"{worker.model} is busy with other options than this request needs"
+    return OtherOptions(message, hint=BUSY_HINT, param="load")
 
 
 def _differing_flag(worker: WorkerProcess, flags: LoadFlags) -> InvalidRequest | None:
@@ -115,10 +130,12 @@ def _differing_flag(worker: WorkerProcess, flags: LoadFlags) -> InvalidRequest |
     options = worker.load_frame.options
     if flags.backend not in (None, "auto", info.backend):
         return InvalidRequest(f"{worker.model} is busy on {info.backend}", hint=BUSY_HINT, param="backend")
-    if flags.quant not in (None, options.quant):
-        return InvalidRequest(f"{worker.model} is busy with quant {options.quant}", hint=BUSY_HINT, param="quant")
     if flags.context is not None and flags.context != (options.context or 0):
         return InvalidRequest(f"{worker.model} is busy with context {info.context}", hint=BUSY_HINT, param="context")
+    for name in ("quant", "rope_scaling", "rope_scale", "rope_base"):
+        value = getattr(options, name) or 0  # the option None is the flag 0
+        if getattr(flags, name) not in (None, value):
+            return InvalidRequest(f"{worker.model} is busy with {name} {value}", hint=BUSY_HINT, param=name)
     return None
 
 

@@ -5,9 +5,11 @@ The numbers are those of the memory plan that a backend computes when it loads t
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from ... import backends
+from ...backends.shared_settings import accepted_backend, without_refused
 from ...engine.errors import ModelRefused, ModelTooLarge, SettingRefused
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
@@ -16,15 +18,24 @@ from ...engine.runner import Backend, DeviceInfo, Unavailable
 from .fitting import Fit
 
 
-def fit(files: ModelFiles, options: LoadOptions, backend: str, context: int, parallel: int) -> list[Fit]:
+def fit(
+    files: ModelFiles,
+    options: LoadOptions,
+    backend: str,
+    context: int,
+    parallel: int,
+    shared: Collection[str] = (),
+) -> list[Fit]:
     """The fit on each available backend, or on the requested backend only. Backends that run the model are first.
 
     If none of these runs the model, the unavailable backends that read it follow, with the reason of each.
 
-    `options`: those of a load; their context is ignored. `context`: 0 means the largest context that fits. Raises
-    BackendUnavailable if no backend is available.
+    `options`: those of a load; their context is ignored. `context`: 0 means the largest context that fits.
+    `shared`: the settings of all models, as in backends.shared_settings. Raises BackendUnavailable if no backend is
+    available.
     """
     options = replace(options, context=None, packed_dir=None, self_test_dir=None)
+    backend = accepted_backend(backend, files, shared)
     names = backends.ORDER if backend == backends.AUTO else (backend,)
     results = []
     reasons = {}
@@ -34,7 +45,7 @@ def fit(files: ModelFiles, options: LoadOptions, backend: str, context: int, par
         if isinstance(device, Unavailable):
             reasons[name] = device.reason
         else:
-            results.append(_fit_on(module, device, files, options, context, parallel))
+            results.append(_fit_on(module, device, files, options, context, parallel, shared))
     if not results:
         listed = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         message = f"no backend works on this machine ({listed})"
@@ -56,17 +67,26 @@ def _accepts(backend: Backend, files: ModelFiles) -> bool:
 
 
 def _fit_on(
-    backend: Backend, device: DeviceInfo, files: ModelFiles, options: LoadOptions, context: int, parallel: int
+    backend: Backend,
+    device: DeviceInfo,
+    files: ModelFiles,
+    options: LoadOptions,
+    context: int,
+    parallel: int,
+    shared: Collection[str],
 ) -> Fit:
     try:
         refusal = backend.accepts(files)
         if refusal:
             raise ModelRefused(refusal)
-        plan = backend.plan_memory(files, options)
+        planned = without_refused(lambda options: backend.plan_memory(files, options), files.name, options, shared)
     except (ModelRefused, SettingRefused) as error:
         if isinstance(error, ModelTooLarge):
             return Fit(backend.name, device.name, False, str(error), context, parallel, 0)
         return _no_fit(backend.name, device.name, str(error))
+    plan = planned.result
+    if "context" in shared:
+        context = min(context, plan.max_positions)
     largest = plan.largest_context(parallel)
     context = context or largest or plan.max_positions
     fits = plan.fits(context, parallel)
@@ -85,6 +105,7 @@ def _fit_on(
         max_cache=plan.max_cache,
         remaining=plan.remaining,
         tokens_per_second=_speed(backend, plan) if fits else None,
+        notes=planned.warnings,
     )
 
 

@@ -27,6 +27,7 @@ class Fit:
     max_cache: int = 0  # KV cache that a load may use at most
     remaining: int = 0  # what weights, adapters and the largest KV cache leave: for intermediate results, graphs
     tokens_per_second: float | None = None  # of one sequence at an empty context, estimated; None: unknown
+    notes: tuple[str, ...] = ()  # for the user: settings of all models that a load on this backend would not have
     runs: bool = True  # False: the backend is unavailable or cannot run this model, whatever its size
 
     def for_json(self) -> dict[str, Any]:

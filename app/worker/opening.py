@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from ... import backends
+from ...backends.shared_settings import Applied, choose_for, without_refused
 from ...engine.modelfiles import ModelFiles, read_model
-from ...engine.options import LoadOptions
 from ...engine.pooling import Pooling, read_pooling
-from ...engine.runner import Backend, Runner
+from ...engine.runner import Runner
 from ..chat.grammar import GrammarCompiler
 from ..chat.prompt import PromptMaker
 from ..chat.template import TemplateRenderer
@@ -27,6 +27,7 @@ MIN_LOAD_RATE = 20e6
 
 log = logging.getLogger(__name__)
 
+Open = Callable[[], Applied[Runner]]
 Progress = Callable[[str, float, float], None]  # called with the fields `stage`, `done` and `more` of a Loading frame
 
 
@@ -61,7 +62,7 @@ class OpenModel:
             self._grammars.close()
 
 
-def _open_gguf(backend: Backend, files: ModelFiles, options: LoadOptions) -> tuple[Runner, Tokenizer]:
+def _open_gguf(open_runner: Open, files: ModelFiles) -> tuple[Applied[Runner], Tokenizer]:
     """The runner and the tokenizer of a GGUF file.
 
     llama.cpp reads the vocabulary with the weights, and again for the tokenizer, which outlives the runner. Both happen
@@ -71,16 +72,16 @@ def _open_gguf(backend: Backend, files: ModelFiles, options: LoadOptions) -> tup
 
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         tokenizer = pool.submit(open_tokenizer, files)
-        runner = backend.open(files, options)
-        stack.callback(runner.close)
+        runner = open_runner()
+        stack.callback(runner.result.close)
         opened = runner, tokenizer.result()
         stack.pop_all()
     return opened
 
 
-def _open_safetensors(backend: Backend, files: ModelFiles, options: LoadOptions) -> tuple[Runner, Tokenizer]:
+def _open_safetensors(open_runner: Open, files: ModelFiles) -> tuple[Applied[Runner], Tokenizer]:
     tokenizer = ChatTokenizer(files.path, files.eos_ids)
-    return backend.open(files, options), tokenizer
+    return open_runner(), tokenizer
 
 
 def open_model(load: Load, progress: Progress) -> OpenModel:
@@ -88,10 +89,13 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
     progress("reading the model files", 0.0, 0.0)
     files = read_model(Path(load.path), load.model)
     progress("choosing a backend", 0.05, 0.0)
-    choice = backends.choose(load.backend, files)
+    chosen = choose_for(load.backend, files, load.shared)
+    choice = chosen.result
     progress(f"loading the weights ({choice.backend.name})", 0.1, files.weight_bytes / MIN_LOAD_RATE)
     open_files = _open_gguf if files.gguf else _open_safetensors
-    runner, tokenizer = open_files(choice.backend, files, load.options)
+    open_runner = partial(choice.backend.open, files)
+    loaded, tokenizer = open_files(partial(without_refused, open_runner, load.model, load.options, load.shared), files)
+    runner = loaded.result
     progress("ready", 1.0, 0.0)
     renderer = TemplateRenderer()
     prompts = PromptMaker(tokenizer, renderer)
@@ -115,7 +119,8 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         reason=choice.reason,
         embedding_size=spec.hidden_size if embeds else 0,
         step_seconds=spec.step_seconds,
-        warnings=spec.warnings,
+        unapplied=(*chosen.unapplied, *loaded.unapplied),
+        warnings=(*chosen.warnings, *loaded.warnings, *spec.warnings),
     )
     return OpenModel(
         info,

@@ -38,6 +38,7 @@ def _flashinfer(ops: Ops) -> Ops:
         raise SettingRefused(
             "attention flashinfer: FlashInfer is not installed",
             "install localllm[flashinfer], or set attention to auto",
+            setting="attention",
         )
     from ...kernels.flashinfer.attention import attention
 

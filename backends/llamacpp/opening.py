@@ -15,6 +15,7 @@ from .adapters import Adapters
 from .attention import avoid_graphs, flash_attention
 from .cells import ContextMemory, StreamMemory
 from .library import devices, library, load_model
+from .rope import NO_ROPE, refuse_without_rope, set_rope
 from .runner import LlamaRunner, Sequences
 from .sequences import Memory, PagedSequences, PairedMemory, StateSequences, sequence_ids
 from .sizing import CACHE_TYPES, DEFAULT_CONTEXT, ONE_SEQUENCE, PAGE_SIZE, UBATCH, Size, check_fits, has_states, measure
@@ -43,6 +44,8 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
     model = load_model(files.name, files.gguf, gpu_layers=size.gpu_layers, repack=can_repack(files))
     try:
         _check_model(files, model)
+        if c.llama_model_rope_type(model) == NO_ROPE:
+            refuse_without_rope(files, options)
         states = bool(c.llama_model_is_recurrent(model) or c.llama_model_is_hybrid(model))
         if states != has_states(files):
             size = measure(files, options, devices(), states)
@@ -189,6 +192,7 @@ def _new_context(files: ModelFiles, options: LoadOptions, size: Size, spec: Runn
     params.n_threads = options.threads or cores()
     params.n_threads_batch = params.n_threads
     params.pooling_type = NO_POOLING
+    set_rope(params, options)
     params.kv_unified = not size.row_cells
     params.swa_full = True
     params.no_perf = True
@@ -204,7 +208,7 @@ def _new_context(files: ModelFiles, options: LoadOptions, size: Size, spec: Runn
     reason = lib.last_errors or "no reason given"
     if options.cache_dtype != "auto":
         message = f"{files.name} does not support cache_dtype {options.cache_dtype}: {reason}"
-        raise SettingRefused(message[:500], "set cache_dtype to auto")
+        raise SettingRefused(message[:500], "set cache_dtype to auto", setting="cache_dtype")
     raise ModelRefused(
         f"{files.name}: llama.cpp cannot allocate its cache: {reason}"[:500],
         "use a smaller context",

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...engine.errors import ModelRefused, ModelTooLarge, SettingRefused
+from ...engine.errors import ModelTooLarge, SettingRefused
 from ...engine.gguf import TYPES
 from ...engine.ggufvalues import Array
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
-from ...engine.options import LoadOptions
+from ...engine.options import LoadOptions, check_supported
 from ..machine import memory
 from .library import MAX_SEQUENCES, BuildDevice, gpus_of
+from .rope import check_context, check_rope, default_context
 
 PAGE_SIZE = 16  # cells per page
 CACHE_SHARE = 0.6  # maximum share of the cache in the memory left after loading
@@ -32,6 +33,15 @@ CACHED_PATHS = 64  # minimum number of cached prefixes; llama.cpp allocates logi
 MAX_ROWS = 128  # half of llama.cpp's sequences; the others are cached prefixes
 GPU_SHARE = 0.9  # share of the free memory of GPUs that a model may use
 
+# Option -> its supported values.
+SUPPORTED: Mapping[str, Sequence[object]] = {
+    "dtype": ("auto",),
+    "quant": ("none",),
+    "graphs": ("auto", "off"),
+    "attention": ("auto",),
+    "lora_backend": ("auto",),
+    "reference_ops": ((),),
+}
 # Value of the option cache_dtype -> (ggml_type, bytes of one value).
 CACHE_TYPES = {name.lower(): (kind, size / count) for kind, (name, count, size) in TYPES.items()}
 # Architectures of which llama.cpp computes one sequence at a time: it refuses to copy a sequence in a common cache.
@@ -63,7 +73,7 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
 
     Raises ModelRefused for a context above that of the model, and SettingRefused.
     """
-    _refuse_settings(options)
+    _refuse_settings(files, options)
     gpus = gpus_of(devices)
     on_gpu = bool(gpus) and options.gpu_layers != 0
     kind = "gpu" if on_gpu else "cpu"
@@ -80,7 +90,7 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
             weights=files.weight_bytes,
             token_bytes=_token_bytes(files),
             adapters=0,  # adapters take memory as they are loaded, beside the cache
-            max_positions=files.config.max_positions,
+            max_positions=max(default_context(files, options), options.context or 0),
             **cache._asdict(),
         )
 
@@ -127,26 +137,19 @@ def _sequences(options: LoadOptions) -> int:
     return min(MAX_SEQUENCES, options.max_rows + max(options.max_rows, CACHED_PATHS))
 
 
-def _refuse_settings(options: LoadOptions) -> None:
-    supported = {
-        "dtype": ("auto",),
-        "quant": ("none",),
-        "graphs": ("auto", "off"),
-        "attention": ("auto",),
-        "lora_backend": ("auto",),
-    }
-    for name, values in supported.items():
-        if getattr(options, name) not in values:
-            raise SettingRefused(
-                f"{name} {getattr(options, name)} is not supported by llamacpp", f"set {name} to {values[0]}"
-            )
-    if options.reference_ops:
-        raise SettingRefused("reference_ops is not supported by llamacpp", "leave reference_ops empty")
+def _refuse_settings(files: ModelFiles, options: LoadOptions) -> None:
+    check_supported(options, SUPPORTED, "llamacpp")
+    check_rope(files, options)
     if options.cache_dtype == "fp8":
-        raise SettingRefused("cache_dtype fp8 is not supported by llamacpp", "set cache_dtype to q8_0")
+        raise SettingRefused(
+            "cache_dtype fp8 is not supported by llamacpp", "set cache_dtype to q8_0", setting="cache_dtype"
+        )
     if options.max_rows > MAX_ROWS:
         raise SettingRefused(
-            f"max_rows {options.max_rows} is not supported by llamacpp", f"set max_rows to {MAX_ROWS} or less"
+            f"max_rows {options.max_rows} is not supported by llamacpp",
+            f"set max_rows to {MAX_ROWS} or less",
+            setting="max_rows",
+            instead=MAX_ROWS,
         )
 
 
@@ -207,13 +210,12 @@ def _row_caches(
 def _context(files: ModelFiles, options: LoadOptions, default: int) -> int:
     """The context in the options; otherwise that of the model, at most `default` if the size of the cache is automatic.
 
-    Raises ModelRefused if the model does not support it.
+    Raises ContextRefused if the model does not support it.
     """
-    limit = files.config.max_positions
+    limit = default_context(files, options)
     if options.context is None:
         return min(limit, default) if _is_automatic(options) else limit
-    if not 1 <= options.context <= limit:
-        raise ModelRefused(f"{files.name} has a context of {limit} tokens, not {options.context}")
+    check_context(files, options, options.context)
     return options.context
 
 

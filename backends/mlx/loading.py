@@ -131,9 +131,13 @@ def _format(config: Mapping[str, Any]) -> str:
 
 def _quantise(model: nn.Module, files: ModelFiles, options: LoadOptions, stored_format: str) -> None:
     if options.quant not in BITS:
-        raise SettingRefused(f"quant {options.quant} is not supported by mlx", f"choose one of {', '.join(BITS)}")
+        raise SettingRefused(
+            f"quant {options.quant} is not supported by mlx", f"choose one of {', '.join(BITS)}", setting="quant"
+        )
     if stored_format:
-        raise SettingRefused(f"{files.name} is quantised already ({stored_format})", "leave quant at none")
+        raise SettingRefused(
+            f"{files.name} is quantised already ({stored_format})", "leave quant at none", setting="quant"
+        )
     nn.quantize(model, GROUP, BITS[options.quant], class_predicate=_fits_quantisation)
 
 

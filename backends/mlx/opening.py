@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 
 import mlx.core as mx
 
-from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.errors import ContextRefused, ModelRefused
 from ...engine.families import FAMILIES
 from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
-from ...engine.options import LoadOptions
+from ...engine.options import NOT_GGUF, LoadOptions, check_supported
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
 from .adapter import find_targets
 from .cache import Caches
@@ -27,6 +28,15 @@ PAGE_SIZE = 16  # tokens per page of the KV cache
 CACHE_SHARE = 0.6  # maximum share of the cache in the memory left after loading
 STEP_TOKENS = 2048
 ROW_TOKENS = 4096  # cache tokens for each row, unless a setting gives the size of the cache
+# Option -> its supported values.
+SUPPORTED: Mapping[str, Sequence[object]] = {
+    "cache_dtype": ("auto",),
+    "attention": ("auto", "ours"),
+    "graphs": ("auto", "off"),
+    "lora_backend": ("auto",),
+    "reference_ops": ((),),
+    **NOT_GGUF,
+}
 ROOM = 1  # number of columns in the groups for each column of the pool
 MEMORY_CACHE = 2**30  # bytes of freed memory that MLX keeps for the next arrays
 # MLX on CUDA caches graphs and attention plans. Without this variable it raises an error after many different shapes.
@@ -35,7 +45,7 @@ CACHE_CHECK = "MLX_ENABLE_CACHE_CACHE_CHECK_CHECK"
 
 def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
     """Load a model. Raises ModelRefused or SettingRefused."""
-    _refuse_settings(options)
+    check_supported(options, SUPPORTED, "mlx")
     if not files.config.vocab_size:
         raise ModelRefused(f"{files.name}: config.json: vocab_size should be a whole number, but is missing")
     total, free = _memory()
@@ -72,20 +82,6 @@ def _memory() -> tuple[int, int]:
     if "free_memory" not in device:
         return memory()
     return int(device["total_memory"]), int(device["free_memory"])
-
-
-def _refuse_settings(options: LoadOptions) -> None:
-    supported = {
-        "cache_dtype": ("auto",),
-        "attention": ("auto", "ours"),
-        "graphs": ("auto", "off"),
-        "lora_backend": ("auto",),
-    }
-    for name, values in supported.items():
-        if getattr(options, name) not in values:
-            raise SettingRefused(f"{name} {getattr(options, name)} is not supported by mlx", f"set {name} to auto")
-    if options.reference_ops:
-        raise SettingRefused("reference_ops is not supported by mlx", "leave reference_ops empty")
 
 
 def _limit_memory(total: int) -> None:
@@ -142,7 +138,7 @@ def _measure(
     limit = files.config.max_positions
     context = limit if options.context is None else options.context
     if not 1 <= context <= limit:
-        raise ModelRefused(f"{files.name} has a context of {limit} tokens, not {context}")
+        raise ContextRefused(files.name, context, limit)
     page_size = options.page_size or PAGE_SIZE
     room = int(max(0, free - weights) * (options.cache_share or CACHE_SHARE))
     if options.cache_bytes is not None:
@@ -169,7 +165,7 @@ def _measure(
 def plan_on_mlx(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     """The memory of a model that is not loaded. Raises ModelRefused for an architecture whose shapes only mlx-lm knows,
     and SettingRefused."""
-    _refuse_settings(options)
+    check_supported(options, SUPPORTED, "mlx")
     config = files.config
     if not describes(config):
         raise ModelRefused(f"the memory of {config.model_type:.50} is known only after mlx-lm has loaded it")

@@ -15,11 +15,14 @@ def with_attention(device: Device, options: LoadOptions) -> Device:
     if name in ("auto", "ours"):
         return device
     if name not in device.attentions:
-        raise SettingRefused(f"attention {name} is not supported on {device.name}", "set attention to auto")
+        raise SettingRefused(
+            f"attention {name} is not supported on {device.name}", "set attention to auto", setting="attention"
+        )
     if options.graphs == "full":
         raise SettingRefused(
             f"attention {name} plans each step on the host, so graphs = full cannot capture it",
             "set graphs to breakable or off, or attention to auto",
+            setting="graphs",
         )
     return replace(device, ops=device.attentions[name](device.ops), captures_attention=False)
 
@@ -37,7 +40,8 @@ def with_lora_backend(device: Device, options: LoadOptions) -> Device:
     lora = device.lora_backends.get(name)
     if lora is None:
         supported = ", ".join(("auto", *device.lora_backends))
-        raise SettingRefused(f"lora_backend {name} is not supported on {device.name}", f"set it to one of {supported}")
+        message = f"lora_backend {name} is not supported on {device.name}"
+        raise SettingRefused(message, f"set it to one of {supported}", setting="lora_backend")
     if name == "torch_native":
         return replace(device, ops=device.ops.with_references(["lora"]))
     return replace(device, ops=replace(device.ops, lora=lora), joins_requests=name != "triton")

@@ -10,7 +10,7 @@ import torch
 from ...engine.errors import ModelRefused, ModelTooLarge
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
-from ...engine.options import LoadOptions
+from ...engine.options import NOT_GGUF, LoadOptions, check_supported
 from ...engine.runner import Runner
 from .choice import with_attention, with_lora_backend
 from .device import Device
@@ -77,6 +77,7 @@ def _plan(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
 
 def _configured(device: Device, options: LoadOptions) -> Device:
     """The device with the ops that the options select. Raises SettingRefused."""
+    check_supported(options, NOT_GGUF, device.name)
     device = with_lora_backend(with_attention(device, options), options)
     return replace(device, ops=with_references(device.ops, options.reference_ops))
 

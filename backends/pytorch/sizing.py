@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...engine.errors import ModelRefused, ModelTooLarge, SettingRefused
+from ...engine.errors import ContextRefused, ModelTooLarge, SettingRefused
 from ...engine.graphs import decode_sizes, token_sizes
 from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory import MemoryPlan
@@ -199,7 +199,7 @@ def _requested_context(files: ModelFiles, options: LoadOptions) -> int:
     if options.context is None:
         return limit
     if not 1 <= options.context <= limit:
-        raise ModelRefused(f"{files.name} has a context of {limit} tokens, but {options.context} were requested")
+        raise ContextRefused(files.name, options.context, limit)
     return options.context
 
 
@@ -300,12 +300,14 @@ def cache_dtype(config: ModelConfig, options: LoadOptions, dtype: torch.dtype, d
         return dtype
     if config.latent is not None:
         message = f"cache_dtype {options.cache_dtype} is not supported for latent attention ({config.model_type})"
-        raise SettingRefused(message, "set cache_dtype to auto")
+        raise SettingRefused(message, "set cache_dtype to auto", setting="cache_dtype")
     if options.cache_dtype != "fp8" or not device.fp8_cache:
         message = f"cache_dtype {options.cache_dtype} is not supported on {device.name}"
-        raise SettingRefused(message, "set cache_dtype to auto")
+        raise SettingRefused(message, "set cache_dtype to auto", setting="cache_dtype")
     if dtype != torch.bfloat16:
-        raise SettingRefused("cache_dtype fp8 needs dtype bfloat16", "set cache_dtype or dtype to auto")
+        raise SettingRefused(
+            "cache_dtype fp8 needs dtype bfloat16", "set cache_dtype or dtype to auto", setting="cache_dtype"
+        )
     return torch.float8_e4m3fn
 
 

@@ -168,7 +168,9 @@ def test_valid_limits_of_the_gpu_are_left_to_the_kernels(tmp_path: Path) -> None
 
 def test_every_setting_has_a_description() -> None:
     described = config.describe()
-    assert [*(setting.name for setting in described), "developer", "flags"] == list(config.Settings.__struct_fields__)
+    assert [*(setting.name for setting in described), "developer", "flags", "own"] == list(
+        config.Settings.__struct_fields__
+    )
     assert [setting.name for setting in config.describe_developer()] == list(config.Developer.__struct_fields__)
     for setting in described:
         assert setting.sentence.endswith("."), setting.name
@@ -192,6 +194,9 @@ def test_defaults_of_all_settings() -> None:
         "developer": config.Developer(compiler="inductor", attention="auto", self_test="on", reference_ops=()),
         "threads": 0,
         "gpu_layers": -1,
+        "rope_scaling": "auto",
+        "rope_scale": 0.0,
+        "rope_base": 0.0,
         "adapter_slots": 8,
         "adapter_rank": 16,
         "lora_backend": "auto",
@@ -207,6 +212,7 @@ def test_defaults_of_all_settings() -> None:
         "drain": 5.0,
         "preload": (),
         "flags": (),
+        "own": (),
     }
 
 

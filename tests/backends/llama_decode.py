@@ -17,12 +17,17 @@ CONTEXT = 512
 class Reference:
     """One sequence of a model, without prefix reuse and with one token of decode at a time."""
 
-    def __init__(self, model: llama_cpp.llama_model_p, adapter: Path | None = None, context: int = CONTEXT) -> None:
+    def __init__(
+        self, model: llama_cpp.llama_model_p, adapter: Path | None = None, context: int = CONTEXT, **more: float
+    ) -> None:
+        """`more`: fields of llama_context_params."""
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = context
         parameters.n_batch = context
         parameters.n_threads = 1
         parameters.n_threads_batch = 1
+        for name, value in more.items():
+            setattr(parameters, name, value)
         self._context = llama_cpp.llama_init_from_model(model, parameters)
         assert self._context
         self._vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))

@@ -17,7 +17,7 @@ from localllm.backends.pytorch import quant as formats
 from localllm.backends.pytorch.loading import Loader
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.errors import ModelRefused
+from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.kernels.ops import Ops
@@ -266,5 +266,5 @@ def test_tensors_with_wrong_shapes_are_refused_by_name(
 
 def test_quantised_checkpoints_are_not_quantised_again(tmp_path: Path) -> None:
     BY_LABEL["gptq"].save(tmp_path / "small", tmp_path / "meant")
-    with pytest.raises(ModelRefused, match=r"already quantised \(gptq int4\) and cannot be converted to int8"):
+    with pytest.raises(SettingRefused, match=r"already quantised \(gptq int4\) and cannot be converted to int8"):
         open_on_cpu(read_model(tmp_path / "small"), replace(BUDGET, quant="int8"), 2**30)

@@ -187,8 +187,8 @@ class TestBudget:
     @pytest.mark.parametrize(
         ("budget", "message"),
         [
-            (LoadOptions(context=129), "has a context of 128 tokens, but 129 were requested"),
-            (LoadOptions(context=0), "0 were requested"),
+            (LoadOptions(context=129), "has a context of 128 tokens, not 129"),
+            (LoadOptions(context=0), "not 0"),
             (LoadOptions(context=128, cache_bytes=10_000), "a context of 128 tokens needs"),
             (LoadOptions(cache_bytes=100), "needs"),
         ],

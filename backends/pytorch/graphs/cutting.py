@@ -59,6 +59,7 @@ def _specialised(shapes: Any) -> SettingRefused:
     return SettingRefused(
         f"graphs split: the model supports only {lengths} tokens{reason}",
         "set graphs to breakable, full or off",
+        setting="graphs",
     )
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from torch import Tensor
 
-from ....engine.errors import ModelRefused
+from ....engine.errors import SettingRefused
 from ....engine.modelfiles import ModelFiles
 from ....engine.quantization import Method, Quant, Quantization
 from ....kernels.ops.linear import Weight
@@ -36,13 +36,14 @@ STORED: Mapping[Method, Callable[[Quantization], Scheme]] = MappingProxyType(
 
 def scheme(quant: Quant, files: ModelFiles, device: str) -> Scheme:
     """The scheme for `quant` and the files; `device` is the torch type of the device that quantises floats. Raises
-    ModelRefused if `quant` is set and the weights are quantised."""
+    SettingRefused if `quant` is set and the weights are quantised."""
     stored = files.config.quantization
     if stored is None:
         return Floats(ON_LOAD[quant], device)
     if quant != "none":
-        raise ModelRefused(
+        raise SettingRefused(
             f"{files.name}: its weights are already quantised ({stored.title}) and cannot be converted to {quant}",
             "omit --quant, or use the bf16 version of the model",
+            setting="quant",
         )
     return STORED[stored.method](stored)

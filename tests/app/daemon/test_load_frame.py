@@ -34,6 +34,9 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "graphs": ("split", {"graphs": "split"}),
     "threads": (3, {"threads": 3}),
     "gpu_layers": (0, {"gpu_layers": 0}),
+    "rope_scaling": ("yarn", {"rope_scaling": "yarn"}),
+    "rope_scale": (2.0, {"rope_scale": 2.0}),
+    "rope_base": (5e5, {"rope_base": 5e5}),
     "adapter_slots": (2, {"adapter_slots": 2}),
     "adapter_rank": (64, {"adapter_rank": 64}),
     "lora_backend": ("torch_native", {"lora_backend": "torch_native"}),
@@ -93,7 +96,8 @@ def test_default_settings_give_default_options() -> None:
         "compiled_dir": paths.compiled_dir(),
         "self_test_dir": paths.self_test_dir(),
     }
-    assert frame == frames.Load(model="some/model", path="/models/some", options=LoadOptions(**folders))
+    shared = (*config.LOADING, "attention", "reference_ops")
+    assert frame == frames.Load(model="some/model", path="/models/some", options=LoadOptions(**folders), shared=shared)
 
 
 def test_flags_of_a_call_precede_the_model_and_the_daemon() -> None:
@@ -101,6 +105,8 @@ def test_flags_of_a_call_precede_the_model_and_the_daemon() -> None:
     settings = load_settings(Settings(quant="fp8", backend="cpu"), REF.id, LoadFlags(backend="mlx", quant="int4"))
     frame = load_frame(REF, settings)
     assert (frame.backend, frame.options.quant, frame.options.context, frame.options.threads) == ("mlx", "int4", 64, 2)
+    assert not {"backend", "quant", "context", "threads"} & set(frame.shared), "these hold for this load alone"
+    assert "dtype" in frame.shared
 
 
 @pytest.mark.parametrize("wrong", [{"quant": "int3"}, {"context": "long"}, {"packed_dir": 3}])

@@ -10,6 +10,7 @@ import pytest
 
 from localllm.app.frames import Load
 from localllm.app.worker import opening
+from localllm.backends import shared_settings
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import RunnerSpec
 
@@ -55,7 +56,7 @@ def opened(
     )
     calls: list[Any] = []
     monkeypatch.setattr(opening, "read_model", lambda *arguments: calls.append(arguments) or files)  # type: ignore[func-returns-value]
-    monkeypatch.setattr(opening.backends, "choose", lambda *arguments: calls.append(arguments) or choice)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(shared_settings, "choose", lambda *arguments: calls.append(arguments) or choice)  # type: ignore[func-returns-value]
     stages: list[Any] = []
     load = Load(model="m", path="x", backend="cpu", options=options)
     model = opening.open_model(load, lambda *stage: stages.append(stage))

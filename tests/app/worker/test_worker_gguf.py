@@ -159,6 +159,53 @@ def test_a_damaged_file_fails_to_load(gguf: Path, tmp_path: Path) -> None:
     assert "damaged.gguf is not a valid GGUF file" in failed.fault.message
 
 
+NOT_GGUF = {
+    "dtype": "float32",
+    "quant": "int8",
+    "cache_dtype": "fp8",
+    "graphs": "full",
+    "lora_backend": "triton",
+    "attention": "flashinfer",
+    "reference_ops": ("norm",),
+    "max_rows": 200,
+    "context": 100_000,
+}
+
+
+def test_settings_of_other_backends_do_not_disable_gguf_models(gguf: Path) -> None:
+    worker = WorkerProcess()
+    options = OPTIONS | NOT_GGUF
+    loaded = worker.load(gguf, backend="cpu", shared=("backend", *NOT_GGUF), **options)
+    assert isinstance(loaded, frames.Loaded), loaded
+    assert set(loaded.info.unapplied) == {"backend", *NOT_GGUF}
+    assert (loaded.info.backend, loaded.info.context) == ("llamacpp", 2048)
+    for name in loaded.info.unapplied:
+        assert any(f"localllm config tiny {name}=" in warning for warning in loaded.info.warnings), name
+    assert "localllm" in ask(worker)[0].text()
+    worker.send(frames.Shutdown())
+    assert worker.close()[0] == 0
+
+
+@pytest.mark.parametrize("name", NOT_GGUF)
+def test_a_setting_of_one_gguf_model_that_llamacpp_lacks_is_refused(gguf: Path, name: str) -> None:
+    worker = WorkerProcess()
+    failed = worker.load(gguf, backend="auto", **OPTIONS | {name: NOT_GGUF[name]})
+    worker.close()
+    assert isinstance(failed, frames.LoadFailed)
+    assert name in failed.fault.message
+    assert failed.fault.hint
+
+
+def test_settings_of_gguf_models_do_not_disable_others() -> None:
+    worker = WorkerProcess()
+    shared = {"cache_dtype": "q8_0", "cache_layout": "rows", "gpu_layers": 3, "rope_scale": 2.0, "rope_base": 5e5}
+    loaded = worker.load(paths.guide_dir(), backend="llamacpp", shared=("backend", *shared), context=512, **shared)
+    assert isinstance(loaded, frames.Loaded), loaded
+    assert set(loaded.info.unapplied) == {"backend", *shared}
+    worker.send(frames.Shutdown())
+    assert worker.close()[0] == 0
+
+
 @pytest.mark.real
 def test_embeddings_equal_those_of_safetensors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both tokenizers append the end token. The file has a pooling type, and llama.cpp's flash attention 16 bits."""

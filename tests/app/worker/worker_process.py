@@ -86,10 +86,11 @@ class WorkerProcess:
         return data
 
     def load(self, path: object, **options: Any) -> Any:
-        """Load a model; returns Loaded or LoadFailed. `options`: fields of LoadOptions, and the backend."""
+        """Load a model; returns Loaded or LoadFailed. `options`: fields of LoadOptions, the backend, and `shared`."""
         backend = options.pop("backend", "cpu")
+        shared = options.pop("shared", ())
         load = LoadOptions(threads=1, **options)
-        self.send(frames.Load(model="tiny", path=str(path), backend=backend, options=load))
+        self.send(frames.Load(model="tiny", path=str(path), backend=backend, options=load, shared=shared))
         while isinstance(frame := self.read(), frames.Loading):
             pass
         return frame
