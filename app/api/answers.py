@@ -273,8 +273,11 @@ def _alternatives(entry: PieceLogprob) -> dict[str, float]:
     report: dict[str, float] = {}
     for other in entry.top:
         name = _spelling(other)
-        if name in report or (name == sampled and other.id != entry.id):
-            name = f"token_id:{other.id}"
+        if other.id != entry.id:
+            if name in report or name == sampled:
+                name = f"token_id:{other.id}"
+            while name in report or name == sampled:  # the text of a token may look like such a key
+                name = f"token_id:{name}"
         report[name] = _finite(other.logprob)
     report[sampled] = _finite(entry.logprob)
     return report

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 
 from localllm.app.api.answers import ChatAnswer, CompletionAnswer, Head, error_event, event
@@ -239,6 +241,31 @@ def test_alternatives_with_equal_texts_do_not_merge() -> None:
             "bytes:\\x80": -6.0,
         }
     ]
+
+
+ODD_TEXTS = [b"x", b"", b"\x80", b"bytes:\\x80", b"token_id:0", b"token_id:1", b"token_id:2", b"token_id:token_id:1"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("streams", [False, True])
+def test_every_alternative_has_a_key(seed: int, streams: bool) -> None:
+    """Several tokens with each text, also with texts that look like keys."""
+    random = Random(seed)
+    tokens = [token(random.choice(ODD_TEXTS), number) for number in range(20)]
+    entries = [
+        msgspec.structs.replace(sampled, top=random.sample(tokens, random.randrange(20)))
+        for sampled in random.choices(tokens, k=5)
+    ]
+    answer = CompletionAnswer(HEAD, 1, logprobs=True, usage=False)
+    piece = Piece(id="a", text="", logprobs=entries, finish="length")
+    if streams:
+        ((choice,),) = (chunk["choices"] for chunk in parsed(answer.part(0, piece)))
+    else:
+        answer.take(0, piece)
+        (choice,) = json.loads(answer.document(USAGE))["choices"]
+    for entry, report in zip(entries, choice["logprobs"]["top_logprobs"], strict=True):
+        expected = {other.id: other.logprob for other in (*entry.top, entry)}
+        assert sorted(report.values()) == sorted(expected.values())
 
 
 def test_chat_spells_incomplete_characters_as_bytes() -> None:
