@@ -602,16 +602,17 @@ def selftest(backend: str | None, quant: str | None, as_json: bool) -> int:
 @click.argument("changes", nargs=-1, metavar="[NAME=VALUE]...")
 @json_flag
 def config(model: str | None, changes: tuple[str, ...], as_json: bool) -> int:
-    """Show all settings, or change the settings of a model.
+    """Show settings, or change those of all models or of one.
 
-    Without MODEL, shows every setting with its value, its meaning and the source of its value: the default, the
-    settings file or an environment variable.
+    Without MODEL and changes, shows every setting with its value, its meaning and the source of its value: the default,
+    the settings file or an environment variable. NAME=VALUE without MODEL changes the settings file.
     With MODEL, shows and changes the settings that apply when this model is loaded. NAME= removes a setting. They
     precede the settings of the daemon; flags of run, chat and serve precede them.
 
     \b
     Examples:
       localllm config
+      localllm config quant=int8 port=8080
       localllm config guide quant=int8 context=2048
       localllm config guide quant=
       LOCALLLM_PORT=8080 localllm config --json

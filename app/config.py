@@ -42,6 +42,15 @@ LOADING = tuple(
 # Setting with a list of names → the function that raises ValueError for a text that is no such name.
 NAMES: dict[str, Callable[[str], str]] = {"allowed_hosts": origins.host_name, "allowed_origins": origins.origin}
 CLIENT_ONLY = frozenset({"model"})  # settings that only the commands read, not the daemon
+# Title of a group in `localllm serve --help` -> its settings.
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Loading models": tuple("backend dtype quant context threads graphs preload idle_unload".split()),
+    "KV cache and batches": tuple("cache_dtype cache_mib cache_share max_rows".split()),
+    "GGUF models": tuple("gpu_layers cache_layout rope_scaling rope_scale rope_base".split()),
+    "LoRA adapters": tuple("adapter_slots adapter_rank lora_backend".split()),
+    "Network and access": tuple("host port api_key allowed_hosts allowed_origins".split()),
+    "Requests": tuple("max_body_mib max_queue step_timeout drain".split()),
+}
 
 Count = Annotated[int, Meta(ge=1)]
 Group = TypeVar("Group", bound=msgspec.Struct)
@@ -249,10 +258,12 @@ def check_model_settings(model: str, values: Mapping[str, object]) -> None:
     _read(Settings, ((source, name, value) for name, value in values.items()), described)
 
 
-def model_value(name: str, text: str) -> Any:
-    """The value of a setting from a command line: a number, or the text. Raises ConfigError."""
+def value_of(name: str, text: str) -> Any:
+    """The value of a setting from a command line; None without a text. Raises ConfigError, also for an unknown name."""
     described = {setting.name: setting for setting in describe()}
-    return _from_text(described[name], text, name) if name in described else text
+    if name not in described:
+        raise _unknown(name, "the command", described)
+    return _from_text(described[name], text, name) if text else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +346,13 @@ def explain(
     return msgspec.structs.replace(settings, developer=developer, flags=flags), origin
 
 
+def check_file(file: Path, values: Mapping[str, object]) -> None:
+    """Raises ConfigError for an unknown setting, or a wrong value, in a settings file."""
+    described = {setting.name: setting for setting in describe()}
+    settings, origin = _read(Settings, ((str(file), name, value) for name, value in values.items()), described)
+    _check_names(settings, origin, described)
+
+
 def _check_names(settings: Settings, origin: Mapping[str, str], described: Mapping[str, Setting]) -> None:
     """Raises ConfigError for a name in a list of names that no request can have."""
     for setting, check in NAMES.items():
@@ -378,7 +396,7 @@ def _sources(
     overrides: Mapping[str, object], env: Mapping[str, str], file: Path, described: Mapping[str, Setting]
 ) -> Iterator[tuple[str, str, object]]:
     """(source, setting, value) of every value in the file, the environment and the flags, in this order."""
-    for name, value in _from_file(file).items():
+    for name, value in read_file(file).items():
         yield str(file), name, value
     variables = {name: text for name, text in env.items() if not name.startswith(DEVELOPER_PREFIX)}
     yield from _from_variables(variables, PREFIX, described)
@@ -412,7 +430,8 @@ def _unknown(name: str, source: str, described: Mapping[str, Setting]) -> Config
     return ConfigError(f"unknown setting {name!r} in {source}", hint=hint)
 
 
-def _from_file(file: Path) -> dict[str, object]:
+def read_file(file: Path) -> dict[str, Any]:
+    """The values of a settings file by setting, not validated; empty without a file. Raises ConfigError."""
     try:
         return tomllib.loads(file.read_text("utf-8"))
     except FileNotFoundError:

@@ -36,6 +36,16 @@ class WithSettings(click.Command):
 
         return [*self.params, *flags(), self.get_help_option(ctx)]  # type: ignore[list-item]
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the flags of the settings in groups, then the others."""
+        from .config import GROUPS
+
+        records = {param.name: record for param in self.get_params(ctx) if (record := param.get_help_record(ctx))}
+        groups = {title: [records.pop(name) for name in names] for title, names in GROUPS.items()}
+        for title, rows in {**groups, "Other options": list(records.values())}.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
 
 def existing_gguf(value: str) -> str:
     """The absolute path of a GGUF file that exists, also without a leading ./; all other texts stay."""

@@ -189,9 +189,12 @@ def _check_name(request: Request, name: str) -> None:
 
 
 def _check_settings(body: ConfigureBody) -> None:
-    """Raises InvalidRequest for a setting that a model cannot have, or a wrong value."""
+    """Raises InvalidRequest for a setting that a model cannot have, or a wrong value. The command would take a name
+    with = as a setting of all models."""
+    if "=" in body.model and not is_path(body.model):
+        raise InvalidRequest(f"{body.model[:200]!r} is not the name of a model", param="model")
     try:
-        values = {name: config.model_value(name, text) for name, text in body.changes.items() if text}
+        values = {name: config.value_of(name, text) for name, text in body.changes.items() if text}
         config.check_model_settings(body.model, values)
     except ConfigError as error:
         raise InvalidRequest(error.message, hint=error.hint, param="changes") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,15 @@ import click
 import msgspec
 
 from .. import config as configuration
-from .. import paths
-from ..errors import InvalidRequest
+from .. import config_file, paths
+from ..errors import ConfigError, InvalidRequest
 from ..store import cache, catalog, preferences
 from ..store.names import HubName, is_path, parse, without_gguf
 from ..store.selection import selects_gguf
 from .console import print_json, say, table
 from .session import UNSET
+
+CHANGE = re.compile(r"\w+=")  # the start of NAME=VALUE; no model has such a name
 
 
 def flags() -> list[click.Parameter]:
@@ -42,31 +45,78 @@ def without_unset(overrides: dict[str, Any]) -> dict[str, Any]:
 
 
 def config(model: str | None, changes: Sequence[str], as_json: bool) -> int:
-    """Print the value and the source of each setting, or print and change the settings of one model."""
-    if model is not None:
-        return _config_model(model, changes, as_json)
-    return _config_all(as_json)
+    """Print the value and the source of each setting, change settings of all models, or print and change the settings
+    of one model.
+
+    `model`: may also be the first change.
+    """
+    if model is None:
+        return _config_all(as_json)
+    if CHANGE.match(model):
+        return _change_all((model, *changes), as_json)
+    return _config_model(model, changes, as_json)
 
 
-def _config_model(name: str, changes: Sequence[str], as_json: bool) -> int:
-    """Apply changes NAME=VALUE to the settings of a model (NAME= removes a setting), and print the settings."""
-    if "=" in name and not is_path(name):
-        raise InvalidRequest(
-            f"{name!r} is not the name of a model",
-            hint=f"localllm config MODEL {name} changes the settings of one model; the file config.toml has the others",
-        )
-    model = _owner(name)
-    tables = preferences.read().settings
-    values = dict(tables.get(model, {}))
+def _change_all(changes: Sequence[str], as_json: bool) -> int:
+    """Change config.toml, and print the changed settings with the values that apply."""
+    parsed = _parsed(changes)
+    file = paths.config_file()
+    values = config_file.change(file, parsed)
+    settings, origin = configuration.explain()
+    described = {setting.name: setting for setting in configuration.describe()}
+    if as_json:
+        print_json({"file": str(file), "settings": _without_key(values)})
+    else:
+        shown = _without_key(msgspec.structs.asdict(settings))
+        rows = [(name, _text(shown[name]), origin.get(name, "default")) for name in parsed if name in described]
+        table(("SETTING", "VALUE", "SOURCE"), rows)
+    for name in parsed:
+        if origin.get(name, str(file)) != str(file):
+            say(f"{origin[name]} overrides {name} in {file}")
+    if parsed.keys() - configuration.CLIENT_ONLY:
+        say("the daemon reads its settings when it starts: to apply them now, run localllm stop")
+    return 0
+
+
+def _parsed(changes: Sequence[str]) -> dict[str, Any]:
+    """Setting -> value; None: remove it. Raises InvalidRequest for a change that is not NAME=VALUE, ConfigError for a
+    value of the wrong type."""
+    values: dict[str, Any] = {}
     for change in changes:
         setting, equals, text = change.partition("=")
         if not equals:
             raise InvalidRequest(f"{change!r} is not NAME=VALUE", hint="for example quant=int4; quant= removes it")
-        values.pop(setting, None)
-        if text:
-            values[setting] = configuration.model_value(setting, text)
+        values[setting] = configuration.value_of(setting, text)
+        if setting == "backend" and text:
+            _check_backend(text)
+    return values
+
+
+def _check_backend(name: str) -> None:
+    from ...backends import AUTO, BackendUnavailable, load  # imports numpy
+
+    try:
+        if name != AUTO:
+            load(name)
+    except BackendUnavailable as error:
+        raise ConfigError(str(error), hint=error.hint) from None
+
+
+def _without_key(values: dict[str, Any]) -> dict[str, Any]:
+    """The values with the API key hidden."""
+    return values | {"api_key": "(set, hidden)"} if values.get("api_key") else values
+
+
+def _config_model(name: str, changes: Sequence[str], as_json: bool) -> int:
+    """Apply changes NAME=VALUE to the settings of a model (NAME= removes a setting), and print the settings."""
+    model = _owner(name)
+    tables = preferences.read().settings
+    parsed = _parsed(changes)
+    merged = {**tables.get(model, {}), **parsed}
+    values = {setting: value for setting, value in merged.items() if value is not None}
     if changes:
-        configuration.check_model_settings(model, values)
+        removed = {setting: getattr(configuration.Settings(), setting) for setting in parsed if setting not in values}
+        configuration.check_model_settings(model, values | removed)
         preferences.set_settings(model, values)
     complete = configuration.model_settings({**tables, model: values}, model)
     inherited = {setting: value for setting, value in complete.items() if setting not in values}
@@ -98,9 +148,7 @@ def _owner(name: str) -> str:
 def _config_all(as_json: bool) -> int:
     """Print the value and the source of each setting. Never prints an API key."""
     settings, origin = configuration.explain()
-    values = msgspec.structs.asdict(settings)
-    if settings.api_key:
-        values["api_key"] = "(set, hidden)"
+    values = _without_key(msgspec.structs.asdict(settings))
     if as_json:
         print_json(_for_json(values, origin))
     else:

@@ -9,19 +9,16 @@ quant = "int4"
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import tomllib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
 import msgspec
 
-from .. import paths
-from ..errors import ConfigError, StorageFailed
+from .. import paths, toml_files
+from ..errors import ConfigError
+from ..toml_files import quoted
 
 HEADER = "# Written by `localllm alias` and `localllm config MODEL`.\n"
 Value = str | int | float
@@ -61,7 +58,7 @@ def _unreadable(file: Path, error: Exception) -> ConfigError:
 
 def set_alias(name: str, target: str | None) -> None:
     """Add or replace an alias; None removes the alias. Raises ConfigError, StorageFailed."""
-    with _locked():
+    with toml_files.locked(paths.models_file()):
         previous = read()
         aliases = {other: value for other, value in previous.aliases.items() if other != name}
         if target is not None:
@@ -71,29 +68,12 @@ def set_alias(name: str, target: str | None) -> None:
 
 def set_settings(model: str, values: Mapping[str, Value]) -> None:
     """Replace the settings of a model; no values remove its table. Raises ConfigError, StorageFailed."""
-    with _locked():
+    with toml_files.locked(paths.models_file()):
         previous = read()
         settings = {other: table for other, table in previous.settings.items() if other != model}
         if values:
             settings[model] = dict(values)
         _write(msgspec.structs.replace(previous, settings=settings))
-
-
-@contextmanager
-def _locked() -> Iterator[None]:
-    """Hold the lock of the file: other threads and processes change it too. Raises StorageFailed."""
-    file = paths.models_file()
-    lock = file.with_name(f".{file.name}.lock")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise StorageFailed(f"cannot write {file}: {error}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _write(preferences: Preferences) -> None:
@@ -102,21 +82,9 @@ def _write(preferences: Preferences) -> None:
     if preferences.aliases:
         lines += ["[aliases]", *_table(preferences.aliases), ""]
     for model, values in sorted(preferences.settings.items()):
-        lines += [f"[settings.{_quoted(model)}]", *_table(values), ""]
-    file = paths.models_file()
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        temporary.write_text("\n".join(lines), "utf-8")
-        temporary.replace(file)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise StorageFailed(f"cannot write {file}: {error}") from None
+        lines += [f"[settings.{quoted(model)}]", *_table(values), ""]
+    toml_files.replace(paths.models_file(), "\n".join(lines))
 
 
 def _table(values: Mapping[str, Value]) -> list[str]:
-    return [f"{_quoted(key)} = {_quoted(value)}" for key, value in sorted(values.items())]
-
-
-def _quoted(value: Value) -> str:
-    """A value or key in TOML. The text of a JSON string is also a TOML string, except for DEL."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return [f"{quoted(key)} = {quoted(value)}" for key, value in sorted(values.items())]

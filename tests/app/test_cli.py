@@ -266,6 +266,23 @@ def test_commands_do_not_import_torch(args: list[str]) -> None:
     assert done.stderr.splitlines()[-1] == "False"
 
 
+def test_help_of_serve_has_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    text = capsys.readouterr().out
+    groups: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line and not line.startswith(" "):
+            rows = groups.setdefault(line.rstrip(":"), [])
+        elif line.startswith("  -"):
+            rows.append(line.split()[0].removeprefix("--").replace("-", "_"))
+    expected = {title: list(names) for title, names in config.GROUPS.items()}
+    assert {title: names for title, names in groups.items() if title in expected} == expected
+    assert groups["Other options"] == ["_h,"]
+    shown = [name for names in expected.values() for name in names]
+    settings = {setting.name for setting in config.describe()} - config.CLIENT_ONLY
+    assert (set(shown), len(shown)) == (settings, len(settings)), "each setting has one group"
+
+
 def test_broken_pipe_prints_no_error() -> None:
     command = f"{shlex.quote(sys.executable)} -m localllm.app.cli config | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=30)

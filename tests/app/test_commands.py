@@ -14,6 +14,7 @@ import click
 import pytest
 from msgspec import structs
 
+from localllm.app import config, paths
 from localllm.app.client import Done, LoadedModel, LoadFlags, ReasoningPiece, TextPiece, ToolCall, Usage
 from localllm.app.commands import bench, chat, console, daemon, models, removal, run, selftest, session, settings
 from localllm.app.config import Settings
@@ -558,7 +559,18 @@ def test_config_changes_the_settings_of_one_model(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("model", "changes", "words"),
     [
-        ("quant=int4", (), "is not the name of a model"),
+        ("quant=int3", (), "Invalid enum value"),
+        ("quant=int4", ("guide",), "'guide' is not NAME=VALUE"),
+        ("prot=1", (), "unknown setting 'prot'"),
+        ("port=99999", (), "port in"),
+        ("quant=int4", ("port=x",), "port: expected a number"),
+        ("backend=cdua", (), "unknown backend 'cdua'"),
+        ("allowed_origins=https://*.example", (), "patterns are not supported"),
+        ("self_test=off", (), "LOCALLLM_DEV_SELF_TEST"),
+        ("guide", ("backend=cpuu",), "unknown backend"),
+        ("prot=", (), "unknown setting 'prot'"),
+        ("guide", ("prot=",), "unknown setting 'prot'"),
+        ("guide", ("port=",), "a model has the settings"),
         ("guide", ("quant",), "is not NAME=VALUE"),
         ("guide", ("qant=int4",), "unknown setting"),
         ("guide", ("context=x",), "expected a number"),
@@ -567,6 +579,38 @@ def test_config_changes_the_settings_of_one_model(capsys: pytest.CaptureFixture[
     ],
 )
 def test_config_refuses_wrong_changes_and_writes_nothing(model: str, changes: tuple[str, ...], words: str) -> None:
-    with pytest.raises(AppError, match=words):
+    file = paths.config_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("port = 1\n")
+    with pytest.raises(AppError) as refused:
         settings.config(model, changes, False)
+    assert words in refused.value.message + refused.value.hint
     assert preferences.read().settings == {}
+    assert file.read_text() == "port = 1\n"
+
+
+def test_config_changes_the_settings_of_all_models(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert settings.config("quant=int8", ("port=8080", "preload=guide,org/a", "drain=0.5"), False) == 0
+    shown = capsys.readouterr()
+    assert config.read_file(paths.config_file()) == {
+        "quant": "int8",
+        "port": 8080,
+        "preload": ["guide", "org/a"],
+        "drain": 0.5,
+    }
+    assert [line.split()[:2] for line in shown.out.splitlines()[1:3]] == [["quant", "int8"], ["port", "8080"]]
+    assert "localllm stop" in shown.err
+    monkeypatch.setenv("LOCALLLM_PORT", "9")
+    settings.config("port=7", ("quant=", "api_key=sesame"), True)
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["settings"] == {
+        "port": 7,
+        "preload": ["guide", "org/a"],
+        "drain": 0.5,
+        "api_key": "(set, hidden)",
+    }
+    assert "LOCALLLM_PORT overrides port" in shown.err
+    assert "sesame" not in shown.out + shown.err
+    assert paths.config_file().stat().st_mode & 0o077 == 0, "only this user may read an API key"

@@ -80,7 +80,7 @@ class ModelSettingsScreen(ModalScreen[dict[str, str] | None]):
         if not text:
             return ""
         try:
-            config.check_model_settings(self._model, {name: config.model_value(name, text)})
+            config.check_model_settings(self._model, {name: config.value_of(name, text)})
         except ConfigError as error:
             return explain(error)
         return ""
