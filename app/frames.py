@@ -194,6 +194,7 @@ class Started(Frame):
 
     id: str
     prompt_tokens: int
+    warnings: tuple[str, ...] = ()  # for the user, e.g. that the prompt has a special token twice
 
 
 class PieceLogprob(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -61,10 +62,12 @@ class Head:
     id: str
     model: str
     fingerprint: str
+    warnings: Sequence[str] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 
     def fields(self) -> dict[str, Any]:
-        return {"id": self.id, "created": self.created, "model": self.model, "system_fingerprint": self.fingerprint}
+        fields = {"id": self.id, "created": self.created, "model": self.model, "system_fingerprint": self.fingerprint}
+        return fields | {"warnings": list(self.warnings)} if self.warnings else fields
 
 
 class Answer(Protocol):

@@ -78,6 +78,7 @@ class Embeddings:
         vectors: dict[str, bytes] = {}
         tokens = 0
         name = ""
+        warnings: list[str] = []
         groups = group_inputs(requests, min(GROUP_INPUTS, self.models.settings.max_queue))
         for number, group in enumerate(groups, 1):
             stream = await open_stream(self.models, self.metrics, body, group, weight=len(group), local=local)
@@ -85,7 +86,10 @@ class Embeddings:
                 body = msgspec.structs.replace(body, model=stream.info.model)
             name = f"{stream.info.model}:{stream.adapter}" if stream.adapter else stream.info.model
             tokens += await self._collect(stream, vectors, is_last=number == len(groups))
+            warnings += [warning for warning in stream.warnings if warning not in warnings]
         reply = EmbeddingList(data=[], model=name, usage=EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens))
+        if warnings:
+            reply.warnings = warnings
         ordered = [vectors[request.id] for request in requests]
         return await asyncio.to_thread(_document, reply, body, ordered)
 

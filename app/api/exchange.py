@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
@@ -23,6 +24,7 @@ from .replies import CachedTokens, UsageReport
 from .stream import Stream
 
 Result = TypeVar("Result")
+log = logging.getLogger(__name__)
 SSE_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -71,14 +73,16 @@ class Exchange:
         stream = await open_stream(self.models, self.metrics, body, requests, weight=choices, local=is_local(scope))
         model = stream.info.model
         name = f"{model}:{stream.adapter}" if stream.adapter else model
-        head = Head(request_id, name, _fingerprint(self.version, stream.info))
         kind = ChatAnswer if isinstance(body, ChatBody) else CompletionAnswer
-        answer = kind(head, choices, logprobs=body.shows_logprobs, usage=body.wants_usage)
         tally = _Tally(requests, stream, self.metrics.watch(model))
         outcome = "cancelled"
         try:
             async with stream:
                 await stream.started()
+                for warning in stream.warnings:
+                    log.warning("%s: %s", model, warning)
+                head = Head(request_id, name, _fingerprint(self.version, stream.info), stream.warnings)
+                answer = kind(head, choices, logprobs=body.shows_logprobs, usage=body.wants_usage)
                 if body.stream:
                     outcome = await _stream(answer, tally, send)
                 else:

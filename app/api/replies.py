@@ -79,6 +79,7 @@ class Chunk(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
+    warnings: list[str] | UnsetType = UNSET  # not in OpenAI's API
     choices: list[ChunkChoice]
     usage: UsageReport | UnsetType | None = UNSET
 
@@ -118,6 +119,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
+    warnings: list[str] | UnsetType = UNSET  # not in OpenAI's API
     choices: list[ChatChoice]
     usage: UsageReport
 
@@ -146,6 +148,7 @@ class TextCompletion(msgspec.Struct, kw_only=True):
     created: int
     model: str
     system_fingerprint: str
+    warnings: list[str] | UnsetType = UNSET  # not in OpenAI's API
     choices: list[TextChoice]
     usage: UsageReport | UnsetType | None = UNSET
 
@@ -170,6 +173,7 @@ class EmbeddingList(msgspec.Struct, kw_only=True):
     data: list[EmbeddingEntry]
     model: str
     usage: EmbeddingUsage
+    warnings: list[str] | UnsetType = UNSET  # not in OpenAI's API
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):

@@ -41,6 +41,7 @@ class Stream:
         self.adapter = ""  # name of the adapter of the requests; empty: the base model
         self.running = set(ids)  # ids that still expect replies
         self.prompt_tokens = 0  # sum over all started requests
+        self.warnings: list[str] = []  # of the started requests, for the user
         self._unstarted = set(ids)
         self._replies: list[Reply] = []
         self._unread = 0
@@ -80,6 +81,7 @@ class Stream:
             case Started():
                 self._unstarted.discard(frame.id)
                 self.prompt_tokens += frame.prompt_tokens
+                self.warnings += [warning for warning in frame.warnings if warning not in self.warnings]
             case Failed():
                 self.fail(frame.fault.error())
                 self.running.discard(frame.id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
@@ -11,6 +12,7 @@ from .call_ids import CallIds
 from .calls.detection import DetectedCalls
 from .calls.records import Reasoning
 from .chat_template import ChatTemplate
+from .doubled import added_around, doubled
 from .harmony import ANSWER_HEADER
 from .messages import Conversation, in_order
 from .parsers import AnswerFormat
@@ -40,6 +42,7 @@ class Prompt:
     inside_answer: bool = False  # the prompt ends with an open message of the channel `final` (harmony)
     continues_text: bool = False  # the answer continues the text of the prompt and may start with a space
     call_ids: CallIds = CallIds()  # the ids of new calls
+    warnings: tuple[str, ...] = ()  # for the user: special tokens that the prompt has twice
 
 
 class PromptMaker:
@@ -65,7 +68,9 @@ class PromptMaker:
         if not isinstance(prompt, str):
             return Prompt(tuple(prompt), continues_text=True)
         self._refuse_early(prompt, context, where)
-        return Prompt(tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)), continues_text=True)
+        ids = tuple(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+        warnings = self._doubled(ids, *self._around, where) if add_special_tokens else ()
+        return Prompt(ids, continues_text=True, warnings=warnings)
 
     def from_messages(
         self,
@@ -116,7 +121,26 @@ class PromptMaker:
         if close_reasoning:
             text, prompt = _without_reasoning(text, prompt, with_tools=bool(tools))
         self._refuse_early(text, context, "messages")
-        return replace(prompt, ids=tuple(self.tokenizer.encode(text, add_special_tokens=False)))
+        ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+        return replace(prompt, ids=ids, warnings=self._doubled(ids, self._begin_of_chats, (), "chat template"))
+
+    @cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        return added_around(self.tokenizer)
+
+    @cached_property
+    def _begin_of_chats(self) -> list[int]:
+        """The token that begins a rendered conversation; empty if the model has none."""
+        token = self.tokenizer.id_of(self.tokenizer.special_tokens.get("bos_token", ""))
+        return [] if token is None else [token]
+
+    def _doubled(self, ids: Sequence[int], begin: Sequence[int], end: Sequence[int], source: str) -> tuple[str, ...]:
+        """Warnings of special tokens that the prompt has twice. `source`: of the text."""
+        return tuple(
+            f"the prompt {verb} with {self.tokenizer.decode([token])!r} twice: the {source} has it"
+            + (", and the tokenizer adds it; leave it out of the text" if source != "chat template" else " twice")
+            for verb, token in doubled(ids, begin, end)
+        )
 
     def _check(self, kwargs: Mapping[str, Any]) -> None:
         """Raises UnsupportedParameter for variables that a client may not set."""

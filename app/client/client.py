@@ -161,6 +161,7 @@ class Client(StoreCalls):
     async def _answer(self, path: str, body: dict[str, Any]) -> AsyncGenerator[ChatEvent]:
         start = time.perf_counter()
         finish = None
+        warned: list[str] = []
         usage = Usage()
         decode = 0.0
         calls = Calls()
@@ -170,6 +171,10 @@ class Client(StoreCalls):
         body = body | {"stream": True, "stream_options": {"include_usage": True}}
         async with aclosing(self._answer_events(path, body)) as events:
             async for event in events:
+                for warning in event.get("warnings", ()):
+                    if warning not in warned:
+                        self._say(warning)
+                        warned.append(warning)
                 if event.get("usage"):
                     usage = usage_of(event["usage"])
                     decode = event["usage"]["decode_seconds"]

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ...engine.pooling import Pooling
 from ...engine.request import Delta, Request
-from ..chat.prompt import too_long
+from ..chat.doubled import added_around
+from ..chat.prompt import Prompt, too_long
 from ..chat.sampling import check_token_ids
 from ..chat.tokens import Tokenizer
 from ..errors import AppError, EmbeddingsUnsupported, InvalidRequest, UnsupportedParameter
@@ -26,6 +27,7 @@ class Embedding:
     frame: Embed
     requests: list[Request]  # one
     pooling: Pooling
+    warnings: tuple[str, ...] = ()
     has_ended: bool = False
     cached: int = 0  # prompt tokens from the prefix cache
 
@@ -65,11 +67,12 @@ def prepare_embedding(frame: Embed, model: OpenModel) -> Embedding:
             f"dimensions: the vectors of this model have {pooling.sizes_title} numbers, not {frame.dimensions}",
             param="dimensions",
         )
-    ids = _ids(frame.input, pooling, model)
+    prompt = _prompt(frame.input, pooling, model)
+    ids = prompt.ids
     limit = min(model.runner.spec.max_context, pooling.max_tokens or model.runner.spec.max_context)
     if len(ids) > limit:
         raise too_long(limit, len(ids), "input")
-    return Embedding(frame, [Request(f"{frame.id}/0", ids, 0, wants_hidden=True)], pooling)
+    return Embedding(frame, [Request(f"{frame.id}/0", ids, 0, wants_hidden=True)], pooling, prompt.warnings)
 
 
 def _pooling(model: OpenModel) -> Pooling:
@@ -86,14 +89,14 @@ def _pooling(model: OpenModel) -> Pooling:
     return pooling
 
 
-def _ids(text: str | list[int], pooling: Pooling, model: OpenModel) -> tuple[int, ...]:
-    """The token ids of an input. Raises InvalidRequest."""
+def _prompt(text: str | list[int], pooling: Pooling, model: OpenModel) -> Prompt:
+    """The prompt of an input. Raises InvalidRequest."""
     if isinstance(text, str):
         context = model.runner.spec.max_context
-        ids = model.prompts.from_text(pooling.prompt + text, context=context, where="input").ids
-        if not ids:
+        prompt = model.prompts.from_text(pooling.prompt + text, context=context, where="input")
+        if not prompt.ids:
             raise InvalidRequest("input: a text must have at least one token", param="input")
-        return ids
+        return prompt
     if pooling.prompt:
         raise InvalidRequest(
             "input: token ids are not supported for this model: its files put a text before every input, "
@@ -103,13 +106,13 @@ def _ids(text: str | list[int], pooling: Pooling, model: OpenModel) -> tuple[int
         )
     check_token_ids("input", text, model.runner.spec.vocab_size)
     _check_origin(text, model.tokenizer)
-    return tuple(text)
+    return Prompt(tuple(text))
 
 
 def _check_origin(ids: Sequence[int], tokenizer: Tokenizer) -> None:
     """Raises InvalidRequest if nothing shows that the tokenizer of this model made the ids. Some clients send the ids
     of OpenAI's tokenizers to every server; their vectors would be wrong."""
-    before, after = _special_tokens(tokenizer)
+    before, after = added_around(tokenizer)
     hint = "send the text; to send token ids, use those of POST /v1/tokenize"
     if not before and not after:
         raise InvalidRequest(
@@ -125,17 +128,6 @@ def _check_origin(ids: Sequence[int], tokenizer: Tokenizer) -> None:
         raise InvalidRequest(
             f"input: the token ids are not those of this model's tokenizer, which {expected}", hint=hint, param="input"
         )
-
-
-def _special_tokens(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The ids that the tokenizer adds before and after a text."""
-    text = "a"
-    plain = tokenizer.encode(text, add_special_tokens=False)
-    full = tokenizer.encode(text, add_special_tokens=True)
-    for start in range(len(full) - len(plain) + 1):
-        if full[start : start + len(plain)] == plain:
-            return full[:start], full[start + len(plain) :]
-    return [], []
 
 
 def _vector(hidden: NDArray[np.float32], pooling: Pooling, size: int) -> NDArray[np.float64]:

@@ -34,6 +34,10 @@ class Generation:
         return len(self.prompt.ids)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.prompt.warnings
+
+    @property
     def has_ended(self) -> bool:
         """Whether no choice may still run."""
         return all(choice.done for choice in self.choices.values())

@@ -276,6 +276,7 @@ def test_a_text_that_may_fit_is_tokenized_completely(prompts: PromptMaker, text:
 
 def test_only_a_raw_prompt_gets_special_tokens(prompts: PromptMaker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A chat template writes its special tokens itself. `add_special_tokens` applies to raw prompts."""
+    prompts.from_text("hi")  # the first call asks the tokenizer which tokens it adds
     encode = prompts.tokenizer.encode
     added = []
 

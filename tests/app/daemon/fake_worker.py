@@ -163,7 +163,8 @@ class FakeWorker:
             )
             self.send(Failed(id=name, fault=fault))
             return
-        self.send(Started(id=name, prompt_tokens=prompt_tokens))
+        warnings = ("a token is there twice",) if text.endswith("twice") else ()
+        self.send(Started(id=name, prompt_tokens=prompt_tokens, warnings=warnings))
         made = 0
         for choice in range(asked.n):
             for piece in self.script(asked, verb, rest):
@@ -217,7 +218,8 @@ class FakeWorker:
             fault = Fault(code="embeddings_unsupported", message="no embedding model", param="model")
             self.send(Failed(id=name, fault=fault))
             return
-        self.send(Started(id=name, prompt_tokens=len(asked.input)))
+        warnings = ("a token is there twice",) if asked.input == "twice" else ()
+        self.send(Started(id=name, prompt_tokens=len(asked.input), warnings=warnings))
         if asked.input == "hang":
             await asyncio.sleep(3600)
         if asked.input == "fail":

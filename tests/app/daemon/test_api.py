@@ -65,6 +65,20 @@ def test_streamed_chat(client: openai.OpenAI) -> None:
     assert len({chunk.id for chunk in chunks}) == 1
 
 
+def test_warnings_of_a_prompt_are_a_field_that_clients_ignore(daemon: Daemon, client: openai.OpenAI) -> None:
+    expected = {"warnings": ["a token is there twice"]}
+    for stream in (False, True):
+        chat = client.chat.completions.create(model=MODEL, messages=say("echo twice"), stream=stream)
+        text = client.completions.create(model=MODEL, prompt="echo twice", stream=stream)
+        for answer in (chat, text):
+            events: list[Any] = list(answer) if stream else [answer]
+            assert [event.model_extra for event in events] == [expected] * len(events)
+    assert client.completions.create(model=MODEL, prompt="echo once").model_extra == {}
+    vectors = client.embeddings.create(model=MODEL, input=["once", "twice", "twice"], encoding_format="float")
+    assert vectors.model_extra == expected
+    assert f"{MODEL}: a token is there twice" in daemon.log
+
+
 def test_stream_has_usage_only_if_requested(client: openai.OpenAI) -> None:
     chunks = list(client.chat.completions.create(model=MODEL, messages=say("echo a"), stream=True))
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)

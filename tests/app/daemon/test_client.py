@@ -51,6 +51,15 @@ async def answer(client: Client, words: str, **parameters: Any) -> list[Any]:
     return [event async for event in client.chat(MODEL, say(words), **parameters)]
 
 
+async def test_warnings_of_a_prompt_are_told_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(client, "_say", told.append)
+    await answer(client, "echo a b twice")
+    assert told == ["a token is there twice"]
+    await answer(client, "echo a b")
+    assert len(told) == 1
+
+
 async def test_chat_yields_events(client: Client) -> None:
     *pieces, done = await answer(client, "echo a b")
     assert pieces == [TextPiece("a "), TextPiece("b ")]
@@ -465,6 +474,9 @@ async def test_load_reports_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "backend": "cpu",
         "quant": "int8",
         "context": None,
+        "rope_scaling": None,
+        "rope_scale": None,
+        "rope_base": None,
         "exact": True,
     }
     assert (await client.load("org/m")).id == "m"

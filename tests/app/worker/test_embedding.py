@@ -243,3 +243,10 @@ def test_lost_requests_are_errors(folder: Path) -> None:
         embedding.take(Delta("e/0", (), finish="no_memory", error="CUDA out of memory"))
     assert embedding.take(Delta("e/0", (), finish="cancelled")) is None
     assert embedding.has_ended
+
+
+def test_a_typed_end_token_is_warned_of(folder: Path, tokenizer: ChatTokenizer) -> None:
+    model = unit(folder, Pooling(SIZE))
+    assert prepare_embedding(embed("hello"), model).warnings == ()
+    [warning] = prepare_embedding(embed(f"hello{END}"), model).warnings
+    assert warning.startswith(f"the prompt ends with '{END}' twice: the input has it")
