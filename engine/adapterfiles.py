@@ -17,8 +17,8 @@ from .errors import ModelRefused
 from .ggufadapter import ENDS as GGUF_ENDS
 from .ggufadapter import read_gguf_adapter
 from .ggufshards import SUFFIX as GGUF
+from .jsonfiles import read_json
 from .lora import Adapter
-from .modelfiles import read_json
 from .tensorfiles import StoredTensor, read_header
 
 PEFT_WEIGHTS = "adapter_model.safetensors"

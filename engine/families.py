@@ -21,7 +21,7 @@ class Family:
     kv_heads: int = 0  # default of num_key_value_heads; 0: num_attention_heads
     head_dim: int = 0  # default of head_dim; 0: hidden_size / num_attention_heads
     norm_eps: float = 1e-6
-    activation_key: str = "hidden_act"
+    activation_key: str = "hidden_act"  # empty: the architecture always has the default
     activation: str = "silu"
     tie: bool = False
     attention_bias: bool = False  # default of this field
@@ -56,6 +56,7 @@ class Family:
     eos_of_null: bool = False  # whether null for eos_token_id means `eos`; else it means that there are none
     moe: MoeFamily | None = None  # None: the architecture has no experts
     latent: LatentFamily | None = None  # None: the architecture has heads of keys and values
+    predicts: bool = False  # whether files may have layers after the last one, which predict several tokens at a time
 
 
 # Only the architectures that list these fields in `optional` read them; the others ignore any value.
@@ -127,6 +128,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 group_score="top2",
             ),
             latent=LatentFamily(),
+            predicts=True,
         ),
         "gemma2": Family(
             max_positions=8192,
@@ -198,6 +200,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 dense_layers=1,
                 group_score="top2",
             ),
+            predicts=True,
         ),
         "gpt_oss": Family(
             max_positions=131_072,
@@ -208,6 +211,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             attention_bias=True,
             alternating=True,
             window=128,
+            activation_key="",
             theta=150_000.0,
             rope=MappingProxyType(
                 {

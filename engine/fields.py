@@ -14,8 +14,17 @@ class Fields:
     Methods that read a field raise ModelRefused for a wrong value, and for an absent field without a default.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, *, hint: str = "", ignored: Collection[str] = ()) -> None:
-        """`where` and `hint` are for error messages. The keys in `ignored` count as absent."""
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        where: str,
+        *,
+        hint: str = "",
+        ignored: Collection[str] = (),
+        warnings: list[str] | None = None,
+    ) -> None:
+        """`where` and `hint` are for error messages. The keys in `ignored` count as absent. `warnings`: see warn."""
+        self.warnings: list[str] = [] if warnings is None else warnings
         self._values = values
         self._where = where
         self._hint = hint
@@ -49,7 +58,7 @@ class Fields:
         if not other:
             return self
         overrides = {key: other._values[key] for key in other}
-        return Fields({**self._values, **overrides}, other._where, hint=self._hint)
+        return Fields({**self._values, **overrides}, other._where, hint=self._hint, warnings=self.warnings)
 
     def refuse(self, key: str, expected: str) -> ModelRefused:
         """The error for a wrong value of the field `key`; `expected` completes "must be …"."""
@@ -57,6 +66,11 @@ class Fields:
         if key in self:
             value = repr(self._values[key])[:100]
         return ModelRefused(f"{self._where}: {key} must be {expected}, not {value}", self._hint)
+
+    def warn(self, key: str, effect: str) -> None:
+        """Add a warning about the value of the field `key` to those of this object and the objects that contain it.
+        `effect` completes "the value is …"."""
+        self.warnings.append(f"{self._where}: {key} {self._values.get(key)!r:.100} is {effect}")
 
     def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
         def valid(value: Any) -> bool:
@@ -108,7 +122,7 @@ class Fields:
     def table(self, key: str) -> Fields:
         """The object at `key`, or an empty one."""
         values = self._read(key, lambda value: isinstance(value, dict), "an object", {})
-        return Fields(values, f"{self._where}: {key}", hint=self._hint)
+        return Fields(values, f"{self._where}: {key}", hint=self._hint, warnings=self.warnings)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
         """`count` positive numbers."""
@@ -133,13 +147,13 @@ class Fields:
         return frozenset(self._read(key, valid, "a list of non-negative integers", []))
 
     def ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """One token id or a list of ids; () if the field is absent."""
-        ids = self._read(key, lambda value: True, "", [])
-        if type(ids) is not list:
-            ids = [ids]
-        for item in ids:
-            if type(item) is not int or not 0 <= item < vocab_size:
-                raise self.refuse(key, f"token ids below the vocabulary size {vocab_size}")
+        """The token ids in one id or in a list of ids; () if the field is absent. Warns of any other value: it ends no
+        answer, because no token has it."""
+        value = self._get(key)
+        items = value if type(value) is list else [] if value is None else [value]
+        ids = [int(item) for item in items if type(item) in (int, float) and item in range(vocab_size)]
+        if len(ids) < len(items):
+            self.warn(key, f"ignored where it is no token id below the vocabulary size {vocab_size}")
         return tuple(ids)
 
     def _get(self, key: str) -> Any:

@@ -13,6 +13,7 @@ from typing import Literal
 
 from .errors import ModelRefused
 from .fields import Fields
+from .generationconfig import recommended
 from .gguf import GgufHeader, parse_header
 from .ggufshards import SUFFIX, parse_shard
 from .ggufvalues import MAX_HEADER, Array, HeaderCut, Value
@@ -36,16 +37,8 @@ _EPSILONS = ("layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon
 _ROPE_KINDS: Mapping[str, Literal["linear", "yarn", "longrope"]] = MappingProxyType(
     {"linear": "linear", "yarn": "yarn", "longrope": "longrope"}
 )
-# Key of the metadata after "general.sampling." -> name of the parameter, its smallest value and its largest value.
-_SAMPLING: Mapping[str, tuple[str, float, float]] = MappingProxyType(
-    {
-        "temp": ("temperature", 0.0, 100.0),
-        "top_k": ("top_k", 0.0, 2**31 - 1),
-        "top_p": ("top_p", 0.0, 1.0),
-        "min_p": ("min_p", 0.0, 1.0),
-        "penalty_repeat": ("repetition_penalty", 1e-6, 100.0),
-    }
-)
+# The names of sampling parameters after "general.sampling.", where they differ from those of Sampling.
+_SAMPLING = MappingProxyType({"temperature": "temp", "repetition_penalty": "penalty_repeat"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +51,7 @@ class GgufModel:
     tensors: Mapping[str, StoredTensor]  # tensor name -> tensor, in all shards; the last dimension is contiguous
     sampling: Mapping[str, float]  # sampling parameters recommended by the authors, with the names of Sampling
     suppressed: tuple[int, ...]  # tokens that an answer must not have
+    warnings: tuple[str, ...]  # values that are not used
 
 
 def model_file(path: Path) -> Path | None:
@@ -115,13 +109,17 @@ def read_gguf(file: Path) -> GgufModel:
     config = parse_metadata(metadata, shards[0].name)
     tensors = _tensors(shards, headers)
     _check_number_of_tensors(shards[0], metadata, tensors)
+    fields = Fields(metadata, shards[0].name)
+    sampling = recommended(fields, "general.sampling.", _SAMPLING)
     return GgufModel(
         shards=shards,
         metadata=metadata,
         config=config,
         tensors=MappingProxyType(tensors),
-        sampling=MappingProxyType(_recommended(Fields(metadata, shards[0].name))),
+        # The file has 32 bits: 0.2 is 0.20000000298.
+        sampling=MappingProxyType({name: float(f"{value:.7g}") for name, value in sampling.items()}),
         suppressed=_suppressed(metadata, config.vocab_size),
+        warnings=tuple(fields.warnings),
     )
 
 
@@ -270,15 +268,6 @@ def _ropes(fields: Fields, architecture: str, head_dim: int, positions: int) -> 
         original_positions=fields.integer(f"{prefix}.scaling.original_context_length", 0, 2**27, positions),
     )
     return MappingProxyType({"full": rope})
-
-
-def _recommended(fields: Fields) -> dict[str, float]:
-    parameters = {}
-    for key, (name, low, high) in _SAMPLING.items():
-        if f"general.sampling.{key}" in fields:
-            number = fields.number(f"general.sampling.{key}", low, high)
-            parameters[name] = float(f"{number:.7g}")  # the file has 32 bits: 0.2 is 0.20000000298
-    return parameters
 
 
 def _suppressed(metadata: Mapping[str, Value], vocab: int) -> tuple[int, ...]:

@@ -61,6 +61,7 @@ class ModelConfig:
     query_scaling: QueryScaling | None = None  # None: the queries have no factors
     multimodal: str = ""  # model_type of the multimodal model that contains this text model; empty: none
     latent: LatentConfig | None = None  # None: attention has heads of keys and values
+    warnings: tuple[str, ...] = ()  # values of config.json that have no effect on the logits
 
     @property
     def cache_shape(self) -> tuple[int, int, int]:
@@ -102,7 +103,19 @@ EMPTY_CONFIG = ModelConfig(
 
 
 MAX_VOCAB = 2**24
-_ACTIVATIONS: Mapping[str, Activation] = MappingProxyType({"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"})
+MAX_POSITIONS = 2**27
+# The names of ACT2FN in transformers. Those of one function differ in rounding at most.
+_ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+    {
+        "silu": "silu",
+        "swish": "silu",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "gelu_python_tanh": "gelu_tanh",
+        "gelu_new": "gelu_tanh",
+        "gelu_fast": "gelu_tanh",
+        "gelu_accurate": "gelu_tanh",
+    }
+)
 
 
 def parse_config(values: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
@@ -122,7 +135,9 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
     head_dim = latent.head_dim if latent else _head_dim(fields, family, hidden, heads)
     vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
     bias = fields.flag("attention_bias", family.attention_bias)
-    positions = fields.integer("max_position_embeddings", 1, 2**27, family.max_positions)
+    positions = fields.integer("max_position_embeddings", 1, 2**63, family.max_positions)
+    if positions > MAX_POSITIONS:
+        fields.warn("max_position_embeddings", f"above the longest context of localllm, {MAX_POSITIONS} tokens")
     kinds, window = parse_layer_kinds(fields, family)
     ropes = parse_ropes(fields, family, kinds, latent.rotary_dim if latent else head_dim, positions)
     return ModelConfig(
@@ -134,7 +149,7 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         num_heads=heads,
         num_kv_heads=_kv_heads(fields, family, heads),
         head_dim=head_dim,
-        max_positions=positions,
+        max_positions=min(positions, MAX_POSITIONS),
         norm_eps=fields.number("rms_norm_eps", 1e-12, 1.0, family.norm_eps),
         activation=_activation(fields, family, where),
         tie_embeddings=fields.flag("tie_word_embeddings", family.tie),
@@ -158,13 +173,15 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         rope_layers=parse_rope_layers(fields, family, len(kinds)),
         latent=latent,
         query_scaling=parse_query_scaling(fields, family, ropes),
+        warnings=tuple(fields.warnings),
     )
 
 
 def _refuse_other_models(fields: Fields, where: str) -> None:
     """Refuse a model of a supported architecture if its config.json makes it anything but a plain decoder."""
     for key, supported in (("use_bidirectional_attention", False), ("is_causal", True)):
-        if fields.flag(key, supported) != supported:
+        # As in transformers, null is false.
+        if (key in fields or fields.null(key)) and bool(fields.get(key)) != supported:
             raise ModelRefused(f"{where}: {key} is not supported: the model does not generate text")
     if len(fields.table("per_layer_config")):
         raise fields.refuse("per_layer_config", "empty (layers of different shapes are not supported)")
@@ -192,7 +209,7 @@ def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
 
 
 def _activation(fields: Fields, family: Family, where: str) -> Activation:
-    name = fields.text(family.activation_key, family.activation)
+    name = fields.text(family.activation_key, family.activation) if family.activation_key else family.activation
     if name not in _ACTIVATIONS:
         raise ModelRefused(f"{where}: activation {name!r:.50} is not supported; supported: {', '.join(_ACTIVATIONS)}")
     return _ACTIVATIONS[name]
@@ -243,7 +260,8 @@ def _unknown(fields: Fields) -> ModelConfig:
         num_layers=integer("num_hidden_layers", 2**10, 0),
         max_positions=integer("max_position_embeddings", 2**27, 4096),
         dtype=_readable(lambda: text.text(text.either("dtype", "torch_dtype"), ""), ""),
-        eos_ids=_readable(lambda: fields.ids("eos_token_id", vocab), ()),
+        eos_ids=fields.ids("eos_token_id", vocab or MAX_VOCAB),
+        warnings=tuple(fields.warnings),
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from .errors import ModelRefused
 from .fields import Fields
-from .tensorfiles import StoredTensor
+
+Tensor = TypeVar("Tensor")
 
 # model_type of a multimodal model -> the supported values of model_type in its text_config
 TEXT_MODELS: Mapping[str, tuple[str, ...]] = MappingProxyType({"mistral3": ("ministral3", "mistral")})
@@ -42,16 +43,16 @@ def text_values(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     return merged
 
 
-def text_tensors(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def text_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the text model, with the names that they have in files of the text model alone. Raises
     ModelRefused if two tensors get the same name."""
-    renamed: dict[str, StoredTensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.startswith(_OTHER_PREFIXES):
             continue
         text_name = _text_name(name)
         if text_name in renamed:
-            raise ModelRefused(f"{tensor.file.name}: two tensors of the model are {text_name!r:.200} of its text model")
+            raise ModelRefused(f"two tensors of the model are {text_name!r:.200} of its text model")
         renamed[text_name] = tensor
     return renamed
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from .errors import ModelRefused
 from .fields import Fields
-from .modelfiles import MODULES, ModelFiles, read_json, read_json_list
+from .jsonfiles import read_json, read_json_list
+from .modelfiles import MODULES, ModelFiles
 
 SENTENCES = "sentence_bert_config.json"  # settings of the module Transformer
 PROMPTS = "config_sentence_transformers.json"

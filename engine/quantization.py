@@ -120,6 +120,21 @@ def _fp8(table: Fields) -> Quantization:
     return Quantization("fp8", "fp8", group=inputs, block=outputs)
 
 
+def _modelopt(table: Fields) -> Quantization | None:
+    """Read the format of NVIDIA ModelOpt: its FP8 has one scale for each weight. Activations are not quantised."""
+    algorithm = table.text("quant_algo", "")  # absent: only the KV cache is quantised
+    for key in ("kv_cache_quant_algo", "kv_cache_scheme"):
+        if key in table:
+            table.warn(key, "ignored: the KV cache is not quantised")
+    if algorithm not in ("", "FP8"):
+        raise ModelRefused(
+            f"weights quantised by NVIDIA ModelOpt as {algorithm:.50} are not supported (config.json: "
+            "quantization_config, or hf_quant_config.json)",
+            "use FP8 files of ModelOpt, files in the compressed-tensors format, or a bf16 model",
+        )
+    return Quantization("fp8", "fp8") if algorithm else None
+
+
 def _mxfp4(table: Fields) -> Quantization:
     _refuse_quantised_cache(table)
     return Quantization("mxfp4", "mxfp4", group=SINGLE_GROUP)
@@ -246,8 +261,15 @@ def _strategy(weights: Fields, group: int, *supported: str) -> str:
     return weights.choice("strategy", supported, "group" if group else "channel")
 
 
-_READERS: Mapping[str, Callable[[Fields], Quantization]] = MappingProxyType(
-    {"gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed, "fp8": _fp8, "mxfp4": _mxfp4}
+_READERS: Mapping[str, Callable[[Fields], Quantization | None]] = MappingProxyType(
+    {
+        "gptq": _gptq,
+        "awq": _awq,
+        "compressed-tensors": _compressed,
+        "fp8": _fp8,
+        "modelopt": _modelopt,
+        "mxfp4": _mxfp4,
+    }
 )
 _COMPRESSED_READERS: Mapping[str, Callable[[Fields], Quantization]] = MappingProxyType(
     {

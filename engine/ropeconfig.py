@@ -11,7 +11,7 @@ from typing import Literal
 from .errors import ModelRefused
 from .families import Family
 from .fields import Fields
-from .layerkinds import FULL, KIND_NAMES, LAYER_KINDS, LayerKind
+from .layerkinds import FULL, KIND_NAMES, LAYER_KINDS, SLIDING, LayerKind
 
 LOCAL_THETA = 10_000.0  # default rope base of sliding layers
 
@@ -53,14 +53,20 @@ def parse_ropes(
     rope_scaling does not apply.
     """
     tables = _tables_by_kind(fields) if family.pattern else shared_table(fields, family)
-    thetas = {"full": fields.number("rope_theta", 1.0, 1e15, family.theta)}
-    thetas["sliding"] = thetas["full"]
-    if family.pattern:
-        thetas["sliding"] = fields.number("rope_local_base_freq", 1.0, 1e15, LOCAL_THETA)
     ropes: dict[LayerKind, Rope] = {}
     for kind in dict.fromkeys(kinds):
-        ropes[kind] = _rope(fields, family, tables[kind], thetas[kind], head_dim, positions)
+        theta = _theta(fields, family, tables[kind], kind)
+        ropes[kind] = _rope(fields, family, tables[kind], theta, head_dim, positions)
     return MappingProxyType(ropes)
+
+
+def _theta(fields: Fields, family: Family, table: Fields, kind: LayerKind) -> float:
+    """The base of the frequencies: that of the table, or else of a field beside the table."""
+    if "rope_theta" in table:
+        return table.number("rope_theta", 1.0, 1e15)
+    if family.pattern and kind == SLIDING:
+        return fields.number("rope_local_base_freq", 1.0, 1e15, LOCAL_THETA)
+    return fields.number("rope_theta", 1.0, 1e15, family.theta)
 
 
 def parse_query_scaling(fields: Fields, family: Family, ropes: Mapping[LayerKind, Rope]) -> QueryScaling | None:
@@ -94,7 +100,7 @@ def _tables_by_kind(fields: Fields) -> dict[LayerKind, Fields]:
     parameters = fields.table("rope_parameters")
     for name in parameters:
         if name not in LAYER_KINDS:
-            raise parameters.refuse(name, f"inside one of {KIND_NAMES}")
+            parameters.warn(name, f"ignored, as by transformers, because it is not inside one of {KIND_NAMES}")
     older = fields.table("rope_scaling")
     if older.either("rope_type", "type") == "type":
         raise older.refuse(
@@ -109,8 +115,7 @@ def _tables_by_kind(fields: Fields) -> dict[LayerKind, Fields]:
 
 
 def _rope(fields: Fields, family: Family, table: Fields, theta: float, head_dim: int, positions: int) -> Rope:
-    """The rope of one table. `theta` is the default of rope_theta, `positions` that of
-    original_max_position_embeddings."""
+    """The rope of one table. `positions`: the default of original_max_position_embeddings."""
     kind = table.text(table.either("rope_type", "type"), "default")
     if kind in family.longrope_names:
         kind = "longrope"
@@ -119,16 +124,20 @@ def _rope(fields: Fields, family: Family, table: Fields, theta: float, head_dim:
             f"config.json: rope type {kind!r:.50} is not supported",
             f"supported: {', '.join(family.rope_kinds)}",
         )
-    theta = table.number("rope_theta", 1.0, 1e15, theta)
     rope = Rope("default", theta, _rotary_dim(fields, family, table, kind, head_dim))
     if kind == "default":
         return rope
-    original = table.integer("original_max_position_embeddings", 1, 2**27, positions)
-    # The field at the top level of config.json overrides that of rope_parameters. Phi-3 always has it at the top level.
-    if not family.pattern:
-        default = family.original_positions or original
-        original = fields.integer("original_max_position_embeddings", 1, 2**27, default)
+    original = _original_positions(fields, family, table, positions)
     return _SCALED_ROPES[kind](rope, table, original, positions)
+
+
+def _original_positions(fields: Fields, family: Family, table: Fields, positions: int) -> int:
+    """The context length of the original training. The field at the top level of config.json overrides that of the
+    table. Phi-3 always has it at the top level."""
+    key = "original_max_position_embeddings"
+    if family.pattern or (key not in fields and not family.original_positions):
+        return table.integer(key, 1, 2**27, positions)
+    return fields.integer(key, 1, 2**27, family.original_positions)
 
 
 def _linear(rope: Rope, table: Fields, original: int, positions: int) -> Rope:
@@ -207,10 +216,9 @@ def _rotary_dim(fields: Fields, family: Family, table: Fields, kind: str, head_d
     """
     if kind == "default" and not family.partial_rotary:
         return _even(head_dim)
-    share = fields.number("partial_rotary_factor", 1e-3, 1.0, family.rotary_share)
-    dim = int(head_dim * table.number("partial_rotary_factor", 1e-3, 1.0, share))
+    source = table if "partial_rotary_factor" in table else fields
+    dim = int(head_dim * source.number("partial_rotary_factor", 1e-3, 1.0, family.rotary_share))
     if dim != head_dim and not family.partial_rotary:
-        source = table if "partial_rotary_factor" in table else fields
         raise source.refuse("partial_rotary_factor", f"1 (rope type {kind} of this architecture needs it)")
     return _even(dim)
 

@@ -257,6 +257,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     template: str | None  # verdict on the chat template; None: adapters have none
     aliases: list[str]
     problems: list[str]
+    warnings: list[str] = []  # values and tensors of the files that a load does not use
     settings: dict[str, Any]
     files: list[StoredFile]
 

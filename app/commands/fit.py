@@ -10,7 +10,8 @@ from ... import backends
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.errors import ModelRefused
 from ...engine.ggufmodel import model_file
-from ...engine.modelfiles import read_json, read_model
+from ...engine.jsonfiles import read_json
+from ...engine.modelfiles import read_model
 from ...engine.quantization import Quant
 from .. import config
 from ..api.admin import LoadFlags

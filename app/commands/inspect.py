@@ -55,6 +55,7 @@ def _lines(inspection: Inspection) -> list[tuple[str, str]]:
         lines.append(("chat template", _template(inspection.template)))
     lines += _titled("refused", _refused(inspection))
     lines += _titled("problem", list(inspection.problems))
+    lines += _titled("warning", list(inspection.warnings))
     lines += _titled("backends", _backends(inspection))
     return lines
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import read_model
+from ...engine.modelfiles import ModelFiles, read_model
 from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
@@ -49,7 +49,7 @@ def show(name: str, as_json: bool) -> int:
 
 def _facts(model: cache.ModelRef) -> dict[str, Any]:
     from ..store.adapters import base_of
-    from ..store.inspect import gguf_facts, licence
+    from ..store.inspect import embeddings_of, gguf_facts, licence
     from ..store.listing import problems_of, with_problem
     from ..store.trial import try_folder, try_gguf
     from ..store.verify import expected_hash, files_of
@@ -72,6 +72,7 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         with suppress(ModelRefused):  # a damaged header is one of the problems
             named_licence, shares = gguf_facts([file.path for file in ggufs.model_of(model.path).files])
             weights = weights_text(shares)
+    readable = None if problems else _readable(model)
     preferred = preferences.read()
     return {
         "id": model.id,
@@ -86,26 +87,25 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "backend": GGUF_BACKEND if kind == "gguf" else "",
         "base": base_of(model.path) if kind == "adapter" else "",
         "weights": weights,
-        "embeddings": "" if problems else _embeddings(model),
+        "embeddings": embeddings_of(readable),
         "licence": named_licence or licence(model.path),
         "template": f"{template.status} {template.reason}".strip() if template else None,
         "aliases": [alias for alias, target in preferred.aliases.items() if target == model.id],
         "problems": problems,
+        "warnings": [] if readable is None else list(readable.warnings),
         "settings": config.model_settings(preferred.settings, model.id),
         "files": files,
     }
 
 
-def _embeddings(model: cache.ModelRef) -> str:
-    """The vectors of an embedding model; empty for other models. `model`: one without problems."""
+def _readable(model: cache.ModelRef) -> ModelFiles | None:
+    """The files of a model without problems; None for an adapter."""
     if stored.kind_of(model.path) not in ("model", "gguf"):
-        return ""
-    from ..store.inspect import embeddings_of
-
+        return None
     try:
-        return embeddings_of(read_model(model.path, model.id))
+        return read_model(model.path, model.id)
     except ModelRefused:
-        return ""
+        return None
 
 
 def verify(names: tuple[str, ...], as_json: bool) -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from ...engine.configfiles import CONFIG_FILES
 from ...engine.families import FAMILIES
 from ...engine.modelfiles import read_architecture
 from .. import paths
@@ -149,7 +150,8 @@ def _key(folder: Path) -> str:
         status = folder.stat()
         content = os.fsencode(f"{_versions()}{os.path.realpath(folder)} {status.st_size} {status.st_mtime_ns}")
     else:
-        content = _versions().encode() + (folder / "config.json").read_bytes()
+        files = [folder / name for name in CONFIG_FILES]
+        content = _versions().encode() + b"".join(file.read_bytes() for file in files if file.exists())
     return hashlib.sha256(content).hexdigest()[:32]
 
 

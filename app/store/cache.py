@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import read_json
+from ...engine.jsonfiles import read_json
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound
 from . import catalog, ggufs, names, suggestions, unfinished

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
-from ...engine.modelfiles import PICKLE_SUFFIXES
+from ...engine.weightfiles import PICKLE_SUFFIXES
 from .. import paths
 from ..errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
 from ..sizes import size

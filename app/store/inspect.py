@@ -17,10 +17,12 @@ from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.adapterfiles import AdapterFiles, read_adapter_header
 from ...engine.errors import ModelRefused
 from ...engine.gguf import GgufHeader
-from ...engine.modelfiles import PICKLE_SUFFIXES, ModelFiles, read_json, read_model, read_tensors
+from ...engine.jsonfiles import read_json
+from ...engine.modelfiles import ModelFiles, read_model, read_tensors
 from ...engine.pooling import read_pooling
 from ...engine.runner import Unavailable
 from ...engine.tensorfiles import StoredTensor, read_header
+from ...engine.weightfiles import OTHER_FORMAT, PARAMS, PICKLE_SUFFIXES, SINGLE
 from ..errors import ModelUnusable
 from ..paths import RENAME, problem_of_name
 from .check import TOKENIZER, check, check_gguf, missing_tensor
@@ -74,6 +76,8 @@ def inspect_path(path: Path, origin: Origin) -> Inspection:
         return _inspect_gguf(_one_model(origin.name, ggufs, variants), replace(origin, variants=variants))
     if has_config:
         return _inspect_model(path, origin)
+    if (path / PARAMS).exists():
+        raise ModelRefused(f"{origin.name} {OTHER_FORMAT}", f"use a model with config.json and {SINGLE}")
     if weights:
         return _inspect_weights(weights, origin)
     reason = origin.problem or f"{origin.name} is not a model: it has no config.json"
@@ -152,6 +156,7 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
         pickles=_pickles(origin.files),
         code=_code(origin.files, config),
         problems=tuple(problems),
+        warnings=() if files is None else files.warnings,
         backends=verdicts,
         choice=_choice(files) if not problems else "",
     )

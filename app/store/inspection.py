@@ -69,6 +69,7 @@ class Inspection:
     pickles: tuple[str, ...] = ()  # weight files that could run code: never downloaded, never loaded
     code: tuple[str, ...] = ()  # code of the repository: never downloaded, never run
     problems: tuple[str, ...] = ()  # reasons why no backend can load it
+    warnings: tuple[str, ...] = ()  # values and tensors of the files that a load does not use
     backends: tuple[BackendVerdict, ...] = ()  # in order of preference; empty for an adapter
     choice: str = ""  # the backend that would run the model; empty: none
     variants: tuple[Variant, ...] = ()  # the GGUF models of the repository, of which this is one

@@ -15,7 +15,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 from ...engine.ggufshards import SUFFIX as GGUF
 from ...engine.ggufshards import missing_shards, parse_shard
-from ...engine.modelfiles import INDEX, PICKLE_SUFFIXES, SINGLE
+from ...engine.weightfiles import INDEX, OTHER_FORMAT, PARAMS, PICKLE_SUFFIXES, SINGLE
 from ..errors import ModelNotFound, ModelUnusable
 from .inspection import Variant
 from .names import QUANT, HubName
@@ -102,6 +102,8 @@ def _select_safetensors(name: HubName, files: list[FileType]) -> Selection[FileT
         raise _no_weights(name, names)
     if ADAPTER_CONFIG in names and not names & {"config.json", SINGLE, INDEX}:
         return Selection("adapter", _matching(files, *ADAPTER))
+    if "config.json" not in names and PARAMS in names:
+        raise ModelUnusable(f"{name} {OTHER_FORMAT}", hint=OTHER_REPO)
     if "config.json" not in names:
         raise ModelUnusable(f"{name} has no config.json: it is not a complete model", hint="pull its base model")
     if not names & {SINGLE, INDEX}:

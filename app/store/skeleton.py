@@ -16,17 +16,20 @@ from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
+from ...engine.configfiles import CONFIG_FILES
+from ...engine.generationconfig import GENERATION
 from ...engine.modelfiles import MODULES
 from ...engine.pooling import PROMPTS, SENTENCES
+from ...engine.weightfiles import INDEX
 from ..errors import ModelUnusable
 from .headers import read_gguf, safetensors_head
 from .remote import RemoteFile
 
 # Files that are fetched completely; each is smaller than its limit in engine.modelfiles.
 COMPLETE = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors.index.json",
+    *CONFIG_FILES,
+    GENERATION,
+    INDEX,
     "adapter_config.json",
     "tokenizer_config.json",
     "chat_template.*",

@@ -138,7 +138,7 @@ def _spec(files: ModelFiles, options: LoadOptions, size: Size, sequences: int, h
         token_bytes=plan.token_bytes,
         cache_bytes=plan.num_pages * plan.page_bytes,
         step_seconds=STEP_SECONDS["gpu" if size.on_gpu else "cpu"],
-        warnings=(*_one_sequence(files), *_warnings(options, size, context)),
+        warnings=(*files.warnings, *_one_sequence(files), *_warnings(options, size, context)),
     )
 
 

@@ -15,7 +15,7 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_a
 from ...engine.adapterconfig import HEAD
 from ...engine.errors import ModelRefused
 from ...engine.modelconfig import ModelConfig
-from ...engine.modelfiles import names_of_language_model
+from ...engine.tensornames import decoder_tensors, names_of_language_model
 
 
 class _Window:
@@ -135,9 +135,8 @@ class Head:
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """The weights to load. A tied head uses the embedding, even if the files have a head. An untied head must be in
-        the files. Stored rope frequencies are not loaded."""
-        weights = names_of_language_model(weights)
-        weights = {name: weight for name, weight in weights.items() if ".rotary_emb." not in name}
+        the files. Tensors that no decoder reads are not loaded."""
+        weights = decoder_tensors(names_of_language_model(weights), self.config)
         if self.config.tie_embeddings:
             weights = {name: weight for name, weight in weights.items() if not name.startswith("lm_head.")}
         elif "lm_head.weight" not in weights:

@@ -14,6 +14,7 @@ from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import NOT_GGUF, LoadOptions, check_supported
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
+from ...engine.tiedhead import with_stored_head
 from .adapter import find_targets
 from .cache import Caches
 from .families import describes, set_context
@@ -48,6 +49,7 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
     check_supported(options, SUPPORTED, "mlx")
     if not files.config.vocab_size:
         raise ModelRefused(f"{files.name}: config.json: vocab_size should be a whole number, but is missing")
+    files = with_stored_head(files)
     total, free = _memory()
     if files.weight_bytes > free:
         raise ModelRefused(
@@ -123,6 +125,7 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int, sl
         overlap=True,
         dtype=str(loaded.shapes[0].dtype).removeprefix("mlx.core."),
         quant=loaded.quant,
+        warnings=files.warnings,
         weight_bytes=loaded.bytes,
         token_bytes=loaded.token_bytes,
         cache_bytes=num_pages * page_bytes,
@@ -172,7 +175,7 @@ def plan_on_mlx(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     dtype = options.dtype if options.dtype in DTYPES else config.dtype
     item_bytes = DTYPES[dtype].size if dtype in DTYPES else mx.float16.size
     token_bytes = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim * item_bytes
-    weights = expected_bytes(files.used_tensors.values(), options)
+    weights = expected_bytes(files.tensors.values(), options)
     embedding = [tensor for name, tensor in files.tensors.items() if name == EMBEDDING and not config.tie_embeddings]
     token_weights = weights - expected_bytes(embedding, options)
     page_bytes = token_bytes * (options.page_size or PAGE_SIZE)

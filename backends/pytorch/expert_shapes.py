@@ -26,7 +26,7 @@ def check_experts(files: ModelFiles) -> None:
         return
     hidden = files.config.hidden_size
     singles: defaultdict[str, set[int]] = defaultdict(set)  # experts of each layer that have tensors of their own
-    for name, tensor in sorted(files.used_tensors.items()):
+    for name, tensor in sorted(files.tensors.items()):
         stack = _STACK.fullmatch(name)
         single = _EXPERT.fullmatch(name)
         if stack:

@@ -78,7 +78,7 @@ class Loader:
             return self._mxfp4_bytes(is_expert)
 
         total = float(self._absorbed_bytes())
-        for name, tensor in self._files.used_tensors.items():
+        for name, tensor in self._files.tensors.items():
             parts = name.split(".")
             is_expert = EXPERTS in parts
             share = expert_share if is_expert else 1.0

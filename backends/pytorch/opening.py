@@ -12,6 +12,7 @@ from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import NOT_GGUF, LoadOptions, check_supported
 from ...engine.runner import Runner
+from ...engine.tiedhead import with_stored_head
 from .choice import with_attention, with_lora_backend
 from .device import Device
 from .expert_shapes import check_experts
@@ -42,6 +43,7 @@ def open_runner(files: ModelFiles, options: LoadOptions, device: Device, free: i
     refusal = accepts(files)
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
+    files = with_stored_head(files)
     device = _configured(device, options)
     try:
         with load_failures(files.name):
@@ -66,7 +68,7 @@ def plan_memory(files: ModelFiles, options: LoadOptions, device: Device, free: i
     if refusal:
         raise ModelRefused(f"{files.name}: {refusal}")
     check_experts(files)
-    return _plan(files, options, _configured(device, options), free)
+    return _plan(with_stored_head(files), options, _configured(device, options), free)
 
 
 def _plan(files: ModelFiles, options: LoadOptions, device: Device, free: int) -> MemoryPlan:

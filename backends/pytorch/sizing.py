@@ -108,7 +108,7 @@ def plan(
         weight_bytes=weights,
         quant=_weight_format(config, options),
         cache_bytes=num_pages * memory.page_bytes,
-        warnings=(*device.warnings, *_context_warnings(options, memory, min(context, fitting))),
+        warnings=(*files.warnings, *device.warnings, *_context_warnings(options, memory, min(context, fitting))),
         step_seconds=device.step_seconds,
     )
 

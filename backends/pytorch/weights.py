@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
@@ -24,8 +23,7 @@ from .mapped import MappedFiles
 from .quant import SLICE_VALUES, Loaded, Scheme, Tensors, memory_bytes, slices
 from .quant.floats import STORED, Floats, check_finite
 
-# Buffers in the files of old exporters. The model ignores them and computes them from config.json.
-_DERIVED = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
+WIDE = "F64"  # read as float32, as transformers does
 
 
 class StoredTensors:
@@ -52,7 +50,8 @@ class StoredTensors:
         """See quant.Tensors.read."""
         stored = self.check(name, shape, dtypes)
         self._read.append(stored)
-        return self._maps.tensor(stored)
+        tensor = self._maps.tensor(stored)
+        return tensor.float() if stored.dtype == WIDE else tensor
 
     def check(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> StoredTensor:
         """Check a tensor and mark it as read, without access to its data. Raises ModelRefused as `read` does."""
@@ -62,7 +61,8 @@ class StoredTensors:
         where = f"{stored.file.name}: tensor {name!r}"
         if stored.shape != tuple(shape):
             raise ModelRefused(f"{where} must be {list(shape)} (config.json), not {list(stored.shape)}")
-        if stored.dtype not in dtypes:
+        is_readable = stored.dtype in dtypes or (stored.dtype == WIDE and "F32" in dtypes)
+        if not is_readable:
             kinds = dtypes[0] if len(dtypes) == 1 else f"one of {', '.join(dtypes)}"
             raise ModelRefused(f"{where} must be {kinds}, not {stored.dtype}")
         return stored
@@ -70,11 +70,6 @@ class StoredTensors:
     def mark_unread(self, name: str) -> None:
         """Allow the tensor to be read once more."""
         self._unread[name] = self._files.tensors[name]
-
-    def ignore(self, prefix: str) -> None:
-        """Mark all tensors with this prefix in their names as read."""
-        for name in [name for name in self._unread if name.startswith(prefix)]:
-            del self._unread[name]
 
     def drop_pages(self) -> None:
         """Release the pages of all tensors that were read. Their views stay valid: an access reads the file again."""
@@ -88,14 +83,19 @@ class StoredTensors:
         self._read.clear()
 
     def close(self) -> None:
-        """Raises ModelRefused if a tensor was not read: the files belong to another model."""
-        unexpected = sorted(name for name in self._unread if not _DERIVED.search(name))
+        """Raises ModelRefused if a tensor was not read, except biases of zeros: the files belong to another model."""
+        unexpected = sorted(name for name in self._unread if not self._is_zero_bias(name))
         if unexpected:
             first = unexpected[0]
             raise ModelRefused(
                 f"{self._unread[first].file.name}: {len(unexpected)} tensors are not part of "
                 f"{self._files.config.model_type}, the first is {first!r:.200}"
             )
+
+    def _is_zero_bias(self, name: str) -> bool:
+        """Exporters store a bias of zeros for projections that have no bias in the model."""
+        stored = self._unread[name]
+        return name.endswith(".bias") and stored.dtype in STORED and not self._maps.tensor(stored).any()
 
 
 class Weights:
@@ -190,7 +190,6 @@ class Weights:
         """The weight [out_features, in_features] of a projection in the dtype of activations, from any format in the
         files. It is not quantised while loading, and adapters cannot change it."""
         loaded = self._unquantised.load(self.tensors, name, out_features, in_features)
-        self._ignore_zero_biases([(name, out_features)])
         weight = torch.empty(out_features, in_features, dtype=self.dtype, device=self._device.type)
         columns: Any = slice(None) if loaded.order is None else loaded.order.to(self._device.type)
         start = 0
@@ -238,7 +237,6 @@ class Weights:
     def _expert(self, source: Tensors, names: Sequence[str], out_features: int, in_features: int) -> list[Loaded]:
         """The projections of one expert that have the same input. Raises ModelRefused as `experts` does."""
         loaded = [self._scheme.load(source, name, out_features, in_features) for name in names]
-        self._ignore_zero_biases([(name, out_features) for name in names])
         for name, weight in zip(names, loaded, strict=True):
             if weight.order is not None:
                 raise ModelRefused(
@@ -286,8 +284,6 @@ class Weights:
         sizes = list(zip(names, out_features, strict=True))
         biases = self._biases(names, out_features) if bias else []
         loaded = [scheme.load(self.tensors, name, out, in_features) for name, out in sizes]
-        if not bias:
-            self._ignore_zero_biases(sizes)
         if all(loaded[0].joins(other) for other in loaded[1:]):
             return self._pack(loaded, biases)
         products = []
@@ -299,17 +295,10 @@ class Weights:
         return [self.take(f"{name}.bias", (out,)).float() for name, out in zip(names, out_features, strict=True)]
 
     def tied_head(self, embedding: str, head: str, out_features: int, in_features: int) -> Projection:
-        """The output head with the weight of the embedding. Raises ModelRefused if the files have a different head."""
+        """The output head with the weight of the embedding. A head in the files is a copy: see engine.tiedhead."""
         assert self._tied_product is not None, "the embedding is loaded first"
-        shape = (out_features, in_features)
         if f"{head}.weight" in self.tensors:
-            self.tensors.mark_unread(f"{embedding}.weight")
-            copy = self.tensors.read(f"{head}.weight", shape, STORED)
-            original = self.tensors.read(f"{embedding}.weight", shape, STORED)
-            if not self._equal(copy, original):
-                raise ModelRefused(
-                    f"{self._files.name}: {head}.weight differs from the embedding, contrary to tie_word_embeddings"
-                )
+            self.tensors.check(f"{head}.weight", (out_features, in_features), STORED)
         self.slots.tied_embedding = embedding
         return self.slots.adapt([head], [out_features], in_features, self._tied_product)
 
@@ -324,26 +313,6 @@ class Weights:
     def close(self) -> None:
         """Raises ModelRefused if the files have tensors that the model did not read."""
         self.tensors.close()
-
-    def _equal(self, one: Tensor, other: Tensor) -> bool:
-        """Whether two large tensors of one shape have equal values. Their dtypes may differ."""
-        common = torch.promote_types(one.dtype, other.dtype)
-        rows = max(1, SLICE_VALUES // max(1, one.shape[1]))
-        for left, right in zip(one.split(rows), other.split(rows), strict=True):
-            if not torch.equal(left.to(common), right.to(common)):
-                return False
-            self.tensors.drop_pages()
-        return True
-
-    def _ignore_zero_biases(self, sizes: Sequence[tuple[str, int]]) -> None:
-        """Mark as read the biases of zeros that a checkpoint may have for projections without a bias. `sizes` lists
-        (projection, number of outputs). A bias that is not zero stays unread, so that `close` refuses it."""
-        if not self._scheme.zero_biases:
-            return
-        for projection, size in sizes:
-            name = f"{projection}.bias"
-            if name in self.tensors and self.tensors.read(name, (size,), STORED).any():
-                self.tensors.mark_unread(name)
 
     def _pack(self, loaded: Sequence[Loaded], biases: Sequence[Tensor]) -> Product:
         first = loaded[0]

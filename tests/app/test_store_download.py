@@ -31,9 +31,9 @@ from localllm.app.store.selection import select
 from localllm.app.store.transfer.leftovers import partials
 from localllm.app.store.verify import verify
 from localllm.app.worker.opening import open_model
-from localllm.engine.modelfiles import INDEX, SINGLE
 from localllm.engine.options import LoadOptions
 from localllm.engine.tensorfiles import read_header
+from localllm.engine.weightfiles import INDEX, SINGLE
 
 from .hub import CONFIG, Hub, adapter_files, commit_of, model_files, safetensors, serving
 from .tiny_qwen import write_model

@@ -9,7 +9,7 @@ import pytest
 from localllm.app.errors import AppError, ModelNotFound, ModelUnusable
 from localllm.app.store.names import HubName
 from localllm.app.store.selection import gguf_quant, gguf_quants, select
-from localllm.engine.modelfiles import INDEX, SINGLE
+from localllm.engine.weightfiles import INDEX, SINGLE
 
 
 @dataclass

@@ -58,6 +58,7 @@ LATENT = {
     "first_k_dense_replace": 1,
 }
 TIED = {"tie_word_embeddings": True}
+TEXT_SHARE = {"partial_rotary_factor": "0.5"}
 FOUR_LAYERS = {"num_hidden_layers": 4}
 NARROW = {"sliding_window": 5, "use_sliding_window": True}
 
@@ -121,6 +122,33 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         GEMMA,
         {"rope_parameters": {"full_attention": YARN}, "original_max_position_embeddings": 16},
     ),
+    "gemma3-flat-ropes": ("gemma3_text", GEMMA, {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "gemma3-flat-scaling": (
+        "gemma3_text",
+        GEMMA,
+        {"rope_parameters": {**LINEAR, "rope_theta": 77.0, "sliding_attention": {"rope_theta": 50.0}}},
+    ),
+    "gemma3-theta-as-text": (
+        "gemma3_text",
+        GEMMA,
+        {
+            "rope_parameters": {name: {"rope_theta": 90.0} for name in KINDS},
+            "rope_theta": "1e6",
+            "rope_local_base_freq": "1e4",
+        },
+    ),
+    "llama-swish": ("llama", {}, {"hidden_act": "swish"}),
+    "llama-gelu-new": ("llama", {}, {"hidden_act": "gelu_new"}),
+    "llama-gelu-fast": ("llama", {}, {"hidden_act": "gelu_fast"}),
+    "llama-gelu-accurate": ("llama", {}, {"hidden_act": "gelu_accurate"}),
+    "llama-gelu-python-tanh": ("llama", {}, {"hidden_act": "gelu_python_tanh"}),
+    "gemma2-gelu-new": ("gemma2", GEMMA, {"hidden_activation": "gelu_new"}),
+    "gpt_oss-any-activation": ("gpt_oss", {"head_dim": 16, "num_local_experts": 4}, {"hidden_act": "relu"}),
+    "llama-theta-as-text": ("llama", {}, {"rope_theta": "10000"}),
+    "llama-partial-as-text": ("llama", {}, {"rope_parameters": {**LINEAR, "partial_rotary_factor": 1.0}, **TEXT_SHARE}),
+    "llama-endless": ("llama", {}, {"max_position_embeddings": 10**15}),
+    "llama-causal-number": ("llama", {}, {"is_causal": 1}),
+    "llama-end-beyond-the-vocabulary": ("llama", {}, {"eos_token_id": [2, 999]}),
     "gemma3-pattern": ("gemma3_text", GEMMA, {"layer_types": GONE, "sliding_window_pattern": 3}),
 }
 

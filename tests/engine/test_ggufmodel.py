@@ -134,7 +134,6 @@ def test_impossible_numbers_of_shards_are_refused(name: str, tmp_path: Path) -> 
         ({"llama__embedding_length": "wide"}, "llama.embedding_length must be an integer"),
         ({"llama__attention__head_count": [4.0, 4.0]}, "llama.attention.head_count must be integers"),
         ({"llama__attention__head_count": -1}, "llama.attention.head_count must be an integer"),
-        ({"general__sampling__temp": -1.0}, "general.sampling.temp must be a number"),
         ({"llama__rope__dimension_count": 0}, "llama.rope.dimension_count must be an even number in 2…"),
         ({"llama__rope__dimension_count": 3}, "llama.rope.dimension_count must be an even number in 2…"),
         ({"llama__rope__dimension_count": 2**15}, "llama.rope.dimension_count must be an even number in 2…"),
@@ -167,6 +166,15 @@ def test_end_ids_outside_the_vocabulary_are_ignored(tmp_path: Path) -> None:
 def test_recommended_sampling_has_the_names_of_localllm(tmp_path: Path) -> None:
     changes = {"general__sampling__temp": 0.2, "general__sampling__top_k": 20, "general__sampling__penalty_repeat": 1.5}
     assert read(tmp_path, **changes).generation == {"temperature": 0.2, "top_k": 20.0, "repetition_penalty": 1.5}
+
+
+def test_recommended_sampling_out_of_range_is_ignored_with_a_warning(tmp_path: Path) -> None:
+    files = read(tmp_path, general__sampling__temp=-1.0, general__sampling__top_k=-1, general__sampling__top_p=0.5)
+    assert files.generation == {"top_p": 0.5}
+    assert [warning.partition("general.")[2] for warning in files.warnings] == [
+        "sampling.temp -1.0 is ignored: it must be a number in 0…100",
+        "sampling.top_k -1 is read as no limit",
+    ]
 
 
 def test_suppressed_tokens_are_those_of_the_vocabulary(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "bfloat16",
 }
 
+A, B, C = (f"model.{name}.weight" for name in ("embed_tokens", "layers.0.mlp.up_proj", "norm"))
+
 
 def safetensors(*names: str) -> bytes:
     header = json.dumps(
@@ -48,7 +50,7 @@ def folder(path: Path, config: Any = CONFIG, **files: str | bytes) -> Path:
 
 
 def sound(path: Path, **changes: Any) -> Path:
-    return folder(path / "tiny", {**CONFIG, **changes}, model__safetensors=safetensors("a"))
+    return folder(path / "tiny", {**CONFIG, **changes}, model__safetensors=safetensors("model.norm.weight"))
 
 
 def test_a_model_folder_is_read(tmp_path: Path) -> None:
@@ -60,6 +62,7 @@ def test_a_model_folder_is_read(tmp_path: Path) -> None:
     assert files.config.dtype == "bfloat16"
     assert files.eos_ids == (2, 7)
     assert files.weight_bytes == 4
+    assert not files.warnings
     assert read_model(sound(tmp_path), "org/tiny").name == "org/tiny"
 
 
@@ -99,7 +102,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("num_key_value_heads", 3, "a divisor of num_attention_heads (4), not 3"),
     ("head_dim", 0, "head_dim must be"),
     ("head_dim", 15, "must be an even number"),
-    ("max_position_embeddings", 10**12, "max_position_embeddings must be"),
+    ("max_position_embeddings", 10**20, "max_position_embeddings must be"),
     ("rms_norm_eps", 0, "rms_norm_eps must be a number"),
     ("rms_norm_eps", float("nan"), "rms_norm_eps must be a number"),
     ("rms_norm_eps", "1e-5", "rms_norm_eps must be a number"),
@@ -116,6 +119,7 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
         {"rope_type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 1},
         "greater than low_freq_factor (4)",
     ),
+    ("is_causal", None, "is_causal is not supported: the model does not generate text"),
     ("is_causal", False, "is_causal is not supported: the model does not generate text"),
     ("per_layer_config", {"0": {"num_key_value_heads": 1}}, "layers of different shapes are not supported"),
     ("layer_types", ["full_attention", "sliding_attention"], "full_attention for every layer"),
@@ -128,9 +132,6 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
     ("hidden_act", "relu6", "activation 'relu6' is not supported"),
     ("attention_bias", "yes", "attention_bias must be true or false"),
     ("tie_word_embeddings", 1, "tie_word_embeddings must be true or false"),
-    ("eos_token_id", 100, "token ids below the vocabulary size 100"),
-    ("eos_token_id", [1, -1], "token ids below"),
-    ("eos_token_id", "</s>", "token ids below"),
     ("quantization_config", {"quant_method": "bitsandbytes"}, "quantised by bitsandbytes are not supported"),
     ("quantization_config", {"quant_method": "gptq", "bits": 3}, "bits must be 4"),
     ("use_bidirectional_attention", True, "does not generate text"),
@@ -161,7 +162,6 @@ BAD_FIELDS_OF_FAMILIES: list[tuple[str, dict[str, Any], str]] = [
     ("smollm3", {"no_rope_layers": [1, 2]}, "no_rope_layers must be a list of 2 numbers"),
     ("smollm3", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4}, "use_sliding_window must be true"),
     ("gemma3_text", {"sliding_window": None}, "sliding_window must be an integer"),
-    ("gemma3_text", {"rope_parameters": {"rope_type": "linear"}}, "rope_type must be inside one of full_attention"),
     ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 8}}, "type must be renamed to rope_type"),
     (
         "gemma3_text",
@@ -264,26 +264,10 @@ def test_recommended_sampling_may_be_at_its_limits(key: str, least: float, most:
         assert read_model(path).generation == {key: value}
     for value in (least - 1e-7, most * 1.001):
         (path / "generation_config.json").write_text(json.dumps({key: value}))
-        with pytest.raises(ModelRefused, match=key):
-            read_model(path)
-
-
-@pytest.mark.parametrize(
-    ("values", "told"),
-    [
-        ({"eos_token_id": 5000}, "eos_token_id"),
-        ({"temperature": -1}, "temperature"),
-        ({"top_p": "all"}, "top_p"),
-        ({"do_sample": "no"}, "do_sample"),
-        ([], "JSON object"),
-    ],
-)
-def test_bad_generation_config_is_refused(values: Any, told: str, tmp_path: Path) -> None:
-    path = sound(tmp_path)
-    (path / "generation_config.json").write_text(json.dumps(values))
-    with pytest.raises(ModelRefused, match=told) as refused:
-        read_model(path)
-    assert "generation_config.json" in str(refused.value)
+        files = read_model(path)
+        [warning] = files.warnings
+        assert not files.generation
+        assert f"{key} {value!r} is ignored" in warning
 
 
 @pytest.mark.parametrize(
@@ -325,21 +309,22 @@ class TestShards:
 
     def both(self, path: Path, weight_map: Any, second: bytes | None = None) -> Path:
         made = self.write(path, weight_map)
-        (made / self.FIRST).write_bytes(safetensors("a"))
-        (made / self.SECOND).write_bytes(second or safetensors("b", "c"))
+        (made / self.FIRST).write_bytes(safetensors(A))
+        (made / self.SECOND).write_bytes(second or safetensors(B, C))
         return made
 
     def test_sound_index(self, tmp_path: Path) -> None:
-        files = read_model(self.both(tmp_path, {"a": self.FIRST, "b": self.SECOND, "c": self.SECOND}))
+        files = read_model(self.both(tmp_path, {A: self.FIRST, B: self.SECOND, C: self.SECOND}))
         assert {name: tensor.file.name for name, tensor in files.tensors.items()} == {
-            "a": self.FIRST,
-            "b": self.SECOND,
-            "c": self.SECOND,
+            A: self.FIRST,
+            B: self.SECOND,
+            C: self.SECOND,
         }
+        assert not files.warnings
 
     def test_links_of_the_hub_cache_are_followed(self, tmp_path: Path) -> None:
         """There a snapshot's files are links to blobs outside its folder; only the index's names must stay inside."""
-        made = self.both(tmp_path, {"a": self.FIRST, "b": self.SECOND, "c": self.SECOND})
+        made = self.both(tmp_path, {A: self.FIRST, B: self.SECOND, C: self.SECOND})
         for name in (self.FIRST, self.SECOND):
             (made / name).rename(tmp_path / f"blob-{name}")
             (made / name).symlink_to(Path("..") / f"blob-{name}")
@@ -361,22 +346,17 @@ class TestShards:
             ({}, "weight_map must be an object"),
             (None, "weight_map must be an object"),
             ({"a": "model-00003-of-00003.safetensors"}, "model-00003-of-00003.safetensors is missing"),
-            ({"a": FIRST, "b": FIRST, "c": SECOND}, "tensor 'b' is not in model-00001"),
-            ({"a": FIRST, "b": SECOND, "c": SECOND, "d": SECOND}, "tensor 'd' is not in model-00002"),
-            ({"a": FIRST, "b": SECOND}, "tensor 'c' is in model-00002-of-00002.safetensors, but not in"),
+            ({A: FIRST, "lm_head.weight": SECOND}, "tensor 'lm_head.weight' is not in model-00002"),
+            ({A: FIRST, "model.layers.1.mlp.up_proj.weight": SECOND}, "up_proj.weight' is not in model-00002"),
+            ({A: FIRST, "layers.1.mlp.up_proj.qweight": SECOND}, "up_proj.qweight' is not in model-00002"),
         ],
     )
     def test_index_that_does_not_fit_is_refused(self, weight_map: Any, told: str, tmp_path: Path) -> None:
         with pytest.raises(ModelRefused, match=told):
             read_model(self.both(tmp_path, weight_map))
 
-    def test_tensor_in_two_shards_is_refused(self, tmp_path: Path) -> None:
-        made = self.both(tmp_path, {"a": self.FIRST, "b": self.SECOND}, safetensors("a", "b"))
-        with pytest.raises(ModelRefused, match="is in both"):
-            read_model(made)
-
     def test_damaged_shard_is_refused_by_name(self, tmp_path: Path) -> None:
-        made = self.both(tmp_path, {"a": self.FIRST, "b": self.SECOND, "c": self.SECOND}, b"short")
+        made = self.both(tmp_path, {A: self.FIRST, B: self.SECOND, C: self.SECOND}, b"short")
         with pytest.raises(ModelRefused, match=self.SECOND):
             read_model(made)
 

@@ -30,6 +30,7 @@ def stored(facts: ModelFacts) -> list[Line]:
         ("aliases", ", ".join(facts.aliases)),
         ("settings", ", ".join(f"{name} = {value}" for name, value in facts.settings.items())),
         *titled("problem", facts.problems),
+        *titled("warning", facts.warnings),
         ("folder", facts.path),
     ]
     return [line for line in lines if line[1]]
@@ -51,7 +52,7 @@ def loaded(model: LoadedModel | None) -> list[Line]:
     if model is None:
         return [("loaded", "no")]
     text = joined([model.backend, model.dtype, model.quant, size_text(model.memory)])
-    return [("loaded", text), *titled("options", model.options)]
+    return [("loaded", text), *titled("options", model.options), *titled("warning", model.warnings)]
 
 
 def inspected(inspection: Inspection) -> list[Line]:
@@ -73,6 +74,7 @@ def inspected(inspection: Inspection) -> list[Line]:
         ("licence", inspection.licence or "unknown"),
         ("chat template", _template(inspection.template)),
         *titled("refused", _refused(inspection)),
+        *titled("warning", inspection.warnings),
         *titled("backends", _backends(inspection)),
     ]
     if reason := refusal(inspection):

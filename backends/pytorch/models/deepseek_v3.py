@@ -16,6 +16,4 @@ def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
     def layer(index: int) -> LatentLayer:
         return LatentLayer(weights, config, index, routed_mlp(weights, config, index, LAYOUT))
 
-    # The layer after the last one predicts several tokens at a time; it does not change the logits.
-    weights.tensors.ignore(f"model.layers.{config.num_layers}.")
     return Decoder(weights, config, context, layer)

@@ -15,6 +15,4 @@ def build(weights: Weights, config: ModelConfig, context: int) -> Decoder:
     def layer(index: int) -> AttentionLayer:
         return AttentionLayer(weights, config, index, mlp=routed_mlp(weights, config, index, LAYOUT))
 
-    # The layer after the last one predicts several tokens at a time; it does not change the logits.
-    weights.tensors.ignore(f"model.layers.{config.num_layers}.")
     return Decoder(weights, config, context, layer)

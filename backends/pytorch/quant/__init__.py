@@ -76,11 +76,6 @@ class Loaded(NamedTuple):
 class Scheme(Protocol):
     """Loads the projections of a model from one weight format."""
 
-    @property
-    def zero_biases(self) -> bool:
-        """Whether the files may have a bias of zeros for a projection that has no bias in the model."""
-        ...
-
     def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         """The weight [out_features, in_features] of the projection `name` ("model.layers.0.mlp.up_proj").
 

@@ -26,7 +26,6 @@ class Awq:
     """Loads AWQ weights. A symmetric checkpoint stores no zero points: all of them are 8."""
 
     config: Quantization
-    zero_biases: bool = False
 
     def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         if tensors.dtype(f"{name}.weight"):

@@ -37,7 +37,6 @@ class CompressedTensors:
     to bfloat16."""
 
     config: Quantization
-    zero_biases: bool = False
 
     def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         if tensors.dtype(f"{name}.weight") in STORED:

@@ -22,7 +22,6 @@ class Floats:
 
     quantise: Callable[[Tensor], Weight] | None = None
     device: str = "cpu"
-    zero_biases: bool = False
 
     def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         weight = tensors.read(f"{name}.weight", (out_features, in_features), STORED)

@@ -23,7 +23,6 @@ class Fp8Stored:
     """Loads fp8 weights. Ignores the scales of activations in the files: activations are not quantised."""
 
     config: Quantization
-    zero_biases: bool = False
 
     def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         if tensors.dtype(f"{name}.weight") in STORED:

@@ -25,7 +25,6 @@ class Gptq:
     """Loads GPTQ weights. Version 1 of the format stores zero points minus 1, version 2 stores them unchanged."""
 
     config: Quantization
-    zero_biases: bool = True  # early exporters store a bias of zeros for projections without a bias
 
     def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         if tensors.dtype(f"{name}.weight"):

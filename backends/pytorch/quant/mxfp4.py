@@ -25,7 +25,6 @@ class Mxfp4Stored:
     """Loads MXFP4 weights. Projections that are floats in the files stay floats."""
 
     config: Quantization
-    zero_biases: bool = False
 
     def load(self, tensors: Tensors, name: str, out_features: int, in_features: int) -> Loaded:
         if tensors.dtype(f"{name}.weight") in STORED:
