@@ -252,6 +252,7 @@ def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
         template=try_gguf(paths[0]) if headers else None,
         pickles=_pickles(origin.files),
         problems=tuple(problems),
+        warnings=() if files is None else files.warnings,
         backends=backend_verdicts(files, problems[0] if files is None else ""),
         choice=choice,
         variants=origin.variants,

@@ -222,6 +222,22 @@ async def test_loaded_client_tells_the_flags_of_the_model(
     assert bool(err) is bool(notice)
 
 
+@pytest.mark.parametrize(("previous", "said"), [([], "warning: m: slow\nwarning: m: odd\n"), ([READY], "")])
+async def test_loaded_client_prints_the_warnings_of_a_new_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], previous: list[LoadedModel], said: str
+) -> None:
+    client = FakeClient(models=previous)
+    client.ready = structs.replace(READY, options=(), warnings=("slow", "odd"))
+
+    async def connect(*_: Any, **__: Any) -> FakeClient:
+        return client
+
+    monkeypatch.setattr(session.Client, "connect", connect)
+    async with session.loaded_client(Settings(), "m", LoadFlags()):
+        pass
+    assert capsys.readouterr().err == said
+
+
 def connecting(monkeypatch: pytest.MonkeyPatch, client: FakeClient | None) -> None:
     async def connect(settings: Settings, *, start: bool) -> FakeClient:
         assert not start

@@ -90,12 +90,14 @@ def test_one_process_answers_about_all_models(mamba: Path, tmp_path: Path, monke
 def test_changed_configuration_is_another_question(
     mamba: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answering(monkeypatch, done("first"), done(""))
+    answering(monkeypatch, done("first"), done(""), done("third"))
     assert architectures.unsupported(mamba) == "first"
     assert architectures.unsupported(mamba) == "first"
     config = json.loads((mamba / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "jamba"}))
     assert architectures.unsupported(tmp_path) == ""
+    (tmp_path / "quantize_config.json").write_text('{"bits": 4, "group_size": 128}')
+    assert architectures.unsupported(tmp_path) == "third"
 
 
 @pytest.mark.parametrize(

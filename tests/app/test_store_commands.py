@@ -339,6 +339,18 @@ def test_show_says_if_a_model_embeds(tmp_path: Path, tiny: Path, capsys: pytest.
     assert shown(embedder).startswith("none: modules.json: the modules none are not supported")
 
 
+def test_show_has_the_warnings_about_the_files(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(tiny, tmp_path / "odd"))
+    (folder / "generation_config.json").write_text('{"top_k": -1, "top_p": 7}')
+    assert store.show(str(folder), True) == 0
+    assert json.loads(capsys.readouterr().out)["warnings"] == [
+        "generation_config.json: top_k -1 is read as no limit",
+        "generation_config.json: top_p 7 is ignored: it must be a number in 0…1",
+    ]
+    assert store.show(str(folder), False) == 0
+    assert "warnings    generation_config.json: top_k -1 is read as no limit" in capsys.readouterr().out
+
+
 def test_show_has_the_provenance_of_a_model(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store_model("org/m", tiny)
     preferences.set_alias("mine", "org/m")

@@ -12,12 +12,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from localllm.app.commands.inspect import inspect as print_inspection
 from localllm.app.errors import ModelNotFound, ModelUnusable
 from localllm.app.store import skeleton as skeletons
 from localllm.app.store.inspect import inspect, inspect_path, licence
 from localllm.app.store.inspection import DtypeShare, Inspection
+from localllm.app.store.names import HubName
 from localllm.app.store.opening import Origin
 from localllm.app.store.remote import RemoteFile
+from localllm.app.store.selection import select
 from localllm.app.store.skeleton import RemoteHead, skeleton
 from localllm.app.store.tensors import num_parameters
 from localllm.app.store.trial import try_templates
@@ -72,6 +75,41 @@ def test_damaged_model_is_described_as_far_as_possible(model: Path, tmp_path: Pa
     assert len(result.problems) == 1
     assert result.parameters is None
     assert not any(verdict.runs for verdict in result.backends)
+
+
+def test_odd_values_of_a_model_are_warnings(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "tiny"))
+    (folder / "generation_config.json").write_text("")
+    hub = Hub(folder)
+    with skeleton(hub.files, hub.fetch) as place:
+        remote = inspected(place)
+    result = inspected(folder)
+    [warning] = result.warnings
+    assert result.usable
+    assert remote.warnings == result.warnings
+    assert warning.startswith("generation_config.json is not JSON")
+    assert print_inspection(str(folder), False) == 0
+    assert f"warning        {warning}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"])
+def test_weight_format_of_a_side_file_is_read_before_a_download(name: str, model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(model, tmp_path / "tiny"))
+    (folder / name).write_text('{"bits": 3, "quantization": {"quant_algo": "NVFP4"}}')
+    hub = Hub(folder)
+    with skeleton(hub.files, hub.fetch) as place:
+        [problem] = inspected(place).problems
+    assert "NVIDIA ModelOpt as NVFP4" in problem or "bits must be 4" in problem
+
+
+def test_the_format_of_mistrals_own_programs_is_named(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text("{}")
+    shutil.copy(model / "model.safetensors", tmp_path / "consolidated.safetensors")
+    with pytest.raises(ModelRefused, match="Mistral's own format"):
+        inspected(tmp_path)
+    files = [RemoteFile(file.name, 9) for file in tmp_path.iterdir()]
+    with pytest.raises(ModelUnusable, match="Mistral's own format"):
+        select(HubName("org/m"), files)
 
 
 def test_malformed_config_is_the_problem(model: Path, tmp_path: Path) -> None:
