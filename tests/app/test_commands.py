@@ -222,7 +222,7 @@ async def test_loaded_client_tells_the_flags_of_the_model(
     assert bool(err) is bool(notice)
 
 
-@pytest.mark.parametrize(("previous", "said"), [([], "warning: m: slow\nwarning: m: odd\n"), ([READY], "")])
+@pytest.mark.parametrize(("previous", "said"), [([], "slow\nodd\n"), ([READY], "")])
 async def test_loaded_client_prints_the_warnings_of_a_new_load(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], previous: list[LoadedModel], said: str
 ) -> None:
