@@ -309,7 +309,7 @@ class FileVerdict(msgspec.Struct, frozen=True):
     """The comparison of one file with its hash."""
 
     file: str
-    status: Literal["ok", "damaged", "missing", "unknown"]  # unknown: the cache has no hash of the file
+    status: Literal["ok", "damaged", "missing", "unknown"]  # unknown: no hub has named its hash
     size: int
     hash: str = ""  # the expected hash
 

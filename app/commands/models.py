@@ -28,6 +28,7 @@ def _for_json(model: cache.ModelRef) -> dict[str, object]:
         "id": model.id,
         "bundled": model.bundled,
         "size": model.size,
+        "unfinished": model.unfinished,
         "packed": model.packed,
         "context": model.context,
         "revision": model.revision,
@@ -49,6 +50,9 @@ def _print(models: list[cache.ModelRef]) -> None:
     for model in models:
         if model.problem and not model.install:
             say(f"{model.id} cannot be used: {model.problem}")
+        if model.unfinished:
+            ways = f"localllm pull {model.id} continues it, localllm prune --all deletes them"
+            say(f"{model.id}: an unfinished download and unused files take {size(model.unfinished)} more; {ways}")
     if notice := need_llamacpp(model.install for model in models):
         say(notice)
     if any(packed):

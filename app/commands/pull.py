@@ -36,7 +36,7 @@ def pull(names: Sequence[str], *, yes: bool, anyway: bool, as_json: bool, limit:
     for plan in plans:
         _show_plan(plan, as_json)
     remaining = sum(plan.missing_bytes - plan.received_bytes for plan in plans)
-    check_space(remaining)  # for all together, before the first byte
+    check_space(sum(plan.needed_bytes for plan in plans))  # for all together, before the first byte
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or as_json)
     if asks and remaining and not click.confirm(f"Download {size(remaining)}?", default=True, err=True):
         say("downloaded nothing")
@@ -82,6 +82,7 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
             missing_files=len(plan.to_download),
             missing_bytes=plan.missing_bytes,
             received_bytes=plan.received_bytes,
+            unverifiable_files=plan.unverifiable,
         )
         return
     if plan.note:
@@ -91,6 +92,10 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         received = f", {size(plan.received_bytes)} of it received before" if plan.received_bytes else ""
         count = f"{len(plan.to_download)} of {len(plan.files)} files"
         say(f"{repository.id}: {count} to download, {size(plan.missing_bytes)}{received}{licence}")
+    if plan.unverifiable:
+        count = f"{len(plan.unverifiable)} of {len(plan.files)} files"
+        names = safe(", ".join(plan.unverifiable[-3:]))
+        say(f"{repository.id}: the server names no hash of {count} ({names}): nothing vouches for their bytes")
 
 
 def _show_result(model: cache.ModelRef, as_json: bool) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 GGUF_BACKEND = "llamacpp: GGUF files go to llama.cpp"
 DAMAGED = 1  # exit code of verify
+MAX_NAMES = 3  # of files without a hash
 
 
 def show(name: str, as_json: bool) -> int:
@@ -160,9 +161,10 @@ def _print_verdicts(model: cache.ModelRef, verdicts: list[Verdict]) -> None:
     if wrong:
         say(f"hint: {_repair(model, wrong)}")
         return
-    without_hash = sum(verdict.status == "unknown" for verdict in verdicts)
-    note = f"; {without_hash} have no hash and are not compared" if without_hash else ""
-    click.echo(f"{model.id}: {len(verdicts) - without_hash} files are correct{note}")
+    unknown = [verdict.file for verdict in verdicts if verdict.status == "unknown"]
+    names = one_line(", ".join(unknown[:MAX_NAMES])) + (", …" if len(unknown) > MAX_NAMES else "")
+    note = f"; {len(unknown)} have no hash of a hub, so nothing vouches for their bytes: {names}" if unknown else ""
+    click.echo(f"{model.id}: {len(verdicts) - len(unknown)} files are correct{note}")
 
 
 def _repair(model: cache.ModelRef, wrong: list[Verdict]) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from .. import paths
 
+UNVERIFIED = "unverified-"  # begins the name of a blob that no hub vouches for; its SHA-256 follows
+
 
 def blob_of(link: Path) -> Path | None:
     """The file, or the link of huggingface_hub, that the link of a snapshot names; None if the path is no link."""
@@ -22,6 +24,29 @@ def blob_of(link: Path) -> Path | None:
         return None
     path = link.parent / target
     return Path(os.path.realpath(path.parent)) / path.name  # the last link stays
+
+
+def used_blobs(folder: Path) -> set[str]:
+    """The names of the blobs of a repository folder that a link in a snapshot names."""
+    root = Path(os.path.realpath(folder / "blobs"))
+    used = set()
+    for link in (folder / "snapshots").rglob("*"):
+        blob = blob_of(link)
+        if blob is not None and blob.parent == root:
+            used.add(blob.name)
+    return used
+
+
+def unused_blobs(folder: Path) -> list[Path]:
+    """The files in `blobs` of a repository folder that no snapshot names: complete ones, and those of downloads."""
+    files = [file for file in (folder / "blobs").glob("*") if file.is_file() or file.is_symlink()]
+    used = used_blobs(folder) if files else set()
+    return sorted(file for file in files if file.name not in used)
+
+
+def is_unverified(blob: Path) -> bool:
+    """True if no hub vouches for the bytes of a blob."""
+    return blob.name.startswith(UNVERIFIED)
 
 
 def has_shared(folder: Path) -> bool:

@@ -38,6 +38,7 @@ class ModelRef:
     bundled: bool = False
     revision: str = ""  # commit of the snapshot; empty: not in the Hugging Face cache
     size: int = 0  # bytes on disk
+    unfinished: int = 0  # bytes of its repository that no model has: those of an unfinished download, and unused files
     packed: int = 0  # bytes of cached quantised weights, which `size` does not include
     context: int = 0  # maximum context of the model in tokens; 0: unknown
     description: str = ""

@@ -1,4 +1,4 @@
-"""Errors of the disk, as errors of the app."""
+"""Errors of the disk, as errors of the app, and the check of its free space before a long write."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 from .. import paths
 from ..errors import StorageFailed
+from ..sizes import size
+from .transfer.policy import HEADROOM
 
 
 @contextmanager
@@ -24,9 +26,29 @@ def translate_disk_errors() -> Iterator[None]:
         raise _storage_failed(error) from error
 
 
+def check_space(needed: int, task: str, hint: str) -> None:
+    """Raises StorageFailed if the disk of the cache has less than `needed` bytes and a reserve.
+
+    `task`: what needs the space, such as "the download".
+    """
+    folder = paths.hub_cache_dir()
+    free = paths.disk_free(folder)
+    if needed > 0 and needed + HEADROOM > free:
+        message = (
+            f"not enough disk space: {task} needs {size(needed)}, and {size(HEADROOM)} stay in reserve; "
+            f"{folder} has {size(free)} free"
+        )
+        raise StorageFailed(message, hint=hint, needed=needed, free=free, reserve=HEADROOM)
+
+
 def _storage_failed(error: OSError) -> StorageFailed:
+    folder = paths.hub_cache_dir()
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space, or set HF_HOME to a larger disk; then run the command again to continue"
-        return StorageFailed(f"the disk of {paths.hub_cache_dir()} is full", hint=hint)
-    hint = f"check {paths.hub_cache_dir()}, or set HF_HOME to a folder that you can write"
+        return StorageFailed(f"the disk of {folder} is full", hint=hint)
+    is_inside = error.filename is None or str(error.filename).startswith(str(folder))
+    if is_inside and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        hint = f"make {folder} writable for this user, or set HF_HOME to a folder that you can write"
+        return StorageFailed(f"cannot write the model cache: {folder} is read-only for this user: {error}", hint=hint)
+    hint = f"check {folder}, or set HF_HOME to a folder that you can write"
     return StorageFailed(f"cannot write the model cache: {error}", hint=hint)

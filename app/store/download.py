@@ -1,7 +1,8 @@
 """`localllm pull`: downloads the files of a model into the shared Hugging Face cache.
 
     plan    which files, how many bytes; nothing is written
-    run     lock → disk space → config.json → check → all other files → check → snapshot → branch
+    run     lock → disk space → config.json → check → other small files → check with headers → weights → snapshot
+            → branch
 
 Until the snapshot is published, `localllm list` and `localllm chat` use the old commit. One process at a time transfers
 the files of a repository; others wait, and continue if it dies.
@@ -9,36 +10,31 @@ the files of a repository; others wait, and continue if it dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...engine.errors import ModelRefused
-from .. import paths
-from ..errors import ModelNotFound, ModelUnusable, StorageFailed
-from ..sizes import size
-from . import adapter_refs, cache
-from .architectures import unsupported
-from .blobs import blob_of
-from .check import check
+from ..errors import ModelNotFound, ModelUnusable
+from . import adapter_refs, cache, disk_errors
+from .blobs import UNVERIFIED, blob_of, is_unverified
 from .disk_errors import translate_disk_errors
+from .early_check import CONFIG, problem_with_headers, problem_without_headers
 from .ggufs import is_gguf
+from .heads import with_hashes
 from .hubs import credentials
 from .lookup import lookup
-from .names import MAIN, FileAddress, HubName
-from .ranges import range_requests
+from .names import MAIN, WEIGHT_FILES, FileAddress, HubName
+from .ranges import Ranges, range_requests
 from .remote import RemoteFile, Repository
 from .selection import Selection, gguf_quant, gguf_quants, select, selects_gguf
-from .skeleton import skeleton
 from .targets import remote_name
 from .transfer import lock, publish
 from .transfer.disk import Disk
-from .transfer.leftovers import partials
-from .transfer.policy import HEADROOM, Policy, from_environment
+from .transfer.failures import Interrupted
+from .transfer.leftovers import Leftover, partials
+from .transfer.policy import Policy, from_environment
 from .transfer.progress import Progress
 from .transfer.transfer import Cancelled, Transfer, is_stored
-
-CONFIG = "config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +46,11 @@ class Plan:
     files: tuple[RemoteFile, ...]
     missing: tuple[RemoteFile, ...]  # not in the snapshot
     note: str = ""  # the choice of a GGUF model that the name leaves open; empty: no choice
+
+    @property
+    def unverifiable(self) -> list[str]:
+        """The names of the files without a hash at the hub: nothing vouches for their bytes."""
+        return [file.name for file in self.files if not file.has_hash]
 
     @property
     def to_download(self) -> list[RemoteFile]:
@@ -64,7 +65,29 @@ class Plan:
     @property
     def received_bytes(self) -> int:
         """Bytes of the files to download that an unfinished download has received."""
-        return min(_received(self.repository), self.missing_bytes)
+        keys = {file.key for file in self.to_download}
+        return sum(leftover.received for leftover in partials(self.repository.folder) if leftover.key in keys)
+
+    @property
+    def outdated(self) -> list[Leftover]:
+        """The unfinished files of an earlier download of this revision that are not files of it any more."""
+        files = self.repository.files
+        names = {file.name for file in self.files}
+        keys = {file.key for file in (*files, *self.files)}
+        without_hash = {file.size for file in files if not file.has_hash and file.name not in names}
+        return [
+            leftover
+            for leftover in partials(self.repository.folder)
+            if leftover.revision == self.repository.revision
+            and leftover.key not in keys
+            and leftover.size not in without_hash
+        ]
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of disk space that the download needs. It first deletes the unfinished files that have changed."""
+        outdated = sum(leftover.disk_bytes for leftover in self.outdated)
+        return self.missing_bytes - self.received_bytes - outdated
 
 
 class Download:
@@ -84,6 +107,7 @@ class Download:
         self._anyway = anyway
         self._disk = Disk()
         self._transfer: Transfer | None = None
+        self._ranges: Ranges | None = None
         self._paused = False
         self._cancelled = False
 
@@ -97,9 +121,9 @@ class Download:
             return self._plan_file(name)
         repository = lookup(name, self._policy)
         selection = select(name, repository.files)
-        missing = _missing(repository, selection.files)
+        files = with_hashes(selection.files, self._policy)
         note = _note(name, repository, selection)
-        return Plan(repository, selection.kind, tuple(selection.files), tuple(missing), note)
+        return Plan(repository, selection.kind, tuple(files), tuple(_missing(repository, files)), note)
 
     def _plan_file(self, name: FileAddress) -> Plan:
         is_model = is_gguf(Path(name.file))
@@ -139,69 +163,48 @@ class Download:
         self._cancelled = True
         if self._transfer:
             self._transfer.cancel()
+        if self._ranges:
+            self._ranges.interrupt()
 
     def _run(self, plan: Plan) -> None:
         repository = plan.repository
+        for leftover in plan.outdated:
+            for path in leftover.paths:
+                self._disk.remove(path)
+        check_space(plan.needed_bytes)
         missing = _missing(repository, plan.files)
-        check_space(sum(file.size for file in _without_blob(repository, missing)) - _received(repository))
         transfer = self._start(repository, missing)
-        first = [file for file in missing if file.name == CONFIG]
-        transfer.fetch(first)
-        if first:
-            self._refuse_unsupported(repository, transfer)
-        if plan.kind == "gguf" and missing:
-            self._refuse_unsupported_gguf(plan)
-        transfer.fetch([file for file in missing if file not in first])
+        config, small, weights = _parts(missing)
+        transfer.fetch(config)
+        if missing and not self._anyway:
+            names = [file.name for file in plan.files]
+            self._refuse(plan, transfer, problem_without_headers(plan.kind, names, _here(plan, transfer)))
+        transfer.fetch(small)
+        if missing and not self._anyway:
+            self._refuse(plan, transfer, self._problem_with_headers(plan, transfer))
+        transfer.fetch(weights)
         if missing:
-            self._refuse_damaged(plan, transfer)
             publish.publish(repository.folder, repository.commit, transfer.blob_names, self._disk)
         revision = self.name.revision if isinstance(self.name, HubName) else ""
         if not cache.is_commit(revision or MAIN, repository.commit):
             publish.write_ref(repository.folder, revision or MAIN, repository.commit, self._disk)
 
-    def _refuse_unsupported(self, repository: Repository, transfer: Transfer) -> None:
-        """Raises ModelUnusable if no backend runs a model with this config.json."""
-        if self._anyway:
-            return
-        staged = publish.stage(repository.folder, repository.commit, transfer.blob_names, self._disk)
-        try:
-            reason = unsupported(staged)
-        except ModelRefused as error:
-            reason = str(error)
-        publish.discard_stage(repository.folder)
-        self._refuse(reason)
+    def _problem_with_headers(self, plan: Plan, transfer: Transfer) -> str:
+        with range_requests(self._policy) as self._ranges:
+            if self._cancelled:
+                self._ranges.interrupt()
+            try:
+                return problem_with_headers(plan.files, _here(plan, transfer), self._ranges)
+            except Interrupted as error:
+                raise _cancelled() from error
 
-    def _refuse_unsupported_gguf(self, plan: Plan) -> None:
-        """Raises ModelUnusable if the header of a GGUF model is damaged, or if no backend runs the model."""
-        if self._anyway:
+    def _refuse(self, plan: Plan, transfer: Transfer, problem: str) -> None:
+        """Raises ModelUnusable for a model with a problem, and deletes the files that have arrived for it."""
+        if not problem:
             return
-        files = [file for file in plan.files if is_gguf(Path(file.name))]
-        try:
-            with range_requests() as fetch, skeleton(files, fetch) as folder:
-                reason = "".join(check(folder / files[0].name)[:1])
-        except ModelRefused as error:
-            reason = str(error)
-        self._refuse(reason)
-
-    def _refuse(self, reason: str) -> None:
-        if reason:
-            raise ModelUnusable(
-                f"{self.name}: {reason}", hint="pull another model, or add --anyway to download this one all the same"
-            )
-
-    def _refuse_damaged(self, plan: Plan, transfer: Transfer) -> None:
-        """Raises ModelUnusable if the complete files are damaged: they are as the hub has them, but no model."""
-        if self._anyway:
-            return
-        repository = plan.repository
-        blobs = _existing_blobs(plan) | transfer.blob_names
-        problems = check(publish.stage(repository.folder, repository.commit, blobs, self._disk))
-        publish.discard_stage(repository.folder)
-        if problems:
-            raise ModelUnusable(
-                f"{self.name} is damaged on the hub: {problems[0]}",
-                hint="pull another revision or model, or add --anyway to keep this one all the same",
-            )
+        publish.discard(plan.repository.folder, transfer.blob_names.values())
+        hint = "pull another model, or add --anyway to download this one all the same"
+        raise ModelUnusable(f"{self.name}: {problem}", hint=hint)
 
     def _start(self, repository: Repository, files: list[RemoteFile]) -> Transfer:
         transfer = Transfer(
@@ -211,6 +214,7 @@ class Download:
             credentials=credentials(),
             notify=lambda progress: self.notify(progress),
             disk=self._disk,
+            revision=repository.revision,
         )
         self._transfer = transfer
         if self._paused:
@@ -222,10 +226,10 @@ class Download:
     def _wait(self, plan: Plan) -> None:
         """Another process downloads the repository: show its progress, from its journals."""
         if self._cancelled:
-            raise Cancelled("the download was cancelled", hint="run the command again to continue")
+            raise _cancelled()
         blobs = plan.repository.folder / "blobs"
         complete = [file for file in plan.missing if (blobs / file.key).is_file()]
-        received = sum(file.size for file in complete) + _received(plan.repository)
+        received = sum(file.size for file in complete) + plan.received_bytes
         total = sum(file.size for file in plan.missing)
         self.notify(Progress("waiting", min(received, total), total, len(complete), len(plan.missing)))
 
@@ -261,19 +265,35 @@ def _stored_gguf(plan: Plan) -> cache.ModelRef:
 
 def check_space(needed: int) -> None:
     """Raises StorageFailed if the disk of the cache has less than `needed` bytes and a reserve."""
-    folder = paths.hub_cache_dir()
-    free = paths.disk_free(folder)
-    if needed > 0 and needed + HEADROOM > free:
-        message = f"not enough disk space: the download needs {size(needed)}, {folder} has {size(free)} free"
-        raise StorageFailed(message, hint="free some space, or set HF_HOME to a larger disk", needed=needed, free=free)
+    disk_errors.check_space(needed, "the download", "free some space, or set HF_HOME to a larger disk")
+
+
+def _parts(files: Sequence[RemoteFile]) -> tuple[list[RemoteFile], list[RemoteFile], list[RemoteFile]]:
+    """config.json, the other small files, and the weights."""
+    weights = [file for file in files if file.name.lower().endswith(WEIGHT_FILES)]
+    config = [file for file in files if file.name == CONFIG]
+    return config, [file for file in files if file not in config and file not in weights], weights
+
+
+def _here(plan: Plan, transfer: Transfer) -> dict[str, Path]:
+    """Name → path of the files of a download that are on this machine."""
+    names = _existing_blobs(plan) | transfer.blob_names
+    return {name: plan.repository.folder / "blobs" / blob for name, blob in names.items()}
+
+
+def _cancelled() -> Cancelled:
+    return Cancelled("the download was cancelled", hint="run the command again to continue")
 
 
 def _missing(repository: Repository, files: list[RemoteFile] | tuple[RemoteFile, ...]) -> list[RemoteFile]:
-    """The files that the snapshot does not have in their full size."""
+    """The files that the snapshot does not have in their full size, or without the hash that the hub now names."""
     missing = []
     for file in files:
+        link = repository.snapshot / file.name
+        blob = blob_of(link)
+        is_other = file.has_hash and blob is not None and is_unverified(blob) and blob.name != UNVERIFIED + file.key
         try:
-            if (repository.snapshot / file.name).stat().st_size == file.size:
+            if link.stat().st_size == file.size and not is_other:
                 continue
         except OSError:
             pass
@@ -295,8 +315,3 @@ def _existing_blobs(plan: Plan) -> dict[str, str]:
         if blob is not None and blob.exists():
             blobs[file.name] = blob.name
     return blobs
-
-
-def _received(repository: Repository) -> int:
-    """Bytes of unfinished files that are on the disk already."""
-    return sum(leftover.received for leftover in partials(repository.folder))

@@ -14,19 +14,16 @@ from pathlib import Path
 
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.weightfiles import PICKLE_SUFFIXES
-from .. import paths
-from ..errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
-from ..sizes import size
+from ..errors import AppError, InvalidRequest, ModelUnusable
 from . import adapter_refs, cache, ggufs, names
 from .check import check
-from .disk_errors import translate_disk_errors
+from .disk_errors import check_space, translate_disk_errors
 from .ggufs import is_gguf
 from .names import LOCAL, MAIN, HubName
 from .selection import NO_CONFIG, OTHER_REPO, SUBFOLDERS, Selection, gguf_models, select
 from .transfer import lock, publish
 from .transfer.disk import Disk
 from .transfer.leftovers import FOREIGN_SUFFIX
-from .transfer.policy import HEADROOM
 
 FOLDER = "localllm import takes a folder with config.json, tokenizer.json and *.safetensors, an adapter, or a GGUF file"
 BLOCK = 2**20  # bytes
@@ -152,7 +149,7 @@ def _store(folder: Path, files: list[_File], copy: bool, progress: Progress, dis
     """Create the snapshot and the branch main. The commit depends on the files."""
     total = sum(file.size for file in files)
     if copy:
-        _check_space(total)
+        check_space(total, "the copy", "import without --copy")
     blobs = folder / "blobs"
     staging = folder / publish.STAGING / "import"  # as deep as a snapshot
     disk.make_folder(blobs)
@@ -199,10 +196,3 @@ def _copy(source: Path, blobs: Path, progress: Callable[[int], None]) -> str:
         os.fsync(writer.fileno())
     temporary.rename(blobs / digest.hexdigest())
     return digest.hexdigest()
-
-
-def _check_space(needed: int) -> None:
-    free = paths.disk_free(paths.hub_cache_dir())
-    if needed + HEADROOM > free:
-        message = f"not enough disk space: the copy needs {size(needed)}, {paths.hub_cache_dir()} has {size(free)} free"
-        raise StorageFailed(message, hint="import without --copy", needed=needed, free=free)

@@ -26,11 +26,7 @@ def listed(*, wait: bool = False) -> list[ModelRef]:
     """
     models = [with_problem(model) for model in cache.bundled()]
     for folder in cache.repo_folders():
-        repository = list(_models_of(folder))
-        models += repository
-        if not repository and (size := unfinished.disk_bytes(folder)):
-            name = names.repo_of_folder(folder)
-            models.append(ModelRef(id=name, path=folder, size=size, problem=unfinished.problem(name)))
+        models += _with_unfinished(folder, list(_models_of(folder)))
     undecided = [model.path for model in models if not model.problem and _unanswered(model.path)]
     if not undecided:
         return models
@@ -39,6 +35,17 @@ def listed(*, wait: bool = False) -> list[ModelRef]:
         return models
     reasons = architectures.ask(undecided)
     return [_with_answer(model, reasons[model.path]) if model.path in reasons else model for model in models]
+
+
+def _with_unfinished(folder: Path, models: list[ModelRef]) -> list[ModelRef]:
+    """The models of a repository with the bytes that none of them has. These are a row of their own without a model."""
+    size = unfinished.disk_bytes(folder)
+    if not size:
+        return models
+    if models:
+        return [replace(models[0], unfinished=size), *models[1:]]
+    name = names.repo_of_folder(folder)
+    return [ModelRef(id=name, path=folder, size=size, problem=unfinished.problem(name))]
 
 
 def _with_answer(model: ModelRef, answer: Answer) -> ModelRef:

@@ -6,6 +6,7 @@ import hashlib
 from urllib.parse import urlsplit
 
 from ..errors import DownloadFailed, ModelNotFound
+from .heads import request_head
 from .hubs import RETRY_HINT, is_offline, offline_error
 from .hugging_face import lookup_hugging_face
 from .metadata import attempt
@@ -13,7 +14,7 @@ from .modelscope import lookup_modelscope
 from .names import FileAddress, HubName
 from .remote import RemoteFile, Repository, check_names
 from .transfer.failures import Refused
-from .transfer.http import Connection, Credentials
+from .transfer.http import Credentials
 from .transfer.policy import Policy, from_environment
 
 
@@ -39,28 +40,12 @@ def lookup(name: HubName | FileAddress, policy: Policy | None = None) -> Reposit
 def _lookup_file(name: FileAddress, policy: Policy) -> Repository:
     """Metadata of one file: the reply to a request of its first byte has its size and its ETag."""
     try:
-        size, etag = attempt(f"look up {name}", policy, lambda: _probe(name.url, policy))
+        head = attempt(f"look up {name}", policy, lambda: request_head(name.url, policy, Credentials()))
     except Refused as refusal:
         if refusal.status in (404, 410):
             message = f"no model {name.url!r} at {urlsplit(name.url).hostname}"
             raise ModelNotFound(message, hint="check the spelling", param="model") from refusal
         raise DownloadFailed(f"cannot look up {name}: {refusal}", hint=RETRY_HINT) from refusal
-    file = RemoteFile(name.file, size, None, None, name.url, etag=etag)
+    file = RemoteFile(name.file, head.size, None, None, name.url, etag=head.etag)
     commit = hashlib.sha1(file.key.encode()).hexdigest()
     return Repository(name.repo, commit, (file,), name.folder, "url")
-
-
-def _probe(url: str, policy: Policy) -> tuple[int, str]:
-    """Size and ETag of a file. Raises Transient or Refused."""
-    connection = Connection(policy, Credentials())
-    try:
-        response = connection.open(url, {"Range": "bytes=0-0"})
-        response.close()
-        total = response.headers.get("content-range", "").rpartition("/")[2]
-        if response.status_code == 200:
-            total = response.headers.get("content-length", "")
-        if not (total.isascii() and total.isdigit() and len(total) < 19):
-            raise Refused("the server does not tell the size of the file")
-        return int(total), response.headers.get("etag", "")
-    finally:
-        connection.close()

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import cache, names
-from .blobs import blob_of, own_bytes
 from .blobs import delete as delete_blob
+from .blobs import own_bytes, unused_blobs, used_blobs
 from .disk_errors import translate_disk_errors
 from .transfer.leftovers import partials
 from .transfer.lock import is_locked, unless_locked
@@ -62,7 +62,7 @@ def delete(items: Iterable[Unused]) -> int:
 
 
 def _is_used(item: Unused) -> bool:
-    return item.kind == "blob" and item.paths[0].name in _used_blobs(item.folder)
+    return item.kind == "blob" and item.paths[0].name in used_blobs(item.folder)
 
 
 def _unused_of(folder: Path) -> Iterator[Unused]:
@@ -71,22 +71,9 @@ def _unused_of(folder: Path) -> Iterator[Unused]:
     for leftover in partials(folder):
         unfinished.update(leftover.paths)
         yield Unused(repo, folder, "partial", leftover.paths, leftover.disk_bytes, leftover.resumable)
-    used = _used_blobs(folder)
-    for blob in sorted((folder / "blobs").glob("*")):
-        is_blob = blob.is_file() or blob.is_symlink()
-        if is_blob and blob not in unfinished and blob.name not in used:
+    for blob in unused_blobs(folder):
+        if blob not in unfinished:
             yield Unused(repo, folder, "blob", (blob,), own_bytes(blob))
-
-
-def _used_blobs(folder: Path) -> set[str]:
-    """The names of the blobs that a link in a snapshot names."""
-    root = Path(os.path.realpath(folder / "blobs"))
-    used = set()
-    for link in (folder / "snapshots").rglob("*"):
-        blob = blob_of(link)
-        if blob is not None and blob.parent == root:
-            used.add(blob.name)
-    return used
 
 
 def _is_stale(item: Unused) -> bool:

@@ -45,6 +45,11 @@ class RemoteFile:
         return self.sha256 or self.git_oid or self._address_hash
 
     @property
+    def has_hash(self) -> bool:
+        """False: nothing vouches for the bytes of the file."""
+        return bool(self.sha256 or self.git_oid)
+
+    @property
     def _address_hash(self) -> str:
         identity = f"{self.url}\n{self.size}\n{self.etag}"
         return hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()[:48]

@@ -4,17 +4,19 @@
     *.safetensors, *.gguf                                            the header as at the hub, then a hole
     all other files                                                  a hole
 
-A hole needs no disk space. So the code that inspects and measures a model is the same before and after a download.
+A hole needs no disk space. A file that is on this machine already is a link. So the code that inspects and measures a
+model is the same before and after a download.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
 from ...engine.configfiles import CONFIG_FILES
 from ...engine.generationconfig import GENERATION
@@ -74,17 +76,29 @@ class RemoteHead:
 
 
 @contextmanager
-def skeleton(files: Sequence[RemoteFile], fetch: Fetch) -> Iterator[Path]:
+def skeleton(
+    files: Sequence[RemoteFile], fetch: Fetch, stored: Mapping[str, Path] = MappingProxyType({})
+) -> Iterator[Path]:
     """A temporary folder with the skeleton of a repository. `files`: the selected files, with safe names.
+
+    `stored`: name → path of the files that are on this machine.
 
     Raises ModelRefused for a malformed header, ModelUnusable for files that are too large, or an error of `fetch`.
     """
-    with tempfile.TemporaryDirectory(prefix="localllm-inspect-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="localllm-inspect-", ignore_cleanup_errors=True) as temporary:
         folder = Path(temporary)
         budget = _Budget(fetch)
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(lambda file: _write(folder / file.name, file, budget.fetch), files):
+        missing = [file for file in files if file.name not in stored]
+        pool = ThreadPoolExecutor(THREADS)
+        try:
+            for _ in pool.map(lambda file: _write(folder / file.name, file, budget.fetch), missing):
                 pass
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)  # after an error or Ctrl-C, `ranges` ends the requests
+        for name, path in stored.items():
+            link = folder / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(path.absolute())
         yield folder
 
 

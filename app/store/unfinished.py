@@ -6,18 +6,16 @@ from pathlib import Path
 
 from ..errors import InvalidRequest, ModelNotFound
 from . import catalog, names
+from .blobs import own_bytes, unused_blobs
 from .names import LOCAL, LocalPath, ShortName
-
-UNFINISHED = (".incomplete", ".localllm")  # parts of the names of files that a download has not completed
 
 
 def disk_bytes(folder: Path) -> int:
-    """Bytes on disk of the unfinished files of one repository."""
-    total = 0
-    for file in (folder / "blobs").glob("*"):
-        if any(part in file.name for part in UNFINISHED):
-            total += file.stat().st_blocks * 512  # a file with holes is larger than its data
-    return total
+    """Bytes on disk of the files of one repository that no model has: unfinished files, and complete ones beside them.
+
+    A file with holes is larger than its data.
+    """
+    return sum(map(own_bytes, unused_blobs(folder)))
 
 
 def problem(repo: str) -> str:

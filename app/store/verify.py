@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from . import ggufs
-from .blobs import blob_of
+from .blobs import UNVERIFIED, blob_of, is_unverified
 from .cache import ModelRef
 
 Status = Literal["ok", "damaged", "missing", "unknown"]
@@ -21,12 +21,12 @@ GIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result for one file. `unknown`: the cache has no hash of the file."""
+    """The result for one file. `unknown`: no hub has named a hash, so nothing vouches for the bytes of the file."""
 
     file: str
     status: Status
     size: int
-    hash: str = ""  # the expected hash: `sha256:…` or `git:…`
+    hash: str = ""  # the expected hash: `sha256:…`, `git:…`, or `unverified:` and the SHA-256 of what arrived
 
 
 def verify(model: ModelRef, progress: Callable[[int], None] = lambda _: None) -> Iterator[Verdict]:
@@ -67,20 +67,23 @@ def verify_file(name: str, path: Path, progress: Callable[[int], None] = lambda 
     size = blob.stat().st_size
     if not expected:
         return Verdict(name, "unknown", size)
-    digest = hashlib.sha256() if expected.startswith("sha256:") else hashlib.sha1(b"blob %d\0" % size)
+    digest = hashlib.sha1(b"blob %d\0" % size) if expected.startswith("git:") else hashlib.sha256()
     with blob.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
             progress(len(block))
-    status: Status = "ok" if expected.partition(":")[2] == digest.hexdigest() else "damaged"
+    intact: Status = "unknown" if is_unverified(blob) else "ok"
+    status: Status = intact if expected.partition(":")[2] == digest.hexdigest() else "damaged"
     return Verdict(name, status, size, expected)
 
 
 def expected_hash(path: Path) -> tuple[str, Path]:
-    """The hash in the name of a file's blob, and the blob. The hash is empty if the name is not a hash."""
+    """The hash in the name of a file's blob, and the blob. The hash is empty if the name has none."""
     blob = blob_of(path)
     if blob is None:
         return "", path
+    if is_unverified(blob):
+        return f"unverified:{blob.name.removeprefix(UNVERIFIED)}", blob
     if SHA256.fullmatch(blob.name):
         return f"sha256:{blob.name}", blob
     if GIT.fullmatch(blob.name):

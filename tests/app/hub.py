@@ -61,6 +61,8 @@ class Hub:
     stalls_in: str = ""  # a file whose response stops in the middle of the body and never continues
     fault: Fault | None = None
     redirects: bool = True  # large files come from the other port
+    has_hashes: bool = True  # the metadata has the hashes of files
+    has_etags: bool = True  # of the hub; the content server always has them
     speed: int = 0  # bytes/s of each response; 0: no limit
     card: dict[str, object] = field(default_factory=lambda: {"license": "apache-2.0"})
     prefix: str = ""  # path of the endpoint, such as /hf; requests to other paths get status 404
@@ -168,6 +170,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _sibling(self, name: str, data: bytes) -> dict[str, object]:
         sibling: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": git_oid(b"pointer")}
+        if not self.hub.has_hashes:
+            return {"rfilename": name, "size": len(data)}
         if name.endswith(LFS):
             sibling["lfs"] = {"sha256": self.hub.sha256(data), "size": len(data), "pointerSize": 134}
         else:
@@ -199,7 +203,8 @@ class Handler(BaseHTTPRequestHandler):
         data = self.hub.repos[repo][name]
         sha = self.hub.commit(repo, sha) or sha
         if not name.endswith(LFS) or not self.hub.redirects:
-            self._send_file(name, data, {"X-Repo-Commit": sha})
+            no_etag = {} if self.hub.has_etags else {"ETag": '"odd"'}
+            self._send_file(name, data, {"X-Repo-Commit": sha, **no_etag})
             return
         headers = {
             "Location": f"{self.hub.content_url}/content/{repo}/{name}?signature=1",
@@ -207,6 +212,8 @@ class Handler(BaseHTTPRequestHandler):
             "X-Linked-Size": str(len(data)),
             "X-Repo-Commit": sha,
         }
+        if not self.hub.has_etags:
+            del headers["X-Linked-Etag"]
         self.reply(302, b"", headers)
 
     def _content(self, repo: str, name: str) -> None:

@@ -29,6 +29,7 @@ from localllm.app.store.download import RemoteFile
 from localllm.app.store.names import HubName
 from localllm.app.store.selection import select
 from localllm.app.store.transfer.leftovers import partials
+from localllm.app.store.transfer.policy import HEADROOM
 from localllm.app.store.verify import verify
 from localllm.app.worker.opening import open_model
 from localllm.engine.options import LoadOptions
@@ -344,7 +345,7 @@ def test_errors_of_the_disk_become_app_errors(error: OSError, words: str) -> Non
         raise error
 
 
-@pytest.mark.parametrize(("status", "words"), [(401, "denies access.*401"), (500, "org/whole: .* returned status 500")])
+@pytest.mark.parametrize(("status", "words"), [(401, "denies access.*401"), (500, "org/whole at .* status 500")])
 def test_status_of_the_hub_is_in_the_error(hub: Hub, status: int, words: str) -> None:
     hub.fails_with = status
     done = localllm(hub, "pull", "org/whole")
@@ -364,7 +365,7 @@ def test_full_disk_is_reported_before_the_download(hub: Hub) -> None:
 @pytest.mark.parametrize("room", [0, -1])
 def test_download_leaves_free_space_on_the_disk(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The free space is that of an existing parent folder: the first download creates the cache."""
-    free = 5000 + download.HEADROOM + room
+    free = 5000 + HEADROOM + room
 
     def disk_usage(folder: Path) -> shutil._ntuple_diskusage:
         assert folder.is_dir()
@@ -378,7 +379,7 @@ def test_download_leaves_free_space_on_the_disk(room: int, monkeypatch: pytest.M
         return
     with pytest.raises(StorageFailed, match=r"4\.9 KiB") as refusal:
         download.check_space(5000)
-    assert refusal.value.numbers == {"needed": 5000, "free": free}
+    assert refusal.value.numbers == {"needed": 5000, "free": free, "reserve": HEADROOM}
 
 
 def test_existing_files_need_no_disk_space(hub: Hub) -> None:

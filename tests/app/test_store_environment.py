@@ -18,7 +18,8 @@ from huggingface_hub import constants, hf_hub_download, scan_cache_dir, snapshot
 from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.commands import pull
-from localllm.app.store import cache, download
+from localllm.app.store import cache
+from localllm.app.store.transfer.policy import HEADROOM
 from localllm.app.store.transfer.progress import Progress
 
 from .hub import Hub, Server, commit_of, model_files, serving
@@ -240,7 +241,7 @@ def test_new_revision_needs_only_the_bytes_of_its_new_files(
 ) -> None:
     assert main(["pull", "org/two@v1", "--yes"]) == 0
     hub.repos["org/two"]["README.md"] = b"new"
-    monkeypatch.setattr(paths, "disk_free", lambda _: download.HEADROOM + 100)
+    monkeypatch.setattr(paths, "disk_free", lambda _: HEADROOM + 100)
     assert main(["pull", "org/two", "--yes"]) == 0
     assert "org/two: 1 of 4 files to download, 3 B" in capsys.readouterr().err
     assert main(["pull", "org/two", "--yes", "--json"]) == 0

@@ -11,11 +11,12 @@ import pytest
 from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
-from localllm.app.store import adapter_refs, cache, importing, listing, prune
+from localllm.app.store import adapter_refs, cache, listing, prune
 from localllm.app.store.importing import import_model
 from localllm.app.store.names import repo_folder
 from localllm.app.store.transfer import lock
 from localllm.app.store.transfer.disk import Disk
+from localllm.app.store.transfer.policy import HEADROOM
 
 from ..engine.gguf_files import TINY
 from ..engine.gguf_files import model as gguf_model
@@ -124,7 +125,7 @@ def test_import_takes_files_in_subfolders(tiny: Path) -> None:
 
 
 def test_full_disk_is_reported_before_the_copy(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paths, "disk_free", lambda _: importing.HEADROOM + 1000)
+    monkeypatch.setattr(paths, "disk_free", lambda _: HEADROOM + 1000)
     with pytest.raises(StorageFailed, match="not enough disk space") as refused:
         import_model(tiny, copy=True)
     assert refused.value.hint == "import without --copy"

@@ -20,7 +20,7 @@ from localllm.app.errors import DownloadFailed
 from localllm.app.store.download import Download
 from localllm.app.store.transfer.chunks import Chunks, Lease
 from localllm.app.store.transfer.disk import Disk
-from localllm.app.store.transfer.journal import Journal, read_progress
+from localllm.app.store.transfer.journal import Journal, Record, read_record
 from localllm.app.store.transfer.leftovers import partials
 from localllm.app.store.transfer.limiter import Limiter
 from localllm.app.store.transfer.progress import Progress
@@ -263,7 +263,7 @@ def test_damaged_chunk_on_the_disk_is_downloaded_again_alone(hub: Hub) -> None:
     running.download.cancel()
     running.join()
     data, journal = partials(folder())[0].paths
-    _, _, received = read_progress(journal)
+    received = read_record(journal).received
     with data.open("r+b") as file:
         file.seek(100)
         byte = file.read(1)
@@ -280,17 +280,17 @@ def test_damaged_chunk_on_the_disk_is_downloaded_again_alone(hub: Hub) -> None:
 def test_damaged_journal_is_replaced(damage: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal"
     path.write_bytes(damage)
-    journal = Journal(Disk(), path, "key", 100, 10)
+    journal = Journal(Disk(), path, "key", 100, 10, "main")
     assert journal.claims == {}
     journal.claim(3, 0xABC)
     journal.close()
     with path.open("ab") as file:
         file.write(b"4 000")  # a torn line
-    again = Journal(Disk(), path, "key", 100, 10)
+    again = Journal(Disk(), path, "key", 100, 10, "main")
     again.claim(5, 1)
     again.close()
-    assert read_progress(path) == ("key", 100, 20)
-    other = Journal(Disk(), path, "key", 101, 10)
+    assert read_record(path) == Record("key", 100, 20, "main")
+    other = Journal(Disk(), path, "key", 101, 10, "main")
     other.close()
     assert other.claims == {}
 

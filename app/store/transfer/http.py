@@ -98,15 +98,21 @@ class Connection:
             transport=self._transport, timeout=timeout, follow_redirects=False, cookies=no_cookies
         )
 
-    def open(self, url: str, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    def open(
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        seen: Callable[[httpx.Response], None] = lambda response: None,
+    ) -> httpx.Response:
         """Request an address; follow redirects. The body of the response is not yet read.
 
-        Raises Transient, Refused or Interrupted.
+        `seen` gets every response, also those that redirect. Raises Transient, Refused or Interrupted.
         """
         target = self._targets.get(url)
         address = target or _address(url)
         for _ in range(MAX_REDIRECTS):
             response = self._send(address, headers or {})
+            seen(response)
             location = response.headers.get("location")
             if response.status_code not in (301, 302, 303, 307, 308) or not location:
                 break

@@ -1,6 +1,7 @@
 """The journal of one partial file: which chunks are complete.
 
     localllm 1 <key> <size> <chunk_bytes> <check>
+    revision <branch, tag or commit> <check>
     <index> <crc of the chunk> <check>
     ...
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from .disk import Disk
@@ -20,14 +22,16 @@ from .disk import Disk
 HEADER = "localllm 1"
 MAX_BYTES = 64 * 2**20  # 4 MiB chunks of 8 TiB need less
 SUFFIX = ".localllm.journal"
+REVISION = "revision "
 
 
 class Journal:
     """The open journal of one file. `claims` has the chunks of an earlier process: index → CRC-32."""
 
-    def __init__(self, disk: Disk, path: Path, key: str, size: int, chunk_bytes: int) -> None:
+    def __init__(self, disk: Disk, path: Path, key: str, size: int, chunk_bytes: int, revision: str) -> None:
         self._disk = disk
         self._path = path
+        self._revision = revision
         self._header = f"{HEADER} {key} {size} {chunk_bytes}"
         self._descriptor = disk.open(path, append=True)
         try:
@@ -43,7 +47,7 @@ class Journal:
     def clear(self) -> None:
         """Forget all chunks."""
         self._disk.resize(self._descriptor, 0)
-        self._disk.append(self._descriptor, _line(self._header))
+        self._disk.append(self._descriptor, _line(self._header) + _line(REVISION + self._revision))
         self.claims = {}
 
     def sync(self) -> None:
@@ -64,11 +68,22 @@ class Journal:
             return {}
         if not text.endswith(b"\n"):
             self._disk.append(self._descriptor, b"\n")  # the next line must not continue a torn line
+        self._disk.append(self._descriptor, _line(REVISION + self._revision))
         return _claims(lines[1:], -(-size // chunk_bytes))
 
 
-def read_progress(path: Path) -> tuple[str, int, int]:
-    """Key, size and received bytes of a journal. Raises OSError or ValueError if the journal is unreadable."""
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A journal, as it is on the disk."""
+
+    key: str
+    size: int  # bytes of the complete file
+    received: int  # bytes
+    revision: str  # for which the file was requested last; empty: unknown
+
+
+def read_record(path: Path) -> Record:
+    """Raises OSError or ValueError if the journal is unreadable."""
     with path.open("rb") as file:
         lines = list(_payloads(file.read(MAX_BYTES)))
     if not lines:
@@ -78,11 +93,13 @@ def read_progress(path: Path) -> tuple[str, int, int]:
         raise ValueError(f"{path} is not a journal")
     size, chunk_bytes = int(size_text), int(chunk_text)
     chunks = _claims(lines[1:], -(-size // chunk_bytes))
-    return key, size, sum(min(chunk_bytes, size - index * chunk_bytes) for index in chunks)
+    received = sum(min(chunk_bytes, size - index * chunk_bytes) for index in chunks)
+    revisions = [line.removeprefix(REVISION) for line in lines if line.startswith(REVISION)]
+    return Record(key, size, received, "".join(revisions[-1:]))
 
 
 def _line(payload: str) -> bytes:
-    data = payload.encode("ascii")
+    data = payload.encode("utf-8", "replace")
     return b"%b %08x\n" % (data, zlib.crc32(data))
 
 
@@ -91,7 +108,7 @@ def _payloads(text: bytes) -> Iterator[str]:
     for line in text.split(b"\n"):
         payload, _, check = line.rpartition(b" ")
         if payload and check == b"%08x" % zlib.crc32(payload):
-            yield payload.decode("ascii", "replace")
+            yield payload.decode("utf-8", "replace")
 
 
 def _claims(lines: list[str], count: int) -> dict[int, int]:

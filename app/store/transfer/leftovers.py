@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .journal import SUFFIX as JOURNAL_SUFFIX
-from .journal import read_progress
+from .journal import read_record
 from .lock import is_locked
 from .partial import DATA_SUFFIX
 from .publish import STAGING
@@ -26,6 +26,8 @@ class Leftover:
     size: int  # bytes of the complete file; 0: unknown
     resumable: bool  # False: of huggingface_hub, or without a journal
     active: bool  # a localllm process downloads this repository now
+    key: str = ""  # of the file (remote.RemoteFile.key); empty: nothing can be continued
+    revision: str = ""  # for which the file was requested; empty: unknown
 
 
 def partials(folder: Path) -> list[Leftover]:
@@ -56,10 +58,13 @@ def _resumable(blobs: Path, key: str, active: bool) -> Leftover:
     data = blobs / (key + DATA_SUFFIX)
     journal = blobs / (key + JOURNAL_SUFFIX)
     try:
-        _, size, received = read_progress(journal)
+        record = read_record(journal)
     except (OSError, ValueError):
         return _single(data, active)
-    return Leftover((data, journal), _disk_bytes(data) + _disk_bytes(journal), received, size, True, active)
+    disk_bytes = _disk_bytes(data) + _disk_bytes(journal)
+    return Leftover(
+        (data, journal), disk_bytes, record.received, record.size, True, active, record.key, record.revision
+    )
 
 
 def _single(file: Path, active: bool) -> Leftover:

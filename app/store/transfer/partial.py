@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
+from ..blobs import UNVERIFIED
 from ..remote import RemoteFile
 from .chunks import Chunks, Lease
 from .disk import CAN_SYNC_ALL, Disk
@@ -60,21 +61,22 @@ def matches(file: RemoteFile, digest: str) -> bool:
 
 
 def blob_name(file: RemoteFile, digest: str) -> str:
-    """The name of a complete blob: its hash."""
-    return file.sha256 or file.git_oid or digest
+    """The name of a complete blob: the hub's hash; of a file without one, a mark and the SHA-256 of what arrived."""
+    return file.sha256 or file.git_oid or UNVERIFIED + digest
 
 
 class PartialFile:
     """A file with chunks. Workers call `write`, one thread `sync`, and one hasher at a time the rest."""
 
-    def __init__(self, disk: Disk, blobs: Path, file: RemoteFile, policy: Policy) -> None:
+    def __init__(self, disk: Disk, blobs: Path, file: RemoteFile, policy: Policy, revision: str = "") -> None:
         self.file = file
         chunk_bytes = _chunk_bytes(file.size, policy)
         self.chunks = Chunks(file.size, chunk_bytes, _chunks_of_request(file.size, chunk_bytes, policy))
         self._disk = disk
         self._blobs = blobs
         self._path = blobs / (file.key + DATA_SUFFIX)
-        self._journal = Journal(disk, blobs / (file.key + JOURNAL_SUFFIX), file.key, file.size, chunk_bytes)
+        journal = blobs / (file.key + JOURNAL_SUFFIX)
+        self._journal = Journal(disk, journal, file.key, file.size, chunk_bytes, revision)
         try:
             self._descriptor = disk.open(self._path)
         except BaseException:

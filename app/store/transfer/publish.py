@@ -12,11 +12,13 @@ early: other files, the index, the weights, config.json.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
+from ..blobs import delete, used_blobs
 from .disk import Disk
 
 STAGING = "localllm.staging"  # as deep as `snapshots`, so that the links stay valid
@@ -57,6 +59,16 @@ def publish(folder: Path, commit: str, blobs: Mapping[str, str], disk: Disk) -> 
 def discard_stage(folder: Path) -> None:
     """Delete the links that `stage` created."""
     shutil.rmtree(folder / STAGING, ignore_errors=True)
+
+
+def discard(folder: Path, blobs: Iterable[str]) -> None:
+    """Delete blobs that no snapshot names, then the folders of the repository that are empty."""
+    used = used_blobs(folder)
+    for name in set(blobs) - used:
+        delete(folder / "blobs" / name)
+    with contextlib.suppress(OSError):  # a folder is not empty
+        (folder / "blobs").rmdir()
+        folder.rmdir()
 
 
 def write_ref(folder: Path, revision: str, commit: str, disk: Disk) -> None:

@@ -39,7 +39,7 @@ class Cancelled(AppError, exit_code=130, status=499, code="cancelled"):
 
 def is_stored(blobs: Path, file: RemoteFile) -> bool:
     """True if the folder has the complete blob of a file with a hash: no transfer downloads it. Reads only its size."""
-    if not (file.sha256 or file.git_oid):
+    if not file.has_hash:
         return False
     blob = blobs / file.key
     return blob.is_file() and blob.stat().st_size == file.size
@@ -57,12 +57,14 @@ class Transfer:
         credentials: Credentials,
         notify: Callable[[Progress], None] = lambda progress: None,
         disk: Disk | None = None,
+        revision: str = "",
     ) -> None:
         self._blobs = folder / "blobs"
         self._policy = policy
         self._credentials = credentials
         self._notify = notify
         self._disk = disk or Disk()
+        self._revision = revision
         self._limiter = Limiter(policy.bandwidth)
         self._unpaused = threading.Event()
         self._unpaused.set()
@@ -132,7 +134,7 @@ class Transfer:
     def _job(self, file: RemoteFile) -> Job:
         if file.size <= self._policy.chunk_bytes:
             return Job(file)
-        partial = PartialFile(self._disk, self._blobs, file, self._policy)
+        partial = PartialFile(self._disk, self._blobs, file, self._policy, self._revision)
         partial.prepare()
         self._meter.restore(file.name, partial.restored)
         return Job(file, partial)

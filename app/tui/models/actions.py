@@ -133,7 +133,7 @@ def _verified(row: Row, result: Verification) -> str:
     if compared := len(result.files) - without_hash:
         texts.append(f"{compared} files are correct")
     if without_hash:
-        texts.append(f"{without_hash} files have no hash, so they are not compared")
+        texts.append(f"{without_hash} files have no hash of a hub, so nothing vouches for their bytes")
     return f"{row.name}: {'; '.join(texts)}."
 
 

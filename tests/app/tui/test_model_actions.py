@@ -35,7 +35,9 @@ async def test_verification_shows_progress_and_its_result(chat: OpenChat) -> Non
         assert "model.safetensors" in c.shown()
         fake.gate.set()
         await back(c)
-        assert "1 files are correct; 1 files have no hash, so they are not compared." in c.text_of("#notice")
+        assert "1 files are correct; 1 files have no hash of a hub, so nothing vouches for their bytes." in c.text_of(
+            "#notice"
+        )
         fake.problems = [f"file-{index} is damaged" for index in range(5)]
         await c.pilot.press("v")
         await back(c)
