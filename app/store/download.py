@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...engine.configfiles import CONFIG_FILES
 from ..errors import ModelNotFound, ModelUnusable
 from . import adapter_refs, cache, disk_errors
 from .blobs import UNVERIFIED, blob_of, is_unverified
 from .disk_errors import translate_disk_errors
-from .early_check import CONFIG, problem_with_headers, problem_without_headers
+from .early_check import problem_with_headers, problem_without_headers
 from .ggufs import is_gguf
 from .heads import with_hashes
 from .hubs import credentials
@@ -269,9 +270,9 @@ def check_space(needed: int) -> None:
 
 
 def _parts(files: Sequence[RemoteFile]) -> tuple[list[RemoteFile], list[RemoteFile], list[RemoteFile]]:
-    """config.json, the other small files, and the weights."""
+    """The configuration, the other small files, and the weights."""
     weights = [file for file in files if file.name.lower().endswith(WEIGHT_FILES)]
-    config = [file for file in files if file.name == CONFIG]
+    config = [file for file in files if file.name in CONFIG_FILES]
     return config, [file for file in files if file not in config and file not in weights], weights
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ...engine.configfiles import CONFIG_FILES
 from ...engine.errors import ModelRefused
 from .architectures import unsupported
 from .check import TOKENIZER, check
@@ -15,17 +16,15 @@ from .ggufs import is_gguf
 from .remote import RemoteFile
 from .skeleton import Fetch, skeleton
 
-CONFIG = "config.json"
-
 
 def problem_without_headers(kind: str, names: Sequence[str], stored: Mapping[str, Path]) -> str:
-    """The first problem that the names of the files and config.json show; empty without one.
+    """The first problem that the names of the files and the configuration show; empty without one.
 
     `stored`: name → path of the files that are on this machine.
     """
     if kind != "model":
         return ""
-    config = {name: path for name, path in stored.items() if name == CONFIG}
+    config = {name: path for name, path in stored.items() if name in CONFIG_FILES}
     try:
         with skeleton((), _fetch_nothing, config) as folder:
             problem = unsupported(folder)
