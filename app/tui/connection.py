@@ -19,8 +19,9 @@ Result = TypeVar("Result")
 class Connection:
     """A connection that opens when it is needed. `state` is a short text for the status line.
 
-    `on_change` is called after a change of `state`, `entries`, `loaded` or `adapters`. `load_flags` belong to the
-    models that this connection loads; the daemon uses its settings for other models.
+    `on_change` is called after a change of `state`, `entries`, `loaded` or `adapters`; `on_warning` is called with each
+    warning of a load. `load_flags` belong to the models that this connection loads; the daemon uses its settings for
+    other models.
     """
 
     def __init__(self, settings: Settings, connect: Connect, load_flags: LoadFlags = NO_FLAGS) -> None:
@@ -30,6 +31,7 @@ class Connection:
         self._client: Client | None = None
         self._lock = asyncio.Lock()
         self.on_change: Callable[[], None] = lambda: None
+        self.on_warning: Callable[[str], None] = lambda warning: None
         self.state = "connecting"
         self.entries: list[ModelEntry] = []
         self.loaded: list[LoadedModel] = []
@@ -61,6 +63,7 @@ class Connection:
     async def use(self, model: str) -> None:
         """Load a model. `state` shows the progress. Raises AppError."""
         self._show_state(f"loading {model}")
+        processes = {loaded.pid for loaded in self.loaded}
         try:
             client = await self.client()
             info = await client.load(model, flags=self._load_flags, exact=True, on_progress=self._show_progress)
@@ -70,6 +73,9 @@ class Connection:
             raise
         options = " ".join(info.options) or "its settings"
         self._show_state(f"busy, keeps {options}" if info.kept else "ready")
+        if info.pid not in processes:
+            for warning in info.warnings:
+                self.on_warning(warning)
 
     async def refresh(self) -> None:
         """Update the lists of models and loaded models. Raises AppError."""

@@ -69,6 +69,7 @@ class ChatScreen(Screen[None]):
     def on_mount(self) -> None:
         self.query_one(Prompt).focus()
         self.connection.on_change = self.update_figures
+        self.connection.on_warning = partial(self.say, severity="warning")
         self.update_figures()
         self.use_model(self.conversation.model)
 

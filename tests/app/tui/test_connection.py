@@ -42,3 +42,21 @@ async def test_state_says_that_a_busy_model_keeps_other_options(options: tuple[s
     connection = Connection(Settings(), client.connect)  # type: ignore[arg-type]
     await connection.use("guide")
     assert connection.state == state
+
+
+async def test_warnings_of_a_new_load_are_passed_on_once() -> None:
+    client = FakeClient()
+    info = LoadedModel(id="guide", state="ready", pid=1, warnings=("odd", "slow"))
+
+    async def loaded(model: str, **_: object) -> LoadedModel:
+        client.in_memory = [info]
+        return info
+
+    client.load = loaded  # type: ignore[method-assign,assignment]
+    connection = Connection(Settings(), client.connect)  # type: ignore[arg-type]
+    warnings: list[str] = []
+    connection.on_warning = warnings.append
+    await connection.use("guide")
+    assert warnings == ["odd", "slow"]
+    await connection.use("guide")
+    assert warnings == ["odd", "slow"]
