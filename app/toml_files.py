@@ -23,7 +23,7 @@ def locked(file: Path) -> Iterator[None]:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise StorageFailed(f"cannot write {file}: {error}") from None
+        raise _failed(file, error) from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -46,7 +46,12 @@ def replace(file: Path, text: str) -> None:
         temporary.replace(target)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise StorageFailed(f"cannot write {file}: {error}") from None
+        raise _failed(file, error) from None
+
+
+def _failed(file: Path, error: OSError) -> StorageFailed:
+    hint = f"make {file.parent} writable for this user, or set LOCALLLM_CONFIG to a file that you can write"
+    return StorageFailed(f"cannot write {file}: {error}", hint=hint)
 
 
 def quoted(value: Value) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from .. import paths
 from ..errors import StorageFailed
@@ -46,7 +47,8 @@ def _storage_failed(error: OSError) -> StorageFailed:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         hint = "free some space, or set HF_HOME to a larger disk; then run the command again to continue"
         return StorageFailed(f"the disk of {folder} is full", hint=hint)
-    is_inside = error.filename is None or str(error.filename).startswith(str(folder))
+    path = Path(error.filename or folder)
+    is_inside = not path.is_absolute() or path.is_relative_to(folder)  # rmtree names a file without its folder
     if is_inside and error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
         hint = f"make {folder} writable for this user, or set HF_HOME to a folder that you can write"
         return StorageFailed(f"cannot write the model cache: {folder} is read-only for this user: {error}", hint=hint)

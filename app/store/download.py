@@ -143,6 +143,8 @@ class Download:
         Raises DownloadFailed, StorageFailed, ModelUnusable (a model that no backend runs, or damaged files) or
         Cancelled.
         """
+        if self._is_published(plan):  # the cache may be read-only
+            return self._resolve(plan)
         with translate_disk_errors():
             with lock.locked(plan.repository.folder, self._disk, lambda: self._wait(plan)):
                 self._run(plan)
@@ -186,9 +188,19 @@ class Download:
         transfer.fetch(weights)
         if missing:
             publish.publish(repository.folder, repository.commit, transfer.blob_names, self._disk)
-        revision = self.name.revision if isinstance(self.name, HubName) else ""
-        if not cache.is_commit(revision or MAIN, repository.commit):
-            publish.write_ref(repository.folder, revision or MAIN, repository.commit, self._disk)
+        if not cache.is_commit(revision := self._revision, repository.commit):
+            publish.write_ref(repository.folder, revision, repository.commit, self._disk)
+
+    @property
+    def _revision(self) -> str:
+        """The branch, tag or commit in the name of the model, else the main branch."""
+        return (isinstance(self.name, HubName) and self.name.revision) or MAIN
+
+    def _is_published(self, plan: Plan) -> bool:
+        """True if every file is in the snapshot, the branch names it, and no unfinished file has changed."""
+        repository = plan.repository
+        commit = cache.refs(repository.folder).get(self._revision, self._revision)
+        return cache.is_commit(commit, repository.commit) and not (plan.missing or plan.outdated)
 
     def _problem_with_headers(self, plan: Plan, transfer: Transfer) -> str:
         with range_requests(self._policy) as self._ranges:

@@ -14,10 +14,11 @@ from localllm.app.cli import main
 from localllm.app.errors import StorageFailed
 from localllm.app.store import cache
 from localllm.app.store.disk_errors import check_space, translate_disk_errors
+from localllm.app.store.transfer.disk import Disk
 from localllm.app.store.transfer.policy import HEADROOM
 from localllm.app.store.verify import verify
 
-from .hub import Hub, Request, git_oid, model_files, serving
+from .hub import Hub, Request, commit_of, git_oid, model_files, serving
 
 FILES = {**model_files(6_000_000), "merges.txt": b""}
 
@@ -117,3 +118,23 @@ def test_read_only_cache_says_so(code: int, inside: bool) -> None:
     assert ("is read-only for this user" in caught.value.message) is inside
     assert str(file) in caught.value.message
     assert "HF_HOME" in caught.value.hint
+
+
+def test_complete_model_in_a_read_only_cache_is_ready(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.has_hashes = True
+    assert main(["pull", "--yes", "org/m"]) == 0
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(paths.hub_cache_dir()))
+
+    monkeypatch.setattr(Disk, "make_folder", refuse)
+    monkeypatch.setattr(Disk, "open", refuse)
+    assert main(["pull", "--yes", "org/m"]) == 0
+    assert main(["pull", "--yes", "org/m@" + commit_of("org/m")]) == 0
+    hub.repos["org/m"]["README.md"] = b"new"
+    assert main(["pull", "--yes", "org/m"]) == 11, "a changed file"
+
+
+def test_error_of_rmtree_is_that_of_the_cache() -> None:
+    with pytest.raises(StorageFailed, match="is read-only for this user"), translate_disk_errors():
+        raise PermissionError(errno.EACCES, "Permission denied", "model.safetensors")
