@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Protocol
 
 from .errors import ModelRefused
 from .fields import Fields
+from .modulepatterns import Steps
+from .peftmodules import ALL_LINEAR, EMBEDDING, HEAD, PatternTable, PeftModules
 
 CONFIG = "adapter_config.json"
 MAX_RANK = 1024
 MAX_SCALE = 1e6
-HEAD = "lm_head"
-EMBEDDING = "embed_tokens"
+PLAIN_LORA = "train the adapter as plain LoRA"
+NO_EXPERTS = "adapters of the experts of a mixture are not supported"
+WITHOUT_EXPERTS = "train the adapter with the target modules q_proj, k_proj, v_proj and o_proj"
 
 # Fields of PEFT's LoraConfig that the reader of PEFT's layout validates or computes.
 HONOURED = frozenset(
@@ -68,7 +71,6 @@ UNSUPPORTED = MappingProxyType(
         "modules_to_save": "whole modules beside LoRA (modules_to_save)",
         "trainable_token_indices": "trained token embeddings (trainable_token_indices)",
         "layer_replication": "replicated layers (layer_replication)",
-        "target_parameters": "parameters that are not linear layers (target_parameters)",
         "alora_invocation_tokens": "activated LoRA (alora_invocation_tokens)",
         "megatron_config": "Megatron layers (megatron_config)",
         "arrow_config": "Arrow routing between adapters (arrow_config)",
@@ -77,6 +79,8 @@ UNSUPPORTED = MappingProxyType(
         "use_bdlora": "block-diagonal factors (use_bdlora)",
     }
 )
+PARAMETERS = "target_parameters"  # names of parameters that belong to no linear layer: the weights of experts
+BIASES = ("none", "all", "lora_only")  # the trained biases; the file has them as tensors of their own
 _LAYER = re.compile(r"^(?:.*?\.)?layers\.(\d+)\.")  # the begin of the name of a module in a layer
 # Values of init_lora_weights that leave the base model as it is, and values that change it.
 _KEEPS_BASE = ("gaussian", "eva", "orthogonal", "mica")
@@ -114,20 +118,21 @@ class PeftConfig:
         self._rank = _number(config, "r", 8)
         self._alpha = _number(config, "lora_alpha", 8)
         self._square_root = config.flag("use_rslora", False)
-        self._ranks = _patterns(config, "rank_pattern", 1.0, MAX_RANK)
-        self._alphas = _patterns(config, "alpha_pattern", -MAX_SCALE, MAX_SCALE)
-        self._modules = _Modules(values, config)
+        steps = Steps()
+        self._ranks = PatternTable(config, "rank_pattern", 1.0, MAX_RANK, steps)
+        self._alphas = PatternTable(config, "alpha_pattern", -MAX_SCALE, MAX_SCALE, steps)
+        self._modules = PeftModules(values, config, steps)
         self._tied = config.flag("ensure_weight_tying", False)
 
     def scale(self, module: str, rank: int) -> float:
         self._modules.check(module)
         if self._tied and module.endswith((HEAD, EMBEDDING)):
             raise self._config.refuse("ensure_weight_tying", f"false if the file has LoRA factors of {module}")
-        expected = _match(self._ranks, module, self._rank)
+        expected = self._ranks.value(module, self._rank)
         if rank != expected:
             raise ModelRefused(f"{module}: rank {rank}, but {CONFIG} says {expected:g}")
         divisor = math.sqrt(rank) if self._square_root else rank
-        return _match(self._alphas, module, self._alpha) / divisor
+        return self._alphas.value(module, self._alpha) / divisor
 
 
 class MlxConfig:
@@ -169,76 +174,27 @@ class MlxConfig:
         return module in self._keys or name_in_layer in self._keys
 
 
-class _Modules:
-    """The modules that a PEFT configuration selects. PEFT ignores factors of all other modules."""
-
-    def __init__(self, values: Mapping[str, Any], config: Fields) -> None:
-        self._config = config
-        self._targets = _names(values, config, "target_modules")
-        self._excluded = _names(values, config, "exclude_modules")
-        self._all_linear = str(values.get("target_modules")).lower() == "all-linear"
-        self._layers = _layers(values, config)
-        patterns = _names(values, config, "layers_pattern") or (values.get("layers_pattern") or "layers",)
-        if not {"layers", "model.layers"}.intersection(patterns):
-            raise config.refuse("layers_pattern", '"layers", the name of the list of layers')
-
-    def check(self, module: str) -> None:
-        """Raises ModelRefused if the configuration excludes this module.
-
-        Regular expressions are not evaluated: a hostile one could take for ever.
-        """
-        if not self._targets_include(module):
-            raise self._config.refuse("target_modules", f"a list with {module}, which has LoRA factors in the file")
-        if self._excluded is not None and _is_named(module, self._excluded):
-            raise self._config.refuse("exclude_modules", f"a list without {module}, which has LoRA factors in the file")
-        number = _LAYER.match(module)
-        if self._layers and (number is None or int(number[1]) not in self._layers):
-            raise self._config.refuse("layers_to_transform", f"a list with the layer of {module}, which has factors")
-
-    def _targets_include(self, module: str) -> bool:
-        if self._targets is not None:
-            return _is_named(module, self._targets)
-        return not self._all_linear or not module.endswith((HEAD, EMBEDDING))
-
-
-def _names(values: Mapping[str, Any], config: Fields, key: str) -> tuple[str, ...] | None:
-    """A list of module names; None if the field is absent or a regular expression."""
-    if key not in config or isinstance(values[key], str):
-        return None
-    return config.texts(key)
-
-
-def _layers(values: Mapping[str, Any], config: Fields) -> frozenset[int]:
-    """layers_to_transform: the numbers of the layers with factors; empty: all layers."""
-    layers = values.get("layers_to_transform")
-    if layers is None:
-        return frozenset()
-    if type(layers) is int:
-        layers = [layers]
-    if type(layers) is not list or {*map(type, layers)} - {int}:
-        raise config.refuse("layers_to_transform", "an integer or a list of integers")
-    return frozenset(layers)
-
-
-def _is_named(module: str, names: Iterable[str]) -> bool:
-    """Whether one of the names is the module's name or the end of it."""
-    return any(module == name or module.endswith(f".{name}") for name in names)
-
-
 def _refuse_unsupported(values: Mapping[str, Any], config: Fields) -> None:
+    kind = config.text("peft_type", "LORA")
+    if kind != "LORA":
+        raise ModelRefused(f"{CONFIG}: peft_type {kind!r:.50} is not supported; only LORA is", PLAIN_LORA)
     for field in values:
         if not values[field] or field in NO_EFFECT or field in HONOURED:
             continue
+        if field == PARAMETERS:
+            named = ", ".join(map(str, config.texts(field)))
+            raise ModelRefused(
+                f"{CONFIG}: {PARAMETERS} has {named:.200}: {NO_EXPERTS}. PEFT names the experts so, also for "
+                f'target_modules "{ALL_LINEAR}"',
+                WITHOUT_EXPERTS,
+            )
         if field in UNSUPPORTED:
-            raise ModelRefused(f"{CONFIG}: {UNSUPPORTED[field]} is not supported", "use a plain LoRA adapter")
+            raise ModelRefused(f"{CONFIG}: {UNSUPPORTED[field]} is not supported", PLAIN_LORA)
         raise ModelRefused(
             f"{CONFIG}: the field {field!r:.100} with the value {values[field]!r:.100} is not known",
             "if the field has no effect on answers, delete it from the file",
         )
-    if config.text("peft_type", "LORA") != "LORA":
-        raise config.refuse("peft_type", "LORA")
-    if config.text("bias", "none") != "none":
-        raise config.refuse("bias", '"none"')
+    config.choice("bias", BIASES, "none")
     _check_start(values.get("init_lora_weights", True), config)
 
 
@@ -263,26 +219,3 @@ def _number(config: Fields, key: str, default: int) -> float:
     if key == "r":
         return config.integer(key, 1, MAX_RANK, default)
     return config.number(key, -MAX_SCALE, MAX_SCALE, default)
-
-
-def _patterns(config: Fields, key: str, low: float, high: float) -> dict[str, float]:
-    """rank_pattern or alpha_pattern: a pattern of module names -> the value in low…high for these modules.
-
-    As in PEFT, a pattern is a regular expression. Operators of repetition are refused: a match could take too long.
-    """
-    table = config.table(key)
-    patterns = {}
-    for pattern in table:
-        if not re.fullmatch(r"\^?([A-Za-z0-9_.]|\\\.)+\$?", pattern):
-            raise ModelRefused(f"{CONFIG}: {key}: {pattern!r:.100} must be a module name, not a regular expression")
-        patterns[pattern] = table.number(pattern, low, high)
-    return patterns
-
-
-def _match(patterns: Mapping[str, float], module: str, default: float) -> float:
-    """The value of the first pattern that matches the module, or `default`. A pattern with ^ matches the whole name, a
-    pattern without ^ also its end."""
-    for pattern, value in patterns.items():
-        if re.match(rf"(.*\.)?({pattern})$", module):
-            return value
-    return default

@@ -8,30 +8,44 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
-from .adapterconfig import CONFIG, HEAD, MAX_RANK, AdapterConfig, MlxConfig, PeftConfig
+from .adapterconfig import (
+    CONFIG,
+    MAX_RANK,
+    NO_EXPERTS,
+    PLAIN_LORA,
+    WITHOUT_EXPERTS,
+    AdapterConfig,
+    MlxConfig,
+    PeftConfig,
+)
 from .errors import ModelRefused
 from .ggufadapter import ENDS as GGUF_ENDS
 from .ggufadapter import read_gguf_adapter
 from .ggufshards import SUFFIX as GGUF
 from .jsonfiles import read_json
 from .lora import Adapter
+from .peftmodules import HEAD
+from .peftnames import PREFIX, text_module
 from .tensorfiles import StoredTensor, read_header
+from .tensornames import EMBEDDING as EMBEDDING_TENSOR
+from .tensornames import HEAD as HEAD_TENSOR
+from .tensorvalues import FLOATS, is_copy
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
 MLX_WEIGHTS = "adapters.safetensors"
-PREFIX = "base_model.model."  # the prefix of every tensor name in PEFT's files
 EXPERTS = "experts"  # the part of a module's name that all experts of a layer have
 ABSORBED = "kv_b_proj"  # the last part of a module's name: the projection from a latent to keys and values
-FLOATS = ("F32", "F16", "BF16")
 
 # Ends of tensor names, for the factors A and B.
 _PEFT_ENDS = {".lora_A.weight": "a", ".lora_B.weight": "b", ".lora_embedding_A": "a", ".lora_embedding_B": "b"}
 _MLX_ENDS = {".lora_a": "a", ".lora_b": "b"}
 _TRAINING_END = ".lora_velora_embed"  # a tensor that PEFT reads only in training
+_BASE_LAYER = ".base_layer"  # in the name of a tensor of the base model that PEFT has saved beside the factors
+_BASE_ENDS = (".weight", ".bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +80,10 @@ class AdapterFiles:
     base: str  # name or path of the base model in the configuration; empty if it has none
     base_class: str  # class of the base model in transformers, as "MistralForCausalLM"; empty if it has none
     version: str  # SHA-256 over configuration and weights; empty: the weights were not read
+    # Tensor of the base model -> a copy of it in the adapter's file: PEFT saves the embedding and the head if they have
+    # factors. An adapter is read only for a model with equal tensors.
+    copies: Mapping[str, StoredTensor] = field(default_factory=dict)
+    warning: str = ""  # a fact that the files do not have, but that changes the effect of the adapter
 
     @property
     def rank(self) -> int:
@@ -101,13 +119,17 @@ def read_adapter_header(folder: Path) -> AdapterFiles:
     weights = _weights(folder)
     tensors = read_header(weights)
     config: AdapterConfig
+    copies: dict[str, StoredTensor] = {}
     if "peft_type" in values or weights.name == PEFT_WEIGHTS:
         config = PeftConfig(values)
+        copies, tensors = _split_copies(tensors)
         factors = _read_peft(config, tensors)
     else:
         config = MlxConfig(values)
         factors = _read_mlx(config, tensors)
-    return AdapterFiles(folder, MappingProxyType(factors), config.base, config.base_class, version="")
+    return AdapterFiles(
+        folder, MappingProxyType(factors), config.base, config.base_class, version="", copies=MappingProxyType(copies)
+    )
 
 
 def _read_gguf(file: Path) -> AdapterFiles:
@@ -118,28 +140,42 @@ def _read_gguf(file: Path) -> AdapterFiles:
         module: _validated(module, a.tensor, b.tensor, False, adapter)
         for module, (a, b) in _pairs(adapter.tensors, GGUF_ENDS).items()
     }
-    return AdapterFiles(file, MappingProxyType(factors), adapter.base, adapter.base_class, version="")
+    return AdapterFiles(
+        file, MappingProxyType(factors), adapter.base, adapter.base_class, version="", warning=adapter.warning
+    )
 
 
-def read_for_model(
-    adapter: Adapter, shapes: Mapping[str, tuple[int, int]], max_rank: int, tied_embedding: str = ""
-) -> AdapterFiles:
-    """Read a registered adapter. Raises ModelRefused if its files have changed, or if it does not fit the model.
-
-    `shapes`: (out_features, in_features) of each module of the base model that can have factors. The in_features of an
-    embedding are the size of the vocabulary. `tied_embedding`: the embedding that is the output head as well. Its
-    factors in an adapter of mlx-lm also change the head, as mlx-lm computes it. In an adapter of PEFT they do not.
-    """
+def read_registered(adapter: Adapter) -> AdapterFiles:
+    """Read a registered adapter. Raises ModelRefused, also if its files have changed."""
     try:
         files = read_adapter(adapter.path)
     except ModelRefused as error:
         raise ModelRefused(f"adapter {adapter.name}: {error}", error.hint) from error
+    if files.version != adapter.version:
+        raise ModelRefused(f"adapter {adapter.name}: its files have changed", "load the adapter again")
+    return files
+
+
+def read_for_model(
+    adapter: Adapter,
+    shapes: Mapping[str, tuple[int, int]],
+    max_rank: int,
+    base: Mapping[str, StoredTensor],
+    tied_embedding: str = "",
+) -> AdapterFiles:
+    """Read a registered adapter. Raises ModelRefused if its files have changed, or if it does not fit the model.
+
+    `shapes`: (out_features, in_features) of each module of the base model that can have factors. The in_features of an
+    embedding are the size of the vocabulary. `base`: the tensors in the files of the base model. `tied_embedding`: the
+    embedding that is the output head as well. Its factors in an adapter of mlx-lm also change the head, as mlx-lm
+    computes it. In an adapter of PEFT they do not.
+    """
+    files = read_registered(adapter)
     if is_gguf(files.path):
         raise ModelRefused(
             f"adapter {adapter.name} is a GGUF file, but the model is not", "use the adapter in the format of PEFT"
         )
-    if files.version != adapter.version:
-        raise ModelRefused(f"adapter {adapter.name}: its files have changed", "load the adapter again")
+    check_copies(adapter, files, base)
     if files.rank > max_rank:
         raise ModelRefused(
             f"adapter {adapter.name}: rank {files.rank}, but the limit is {max_rank}",
@@ -162,15 +198,29 @@ def read_for_model(
     return replace(files, factors=MappingProxyType({**files.factors, HEAD: head}))
 
 
+def check_copies(adapter: Adapter, files: AdapterFiles, base: Mapping[str, StoredTensor]) -> None:
+    """Raises ModelRefused for a tensor of the base model in the adapter's file that differs from the one in `base`."""
+    for name, copy in files.copies.items():
+        original = base.get(name)
+        if original is None and name == HEAD_TENSOR:
+            original = base.get(EMBEDDING_TENSOR)  # a tied head
+        if original is None or {copy.dtype, original.dtype} - FLOATS.keys():
+            raise ModelRefused(
+                f"adapter {adapter.name}: it has the tensor {name!r:.200} of its base model, and the base model has no "
+                "such float tensor to compare it with",
+                "save the adapter again with save_embedding_layers=False",
+            )
+        if not is_copy(copy, original):
+            raise ModelRefused(
+                f"adapter {adapter.name}: its tensor {name!r:.200} differs from that of the base model; trained "
+                "embeddings, heads and biases beside LoRA factors are not supported",
+                "use the base model that the adapter was trained on, or merge the adapter into its base model",
+            )
+
+
 def _without_factors(adapter: Adapter, module: str) -> ModelRefused:
     """The error for an adapter that changes a module that cannot have factors."""
-    parts = module.split(".")
-    if EXPERTS in parts:
-        return ModelRefused(
-            f"adapter {adapter.name}: it changes {module!r:.200}, but adapters of experts are not supported",
-            "use an adapter whose target modules are those of attention, such as q_proj and v_proj",
-        )
-    if parts[-1] == ABSORBED:
+    if module.split(".")[-1] == ABSORBED:
         return ModelRefused(
             f"adapter {adapter.name}: it changes {module!r:.200}, but adapters of {ABSORBED} are not supported",
             "use an adapter whose target modules are other projections, such as q_proj and o_proj",
@@ -190,22 +240,50 @@ def _weights(folder: Path) -> Path:
     raise ModelRefused(f"{folder.name} has no weights: {PEFT_WEIGHTS} and {MLX_WEIGHTS} are missing")
 
 
+def _split_copies(tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, StoredTensor], dict[str, StoredTensor]]:
+    """The copies of tensors of the base model, by the names that they have there, and the other tensors."""
+    copies: dict[str, StoredTensor] = {}
+    others: dict[str, StoredTensor] = {}
+    for name, tensor in tensors.items():
+        if "lora_" in name or not name.startswith(PREFIX) or not name.endswith(_BASE_ENDS):
+            others[name] = tensor
+            continue
+        original = text_module(name.removeprefix(PREFIX).replace(_BASE_LAYER, ""))
+        if original:
+            copies[original] = tensor
+    return copies, others
+
+
 def _read_peft(config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, Factors]:
     factors: dict[str, Factors] = {}
     used = {name: tensor for name, tensor in tensors.items() if not name.endswith(_TRAINING_END)}
     for module, (a, b) in _pairs(used, _PEFT_ENDS).items():
         if not module.startswith(PREFIX):
             raise ModelRefused(f"tensor {a.name!r:.200} does not begin with {PREFIX}")
-        name = module.removeprefix(PREFIX)
-        factors[name] = _validated(name, a.tensor, b.tensor, False, config)
+        trained = module.removeprefix(PREFIX)
+        name = text_module(trained)
+        _refuse_experts(trained)
+        validated = _validated(trained, a.tensor, b.tensor, False, config)
+        if name in factors:
+            raise ModelRefused(f"tensor {a.name!r:.200} is a second LoRA factor of {name}")
+        if name:
+            factors[name] = validated
+    if not factors:
+        raise ModelRefused("the adapter has no LoRA factors of the text model")
     return factors
 
 
+def _refuse_experts(module: str) -> None:
+    if EXPERTS in module.split("."):
+        raise ModelRefused(f"it changes {module!r:.200}: {NO_EXPERTS}", WITHOUT_EXPERTS)
+
+
 def _read_mlx(config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, Factors]:
-    return {
-        module: _validated(module, a.tensor, b.tensor, True, config)
-        for module, (a, b) in _pairs(tensors, _MLX_ENDS).items()
-    }
+    factors: dict[str, Factors] = {}
+    for module, (a, b) in _pairs(tensors, _MLX_ENDS).items():
+        _refuse_experts(module)
+        factors[module] = _validated(module, a.tensor, b.tensor, True, config)
+    return factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +299,7 @@ def _pairs(tensors: Mapping[str, StoredTensor], ends: Mapping[str, str]) -> dict
     for name, tensor in tensors.items():
         end = next((end for end in ends if name.endswith(end)), None)
         if end is None:
-            raise ModelRefused(f"tensor {name!r:.200} is not a LoRA factor", "use a plain LoRA adapter")
+            raise ModelRefused(f"tensor {name!r:.200} is not a LoRA factor", PLAIN_LORA)
         sides = modules.setdefault(name.removesuffix(end), {})
         if ends[end] in sides:
             raise ModelRefused(f"tensors {sides[ends[end]].name!r:.200} and {name!r:.200} are the same LoRA factor")

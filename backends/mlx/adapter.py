@@ -12,9 +12,9 @@ from mlx_lm.models.base import create_attention_mask as attention_mask_of_model
 from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_attention_mask, make_prompt_cache
 
-from ...engine.adapterconfig import HEAD
 from ...engine.errors import ModelRefused
 from ...engine.modelconfig import ModelConfig
+from ...engine.peftmodules import HEAD
 from ...engine.tensornames import decoder_tensors, names_of_language_model
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,10 +14,9 @@ from ...engine.adapterfiles import Factors, read_for_model
 from ...engine.batch import Ints
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
-from ...engine.tensorfiles import StoredTensor, refusing_unreadable
+from ...engine.tensorfiles import StoredTensor
+from ...engine.tensorvalues import Floats, read_values
 from .adapter import Target, add_to_output, tied_embedding
-
-NUMPY_DTYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2"}  # numpy has no bfloat16
 
 
 class Pair(NamedTuple):
@@ -101,8 +99,12 @@ def _padded(array: mx.array, shape: tuple[int, ...]) -> mx.array:
 class AdapterSlots:
     """The adapter slots of a model. A slot takes no memory until its first adapter is loaded."""
 
-    def __init__(self, targets: Mapping[str, Target], max_rank: int, dtype: mx.Dtype) -> None:
-        """`targets`: the modules that can have factors. `dtype`: the dtype of the activations."""
+    def __init__(
+        self, targets: Mapping[str, Target], max_rank: int, dtype: mx.Dtype, base: Mapping[str, StoredTensor]
+    ) -> None:
+        """`targets`: the modules that can have factors. `dtype`: the dtype of the activations. `base`: the tensors in
+        the files of the model."""
+        self._base = base
         self._dtype = _factor_dtype(dtype)
         self._targets = targets
         self._shapes = {name: (target.out_features, target.in_features) for name, target in targets.items()}
@@ -127,7 +129,7 @@ class AdapterSlots:
         """Read an adapter's files to main memory. Raises ModelRefused if the adapter does not fit the model."""
         if adapter in self._prepared:
             return
-        files = read_for_model(adapter, self._shapes, self._max_rank, self._tied_embedding)
+        files = read_for_model(adapter, self._shapes, self._max_rank, self._base, self._tied_embedding)
         pairs: dict[str, Pair] = {}
         for name, factors in files.factors.items():
             a = _matrix(factors, factors.a)
@@ -175,14 +177,9 @@ def _factor_dtype(dtype: mx.Dtype) -> mx.Dtype:
     return mx.float32 if on_cpu else dtype
 
 
-def _matrix(factors: Factors, stored: StoredTensor) -> NDArray[np.float32]:
+def _matrix(factors: Factors, stored: StoredTensor) -> Floats:
     """A factor, [in_features, rank] or [rank, out_features]. Raises ModelRefused for NaN or infinity."""
-    with refusing_unreadable(stored.file):
-        count = math.prod(stored.shape)
-        values = np.fromfile(stored.file, NUMPY_DTYPES[stored.dtype], count, offset=stored.start)
-    if stored.dtype == "BF16":
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    matrix: NDArray[np.float32] = values.astype(np.float32).reshape(stored.shape)
+    matrix = read_values(stored)
     if not np.isfinite(matrix).all():
         raise ModelRefused(f"{stored.file.name}: a LoRA factor contains NaN or infinity")
     return matrix if factors.transposed else matrix.T

@@ -70,7 +70,7 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
         if describes(files.config):
             set_context(loaded.model, spec.max_context)
         [pages] = spec.groups
-        adapters = AdapterSlots(targets, options.adapter_rank, dtype)
+        adapters = AdapterSlots(targets, options.adapter_rank, dtype, files.tensors)
         caches = Caches(loaded.shapes, pages.num_pages, pages.page_size)
     room = ROOM * pages.tokens
     token_bytes = sum(shape.token_bytes for shape in loaded.shapes)

@@ -147,7 +147,8 @@ class Loader:
         """The model that `build` returns, and its weights. Raises ModelRefused if the files do not fit the model."""
         products = None if self._packed is None else self._packed.read()
         values = slot_values(self._files.config, self._adapter_rank) if adapter_slots else 0
-        slots = AdapterSlots(adapter_slots, self._adapter_rank, values, self._device, self._dtype)
+        base = self._files.tensors
+        slots = AdapterSlots(adapter_slots, self._adapter_rank, values, self._device, self._dtype, base)
         weights = Weights(self._files, self._device, self._dtype, self._scheme, products or {}, slots)
         model = build(weights)
         weights.close()

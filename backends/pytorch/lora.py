@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -60,11 +61,21 @@ class AdapterSlots:
     in main memory. The slots take no memory until the first adapter is prepared.
     """
 
-    def __init__(self, count: int, rank: int, values: int, device: Device, dtype: torch.dtype) -> None:
-        """`values`: the size of one slot in numbers (see `slot_values`)."""
+    def __init__(
+        self,
+        count: int,
+        rank: int,
+        values: int,
+        device: Device,
+        dtype: torch.dtype,
+        base: Mapping[str, StoredTensor] = MappingProxyType({}),
+    ) -> None:
+        """`values`: the size of one slot in numbers (see `slot_values`). `base`: the tensors in the files of the
+        model."""
         self.count = count
         self.rank = rank
         self.tied_embedding = ""  # name of the embedding that is also the output head
+        self._base = base
         self._values = values
         self._memory = device.slot_memory(device)
         self._dtype = dtype
@@ -98,7 +109,7 @@ class AdapterSlots:
         if adapter in self._prepared:
             return
         shapes = {name: (module.out_features, module.in_features) for name, module in self._modules.items()}
-        files = read_for_model(adapter, shapes, self.rank, self.tied_embedding)
+        files = read_for_model(adapter, shapes, self.rank, self._base, self.tied_embedding)
         self._allocate()
         values = self._memory.buffer(self._values, self._dtype)
         maps = MappedFiles()

@@ -65,14 +65,15 @@ def adapter_configs(tiny: Tiny) -> list[LoraConfig]:
     ]
 
 
-def save_adapter(base: torch.nn.Module, config: LoraConfig, folder: Path, seed: int) -> None:
-    """A PEFT adapter with random factors. PEFT itself starts with B = 0."""
+def save_adapter(base: torch.nn.Module, config: LoraConfig, folder: Path, seed: int, *, copies: bool = False) -> None:
+    """A PEFT adapter with random factors. PEFT itself starts with B = 0. `copies`: with the weights of an embedding and
+    of a head that have factors, as PEFT saves them by default."""
     model = get_peft_model(base, config)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         if "lora_" in name:
             parameter.data = torch.randn(parameter.shape, generator=generator) * 0.3
-    model.save_pretrained(folder, save_embedding_layers=False)
+    model.save_pretrained(folder, save_embedding_layers="auto" if copies else False)
     model.unload()
 
 

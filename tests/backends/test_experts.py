@@ -343,5 +343,5 @@ def test_adapter_of_experts_is_refused_by_name(module: str, tmp_path: Path) -> N
         json.dumps(config | {"target_modules": ["q_proj", module.rpartition(".")[2]]})
     )
     runner = open_on("cpu", tmp_path / "model", OPTIONS)
-    with pytest.raises(ModelRefused, match="adapters of experts are not supported"):
+    with pytest.raises(ModelRefused, match="adapters of the experts of a mixture are not supported"):
         runner.prepare_adapter(adapter_of(folder))

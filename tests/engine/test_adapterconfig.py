@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftType, get_peft_model
 from peft.tuners.lora import LoraLayer, VeloraConfig
 from torch import nn
 
-from localllm.engine.adapterconfig import HONOURED, NO_EFFECT, UNSUPPORTED, MlxConfig, PeftConfig
+from localllm.engine.adapterconfig import HONOURED, NO_EFFECT, PARAMETERS, UNSUPPORTED, MlxConfig, PeftConfig
 from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.errors import ModelRefused
 
@@ -20,9 +20,14 @@ FIELDS = {field.name for field in dataclasses.fields(LoraConfig)}
 MODULE = "model.layers.0.self_attn.q_proj"
 
 
+def scale(fields: dict[str, Any], module: str = MODULE) -> float:
+    """The scale of a module with factors of rank 8."""
+    return PeftConfig({"target_modules": ["q_proj", "lm_head", "embed_tokens"]} | fields).scale(module, 8)
+
+
 def test_every_field_of_peft_is_in_one_group() -> None:
     """A field that a later release of PEFT adds fails here."""
-    groups = [HONOURED, NO_EFFECT, UNSUPPORTED.keys()]
+    groups = [HONOURED, NO_EFFECT, UNSUPPORTED.keys(), {PARAMETERS}]
     known = set().union(*groups)
     assert not FIELDS - known
     assert sum(map(len, groups)) == len(known)
@@ -70,6 +75,19 @@ class Model(nn.Module):
         {"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": "layers"},
         {"target_modules": ["q_proj"], "layers_to_transform": 0},
         {"target_modules": r"model\.layers\.\d\.self_attn\.o_proj"},
+        {"target_modules": r".*\.(?:q|o)_proj|lm_head"},
+        {"target_modules": r"(?!.*lm_head).*\.layers\.[1-9]\d*\.(?:.*?)(?:q_proj|o_proj)\b"},
+        {"target_modules": "all-linear"},
+        {"target_modules": "All-Linear", "exclude_modules": ["lm_head"]},
+        {"exclude_modules": r".*\.0\..*|lm_head"},
+        {"target_modules": ["model.layers.1.self_attn.q_proj", "o_proj"], "layers_to_transform": [0]},
+        {"target_modules": ["q_proj", "lm_head"], "layers_to_transform": [0]},
+        {"target_modules": ["q_proj"], "layers_to_transform": [1], "layers_pattern": ["h", "layers"]},
+        {"rank_pattern": {r"(q|o)_proj": 3, "q_proj": 2}, "alpha_pattern": {r"layers\.\d+\.self_attn\.q_.*": 5}},
+        {"rank_pattern": {r".*\.1\..*": 6}, "alpha_pattern": {r"^model\.layers\.(?:0|5)\..+": 24, ".*": 2}},
+        {"rank_pattern": {r"^(?!lm_).*": 2}, "alpha_pattern": {"proj|lm_head": 7, r"[^.]+_proj": 9}},
+        {"bias": "all"},
+        {"bias": "lora_only"},
         {"init_lora_weights": "gaussian"},
         {"init_lora_weights": "orthogonal"},
         {"init_lora_weights": "mica"},
@@ -85,6 +103,8 @@ def test_adapter_has_the_modules_ranks_and_scales_of_peft(tmp_path: Path, fields
     config = LoraConfig(**{"r": 4, "target_modules": ["q_proj", "o_proj", "embed_tokens", "lm_head"]} | fields)
     model = get_peft_model(Model(), config)  # type: ignore[arg-type] - PEFT accepts any module
     model.save_pretrained(tmp_path, save_embedding_layers=False)
+    saved = LoraConfig.from_pretrained(tmp_path)  # patterns have another order there
+    model = get_peft_model(Model(), saved)  # type: ignore[arg-type]
     expected = {
         name.removeprefix("base_model.model."): (layer.r["default"], layer.scaling["default"])
         for name, layer in model.named_modules()
@@ -97,7 +117,7 @@ def test_adapter_has_the_modules_ranks_and_scales_of_peft(tmp_path: Path, fields
 @pytest.mark.parametrize("field", sorted(UNSUPPORTED))
 def test_unsupported_field_is_refused_unless_it_is_empty(field: str) -> None:
     for empty in (None, False, [], {}):
-        assert PeftConfig({field: empty}).scale(MODULE, 8) == 1.0
+        assert scale({field: empty}) == 1.0
     for value in (True, [1], {"a": 1}):
         with pytest.raises(ModelRefused, match="is not supported"):
             PeftConfig({field: value})
@@ -105,7 +125,7 @@ def test_unsupported_field_is_refused_unless_it_is_empty(field: str) -> None:
 
 def test_field_of_a_later_release_is_refused_unless_it_is_empty() -> None:
     for value in (None, False, [], {}, "", 0):
-        assert PeftConfig({"use_new": value}).scale(MODULE, 8) == 1.0
+        assert scale({"use_new": value}) == 1.0
     for value in (True, "x", 0.5, [1], {"a": 1}):
         with pytest.raises(ModelRefused, match=r"the field .use_new. with the value .* is not known"):
             PeftConfig({"use_new": value})
@@ -121,9 +141,20 @@ def test_field_of_a_later_release_is_refused_unless_it_is_empty() -> None:
         ({"lora_alpha": float("nan")}, "lora_alpha must be a number"),
         ({"init_lora_weights": "later"}, "init_lora_weights must be true, false or one of gaussian"),
         ({"init_lora_weights": "corda"}, "changes the base model"),
-        ({"peft_type": "LOHA"}, "peft_type must be LORA"),
-        ({"bias": "all"}, 'bias must be "none"'),
-        ({"layers_pattern": "blocks"}, "layers_pattern must be"),
+        ({"bias": "some"}, "bias must be none or all or lora_only"),
+        ({"layers_pattern": "blocks"}, "layers_to_transform must be numbers of layers, because layers_pattern"),
+        ({"layers_pattern": "(a+)+", "layers_to_transform": 0}, "layers_pattern must be the name"),
+        ({"layers_pattern": "blocks", "layers_to_transform": 0}, "layers_to_transform must be a list with the layer"),
+        ({"layers_to_transform": 0, "target_modules": ".*q_proj"}, "layers_to_transform must be absent"),
+        ({"target_modules": None}, "target_modules must be a value with model.layers.0.self_attn.q_proj"),
+        ({"target_modules": r".*\.(k|v)_proj"}, "target_modules must be a value with model.layers.0.self_attn.q_proj"),
+        ({"target_modules": "q_proj"}, "target_modules must be a value with"),
+        ({"target_modules": "(q_proj"}, "target_modules must be an expression that can be read .*malformed"),
+        ({"exclude_modules": r"model\..*"}, "exclude_modules must be without model.layers.0.self_attn.q_proj"),
+        ({"rank_pattern": {"(q|k)_proj": 4}}, "rank 8, but adapter_config.json says 4"),
+        ({"rank_pattern": {"q_proj|(": 8}}, "rank_pattern must be an expression that can be read .*malformed"),
+        ({"alpha_pattern": {r"(a)\1": 8}}, "alpha_pattern must be an expression that can be read .*groupref"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "experts of a mixture are not supported"),
         ({"layers_to_transform": ["0"]}, "layers_to_transform must be an integer"),
         ({"layers_to_transform": True}, "layers_to_transform must be an integer"),
         ({"target_modules": {"q_proj": 1}}, "target_modules must be a list of strings"),
@@ -135,7 +166,7 @@ def test_field_of_a_later_release_is_refused_unless_it_is_empty() -> None:
 )
 def test_malformed_field_is_refused_by_name(fields: dict[str, Any], reason: str) -> None:
     with pytest.raises(ModelRefused, match=reason):
-        PeftConfig(fields).scale(MODULE, 8)
+        scale(fields)
 
 
 @pytest.mark.parametrize(
@@ -143,15 +174,22 @@ def test_malformed_field_is_refused_by_name(fields: dict[str, Any], reason: str)
     [
         ({"target_modules": "all-linear"}, "lm_head"),
         ({"target_modules": "all-linear"}, "model.embed_tokens"),
-        ({"target_modules": ["q_proj", "lm_head"], "layers_to_transform": [0]}, "lm_head"),
+        ({"target_modules": ["q_proj"], "layers_to_transform": [0]}, "lm_head"),
         ({"ensure_weight_tying": True}, "model.embed_tokens"),
     ],
     ids=str,
 )
 def test_factors_of_a_module_outside_of_the_layers(fields: dict[str, Any], module: str) -> None:
-    assert PeftConfig(fields).scale(MODULE, 8) == 1.0
+    assert scale(fields) == 1.0
     with pytest.raises(ModelRefused, match=module):
-        PeftConfig(fields).scale(module, 8)
+        scale(fields, module)
+
+
+@pytest.mark.parametrize("kind", sorted(set(PeftType) - {PeftType.LORA}))
+def test_other_type_of_peft_is_refused_by_its_name(kind: PeftType) -> None:
+    """Not by the first field that LoRA does not have."""
+    with pytest.raises(ModelRefused, match=f"peft_type '{kind.value}' is not supported; only LORA is"):
+        PeftConfig({"peft_type": kind.value, "target_r": 8, "total_step": 100, "use_dora": True})
 
 
 MLX = {"rank": 8, "scale": 20.0, "dropout": 0.1, "keys": ["self_attn.q_proj", "model.embed_tokens"]}

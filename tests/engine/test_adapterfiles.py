@@ -12,6 +12,7 @@ import pytest
 from localllm.engine.adapterfiles import AdapterFiles, read_adapter
 from localllm.engine.errors import ModelRefused
 
+CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj", "o_proj", "v_proj"]}
 MODULES = ("q_proj", "k_proj", "o_proj")
 PREFIX = "base_model.model.model.layers.0.self_attn."
 
@@ -25,7 +26,7 @@ def write(folder: Path, *extra: str, **config: Any) -> AdapterFiles:
     encoded = json.dumps(header).encode()
     data = struct.pack("<Q", len(encoded)) + encoded + bytes(64 * len(header))
     (folder / "adapter_model.safetensors").write_bytes(data)
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 4, "lora_alpha": 8} | config))
+    (folder / "adapter_config.json").write_text(json.dumps(CONFIG | config))
     return read_adapter(folder)
 
 
@@ -46,7 +47,7 @@ def test_key_that_matches_no_module_changes_nothing(tmp_path: Path, pattern: str
     [
         {"rank_pattern": {"o_proj": 0}},
         {"rank_pattern": {"o_proj": 3}},
-        {"alpha_pattern": {"(o|q)_proj": 1}},
+        {"alpha_pattern": {"(o|q_proj": 1}},
         {"init_lora_weights": "lora_ga"},
         {"init_lora_weights": "pissa_niter_16"},
         {"kasa_config": {"beta": 0.1, "gamma": 0.1}},
@@ -85,6 +86,8 @@ def test_tensor_that_has_no_use_is_refused_by_name(tmp_path: Path, name: str, re
     "config",
     [
         {"target_modules": ["q_proj", "v_proj"]},
+        {"target_modules": r".*\.(q|k)_proj"},
+        {"exclude_modules": r".*\.(o|k)_proj"},
         {"exclude_modules": ["o_proj"]},
         {"layers_to_transform": [1, 2]},
         {"layers_to_transform": 3},

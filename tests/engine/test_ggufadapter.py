@@ -149,4 +149,4 @@ def test_file_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 def test_other_models_refuse_the_file(tmp_path: Path) -> None:
     file = write(tmp_path / "a.gguf")
     with pytest.raises(ModelRefused, match="is a GGUF file, but the model is not"):
-        read_for_model(Adapter("a", str(file), read_adapter(file).version), {Q: (8, 16)}, 16)
+        read_for_model(Adapter("a", str(file), read_adapter(file).version), {Q: (8, 16)}, 16, {})
