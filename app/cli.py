@@ -459,14 +459,14 @@ def adapters_list(as_json: bool) -> int:
 def adapters_load(adapter: str, name: str | None, model: str | None, replace: bool, pin: bool, as_json: bool) -> int:
     """Load an adapter for a model.
 
-    The files are those of PEFT or mlx-lm (safetensors); a GGUF model needs an adapter in a GGUF file. A folder begins
-    with /, ./, ../ or ~; another name is an adapter in the Hugging Face cache. The adapter stays loaded until it or
-    its model is unloaded.
+    The files are those of PEFT or mlx-lm (safetensors), also for a GGUF model, which takes adapters in GGUF files too.
+    A folder begins with /, ./, ../ or ~; another name is an adapter in the Hugging Face cache. The adapter stays
+    loaded until it or its model is unloaded.
 
     \b
     Examples:
       localllm adapters load ./pirate --model guide
-      localllm adapters load ./lora.gguf --model ./model.gguf
+      localllm adapters load ./pirate --model ./model.gguf
       localllm adapters load org/pirate-lora --name pirate --replace
     """
     from .commands.adapters import load as body

@@ -28,6 +28,15 @@ class GgufAdapter:
     base: str  # name or address of the base model; empty if the file has none
     base_class: str = ""  # the format has none
 
+    @property
+    def warning(self) -> str:
+        """The facts about the training that the format does not have."""
+        missing = "" if self.alpha else ", and this file has no alpha, so llama.cpp uses the scale 1"
+        return (
+            f"a GGUF adapter file does not have use_rslora and alpha_pattern of PEFT{missing}; if the adapter was "
+            "trained with them, load the folder of PEFT instead"
+        )
+
     def scale(self, module: str, rank: int) -> float:
         """The scale of an adapter of this rank: the adapter adds scale · B(A(x)) to the product of a module."""
         return self.alpha / rank if self.alpha else 1.0

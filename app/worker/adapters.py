@@ -24,14 +24,18 @@ async def load_adapter(frame: frames.LoadAdapter, model: OpenModel, engine: Engi
         try:
             files = await asyncio.to_thread(read_adapter, frame.path)
             _check_version(frame, files)
-            warning = check_base(files, model.info.model, model.model_type)
+            warnings = check_base(files, model.info.model, model.model_type), files.warning
             adapter = Adapter(frame.name, frame.path, files.version)
             await asyncio.to_thread(stack.enter_context, engine.prepared_adapter(adapter))
             engine.register_adapter(adapter, pinned=frame.pinned)
         except ModelRefused as error:
             raise AdapterUnusable(str(error), hint=error.hint, param="lora_path") from error
         return frames.AdapterLoaded(
-            id=frame.id, version=files.version, rank=files.rank, base=files.base, warning=warning
+            id=frame.id,
+            version=files.version,
+            rank=files.rank,
+            base=files.base,
+            warning="; ".join(filter(None, warnings)),
         )
 
 

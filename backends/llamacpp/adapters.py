@@ -1,54 +1,64 @@
-"""LoRA adapters in GGUF files, which llama.cpp adds to all tokens of a call."""
+"""LoRA adapters, which llama.cpp adds to all tokens of a call."""
 
 from __future__ import annotations
 
 import ctypes
+import tempfile
 import threading
+from pathlib import Path
 from typing import Any
 
-from ...engine.adapterfiles import AdapterFiles, is_gguf, read_adapter
+from ...engine.adapterfiles import check_copies, is_gguf, read_registered
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
+from ...engine.modelfiles import ModelFiles
 from .library import library
+from .peft import base_tensors, write_adapter
 
 
 class Adapters:
     """The adapters of one model, and the adapter in each slot."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, files: ModelFiles) -> None:
         self._model = model
+        self._files = files
         self._loaded: dict[Adapter, Any] = {}  # pointers of llama.cpp
         self._slots: dict[int, Any] = {}
         self._selected: tuple[Any, float] | None = None  # the adapter that the context uses, and its scale
         self._lock = threading.Lock()
 
     def prepare(self, adapter: Adapter) -> None:
-        """Read the file of an adapter. Raises ModelRefused if it does not fit the model, or if its files changed."""
-        files = self._read(adapter)
+        """Read the files of an adapter. Raises ModelRefused if it does not fit the model, or if its files changed."""
+        files = read_registered(adapter)
+        if is_gguf(files.path):
+            self._add(adapter, files.path)
+            return
+        copies = {name: self._files.tensors[tensor] for name, tensor in base_tensors(self._files).items()}
+        check_copies(adapter, files, copies)
+        with tempfile.TemporaryDirectory(prefix="localllm-") as folder:
+            file = Path(folder, "adapter.gguf")
+            try:
+                write_adapter(files, self._files, file)
+            except ModelRefused as error:
+                raise ModelRefused(f"adapter {adapter.name}: {error}", error.hint) from error
+            except OSError as error:
+                raise ModelRefused(
+                    f"adapter {adapter.name}: its factors cannot be written to {folder}: {error.strerror or error}",
+                    "free space there, or set TMPDIR to another folder",
+                ) from error
+            self._add(adapter, file)
+
+    def _add(self, adapter: Adapter, file: Path) -> None:
         lib = library()
         with self._lock:
             if adapter in self._loaded:
                 return
             lib.forget_errors()
-            loaded = lib.c.llama_adapter_lora_init(self._model, str(files.path).encode())
+            loaded = lib.c.llama_adapter_lora_init(self._model, str(file).encode())
             if not loaded:
                 reason = lib.last_errors or "no reason given"
                 raise ModelRefused(f"adapter {adapter.name}: llama.cpp cannot load it: {reason}"[:500])
             self._loaded[adapter] = loaded
-
-    def _read(self, adapter: Adapter) -> AdapterFiles:
-        try:
-            files = read_adapter(adapter.path)
-        except ModelRefused as error:
-            raise ModelRefused(f"adapter {adapter.name}: {error}", error.hint) from error
-        if not is_gguf(files.path):
-            raise ModelRefused(
-                f"adapter {adapter.name}: a GGUF model needs an adapter in a GGUF file",
-                "convert the adapter with convert_lora_to_gguf.py of llama.cpp",
-            )
-        if files.version != adapter.version:
-            raise ModelRefused(f"adapter {adapter.name}: its files have changed", "load the adapter again")
-        return files
 
     def load(self, slot: int, adapter: Adapter) -> None:
         with self._lock:

@@ -59,7 +59,7 @@ def open_gguf(files: ModelFiles, options: LoadOptions) -> Runner:
         raise
     sequences = _sequences(context, spec, size, needs_pairs, len(ids))
     threads = options.threads or cores()
-    return LlamaRunner(model, context, spec, sequences, ids, Adapters(model), threads)
+    return LlamaRunner(model, context, spec, sequences, ids, Adapters(model, files), threads)
 
 
 def _sequences(context: Any, spec: RunnerSpec, size: Size, needs_pairs: bool, count: int) -> Sequences:

@@ -355,12 +355,6 @@ def test_failed_step_has_a_typed_error(
 
 
 class TestAdapters:
-    def test_folder_of_peft_is_refused_with_the_way_to_convert_it(self, runner: LlamaRunner, tmp_path: Path) -> None:
-        folder = canary.save_adapter(tmp_path / "peft", 1)
-        with pytest.raises(ModelRefused, match="needs an adapter in a GGUF file") as caught:
-            runner.prepare_adapter(Adapter("a", str(folder), read_adapter(folder).version))
-        assert "convert_lora_to_gguf.py" in caught.value.hint
-
     def test_changed_file_is_refused(self, runner: LlamaRunner, tmp_path: Path) -> None:
         file = gguf_models.write_canary_adapter(tmp_path / "a.gguf", 1)
         with pytest.raises(ModelRefused, match="its files have changed"):
