@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 
 import click
 
@@ -44,10 +45,18 @@ def pull(names: Sequence[str], *, yes: bool, anyway: bool, as_json: bool, limit:
     for download, plan in zip(downloads, plans, strict=True):
         with _display(as_json) as notify:
             download.notify = notify
+            download.warn = partial(_warn, as_json)
             with _message_of_interruption(download):
                 model = download.run(plan)
         _show_result(model, as_json)
     return 0
+
+
+def _warn(as_json: bool, sentence: str) -> None:
+    if as_json:
+        _event("warning", text=sentence)
+    else:
+        say(safe(sentence))
 
 
 @contextmanager
@@ -92,10 +101,8 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         received = f", {size(plan.received_bytes)} of it received before" if plan.received_bytes else ""
         count = f"{len(plan.to_download)} of {len(plan.files)} files"
         say(f"{repository.id}: {count} to download, {size(plan.missing_bytes)}{received}{licence}")
-    if plan.unverifiable:
-        count = f"{len(plan.unverifiable)} of {len(plan.files)} files"
-        names = safe(", ".join(plan.unverifiable[-3:]))
-        say(f"{repository.id}: the server names no hash of {count} ({names}): nothing vouches for their bytes")
+    if plan.warning:
+        say(f"{repository.id}: {safe(plan.warning)}")
 
 
 def _show_result(model: cache.ModelRef, as_json: bool) -> None:

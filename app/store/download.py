@@ -19,7 +19,7 @@ from ..errors import ModelNotFound, ModelUnusable
 from . import adapter_refs, cache, disk_errors
 from .blobs import UNVERIFIED, blob_of, is_unverified
 from .disk_errors import translate_disk_errors
-from .early_check import problem_with_headers, problem_without_headers
+from .early_check import check_headers, problem_without_headers
 from .ggufs import is_gguf
 from .heads import with_hashes
 from .hubs import credentials
@@ -37,6 +37,8 @@ from .transfer.policy import Policy, from_environment
 from .transfer.progress import Progress
 from .transfer.transfer import Cancelled, Transfer, is_stored
 
+MAX_NAMES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -52,6 +54,16 @@ class Plan:
     def unverifiable(self) -> list[str]:
         """The names of the files without a hash at the hub: nothing vouches for their bytes."""
         return [file.name for file in self.files if not file.has_hash]
+
+    @property
+    def warning(self) -> str:
+        """A sentence about the files without a hash; empty if every file has one."""
+        count = len(self.unverifiable)
+        names = ", ".join(self.unverifiable[-MAX_NAMES:])  # the weights are last
+        text = (
+            f"the server names no hash of {count} of {len(self.files)} files ({names}): nothing vouches for their bytes"
+        )
+        return text if count else ""
 
     @property
     def to_download(self) -> list[RemoteFile]:
@@ -104,6 +116,7 @@ class Download:
     ) -> None:
         self.name = remote_name(name)
         self.notify = notify
+        self.warn: Callable[[str], None] = lambda sentence: None
         self._policy = policy or from_environment()
         self._anyway = anyway
         self._disk = Disk()
@@ -184,7 +197,7 @@ class Download:
             self._refuse(plan, transfer, problem_without_headers(plan.kind, names, _here(plan, transfer)))
         transfer.fetch(small)
         if missing and not self._anyway:
-            self._refuse(plan, transfer, self._problem_with_headers(plan, transfer))
+            self._check_headers(plan, transfer)
         transfer.fetch(weights)
         if missing:
             publish.publish(repository.folder, repository.commit, transfer.blob_names, self._disk)
@@ -202,14 +215,18 @@ class Download:
         commit = cache.refs(repository.folder).get(self._revision, self._revision)
         return cache.is_commit(commit, repository.commit) and not (plan.missing or plan.outdated)
 
-    def _problem_with_headers(self, plan: Plan, transfer: Transfer) -> str:
+    def _check_headers(self, plan: Plan, transfer: Transfer) -> None:
+        """Raises ModelUnusable for a model with a problem. Warns of a chat template that fails."""
         with range_requests(self._policy) as self._ranges:
             if self._cancelled:
                 self._ranges.interrupt()
             try:
-                return problem_with_headers(plan.files, _here(plan, transfer), self._ranges)
+                result = check_headers(plan.files, _here(plan, transfer), self._ranges)
             except Interrupted as error:
                 raise _cancelled() from error
+        self._refuse(plan, transfer, result.problem)
+        if result.template:
+            self.warn(f"{self.name}: its chat template fails, so it cannot chat: {result.template}")
 
     def _refuse(self, plan: Plan, transfer: Transfer, problem: str) -> None:
         """Raises ModelUnusable for a model with a problem, and deletes the files that have arrived for it."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ...engine.configfiles import CONFIG_FILES
@@ -15,6 +16,8 @@ from .check import TOKENIZER, check
 from .ggufs import is_gguf
 from .remote import RemoteFile
 from .skeleton import Fetch, skeleton
+from .stored import kind_of
+from .trial import try_folder, try_gguf
 
 
 def problem_without_headers(kind: str, names: Sequence[str], stored: Mapping[str, Path]) -> str:
@@ -33,17 +36,30 @@ def problem_without_headers(kind: str, names: Sequence[str], stored: Mapping[str
     return problem or ("" if TOKENIZER in names else f"{TOKENIZER} is missing")
 
 
-def problem_with_headers(files: Sequence[RemoteFile], stored: Mapping[str, Path], fetch: Fetch) -> str:
-    """The first problem of a model, an adapter or a GGUF model at a hub; empty without one.
+@dataclass(frozen=True, slots=True)
+class EarlyCheck:
+    """The result of a check. Empty texts: a usable model, whose chat template works or is missing."""
+
+    problem: str = ""  # the first reason why it cannot be used
+    template: str = ""  # the reason why its chat template fails
+
+
+def check_headers(files: Sequence[RemoteFile], stored: Mapping[str, Path], fetch: Fetch) -> EarlyCheck:
+    """Check a model, an adapter or a GGUF model at a hub.
 
     `files`: those of its download. Raises DownloadFailed, or ModelUnusable for headers that are too large.
     """
     gguf = next((file.name for file in files if is_gguf(Path(file.name))), "")
     try:
         with skeleton(files, fetch, stored) as folder:
-            return "".join(check(folder / gguf)[:1])
+            if problems := check(folder / gguf):
+                return EarlyCheck(problems[0])
+            if kind_of(folder / gguf) == "adapter":
+                return EarlyCheck()
+            verdict = try_gguf(folder / gguf) if gguf else try_folder(folder)
+            return EarlyCheck(template=verdict.reason if verdict.status == "fails" else "")
     except ModelRefused as error:
-        return str(error)
+        return EarlyCheck(str(error))
 
 
 def _fetch_nothing(file: RemoteFile, offset: int, length: int) -> bytes:

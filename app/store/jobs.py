@@ -34,6 +34,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     files_total: int = 0
     speed: float = 0.0  # bytes per second
     eta: float | None = None  # seconds to the end; None: unknown
+    warning: str = ""  # about files without a hash
     model: str = ""  # id of the complete model or adapter
     error: str = ""
     hint: str = ""
@@ -129,7 +130,7 @@ class Jobs:
     def _run(self, name: str, download: Runnable) -> None:
         try:
             plan = download.plan()
-            self._change(name, total=plan.missing_bytes, files_total=len(plan.missing))
+            self._change(name, total=plan.missing_bytes, files_total=len(plan.missing), warning=plan.warning)
             model = download.run(plan)
             self._change(name, state="done", speed=0.0, eta=None, model=model.id)
         except Cancelled:

@@ -155,3 +155,16 @@ def test_unfinished_bytes_beside_a_model_are_listed(hub: Hub, capsys: pytest.Cap
     assert rows["guide"]["unfinished"] == 0
     assert main(["list"]) == 0
     assert "localllm prune --all deletes them" in capsys.readouterr().err
+
+
+def test_chat_template_that_fails_is_a_warning_before_the_weights(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    template = json.dumps({"chat_template": "{{ raise_exception('never') }}"}).encode()
+    hub.repos["org/m"] = {**WHOLE, "tokenizer_config.json": template}
+    assert main(["pull", "--yes", "org/m"]) == 0
+    assert "its chat template fails, so it cannot chat" in capsys.readouterr().err
+    assert main(["rm", "--yes", "org/m"]) == 0
+    capsys.readouterr()
+    assert main(["pull", "--yes", "--json", "org/m"]) == 0
+    events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
+    assert events.count("warning") == 1
+    assert events.index("warning") < events.index("complete")

@@ -31,7 +31,7 @@ class FakeDownload:
         self.calls: list[str] = []
 
     def plan(self) -> Any:
-        return SimpleNamespace(missing_bytes=100, missing=(1, 2))
+        return SimpleNamespace(missing_bytes=100, missing=(1, 2), warning="")
 
     def run(self, plan: Any) -> Any:
         self.notify(Progress("downloading", 40, 100, 1, 2, (), 10.0, 6.0))

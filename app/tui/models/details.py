@@ -105,6 +105,8 @@ class DetailScreen(ModalScreen[Choice | None]):
             self._add([("problem", self._row.entry.problem)])
         if job is not None and self._row.failed:
             self._add([("download", f"failed: {job.error}. {job.hint}")])
+        if job is not None and job.warning:
+            self._add([("warning", job.warning)])
         known = self._assessment
         if known is not None and known.is_complete and known.error is None:
             self._show_assessment(known)
