@@ -91,8 +91,9 @@ class Plan:
         return [
             leftover
             for leftover in partials(self.repository.folder)
-            if leftover.revision == self.repository.revision
+            if leftover.key
             and leftover.key not in keys
+            and leftover.revision in ("", self.repository.revision)
             and leftover.size not in without_hash
         ]
 

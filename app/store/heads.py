@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import httpx
 
+from ..errors import DownloadFailed
 from .hubs import credentials
 from .metadata import attempt
 from .remote import RemoteFile
@@ -18,10 +20,12 @@ from .transfer.http import Connection, Credentials, origin
 from .transfer.policy import Policy
 
 THREADS = 8
+MAX_REQUESTS = 1000  # for the sizes of one repository
 SHA256 = re.compile(r"[0-9a-f]{64}")
 GIT_OID = re.compile(r"[0-9a-f]{40}")
 EMPTY = hashlib.sha256().hexdigest()
-FIRST_BYTE = {"Range": "bytes=0-0"}
+FIRST_BYTE: Mapping[str, str] = MappingProxyType({"Range": "bytes=0-0"})
+UNKNOWN = -1  # a size
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +37,12 @@ class Head:
     hash: str = ""  # as the server of the address names it: SHA-256 or git hash; empty: it names none
 
 
-def request_head(url: str, policy: Policy, tokens: Credentials) -> Head:
+def request_head(url: str, policy: Policy, tokens: Credentials, headers: Mapping[str, str] = FIRST_BYTE) -> Head:
     """The head of a file. Only its first byte is requested. Raises Transient or Refused."""
     connection = Connection(policy, tokens)
     replies: list[httpx.Response] = []
     try:
-        connection.open(url, FIRST_BYTE, replies.append).close()
+        connection.open(url, headers, replies.append).close()
     finally:
         connection.close()
     return Head(_size(replies[-1]), replies[-1].headers.get("etag", ""), _hash(url, replies))
@@ -66,7 +70,27 @@ def with_hashes(files: Iterable[RemoteFile], policy: Policy) -> list[RemoteFile]
         return list(pool.map(complete, files))
 
 
+def with_sizes(files: Sequence[RemoteFile], policy: Policy) -> list[RemoteFile]:
+    """The files with sizes: of a file of UNKNOWN size, its head is requested. Raises DownloadFailed or Refused."""
+    unknown = sum(file.size == UNKNOWN for file in files)
+    if unknown > MAX_REQUESTS:
+        raise DownloadFailed(f"the hub names no sizes of {unknown} files", hint="set HF_ENDPOINT to another mirror")
+    tokens = credentials()
+
+    def complete(file: RemoteFile) -> RemoteFile:
+        if file.size != UNKNOWN:
+            return file
+        # A server answers a request of the first byte of an empty file with an error.
+        head = attempt(f"look up {file.name}", policy, lambda: request_head(file.url, policy, tokens, {}))
+        return _with_hash(replace(file, size=head.size), head)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(complete, files))
+
+
 def _with_hash(file: RemoteFile, head: Head) -> RemoteFile:
+    if file.has_hash:
+        return file
     if SHA256.fullmatch(head.hash):
         return replace(file, sha256=head.hash)
     if GIT_OID.fullmatch(head.hash):

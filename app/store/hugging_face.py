@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from ..errors import AppError, DownloadFailed, ModelNotFound
+from .heads import UNKNOWN, with_sizes
 from .hubs import GATED_HINT, RETRY_HINT, endpoints
 from .metadata import convert, fetch_json
 from .names import HubName
@@ -18,8 +19,8 @@ from .transfer.failures import Refused
 from .transfer.policy import Policy
 
 Size = Annotated[int, Meta(ge=0, lt=2**60)]  # bytes
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{64}\Z")]
-GitOid = Annotated[str, Meta(pattern=r"^[0-9a-fA-F]{40}\Z")]
+Sha256 = Annotated[str, Meta(pattern=r"^([0-9a-fA-F]{64})?\Z")]  # empty: none
+GitOid = Annotated[str, Meta(pattern=r"^([0-9a-fA-F]{40})?\Z")]  # empty: none
 
 
 class _Lfs(msgspec.Struct):
@@ -28,7 +29,7 @@ class _Lfs(msgspec.Struct):
 
 class _File(msgspec.Struct):
     rfilename: str
-    size: Size
+    size: Size | None = None  # None: of a mirror with less metadata
     blobId: GitOid | None = None
     lfs: _Lfs | None = None
 
@@ -61,20 +62,20 @@ def _from_endpoint(endpoint: str, name: HubName, policy: Policy) -> Repository:
     url = f"{endpoint}/api/models/{name.repo}/revision/{quote(revision, safe='')}?blobs=true"
     task = f"look up {name.repo} at {endpoint}"
     try:
-        reply = fetch_json(task, url, policy)
+        model = convert(task, fetch_json(task, url, policy), _Model)
+        files = with_sizes([_remote_file(name.repo, model.sha, file) for file in model.siblings or []], policy)
     except Refused as refusal:
         raise _error(endpoint, name, refusal) from refusal
-    model = convert(task, reply, _Model)
-    files = [_remote_file(name.repo, model.sha, file) for file in model.siblings or []]
     return Repository(name.repo, model.sha, tuple(files), name.folder, "hf", revision, _licence(model.cardData))
 
 
 def _remote_file(repo: str, commit: str, file: _File) -> RemoteFile:
     sha256 = file.lfs.sha256.lower() if file.lfs is not None and file.lfs.sha256 else None
-    git_oid = None if file.lfs is not None or file.blobId is None else file.blobId.lower()
+    git_oid = file.blobId.lower() if file.lfs is None and file.blobId else None
     path = f"/{repo}/resolve/{commit}/{quote(file.rfilename, errors='surrogatepass')}"
     first, *mirrors = [endpoint + path for endpoint in endpoints()]
-    return RemoteFile(file.rfilename, file.size, sha256, git_oid, first, tuple(mirrors))
+    size = UNKNOWN if file.size is None else file.size
+    return RemoteFile(file.rfilename, size, sha256, git_oid, first, tuple(mirrors))
 
 
 def _licence(card: Any) -> str:

@@ -62,6 +62,7 @@ class Hub:
     fault: Fault | None = None
     redirects: bool = True  # large files come from the other port
     has_hashes: bool = True  # the metadata has the hashes of files
+    has_sizes: bool = True
     has_etags: bool = True  # of the hub; the content server always has them
     speed: int = 0  # bytes/s of each response; 0: no limit
     card: dict[str, object] = field(default_factory=lambda: {"license": "apache-2.0"})
@@ -171,7 +172,7 @@ class Handler(BaseHTTPRequestHandler):
     def _sibling(self, name: str, data: bytes) -> dict[str, object]:
         sibling: dict[str, object] = {"rfilename": name, "size": len(data), "blobId": git_oid(b"pointer")}
         if not self.hub.has_hashes:
-            return {"rfilename": name, "size": len(data)}
+            return {"rfilename": name, "size": len(data)} if self.hub.has_sizes else {"rfilename": name}
         if name.endswith(LFS):
             sibling["lfs"] = {"sha256": self.hub.sha256(data), "size": len(data), "pointerSize": 134}
         else:

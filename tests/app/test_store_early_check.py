@@ -143,6 +143,19 @@ def test_partial_of_a_changed_file_is_listed_then_deleted(hub: Hub, capsys: pyte
     assert partials(folder) == []
 
 
+def test_unfinished_files_without_a_journal_are_deleted_but_not_those_of_other_programs(hub: Hub) -> None:
+    hub.repos["org/m"] = WHOLE
+    blobs = paths.hub_cache_dir() / "models--org--m" / "blobs"
+    blobs.mkdir(parents=True)
+    own = [blobs / f"{'a' * 64}.localllm.incomplete", blobs / f"{'b' * 64}.localllm.journal"]
+    foreign = blobs / f"{'c' * 64}.12345678.incomplete"
+    for file in (*own, foreign):
+        file.write_bytes(bytes(5000))
+    assert main(["pull", "--yes", "org/m"]) == 0
+    assert not any(file.exists() for file in own)
+    assert foreign.exists()
+
+
 def test_unfinished_bytes_beside_a_model_are_listed(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     hub.repos["org/m"] = WHOLE
     assert main(["pull", "--yes", "org/m"]) == 0

@@ -52,6 +52,16 @@ def test_etag_of_the_hub_is_the_hash_of_a_file(hub: Hub, redirects: bool, capsys
     assert {verdict.status for verdict in verify(cache.resolve("org/m"))} == {"ok"}
 
 
+@pytest.mark.parametrize("has_etags", [False, True])
+def test_mirror_without_sizes_names_them_in_the_heads_of_files(hub: Hub, has_etags: bool) -> None:
+    hub.has_sizes = False
+    hub.has_etags = has_etags
+    assert main(["pull", "--yes", "org/m"]) == 0
+    model = cache.resolve("org/m")
+    assert {name: (model.path / name).read_bytes() for name in FILES} == FILES
+    assert ("unknown" in {verdict.status for verdict in verify(model)}) is not has_etags
+
+
 def test_wrong_bytes_are_noticed_with_an_etag(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     hub.redirects = False
     hub.fault = zeroed

@@ -26,7 +26,7 @@ class Leftover:
     size: int  # bytes of the complete file; 0: unknown
     resumable: bool  # False: of huggingface_hub, or without a journal
     active: bool  # a localllm process downloads this repository now
-    key: str = ""  # of the file (remote.RemoteFile.key); empty: nothing can be continued
+    key: str = ""  # of the file (remote.RemoteFile.key); empty: not of localllm
     revision: str = ""  # for which the file was requested; empty: unknown
 
 
@@ -39,7 +39,7 @@ def partials(folder: Path) -> list[Leftover]:
         if name.endswith(DATA_SUFFIX):
             leftovers.append(_resumable(folder / "blobs", name.removesuffix(DATA_SUFFIX), active))
         elif name.endswith(JOURNAL_SUFFIX) and name.removesuffix(JOURNAL_SUFFIX) + DATA_SUFFIX not in names:
-            leftovers.append(_single(folder / "blobs" / name, active))
+            leftovers.append(_single(folder / "blobs" / name, active, name.removesuffix(JOURNAL_SUFFIX)))
         elif name.endswith(FOREIGN_SUFFIX):
             leftovers.append(_single(folder / "blobs" / name, active=False))
     if (folder / STAGING).is_dir() and not active:
@@ -60,15 +60,15 @@ def _resumable(blobs: Path, key: str, active: bool) -> Leftover:
     try:
         record = read_record(journal)
     except (OSError, ValueError):
-        return _single(data, active)
+        return _single(data, active, key)
     disk_bytes = _disk_bytes(data) + _disk_bytes(journal)
     return Leftover(
         (data, journal), disk_bytes, record.received, record.size, True, active, record.key, record.revision
     )
 
 
-def _single(file: Path, active: bool) -> Leftover:
-    return Leftover((file,), _disk_bytes(file), 0, 0, False, active)
+def _single(file: Path, active: bool, key: str = "") -> Leftover:
+    return Leftover((file,), _disk_bytes(file), 0, 0, False, active, key)
 
 
 def _staging(folder: Path) -> Leftover:
