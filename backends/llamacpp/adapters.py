@@ -8,12 +8,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ...engine.adapterfiles import check_copies, is_gguf, read_registered
+from ...engine.adapterfiles import AdapterFiles, check_copies, is_gguf, read_registered, refusals_of
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
 from ...engine.modelfiles import ModelFiles
 from .library import library
-from .peft import base_tensors, write_adapter
+from .peft import base_tensors, check_tied, write_adapter
 
 
 class Adapters:
@@ -29,24 +29,28 @@ class Adapters:
 
     def prepare(self, adapter: Adapter) -> None:
         """Read the files of an adapter. Raises ModelRefused if it does not fit the model, or if its files changed."""
-        files = read_registered(adapter)
-        if is_gguf(files.path):
+        with refusals_of(adapter):
+            files = read_registered(adapter)
+            if not is_gguf(files.path):
+                self._add_folder(adapter, files)
+                return
+            for name in files.factors:
+                check_tied(name, self._files)
             self._add(adapter, files.path)
-            return
+
+    def _add_folder(self, adapter: Adapter, files: AdapterFiles) -> None:
         copies = {name: self._files.tensors[tensor] for name, tensor in base_tensors(self._files).items()}
-        check_copies(adapter, files, copies)
-        with tempfile.TemporaryDirectory(prefix="localllm-") as folder:
-            file = Path(folder, "adapter.gguf")
-            try:
+        check_copies(files, copies)
+        try:
+            with tempfile.TemporaryDirectory(prefix="localllm-") as folder:
+                file = Path(folder, "adapter.gguf")
                 write_adapter(files, self._files, file)
-            except ModelRefused as error:
-                raise ModelRefused(f"adapter {adapter.name}: {error}", error.hint) from error
-            except OSError as error:
-                raise ModelRefused(
-                    f"adapter {adapter.name}: its factors cannot be written to {folder}: {error.strerror or error}",
-                    "free space there, or set TMPDIR to another folder",
-                ) from error
-            self._add(adapter, file)
+                self._add(adapter, file)
+        except OSError as error:
+            raise ModelRefused(
+                f"a temporary file for llama.cpp cannot be written: {error.strerror or error}",
+                "free space there, or set TMPDIR to another folder",
+            ) from error
 
     def _add(self, adapter: Adapter, file: Path) -> None:
         lib = library()
@@ -57,7 +61,7 @@ class Adapters:
             loaded = lib.c.llama_adapter_lora_init(self._model, str(file).encode())
             if not loaded:
                 reason = lib.last_errors or "no reason given"
-                raise ModelRefused(f"adapter {adapter.name}: llama.cpp cannot load it: {reason}"[:500])
+                raise ModelRefused(f"llama.cpp cannot load it: {reason}"[:500])
             self._loaded[adapter] = loaded
 
     def load(self, slot: int, adapter: Adapter) -> None:

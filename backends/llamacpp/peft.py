@@ -81,6 +81,17 @@ def write_adapter(adapter: AdapterFiles, model: ModelFiles, file: Path) -> None:
             out.write(data + bytes(tensor.num_bytes - len(data)))
 
 
+def check_tied(name: str, model: ModelFiles) -> None:
+    """Raises ModelRefused for factors of a tensor that is both the embedding and the output head of the model.
+    llama.cpp uses factors of the embedding for the head too, where their shapes end the process."""
+    if name in (OUTPUT, EMBEDDING) and OUTPUT not in model.tensors:
+        raise ModelRefused(
+            f"it changes {name}, but the model has one tensor for its embedding and its output head, and llama.cpp "
+            "cannot change one of the two",
+            "use the model in safetensors files",
+        )
+
+
 def base_tensors(model: ModelFiles) -> dict[str, str]:
     """The names in safetensors files of the tensors that an adapter can have copies of -> their names in the model."""
     return {f"{module}.weight": name for module, name in _OUTSIDE.items() if name in model.tensors}
@@ -113,12 +124,7 @@ def _name(module: str, model: ModelFiles) -> str:
         name = f"blk.{layer[1]}.{_NAMES.get(layer[2], '')}.weight"
     else:
         name = _OUTSIDE.get(module, "")
-    if OUTPUT not in model.tensors and name in (OUTPUT, EMBEDDING):
-        raise ModelRefused(
-            f"it changes {module}, but the model has one tensor for its embedding and its output head, and llama.cpp "
-            "cannot change one of the two",
-            "use the model in safetensors files",
-        )
+    check_tied(name, model)
     if name not in model.tensors:
         raise ModelRefused(f"the model has no module {module!r:.200}, or its tensor has another form in GGUF files")
     return name

@@ -80,7 +80,9 @@ def write_adapter(file: Path, architecture: str, folder: Path) -> Path:
         out.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(alpha))
         for name, tensor in load_file(folder / "adapter_model.safetensors").items():
             module, _, side = name.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".")
-            out.add_tensor(f"{_gguf_name(f'{module}.weight')}.{side.lower()}", tensor.float().numpy())
+            values = tensor.T.contiguous() if side == "lora_embedding_A" else tensor  # GGUF has [vocab, rank]
+            side = side.lower().replace("embedding_", "")
+            out.add_tensor(f"{_gguf_name(f'{module}.weight')}.{side}", values.float().numpy())
     return file
 
 

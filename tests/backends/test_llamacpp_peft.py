@@ -16,11 +16,14 @@ from safetensors.torch import load_file, save_file
 from localllm.backends import llamacpp
 from localllm.backends.llamacpp import opening
 from localllm.backends.llamacpp.attention import DISABLED
+from localllm.backends.llamacpp.peft import write_adapter as write_peft
+from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_model
 
 from .adapters import LINEAR, OPTIONS, PHI, adapter_of, log_probabilities, pages, put, run, save_adapter, tiny_of
 from .batches import Row
+from .gguf_models import write_adapter
 from .gguf_twins import write_twin
 from .tiny import Tiny
 
@@ -139,15 +142,50 @@ def test_adapter_of_the_embedding_or_the_head(llama: Path, tmp_path: Path, targe
 
 
 @pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
-def test_tied_head_is_refused(tmp_path: Path, target: str) -> None:
-    """llama.cpp has one tensor for both, and would abort."""
+@pytest.mark.parametrize("file", ["", "adapter.gguf"])
+def test_tied_head_is_refused(tmp_path: Path, target: str, file: str) -> None:
+    """llama.cpp has one tensor for both, and ends the process."""
     tiny = tiny_of("llama-tied")
     base = tiny.save(tmp_path / "model")
     runner = llamacpp.open(read_model(write_twin(tmp_path / "model", tmp_path / "model.gguf")), GGUF_OPTIONS)
-    save_adapter(base, LoraConfig(r=4, target_modules=[target]), tmp_path / "adapter", 1)
+    adapter = tmp_path / "adapter"
+    save_adapter(base, LoraConfig(r=4, target_modules=[target]), adapter, 1)
+    if file:
+        adapter = write_adapter(tmp_path / file, "llama", adapter)
     with pytest.raises(ModelRefused, match="one tensor for its embedding and its output head"):
-        runner.prepare_adapter(adapter_of(tmp_path / "adapter"))
+        runner.prepare_adapter(adapter_of(adapter))
     runner.close()
+
+
+def test_adapter_of_mlx_lm_has_its_effect(llama: Path, tmp_path: Path) -> None:
+    """It stores transposed factors, and one scale."""
+    base = tiny_of("llama").save(tmp_path / "copy")
+    generator = torch.Generator().manual_seed(3)
+    tensors = {}
+    for module, (inputs, outputs) in {"self_attn.q_proj": (48, 48), "mlp.down_proj": (80, 48)}.items():
+        name = f"model.layers.1.{module}"
+        a = torch.randn(inputs, 4, generator=generator) * 0.3
+        b = torch.randn(4, outputs, generator=generator) * 0.3
+        tensors |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
+        base.get_submodule(name).weight.data += 2.5 * (a @ b).T
+    save_file(tensors, tmp_path / "adapters.safetensors")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"lora_parameters": {"rank": 4, "scale": 2.5}}))
+    runner = llamacpp.open(read_model(llama / "twin" / "model.gguf"), GGUF_OPTIONS)
+    put(runner, 1, adapter_of(tmp_path))
+    actual = run(runner, [Row(PROMPT, 0, pages(0))], [1])[0]
+    torch.testing.assert_close(actual, log_probabilities(base, PROMPT)[-1], rtol=0, atol=2e-3)
+    runner.close()
+
+
+def test_adapter_of_an_unknown_architecture_is_refused(llama: Path, tmp_path: Path) -> None:
+    """Its rows may have another order in GGUF files."""
+    files = read_model(llama / "twin" / "model.gguf")
+    other = replace(files, config=replace(files.config, model_type="llama4"))
+    folder = tmp_path / "adapter"
+    save_adapter(tiny_of("llama").save(tmp_path / "copy"), LoraConfig(r=4, target_modules=["q_proj"]), folder, 1)
+    with pytest.raises(ModelRefused, match="architecture llama4, adapters in the format of PEFT") as caught:
+        write_peft(read_adapter(folder), other, tmp_path / "a.gguf")
+    assert "GGUF file" in caught.value.hint
 
 
 def test_adapter_of_another_model_is_refused(llama: Path, tmp_path: Path) -> None:

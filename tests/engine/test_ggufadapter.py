@@ -66,6 +66,13 @@ def test_adapter_without_alpha_has_the_scale_1(tmp_path: Path, alpha: float | No
     assert files.factors[Q].scale == 1.0
 
 
+@pytest.mark.parametrize(("alpha", "has_scale"), [(8.0, False), (0.0, True), (None, True)])
+def test_warning_names_what_the_file_does_not_have(tmp_path: Path, alpha: float | None, has_scale: bool) -> None:
+    warning = read_adapter(write(tmp_path / "a.gguf", adapter_lora_alpha=alpha)).warning
+    assert "does not have use_rslora and alpha_pattern of PEFT" in warning
+    assert ("uses the scale 1" in warning) == has_scale
+
+
 def test_version_is_that_of_the_content(tmp_path: Path) -> None:
     first = read_adapter(write(tmp_path / "a.gguf")).version
     assert read_adapter(write(tmp_path / "b.gguf")).version == first
