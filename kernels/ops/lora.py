@@ -199,7 +199,7 @@ def _projection(
     return make
 
 
-def _lookup(rows: list[tuple[int, int]], captured: bool = False) -> Make:
+def _lookup(rows: list[tuple[int, int]], captured: bool = False, ranks: tuple[int, ...] = (0, 8, 4)) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         adapters = random_adapters(rows, generator, captured)
         tokens = torch.randint(0, 50, (len(adapters.slots),), generator=generator, dtype=torch.int32)
@@ -207,7 +207,7 @@ def _lookup(rows: list[tuple[int, int]], captured: bool = False) -> Make:
         return {
             "out": out,
             "tokens": tokens,
-            "weights": random_weights((0, 8, 4), 50, (48,), generator, dtype),
+            "weights": random_weights(ranks, 50, (48,), generator, dtype),
             "adapters": adapters,
         }
 
@@ -233,6 +233,8 @@ CASES = [
             ("gate-up", _product(_DECODE, widths=(96, 96))),
             ("ranks", _product([(2, 1), (1, 4), (1, 3), (4, 2), (1, 0)], _RANKS)),
             ("odd-shape", _product(_MIXED, (0, 3, 5), in_features=37, widths=(29, 7))),
+            ("rank-64", _product([(70, 1), (3, 2)], (0, 64, 33), in_features=200, widths=(96, 32, 32))),
+            ("rank-256", _product(_MIXED, (0, 256, 130), in_features=72, widths=(64, 16, 16))),
         ]
     ),
     *(
@@ -247,5 +249,6 @@ CASES = [
         ]
     ),
     Case("lora.embedding", "mixed", _lookup(_MIXED), mutates=("out",)),
+    Case("lora.embedding", "rank-256", _lookup(_MIXED, ranks=(0, 256, 130)), mutates=("out",)),
     Case("lora.embedding", "decode-captured", _lookup(_DECODE, captured=True), mutates=("out",)),
 ]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from localllm.engine.batch import Want
 from localllm.engine.request import Sampling
@@ -18,6 +19,7 @@ from localllm.engine.runner import Runner
 
 from .adapters import (
     BACKENDS,
+    GPU_BACKENDS,
     LINEAR,
     OPTIONS,
     adapter_configs,
@@ -34,7 +36,7 @@ from .adapters import (
     tiny_of,
 )
 from .batches import Row
-from .tiny import VOCAB
+from .tiny import VOCAB, Tiny
 
 # PEFT reads properties that transformers deprecates, and warns about tied embeddings and fused phi3 modules.
 pytestmark = [pytest.mark.filterwarnings("ignore::FutureWarning"), pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -44,7 +46,7 @@ LABELS = ("llama", "llama-tied", "qwen2", "qwen3", "gemma3", "phi3", "mistral", 
 RANKS = (1, 8, 16, 64, 3, 8, 64, 16)
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=[*BACKENDS, *GPU_BACKENDS])
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -59,16 +61,23 @@ class Reference:
     expected: list[Tensor]  # [LENGTH, vocab] for each prompt
 
 
+def save(tiny: Tiny, folder: Path) -> PreTrainedModel:
+    """The model in float32, with weights that bfloat16 represents: a backend that computes in bfloat16 has the same."""
+    tiny.save(folder, torch.bfloat16)
+    model: PreTrainedModel = tiny.auto.from_pretrained(folder, dtype=torch.float32)
+    return model.eval()
+
+
 def reference_of(root: Path, label: str, configs: Sequence[LoraConfig], *, merge: bool = False) -> Reference:
     """`merge`: add the products of the factors to the weights, in float32."""
     tiny = tiny_of(label)
-    base = tiny.save(root / "model")
+    base = save(tiny, root / "model")
     prompts = np.random.default_rng(5).integers(3, VOCAB, (1 + len(configs), LENGTH)).tolist()
     reference = Reference(root / "model", [], prompts, [log_probabilities(base, prompts[0])])
     for number, config in enumerate(configs, start=1):
         folder = root / f"adapter-{number}"
-        save_adapter(tiny.save(root / "copy"), config, folder, number)
-        model = PeftModel.from_pretrained(tiny.save(root / "copy"), folder)
+        save_adapter(save(tiny, root / "copy"), config, folder, number)
+        model = PeftModel.from_pretrained(save(tiny, root / "copy"), folder)
         reference.adapters.append(folder)
         reference.expected.append(log_probabilities(model.merge_and_unload() if merge else model, prompts[number]))
     return reference
@@ -80,6 +89,7 @@ class Loaded:
 
     runner: Runner
     reference: Reference
+    dtype: str
 
     @property
     def prompts(self) -> list[list[int]]:
@@ -89,7 +99,7 @@ class Loaded:
         """Run a step. The row of a slot must have the log-probabilities of PEFT at its last position."""
         positions = [row.start + len(row.tokens) - 1 for row in rows]
         expected = [self.reference.expected[slot][position] for slot, position in zip(slots, positions, strict=True)]
-        assert_equal(run(self.runner, rows, slots), torch.stack(expected))
+        assert_equal(run(self.runner, rows, slots), torch.stack(expected), self.dtype)
 
 
 def loaded_from(reference: Reference, backend: str) -> Iterator[Loaded]:
@@ -97,7 +107,7 @@ def loaded_from(reference: Reference, backend: str) -> Iterator[Loaded]:
     runner = open_on(backend, reference.model, options)
     for slot, folder in enumerate(reference.adapters, start=1):
         put(runner, slot, adapter_of(folder))
-    yield Loaded(runner, reference)
+    yield Loaded(runner, reference, "bfloat16" if backend.endswith("bfloat16") else "float32")
     runner.close()
 
 
@@ -176,15 +186,16 @@ def test_only_rows_with_an_answer_have_logits(loaded: Loaded) -> None:
         row.output = [int(logprobs.argmax())]
     for step in (rows, [replace(row, tokens=row.tokens[-1:], start=LENGTH - 1) for row in rows]):
         result = run_batch(loaded.runner, step, slots)
-        assert_equal(logprobs_of(result), expected)
+        assert_equal(logprobs_of(result), expected, loaded.dtype)
         penalised = expected.scatter_add(1, expected.argmax(1, keepdim=True), torch.full((3, 1), -2.0))
-        assert result.tokens.tolist() == penalised.argmax(1).tolist()
+        if loaded.dtype == "float32":
+            assert result.tokens.tolist() == penalised.argmax(1).tolist()
 
 
 def test_scale_zero_is_the_base_model(loaded: Loaded) -> None:
     prompt = loaded.prompts[0]
     actual = run(loaded.runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [1, 0], [0.0, 1.0])
-    assert_equal(actual, loaded.reference.expected[0][-1].expand(2, -1))
+    assert_equal(actual, loaded.reference.expected[0][-1].expand(2, -1), loaded.dtype)
 
 
 def test_adapter_changes_the_answer(loaded: Loaded) -> None:
