@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from .adapters import (
     assert_equal,
     log_probabilities,
     logprobs_of,
+    mean_error,
     open_on,
     pages,
     put,
@@ -46,7 +48,7 @@ LABELS = ("llama", "llama-tied", "qwen2", "qwen3", "gemma3", "phi3", "mistral", 
 RANKS = (1, 8, 16, 64, 3, 8, 64, 16)
 
 
-@pytest.fixture(scope="module", params=[*BACKENDS, *GPU_BACKENDS])
+@pytest.fixture(scope="module", params=[*BACKENDS, "cpu bfloat16", *GPU_BACKENDS])
 def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -55,10 +57,22 @@ def backend(request: pytest.FixtureRequest) -> str:
 class Reference:
     """A model, its adapters, and the log-probabilities of PEFT."""
 
+    tiny: Tiny
     model: Path
     adapters: list[Path]
     prompts: list[list[int]]  # of the base model and of each adapter
     expected: list[Tensor]  # [LENGTH, vocab] for each prompt
+
+    @cached_property
+    def rounding(self) -> Tensor:
+        """[prompts] largest mean error of PEFT in bfloat16 behind a token."""
+        return torch.stack([self._rounding(slot) for slot in range(len(self.prompts))])
+
+    def _rounding(self, slot: int) -> Tensor:
+        model = self.tiny.auto.from_pretrained(self.model, dtype=torch.bfloat16).eval()
+        if slot:
+            model = PeftModel.from_pretrained(model, self.adapters[slot - 1], autocast_adapter_dtype=False)
+        return mean_error(log_probabilities(model, self.prompts[slot]), self.expected[slot]).max()
 
 
 def save(tiny: Tiny, folder: Path) -> PreTrainedModel:
@@ -73,7 +87,7 @@ def reference_of(root: Path, label: str, configs: Sequence[LoraConfig], *, merge
     tiny = tiny_of(label)
     base = save(tiny, root / "model")
     prompts = np.random.default_rng(5).integers(3, VOCAB, (1 + len(configs), LENGTH)).tolist()
-    reference = Reference(root / "model", [], prompts, [log_probabilities(base, prompts[0])])
+    reference = Reference(tiny, root / "model", [], prompts, [log_probabilities(base, prompts[0])])
     for number, config in enumerate(configs, start=1):
         folder = root / f"adapter-{number}"
         save_adapter(save(tiny, root / "copy"), config, folder, number)
@@ -99,7 +113,16 @@ class Loaded:
         """Run a step. The row of a slot must have the log-probabilities of PEFT at its last position."""
         positions = [row.start + len(row.tokens) - 1 for row in rows]
         expected = [self.reference.expected[slot][position] for slot, position in zip(slots, positions, strict=True)]
-        assert_equal(run(self.runner, rows, slots), torch.stack(expected), self.dtype)
+        self.assert_equal(run(self.runner, rows, slots), torch.stack(expected), slots)
+
+    def assert_equal(self, actual: Tensor, expected: Tensor, slots: Sequence[int]) -> None:
+        """[rows, vocab] log-probabilities equal the reference in float32; in bfloat16 they differ by at most twice as
+        much as those of PEFT in bfloat16."""
+        if self.dtype == "float32":
+            assert_equal(actual, expected)
+        else:
+            limits = 2 * self.reference.rounding[list(slots)] + 0.05
+            assert (mean_error(actual, expected) <= limits).all(), (mean_error(actual, expected), limits)
 
 
 def loaded_from(reference: Reference, backend: str) -> Iterator[Loaded]:
@@ -186,7 +209,7 @@ def test_only_rows_with_an_answer_have_logits(loaded: Loaded) -> None:
         row.output = [int(logprobs.argmax())]
     for step in (rows, [replace(row, tokens=row.tokens[-1:], start=LENGTH - 1) for row in rows]):
         result = run_batch(loaded.runner, step, slots)
-        assert_equal(logprobs_of(result), expected, loaded.dtype)
+        loaded.assert_equal(logprobs_of(result), expected, (1, 3, 2))
         penalised = expected.scatter_add(1, expected.argmax(1, keepdim=True), torch.full((3, 1), -2.0))
         if loaded.dtype == "float32":
             assert result.tokens.tolist() == penalised.argmax(1).tolist()
@@ -195,7 +218,7 @@ def test_only_rows_with_an_answer_have_logits(loaded: Loaded) -> None:
 def test_scale_zero_is_the_base_model(loaded: Loaded) -> None:
     prompt = loaded.prompts[0]
     actual = run(loaded.runner, [Row(prompt, 0, pages(0)), Row(prompt, 0, pages(1))], [1, 0], [0.0, 1.0])
-    assert_equal(actual, loaded.reference.expected[0][-1].expand(2, -1), loaded.dtype)
+    loaded.assert_equal(actual, loaded.reference.expected[0][-1].expand(2, -1), (0, 0))
 
 
 def test_adapter_changes_the_answer(loaded: Loaded) -> None:
