@@ -209,7 +209,7 @@ def _covered(out: Tensor, weights: LoraWeights) -> bool:
 
 def blocks_of(chunk: int, width: int, dtype: torch.dtype, device: Device) -> Blocks:
     """The largest blocks of `shrink` whose operands fit the device, for tiles of `chunk` tokens and `width` results.
-    Without tensor cores of their own the operands fill registers, so there are fewer inputs."""
+    Where the operands are in registers (float32, AMD wavefronts of 32 lanes), blocks have few inputs."""
     columns = min(COLUMNS, padded(width))
     most = 32 if dtype == torch.float32 or device.narrow else 128
     shapes = (Blocks(columns, inputs, stages) for inputs in (most, 32, 16) for stages in (3, 2, 1))
@@ -217,8 +217,7 @@ def blocks_of(chunk: int, width: int, dtype: torch.dtype, device: Device) -> Blo
 
 
 def expansion(chunk: int, rank: int, dtype: torch.dtype, device: Device) -> dict[str, Any]:
-    """The launch parameters of `expand` that keep its operands in registers: without tensor cores, a thread holds a
-    row and a column of RANKS factors for its results."""
+    """The launch parameters of `expand`: few ranks at once where the operands of a product are in registers."""
     on_tensor_cores = device.compiler == "cuda" and dtype != torch.float32
     return {
         "RANKS": min(32 if on_tensor_cores else 16, padded(rank)),
