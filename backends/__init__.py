@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from ..engine.errors import EngineError, ModelRefused
+from ..engine.ggufnames import gguf_hint
 from ..engine.runner import Backend, DeviceInfo, Unavailable
 
 if TYPE_CHECKING:
@@ -78,32 +79,32 @@ def _choose_named(name: str, files: ModelFiles | None, reason: str, hint: str) -
         raise BackendUnavailable(message, {name: device.reason}, hint)
     refusal = _refusal(backend, files)
     if files is not None and refusal:
-        raise ModelRefused(f"backend {name} does not support {files.name}: {refusal}", hint or OTHER_MODEL)
+        raise ModelRefused(f"backend {name} does not support {files.name}: {refusal}", _hint(files, name, hint))
     return Choice(backend, device, reason)
 
 
 def _choose_first(files: ModelFiles | None) -> Choice:
     reasons: dict[str, str] = {}
     refusals: dict[str, str] = {}
-    second: Choice | None = None
+    second: list[Choice] = []
     for name in ORDER:
         backend = load(name)
         device = backend.probe()
         if isinstance(device, Unavailable):
             reasons[name] = device.reason
-            continue
-        refusal = _refusal(backend, files)
-        if refusal:
-            reasons[name] = refusal
-            refusals[name] = refusal
-        elif not device.second_choice:
-            return Choice(backend, device, _reason(name, reasons))
-        else:
+        elif device.second_choice:
             reasons[name] = f"{device.name} is used only if no other backend works, or with --backend {name}"
-            second = second or Choice(backend, device, "")
-    if second is not None:
+            second.append(Choice(backend, device, ""))
+        elif refusal := _refusal(backend, files):
+            reasons[name] = refusals[name] = refusal
+        else:
+            return Choice(backend, device, _reason(name, reasons))
+    for choice in second:
         others = "no other backend supports this model" if refusals else "no other backend works"
-        return replace(second, reason=f"{others}; {second.info.backend} does, but slowly")
+        if refusal := _refusal(choice.backend, files):
+            reasons[choice.backend.name] = refusals[choice.backend.name] = refusal
+        else:
+            return replace(choice, reason=f"{others}; {choice.backend.name} does, but slowly")
     if files is not None and refusals:
         raise _refused(files, refusals)
     message = f"no backend works on this machine ({_listed(reasons)})"
@@ -116,7 +117,17 @@ def _refusal(backend: Backend, files: ModelFiles | None) -> str:
 
 
 def _refused(files: ModelFiles, refusals: dict[str, str]) -> ModelRefused:
-    return ModelRefused(f"no backend supports {files.name} ({_listed(refusals)})", OTHER_MODEL)
+    return ModelRefused(f"no backend supports {files.name} ({_listed(refusals)})", _hint(files))
+
+
+def _hint(files: ModelFiles, refusing: str = "", others: str = "") -> str:
+    """How to go on after a refusal. `refusing`: the backend that was requested. `others`: the hint if another backend
+    of this machine accepts the files."""
+    backends = [load(name) for name in ORDER if others and name != refusing]
+    if any(not isinstance(backend.probe(), Unavailable) and not backend.accepts(files) for backend in backends):
+        return others
+    model_type = "" if files.gguf else files.config.multimodal or files.config.model_type
+    return gguf_hint(files.name, model_type) or OTHER_MODEL
 
 
 def _listed(reasons: dict[str, str]) -> str:

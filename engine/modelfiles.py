@@ -15,6 +15,7 @@ from .errors import ModelRefused
 from .families import FAMILIES
 from .generationconfig import read_generation
 from .ggufmodel import model_file, read_gguf
+from .ggufnames import gguf_hint
 from .ggufshards import stem_of
 from .ggufvalues import Value
 from .modelconfig import MAX_VOCAB, ModelConfig, parse_config
@@ -61,7 +62,8 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
     if gguf is not None:
         return _read_gguf(gguf, name)
     _check_folder(folder)
-    config = parse_config(read_config(folder))
+    name = name or folder.resolve().name
+    config = _parsed_config(folder, name)
     warnings = [*config.warnings]
     tensors, absent = read_weights(folder, warnings)
     tensors, absent = names_of_language_model(tensors), names_of_language_model(absent)
@@ -78,7 +80,7 @@ def read_model(path: Path | str, name: str | None = None) -> ModelFiles:
     generation = read_generation(folder, config.vocab_size or MAX_VOCAB)
     return ModelFiles(
         path=folder,
-        name=name or folder.resolve().name,
+        name=name,
         config=config,
         tensors=MappingProxyType(tensors),
         eos_ids=generation.eos_ids or config.eos_ids,
@@ -103,8 +105,16 @@ def read_architecture(folder: Path) -> ModelFiles:
     gguf = _gguf_of(folder)
     if gguf is not None:
         return replace(_read_gguf(gguf), tensors=MappingProxyType({}))
-    config = parse_config(read_config(folder))
+    config = _parsed_config(folder, folder.name)
     return ModelFiles(folder, folder.name, config, MappingProxyType({}), config.eos_ids, MappingProxyType({}))
+
+
+def _parsed_config(folder: Path, name: str) -> ModelConfig:
+    values = read_config(folder)
+    try:
+        return parse_config(values)
+    except ModelRefused as error:
+        raise ModelRefused(str(error), error.hint or gguf_hint(name, str(values.get("model_type")))) from error
 
 
 def _gguf_of(path: Path) -> Path | None:

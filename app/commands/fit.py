@@ -10,8 +10,9 @@ from ... import backends
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.errors import ModelRefused
 from ...engine.ggufmodel import model_file
+from ...engine.ggufnames import gguf_hint
 from ...engine.jsonfiles import read_json
-from ...engine.modelfiles import read_model
+from ...engine.modelfiles import ModelFiles, read_model
 from ...engine.quantization import Quant
 from .. import config
 from ..api.admin import LoadFlags
@@ -25,7 +26,7 @@ from ..store.fitting import Fit
 from ..store.ggufs import is_gguf
 from ..store.opening import Origin, opened
 from ..store.selection import NO_CONFIG
-from .console import one_line, print_json
+from .console import one_line, print_json, say
 
 
 def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: str | None, as_json: bool) -> int:
@@ -51,7 +52,15 @@ def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: st
     else:
         for entry in fits:
             _print(entry)
+        if hint := _hint(files, fits):
+            say(f"hint: {hint}")
     return 0 if any(entry.fits for entry in fits) else ModelUnusable.exit_code
+
+
+def _hint(files: ModelFiles, fits: list[Fit]) -> str:
+    """How to go on if no backend runs the model."""
+    model_type = "" if files.gguf else files.config.multimodal or files.config.model_type
+    return "" if any(entry.runs for entry in fits) else gguf_hint(files.name, model_type)
 
 
 def _refuse_other_kinds(path: Path, origin: Origin) -> None:

@@ -57,6 +57,8 @@ def _lines(inspection: Inspection) -> list[tuple[str, str]]:
     lines += _titled("problem", list(inspection.problems))
     lines += _titled("warning", list(inspection.warnings))
     lines += _titled("backends", _backends(inspection))
+    if inspection.hint:
+        lines.append(("hint", inspection.hint))
     return lines
 
 

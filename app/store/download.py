@@ -19,7 +19,7 @@ from ..errors import ModelNotFound, ModelUnusable
 from . import adapter_refs, cache, disk_errors
 from .blobs import UNVERIFIED, blob_of, is_unverified
 from .disk_errors import translate_disk_errors
-from .early_check import check_headers, problem_without_headers
+from .early_check import check_headers, hint_of_problem, problem_without_headers
 from .ggufs import is_gguf
 from .heads import with_hashes
 from .hubs import credentials
@@ -233,8 +233,9 @@ class Download:
         """Raises ModelUnusable for a model with a problem, and deletes the files that have arrived for it."""
         if not problem:
             return
+        hint = hint_of_problem(str(self.name), _here(plan, transfer))
         publish.discard(plan.repository.folder, transfer.blob_names.values())
-        hint = "pull another model, or add --anyway to download this one all the same"
+        hint = f"{hint}, or add --anyway to download this one all the same"
         raise ModelUnusable(f"{self.name}: {problem}", hint=hint)
 
     def _start(self, repository: Repository, files: list[RemoteFile]) -> Transfer:

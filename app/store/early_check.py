@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...engine.configfiles import CONFIG_FILES
+from ...engine.configfiles import CONFIG, CONFIG_FILES
 from ...engine.errors import ModelRefused
+from ...engine.ggufnames import gguf_hint
+from ...engine.jsonfiles import read_json
 from .architectures import unsupported
 from .check import TOKENIZER, check
 from .ggufs import is_gguf
@@ -34,6 +36,15 @@ def problem_without_headers(kind: str, names: Sequence[str], stored: Mapping[str
     except ModelRefused as error:
         return str(error)
     return problem or ("" if TOKENIZER in names else f"{TOKENIZER} is missing")
+
+
+def hint_of_problem(name: str, stored: Mapping[str, Path]) -> str:
+    """How to go on after a problem of the model `name`. `stored`: name → path of the files on this machine."""
+    try:
+        model_type = str(read_json(stored[CONFIG]).get("model_type")) if CONFIG in stored else ""
+    except ModelRefused:
+        model_type = ""
+    return gguf_hint(name, model_type) or "pull another model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.adapterfiles import AdapterFiles, read_adapter_header
 from ...engine.errors import ModelRefused
 from ...engine.gguf import GgufHeader
+from ...engine.ggufnames import gguf_hint
 from ...engine.jsonfiles import read_json
 from ...engine.modelfiles import ModelFiles, read_model, read_tensors
 from ...engine.pooling import read_pooling
@@ -125,6 +126,7 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
     tensors: Mapping[str, StoredTensor] = {}
     files = None
     problems = []
+    hint = ""
     try:
         config = read_json(folder / "config.json")
         if origin.problem:
@@ -137,13 +139,16 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
             problems.append(missing)
     except ModelRefused as error:
         problems.append(str(error))
+        hint = error.hint
     verdicts = backend_verdicts(files, problems[0] if problems else "")
+    choice = _choice(files) if not problems else ""
+    architecture = _text(config.get("model_type"))
     return Inspection(
         name=origin.name,
         kind="model",
         source=origin.source,
         local=origin.local,
-        architecture=_text(config.get("model_type")),
+        architecture=architecture,
         parameters=num_parameters(tensors, config) if files is not None else None,
         bytes=sum(tensor.num_bytes for tensor in tensors.values()),
         dtypes=dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors.values()),
@@ -158,7 +163,8 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
         problems=tuple(problems),
         warnings=() if files is None else files.warnings,
         backends=verdicts,
-        choice=_choice(files) if not problems else "",
+        choice=choice,
+        hint="" if choice else hint or gguf_hint(origin.name, architecture),
     )
 
 

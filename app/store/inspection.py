@@ -72,6 +72,7 @@ class Inspection:
     warnings: tuple[str, ...] = ()  # values and tensors of the files that a load does not use
     backends: tuple[BackendVerdict, ...] = ()  # in order of preference; empty for an adapter
     choice: str = ""  # the backend that would run the model; empty: none
+    hint: str = ""  # how to go on if no backend runs the model
     variants: tuple[Variant, ...] = ()  # the GGUF models of the repository, of which this is one
 
     @property

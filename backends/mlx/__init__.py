@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 
+from ...engine.configfiles import read_config
 from ...engine.memory import MemoryPlan
 from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
+from . import architectures, formats
 from .machine import apple_chip, memory, read_bandwidth
 
 __all__ = ["accepts", "name", "open", "plan_memory", "probe", "read_bandwidth"]
@@ -19,7 +19,6 @@ __all__ = ["accepts", "name", "open", "plan_memory", "probe", "read_bandwidth"]
 name = "mlx"
 
 NVIDIA = "NVIDIA GPU through MLX"
-CACHES = {"KVCache", "RotatingKVCache"}  # the cache classes of mlx-lm that this backend replaces
 CUDA = ("mlx-cuda-13", "mlx-cuda-12")  # packages that let MLX compute on NVIDIA GPUs
 
 
@@ -46,53 +45,22 @@ def probe() -> DeviceInfo | Unavailable:
 
 
 def accepts(files: ModelFiles) -> str:
-    """The reason why mlx-lm cannot load a model; empty if it has a module of this architecture or of an equal one, and
-    the layers of that module store only keys and values."""
+    """The reason why mlx-lm cannot load a model, or computes it differently from transformers; empty if it is right.
+
+    An architecture that mlx-lm's class reads from config.json is built of lazy arrays, and verified: no weight is read.
+    The shapes of tensors are compared too if `files` has tensors.
+    """
     if files.gguf:
         return "it reads no GGUF files"
-    spec = find_spec("mlx_lm")
-    if spec is None or spec.origin is None:
+    if find_spec("mlx_lm") is None:
         return "mlx_lm is not installed"
-    model_type = files.config.multimodal or files.config.model_type
-    module = _module(Path(spec.origin).parent, model_type)
-    if module is None:
-        from mlx_lm.utils import MODEL_REMAPPING
+    values = read_config(files.path)
+    refusal = architectures.refusal(values) or formats.refusal(values, files.tensors)
+    if refusal or (architectures.is_described(files.config) and files.config.quantization is None):
+        return refusal
+    from .loading import refusal_of_load
 
-        module = _module(Path(spec.origin).parent, MODEL_REMAPPING.get(model_type, ""))
-    if module is None:
-        return f"mlx-lm has no architecture {model_type:.50}"
-    others = sorted(_cache_classes(module) - CACHES)
-    if others:
-        return f"layers of {model_type:.50} store other states than keys and values ({', '.join(others)} of mlx-lm)"
-    return ""
-
-
-def _module(package: Path, model_type: str) -> Path | None:
-    """The file of an architecture in mlx-lm; None if there is none."""
-    file = package / "models" / f"{model_type}.py"
-    return file if model_type.isidentifier() and file.is_file() else None
-
-
-def _cache_classes(module: Path) -> set[str]:
-    """The names of the cache classes that a module of mlx-lm imports. Includes those of the modules that it imports,
-    because it may use their layers. No module is executed."""
-    imports = _relative_imports(module)
-    classes = set(imports.get("cache", ()))
-    for name in {*imports, *imports.get("", ())} - {"cache", "base"}:
-        imported = _module(module.parent.parent, name)
-        if imported is not None:
-            classes |= _relative_imports(imported).get("cache", set())
-    return {name for name in classes if name[0].isupper()}
-
-
-def _relative_imports(module: Path) -> dict[str, set[str]]:
-    """The names that a module imports from the modules of its package, by module. The key "" has the modules that
-    are imported as a whole."""
-    imports: dict[str, set[str]] = {}
-    for node in ast.walk(ast.parse(module.read_text("utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.level == 1:
-            imports.setdefault(node.module or "", set()).update(alias.name for alias in node.names)
-    return imports
+    return refusal_of_load(files)
 
 
 def open(files: ModelFiles, budget: LoadOptions) -> Runner:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.base import BaseModelArgs, create_causal_mask
 from mlx_lm.models.base import create_attention_mask as attention_mask_of_model
-from mlx_lm.models.base import create_causal_mask
 from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_attention_mask, make_prompt_cache
 
 from ...engine.errors import ModelRefused
@@ -99,6 +100,21 @@ class Gated:
         return output
 
 
+class Ungated:
+    """Mixin for an MLP of mlx-lm with two projections: applies the activation that config.json names."""
+
+    activation: Callable[[mx.array], mx.array]
+
+    def __call__(self: Any, x: mx.array) -> mx.array:
+        """[rows, tokens, hidden] -> the same shape."""
+        first, last = next(names for names in UNGATED if names[0] in self)
+        output: mx.array = self[last](self.activation(self[first](x)))
+        return output
+
+
+UNGATED = (("c_fc", "c_proj"), ("dense_h_to_4h", "dense_4h_to_h"))  # names of the projections
+
+
 class Layers:
     """Mixin for mlx-lm's stack of layers: makes one mask for each kind of layer. mlx-lm's own code supports one kind,
     or a fixed pattern of kinds."""
@@ -143,6 +159,15 @@ class Head:
             raise ModelRefused("its files have no lm_head.weight, but tie_word_embeddings is false in config.json")
         sanitize = getattr(super(), "sanitize", None)
         return weights if sanitize is None else sanitize(weights)
+
+
+class Windows:
+    """Mixin for an mlx-lm model whose layers have no windows: each layer gets one."""
+
+    window: int
+
+    def make_cache(self: Any) -> list[RotatingKVCache]:
+        return [RotatingKVCache(self.window) for _ in self.layers]
 
 
 class _Tap:
@@ -226,6 +251,24 @@ def observed(owner: Any, name: str) -> Iterator[list[tuple[Any, ...]]]:
         yield calls
     finally:
         setattr(owner, name, function)
+
+
+@contextmanager
+def observed_fields() -> Iterator[set[str]]:
+    """A context that records the names of the fields that the classes of mlx-lm read from their arguments. A class may
+    declare a field of config.json and ignore it."""
+    fields: set[str] = set()
+
+    def read(arguments: BaseModelArgs, name: str) -> Any:
+        if sys._getframe(1).f_code.co_name != "__post_init__":  # which only checks and completes the fields
+            fields.add(name)
+        return object.__getattribute__(arguments, name)
+
+    BaseModelArgs.__getattribute__ = read  # type: ignore[assignment, method-assign]
+    try:
+        yield fields
+    finally:
+        del BaseModelArgs.__getattribute__
 
 
 class Target(NamedTuple):

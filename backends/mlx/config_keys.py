@@ -7,7 +7,6 @@ refuses a model if mlx-lm's class ignores a key whose value is not the default; 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +22,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from ...engine.errors import ModelRefused
 from ...engine.modelconfig import parse_config
 from ...engine.ropeconfig import Rope
+from .activations import set_activation
+from .adapter import Windows, mix
 from .ropes import frequencies
 
 ROPE_CLASSES: Mapping[type, str] = {
@@ -31,6 +32,7 @@ ROPE_CLASSES: Mapping[type, str] = {
     DeepseekV2YarnRotaryEmbedding: "yarn",
     SuScaledRoPE: "longrope",
 }
+EQUAL = dict.fromkeys(("joyai_llm_flash", "kimi_k2"), "deepseek_v3")  # as deepseek_v3 in all but name
 PLAIN_ROPES = ("", "default", "mrope")  # for text, mrope equals default
 SIMPLE = (bool, int, float, str, list)  # types of the values that mlx-lm's classes read
 # Keys that `verify` does not compare: inference does not read them, or a wrong value fails when the weights are loaded.
@@ -39,11 +41,12 @@ HARMLESS = frozenset(
     "vision_config audio_config max_position_embeddings model_max_length max_window_layers router_aux_loss_coef "
     "router_jitter_noise input_jitter_noise num_nextn_predict_layers num_logits_to_keep tie_word_embeddings head_dim "
     "num_local_experts num_experts n_routed_experts num_key_value_heads qk_head_dim id2label label2id model_type "
-    "layer_types sliding_window rope_parameters rope_scaling rope_theta partial_rotary_factor rope_local_base_freq "
-    "quantization_config hidden_size intermediate_size num_hidden_layers num_attention_heads vocab_size is_decoder "
-    "chunk_size_feed_forward output_attentions output_hidden_states output_router_logits return_dict problem_type "
-    "is_encoder_decoder use_bias use_mamba_kernels mamba_chunk_size chunk_size mlp_layer_types sliding_window_pattern "
-    "image_size patch_size num_channels vision_feature_layer".split()
+    "layer_types per_layer_config vocab_size_per_layer_input sliding_window max_seq_len rope_parameters rope_scaling "
+    "rope_theta partial_rotary_factor rope_local_base_freq quantization_config hidden_size intermediate_size "
+    "num_hidden_layers num_attention_heads vocab_size is_decoder chunk_size_feed_forward output_attentions "
+    "output_hidden_states output_router_logits return_dict problem_type is_encoder_decoder v_head_dim hidden_act "
+    "hidden_activation activation_function use_bias use_mamba_kernels mamba_chunk_size chunk_size mlp_layer_types "
+    "sliding_window_pattern image_size patch_size num_channels vision_feature_layer".split()
 )
 HARMLESS_ENDS = tuple("_bias _dropout _pdrop _token_id _token_index _loss_coef _mlp_layer_types _name_or_path".split())
 
@@ -54,26 +57,24 @@ class ConfigKeys:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = values
         self._complete = _complete(values)
-        self._text = self._complete.get("text_config") or self._complete
+        self.text = self._complete.get("text_config") or self._complete  # fields of the text model
 
     def arguments(self) -> dict[str, Any]:
         """The keys to add to config.json, or to replace in it, for mlx-lm's class."""
         more = _additions(self._values, self._complete)
         text = self._values.get("text_config")
         if isinstance(text, dict):
-            more["text_config"] = {**text, **_additions(text, self._text)}
+            more["text_config"] = {**text, **_additions(text, self.text)}
         if self._values.get("model_type") == "deepseek_v2" and self._has_plain_rope():
             more["rope_scaling"] = {"factor": 1.0}  # the class always has YaRN: with factor 1 it is the plain rope
         return more
 
-    def verify(self, model: nn.Module, context: int) -> None:
-        """Compare a loaded model with config.json, and set exact rope frequencies. Raises ModelRefused with the name of
-        a key that differs."""
-        text_model = getattr(model, "language_model", None)
-        for part, table in ((model, self._values), (text_model, self._values.get("text_config"))):
-            arguments = getattr(part, "args", None)
-            if table and dataclasses.is_dataclass(arguments):
-                _verify_keys(table, {field.name for field in dataclasses.fields(arguments)})
+    def verify(self, model: nn.Module, fields: set[str], context: int) -> None:
+        """Compare a loaded model with config.json, and set its activation, its ropes and its window. `fields`: those
+        that the class reads. Raises ModelRefused with the name of a key that differs."""
+        for table in (self._values, self.text):
+            _verify_keys(table, fields)
+        set_activation(model, self.text)
         self._verify_windows(model, context)
         self._verify_ropes(model, context)
 
@@ -81,16 +82,17 @@ class ConfigKeys:
         return all(_kind(table) in PLAIN_ROPES for table in self._rope_tables())
 
     def _verify_windows(self, model: nn.Module, context: int) -> None:
-        window = self._text.get("sliding_window")
+        window = self.text.get("sliding_window")
         if not window or window >= context:
             return
         sliding = [isinstance(cache, RotatingKVCache) for cache in make_prompt_cache(model)]
-        kinds = self._text.get("layer_types")
-        if not kinds and not any(sliding):  # the class has no windows
-            raise _ignored(self._text, "sliding_window", window, f"none: a context of at most {window} is right")
+        kinds = self.text.get("layer_types")
+        if not kinds and not any(sliding):  # the class has no windows; in transformers, all layers have one
+            mix(model, Windows, window=window)
+            return
         expected = [kind == "sliding_attention" for kind in kinds or ()]
         if len(expected) == len(sliding) and expected != sliding:
-            raise _ignored(self._text, "layer_types", kinds, "another order of layers")
+            raise _ignored(self.text, "layer_types", kinds, "another order of layers")
 
     def _verify_ropes(self, model: nn.Module, context: int) -> None:
         """Refuse a plain rope whose base is not in config.json. A scaled rope gets the frequencies that our own code
@@ -99,26 +101,42 @@ class ConfigKeys:
         for kind in PLAIN_ROPES:
             scaled.pop(kind, None)
         ropes = [part for part in model.modules() if _is_rope(part)]
+        sizes = self._rotary_sizes() if ropes else set()
         for part in ropes:
             kind = _kind_of_module(part)
+            if len(sizes) == 1 and isinstance(part, nn.RoPE):  # the class may ignore the size
+                [part.dims] = sizes
+            elif kind != "unknown" and _rotary_size(part) not in sizes:
+                raise _ignored(self.text, "the rotary size", " or ".join(map(str, sizes)), _rotary_size(part))
             if isinstance(part, nn.RoPE):
                 self._verify_base(part)
             elif kind in scaled:
-                _set_frequencies(part, scaled[kind], self._text, context)
+                _set_frequencies(part, scaled[kind], self.text, context)
         kinds = {_kind_of_module(part) for part in ropes}
         missing = scaled.keys() - kinds
         if ropes and missing and "unknown" not in kinds:
-            raise _ignored(self._text, "the rope type", " and ".join(sorted(missing)), "no rope of this type")
+            raise _ignored(self.text, "the rope type", " and ".join(sorted(missing)), "no rope of this type")
 
     def _verify_base(self, part: nn.RoPE) -> None:
-        bases = [self._text.get("rope_local_base_freq"), *(table.get("rope_theta") for table in self._rope_tables())]
+        bases = [self.text.get("rope_local_base_freq"), *(table.get("rope_theta") for table in self._rope_tables())]
         thetas = {float(base) for base in bases if base}
         if thetas and not any(math.isclose(part.base, theta, rel_tol=1e-6) for theta in thetas):
-            raise _ignored(self._text, "rope_theta", thetas, part.base)
+            raise _ignored(self.text, "rope_theta", thetas, part.base)
+
+    def _rotary_sizes(self) -> set[int]:
+        """The numbers of dimensions of a head that are rotated: one, or one for each layer type."""
+        text = self.text
+        if text.get("rotary_dim"):
+            return {text["rotary_dim"]}
+        if text.get("qk_rope_head_dim"):
+            return {text["qk_rope_head_dim"]}
+        head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+        shares = [table.get("partial_rotary_factor") for table in self._rope_tables()]
+        return {int(head * (text.get("partial_rotary_factor", 1.0) if x is None else x)) for x in shares}
 
     def _rope_tables(self) -> list[Mapping[str, Any]]:
         """Rope parameters: one table for all layers, or one for each layer type."""
-        parameters = self._text.get("rope_parameters") or {}
+        parameters = self.text.get("rope_parameters") or {}
         return [table for table in parameters.values() if isinstance(table, dict)] or [parameters]
 
 
@@ -142,6 +160,7 @@ def _additions(values: Mapping[str, Any], complete: Mapping[str, Any]) -> dict[s
     candidates = dict(complete)
     for alias, name in _aliases(complete).items():
         candidates[alias] = complete.get(name)
+    candidates |= _full_layers(complete)
     candidates["sliding_window_pattern"] = _pattern(complete.get("layer_types") or [])
     more = {key: x for key, x in candidates.items() if isinstance(x, SIMPLE)} | ropes
     missing = {key: x for key, x in more.items() if values.get(key) is None}
@@ -150,6 +169,15 @@ def _additions(values: Mapping[str, Any], complete: Mapping[str, Any]) -> dict[s
     if "rope_scaling" not in values:
         missing.setdefault("rope_scaling", None)  # some classes of mlx-lm have no default for it
     return missing
+
+
+def _full_layers(complete: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys for Gemma 4's layers with full attention. transformers 5 writes a table for each of these layers."""
+    tables = [*(complete.get("per_layer_config") or {}).values()]
+    if not tables or tables != tables[:1] * len(tables):
+        return {}
+    names = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+    return {new: tables[0][name] for name, new in names.items() if name in tables[0]}
 
 
 def _pattern(kinds: list[str]) -> int | None:
@@ -168,6 +196,7 @@ def _aliases(values: Mapping[str, Any]) -> Mapping[str, str]:
 def _config_class(values: Mapping[str, Any]) -> Any:
     """transformers' config class for this model_type; None if there is none."""
     model_type = str(values.get("model_type"))
+    model_type = EQUAL.get(model_type, model_type)
     if model_type not in CONFIG_MAPPING:
         return None
     return CONFIG_MAPPING[model_type]
@@ -216,15 +245,17 @@ def _verify_keys(values: Mapping[str, Any], fields: set[str]) -> None:
 
 
 def _equivalent(value: Any, default: Any) -> bool:
-    """Whether two values of a key mean the same. Zero, false and empty count as equal. So do the approximations of
-    gelu: transformers has five names for them, and mlx-lm's classes ignore the name."""
-    gelu = str(value).startswith("gelu") and str(default).startswith("gelu")
-    return value == default or gelu or not (value or default)
+    """Whether two values of a key mean the same. Zero, false and empty count as equal."""
+    return value == default or not (value or default)
+
+
+def _rotary_size(part: nn.Module) -> int:
+    size: int = getattr(part, "dims", None) or getattr(part, "dim", None) or 2 * part._freqs.size
+    return size
 
 
 def _set_frequencies(part: nn.Module, scaling: Mapping[str, Any], text: Mapping[str, Any], context: int) -> None:
-    dims = getattr(part, "dims", None) or getattr(part, "dim", None) or 2 * part._freqs.size
-    rope = _rope(scaling, dims, text)
+    rope = _rope(scaling, _rotary_size(part), text)
     part._freqs = mx.array(1.0 / frequencies(rope, context))
     if isinstance(part, YarnRoPE | DeepseekV2YarnRotaryEmbedding):
         part.mscale = rope.attention_factor

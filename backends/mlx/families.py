@@ -6,31 +6,17 @@ mlx-lm's classes read the keys of transformers 4, and ignore some values: rare w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.activations import swiglu
 from mlx_lm.utils import _get_classes
 
 from ...engine.errors import ModelRefused
-from ...engine.families import FAMILIES
 from ...engine.modelconfig import ModelConfig
+from .activations import GATED
 from .adapter import Gated, Head, Layers, mix
+from .architectures import is_described
 from .ropes import Frequencies, NoRotation, rotation
-
-# Architectures of FAMILIES with a dense MLP for which `build` does not set all values.
-_INCOMPLETE = frozenset({"gemma2", "glm4", "granite", "ministral3"})
-
-
-def describes(config: ModelConfig) -> bool:
-    """Whether `build` sets all values of this architecture from ModelConfig. The classes of mlx-lm read the values of
-    other architectures, such as those with experts, from config.json (config_keys.py)."""
-    family = FAMILIES.get(config.model_type)
-    is_complete = config.model_type not in _INCOMPLETE and not config.multimodal
-    return family is not None and family.moe is None and is_complete
 
 
 def arguments(config: ModelConfig) -> dict[str, Any]:
@@ -68,7 +54,7 @@ def load_arguments(target: ModelConfig, context: int) -> dict[str, Any]:
         model_class, arguments_class = _get_classes(config)
         return lambda model_args: build(model_class(model_args), target, context), arguments_class
 
-    return {"model_config": arguments(target), "get_model_classes": classes} if describes(target) else {}
+    return {"model_config": arguments(target), "get_model_classes": classes} if is_described(target) else {}
 
 
 def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
@@ -88,7 +74,7 @@ def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:
             part = attention if name in attention else layer.mlp
             if name in part:
                 setattr(part, name, nn.Linear(*projection))
-        mix(layer.mlp, Gated, activation=_ACTIVATIONS[config.activation])
+        mix(layer.mlp, Gated, activation=GATED[config.activation])
     scale = config.hidden_size**0.5 if config.model_type == "gemma3_text" else 1.0
     first = {kind: config.layer_kinds.index(kind) for kind in config.ropes}
     mix(model.model, Layers, embedding_scale=scale, first_of_kind=[first[kind] for kind in config.layer_kinds])
@@ -122,14 +108,6 @@ def _projections(config: ModelConfig) -> dict[str, tuple[int, int, bool]]:
         "gate_up_proj": (hidden, 2 * inner, config.mlp_bias),
         "down_proj": (inner, hidden, config.mlp_bias),
     }
-
-
-@partial(mx.compile, shapeless=True)
-def _geglu(gate: mx.array, x: mx.array) -> mx.array:
-    return nn.gelu_approx(gate) * x
-
-
-_ACTIVATIONS: Mapping[str, Callable[[mx.array, mx.array], mx.array]] = {"silu": swiglu, "gelu_tanh": _geglu}
 
 
 def set_context(model: nn.Module, context: int) -> None:

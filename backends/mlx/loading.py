@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import load_config, load_model
+from mlx_lm.utils import _get_classes, load_config, load_model
 
+from ...engine.configfiles import read_config
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.multimodal import TIE
 from ...engine.options import LoadOptions
 from ...engine.tensorfiles import StoredTensor
-from . import families
-from .adapter import Forward, probe_layers
+from ...engine.tensornames import EMBEDDING, HEAD
+from ...engine.tiedhead import with_stored_head
+from . import architectures, families, formats
+from .adapter import Forward, observed_fields, probe_layers
 from .cache import LayerShape
 from .config_keys import ConfigKeys
+from .weights import watch_weights
 
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 BITS = {"int8": 8, "int4": 4}
+OTHER_BACKEND = "choose another backend, or another release of mlx-lm"
+MAX_LAYERS = 1024  # of a model whose tensors are unknown
 GROUP = 64  # number of weights that share a scale, as in the checkpoints of mlx-community
 
 
@@ -42,19 +48,9 @@ class Loaded:
 def load(files: ModelFiles, options: LoadOptions) -> Loaded:
     """Load, verify and quantise a model. Raises ModelRefused or SettingRefused."""
     try:
-        model, config = _load(files, options.context or files.config.max_positions)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ModelRefused(
-            f"{files.name} cannot be loaded by mlx-lm: its class of {files.config.model_type:.50} fails with this "
-            f"config.json ({type(error).__name__}: {error!s:.200})",
-            "choose another backend, or another release of mlx-lm",
-        ) from error
-    except (ValueError, RuntimeError, OSError) as error:
-        raise ModelRefused(f"{files.name} cannot be loaded by mlx-lm: {error}") from error
-    except (ImportError, SystemExit) as error:  # a module of mlx-lm exits if a package that it needs is missing
-        raise ModelRefused(
-            f"{files.name} cannot be loaded by mlx-lm: its architecture needs another package"
-        ) from error
+        model, forward, config = _load_lazily(files, options)
+    except ModelRefused as error:
+        raise ModelRefused(f"{files.name}: {error}", error.hint) from error
     quant = _format(config)
     if options.dtype != "auto":
         model.set_dtype(DTYPES[options.dtype])  # quantised weights keep their dtype
@@ -62,50 +58,121 @@ def load(files: ModelFiles, options: LoadOptions) -> Loaded:
         _quantise(model, files, options, quant)
         quant = options.quant
     mx.eval(model.parameters())
-    forward = Forward(model)
-    try:
-        layers = probe_layers(model, forward)
-    except ModelRefused as error:
-        raise ModelRefused(f"{files.name} ({files.config.model_type}): {error}", error.hint) from error
     shapes = [
         LayerShape(cache.keys.shape[1], cache.keys.shape[3], cache.values.shape[3], cache.keys.dtype, cache.window)
-        for cache in layers
+        for cache in probe_layers(model, forward)
     ]
     sizes = {path: weight.nbytes for path, weight in _weights(model)}
     return Loaded(model, forward, shapes, quant, sum(sizes.values()), _token_bytes(model, sizes))
 
 
+def refusal_of_load(files: ModelFiles) -> str:
+    """The reason why `load` would fail; empty if it would not. Reads no weights."""
+    try:
+        _load_lazily(files, LoadOptions())
+    except ModelRefused as error:
+        return str(error)
+    return ""
+
+
+def _load_lazily(files: ModelFiles, options: LoadOptions) -> tuple[nn.Module, Forward, dict[str, Any]]:
+    """(a verified model whose weights are still lazy, its Forward, its config.json as mlx-lm changed it)."""
+    try:
+        return _load(files, options)
+    except (LookupError, TypeError, AttributeError, ArithmeticError, NameError, AssertionError) as error:
+        model_type = files.config.model_type[:50]
+        message = f"its class of {model_type} fails with this config.json ({type(error).__name__}: {error!s:.200})"
+        raise ModelRefused(f"it cannot be loaded by mlx-lm: {message}", OTHER_BACKEND) from error
+    except (ValueError, RuntimeError, OSError) as error:
+        message = " ".join(str(error).split())  # mlx-lm lists tensors in lines
+        raise ModelRefused(f"it cannot be loaded by mlx-lm: {message:.300}") from error
+    except (ImportError, SystemExit) as error:  # a module of mlx-lm exits if a package that it needs is missing
+        raise ModelRefused("it cannot be loaded by mlx-lm: its architecture needs another package") from error
+
+
 def expected_bytes(tensors: Iterable[StoredTensor], options: LoadOptions) -> int:
     """Estimated bytes of stored tensors after `load`."""
     if options.quant not in BITS:
-        return sum(tensor.num_bytes for tensor in tensors)
+        return sum(_decoded_bytes(tensor) for tensor in tensors)
     value_bits = BITS[options.quant] + 32 / GROUP  # each group has a scale and a bias of 16 bits
     total = 0.0
     for tensor in tensors:
         is_quantised = len(tensor.shape) == 2 and tensor.shape[1] % GROUP == 0
-        total += math.prod(tensor.shape) * value_bits / 8 if is_quantised else tensor.num_bytes
+        total += math.prod(tensor.shape) * value_bits / 8 if is_quantised else _decoded_bytes(tensor)
     return round(total)
 
 
-def _load(files: ModelFiles, context: int) -> tuple[nn.Module, dict[str, Any]]:
-    """(a verified model whose weights are still lazy, its config.json as mlx-lm changed it)."""
+def _decoded_bytes(tensor: StoredTensor) -> int:
+    """Bytes of a tensor as `load` decodes it: fp8 becomes bfloat16."""
+    return tensor.num_bytes * (2 if tensor.dtype.startswith("F8_") else 1)
+
+
+def _load(files: ModelFiles, options: LoadOptions) -> tuple[nn.Module, Forward, dict[str, Any]]:
     values = load_config(files.path)
     if values.get("model_file") is not None:
         raise ModelRefused(
-            f"{files.name} contains code ({values['model_file']!s:.50} in config.json), which is never run",
+            f"it contains code ({values['model_file']!s:.50} in config.json), which is never run",
             "use a model of an architecture that mlx-lm has",
         )
-    if families.describes(files.config):
-        model, config = load_model(files.path, lazy=True, **families.load_arguments(files.config, context))
+    completed = read_config(files.path)  # with the weight format of other files
+    refusal = architectures.refusal(completed) or formats.refusal(completed, files.tensors)
+    if refusal:
+        raise ModelRefused(refusal)
+    keys = ConfigKeys(values)
+    _verify_layers(files, keys.text)
+    context = options.context or files.config.max_positions
+    described = architectures.is_described(files.config)
+    if not described and not files.config.multimodal and keys.text.get(TIE):
+        _verify_head(files)
+    arguments: dict[str, Any] = {"model_config": keys.arguments()}
+    if described:
+        arguments = families.load_arguments(files.config, context)
+    if files.config.multimodal:  # the class reads the field in text_config, which transformers ignores
+        arguments["model_config"]["text_config"][TIE] = files.config.tie_embeddings
+    stored = formats.quantization(completed)
+    if stored is not None and stored.format == "fp8":  # `watch_weights` decodes it
+        arguments["model_config"]["quantization_config"] = None
+    elif "quantization_config" in completed:  # of another file
+        arguments["model_config"]["quantization_config"] = completed["quantization_config"]
+    get_classes = arguments.pop("get_model_classes", _get_classes)
+
+    def classes(config: dict[str, Any]) -> tuple[Any, Any]:  # load_model passes the argument as config=
+        model_class, arguments_class = get_classes(config)
+        dtype = DTYPES.get(options.dtype, mx.bfloat16)
+        return lambda args: watch_weights(model_class(args), keys.text, stored, dtype), arguments_class
+
+    with observed_fields() as fields:
+        model, config = load_model(
+            files.path, lazy=True, strict=bool(files.tensors), get_model_classes=classes, **arguments
+        )
+        forward = Forward(model)
+        probe_layers(model, forward)
+    if described:
         families.verify(model, files.config)
     else:
-        keys = ConfigKeys(values)
-        arguments = keys.arguments()
-        if files.config.multimodal:  # the class reads the field in text_config, which transformers ignores
-            arguments["text_config"][TIE] = files.config.tie_embeddings
-        model, config = load_model(files.path, lazy=True, model_config=arguments)
-        keys.verify(model, context)
-    return model, config
+        keys.verify(model, fields, context)
+    return model, forward, config
+
+
+def _verify_head(files: ModelFiles) -> None:
+    """Raises ModelRefused for a stored head that is not the embedding: transformers uses it, mlx-lm does not."""
+    names = {"lm_head.weight": HEAD, "embed_tokens.weight": EMBEDDING}  # without the prefixes of multimodal models
+    stored = {".".join(name.split(".")[-2:]): tensor for name, tensor in files.tensors.items()}
+    tensors = {name: stored[end] for end, name in names.items() if end in stored}
+    tied = replace(files, tensors=tensors, config=replace(files.config, tie_embeddings=True))
+    if not with_stored_head(tied).config.tie_embeddings:
+        raise ModelRefused(
+            "the stored output head differs from the embedding, contrary to tie_word_embeddings in config.json, and "
+            "mlx-lm uses the embedding"
+        )
+
+
+def _verify_layers(files: ModelFiles, text: Mapping[str, Any]) -> None:
+    """Raises ModelRefused for more layers than the files have: a class creates all of them."""
+    indices = [int(part) for name in files.tensors for part in name.split(".") if part.isdecimal()]
+    layers = text.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > max(indices, default=MAX_LAYERS - 1) + 1:
+        raise ModelRefused(f"config.json has {layers} layers, but its files have fewer")
 
 
 def _weights(model: nn.Module) -> list[tuple[str, mx.array]]:

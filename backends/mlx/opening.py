@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
@@ -16,8 +17,9 @@ from ...engine.options import NOT_GGUF, LoadOptions, check_supported
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
 from ...engine.tiedhead import with_stored_head
 from .adapter import find_targets
+from .architectures import is_described
 from .cache import Caches
-from .families import describes, set_context
+from .families import set_context
 from .loading import DTYPES, Loaded, expected_bytes, load
 from .lora import AdapterSlots, slot_bytes
 from .machine import memory
@@ -51,11 +53,12 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
         raise ModelRefused(f"{files.name}: config.json: vocab_size should be a whole number, but is missing")
     files = with_stored_head(files)
     total, free = _memory()
-    if files.weight_bytes > free:
+    weight_bytes = expected_bytes(files.tensors.values(), replace(options, quant="none"))
+    if weight_bytes > free:
         raise ModelRefused(
-            f"{files.name} needs {_size(files.weight_bytes)} for its weights, but {_size(free)} are free",
+            f"{files.name} needs {_size(weight_bytes)} for its weights, but {_size(free)} are free",
             "close other programs, or choose a smaller model",
-            {"free_bytes": free, "weight_bytes": files.weight_bytes},
+            {"free_bytes": free, "weight_bytes": weight_bytes},
         )
     _limit_memory(total)
     os.environ.setdefault(CACHE_CHECK, "0")
@@ -67,7 +70,7 @@ def open_on_mlx(files: ModelFiles, options: LoadOptions) -> Runner:
         targets = find_targets(loaded.model, loaded.forward) if options.adapter_slots else {}
         slot = slot_bytes(targets, options.adapter_rank, dtype)
         spec = _plan(files, options, loaded, max(0, free - loaded.bytes), slot)
-        if describes(files.config):
+        if is_described(files.config):
             set_context(loaded.model, spec.max_context)
         [pages] = spec.groups
         adapters = AdapterSlots(targets, options.adapter_rank, dtype, files.tensors)
@@ -170,7 +173,7 @@ def plan_on_mlx(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     and SettingRefused."""
     check_supported(options, SUPPORTED, "mlx")
     config = files.config
-    if not describes(config):
+    if not is_described(config):
         raise ModelRefused(f"the memory of {config.model_type:.50} is known only after mlx-lm has loaded it")
     dtype = options.dtype if options.dtype in DTYPES else config.dtype
     item_bytes = DTYPES[dtype].size if dtype in DTYPES else mx.float16.size

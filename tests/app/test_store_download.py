@@ -171,6 +171,7 @@ def test_model_that_no_backend_runs_is_refused_before_its_weights(
     hub.repos["org/whole"] = {**WHOLE, **change}
     refused = localllm(hub, "pull", "org/whole")
     assert (refused.returncode, words in refused.stderr, "--anyway" in refused.stderr) == (5, True, True), refused
+    assert ("localllm search whole gguf, or add --anyway" in refused.stderr) == (words == "mamba2")
     assert "model.safetensors" not in {path.rpartition("/")[2] for _, path in hub.log}
     assert not (paths.hub_cache_dir() / "models--org--whole" / "snapshots").exists()
 

@@ -77,10 +77,21 @@ def test_backend_that_refuses_the_files_is_skipped(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("machine", [Machine({"cuda": "", "cpu": ""}, {"cuda": "no", "cpu": "never"})], indirect=True)
-def test_files_refused_by_all_backends_are_an_error(machine: Machine) -> None:
-    files: Any = SimpleNamespace(name="mine", gguf=())
-    with pytest.raises(ModelRefused, match=r"cuda: no; cpu: never"):
-        backends.choose(files=files)
+@pytest.mark.parametrize("backend", ["auto", "cpu"])
+@pytest.mark.parametrize(
+    ("model_type", "hint"),
+    [
+        ("mystery", "choose another model"),
+        ("gemma2", "llama.cpp runs GGUF files of this architecture; to find them: localllm search mine gguf"),
+    ],
+)
+def test_files_refused_by_all_backends_are_an_error(machine: Machine, backend: str, model_type: str, hint: str) -> None:
+    files: Any = SimpleNamespace(name="org/mine", gguf=(), config=SimpleNamespace(model_type=model_type, multimodal=""))
+    with pytest.raises(
+        ModelRefused, match=r"cuda: no; cpu: never|backend cpu does not support org/mine: never"
+    ) as error:
+        backends.choose(backend, files)
+    assert error.value.hint == hint
 
 
 @pytest.mark.parametrize("machine", [Machine({"mlx": "", "cpu": ""}, {"cpu": "no"}, second="mlx")], indirect=True)

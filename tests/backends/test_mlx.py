@@ -12,8 +12,6 @@ from dataclasses import replace
 from importlib.resources import as_file, files
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -130,24 +128,6 @@ def test_windows_are_exact_in_chunks_and_after_prefix_hits(tmp_path: Path, lengt
         expected = forced.expected(row)
         for index, end in pairwise([*range(start, length, chunk), *range(length, len(row) + 1)]):
             near(forced.step(Row(row[index:end], index, place)), expected[end - 1 : end])
-
-
-def test_accepts_architectures_of_mlx_lm() -> None:
-    """An architecture may have its own module, share one, or be unknown."""
-
-    def answers(model_type: str) -> str:
-        return mlx.accepts(replace_type(model_type))
-
-    assert answers("llama") == answers("mistral") == answers("qwen3_moe") == ""
-    assert "no architecture mystery" in answers("mystery")
-    # falcon_mamba has the module of mamba; qwen3_5_moe extends a class of another module.
-    for recurrent in ("mamba2", "falcon_mamba", "qwen3_next", "qwen3_5", "qwen3_5_moe"):
-        assert "store other states than keys and values (ArraysCache" in answers(recurrent)
-    assert "CacheList" in answers("deepseek_v32")
-
-
-def replace_type(model_type: str) -> Any:
-    return SimpleNamespace(gguf=(), config=SimpleNamespace(model_type=model_type, multimodal=""))
 
 
 @pytest.mark.skipif(mx.cuda.is_available(), reason="MLX computes on CUDA here")

@@ -117,8 +117,8 @@ def test_other_rope_base_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ("model_type", "more", "name"),
     [
         ("qwen3_moe", {**EXPERTS, **YARN}, "the rope type is yarn"),
-        ("qwen3_moe", {**EXPERTS, "hidden_act": "gelu_pytorch_tanh"}, "hidden_act is gelu"),
-        ("starcoder2", {"sliding_window": 7}, "sliding_window is 7"),
+        ("qwen3_moe", {**EXPERTS, "hidden_act": "gelu_pytorch_tanh"}, "activation gelu_pytorch_tanh"),
+        ("qwen3_moe", {**EXPERTS, "use_sliding_window": True}, "use_sliding_window is True"),
     ],
 )
 @pytest.mark.parametrize("spelling", [None, old_spelling], ids=["transformers-5", "transformers-4"])
@@ -208,7 +208,7 @@ class Rotations(nn.Module):
         self.ropes = list(ropes)
 
 
-UNKNOWN = {"model_type": "mystery", "max_position_embeddings": 128}
+UNKNOWN = {"model_type": "mystery", "head_dim": 12, "max_position_embeddings": 128}
 SCALED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 500_000.0}
 
 
@@ -226,11 +226,11 @@ def test_architecture_that_transformers_does_not_know(values: dict[str, Any]) ->
     complete = values | keys.arguments()
     assert complete["rope_theta"] == 500_000.0
     assert complete["rope_scaling"]["rope_type"] == "yarn"
-    keys.verify(Rotations(YarnRoPE(12, base=500_000.0)), 128)
+    keys.verify(Rotations(YarnRoPE(12, base=500_000.0)), set(), 128)
     with pytest.raises(ModelRefused, match="the rope type is yarn"):
-        keys.verify(Rotations(nn.RoPE(12, base=500_000.0)), 128)
+        keys.verify(Rotations(nn.RoPE(12, base=500_000.0)), set(), 128)
     with pytest.raises(ModelRefused, match="rope_theta is"):
-        keys.verify(Rotations(nn.RoPE(12, base=10_000.0), YarnRoPE(12)), 128)
+        keys.verify(Rotations(nn.RoPE(12, base=10_000.0), YarnRoPE(12)), set(), 128)
 
 
 def test_verify_sets_exact_frequencies() -> None:
@@ -239,6 +239,6 @@ def test_verify_sets_exact_frequencies() -> None:
     rounded = part._freqs
     exact = {"original_max_position_embeddings": 4096, "truncate": False, "attention_factor": 1.5}
     keys = ConfigKeys({**UNKNOWN, "rope_parameters": {**SCALED, **exact}})
-    keys.verify(Rotations(part), 128)
+    keys.verify(Rotations(part), set(), 128)
     assert part.mscale == 1.5
     assert not mx.allclose(part._freqs, rounded, rtol=1e-2)

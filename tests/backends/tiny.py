@@ -67,6 +67,11 @@ def old_spelling(config: dict[str, Any]) -> None:
         config["sliding_window_pattern"] = 2
 
 
+def as_type(model_type: str) -> Rewrite:
+    """Another model_type for the same computation."""
+    return lambda config: config.update(model_type=model_type)
+
+
 def _published_phi3(config: dict[str, Any]) -> None:
     """Microsoft's spelling of Phi-3: fields of all scalings beside rope_scaling, not in it."""
     scaling = config.pop("rope_parameters")
@@ -121,7 +126,7 @@ class Tiny:
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() >= 2:
                 parameter.data = noise * 1.5 / parameter.shape[-1] ** 0.5
-            elif name.endswith("bias") or self.model_type.startswith("gemma"):
+            elif name.endswith("bias") or (self.model_type.startswith("gemma") and "gemma4" not in self.model_type):
                 parameter.data = noise * 0.2
             else:
                 parameter.data = 1.0 + noise * 0.2
