@@ -31,7 +31,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 # Architectures whose rows of queries and keys llama.cpp stores in pairs: it rotates neighbours, transformers rotates
 # the halves of a head.
 _PAIRED = frozenset({"llama", "granite", "mistral3", "smollm3"})
-_UNCHANGED = frozenset({"gemma2", "gemma3", "olmo2", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe"})
+_UNCHANGED = frozenset({"gemma", "gemma2", "gemma3", "glm4", "olmo2", "phi3", "qwen2", "qwen2moe", "qwen3", "qwen3moe"})
 # Name of a module in a layer -> name of its tensor in the layer of a GGUF file.
 _NAMES: Mapping[str, str] = MappingProxyType(
     {

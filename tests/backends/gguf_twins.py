@@ -18,6 +18,9 @@ from .gguf_models import writer
 
 # model_type of transformers -> (architecture of GGUF, whether its heads have their rows in pairs)
 ARCHITECTURES: Mapping[str, tuple[str, bool]] = {
+    "glm4": ("glm4", False),
+    "mixtral": ("llama", True),
+    "gemma": ("gemma", False),
     "gemma2": ("gemma2", False),
     "gemma3_text": ("gemma3", False),
     "granite": ("granite", True),
@@ -93,7 +96,7 @@ def _add_shape(out: GGUFWriter, config: Any) -> None:
     out.add_head_count_kv(config.num_key_value_heads)
     out.add_key_length(head_dim)
     out.add_value_length(head_dim)
-    out.add_rope_dimension_count(head_dim)
+    out.add_rope_dimension_count(int(head_dim * ropes.get("partial_rotary_factor", 1.0)))
     out.add_layer_norm_rms_eps(config.rms_norm_eps)
     if config.model_type == "gemma3_text":
         out.add_rope_freq_base(ropes["full_attention"]["rope_theta"])
@@ -110,9 +113,9 @@ def _add_shape(out: GGUFWriter, config: Any) -> None:
         out.add_embedding_scale(config.embedding_multiplier)
         out.add_residual_scale(config.residual_multiplier)
         out.add_logit_scale(config.logits_scaling)
-    if config.model_type.endswith("moe"):
-        out.add_expert_count(config.num_experts)
+    if hasattr(config, "num_experts_per_tok"):
+        out.add_expert_count(getattr(config, "num_experts", None) or config.num_local_experts)
         out.add_expert_used_count(config.num_experts_per_tok)
-        out.add_expert_feed_forward_length(config.moe_intermediate_size)
+        out.add_expert_feed_forward_length(getattr(config, "moe_intermediate_size", config.intermediate_size))
     if config.model_type == "qwen2_moe":
         out.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)

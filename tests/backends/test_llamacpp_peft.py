@@ -41,14 +41,18 @@ HOSTS = FAST | {
     "qwen2": LINEAR,
     "qwen3": LINEAR,
     "olmo2": LINEAR,
+    "gemma": LINEAR,
     "gemma2": LINEAR,
     "gemma3": LINEAR,
     "ministral3": LINEAR,
+    "glm4": (*ATTENTION, "gate_up_proj", "down_proj"),
+    "mixtral": ATTENTION,
     "qwen3_moe": ATTENTION,
     "qwen2_moe": (*ATTENTION, "shared_expert.gate_proj", "shared_expert.up_proj", "shared_expert.down_proj"),
 }
 
 CONSTANTS: dict[str, dict[str, Any]] = {
+    "gemma": {"head_dim": 12, "tie_word_embeddings": True, "hidden_act": "gelu_pytorch_tanh"},
     "gemma2": {"query_pre_attn_scalar": 16, "sliding_window": 32, "attn_logit_softcapping": 50.0},
     "gemma3": {"query_pre_attn_scalar": 16, "layer_types": ["sliding_attention"] * 4},
     "ministral3": {
@@ -65,7 +69,7 @@ CONSTANTS: dict[str, dict[str, Any]] = {
 
 def host(label: str) -> Tiny:
     """The tiny model, with the constants that llama.cpp has for its architecture."""
-    tiny = tiny_of(label)
+    tiny = replace(tiny_of("llama"), model_type="gemma") if label == "gemma" else tiny_of(label)
     return replace(tiny, more={**tiny.more, **CONSTANTS[label]}) if label in CONSTANTS else tiny
 
 
