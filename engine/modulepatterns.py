@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 MAX_LENGTH = 10_000  # characters of an expression
 MAX_STEPS = 5_000_000  # of all matches of one configuration
-_PLAIN = re.compile(r"\^?(?:[A-Za-z0-9_.]|\\\.)+\$?")
+_COMPILATION = 500  # steps that the compilation of an expression counts as
+_PLAIN = re.compile(r"\^?(?:[A-Za-z0-9_.]|\\\.){1,1000}\$?")
 
 _CATEGORIES: Mapping[Any, Callable[[str], bool]] = MappingProxyType(
     {
@@ -39,9 +40,9 @@ class Steps:
     def __init__(self, count: int = MAX_STEPS) -> None:
         self._left = count
 
-    def take(self) -> None:
+    def take(self, count: int = 1) -> None:
         """Raises PatternProblem if no step is left."""
-        self._left -= 1
+        self._left -= count
         if self._left < 0:
             raise PatternProblem("the regular expressions take too long")
 
@@ -82,10 +83,17 @@ class NamePattern:
 
     def __init__(self, key: str, steps: Steps) -> None:
         """Raises PatternProblem."""
+        steps.take(_COMPILATION)
         text = rf"(.*\.)?({key})$"  # PEFT: peft.utils.other.get_pattern_key
-        self.match: Callable[[str], object]
         # Without operators of repetition, `re` takes a short time. An adapter may have a key for each module.
-        self.match = re.compile(text).match if _PLAIN.fullmatch(key) else ModulePattern(text, steps).match
+        self._match: Callable[[str], object]
+        self._match = re.compile(text).match if _PLAIN.fullmatch(key) else ModulePattern(text, steps).match
+        self._steps = steps
+
+    def match(self, name: str) -> bool:
+        """Raises PatternProblem."""
+        self._steps.take()
+        return bool(self._match(name))
 
 
 class _Walk:

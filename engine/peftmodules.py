@@ -7,7 +7,7 @@ PEFT ignores factors of other modules, so they are refused here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from .errors import ModelRefused
@@ -112,9 +112,10 @@ def _selects(config: Fields, key: str, selector: ModulePattern | frozenset[str] 
         raise _refusal(config, key, problem) from problem
 
 
-def _is_named(module: str, names: Iterable[str]) -> bool:
+def _is_named(module: str, names: Collection[str]) -> bool:
     """Whether one of the names is the module's name or the end of it."""
-    return any(module == name or module.endswith(f".{name}") for name in names)
+    parts = module.split(".")
+    return any(".".join(parts[first:]) in names for first in range(len(parts)))
 
 
 def _layers(values: Mapping[str, Any], config: Fields) -> frozenset[int]:

@@ -102,6 +102,13 @@ def test_construct_that_is_not_supported_is_refused(text: str, reason: str) -> N
         ModulePattern(text, Steps())
 
 
+def test_number_of_keys_is_limited() -> None:
+    steps = Steps(1000)
+    patterns = [NamePattern(f"layers.{key}", steps) for key in range(2)]
+    with pytest.raises(PatternProblem, match="take too long"):
+        patterns[0].match("model.layers.0")
+
+
 def test_matches_that_take_too_long_are_refused() -> None:
     pattern = ModulePattern(".*a.*b.*", Steps(100))
     with pytest.raises(PatternProblem, match="take too long"):
