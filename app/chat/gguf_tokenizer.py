@@ -53,6 +53,7 @@ class GgufTokenizer:
         Raises ModelRefused for a vocabulary that llama.cpp cannot use safely.
         """
         self._vocabulary = vocabulary
+        self.warnings: tuple[str, ...] = ()
         if vocabulary.kind == "none":
             raise ModelRefused(f"{files.name} has no tokenizer: its file has no vocabulary", "use another file")
         self.vocab_size = vocabulary.size

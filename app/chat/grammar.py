@@ -94,7 +94,7 @@ class GrammarCompiler:
         not supported.
         """
         size = max(vocab_size, tokenizer.vocab_size)
-        if not any(token < size for token in tokenizer.eos_ids):
+        if not any(token < vocab_size for token in tokenizer.eos_ids):
             raise InvalidRequest("structured output is not supported for this model: it has no end-of-sequence token")
         self._vocab_size = vocab_size
         try:

@@ -121,9 +121,8 @@ def unmark(text: str) -> tuple[str, str]:
 class GuardedTokenizer:
     """Encodes text in which control tokens are marked as plain text, with a tokenizer of the library `tokenizers`."""
 
-    def __init__(self, tokenizer_json: str, rust: RustTokenizer, ids: frozenset[int], *, unknown: str) -> None:
+    def __init__(self, rust: RustTokenizer, ids: frozenset[int], *, unknown: str) -> None:
         """`unknown`: the unknown token (usually <unk>); empty if there is none."""
-        self._tokenizer_json = tokenizer_json
         self._rust = rust
         self._ids = ids
         self._added = rust.get_added_tokens_decoder()
@@ -159,18 +158,32 @@ class GuardedTokenizer:
         The second tokenizer has an additional token with a unique name for each control token. The map is: id of the
         additional token → id of the control token.
         """
-        rust = load(self._tokenizer_json)
+        rust = load(self._rust.to_str() if self._rust.encode_special_tokens else self._with_plain_words())
         rust.add_special_tokens([AddedToken(self._added[token].content, special=True) for token in self._ids])
         rust.encode_special_tokens = True
         rust.add_tokens([_named(token, self._added[token]) for token in self._ids])
         originals = {rust.token_to_id(unique_name(token)): token for token in self._ids}
         return rust, originals
 
+    def _with_plain_words(self) -> str:
+        """The tokenizer as JSON. Special tokens that do not control the model become tokens in any text."""
+        text = self._rust.to_str()
+        words = {token for token, entry in self._added.items() if entry.special} - self._ids
+        if not words:
+            return text
+        value = json.loads(text)
+        for entry in value["added_tokens"]:
+            entry["special"] &= entry["id"] not in words
+        return json.dumps(value)
+
     @cached_property
     def _tokens(self) -> tuple[Finder, dict[str, int]]:
         """Finds all added tokens, as the tokenizer does, and has their ids."""
         ids = {entry.content: token for token, entry in self._added.items()}
-        return Finder([self._added[token] for token in sorted(self._added)], self._normalizer), ids
+        found = [self._added[token] for token in sorted(self._added)]
+        if self._rust.encode_special_tokens:  # `split_special_tokens`: the text of a special token is plain text
+            found = [token for token in found if not token.special]
+        return Finder(found, self._normalizer), ids
 
     def _with_names(self, marked: str) -> str:
         """The text without marks, and with unique names in place of the control tokens that are not marked."""

@@ -42,6 +42,11 @@ def looks_like_control(text: str) -> bool:
     return bool(_BARS.fullmatch(text) or _BRACKETS.fullmatch(text))
 
 
+def is_ordinary(text: str) -> bool:
+    """Whether the text is words, or punctuation without words."""
+    return bool(_ORDINARY.fullmatch(text))
+
+
 def control_ids(
     added: Mapping[int, str], special: AbstractSet[int], templates: Iterable[str], parsed: AbstractSet[str] = MARKERS
 ) -> frozenset[int]:
@@ -56,7 +61,7 @@ def control_ids(
     def is_control(token: int, text: str) -> bool:
         if token in special or text in parsed or looks_like_control(text):
             return True
-        return not _ORDINARY.fullmatch(text) and any(text in template for template in templates)
+        return not is_ordinary(text) and any(text in template for template in templates)
 
     return frozenset(token for token, text in added.items() if is_control(token, text))
 

@@ -10,13 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...engine.errors import ModelRefused
 from ...engine.text import BROKEN
-from . import harmony, tokenizer_files
+from . import harmony, tokenizer_files, tokenizer_merge
 from .byte_tokens import fallback_byte, from_letters, is_misread, mark_broken, to_letters
 from .calls.records import MARKERS
 from .matcher import Vocabulary
-from .protection import GuardedTokenizer, load
+from .protection import GuardedTokenizer
 from .special_tokens import PROTECT, RELEASE, control_ids, own_markers
 
 # Decoders that add the same bytes for a token in any text, except for a space at the start of the text.
@@ -34,35 +33,34 @@ class ChatTokenizer:
     """
 
     def __init__(self, folder: Path, eos_ids: Iterable[int] = (), *, parsed: AbstractSet[str] = MARKERS) -> None:
-        """`eos_ids`: end-of-sequence ids of the model's configuration; the eos_token of tokenizer_config.json is added,
-        and the end tokens of harmony.py if the vocabulary has them. `parsed`: the markers that the parser of answers
+        """`eos_ids`: end-of-sequence ids of the model's configuration; the eos_token of the tokenizer is added, and
+        the end tokens of harmony.py if the vocabulary has them. `parsed`: the markers that the parser of answers
         acts on.
 
         Raises ModelRefused naming the file that is missing or broken.
         """
-        config = tokenizer_files.read_json(folder / "tokenizer_config.json")
-        text = tokenizer_files.read_text(folder / "tokenizer.json")
-        try:
-            self._rust = load(text)
-        except Exception as error:  # the library raises bare Exception
-            raise ModelRefused(f"tokenizer.json is not a valid tokenizer: {error}") from None
+        merged = tokenizer_merge.merge(folder)
+        self._rust = merged.rust
+        self.warnings = merged.warnings
         self.vocab_size = self._rust.get_vocab_size(with_added_tokens=True)
         added = self._rust.get_added_tokens_decoder()
         self._added_texts = {token: entry.content for token, entry in added.items()}
-        self.special_tokens = tokenizer_files.special_tokens(config)
+        self.special_tokens = dict(merged.special)
         self.eos_ids = frozenset(eos_ids)
         end = self._rust.token_to_id(self.special_tokens.get("eos_token", ""))
         if end is not None:
             self.eos_ids |= {end}
         self.eos_ids |= harmony.end_ids(self.id_of)
-        self.templates = tokenizer_files.chat_templates(folder, config)
-        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
+        self.templates = tokenizer_files.chat_templates(
+            folder, tokenizer_files.read_json(folder / "tokenizer_config.json")
+        )
+        self.special_ids = frozenset(token for token, entry in added.items() if entry.special) - merged.words
         named = {token for token, name in self._added_texts.items() if name in self.special_tokens.values()}
-        special = self.special_ids | self.eos_ids | named
+        special = (self.special_ids | self.eos_ids | named) - merged.words
         self.control_ids = control_ids(self._added_texts, special, self.templates.values(), parsed)
         self.control_tokens = {self._added_texts[token]: token for token in self.control_ids}
         unknown = self.special_tokens.get("unk_token", "")
-        self._guarded = GuardedTokenizer(text, self._rust, self.control_ids, unknown=unknown)
+        self._guarded = GuardedTokenizer(self._rust, self.control_ids, unknown=unknown)
         own = own_markers(self._added_texts, self.special_ids, parsed)
         self._protection = self._guarded.protection(self.control_ids)
         self._protection_of_answers = self._guarded.protection(self.control_ids - own)

@@ -49,15 +49,20 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Texts of special tokens by name. In tokenizer_config.json, each is a text or an object with `content`."""
-    texts = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        value = config.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            texts[name] = text
-    return texts
+class SideFiles:
+    """The files beside tokenizer.json; each is empty if the folder lacks it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ModelRefused for a broken file."""
+        self.config = read_json(folder / "tokenizer_config.json")
+        self.model = read_json(folder / "config.json")
+        # transformers reads the other files only if tokenizer_config.json does not list the added tokens.
+        self.lists_tokens = "added_tokens_decoder" in self.config
+        self.special_map = {} if self.lists_tokens else read_json(folder / "special_tokens_map.json")
+        self.added = {} if self.lists_tokens else read_json(folder / "added_tokens.json")
+        for name in self.config.get("fast_tokenizer_files") or ():
+            if name != "tokenizer.json":
+                raise ModelRefused(f"tokenizer_config.json: fast_tokenizer_files names {name}; localllm reads one file")
 
 
 def chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

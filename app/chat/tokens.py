@@ -18,6 +18,7 @@ class Tokenizer(Protocol):
     control_tokens: dict[str, int]  # the same tokens by their texts
     special_ids: frozenset[int]  # those control tokens that the files of the model declare as special
     eos_ids: frozenset[int]  # tokens that end an answer
+    warnings: tuple[str, ...]  # for the user, e.g. that the files contradict each other
     templates: dict[str, str]  # chat templates by name: "default", and "tool_use" for some models
 
     def __hash__(self) -> int: ...

@@ -1,6 +1,6 @@
 """Skeletons of remote models: folders that look like a downloaded model, but have no weights.
 
-    config.json, tokenizer_config.json, chat templates, README.md    as at the hub
+    config.json, files beside tokenizer.json, templates, README.md    as at the hub
     *.safetensors, *.gguf                                            the header as at the hub, then a hole
     all other files                                                  a hole
 
@@ -34,6 +34,8 @@ COMPLETE = (
     INDEX,
     "adapter_config.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.*",
     "additional_chat_templates/*.jinja",
     MODULES,

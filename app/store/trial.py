@@ -10,7 +10,8 @@ from typing import Any
 from ...engine.errors import ModelRefused
 from ..chat import gguf_metadata
 from ..chat.template import TemplateRenderer
-from ..chat.tokenizer_files import chat_templates, read_json, special_tokens
+from ..chat.tokenizer_files import chat_templates, read_json
+from ..chat.tokenizer_merge import special_tokens
 from ..errors import TemplateFailed
 from .headers import read_gguf_file
 from .inspection import TemplateVerdict
@@ -33,9 +34,10 @@ def try_folder(folder: Path) -> TemplateVerdict:
     try:
         config = read_json(folder / TOKENIZER_CONFIG)
         templates = chat_templates(folder, config)
+        tokens = special_tokens(folder)
     except ModelRefused as error:
         return TemplateVerdict("fails", str(error))
-    return try_templates(templates, special_tokens(config))
+    return try_templates(templates, tokens)
 
 
 def try_gguf(file: Path) -> TemplateVerdict:

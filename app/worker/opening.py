@@ -120,7 +120,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         embedding_size=spec.hidden_size if embeds else 0,
         step_seconds=spec.step_seconds,
         unapplied=(*chosen.unapplied, *loaded.unapplied),
-        warnings=(*chosen.warnings, *loaded.warnings, *spec.warnings),
+        warnings=(*chosen.warnings, *loaded.warnings, *spec.warnings, *tokenizer.warnings),
     )
     return OpenModel(
         info,
