@@ -124,8 +124,8 @@ def _warnings(name: str, rust: RustTokenizer, files: SideFiles, names: Names, *,
     """`splits`: whether the tokenizer splits a text as tokenizer.json does."""
     if not splits:
         yield (
-            f"tokenizer_class {name} splits words otherwise than tokenizer.json; localllm does as transformers. If "
-            "tokenizer.json is right, set tokenizer_class to TokenizersBackend in tokenizer_config.json"
+            f"tokenizer_class {name} splits words otherwise than tokenizer.json; localllm does as transformers: "
+            f"{tokenizer_pipelines.USE_STORED}"
         )
     moved = [index for index, token in names.table.items() if rust.token_to_id(token.content) != index]
     if moved:

@@ -20,6 +20,11 @@ _QWEN3_5 = (
     r"|\s+(?!\S)|\s+"
 )
 
+USE_STORED = (
+    "if tokenizer.json is right, set tokenizer_class to TokenizersBackend in tokenizer_config.json; the model types "
+    "qwen2 and qwen3_5 have no such choice"
+)
+
 Config = Mapping[str, Any]  # tokenizer_config.json
 Build = Callable[[Tokenizer, Config], None]
 
@@ -35,7 +40,8 @@ class Pipeline:
     adds_extra: bool = False  # whether the named tokens of `named` are extra special tokens, too
     # How all special tokens are added once more: with the flags of plain ones, or as they are.
     again: Literal["", "plain", "special"] = ""
-    has_bytes: bool = False  # whether characters that are no token become tokens of bytes
+    # Whether this is a sentencepiece class: characters that are no token become tokens of bytes, a space is ▁, not Ġ.
+    has_bytes: bool = False
     has_unknown: bool = False  # whether the unknown token stands for other characters, else they are left out
 
 
@@ -45,11 +51,9 @@ def build(name: str, stored: Tokenizer, config: Config, unknown: str | None) -> 
     pipeline = PIPELINES[name]
     model = stored.model
     if not isinstance(model, models.BPE) or model.continuing_subword_prefix or model.end_of_word_suffix:
-        raise ModelRefused(
-            f"tokenizer_class {name} needs a BPE vocabulary without prefixes and suffixes in tokenizer.json",
-            hint="transformers would build another tokenizer than tokenizer.json; set tokenizer_class to "
-            "TokenizersBackend to use tokenizer.json",
-        )
+        raise _misfit(name, "a BPE vocabulary without prefixes and suffixes")
+    if model.token_to_id("▁" if pipeline.has_bytes else "Ġ") is None:
+        raise _misfit(name, "a sentencepiece vocabulary" if pipeline.has_bytes else "a byte-level vocabulary")
     if pipeline.has_unknown and model.token_to_id(str(unknown)) is None and not _has_all_bytes(model):
         raise ModelRefused(f"tokenizer_class {name}: the vocabulary of tokenizer.json lacks the unk_token {unknown}")
     model.dropout = None
@@ -59,6 +63,13 @@ def build(name: str, stored: Tokenizer, config: Config, unknown: str | None) -> 
     tokenizer = Tokenizer(model)
     pipeline.build(tokenizer, config)
     return tokenizer
+
+
+def _misfit(name: str, needed: str) -> ModelRefused:
+    return ModelRefused(
+        f"tokenizer_class {name}, of tokenizer_config.json or of the model_type, needs {needed} in tokenizer.json",
+        hint=f"transformers builds a useless tokenizer from these files; {USE_STORED}",
+    )
 
 
 def _has_all_bytes(model: models.BPE) -> bool:

@@ -58,7 +58,9 @@ def write_script_model(
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer([*scripts.values()], markers, preferred, last)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": END, "bos_token": None, "chat_template": template + _ending(tokenizer, scripts)}
+    template += _ending(tokenizer, scripts)
+    names = {"eos_token": END, "bos_token": None}
+    config = {"tokenizer_class": "TokenizersBackend", **names, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "config.json").write_text(json.dumps(_config(tokenizer.token_to_id(END))))
     save_file(_weights(tokenizer, preferred), folder / "model.safetensors")

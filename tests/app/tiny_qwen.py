@@ -53,7 +53,8 @@ def make_tokenizer() -> Tokenizer:
 def write_tokenizer(folder: Path, template: object = TEMPLATE) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer().save(str(folder / "tokenizer.json"))
-    config = {"eos_token": END, "pad_token": {"__type": "AddedToken", "content": "<|endoftext|>"}, "bos_token": None}
+    pad = {"__type": "AddedToken", "content": "<|endoftext|>"}
+    config = {"tokenizer_class": "TokenizersBackend", "eos_token": END, "pad_token": pad, "bos_token": None}
     if template is not None:
         config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -215,7 +215,7 @@ def test_2000_texts_with_files_of_real_repositories(kind: str, name: str, tmp_pa
 
 
 def compare_random(folder: Path, seed: int, number: int) -> bool:
-    """Whether localllm accepts the folder. It refuses those with an unknown token that the vocabulary lacks."""
+    """Whether localllm accepts the folder. It refuses classes that do not fit the vocabulary."""
     write_folder(folder, random.Random(seed))
     try:
         return compare(folder, texts(number, seed)) == number
@@ -224,12 +224,12 @@ def compare_random(folder: Path, seed: int, number: int) -> bool:
 
 
 def test_random_files(tmp_path: Path) -> None:
-    assert sum(compare_random(tmp_path / str(seed), seed, 4) for seed in range(120)) > 110
+    assert sum(compare_random(tmp_path / str(seed), seed, 4) for seed in range(120)) > 90
 
 
 @pytest.mark.slow
 def test_many_random_files(tmp_path: Path) -> None:
-    assert sum(compare_random(tmp_path / str(seed), seed, 10) for seed in range(1000, 2500)) > 1450
+    assert sum(compare_random(tmp_path / str(seed), seed, 10) for seed in range(1000, 2500)) > 1100
 
 
 def class_in_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -311,8 +311,16 @@ def test_a_class_that_cannot_use_the_vocabulary_is_refused(tmp_path: Path) -> No
     """transformers reads the vocabulary, but the merges are missing: each character becomes a token."""
     write(tmp_path, "llama", files("llama", {"tokenizer_class": "LlamaTokenizer"}))
     KINDS["metaspace"]().save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ModelRefused, match="tokenizer_class LlamaTokenizer needs a BPE vocabulary"):
+    with pytest.raises(ModelRefused, match=r"tokenizer_class LlamaTokenizer, .* needs a BPE vocabulary"):
         ChatTokenizer(tmp_path)
+
+
+def test_a_class_for_another_kind_of_vocabulary_is_refused(tmp_path: Path) -> None:
+    """A byte-level class loses the spaces of a sentencepiece vocabulary. The model_type alone may choose it."""
+    with pytest.raises(ModelRefused, match=r"Qwen2Tokenizer, .* of the model_type, needs a byte-level vocabulary"):
+        ChatTokenizer(write(tmp_path / "first", "llama", files("qwen2", FAST)))
+    with pytest.raises(ModelRefused, match=r"GemmaTokenizer, .* needs a sentencepiece vocabulary"):
+        ChatTokenizer(write(tmp_path / "second", "byte level", files("gemma2", {})))
 
 
 def test_tokens_of_side_files_control_the_model(tmp_path: Path) -> None:

@@ -244,7 +244,8 @@ def save(tokenizer: Tokenizer, folder: Path) -> ChatTokenizer:
     """The tokenizer after its files are written to a folder, with the tokens of SPECIAL."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}')
+    config = {"tokenizer_class": "TokenizersBackend", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return ChatTokenizer(folder)
 
 
