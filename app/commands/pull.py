@@ -13,8 +13,9 @@ import click
 from .. import config
 from ..sizes import size
 from ..store import cache, listing, stored
-from ..store.download import Download, Plan, check_space
+from ..store.download import Download, check_space
 from ..store.hubs import is_offline, offline_error
+from ..store.plan import Plan
 from ..store.transfer.policy import from_environment
 from ..store.transfer.progress import Progress
 from .console import print_json, safe, say

@@ -10,98 +10,26 @@ the files of a repository; others wait, and continue if it dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...engine.configfiles import CONFIG_FILES
 from ..errors import ModelNotFound, ModelUnusable
 from . import adapter_refs, cache, disk_errors
-from .blobs import UNVERIFIED, blob_of, is_unverified
 from .disk_errors import translate_disk_errors
 from .early_check import check_headers, hint_of_problem, problem_without_headers
-from .ggufs import is_gguf
-from .heads import with_hashes
 from .hubs import credentials
-from .lookup import lookup
-from .names import MAIN, WEIGHT_FILES, FileAddress, HubName
+from .names import MAIN, WEIGHT_FILES, HubName
+from .plan import Plan, make_plan, missing_files
 from .ranges import Ranges, range_requests
 from .remote import RemoteFile, Repository
-from .selection import Selection, gguf_quant, gguf_quants, select, selects_gguf
 from .targets import remote_name
 from .transfer import lock, publish
 from .transfer.disk import Disk
 from .transfer.failures import Interrupted
-from .transfer.leftovers import Leftover, partials
 from .transfer.policy import Policy, from_environment
 from .transfer.progress import Progress
-from .transfer.transfer import Cancelled, Transfer, is_stored
-
-MAX_NAMES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The files of a download."""
-
-    repository: Repository
-    kind: str  # model, adapter, gguf or file
-    files: tuple[RemoteFile, ...]
-    missing: tuple[RemoteFile, ...]  # not in the snapshot
-    note: str = ""  # the choice of a GGUF model that the name leaves open; empty: no choice
-
-    @property
-    def unverifiable(self) -> list[str]:
-        """The names of the files without a hash at the hub: nothing vouches for their bytes."""
-        return [file.name for file in self.files if not file.has_hash]
-
-    @property
-    def warning(self) -> str:
-        """A sentence about the files without a hash; empty if every file has one."""
-        count = len(self.unverifiable)
-        names = ", ".join(self.unverifiable[-MAX_NAMES:])  # the weights are last
-        text = (
-            f"the server names no hash of {count} of {len(self.files)} files ({names}): nothing vouches for their bytes"
-        )
-        return text if count else ""
-
-    @property
-    def to_download(self) -> list[RemoteFile]:
-        """The missing files that no other revision and no unfinished download has completed."""
-        return _without_blob(self.repository, self.missing)
-
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes of the files to download."""
-        return sum(file.size for file in self.to_download)
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of the files to download that an unfinished download has received."""
-        keys = {file.key for file in self.to_download}
-        return sum(leftover.received for leftover in partials(self.repository.folder) if leftover.key in keys)
-
-    @property
-    def outdated(self) -> list[Leftover]:
-        """The unfinished files of an earlier download of this revision that are not files of it any more."""
-        files = self.repository.files
-        names = {file.name for file in self.files}
-        keys = {file.key for file in (*files, *self.files)}
-        without_hash = {file.size for file in files if not file.has_hash and file.name not in names}
-        return [
-            leftover
-            for leftover in partials(self.repository.folder)
-            if leftover.key
-            and leftover.key not in keys
-            and leftover.revision in ("", self.repository.revision)
-            and leftover.size not in without_hash
-        ]
-
-    @property
-    def needed_bytes(self) -> int:
-        """Bytes of disk space that the download needs. It first deletes the unfinished files that have changed."""
-        outdated = sum(leftover.disk_bytes for leftover in self.outdated)
-        return self.missing_bytes - self.received_bytes - outdated
+from .transfer.transfer import Cancelled, Transfer
 
 
 class Download:
@@ -131,25 +59,7 @@ class Download:
 
         Raises ModelNotFound, ModelUnusable (no usable weights), DownloadFailed or InvalidRequest.
         """
-        name = self.name
-        if isinstance(name, FileAddress):
-            return self._plan_file(name)
-        repository = lookup(name, self._policy)
-        selection = select(name, repository.files)
-        files = with_hashes(selection.files, self._policy)
-        note = _note(name, repository, selection)
-        return Plan(repository, selection.kind, tuple(files), tuple(_missing(repository, files)), note)
-
-    def _plan_file(self, name: FileAddress) -> Plan:
-        is_model = is_gguf(Path(name.file))
-        if not is_model and not self._anyway:
-            raise ModelUnusable(
-                f"{name} is one weight file without config.json: localllm cannot run it",
-                hint="pull the repository of the model, or add --anyway to download only the file",
-            )
-        repository = lookup(name, self._policy)
-        kind = "gguf" if is_model else "file"
-        return Plan(repository, kind, repository.files, tuple(_missing(repository, repository.files)))
+        return make_plan(self.name, self._policy, anyway=self._anyway)
 
     def run(self, plan: Plan) -> cache.ModelRef:
         """Download the missing files, check and publish them.
@@ -189,7 +99,7 @@ class Download:
             for path in leftover.paths:
                 self._disk.remove(path)
         check_space(plan.needed_bytes)
-        missing = _missing(repository, plan.files)
+        missing = missing_files(repository, plan.files)
         transfer = self._start(repository, missing)
         config, small, weights = _parts(missing)
         transfer.fetch(config)
@@ -276,16 +186,6 @@ class Download:
         return resolve(f"{repository.id}@{repository.commit}")
 
 
-def _note(name: HubName, repository: Repository, selection: Selection[RemoteFile]) -> str:
-    """The choice of a quantisation for a name without a selector; empty if there is nothing to choose."""
-    quants = gguf_quants(file.name for file in repository.files)
-    if selection.kind != "gguf" or selects_gguf(name) or len(quants) < 2:
-        return ""
-    chosen = gguf_quant(selection.files[-1].name)
-    others = ", ".join(quant for quant in quants if quant != chosen)
-    return f"chose {name}:{chosen}; it also has {others}"
-
-
 def _stored_gguf(plan: Plan) -> cache.ModelRef:
     """The downloaded GGUF model or adapter. Raises ModelNotFound if another process has deleted it."""
     repository = plan.repository
@@ -309,41 +209,9 @@ def _parts(files: Sequence[RemoteFile]) -> tuple[list[RemoteFile], list[RemoteFi
 
 def _here(plan: Plan, transfer: Transfer) -> dict[str, Path]:
     """Name → path of the files of a download that are on this machine."""
-    names = _existing_blobs(plan) | transfer.blob_names
+    names = plan.existing_blobs | transfer.blob_names
     return {name: plan.repository.folder / "blobs" / blob for name, blob in names.items()}
 
 
 def _cancelled() -> Cancelled:
     return Cancelled("the download was cancelled", hint="run the command again to continue")
-
-
-def _missing(repository: Repository, files: list[RemoteFile] | tuple[RemoteFile, ...]) -> list[RemoteFile]:
-    """The files that the snapshot does not have in their full size, or without the hash that the hub now names."""
-    missing = []
-    for file in files:
-        link = repository.snapshot / file.name
-        blob = blob_of(link)
-        is_other = file.has_hash and blob is not None and is_unverified(blob) and blob.name != UNVERIFIED + file.key
-        try:
-            if link.stat().st_size == file.size and not is_other:
-                continue
-        except OSError:
-            pass
-        missing.append(file)
-    return missing
-
-
-def _without_blob(repository: Repository, files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """The files that a transfer downloads: the folder of the repository has no complete blob of them."""
-    blobs = repository.folder / "blobs"
-    return [file for file in files if not is_stored(blobs, file)]
-
-
-def _existing_blobs(plan: Plan) -> dict[str, str]:
-    """File name → name of its blob, for the files that the snapshot has."""
-    blobs = {}
-    for file in plan.files:
-        blob = blob_of(plan.repository.snapshot / file.name)
-        if blob is not None and blob.exists():
-            blobs[file.name] = blob.name
-    return blobs

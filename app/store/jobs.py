@@ -11,7 +11,8 @@ import msgspec
 
 from ..errors import AppError, DownloadFailed, InvalidRequest, ModelNotFound, Overloaded
 from . import cache
-from .download import Download, Plan
+from .download import Download
+from .plan import Plan
 from .transfer.progress import Progress
 from .transfer.transfer import Cancelled
 

@@ -25,8 +25,8 @@ from localllm.app.frames import Load
 from localllm.app.store import adapter_refs, cache, download, listing, prune
 from localllm.app.store import hub as hub_module
 from localllm.app.store.disk_errors import translate_disk_errors
-from localllm.app.store.download import RemoteFile
 from localllm.app.store.names import HubName
+from localllm.app.store.remote import RemoteFile
 from localllm.app.store.selection import select
 from localllm.app.store.transfer.leftovers import partials
 from localllm.app.store.transfer.policy import HEADROOM

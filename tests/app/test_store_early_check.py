@@ -181,3 +181,13 @@ def test_chat_template_that_fails_is_a_warning_before_the_weights(hub: Hub, caps
     events = [json.loads(line)["event"] for line in capsys.readouterr().out.splitlines()]
     assert events.count("warning") == 1
     assert events.index("warning") < events.index("complete")
+
+
+def test_cut_file_of_a_snapshot_is_downloaded_again(hub: Hub) -> None:
+    hub.repos["org/m"] = WHOLE
+    assert main(["pull", "--yes", "org/m"]) == 0
+    weights = cache.resolve("org/m").path / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.truncate(100)
+    assert main(["pull", "--yes", "org/m"]) == 0
+    assert weights.read_bytes() == WHOLE["model.safetensors"]

@@ -155,7 +155,7 @@ async def test_admin_models_route(client: httpx.AsyncClient, models: FakeModels)
     entries = (await client.get("/admin/models")).json()
     assert entries[0] == {
         "id": "here", "bundled": True, "loaded": True, "size": 9, "context": 64, "description": "d", "problem": "",
-        "gguf": False,
+        "gguf": False, "install": "",
     }  # fmt: skip
     assert [entry["loaded"] for entry in entries] == [True, True, False]
     assert [model["id"] for model in (await client.get("/admin/loaded")).json()] == ["other", "here"]
