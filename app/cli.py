@@ -642,10 +642,9 @@ def completion(shell: str) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command line. Returns the exit code."""
-    from .commands.console import run_command
+    from .start import run
 
-    args = sys.argv[1:] if argv is None else argv
-    return run_command(cli, args)
+    return run(cli, sys.argv[1:] if argv is None else argv)
 
 
 if __name__ == "__main__":

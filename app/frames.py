@@ -14,6 +14,7 @@ import msgspec
 
 from ..engine.options import LoadOptions
 from .errors import BY_CODE, AppError
+from .purpose import Purpose
 
 MAX_FRAME = 64 * 2**20
 
@@ -175,6 +176,7 @@ class ModelInfo(Frame):
     quant: str = ""  # format of quantised weights; empty: not quantised
     token_bytes: int = 0  # bytes of weights read to decode one token; 0: unknown
     reason: str = ""  # for the log: the reason for the choice of the backend
+    purpose: Purpose = "chat"
     embedding_size: int = 0  # numbers in a vector of POST /v1/embeddings; 0: the model computes no embeddings
     step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
     unapplied: tuple[str, ...] = ()  # names of settings of all models that this model does not have

@@ -59,8 +59,8 @@ class Model(click.ParamType[str]):
     name = "model"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from .store.cache import resolve
         from .store.names import is_path
+        from .store.resolved import model as resolve
 
         value = existing_gguf(value)
         if is_path(value):
@@ -89,12 +89,12 @@ class LoadedModel(Model):
     """The name or the path of a model that may be loaded. The files of a loaded model may be deleted."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from .errors import ModelNotFound
+        from .errors import ModelNotFound, WrongKind
         from .store.names import is_path
 
         try:
             return str(super().convert(value, param, ctx))
-        except ModelNotFound:
+        except (ModelNotFound, WrongKind):
             if not is_path(existing_gguf(value)):
                 return str(value)
             return os.path.abspath(os.path.expanduser(str(value)))  # noqa: PTH100, PTH111

@@ -9,6 +9,8 @@ import msgspec
 from ...engine.options import RopeScaling
 from ...engine.quantization import Quant
 from ..frames import Machine
+from ..purpose import Purpose
+from ..store.inspection import DtypeShare, TemplateVerdict
 from ..store.offers import Offer
 from ..store.stored import Kind
 from .body import WireBody
@@ -25,6 +27,7 @@ class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
     description: str = ""
     problem: str = ""  # the reason why the model cannot be used; empty: none is known
     install: str = ""  # the command that solves the problem, if that is a package that is not installed
+    purpose: Purpose = "chat"
     gguf: bool = False  # whether it is a GGUF model, which needs GGUF adapters
 
 
@@ -38,6 +41,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     device: str = ""
     dtype: str = ""
     quant: str = ""  # format of quantised weights; empty: not quantised
+    purpose: Purpose = "chat"
     context: int = 0
     memory: int = 0  # bytes of weights and KV cache
     token_bytes: int = 0  # bytes of weights read to decode one token; 0: unknown
@@ -144,6 +148,7 @@ class LoadBody(LoadFields, kw_only=True):
 
     model: str
     exact: bool = False  # load the model again if it is idle and was loaded with other settings than these
+    for_chat: bool = False  # refuse a base model and an embedding model before their weights are loaded
 
 
 class LoadProgress(msgspec.Struct, frozen=True):
@@ -246,15 +251,16 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     repository: str  # empty: built in, or a folder
     revision: str  # commit; empty: not in the Hugging Face cache
     stored: str  # time at which the newest file was stored, in ISO 8601
-    size: str  # of all files, with its unit
+    size: int  # bytes of all files
     context: int | None  # tokens; None: unknown
     description: str = ""  # architecture, format or origin
+    purpose: Purpose | None = None  # None: adapters and other weights have none
     backend: str = ""  # the backend that runs a GGUF model, and the reason; empty for other models
     base: str = ""  # base model of an adapter; empty: unknown
-    weights: str = ""  # of a GGUF model: the types, with bytes and number of tensors
+    weights: list[DtypeShare] = []  # of a GGUF model: the types, with bytes and number of tensors
     embeddings: str = ""  # the vectors of an embedding model; empty for other models
     licence: str
-    template: str | None  # verdict on the chat template; None: adapters have none
+    template: TemplateVerdict | None  # verdict on the chat template; None: adapters have none
     aliases: list[str]
     problems: list[str]
     warnings: list[str] = []  # values and tensors of the files that a load does not use
@@ -269,8 +275,8 @@ class CatalogMatch(msgspec.Struct, frozen=True, kw_only=True):
     repository: str
     revision: str = ""
     licence: str = ""
-    size: float = 0.0  # GB to download; 0: unknown
-    memory: float = 0.0  # GB to run; 0: unknown
+    size: int = 0  # bytes to download; 0: unknown
+    memory: int = 0  # bytes to run; 0: unknown
     formats: tuple[str, ...] = ()
     gated: bool = False
     description: str = ""

@@ -77,9 +77,11 @@ class Models(Protocol):
         local: bool = False,
         flags: LoadFlags = ...,
         exact: bool = False,
+        for_chat: bool = False,
         progress: Progress | None = None,
     ) -> LoadedModel:
         """Load a model and describe it. `exact`: load it again if it is idle and was loaded with other settings.
+        `for_chat`: raise WrongKind for a model that does not chat.
 
         Raises an AppError if the load fails.
         """

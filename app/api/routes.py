@@ -23,7 +23,7 @@ from ...engine.pooling import read_pooling
 from .. import frames, paths
 from ..config import loading
 from ..errors import Forbidden, MethodNotAllowed, ModelNotFound, RouteNotFound
-from ..store import cache, listing
+from ..store import cache, listing, resolved
 from ..store.ggufs import is_gguf
 from ..store.jobs import Jobs
 from ..store.names import is_path
@@ -225,6 +225,7 @@ class _Api:
                     description=model.description,
                     problem=model.problem,
                     install=model.install,
+                    purpose=model.purpose,
                     gguf=is_gguf(model.path),
                 )
                 for model in available
@@ -244,6 +245,7 @@ class _Api:
                 local=is_local(request.scope),
                 flags=body.flags,
                 exact=body.exact,
+                for_chat=body.for_chat,
                 progress=lambda stage, done: report(LoadProgress(stage, done)),
             )
 
@@ -261,7 +263,7 @@ class _Api:
 
 def _checked_model(name: str) -> cache.ModelRef:
     """The model of this name, with its problem as in the list. Raises ModelNotFound."""
-    return listing.with_problem(cache.resolve(name))
+    return listing.with_problem(resolved.model(name))
 
 
 def _embeds(model: cache.ModelRef, info: frames.ModelInfo | None) -> bool | None:

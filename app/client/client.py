@@ -94,14 +94,16 @@ class Client(StoreCalls):
         *,
         flags: LoadFlags = NO_FLAGS,
         exact: bool = False,
+        for_chat: bool = False,
         on_progress: Callable[[str, float], None] | None = None,
     ) -> LoadedModel:
         """Load a model, or return the loaded one. `on_progress` gets (stage, fraction from 0 to 1).
 
         `exact`: if the model is idle and was loaded with other flags or settings, load it again. All later answers of
-        this client need the same flags: if another client loads the model with others, it is loaded again.
+        this client need the same flags: if another client loads the model with others, it is loaded again. `for_chat`:
+        raise WrongKind for a model that does not chat.
         """
-        body = {"model": full_name(model), **msgspec.structs.asdict(flags), "exact": exact}
+        body = {"model": full_name(model), **msgspec.structs.asdict(flags), "exact": exact, "for_chat": for_chat}
         async with aclosing(self._events("/admin/load", body)) as events:
             async for event in events:
                 if "stage" not in event:

@@ -11,7 +11,7 @@ from .. import config
 from ..client import AdapterEntry, Client
 from ..errors import AdapterNotFound, DaemonUnreachable, InvalidRequest
 from ..sizes import size
-from ..store import adapter_refs, cache
+from ..store import adapter_refs, cache, resolved
 from ..store.names import adapter_name, is_path
 from .console import print_json, say, table
 from .removal import carry_out
@@ -75,7 +75,7 @@ def _for_json(adapter: cache.ModelRef) -> dict[str, object]:
 def load(adapter: str, name: str | None, model: str | None, replace: bool, pinned: bool, as_json: bool) -> int:
     """Load an adapter for a model. The daemon and the model are started if necessary."""
     settings = config.load()
-    source = adapter_refs.resolve(adapter, allow_path=True)
+    source = resolved.adapter(adapter, allow_path=True)
     path = str(source.path) if is_path(adapter) else source.id
     name = name or adapter_name(source.id)
     options = {"load_inplace": replace, "reuse": not replace, "pinned": pinned}

@@ -20,10 +20,17 @@ def chat(model: str | None, load: Mapping[str, Any], flags: dict[str, Any]) -> i
     settings = config.load()
     model = model or settings.model
     if all(end.isatty() for end in (sys.stdin, sys.stdout, sys.stderr)):  # Textual writes to standard error
+        from ..store.resolved import check_purpose
         from ..tui import run
 
+        check_purpose(model, "chat")  # before the screen opens
         return run(settings, model, flags["system"], parameters(flags), load_flags=load_flags)
-    _lines(loaded_client(settings, model, load_flags), model, system_messages(flags["system"]), parameters(flags))
+    _lines(
+        loaded_client(settings, model, load_flags, for_chat=True),
+        model,
+        system_messages(flags["system"]),
+        parameters(flags),
+    )
     return 0
 
 
@@ -40,7 +47,7 @@ def _lines(
                 message = text_of(line, f"line {number} of standard input").strip()
                 if message:
                     messages.append({"role": "user", "content": message})
-                    answer = runner.run(stream(client, model, messages, body))
+                    answer = runner.run(stream(client.chat(model, messages, **body)))
                     messages.append({"role": "assistant", "content": answer})
         finally:
             runner.run(stack.aclose())

@@ -14,12 +14,11 @@ import click
 from ...engine.errors import encodable
 from ..errors import AdapterNotFound, AppError, DownloadFailed, InvalidRequest, ModelNotFound, StorageFailed
 from ..sizes import size
+from ..start import INTERRUPTED
 from ..store.names import is_path
 
 if TYPE_CHECKING:
     from ..store.inspection import DtypeShare
-
-INTERRUPTED = 130  # 128 + SIGINT: the exit code that shells use for Ctrl-C
 
 # Characters that control a terminal: C0 without newline and tab, DEL and C1.
 CONTROL_CODES = {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}

@@ -7,24 +7,23 @@ from pathlib import Path
 import click
 
 from ... import backends
-from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.errors import ModelRefused
 from ...engine.ggufmodel import model_file
 from ...engine.ggufnames import gguf_hint
-from ...engine.jsonfiles import read_json
 from ...engine.modelfiles import ModelFiles, read_model
 from ...engine.quantization import Quant
 from .. import config
 from ..api.admin import LoadFlags
 from ..daemon.loading import load_options, load_settings, shared_settings
-from ..errors import ModelUnusable, NoBackend
+from ..errors import ModelUnusable, NoBackend, WrongKind
 from ..sizes import size
-from ..store.cache import ModelRef, has_gguf
+from ..store.cache import ModelRef, has_gguf, is_adapter
 from ..store.check import check, missing_tensor
 from ..store.fit import fit as fit_files
 from ..store.fitting import Fit
 from ..store.ggufs import is_gguf
 from ..store.opening import Origin, opened
+from ..store.resolved import base_argument
 from ..store.selection import NO_CONFIG
 from .console import one_line, print_json, say
 
@@ -67,12 +66,11 @@ def _refuse_other_kinds(path: Path, origin: Origin) -> None:
     """Raises ModelUnusable for adapters, weights without config.json, and other files."""
     if origin.problem:
         raise ModelUnusable(origin.problem, param="model")
+    if is_adapter(path) and not (path / "config.json").exists():
+        hint = f"fit its base model, which reserves memory for adapters: localllm fit {base_argument(path)}"
+        raise WrongKind(f"{origin.name} is an adapter, not a model", hint=hint, param="model")
     if (path / "config.json").exists() or is_gguf(path) or has_gguf(path):
         return
-    if (path / ADAPTER_CONFIG).exists():
-        base = read_json(path / ADAPTER_CONFIG).get("base_model_name_or_path") or "MODEL"
-        hint = f"fit its base model, which reserves memory for adapters: localllm fit {base!s:.100}"
-        raise ModelUnusable(f"{origin.name} is an adapter", hint=hint, param="model")
     if path.suffix != ".safetensors" and not any(path.glob("*.safetensors")):
         message = f"{origin.name} is not a model: it has no config.json and is no GGUF file"
         raise ModelUnusable(message, hint="name a model, the folder of a model, or a GGUF file", param="model")

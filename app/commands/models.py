@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import config
 from ..sizes import size
-from ..store import cache
+from ..store import adapter_refs, cache
 from ..store.ggufs import need_llamacpp
 from .console import print_json, say, table
 from .removal import carry_out
@@ -34,6 +34,7 @@ def _for_json(model: cache.ModelRef) -> dict[str, object]:
         "revision": model.revision,
         "path": str(model.path),
         "description": model.description,
+        "purpose": model.purpose,
         "problem": model.problem or None,
     }
 
@@ -55,6 +56,8 @@ def _print(models: list[cache.ModelRef]) -> None:
             say(f"{model.id}: an unfinished download and unused files take {size(model.unfinished)} more; {ways}")
     if notice := need_llamacpp(model.install for model in models):
         say(notice)
+    if count := len([adapter for adapter in adapter_refs.available() if not adapter.bundled]):
+        say(f"{'1 adapter' if count == 1 else f'{count} adapters'}: localllm adapters list shows them")
     if any(packed):
         say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):
@@ -64,7 +67,7 @@ def _print(models: list[cache.ModelRef]) -> None:
 def _state(model: cache.ModelRef) -> str:
     """The description of a model; of a model with a problem, a mark before it."""
     if not model.problem:
-        return model.description
+        return ", ".join(filter(None, (model.description, "" if model.purpose == "chat" else f"{model.purpose} model")))
     without_config = "missing files" if model.revision else "unfinished download"
     return f"! {model.description or without_config}"
 

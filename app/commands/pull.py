@@ -12,7 +12,7 @@ import click
 
 from .. import config
 from ..sizes import size
-from ..store import cache, listing, stored
+from ..store import cache, resolved, stored
 from ..store.download import Download, check_space
 from ..store.hubs import is_offline, offline_error
 from ..store.plan import Plan
@@ -110,13 +110,7 @@ def _show_result(model: cache.ModelRef, as_json: bool) -> None:
     if as_json:
         _event("complete", model=model.id, path=str(model.path), size=model.size)
         return
-    problem = "".join(listing.problems_of(model)[:1])
-    if problem:
-        say(f"{model.id} is in {model.path} ({size(model.size)}); it cannot be used: {problem}")
-    elif cache.is_complete(model.path):
-        say(f"{model.id} is ready ({size(model.size)}); try: localllm chat {model.id}")
-    else:
-        say(f"{model.id} is ready ({size(model.size)}); try: localllm adapters load {model.id}")
+    say(resolved.outcome(model, size(model.size)))
 
 
 @contextmanager

@@ -25,19 +25,28 @@ def parameters(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def system_messages(system: str | None) -> list[dict[str, Any]]:
     """The system message as a list of messages; empty without a text."""
-    return [{"role": "system", "content": system}] if system else []
+    return [{"role": "system", "content": typed(system)}] if system else []
+
+
+def typed(text: str) -> str:
+    """A text of the command line, without a byte order mark and the \\r of a line that a file of Windows ends with."""
+    return text.removeprefix("\ufeff").removesuffix("\r")
 
 
 @asynccontextmanager
-async def loaded_client(settings: Settings, model: str, flags: LoadFlags) -> AsyncIterator[Client]:
+async def loaded_client(
+    settings: Settings, model: str, flags: LoadFlags, *, for_chat: bool = False
+) -> AsyncIterator[Client]:
     """A client of the daemon, with the model loaded. Starts the daemon if none runs.
+
+    `for_chat`: raise WrongKind for a model that does not chat.
 
     `flags` belong to this load. If an earlier call loaded the model with other flags or settings, the model is loaded
     again; while it answers other requests, it keeps them. A notice says which flags the model has.
     """
     async with await Client.connect(settings, on_status=say) as client:
         processes = {info.id: info.pid for info in await client.loaded()}
-        info = await client.load(model, flags=flags, exact=True)
+        info = await client.load(model, flags=flags, exact=True, for_chat=for_chat)
         previous_pid = processes.get(info.id)
         if notice := _notice(info, previous_pid):
             say(notice)

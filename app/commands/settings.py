@@ -12,7 +12,7 @@ import msgspec
 from .. import config as configuration
 from .. import config_file, paths
 from ..errors import ConfigError, InvalidRequest
-from ..store import cache, catalog, preferences
+from ..store import catalog, preferences, resolved
 from ..store.names import HubName, is_path, parse, without_gguf
 from ..store.selection import selects_gguf
 from .console import print_json, say, table
@@ -139,7 +139,7 @@ def _owner(name: str) -> str:
 
     Raises ModelNotFound.
     """
-    model = cache.resolve(name, allow_path=True).id
+    model = resolved.model(name, allow_path=True).id
     target = None if is_path(name) else catalog.expand(parse(name))
     selects_all = isinstance(target, HubName) and not selects_gguf(target)
     return without_gguf(model) if selects_all else model

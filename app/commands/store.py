@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from ...engine.errors import ModelRefused
 from ...engine.modelfiles import ModelFiles, read_model
 from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
-from ..store import adapter_refs, cache, catalog, ggufs, preferences, stored
-from ..store.names import GUIDE, LOCAL, HubName, is_path, parse
+from ..store import adapter_refs, cache, catalog, ggufs, preferences, resolved, stored
+from ..store.names import LOCAL, HubName, is_path, parse
 from .console import one_line, print_json, say, table, weights_text
 
 if TYPE_CHECKING:
+    from ..store.inspection import DtypeShare
     from ..store.prune import Unused
     from ..store.searching import Repository
     from ..store.verify import Verdict
@@ -36,22 +38,33 @@ def show(name: str, as_json: bool) -> int:
     config.load()
     facts = _facts(stored.resolve(name))
     if as_json:
-        print_json(facts)
+        print_json(msgspec.to_builtins(facts))
         return 0
     for key, value in facts.items():
-        if key not in ("files", "settings") and value not in ("", [], None):
-            text = ", ".join(value) if isinstance(value, list) else str(value)
-            click.echo(f"{key:12}{one_line(text)}")
+        if key not in ("files", "settings") and value not in ("", [], (), None):
+            click.echo(f"{key:12}{one_line(_text(key, value))}")
     for setting, value in facts["settings"].items():
         click.echo(f"{'setting':12}{setting}={value}")
     table(("FILE", "SIZE", "HASH"), [(file["name"], size(file["size"]), file["hash"]) for file in facts["files"]])
     return 0
 
 
+def _text(key: str, value: Any) -> str:
+    """A fact for people. In JSON, sizes are numbers of bytes, and a verdict has its parts."""
+    match key:
+        case "size":
+            return size(value)
+        case "weights":
+            return weights_text(value)
+        case "template":
+            return f"{value.status} {value.reason}".strip()
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
 def _facts(model: cache.ModelRef) -> dict[str, Any]:
     from ..store.adapters import base_of
     from ..store.inspect import embeddings_of, gguf_facts, licence
-    from ..store.listing import problems_of, with_problem
+    from ..store.listing import problems_of, purpose, with_problem
     from ..store.trial import try_folder, try_gguf
     from ..store.verify import expected_hash, files_of
 
@@ -66,13 +79,12 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
     problems = problems_of(model)
     template = try_folder(model.path) if kind == "model" else None
     named_licence = ""
-    weights = ""
+    weights: tuple[DtypeShare, ...] = ()
     if kind == "gguf" and cache.is_complete(model.path):
         model = with_problem(model)  # has its context and its architecture
         template = try_gguf(model.path)
         with suppress(ModelRefused):  # a damaged header is one of the problems
-            named_licence, shares = gguf_facts([file.path for file in ggufs.model_of(model.path).files])
-            weights = weights_text(shares)
+            named_licence, weights = gguf_facts([file.path for file in ggufs.model_of(model.path).files])
     readable = None if problems else _readable(model)
     preferred = preferences.read()
     return {
@@ -82,15 +94,16 @@ def _facts(model: cache.ModelRef) -> dict[str, Any]:
         "repository": cache.repository_of(model),
         "revision": model.revision,
         "stored": datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if newest else "",
-        "size": size(sum(file["size"] for file in files)),
+        "size": sum(file["size"] for file in files),
         "context": model.context or None,
         "description": model.description,
+        "purpose": purpose(model.path) if kind in ("model", "gguf") else None,
         "backend": GGUF_BACKEND if kind == "gguf" else "",
         "base": base_of(model.path) if kind == "adapter" else "",
         "weights": weights,
         "embeddings": embeddings_of(readable),
         "licence": named_licence or licence(model.path),
-        "template": f"{template.status} {template.reason}".strip() if template else None,
+        "template": template,
         "aliases": [alias for alias, target in preferred.aliases.items() if target == model.id],
         "problems": problems,
         "warnings": [] if readable is None else list(readable.warnings),
@@ -201,7 +214,8 @@ def prune(dry_run: bool, yes: bool, everything: bool, as_json: bool) -> int:
     if is_deleted:
         say(f"freed {size(freed)}")
     elif unused:
-        say(f"{size(total)} can be freed; localllm prune --yes deletes these files")
+        command = "localllm prune --all --yes" if everything else "localllm prune --yes"
+        say(f"{size(total)} can be freed; {command} deletes these files")
     else:
         say("nothing to delete" if everything else "nothing to delete; --all includes files of the last 24 hours")
     return 0
@@ -229,9 +243,8 @@ def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
     if as_json:
         print_json({"id": model.id, "path": str(model.path), "size": model.size, "copied": copy}, indent=None)
         return 0
-    command = "chat" if cache.is_complete(model.path) else "adapters load"
     files = f"copies of {size(model.size)}" if copy else f"links to {Path(path).expanduser().absolute()}"
-    say(f"{model.id} is ready ({files}); try: localllm {command} {model.id}")
+    say(resolved.outcome(model, files))
     return 0
 
 
@@ -239,9 +252,12 @@ def alias(name: str | None, model: str | None, remove: bool, as_json: bool) -> i
     """Print all aliases, or add, replace or remove one."""
     config.load()
     aliases = preferences.read().aliases
+    if remove and (name is None or model is not None):
+        raise InvalidRequest("--rm takes the name of one alias", hint="for example: localllm alias small --rm")
     if name is not None and remove:
         if name not in aliases:
-            raise InvalidRequest(f"{name[:200]!r} is not an alias", hint="localllm alias shows all aliases")
+            hint = f"the aliases are {', '.join(sorted(aliases))}" if aliases else "there are no aliases"
+            raise ModelNotFound(f"{name[:200]!r} is not an alias", hint=hint, param="name")
         preferences.set_alias(name, None)
     elif name is not None and model is not None:
         _set_alias(name, model)
@@ -268,8 +284,8 @@ def _set_alias(name: str, model: str) -> None:
     if isinstance(target, HubName) and target.file:
         text = model  # an address: the name of the repository does not select the file
     if is_path(text):
-        cache.resolve(text, allow_path=True)  # raises ModelNotFound for a folder without a model
-    elif cache.find(text) is None and text != GUIDE:
+        stored.resolve(text)  # raises ModelNotFound for a folder without a model and without an adapter
+    elif resolved.find(text).kind == "missing":
         if catalog.expand(target) is None:  # a name that pull refuses
             raise ModelNotFound(f"model {text[:200]!r} is not on this machine", hint=cache.hint(text), param="model")
         say(f"{text} is not on this machine yet; localllm pull {text} downloads it")
@@ -307,9 +323,8 @@ def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> 
 
 
 def _entry_json(entry: catalog.Entry) -> dict[str, Any]:
-    import msgspec
-
-    return dict(msgspec.to_builtins(entry))
+    sizes = {"size": round(entry.size * catalog.GB), "memory": round(entry.memory * catalog.GB)}
+    return {**msgspec.to_builtins(entry), **sizes}
 
 
 def _hub_row(item: Repository) -> tuple[str, ...]:

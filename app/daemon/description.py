@@ -20,6 +20,7 @@ def describe(worker: WorkerProcess, stats: Stats | None, idle_limit: float, opti
         device=info.device,
         dtype=info.dtype,
         quant=info.quant,
+        purpose=info.purpose,
         context=info.context,
         memory=info.weight_bytes + info.cache_bytes,
         token_bytes=info.token_bytes,

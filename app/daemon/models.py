@@ -25,8 +25,9 @@ from ..errors import (
     Overloaded,
     Stopping,
 )
-from ..frames import Stats
-from ..store import adapter_refs, cache
+from ..frames import Generate, Stats
+from ..purpose import Use, check_use
+from ..store import cache, listing, resolved
 from ..store.names import is_path
 from .adapters import Adapters
 from .description import describe
@@ -168,6 +169,7 @@ class LoadedModels:
         ref, adapter = await self._names.select(name, local)
         self._adapters.check(ref.id, adapter, requests)  # before a load, which may take minutes
         check_embeddings(ref, requests)
+        await self._check_purpose(ref, requests)
         request = self._request(ref, flags or NO_FLAGS, exact=flags is not None)
         worker = (await self._entry(ref, request)).worker
         selected, requests = await self._adapters.prepare(worker, adapter, requests)
@@ -187,22 +189,35 @@ class LoadedModels:
         local: bool = False,
         flags: LoadFlags = NO_FLAGS,
         exact: bool = False,
+        for_chat: bool = False,
         progress: Progress | None = None,
     ) -> LoadedModel:
         """Load a model or `model:adapter`, and describe it.
 
         `flags` precede the settings. `exact`: if the model is idle and was loaded with other settings than this call
-        would load it with, load it again; if it is busy, the field `kept` of the description is true.
+        would load it with, load it again; if it is busy, the field `kept` of the description is true. `for_chat`: raise
+        WrongKind for a model that does not chat.
         Raises ModelNotFound, the errors of `_entry`, AdapterNotFound, or ConfigError for a malformed setting of the
         model.
         """
         ref, adapter = await self._names.select(name, local)
+        if for_chat:
+            check_use(ref.id, await asyncio.to_thread(listing.purpose, ref.path), "chat")
         self._adapters.check(ref.id, adapter, ())
         request = self._request(ref, flags, exact=exact)
         entry = await self._entry(ref, request, progress, keeps=True)
         kept = request.mismatch(entry.worker, entry.settings) is not None
         description = self._describe(entry, await entry.worker.stats(STATS_SECONDS))
         return msgspec.structs.replace(description, kept=kept)
+
+    async def _check_purpose(self, ref: cache.ModelRef, requests: Sequence[Request]) -> None:
+        """Raises WrongKind before a load, which may take minutes. The worker of a loaded model checks its requests."""
+        if ref.id in self._entries:
+            return
+        for request in requests:
+            if isinstance(request, Generate):
+                use: Use = "chat" if request.prompt is None else "text"
+                check_use(ref.id, await asyncio.to_thread(listing.purpose, ref.path), use)
 
     def find(self, model_id: str) -> WorkerProcess | None:
         """The worker of a loaded or loading model; None if there is none."""
@@ -250,7 +265,7 @@ class LoadedModels:
                 "lora_path must be the name of a downloaded adapter, not a path",
                 hint="clients on the unix socket may name a folder",
             )
-        folder = await asyncio.to_thread(adapter_refs.resolve, path, allow_path=local)
+        folder = await asyncio.to_thread(resolved.adapter, path, allow_path=local)
         worker = await self.worker(model or self._names.only(), local=local)
         return await self._adapters.load(worker, name, folder.path, replace=replace, reuse=reuse, pinned=pinned)
 

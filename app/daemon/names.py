@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import InvalidRequest, ModelNotFound
-from ..store import cache, names
+from ..store import cache, names, resolved
 from .adapters import Adapters, split_name
 
 
@@ -36,11 +36,12 @@ class Names:
         return next(iter(self._loaded))
 
     async def resolve(self, name: str, local: bool) -> cache.ModelRef:
-        """The model of a name. Raises ModelNotFound, also for a path of a client that is not local."""
+        """The model of a name. Raises ModelNotFound, also for a path of a client that is not local; WrongKind for an
+        adapter; ModelUnusable for weights that are no complete model."""
         if not local and names.is_path(name):
             raise ModelNotFound("model must be an id, not a path", param="model")
         entry = self._loaded.get(name)
-        return entry.ref if entry else await asyncio.to_thread(cache.resolve, name, allow_path=local)
+        return entry.ref if entry else await asyncio.to_thread(resolved.model, name, allow_path=local)
 
     async def _find(self, name: str, local: bool) -> cache.ModelRef | None:
         if names.is_path(name) and not local:

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
+
 from ...engine.configfiles import CONFIG_FILES
 from ...engine.families import FAMILIES
 from ...engine.modelfiles import read_architecture
 from .. import paths
+from ..purpose import Purpose
 from ..version import VERSION
 from .ggufs import is_gguf
 
@@ -51,23 +54,38 @@ def unsupported(folder: Path) -> str:
     return _read().get(key, "")
 
 
-def remembered_facts(version: Sequence[object]) -> tuple[str, int] | None:
-    """The architecture and the context of a sound GGUF model; None if no process has read these versions of its files.
+class Facts(msgspec.Struct, frozen=True):
+    """The facts in the header of a sound GGUF model."""
+
+    architecture: str
+    context: int  # tokens; 0: unknown
+    purpose: Purpose
+
+
+def remembered_facts(version: Sequence[object]) -> Facts | None:
+    """The facts about a GGUF model; None if no process has read these versions of its files.
 
     `version`: the paths, sizes and times of the files.
     """
-    text = _read().get(_facts_key(version), "")
-    context, _, architecture = text.partition(" ")
-    return (architecture, int(context)) if context.isdigit() and architecture else None
+    try:
+        return msgspec.json.decode(remembered(key_of(version, FACTS)) or "", type=Facts)
+    except msgspec.DecodeError:
+        return None
 
 
-def remember_facts(version: Sequence[object], architecture: str, context: int) -> None:
+def remember_facts(version: Sequence[object], facts: Facts) -> None:
     """Remember the facts for `remembered_facts`: the header of a large vocabulary takes a tenth of a second."""
-    _remember({_facts_key(version): f"{context} {architecture}"})
+    remember({key_of(version, FACTS): msgspec.json.encode(facts).decode()})
 
 
-def _facts_key(version: Sequence[object]) -> str:
-    return hashlib.sha256(os.fsencode(f"{VERSION} {version}")).hexdigest()[:32] + FACTS
+def key_of(version: Sequence[object], kind: str) -> str:
+    """The key of what is remembered about versions of files: paths, sizes and times. `kind`: the end of the key."""
+    return hashlib.sha256(os.fsencode(f"{VERSION} {version}")).hexdigest()[:32] + kind
+
+
+def remembered(key: str) -> str | None:
+    """The text that `remember` got for a key; None without one."""
+    return _read().get(key)
 
 
 def question(folder: Path) -> str:
@@ -127,7 +145,7 @@ def ask(folders: Sequence[Path]) -> dict[Path, Answer]:
     refusals = {_key(folder): answer.refusal for folder, answer in answers.items()}
     missing = {_key(folder) + MISSING: answer.missing for folder, answer in answers.items()}
     install = {_key(folder) + INSTALL: answer.install for folder, answer in answers.items()}
-    _remember(refusals | missing | install)
+    remember(refusals | missing | install)
     return answers
 
 
@@ -185,7 +203,7 @@ def _read_version(file: Path, *version: int) -> Mapping[str, str]:
     return {key: reason for key, reason in values.items() if isinstance(reason, str)}
 
 
-def _remember(reasons: Mapping[str, str]) -> None:
+def remember(reasons: Mapping[str, str]) -> None:
     """Add answers to the file. A file that cannot be written only costs another process."""
     file = paths.architectures_file()
     temporary = file.with_name(f".{file.name}.{os.getpid()}")

@@ -19,6 +19,7 @@ from ...engine.errors import ModelRefused
 from ...engine.jsonfiles import read_json
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound
+from ..purpose import Purpose
 from . import catalog, ggufs, names, suggestions, unfinished
 from .ggufs import GgufModel
 from .names import GUIDE, LOCAL, MAIN, FileAddress, HubName, LocalPath, ShortName, check_path, is_path
@@ -42,6 +43,7 @@ class ModelRef:
     packed: int = 0  # bytes of cached quantised weights, which `size` does not include
     context: int = 0  # maximum context of the model in tokens; 0: unknown
     description: str = ""
+    purpose: Purpose = "chat"  # where a list has checked it
     problem: str = ""  # the reason why it cannot be used, where a list has checked it (app/store/listing.py)
     install: str = ""  # the command that solves the problem, if that is a package that is not installed
 

@@ -17,8 +17,7 @@ from ..paths import RENAME, problem_of_name
 from .architectures import unsupported
 from .ggufs import files_in, is_adapter, is_gguf, model_of
 from .headers import read_gguf_file
-
-TOKENIZER = "tokenizer.json"
+from .tokenizer_check import TOKENIZER
 
 
 def check(path: Path, *, ask_backends: bool = True) -> list[str]:
@@ -27,6 +26,7 @@ def check(path: Path, *, ask_backends: bool = True) -> list[str]:
     A problem is a sentence for the user. Truncated and damaged weights, missing shards, a missing tokenizer and an
     unsupported architecture are problems. Weights are not compared with their hashes. Without `ask_backends`, an
     architecture of which only a backend knows is no problem, and the check takes about a millisecond.
+    tokenizer_check.py opens the tokenizer.
     """
     if problem := problem_of_name(path):
         return [f"{problem}; {RENAME}"]

@@ -14,11 +14,12 @@ from ...engine.errors import ModelRefused
 from ...engine.ggufnames import gguf_hint
 from ...engine.jsonfiles import read_json
 from .architectures import unsupported
-from .check import TOKENIZER, check
+from .check import check
 from .ggufs import is_gguf
 from .remote import RemoteFile
 from .skeleton import Fetch, skeleton
 from .stored import kind_of
+from .tokenizer_check import TOKENIZER
 from .trial import try_folder, try_gguf
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound, StorageFailed
-from . import adapter_refs, cache, catalog, ggufs, preferences, stored, suggestions
+from . import cache, catalog, ggufs, preferences, resolved, stored, suggestions
 from .blobs import blob_of, has_shared, own_bytes
 from .blobs import delete as delete_blob
 from .disk_errors import translate_disk_errors
@@ -232,7 +232,7 @@ def plan_adapter_removal(name: str) -> Removal:
     """Plan to delete a downloaded adapter. Raises AdapterNotFound, or InvalidRequest for files of the user."""
     if is_path(name):
         raise _not_stored(name)
-    adapter = adapter_refs.resolve(name)
+    adapter = resolved.adapter(name)
     if adapter.bundled:
         raise InvalidRequest(f"{name} is built in and cannot be deleted", param="name")
     if cache.is_complete(adapter.path):
@@ -242,7 +242,7 @@ def plan_adapter_removal(name: str) -> Removal:
 
 def plan_packed_removal(name: str) -> Removal:
     """Plan to delete the cached quantised weights of a model. Raises ModelNotFound if there are none."""
-    model = cache.resolve(name, allow_path=True)
+    model = resolved.model(name, allow_path=True)
     folder = paths.packed_dir(model.path)
     if not folder.is_dir():
         raise ModelNotFound(f"{model.id} has no cached quantised weights", hint="see localllm list")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from pathlib import Path
 from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
 from ...engine.weightfiles import PICKLE_SUFFIXES
 from ..errors import AppError, InvalidRequest, ModelUnusable
-from . import adapter_refs, cache, ggufs, names
+from . import adapter_refs, cache, ggufs, names, tokenizer_check
 from .check import check
 from .disk_errors import check_space, translate_disk_errors
 from .ggufs import is_gguf
@@ -75,8 +76,8 @@ def import_model(
 
 def _refuse_damaged(source: Path, model: Path) -> None:
     """Raises ModelUnusable for a model, an adapter or a GGUF file with a problem. `source`: the path of the user."""
-    if problems := check(model):
-        raise ModelUnusable(f"{source}: {problems[0]}", hint="localllm inspect shows more")
+    if problems := check(model) or list(filter(None, [tokenizer_check.problem(model)])):
+        raise ModelUnusable(f"{source}: {problems[0]}", hint=f"localllm inspect {shlex.quote(str(source))} shows more")
 
 
 def _is_folder(path: Path) -> bool:

@@ -26,13 +26,15 @@ from ...engine.tensorfiles import StoredTensor, read_header
 from ...engine.weightfiles import OTHER_FORMAT, PARAMS, PICKLE_SUFFIXES, SINGLE
 from ..errors import ModelUnusable
 from ..paths import RENAME, problem_of_name
-from .check import TOKENIZER, check, check_gguf, missing_tensor
+from . import tokenizer_check
+from .check import check, check_gguf, missing_tensor
 from .ggufs import StoredFile, files_in, is_adapter, is_gguf, model_of, root_of
 from .headers import read_gguf_file
 from .inspection import BackendVerdict, DtypeShare, Inspection, Variant
 from .opening import Origin, opened
 from .selection import NO_CONFIG, default_quant, gguf_models, gguf_quant, gguf_variants
 from .tensors import dtype_shares, num_parameters
+from .tokenizer_check import TOKENIZER
 from .trial import try_folder, try_gguf
 
 SAFETENSORS = ".safetensors"
@@ -135,6 +137,8 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
         files = read_model(folder, origin.name)
         if not (folder / TOKENIZER).exists():
             problems.append(f"{TOKENIZER} is missing")
+        elif origin.local and (problem := tokenizer_check.problem(folder)):  # elsewhere the file is a hole
+            problems.append(problem)
         if missing := missing_tensor(files):
             problems.append(missing)
     except ModelRefused as error:

@@ -9,11 +9,19 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
+from ...engine.errors import ModelRefused
+from ...engine.ggufmodel import parse_metadata
+from ...engine.modelfiles import MODULES, ModelFiles, read_architecture
+from ...engine.pooling import read_pooling
+from ..chat import gguf_metadata
+from ..chat.tokenizer_files import chat_templates, read_json
 from ..errors import ModelNotFound
-from . import architectures, cache, ggufs, names, stored, unfinished
-from .architectures import Answer
+from ..purpose import Purpose, purpose_of
+from . import architectures, cache, ggufs, names, stored, tokenizer_check, unfinished
+from .architectures import Answer, Facts
 from .cache import ModelRef
-from .check import check, gguf_config
+from .check import check
+from .headers import read_gguf_file
 from .names import LOCAL
 from .selection import NO_CONFIG
 
@@ -63,12 +71,19 @@ def with_problem(model: ModelRef) -> ModelRef:
     Reads no weights, and starts no process that asks the backends.
     """
     if stored.kind_of(model.path) != "gguf":
-        return replace(model, problem=problem_of(model.path))
+        return replace(model, problem=problem_of(model.path), purpose=purpose(model.path))
     checked = _checked(model.path, _version(model.path))
     description = ", ".join(filter(None, [checked.architecture, model.description]))
     problem = problem_of(model.path)
     install = "" if checked.problem else architectures.install_command(checked.question)
-    return replace(model, problem=problem, install=install, context=checked.context, description=description)
+    described = replace(model, context=checked.context, description=description, purpose=checked.purpose)
+    return replace(described, problem=problem, install=install)
+
+
+def purpose(path: Path) -> Purpose:
+    """The purpose of a model: of a folder or a GGUF file. Damaged files are those of a chat model: a load names the
+    problem."""
+    return _checked(path, _version(path)).purpose
 
 
 def problems_of(model: ModelRef) -> list[str]:
@@ -77,7 +92,7 @@ def problems_of(model: ModelRef) -> list[str]:
         return [_missing_files(model.id)]
     if stored.kind_of(model.path) == "weights":
         return [NO_CONFIG]
-    return check(model.path) or list(filter(None, [problem_of(model.path)]))
+    return check(model.path) or list(filter(None, [tokenizer_check.problem(model.path) or problem_of(model.path)]))
 
 
 def problem_of(folder: Path) -> str:
@@ -92,7 +107,8 @@ def problem_of(folder: Path) -> str:
             return _checked(folder, _version(folder)).problem
         case "model" | "gguf":
             checked = _checked(folder, _version(folder))
-            return checked.problem or architectures.answer(checked.question) or ""
+            tokenizer = tokenizer_check.remembered_problem(folder)
+            return checked.problem or tokenizer or architectures.answer(checked.question) or ""
 
 
 def _unanswered(folder: Path) -> bool:
@@ -154,6 +170,7 @@ class _Checked:
     question: str = ""  # see architectures.question
     architecture: str = ""  # of a GGUF model
     context: int = 0  # of a GGUF model, in tokens; 0: unknown
+    purpose: Purpose = "chat"
 
 
 def _no_single_model(folder: Path) -> str:
@@ -169,14 +186,31 @@ def _no_single_model(folder: Path) -> str:
 def _checked(folder: Path, version: tuple[object, ...]) -> _Checked:
     files = (str(folder), *version)
     if facts := architectures.remembered_facts(files):
-        return _Checked("", architectures.question(folder), *facts)
+        return _Checked("", architectures.question(folder), facts.architecture, facts.context, facts.purpose)
     problems = check(folder, ask_backends=False)
     if not problems and stored.kind_of(folder) == "gguf":
         if folder.is_dir():
             return _Checked(problem=_no_single_model(folder))
-        config = gguf_config(folder)
-        architectures.remember_facts(files, config.model_type, config.max_positions)
-        return _Checked("", architectures.question(folder), config.model_type, config.max_positions)
+        facts = _facts_of_gguf(folder)
+        architectures.remember_facts(files, facts)
+        return _Checked("", architectures.question(folder), facts.architecture, facts.context, facts.purpose)
     if problems or not (folder / "config.json").exists():
         return _Checked(problem="".join(problems[:1]))
-    return _Checked(question=architectures.question(folder))
+    return _Checked(question=architectures.question(folder), purpose=_purpose_of_folder(folder))
+
+
+def _facts_of_gguf(file: Path) -> Facts:
+    metadata = read_gguf_file(file).metadata
+    config = parse_metadata(metadata, file.name)
+    files = ModelFiles(file, file.name, config, {}, (), {}, gguf=(file,), metadata=metadata)
+    purpose = purpose_of(gguf_metadata.chat_templates(metadata), read_pooling(files))
+    return Facts(config.model_type, config.max_positions, purpose)
+
+
+def _purpose_of_folder(folder: Path) -> Purpose:
+    try:
+        templates = chat_templates(folder, read_json(folder / "tokenizer_config.json"))
+        pooling = read_pooling(read_architecture(folder)) if (folder / MODULES).is_file() else None
+    except ModelRefused:
+        return "chat"
+    return purpose_of(templates, pooling)

@@ -66,7 +66,9 @@ class Connection:
         processes = {loaded.pid for loaded in self.loaded}
         try:
             client = await self.client()
-            info = await client.load(model, flags=self._load_flags, exact=True, on_progress=self._show_progress)
+            info = await client.load(
+                model, flags=self._load_flags, exact=True, for_chat=True, on_progress=self._show_progress
+            )
             await self.refresh()
         except AppError as error:
             self.lost(error)

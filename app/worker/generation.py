@@ -16,6 +16,7 @@ from ..chat.sampling import check_token_ids, sampling_of
 from ..chat.tokens import Tokenizer
 from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import Finished, Generate, Piece
+from ..purpose import check_use
 from .faults import check_finish
 from .opening import OpenModel
 
@@ -71,12 +72,7 @@ class Generation:
 
 def prepare(frame: Generate, model: OpenModel) -> Generation:
     """Prepare a request for the engine: render, tokenize, check, compile the grammar. Blocks; raises AppError."""
-    if model.headless:
-        raise InvalidRequest(
-            f"{model.info.model} generates no text: its files have no weights of an output head",
-            hint="POST /v1/embeddings computes its embeddings",
-            param="model",
-        )
+    check_use(model.info.model, model.info.purpose, "chat" if frame.prompt is None else "text")
     if frame.response_format is not None and frame.tools:
         raise UnsupportedParameter("response_format cannot be combined with tools", param="response_format")
     prompt = _prompt(frame, model)

@@ -21,6 +21,7 @@ from ..chat.template import TemplateRenderer
 from ..chat.tokenizer import ChatTokenizer
 from ..chat.tokens import Tokenizer
 from ..frames import Load, ModelInfo
+from ..purpose import purpose_of
 
 # Bytes of weights per second that the slowest supported machine reads and, if necessary, quantises.
 MIN_LOAD_RATE = 20e6
@@ -44,7 +45,6 @@ class OpenModel:
     suppressed: tuple[int, ...] = ()  # tokens that an answer must not have
     model_type: str = ""  # architecture of the model, as in its files
     pooling: Pooling | None = None  # None: the files describe no embeddings
-    headless: bool = False  # whether the files have no weights of the output head, so that the model draws no tokens
     _grammars: GrammarCompiler | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -117,6 +117,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         cache_bytes=spec.cache_bytes,
         cache_tokens=spec.cache_tokens,
         reason=choice.reason,
+        purpose=purpose_of(tokenizer.templates, pooling, headless=files.headless),
         embedding_size=spec.hidden_size if embeds else 0,
         step_seconds=spec.step_seconds,
         unapplied=(*chosen.unapplied, *loaded.unapplied),
@@ -132,5 +133,4 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         files.suppressed,
         files.config.model_type,
         pooling,
-        files.headless,
     )

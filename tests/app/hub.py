@@ -356,6 +356,12 @@ REQUIRED = (
 )
 
 
+# The smallest file that the package tokenizers opens.
+TOKENIZER = json.dumps(
+    {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+).encode()
+
+
 def safetensors(length: int, seed: int = 0, tensor: str = "weight") -> bytes:
     """A weight file with one tensor of random bytes, so that no two parts of the file are equal."""
     header: dict[str, object] = {tensor: {"dtype": "U8", "shape": [length], "data_offsets": [0, length]}}
@@ -386,7 +392,7 @@ def adapter_files() -> dict[str, bytes]:
 
 def model_files(length: int = 300_000, *, shards: int = 1, seed: int = 0) -> dict[str, bytes]:
     """The files of a model that localllm accepts; the weights have `length` bytes."""
-    files = {"config.json": CONFIG, "tokenizer.json": b"{}", "README.md": b"card"}
+    files = {"config.json": CONFIG, "tokenizer.json": TOKENIZER, "README.md": b"card"}
     if shards == 1:
         return {**files, "model.safetensors": safetensors(length, seed)}
     names = [f"model-{number:05}-of-{shards:05}.safetensors" for number in range(1, shards + 1)]

@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from localllm.app import config, errors, paths
+from localllm.app import config, errors, paths, start
 from localllm.app.cli import cli, main
 from localllm.app.commands import console
 from localllm.app.commands.run import _prompt
@@ -115,7 +115,7 @@ def test_help_has_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     printed = capsys.readouterr().out.partition("Exit codes: ")[2]
     documented = {int(code) for code in re.findall(r"\b(\d+) [a-z]", printed)}
-    assert documented == {0, console.INTERRUPTED, *(error.exit_code for error in errors.BY_CODE.values())}
+    assert documented == {0, start.INTERRUPTED, *(error.exit_code for error in errors.BY_CODE.values())}
 
 
 def test_every_option_has_a_sentence() -> None:

@@ -80,16 +80,15 @@ EVENTS = [ReasoningPiece("hm"), TextPiece("a\x1b"), ToolCall(id="c", name="f", a
 @pytest.mark.parametrize("finish", ["stop", "length"])
 async def test_stream_prints_each_event(capsys: pytest.CaptureFixture[str], finish: str) -> None:
     client: Any = FakeClient(*EVENTS, done(finish))
-    assert await run.stream(client, "m", [{"role": "user", "content": "x"}], {"top_k": 1}) == "a\x1bb"
-    assert client.requests == [("m", [{"role": "user", "content": "x"}], {"top_k": 1})]
+    assert await run.stream(client.chat("m", [])) == "a\x1bb"
     printed = capsys.readouterr()
     assert printed.out == "a\x1bf({})b\n"
-    assert printed.err.startswith("hm")
+    assert printed.err.startswith("hm\n\n"), "an empty line separates the answer from the reasoning"
     assert ("--max-tokens" in printed.err) is (finish == "length")
 
 
 async def test_run_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
-    await run._run(connected(FakeClient(*EVENTS, done())), "m", [], {}, True)  # type: ignore[arg-type]
+    await run._run(connected(FakeClient(*EVENTS, done())), "m", (None, "x"), {}, True)  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out) == {
         "model": "m",
         "text": "a\x1bb",
@@ -216,7 +215,7 @@ async def test_loaded_client_tells_the_flags_of_the_model(
     flags = LoadFlags(backend="cpu", quant="int8", context=64)
     async with session.loaded_client(Settings(), "m", flags) as opened:
         assert opened is client  # type: ignore[comparison-overlap]
-    assert client.requests == [("m", {"flags": flags, "exact": True})]
+    assert client.requests == [("m", {"flags": flags, "exact": True, "for_chat": False})]
     err = capsys.readouterr().err
     assert err.startswith(notice)
     assert bool(err) is bool(notice)
@@ -417,7 +416,12 @@ def test_rm_names_the_aliases_that_it_removes(
     assert questions == [f"Delete {title} and free 10 B?"]
     assert capsys.readouterr().err == f"deleted {title}; freed 10 B\n"
     assert models.remove("m", False, True, True) == 0
-    assert json.loads(capsys.readouterr().out) == {"deleted": "m", "freed": 10, "aliases": [*aliases]}
+    assert json.loads(capsys.readouterr().out) == {
+        "deleted": "m",
+        "freed": 10,
+        "aliases": [*aliases],
+        "unloaded": [],
+    }
 
 
 def test_config_hides_the_api_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ TABLE = {
     "embeddings_unsupported": (400, "invalid_request_error", 2),
     "cache_size_exceeded": (400, "invalid_request_error", 2),
     "chat_template_failed": (400, "invalid_request_error", 2),
+    "wrong_kind": (400, "invalid_request_error", 5),
     "invalid_api_key": (401, "authentication_error", 4),
     "forbidden": (403, "permission_error", 4),
     "model_not_found": (404, "not_found_error", 3),

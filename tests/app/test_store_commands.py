@@ -384,7 +384,7 @@ def test_alias_command_adds_lists_and_removes(capsys: pytest.CaptureFixture[str]
             store.alias(name, model, False, False)
     store.alias("tiny", None, True, False)
     assert preferences.read().aliases == {}
-    with pytest.raises(InvalidRequest, match="is not an alias"):
+    with pytest.raises(ModelNotFound, match="is not an alias"):
         store.alias("tiny", None, True, False)
     store.alias("later", "org/later", False, False)
     assert "localllm pull org/later" in capsys.readouterr().err

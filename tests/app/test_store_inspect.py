@@ -289,7 +289,7 @@ def test_skeleton_is_inspected_like_the_model(model: Path, tmp_path: Path, monke
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ messages[0].content }}{{ tools }}")
     hub = Hub(folder)
-    origin = Origin("tiny", "here", files=tuple(file.name for file in hub.files))
+    origin = Origin("tiny", "here", local=False, files=tuple(file.name for file in hub.files))
     with skeleton(hub.files, hub.fetch) as place:
         assert inspect_path(place, origin) == inspect_path(folder, origin)
         assert (place / "tokenizer.json").stat().st_size == (folder / "tokenizer.json").stat().st_size

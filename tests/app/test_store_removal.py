@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import DeleteCacheStrategy
 
 from localllm.app import paths
-from localllm.app.errors import AdapterNotFound, InvalidRequest, ModelNotFound, StorageFailed
+from localllm.app.errors import AdapterNotFound, InvalidRequest, ModelNotFound, StorageFailed, WrongKind
 from localllm.app.store import hub
 
 from .test_store_cache import ADAPTER, CONFIG, WHOLE, make
@@ -103,7 +103,7 @@ def test_removal_of_an_adapter_deletes_only_files_of_the_cache(tmp_path: Path) -
     with pytest.raises(InvalidRequest, match="is also a model"):
         hub.plan_adapter_removal("org/both")
     make("org/model", WHOLE)
-    with pytest.raises(AdapterNotFound):
+    with pytest.raises(WrongKind):
         hub.plan_adapter_removal("org/model")
     hub.plan_adapter_removal("org/pirate").execute()
     assert not folder.exists()

@@ -167,7 +167,7 @@ def snapshot_files() -> set[str]:
 def test_gguf_model_is_downloaded_with_all_shards(run: Run, hub: Hub) -> None:
     code, _, errors = run("pull", "org/gguf:q4_k_m", "--yes")
     assert (code, listed(run)) == (0, {"org/gguf:Q4_K_M": None}), errors
-    assert "try: localllm chat org/gguf:Q4_K_M" in errors
+    assert "try: localllm run org/gguf:Q4_K_M" in errors
     assert snapshot_files() == {*(name.rpartition("/")[2] for name in shards()), "README.md"}
     assert snapshot_download("org/gguf", cache_dir=paths.hub_cache_dir(), local_files_only=True)
     first = cache.resolve("org/gguf").path
@@ -268,7 +268,7 @@ def test_stored_gguf_model_is_shown_verified_and_deleted(run: Run) -> None:
         assert (code, facts["id"], facts["kind"], len(facts["files"])) == (0, "org/gguf:Q4_K_M", "gguf", 3)
         assert (facts["description"], facts["context"], facts["problems"]) == ("llama, GGUF Q4_K_M", 512, [])
         assert facts["backend"] == "llamacpp: GGUF files go to llama.cpp"
-        assert (facts["template"], facts["repository"]) == ("missing", "org/gguf")
+        assert (facts["template"]["status"], facts["repository"]) == ("missing", "org/gguf")
         assert run("verify", name)[0] == 0
         _, inspection = result_of(run, "inspect", name)
         assert (inspection["local"], inspection["architecture"]) == (True, "llama")
@@ -477,7 +477,7 @@ def test_show_has_the_types_and_the_licence_of_a_gguf_model(run: Run, tmp_path: 
     """The metadata have the licence, otherwise the README of the repository."""
     run("pull", "org/gguf:Q8_0")
     shown = result_of(run, "show", "org/gguf:Q8_0")[1]
-    assert (shown["weights"], shown["licence"]) == ("F32 16 B in 1 tensor", "")
+    assert (shown["weights"], shown["licence"]) == ([{"dtype": "F32", "tensors": 1, "bytes": 16}], "")
     readme = cache.resolve("org/gguf:Q8_0").path.with_name("README.md")
     readme.unlink()
     readme.write_text("---\nlicense: mit\n---\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ...client import AdapterFolder, Fit, Inspection, LoadedModel, ModelFacts, TemplateVerdict
+from ...client import AdapterFolder, DtypeShare, Fit, Inspection, LoadedModel, ModelFacts, TemplateVerdict
 from ...sizes import size
 from .assessment import refusal
 from .facts import joined, size_text, speed_text, tokens_text
@@ -19,14 +19,14 @@ def stored(facts: ModelFacts) -> list[Line]:
         ("repository", facts.repository),
         ("revision", facts.revision),
         ("stored", facts.stored),
-        ("size", facts.size),
+        ("size", size(facts.size)),
         ("format", facts.description if facts.backend else ""),
         ("backend", facts.backend),
         ("context", tokens_text(facts.context or 0)),
-        ("weights", facts.weights),
+        ("weights", _weights(facts.weights)),
         ("embeddings", facts.embeddings),
         ("licence", facts.licence),
-        ("chat template", facts.template or ""),
+        ("chat template", _template(facts.template)),
         ("aliases", ", ".join(facts.aliases)),
         ("settings", ", ".join(f"{name} = {value}" for name, value in facts.settings.items())),
         *titled("problem", facts.problems),
@@ -64,7 +64,7 @@ def inspected(inspection: Inspection) -> list[Line]:
         ("architecture", inspection.architecture or "unknown"),
         ("parameters", count(inspection.parameters)),
         ("weights", size_text(inspection.bytes)),
-        ("formats", ", ".join(f"{share.dtype} {size(share.bytes)}" for share in inspection.dtypes)),
+        ("formats", _weights(inspection.dtypes)),
         ("base model", inspection.base),
         ("quantisation", inspection.quantization),
         ("context", tokens_text(inspection.context)),
@@ -103,6 +103,10 @@ def count(parameters: int | None) -> str:
         if parameters >= unit:
             return f"{parameters / unit:.3g} {letter}"
     return str(parameters)
+
+
+def _weights(shares: Iterable[DtypeShare]) -> str:
+    return ", ".join(f"{share.dtype} {size(share.bytes)}" for share in shares)
 
 
 def _template(template: TemplateVerdict | None) -> str:

@@ -15,6 +15,7 @@ def test_loading_model_has_default_numbers() -> None:
     assert rest == {
         **dict.fromkeys(texts, ""),
         **dict.fromkeys(numbers, 0),
+        "purpose": "chat",
         "unload_in": None,
         "warnings": (),
         "options": (),
@@ -32,6 +33,8 @@ def test_model_entry_defaults() -> None:
         "context": 0,
         "description": "",
         "problem": "",
+        "install": "",
+        "purpose": "chat",
         "gguf": False,
     }
 

@@ -99,7 +99,7 @@ async def client(models: FakeModels, stops: list[bool], monkeypatch: pytest.Monk
     monkeypatch.setattr(routes.listing, "listed", lambda: known)
     monkeypatch.setattr(routes.listing, "with_problem", lambda model: model)
     monkeypatch.setattr(routes.cache, "is_complete", lambda path: True)
-    monkeypatch.setattr(routes.cache, "resolve", lambda name: next(model for model in known if model.id == name))
+    monkeypatch.setattr(routes.resolved, "model", lambda name: next(model for model in known if model.id == name))
     app = build(models, Address(url="http://u", stop=lambda: stops.append(True)))  # type: ignore[arg-type]
 
     async def on_socket(scope: Any, receive: Any, send: Any) -> None:
@@ -155,7 +155,7 @@ async def test_admin_models_route(client: httpx.AsyncClient, models: FakeModels)
     entries = (await client.get("/admin/models")).json()
     assert entries[0] == {
         "id": "here", "bundled": True, "loaded": True, "size": 9, "context": 64, "description": "d", "problem": "",
-        "gguf": False, "install": "",
+        "install": "", "purpose": "chat", "gguf": False,
     }  # fmt: skip
     assert [entry["loaded"] for entry in entries] == [True, True, False]
     assert [model["id"] for model in (await client.get("/admin/loaded")).json()] == ["other", "here"]
@@ -212,10 +212,11 @@ async def test_load_route_sends_events(client: httpx.AsyncClient, models: FakeMo
     models.goes_on.set()
     loading = await client.post("/admin/load", json={"model": "here", "backend": "cpu", "quant": "int4"})
     flags = LoadFlags(backend="cpu", quant="int4")
-    assert models.calls == [("here", {"local": True, "flags": flags, "exact": False})]
-    body = {"model": "here", "context": 64, "exact": True}
+    assert models.calls == [("here", {"local": True, "flags": flags, "exact": False, "for_chat": False})]
+    body = {"model": "here", "context": 64, "exact": True, "for_chat": True}
     await client.post("/admin/load", json=body)
-    assert models.calls[-1] == ("here", {"local": True, "flags": LoadFlags(context=64), "exact": True})
+    flags = LoadFlags(context=64)
+    assert models.calls[-1] == ("here", {"local": True, "flags": flags, "exact": True, "for_chat": True})
     assert (await client.post("/admin/load", json={"model": "here", "context": -1})).status_code == 400
     progress, model = [json.loads(line[6:]) for line in loading.text.splitlines() if line]
     assert progress == {"stage": "reading", "done": 0.5}

@@ -478,6 +478,7 @@ async def test_load_reports_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         "rope_scale": None,
         "rope_base": None,
         "exact": True,
+        "for_chat": False,
     }
     assert (await client.load("org/m")).id == "m"
     assert json.loads(asked[1][3])["model"] == "org/m"

@@ -134,7 +134,7 @@ async def test_alias_is_added_listed_and_removed(client: Client) -> None:
     assert await client.aliases() == {"small": "guide"}
     assert (await client.show("guide")).aliases == ["small"]
     assert await client.set_alias("small", None) == {}
-    with pytest.raises(InvalidRequest, match="not an alias"):
+    with pytest.raises(ModelNotFound, match="not an alias"):
         await client.set_alias("small", None)
     with pytest.raises(ModelNotFound):
         await client.set_alias("small", "nonsense")

@@ -202,6 +202,7 @@ class FakeClient:
         *,
         flags: LoadFlags = NO_FLAGS,
         exact: bool = False,
+        for_chat: bool = False,
         on_progress: Callable[[str, float], None] | None = None,
     ) -> LoadedModel:
         entry = next((entry for entry in self.entries if entry.id == model), None)
@@ -286,10 +287,10 @@ class FakeClient:
             repository=model,
             revision="0123abc",
             stored="2026-09-21T14:13:20+00:00",
-            size="7.5 GiB",
+            size=8_040_000_000,
             context=40_960,
             licence="apache-2.0",
-            template="works",
+            template=TemplateVerdict("works"),
             aliases=[alias for alias, name in self.alias_names.items() if name == model],
             problems=[],
             settings=self.model_settings.get(model, {}),

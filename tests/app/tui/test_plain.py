@@ -234,7 +234,7 @@ async def test_connection_follows_the_state_of_the_daemon() -> None:
     assert states == ["starting the daemon"]
     expected = ["loading m", "starting the daemon", "ready", "reading 50%"]
     assert changes == [*expected, "reading 50%", "ready"], "a refresh of the models also calls on_change"
-    assert clients[0].how == [("m", {"flags": LoadFlags(backend="cpu", quant="int8"), "exact": True})]
+    assert clients[0].how == [("m", {"flags": LoadFlags(backend="cpu", quant="int8"), "exact": True, "for_chat": True})]
     assert (connection.context("m"), connection.context("n"), connection.context("x")) == (32, 128, 0)
     assert (connection.is_bundled("n"), connection.running("m"), connection.running("n")) == (True, READY, None)
     for error, keeps, loaded in (

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from localllm.app.chat.prompt import PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
-from localllm.app.errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from localllm.app.errors import ContextTooLong, InvalidRequest, UnsupportedParameter, WrongKind
 from localllm.app.frames import Generate, ResponseFormat
+from localllm.app.purpose import Purpose
 from localllm.app.worker.generation import prepare
 from localllm.app.worker.opening import OpenModel
 from localllm.engine.grammar import unpack_mask
@@ -134,9 +136,25 @@ def test_echo_begins_every_choice_with_the_prompt(model: OpenModel) -> None:
     assert prepare(Generate(id="a", prompt="x", max_tokens=9), model).opening(model.tokenizer) == []
 
 
-def test_model_without_output_head_generates_no_text(model: OpenModel) -> None:
-    with pytest.raises(InvalidRequest, match="generates no text: its files have no weights of an output head"):
-        prepare(Generate(id="a", prompt="x"), replace(model, headless=True))
+@pytest.mark.parametrize(
+    ("purpose", "frame", "words"),
+    [
+        ("embedding", Generate(id="a", prompt="x"), "m is an embedding model: it computes vectors"),
+        ("embedding", Generate(id="a", messages=[]), "m is an embedding model: it computes vectors"),
+        ("base", Generate(id="a", messages=[]), "m is a base model without a chat template"),
+    ],
+)
+def test_model_of_another_purpose_refuses_the_request(
+    model: OpenModel, purpose: Purpose, frame: Generate, words: str
+) -> None:
+    info = structs.replace(model.info, model="m", purpose=purpose)
+    with pytest.raises(WrongKind, match=words):
+        prepare(frame, replace(model, info=info))
+
+
+def test_base_model_completes_text(model: OpenModel) -> None:
+    info = structs.replace(model.info, purpose="base")
+    assert prepare(Generate(id="a", prompt="x", max_tokens=2), replace(model, info=info)).requests
 
 
 def allowed(request: Request, tokenizer: ChatTokenizer, text: str) -> bool:
