@@ -34,6 +34,6 @@ def test_fixture_that_waits_after_a_timeout_ends_the_run(tmp_path: Path) -> None
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_endless.py").write_text(FIXTURE_WAITS_AFTER_A_TIMEOUT)
     words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(tmp_path)]
-    result = subprocess.run(words, capture_output=True, text=True, timeout=50, cwd=tmp_path)
+    result = subprocess.run(words, capture_output=True, text=True, timeout=100, cwd=tmp_path)
     assert result.returncode == 1
     assert "in endless" in result.stderr, "the calls of the thread that waits"

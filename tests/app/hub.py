@@ -257,7 +257,7 @@ class Handler(BaseHTTPRequestHandler):
         if name == self.hub.stalls_in:
             self.send_start(request, 1)
             self.hub.stalled.set()
-            self.hub.closing.wait(30)
+            self.hub.closing.wait()
             return True
         return False
 

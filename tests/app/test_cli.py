@@ -223,7 +223,7 @@ def test_control_characters_are_not_written_to_a_terminal() -> None:
 
 def process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "localllm.app.cli", *args]
-    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=100)
 
 
 def test_argument_that_is_not_utf8_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -285,7 +285,7 @@ def test_help_of_serve_has_groups(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_broken_pipe_prints_no_error() -> None:
     command = f"{shlex.quote(sys.executable)} -m localllm.app.cli config | true"
-    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, timeout=100)
     assert done.stderr == ""
 
 

@@ -118,7 +118,7 @@ def run_shell(shell: str, code: str, folder: Path) -> list[str]:
     environment = {**os.environ, "PATH": f"{program(folder)}:{os.environ['PATH']}"}
     flags = ["-f"] if shell == "zsh" else []
     done = subprocess.run(
-        [shell, *flags, "-c", code], capture_output=True, text=True, timeout=50, env=environment, cwd=folder
+        [shell, *flags, "-c", code], capture_output=True, text=True, timeout=100, env=environment, cwd=folder
     )
     assert done.returncode == 0, done.stderr
     assert not done.stderr, done.stderr

@@ -49,7 +49,7 @@ def test_loaded_model_is_shown_with_its_warnings() -> None:
 
 def run(*args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "localllm.app.cli", "doctor", *args]
-    return subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, env=dict(os.environ), capture_output=True, text=True, timeout=100)
 
 
 def test_text_and_json_agree() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.store import architectures, listing
 
+from ..waiting import wait_until
 from .test_store_commands import store_model
 from .tiny_qwen import write_model
 
@@ -69,9 +69,7 @@ def test_list_without_wait_asks_in_the_background(mamba: Path, monkeypatch: pyte
     store_model("org/mamba", mamba)
     calls = answering(monkeypatch, done("no backend"))
     assert problems()["org/mamba"] == ""
-    deadline = time.monotonic() + 10
-    while not problems()["org/mamba"] and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: problems()["org/mamba"])
     assert problems()["org/mamba"] == "no backend"
     assert len(calls) == 1
 

@@ -84,7 +84,7 @@ def localllm(hub: Hub, *args: str, **env: str) -> subprocess.CompletedProcess[st
         env=reaching(hub, **env),
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=100,
     )
 
 
@@ -227,9 +227,9 @@ def test_ctrl_c_ends_a_pull_at_once(hub: Hub) -> None:
     hub.stalls_in = "model.safetensors"
     command = [sys.executable, "-m", "localllm.app.cli", "pull", "org/whole"]
     process = subprocess.Popen(command, env=reaching(hub), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert hub.stalled.wait(30)
+    assert hub.stalled.wait(100)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=100)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "the same command continues the download of org/whole" in err
@@ -245,7 +245,7 @@ def test_pull_ends_without_an_error_when_the_reader_of_its_events_ends(hub: Hub)
     with process.stderr:
         assert json.loads(process.stdout.readline())["event"] == "plan"
         process.stdout.close()
-        assert process.wait(30) == 1
+        assert process.wait(100) == 1
         assert process.stderr.read() == ""
 
 

@@ -61,7 +61,7 @@ def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def in_process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     """A command in a process of its own: huggingface_hub reads some variables when it is imported."""
     command = [sys.executable, "-m", "localllm.app.cli", *args]
-    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=50)
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.parametrize(("prefix", "suffix"), [("", "/"), ("/hf", ""), ("/a/b", "/")])
@@ -100,7 +100,7 @@ class ProxyRequest(BaseHTTPRequestHandler):
         from urllib.request import Request
 
         try:
-            reply = build_opener(ProxyHandler({})).open(Request(self.path, headers=headers), timeout=5)
+            reply = build_opener(ProxyHandler({})).open(Request(self.path, headers=headers), timeout=100)
         except HTTPError as error:
             reply = error
         body = reply.read()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +19,8 @@ from localllm.app.store.offers import offers
 from localllm.app.store.transfer.progress import Progress
 from localllm.app.store.transfer.transfer import Cancelled
 
+from ..waiting import HANG_SECONDS, wait_until
+
 
 class FakeDownload:
     """Reports progress, then waits until `release` is set. `error`: raised by run."""
@@ -35,7 +36,7 @@ class FakeDownload:
 
     def run(self, plan: Any) -> Any:
         self.notify(Progress("downloading", 40, 100, 1, 2, (), 10.0, 6.0))
-        assert self.release.wait(20)
+        assert self.release.wait(HANG_SECONDS)
         if "cancel" in self.calls:
             raise Cancelled("cancelled")
         if self.error is not None:
@@ -66,10 +67,7 @@ class Fixture:
         return self.downloads[-1]
 
     def wait(self, state: str) -> Job:
-        end = time.monotonic() + 20
-        while self.jobs.list()[0].state != state:
-            assert time.monotonic() < end, self.jobs.list()
-            time.sleep(0.005)
+        wait_until(lambda: self.jobs.list()[0].state == state, says=self.jobs.list)
         return self.jobs.list()[0]
 
 
@@ -115,10 +113,7 @@ def test_number_of_downloads_is_limited(monkeypatch: pytest.MonkeyPatch) -> None
     assert fixture.jobs.start("a").name == "a"
     for download in fixture.downloads:
         download.release.set()
-    end = time.monotonic() + 20
-    while any(job.state != "done" for job in fixture.jobs.list()):
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    wait_until(lambda: all(job.state == "done" for job in fixture.jobs.list()))
     fixture.jobs.start("c")
     assert [job.name for job in fixture.jobs.list()] == ["b", "c"]
     fixture.downloads[0].notify(Progress("downloading", 100, 100, 2, 2))  # of the download that is forgotten

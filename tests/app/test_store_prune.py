@@ -6,7 +6,6 @@ import errno
 import fcntl
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from .test_store_cache import WHOLE, make
 
 def old(path: Path) -> Path:
     """Make a file older than a day."""
-    past = time.time() - 2 * prune.STALE_SECONDS
+    past = 0.0
     os.utime(path, (past, past))
     return path
 

@@ -120,7 +120,7 @@ class MeetingDisk(Disk):
 
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
         if next(self._reads) < 2:
-            self._both.wait(10)
+            self._both.wait(100)
         return super().read_into(descriptor, buffer, offset)
 
 
@@ -137,7 +137,7 @@ class BlockedDisk(Disk):
         self.unblocked = threading.Event()
 
     def read_into(self, descriptor: int, buffer: memoryview, offset: int) -> int:
-        assert self.unblocked.wait(20)
+        assert self.unblocked.wait(100)
         return super().read_into(descriptor, buffer, offset)
 
 
@@ -148,7 +148,7 @@ def test_requests_wait_for_a_hash_that_is_far_behind(hub: Hub, tmp_path: Path) -
     thread = threading.Thread(target=download, args=(repository(hub, folder), policy, disk))
     thread.start()
     before = -1
-    while before != hub.sent:
+    while before != hub.sent or complete_bytes(folder) <= 4 * CHUNK:
         before = hub.sent
         time.sleep(0.2)
     received = complete_bytes(folder)
@@ -169,7 +169,7 @@ class SlowDisk(Disk):
         is_periodic = threading.current_thread().name == "sync" and os.fstat(descriptor).st_size > CHUNK
         if is_periodic and not self.waited:
             self.waited = True
-            assert self.complete.wait(10)
+            assert self.complete.wait(100)
         super().sync(descriptor)
 
     def rename(self, source: Path, target: Path) -> None:

@@ -79,7 +79,7 @@ class Children:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(20)
+        self._process.wait(100)
         self._process.stdout.close()
 
 

@@ -53,7 +53,7 @@ class Answers:
     def wait(self, max_running: int) -> None:
         """Wait until at most this number of requests run."""
         with self.changed:
-            assert self.changed.wait_for(lambda: len(self.tokens) - len(self.finishes) <= max_running, timeout=30)
+            assert self.changed.wait_for(lambda: len(self.tokens) - len(self.finishes) <= max_running, timeout=100)
 
 
 class Swaps:

@@ -83,7 +83,7 @@ library()._log(3, b"a warning\\n", None)
 library()._log(4, b"f: CUDA error: no memory\\n", None)
 library().c._lib.ggml_abort(b"ggml.c", 7, b"GGML_ASSERT(%s) failed", b"x > 0")
 """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
     assert ended.returncode == -signal.SIGABRT
     reason = "ggml.c:7: GGML_ASSERT(x > 0) failed; CUDA error: no memory"
     assert f"llama.cpp ends the process: {reason}\n" in ended.stderr
@@ -105,7 +105,7 @@ stream = ctypes.CDLL({str(built)!r}).stream
 stream.restype = ctypes.c_void_p
 assert stream() == ctypes.addressof(ctypes.c_char.in_dll(ctypes.CDLL("libstdc++.so.6"), "_ZSt4cout"))
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=50)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 def test_architectures_that_llama_cpp_knows(caplog: pytest.LogCaptureFixture) -> None:

@@ -160,7 +160,7 @@ def test_model_computes_on_another_thread_than_it_was_loaded_on(tmp_path: Path) 
     plain = Loaded(runners[0], plain_model(tmp_path))
     for index, prompt in enumerate([(5, 9, 77), (8,) * 40, (5, 9, 78) * 8]):
         engine.submit(Request(str(index), prompt, 20))
-        assert ended.wait(30), failures
+        assert ended.wait(100), failures
         assert answers == plain.plain(list(prompt), 20)
         answers.clear()
         ended.clear()

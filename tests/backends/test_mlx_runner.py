@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gc
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -31,6 +30,7 @@ from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Sampling
 from localllm.engine.runner import CacheGroup, Runner
 
+from ..waiting import wait_until
 from .batches import Row, make_batch
 from .conformance import Conversation, Planned
 from .mlx_models import DENSE, SAME_BITS, SLIDING, SMALL, Loaded, no_memory, plain_model
@@ -477,9 +477,7 @@ def test_idle_runner_frees_groups_and_the_cache_of_mlx(tmp_path: Path, monkeypat
         talk.submit(name, [5] * 100, 20)
         talk.finish()
         busy = mx.get_cache_memory() and planner_of(runner).columns
-        deadline = time.monotonic() + 20
-        while (mx.get_cache_memory() or planner_of(runner).columns) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: not mx.get_cache_memory() and not planner_of(runner).columns)
         assert busy > 0 == mx.get_cache_memory() == planner_of(runner).columns
         assert talk.tokens[name] == expected
     assert talk.cached["c"] >= 96
@@ -503,10 +501,7 @@ def test_idle_timer_waits_for_an_unread_step(loaded: Loaded, monkeypatch: pytest
     talk.finish()
     assert min(columns_in_use) > 0
     assert talk.tokens["a"] == loaded.plain([5] * 30, 4)
-    deadline = time.monotonic() + 20
-    while planner_of(runner).columns and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert planner_of(runner).columns == 0
+    wait_until(lambda: planner_of(runner).columns == 0)
 
 
 def test_prompts_of_equal_length_share_a_call(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -710,37 +705,71 @@ def test_next_step_computes_writes_that_failed_when_idle(loaded: Loaded, monkeyp
     assert talk.tokens["b"] == talk.tokens["a"] == loaded.plain([5] * 30, 4)
 
 
+class FakeTimer:
+    """threading.Timer with the clock of a test."""
+
+    now = 0.0
+    running: ClassVar[list[FakeTimer]] = []
+
+    def __init__(self, seconds: float, function: Callable[[], None]) -> None:
+        self.due, self.function = FakeTimer.now + seconds, function
+
+    def start(self) -> None:
+        FakeTimer.running.append(self)
+
+    def cancel(self) -> None:
+        FakeTimer.running.remove(self)
+
+    @classmethod
+    def advance(cls, seconds: float) -> None:
+        """Move the clock, and call what is due."""
+        cls.now += seconds
+        for timer in [timer for timer in cls.running if timer.due <= cls.now]:
+            cls.running.remove(timer)
+            timer.function()
+
+
+@pytest.fixture
+def fake_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeTimer.now, FakeTimer.running = 0.0, []
+    monkeypatch.setattr(mlx_runner.threading, "Timer", FakeTimer)
+    monkeypatch.setattr(mlx_runner.time, "monotonic", lambda: FakeTimer.now)
+
+
 class Idle:
     """Counts the calls of an idle timer."""
 
     def __init__(self) -> None:
-        self.called = threading.Event()
+        self.calls = 0
         self.timer = mlx_runner._IdleTimer(0.6, self.call)
 
     def call(self) -> None:
-        self.called.set()
+        self.calls += 1
 
 
-def test_idle_timer_calls_once_after_the_last_restart() -> None:
+def test_idle_timer_calls_once_after_the_last_restart(fake_timers: None) -> None:
     idle = Idle()
     for _ in range(8):
         idle.timer.restart()
-        assert not idle.called.wait(0.1)
-    assert idle.called.wait(20)
-    idle.called.clear()
+        FakeTimer.advance(0.5)
+        assert idle.calls == 0
+    FakeTimer.advance(0.2)
+    assert (idle.calls, FakeTimer.running) == (1, [])
     idle.timer.restart()
-    assert idle.called.wait(20)
+    FakeTimer.advance(0.7)
+    assert idle.calls == 2
 
 
-def test_cancelled_idle_timer_does_not_call() -> None:
+def test_cancelled_idle_timer_does_not_call(fake_timers: None) -> None:
     idle = Idle()
     idle.timer.restart()
     idle.timer.cancel()
     idle.timer.restart()
-    assert not idle.called.wait(0.8)
+    FakeTimer.advance(100.0)
+    assert idle.calls == 0
 
 
-def test_idle_timer_does_not_keep_its_object() -> None:
+def test_idle_timer_does_not_keep_its_object(fake_timers: None) -> None:
     idle = Idle()
     idle.timer.restart()
     reference = weakref.ref(idle)

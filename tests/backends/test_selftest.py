@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,8 @@ from localllm.engine.errors import ModelRefused
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.norm import Norm
+
+from ..waiting import wait_until
 
 PLAIN = Ops()
 
@@ -207,7 +208,7 @@ def start_of(does: str, folder: Path, seconds: float = 1.0) -> subprocess.Popen[
 def test_kernel_that_crashes_twice_is_replaced(tmp_path: Path, does: str, code: int) -> None:
     for _ in range(2):
         first = start_of(does, tmp_path)
-        _, said = first.communicate(timeout=60)
+        _, said = first.communicate(timeout=100)
         assert first.returncode == code, said
         assert ("Timeout" in said) == (code == 1), "its log says where it hung"
 
@@ -227,7 +228,7 @@ def test_kernel_that_crashes_twice_is_replaced(tmp_path: Path, does: str, code: 
 
 
 def test_stopped_process_gives_no_verdict(tmp_path: Path) -> None:
-    start_of(KILLED, tmp_path).communicate(timeout=60)
+    start_of(KILLED, tmp_path).communicate(timeout=100)
 
     def ending(*arguments: Any, **named: Any) -> Any:
         return right(*arguments, **named)
@@ -261,9 +262,7 @@ def test_mark_of_a_crash_is_deleted_without_tests(tmp_path: Path) -> None:
 def test_mark_of_a_running_process_is_no_crash(tmp_path: Path) -> None:
     testing = start_of(f"Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)", tmp_path / "found", 60.0)
     try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "begun").exists() and testing.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: (tmp_path / "begun").exists() or testing.poll() is not None)
 
         def ending(*arguments: Any, **named: Any) -> Any:
             return right(*arguments, **named)

@@ -33,7 +33,7 @@ class SlowLoads(TokenDevice):
 
     def load_adapter(self, slot: int, adapter: Adapter) -> None:
         self.begun.release()
-        assert self.gate.acquire(timeout=30)
+        assert self.gate.acquire(timeout=100)
         super().load_adapter(slot, adapter)
 
 
@@ -57,7 +57,7 @@ def test_steps_go_on_while_an_adapter_is_loaded(spec) -> None:
     engine.submit(stream)
     app.wait(deltas=3)
     engine.submit(swap)
-    assert device.begun.acquire(timeout=30)
+    assert device.begun.acquire(timeout=100)
     engine.submit(later)
     deltas = len(app.deltas)
     app.wait(deltas=deltas + 20, ended=1)
@@ -75,7 +75,7 @@ def test_the_engine_sleeps_while_all_requests_wait_for_a_load(spec) -> None:
     engine, app = started(device)
     swap = Request("swap", (4, 5), 5, adapter=A)
     engine.submit(swap)
-    assert device.begun.acquire(timeout=30)
+    assert device.begun.acquire(timeout=100)
     other = Request("other", (6, 7), 5)
     engine.submit(other)
     app.wait(ended=1)
@@ -91,7 +91,7 @@ def test_a_request_is_cancelled_while_its_adapter_is_loaded() -> None:
     device = SlowLoads(TWO_SLOTS)
     engine, app = started(device)
     engine.submit(Request("a", (1, 2), 5, adapter=A))
-    assert device.begun.acquire(timeout=30)
+    assert device.begun.acquire(timeout=100)
     engine.unregister_adapter("a")
     assert engine.cancel("a")
     app.wait(ended=1)
@@ -109,7 +109,7 @@ def test_closing_waits_for_the_end_of_a_load() -> None:
     engine, app = started(device)
     for adapter in (A, B):
         engine.submit(Request(adapter.name, (1, 2), 5, adapter=adapter))
-    assert device.begun.acquire(timeout=30)
+    assert device.begun.acquire(timeout=100)
     closing = threading.Thread(target=engine.close)
     closing.start()
     app.wait(ended=2)
@@ -277,7 +277,7 @@ def test_a_failure_ends_the_thread_of_the_loads() -> None:
     engine, app = started(device)
     for adapter in (A, B):
         engine.submit(Request(adapter.name, (1, 2), 5, adapter=adapter))
-    assert device.begun.acquire(timeout=30)
+    assert device.begun.acquire(timeout=100)
     engine.submit(Request("plain", (1, 2), 20))
     app.wait(failures=1)
     [loader] = [thread for thread in threading.enumerate() if thread.name.startswith("adapters")]

@@ -92,7 +92,7 @@ class Gate(TokenDevice):
 
     def compute_until(self, step: Step) -> None:
         self.asked.release()
-        assert self.gate.acquire(timeout=30)
+        assert self.gate.acquire(timeout=100)
         super().compute_until(step)
 
 
@@ -101,7 +101,7 @@ def test_cancelling_while_a_step_runs_frees_its_pages_at_once(spec) -> None:
     device = Gate(spec)
     engine, app = start(device)
     engine.submit(Request("a", tuple(range(30)), 20))
-    assert device.asked.acquire(timeout=30)
+    assert device.asked.acquire(timeout=100)
     assert engine.stats().cache_used >= 32
     engine.cancel("a")
     assert engine.stats().cache_used == 0
@@ -147,7 +147,7 @@ def test_closing_from_the_callback() -> None:
     engine = Engine(device, lambda deltas: (engine.close(), finished.set()))
     engine.submit(Request("a", (1, 2), 20))
     engine.start()
-    assert finished.wait(30)
+    assert finished.wait(100)
     engine.close()
     assert device.closed
 
@@ -419,7 +419,7 @@ def test_stats_have_the_age_of_the_current_step() -> None:
     engine, app = start(device)
     assert engine.stats().step_age == 0.0
     engine.submit(Request("a", (1, 2), 1))
-    assert device.asked.acquire(timeout=30)
+    assert device.asked.acquire(timeout=100)
     ages = engine.stats().step_age, engine.stats().step_age
     assert 0 < ages[0] < ages[1] < 30
     device.gate.release()

@@ -135,7 +135,11 @@ def python(program: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_THREADS")}
     start = "import os, torch, localllm.kernels.cpu\nops = torch.ops.localllm\n"
     return subprocess.run(
-        [sys.executable, "-c", start + program], env=environment | variables, capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", start + program],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=100,
     )
 
 

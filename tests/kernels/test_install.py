@@ -35,7 +35,7 @@ def test_a_wheel_builds_without_a_compiler(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in ("CC", "CXX")} | {
         "PATH": str(tools)
     }
-    done = subprocess.run(pip + built, env=environment, capture_output=True, text=True, timeout=50)
+    done = subprocess.run(pip + built, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.startswith(f"localllm-{VERSION}-")
@@ -48,7 +48,7 @@ def test_a_wheel_builds_without_a_compiler(tmp_path: Path) -> None:
 def localllm(*arguments: str, library: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "localllm.app.cli", *arguments]
     environment = os.environ | {CPU_VARIABLE: library}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
 
 
 def test_doctor_reports_missing_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine
-from itertools import pairwise
+import threading
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from localllm.app.api.exchange import unless_gone
 from localllm.app.api.metrics import Metrics
 from localllm.app.api.openai import ChatBody, CompletionBody
 from localllm.app.api.stream import Stream
+from localllm.app.api.structure import MAX_CONTAINERS, MAX_VALUES, check_structure
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, Forbidden, Overloaded, Stopping, WorkerDied
 from localllm.app.frames import Failed, Fault, Finished, Generate, Piece, Started
@@ -297,68 +297,8 @@ async def test_disconnect_counts_as_cancelled() -> None:
     assert 'localllm_requests_total{model="m",status="cancelled"} 1.0' in metrics.render({}, {}).decode()
 
 
-async def watched(made: exchange._Tally, choices: int = 1) -> list[tuple[float, bytes]]:
-    """The times and the bytes of the writes of a stream."""
-    loop = asyncio.get_running_loop()
-    writes: list[tuple[float, bytes]] = []
-
-    async def send(message: Any) -> None:
-        writes.append((loop.time(), message.get("body", b"head")))
-
-    await exchange._stream(ChatAnswer(Head("id", "m", "f"), choices, logprobs=False, usage=False), made, send)
-    return writes
-
-
-def longest_silence(writes: list[tuple[float, bytes]]) -> float:
-    times = [time for time, _ in writes]
-    return max(later - earlier for earlier, later in pairwise(times))
-
-
-@pytest.mark.parametrize("gap", [0.005, 0.5])
-async def test_stream_has_no_longer_silence_than_the_interval(monkeypatch: pytest.MonkeyPatch, gap: float) -> None:
-    """During a long prompt nothing arrives; in a long tool call pieces arrive that have no data."""
-    monkeypatch.setattr(keep_alive, "SECONDS", 0.1)
-    made = tally()
-    watching = asyncio.create_task(watched(made))
-    for _ in range(round(0.5 / gap)):
-        await asyncio.sleep(gap)
-        made._stream.put(Piece(id="a", tokens=1))
-    made._stream.put(Piece(id="a", text="x", finish="stop"))
-    made._stream.put(Finished(id="a"))
-    writes = await watching
-    assert longest_silence(writes) < 0.15
-    comments = [data for _, data in writes if data == b": keep-alive\n\n"]
-    assert 3 <= len(comments) <= 5
-
-
-async def test_tight_flow_of_data_has_no_keep_alives(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keep_alive, "SECONDS", 0.2)
-    made = tally()
-    watching = asyncio.create_task(watched(made))
-    for _ in range(50):
-        await asyncio.sleep(0.01)
-        made._stream.put(Piece(id="a", text="x"))
-    made._stream.put(Piece(id="a", finish="stop"))
-    made._stream.put(Finished(id="a"))
-    assert not any(data.startswith(b":") for _, data in await watching)
-
-
 def test_interval_of_keep_alives() -> None:
     assert keep_alive.SECONDS == 15
-
-
-async def longest_pause(work: Coroutine[Any, Any, Any]) -> float:
-    """The longest time in seconds for which the event loop serves nothing else while `work` runs."""
-    loop = asyncio.get_running_loop()
-    longest = 0.0
-    task = asyncio.ensure_future(work)
-    last = loop.time()
-    while not task.done():
-        await asyncio.sleep(0.001)
-        longest = max(longest, loop.time() - last)
-        last = loop.time()
-    await task
-    return longest
 
 
 USER = b'{"role":"user","content":""}'
@@ -378,14 +318,23 @@ MANY: dict[str, tuple[type, bytes]] = {
 
 
 @pytest.mark.parametrize("name", MANY)
-async def test_large_body_does_not_stop_the_event_loop(name: str) -> None:
-    """About 50 ms at most on an idle machine; a body without limits takes seconds."""
+async def test_large_body_does_not_stop_the_event_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread decodes it, in steps. The decoder itself, which holds the interpreter lock, gets few values."""
     kind, body = MANY[name]
+    loop_thread = threading.get_ident()
+    threads: list[int] = []
+    values: list[int] = []
 
-    async def send() -> None:
-        models = FakeModels(*ENDS)
-        models.settings = Settings()
-        await exchanged(models, kind, raw=body)
+    def check(raw: bytes) -> None:
+        threads.append(threading.get_ident())
+        check_structure(raw)
+        containers = sum(map(raw.count, (b"[", b"{", b":")))
+        values.append(0 if name == "text" else containers + raw.count(b","))
 
-    pauses = [await longest_pause(send()) for _ in range(2)]
-    assert min(pauses) < 0.15
+    monkeypatch.setattr("localllm.app.api.body.check_structure", check)
+    models = FakeModels(*ENDS)
+    models.settings = Settings()
+    await exchanged(models, kind, raw=body)
+    assert len(threads) == 1
+    assert threads[0] != loop_thread
+    assert sum(values) <= MAX_CONTAINERS + MAX_VALUES

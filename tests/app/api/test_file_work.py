@@ -87,7 +87,7 @@ async def test_work_that_waits_ends_when_the_client_disconnects() -> None:
     release = threading.Event()
 
     def busy(progress: file_work.Progress) -> None:
-        release.wait(10)
+        release.wait(100)
 
     running = [asyncio.create_task(files.run(busy, lambda _: None)) for _ in range(file_work.RUNNING)]
     waiting = [asyncio.create_task(files.run(busy, lambda _: None)) for _ in range(file_work.WAITING)]

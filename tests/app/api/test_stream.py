@@ -72,7 +72,7 @@ async def test_error_wakes_the_reader() -> None:
     one.fail(WorkerDied("gone"))
     for task in waiting:
         with pytest.raises(WorkerDied):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 100)
 
 
 async def test_first_error_is_raised() -> None:

@@ -381,7 +381,7 @@ for letter in "a ":
 def test_a_long_word_does_not_overflow_the_stack(tmp_path: Path) -> None:
     """In a process of its own, which an overflow would end."""
     root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", LONG, str(tmp_path / "long.gguf")], cwd=root, check=False, timeout=50)
+    done = subprocess.run([sys.executable, "-c", LONG, str(tmp_path / "long.gguf")], cwd=root, check=False, timeout=100)
     assert done.returncode == 0
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
 
 from localllm.app.chat.messages import ArgumentsForm, Conversation, in_order
+
+from ... import work
 
 
 def call(arguments: str = "{}", identifier: str = "c1", name: str = "f") -> dict[str, Any]:
@@ -85,12 +86,16 @@ def test_calls_without_a_result_come_last() -> None:
 
 
 def test_the_time_is_linear_in_the_number_of_results() -> None:
-    names = [str(number) for number in range(10_000)]
-    messages = [assistant(*(call(identifier=name) for name in names)), *(result(name, "") for name in reversed(names))]
-    start = time.perf_counter()
-    ordered = in_order(messages)
-    assert time.perf_counter() - start < 1
-    assert [message["tool_call_id"] for message in ordered[1:]] == names
+    def executed(count: int) -> int:
+        names = [str(number) for number in range(count)]
+        calls = assistant(*(call(identifier=name) for name in names))
+        results = [result(name, "") for name in reversed(names)]
+        ordered: list[Any] = []
+        executed = work.lines(lambda: ordered.extend(in_order([calls, *results])))
+        assert [message["tool_call_id"] for message in ordered[1:]] == names
+        return executed
+
+    assert executed(800) < 2.2 * executed(400)
 
 
 def test_results_without_a_call_come_last() -> None:

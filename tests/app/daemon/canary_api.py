@@ -40,7 +40,7 @@ class Api:
 
     def __init__(self, daemon: Daemon) -> None:
         self.http = daemon.local()
-        self.http.timeout = httpx.Timeout(50)
+        self.http.timeout = httpx.Timeout(100)
         self.folder = daemon.folder
 
     def load(self, name: str, shift: int, **more: Any) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
@@ -28,7 +27,7 @@ class Daemon:
     def __init__(self, folder: Path, *, env: dict[str, str] | None = None, **settings: Any) -> None:
         self.folder = folder
         self.env = environment(folder) | (env or {})
-        self.http = httpx.Client(timeout=30, trust_env=False)
+        self.http = httpx.Client(timeout=100, trust_env=False)
         asked = {"port": 0, "drain": 1.0} | settings
         self.errors = (folder / "stderr").open("ab")
         self.process = subprocess.Popen(
@@ -80,7 +79,7 @@ class Daemon:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(timeout=20)
+            return self.process.wait(timeout=100)
         finally:
             self.process.kill()
             self.process.wait()
@@ -88,13 +87,6 @@ class Daemon:
             self.process.stdout.close()
             self.errors.close()
             self.http.close()
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true"
-        time.sleep(0.02)
 
 
 def events(text: str) -> list[Any]:

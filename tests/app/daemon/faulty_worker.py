@@ -82,7 +82,6 @@ def main() -> int:
             steps = 0
             kind = fault.read_text()
             fault.unlink()
-            fault.with_name("when").write_text(str(time.time()))
             go_wrong(kind, self.keys.device)
         copied(self, *args)
 

@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import Daemon, environment, wait_until
+from ...waiting import wait_until
+from .conftest import Daemon, environment
 
 MODEL = "test/echo"
 HI = [{"role": "user", "content": "body"}]
@@ -274,7 +275,7 @@ def test_model_of_an_adapter_must_be_clear(api: Api, tmp_path: Path) -> None:
 
 def cli(daemon: Daemon, *args: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "localllm.app.cli", *args]
-    return subprocess.run(command, env=daemon.env, input="", capture_output=True, text=True, timeout=50)
+    return subprocess.run(command, env=daemon.env, input="", capture_output=True, text=True, timeout=100)
 
 
 def test_commands_load_list_use_and_unload(api: Api, tmp_path: Path) -> None:

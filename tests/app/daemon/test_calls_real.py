@@ -50,7 +50,7 @@ def client(short_folder: Callable[[], Path]) -> Iterator[httpx.Client]:
     daemon = Daemon(folder, env=env, backend="cpu", dtype="float32", cache_mib=16, max_rows=8, threads=1)
     assert daemon.url
     with daemon.local() as local:
-        local.timeout = httpx.Timeout(50)
+        local.timeout = httpx.Timeout(100)
         yield local
     assert daemon.stop() == 0, daemon.log
     assert "Traceback" not in daemon.log, daemon.log

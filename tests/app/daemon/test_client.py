@@ -30,7 +30,8 @@ from localllm.app.errors import (
 )
 from localllm.app.version import VERSION
 
-from .conftest import Daemon, environment, wait_until
+from ...waiting import wait_until
+from .conftest import Daemon, environment
 from .test_wire import running
 
 MODEL = "test/echo"

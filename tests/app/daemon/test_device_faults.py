@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ import pytest
 from localllm.backends import cuda
 from localllm.engine.runner import DeviceInfo
 
+from ...waiting import wait_until
 from ..tiny_qwen import write_model
-from .conftest import Daemon, deaths, events, snapshot, wait_until
+from .conftest import Daemon, deaths, events, snapshot
 
 WORKER = (sys.executable, str(Path(__file__).parent / "faulty_worker.py"))
 GPU = pytest.mark.skipif(not isinstance(cuda.probe(), DeviceInfo), reason="no NVIDIA GPU")
@@ -62,20 +62,19 @@ class Breaking:
     def pid(self) -> int:
         return self.daemon.loaded()[self.model]["pid"]
 
-    def break_under_four(self, kind: str) -> tuple[list[dict[str, Any]], float]:
-        """The errors of two streams and two documents, and the seconds from the fault to the last error."""
+    def break_under_four(self, kind: str) -> list[dict[str, Any]]:
+        """The errors of two streams and two documents."""
         aside = self.fault.with_name("aside")
         aside.write_text(kind)
         aside.rename(self.fault)
         with ThreadPoolExecutor(4) as pool:
             asked = [pool.submit(self.ask, f"{n} times", stream=n % 2 == 0, max_tokens=1500) for n in range(4)]
             answers = [answer.result() for answer in asked]
-        late = time.time() - float(self.fault.with_name("when").read_text())
         assert [answer.status_code for answer in answers[::2]] == [200, 200], "the streams have begun"
         errors = [events(answer.text)[-1]["error"] for answer in answers[::2]]
         for answer in answers[1::2]:
             errors.append(answer.json()["error"] | {"status": answer.status_code})
-        return errors, late
+        return errors
 
 
 @pytest.fixture
@@ -121,17 +120,14 @@ def test_broken_device_ends_its_requests_and_its_worker(
     if place.backend == "cpu" and kind in ("assertion", "crashed", "killed"):
         pytest.skip("the same as broken, or as what fake workers do")
     run = breaking(
-        step_timeout=place.step_timeout if kind == "endless" else 0.0, patience=2.0 if kind == "frozen" else 30.0
+        step_timeout=place.step_timeout if kind == "endless" else 0.0, patience=5.0 if kind == "frozen" else 30.0
     )
     before, pid = run.told("hello"), run.pid
-    errors, late = run.break_under_four(kind)
+    errors = run.break_under_four(kind)
     assert {error["code"] for error in errors} == {"worker_died"}
     assert all(text in error["message"] for error in errors), errors
     assert {error.get("status", 500) for error in errors} == {500}
-    began = time.monotonic()
     assert run.told("hello") == before
-    anew = time.monotonic() - began
-    print(f"\n{place.backend} {kind}: told after {late:.2f} s, answered again after {anew:.2f} s more")
     assert run.pid != pid
     assert deaths(run.daemon) == 1
     assert httpx.get(f"{run.daemon.url}/health").json()["status"] == "ok"
@@ -141,7 +137,7 @@ def test_step_out_of_memory_ends_only_its_requests(breaking: Callable[..., Break
     run = breaking()
     before, pid = run.told("hello"), run.pid
     for _ in range(3):  # a step without a fault resets the count of faults
-        errors, _ = run.break_under_four("no_memory")
+        errors = run.break_under_four("no_memory")
         assert {error["code"] for error in errors} == {"out_of_memory"}
         assert {error.get("status", 503) for error in errors} == {503}
         assert all("memory" in error["message"] and error["hint"] for error in errors)

@@ -19,9 +19,10 @@ from transformers import AutoModel
 
 from localllm.app.daemon.process import COMMAND
 
+from ...waiting import wait_until
 from ..embedder import write_embedder
 from ..tiny_qwen import write_model
-from .conftest import Daemon, wait_until
+from .conftest import Daemon
 
 MODEL = "test/echo"
 
@@ -149,8 +150,9 @@ def test_adapters(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_disconnect_cancels_the_requests(daemon: Daemon) -> None:
+    body = {"model": MODEL, "input": ["hang", "hang"]}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{daemon.url}/v1/embeddings", json={"model": MODEL, "input": ["hang", "hang"]}, timeout=0.5)
+        httpx.post(f"{daemon.url}/v1/embeddings", json=body, timeout=httpx.Timeout(100, read=0.5))
     wait_until(lambda: daemon.loaded()[MODEL]["requests"] == 0)
 
 
@@ -176,7 +178,7 @@ def test_vectors_of_a_real_model(real: Daemon) -> None:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     model = AutoModel.from_pretrained(folder)
     texts = ["hello", "the quick brown fox", "größer, 日本語"]
-    with openai.OpenAI(base_url=f"{real.url}/v1", api_key="any", max_retries=0, timeout=50) as client:
+    with openai.OpenAI(base_url=f"{real.url}/v1", api_key="any", max_retries=0, timeout=100) as client:
         reply = client.embeddings.create(model="test/embedder", input=texts)
         by_ids = client.embeddings.create(model="test/embedder", input=[tokenizer.encode(text).ids for text in texts])
         cards = {model.id: model for model in client.models.list()}

@@ -45,7 +45,7 @@ def client(file: Path) -> Iterator[httpx.Client]:
     daemon = Daemon(folder, env=env, cache_mib=16, max_rows=4, threads=1)
     assert daemon.url
     with daemon.local() as local:
-        local.timeout = httpx.Timeout(50)
+        local.timeout = httpx.Timeout(100)
         local.headers["x-model"] = str(file)  # the default model of `body`
         yield local
     code = daemon.stop()

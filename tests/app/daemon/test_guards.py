@@ -304,7 +304,7 @@ def test_key_file_that_others_can_read_is_refused(
     key_file.chmod(0o644)
     refused = start_daemon(folder, host="0.0.0.0")
     assert refused.said.startswith("storage_failed")
-    assert refused.process.wait(10) == 11
+    assert refused.process.wait(100) == 11
 
 
 def test_configured_key_is_required_on_loopback(start_daemon: Callable[..., Any]) -> None:

@@ -26,7 +26,8 @@ from localllm.app.daemon.connection import MAX_HEAD, Connection
 from localllm.app.daemon.owner import Owner, owner_pid
 from localllm.app.errors import ConfigError, DaemonUnreachable, PortTaken, StorageFailed
 
-from .conftest import Daemon, environment, until, wait_until
+from ...waiting import wait_until
+from .conftest import Daemon, environment, until
 
 Start = Callable[..., Daemon]
 
@@ -57,7 +58,7 @@ def test_sigterm_waits_for_running_answers(start_daemon: Start) -> None:
         end()
         assert streamed.result().text.endswith("data: [DONE]\n\n")
         assert whole.result().json()["choices"][0]["finish_reason"] == "stop"
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(100) == 0
     assert not list((daemon.folder / "run").iterdir())
 
 
@@ -84,7 +85,7 @@ def test_second_signal_stops_at_once(start_daemon: Start) -> None:
         wait_until(lambda: httpx.get(f"{daemon.url}/health").json()["status"] == "stopping")
         daemon.process.send_signal(signal.SIGINT)
         assert answer.result().status_code == 503
-    assert daemon.process.wait(10) == 0
+    assert daemon.process.wait(100) == 0
 
 
 def test_killed_daemon_ends_its_workers(start_daemon: Start) -> None:
@@ -218,7 +219,7 @@ def test_second_daemon_is_refused(start_daemon: Start) -> None:
     second = start_daemon(first.folder)
     assert second.said.startswith("port_taken")
     assert str(first.pid) in second.said
-    assert second.process.wait(10) == 9
+    assert second.process.wait(100) == 9
     assert first.chat("echo a").status_code == 200
     assert int((first.folder / "run" / "daemon.pid").read_text()) == first.pid
 
@@ -230,7 +231,7 @@ def test_port_in_use_error_names_the_process(start_daemon: Start) -> None:
         assert refused.said.startswith(f"port_taken: port {port} on 127.0.0.1 is in use")
         assert f"(pid {os.getpid()})" in refused.said
         assert "--port" in refused.said
-        assert refused.process.wait(10) == 9
+        assert refused.process.wait(100) == 9
         assert not list((refused.folder / "run").iterdir())
 
 
@@ -292,7 +293,7 @@ def test_one_of_many_processes_becomes_the_owner(folder: Path) -> None:
         subprocess.Popen([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(4)
     ]
-    said = [process.communicate(timeout=50) for process in racing]
+    said = [process.communicate(timeout=100) for process in racing]
     assert [process.returncode for process in racing] == [0] * 4, said
     assert sum(int(out) for out, _ in said) > 0
 
@@ -349,5 +350,5 @@ def test_daemon_imports_no_tensor_library() -> None:
         "import sys, localllm.app.daemon.__main__, localllm.app.client, localllm.app.daemon.background\n"
         "print([name for name in ('torch', 'numpy', 'transformers', 'textual') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
     assert done.stdout.strip() == "[]"

@@ -358,7 +358,7 @@ async def test_idle_models_are_unloaded(
     await models.worker("a")
     await models.worker("b")
     workers[0].idle, workers[1].idle = limit, limit + 0.1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(100):
         assert await pauses.get() == pause
         looks.release()
         assert await pauses.get() == pause, "one task checks all models again and again"
@@ -368,7 +368,7 @@ async def test_idle_models_are_unloaded(
     assert pauses.empty()
     await models.close()
     assert models._idle_task is not None
-    await asyncio.wait([models._idle_task], timeout=10)
+    await asyncio.wait([models._idle_task], timeout=100)
     assert models._idle_task.cancelled()
 
 

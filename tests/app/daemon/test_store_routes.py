@@ -18,9 +18,10 @@ from localllm.app.client import Client, FileProgress, ModelFacts, Pruning, Searc
 from localllm.app.config import Settings
 from localllm.app.errors import InvalidRequest, ModelNotFound
 
+from ...waiting import wait_until
 from ..hub import Hub, git_oid, model_files, serving
 from ..tiny_qwen import write_model
-from .conftest import Daemon, events, snapshot, wait_until
+from .conftest import Daemon, events, snapshot
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def daemon(short_folder: Callable[[], Path]) -> Iterator[Daemon]:
 @pytest.fixture(scope="module")
 def http(daemon: Daemon) -> Iterator[httpx.Client]:
     with daemon.local() as client:
-        client.timeout = httpx.Timeout(60)
+        client.timeout = httpx.Timeout(100)
         yield client
 
 
@@ -245,7 +246,7 @@ def test_model_that_is_loading_is_unloaded_before_its_files_are_deleted(daemon: 
 
     def load() -> None:
         with daemon.local() as other:
-            replies.append(other.post("/admin/load", json={"model": "snail"}, timeout=30).text)
+            replies.append(other.post("/admin/load", json={"model": "snail"}, timeout=100).text)
 
     loading = threading.Thread(target=load)
     loading.start()

@@ -14,7 +14,8 @@ import httpx
 import jsonschema
 import pytest
 
-from .conftest import Daemon, wait_until
+from ...waiting import wait_until
+from .conftest import Daemon
 
 CHAT = "/v1/chat/completions"
 ERROR_SCHEMA = {
@@ -141,7 +142,7 @@ def test_body_at_the_limit_is_accepted(daemon: Daemon, chunks: int) -> None:
 
 def test_chunked_body_over_the_limit_is_refused_early(daemon: Daemon) -> None:
     head = post(b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=100) as connection:
         connection.sendall(head)
         sent = 0
         with contextlib.suppress(ConnectionError):
@@ -164,7 +165,7 @@ def test_incomplete_request_does_not_delay_others(daemon: Daemon) -> None:
 @pytest.mark.parametrize("sent", [b"", b"POST /v1/chat", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /"])
 def test_incomplete_head_is_dropped(start_daemon: Callable[..., Daemon], sent: bytes) -> None:
     daemon = start_daemon(env={"TEST_HEAD_SECONDS": "0.3"})
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=100) as connection:
         connection.sendall(sent)
         while connection.recv(65536):
             pass
@@ -176,7 +177,7 @@ def test_idle_connection_has_no_head_timeout(start_daemon: Callable[..., Daemon]
     daemon = start_daemon(env={"TEST_HEAD_SECONDS": "0.3"})
     daemon.chat("echo a")
     request = post(chat_body(messages=[{"role": "user", "content": "slow 25"}])).replace(b"Connection: close\r\n", b"")
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=100) as connection:
         for _ in range(2):
             connection.sendall(request)
             answer = b""
@@ -191,7 +192,7 @@ def test_idle_connection_has_no_head_timeout(start_daemon: Callable[..., Daemon]
 
 def test_two_requests_in_one_packet(daemon: Daemon) -> None:
     one = post(chat_body()).replace(b"Connection: close\r\n", b"")
-    with socket.create_connection(("127.0.0.1", daemon.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", daemon.port), timeout=100) as connection:
         connection.sendall(one + post(chat_body()))
         answer = b""
         while data := connection.recv(65536):
@@ -248,7 +249,7 @@ def test_slow_reader_is_cancelled_and_others_continue(daemon: Daemon) -> None:
         connection.sendall(post(body))
         wait_until(lambda: running(daemon) == 0)  # cancelled, or finished
         assert daemon.chat("echo a").status_code == 200
-        connection.settimeout(20)
+        connection.settimeout(100)
         answer = b""
         while data := connection.recv(2**20):
             answer += data
@@ -303,7 +304,7 @@ def test_random_bodies_get_a_valid_response(daemon: Daemon) -> None:
     choose = random.Random(20261121)
     daemon.chat("echo a")
     accepted = 0
-    with httpx.Client(base_url=daemon.url, timeout=30, trust_env=False) as client:
+    with httpx.Client(base_url=daemon.url, timeout=100, trust_env=False) as client:
         for case in range(600):
             path = choose.choice(list(FULL_BODIES))
             body: Any = FULL_BODIES[path]

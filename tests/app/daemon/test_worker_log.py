@@ -68,5 +68,5 @@ async def test_log_that_cannot_be_opened_does_not_block_the_worker(tmp_path: Pat
     (tmp_path / "file").write_text("")
     process = await run_printer("'x' * 200_000")
     assert process.stdout is not None
-    await asyncio.wait_for(copy_output(process.stdout, tmp_path / "file", "m"), 20)
+    await asyncio.wait_for(copy_output(process.stdout, tmp_path / "file", "m"), 100)
     assert await process.wait() == 0

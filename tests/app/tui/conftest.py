@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -23,22 +24,24 @@ from localllm.app.tui.chat.screen import ChatScreen
 from localllm.app.tui.conversation import Conversation, Message
 from localllm.app.tui.history.store import Store
 
+from ...waiting import HANG_SECONDS
 from .fake_client import FakeClient
 
 MORNING = 1_790_000_000.0  # 2026-09-21 14:13 UTC
-WAIT_SECONDS = 60.0
 
 
-async def wait_until(pilot: Pilot[int], condition: Callable[[], bool]) -> None:
-    """Wait until a condition is true. Fails after WAIT_SECONDS.
+async def wait_until(pilot: Pilot[int], condition: Callable[[], object], says: Callable[[], object] = str) -> None:
+    """Wait until a condition is true. Fails after HANG_SECONDS with the text of `says`.
 
     pytest-timeout is no limit: it raises in the task that runs at that moment. If that is a task of the application,
     the test would wait forever.
     """
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"the condition did not become true within {WAIT_SECONDS:.0f} s"
-        await pilot.pause(0.01)
+    try:
+        async with asyncio.timeout(HANG_SECONDS):
+            while not condition():
+                await pilot.pause(0.01)
+    except TimeoutError:
+        raise AssertionError(f"the condition did not become true: {says()}") from None
 
 
 @dataclass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from localllm.app.tui.app import ChatApp
 from ..daemon.conftest import Daemon
 from ..hub import Hub, model_files, serving
 from ..tiny_qwen import write_model
-from .conftest import Chat
+from .conftest import Chat, wait_until
 from .fake_client import FakeClient
 
-SECONDS = 60.0  # maximum duration of one step
 REFUSED = b'{"model_type": "mamba2"}'
 
 
@@ -41,10 +39,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 async def shows(c: Chat, text: str) -> None:
     """Wait until the screen has a text. Fails with the screen."""
-    deadline = time.monotonic() + SECONDS
-    while text not in c.shown():
-        assert time.monotonic() < deadline, f"the screen has no {text!r}:\n{c.shown()}"
-        await c.pilot.pause(0.05)
+    await wait_until(c.pilot, lambda: text in c.shown(), says=lambda: f"the screen has no {text!r}:\n{c.shown()}")
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ def test_ui_quits_and_saves_the_conversation(how: str, tmp_path: Path) -> None:
             terminal.process.send_signal(signal.SIGTERM)
             terminal.read_until(b"\x1b[?1049l")  # the terminal shows its earlier screen again
         os.close(terminal.master)
-        assert terminal.process.wait(20) == 0
+        assert terminal.process.wait(100) == 0
     finally:
         terminal.process.kill()
         terminal.process.wait()

@@ -7,7 +7,6 @@ import contextlib
 import gc
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -85,7 +84,7 @@ class Bench:
         self.writer.write(frames.pack(frame))
 
     async def read(self) -> Any:
-        return await asyncio.wait_for(frames.read_from_worker(self.reader), 60)
+        return await asyncio.wait_for(frames.read_from_worker(self.reader), 100)
 
     async def until_end(self, name: str) -> list[Any]:
         found: list[Any] = []
@@ -133,7 +132,7 @@ async def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
     assert isinstance(await made.read(), frames.Loaded)
     yield made
     writer.close()
-    code = await asyncio.wait_for(made.served, 60)
+    code = await asyncio.wait_for(made.served, 100)
     assert made.engine.closed == (code == 0), "closing a broken engine may hang"
     model.close()
     await writer.wait_closed()
@@ -234,7 +233,7 @@ async def test_failed_engine_ends_the_worker(bench: Bench) -> None:
     failed = [await bench.read() for _ in names]
     assert {(frame.id, frame.fault.code) for frame in failed} == {(name, "worker_died") for name in names}
     assert all("device lost" in frame.fault.message for frame in failed)
-    assert await asyncio.wait_for(bench.served, 60) == 1
+    assert await asyncio.wait_for(bench.served, 100) == 1
 
 
 async def test_last_frames_are_sent_before_the_exit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +246,7 @@ async def test_last_frames_are_sent_before_the_exit(bench: Bench, monkeypatch: p
 
     monkeypatch.setattr(outbox.Outbox, "flush", recorded)
     await asyncio.to_thread(bench.engine.on_failure, RunnerFailed("device lost"))
-    assert await asyncio.wait_for(bench.served, 60) == 1
+    assert await asyncio.wait_for(bench.served, 100) == 1
     assert flushed == [True]
 
 
@@ -272,10 +271,10 @@ async def test_exit_during_a_load_does_not_wait(monkeypatch: pytest.MonkeyPatch)
     reader, far = await asyncio.open_connection(sock=worker_end)
     served = asyncio.create_task(Worker(reader, far).serve())
     writer.write(frames.pack(frames.Load(model="m", path="x")))
-    await asyncio.to_thread(loading.wait, 20)
+    await asyncio.to_thread(loading.wait, 100)
     writer.close()
     with pytest.raises(Left, match="0"):
-        await asyncio.wait_for(served, 40)
+        await asyncio.wait_for(served, 100)
     goes_on.set()
     far.close()
     for end in (writer, far):
@@ -286,10 +285,12 @@ async def test_endless_step_does_not_prevent_the_exit(bench: Bench, monkeypatch:
     """If the daemon was killed, no other process kills the worker."""
     monkeypatch.setattr(worker, "CLOSE_SECONDS", 0.1)
     ends = threading.Event()
-    monkeypatch.setattr(bench.engine, "close", lambda: ends.wait(100))
+    monkeypatch.setattr(bench.engine, "close", lambda: ends.wait(1000))
     bench.writer.close()
-    assert await asyncio.wait_for(bench.served, 60) == 1
-    ends.set()
+    try:
+        assert await asyncio.wait_for(bench.served, 100) == 1
+    finally:
+        ends.set()
 
 
 async def test_engine_waits_for_a_daemon_that_does_not_read(bench: Bench) -> None:
@@ -308,12 +309,12 @@ async def test_engine_waits_for_a_daemon_that_does_not_read(bench: Bench) -> Non
     engine = threading.Thread(target=flood, daemon=True)
     engine.start()
     texts_logged = -1
-    while texts_logged != steps:
+    while texts_logged != steps or steps <= outbox.STEPS_AHEAD:
         texts_logged = steps
         await asyncio.sleep(0.3)
     assert outbox.STEPS_AHEAD < steps < total
     pieces = await bench.until_end(name)
-    await asyncio.to_thread(engine.join, 20)
+    await asyncio.to_thread(engine.join, 100)
     assert sum(piece.tokens for piece in pieces if isinstance(piece, Piece)) == total
 
 
@@ -322,7 +323,7 @@ async def test_broken_protocol_ends_the_worker(bench: Bench, sent: frames.Frame)
     """A request id that is in use, and a second Load."""
     await bench.started()
     bench.send(sent)
-    assert await asyncio.wait_for(bench.served, 60) == 2
+    assert await asyncio.wait_for(bench.served, 100) == 2
     bench.engine.closed = False  # the worker closed the engine, because the engine did not fail
 
 
@@ -332,7 +333,7 @@ async def test_exception_outside_a_request_ends_the_worker(
     """A new worker is better than one that lost a task."""
     monkeypatch.setattr(bench.engine, "stats", lambda: 1 / 0)
     bench.send(frames.AskStats(id="s"))
-    assert await asyncio.wait_for(bench.served, 60) == 2
+    assert await asyncio.wait_for(bench.served, 100) == 2
     assert "ZeroDivisionError" in caplog.text
     bench.engine.closed = False
 
@@ -371,7 +372,7 @@ async def test_engine_failure_fails_requests_in_preparation(bench: Bench, monkey
     await asyncio.to_thread(bench.engine.on_failure, RunnerFailed("device lost"))
     failed = await bench.read()
     assert (failed.id, failed.fault.code) == ("a", "worker_died")
-    assert await asyncio.wait_for(bench.served, 60) == 1
+    assert await asyncio.wait_for(bench.served, 100) == 1
     goes_on.set()
 
 
@@ -406,14 +407,12 @@ async def test_event_loop_responds_while_a_template_hangs(bench: Bench) -> None:
     templates = bench.tokenizer.templates
     templates["default"] = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     bench.send(Generate(id="slow", messages=HI))
-    began = time.monotonic()
     bench.send(frames.AskStats(id="s"))
     assert isinstance(await bench.read(), frames.Stats)
     bench.send(Generate(id="raw", prompt="x"))
     assert (await bench.read()).id == "raw"
     failed = (await bench.until_end("slow"))[-1]
     assert failed.fault.code == "chat_template_failed"
-    assert time.monotonic() > began
 
 
 async def test_engine_is_a_fixed_number_of_steps_ahead() -> None:
@@ -459,7 +458,7 @@ async def test_flush_waits_for_the_last_byte() -> None:
     flushed = asyncio.create_task(box.flush())
     await asyncio.sleep(0.05)
     assert not flushed.done()
-    worker_end.settimeout(20)
+    worker_end.settimeout(100)
     received = b""
     while not received.endswith(b"!"):
         received = await asyncio.to_thread(worker_end.recv, 2**20)

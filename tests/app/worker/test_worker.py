@@ -465,7 +465,7 @@ def test_child_processes_end_with_a_killed_worker(folder: Path) -> None:
     assert len(helpers) == 2
     worker.process.kill()
     worker.process.wait()
-    _, alive = psutil.wait_procs(helpers, timeout=20)
+    _, alive = psutil.wait_procs(helpers, timeout=100)
     assert alive == []
     worker.close()
 

@@ -67,7 +67,7 @@ class WorkerProcess:
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
             )
         self.socket = daemon_end
-        daemon_end.settimeout(50)
+        daemon_end.settimeout(100)
 
     def send(self, *sent: frames.Frame) -> None:
         self.socket.sendall(b"".join(map(frames.pack, sent)))
@@ -118,5 +118,5 @@ class WorkerProcess:
     def close(self) -> tuple[int, str]:
         """Close the connection; returns the exit code and the log."""
         self.socket.close()
-        _, log = self.process.communicate(timeout=30)
+        _, log = self.process.communicate(timeout=100)
         return self.process.returncode, log.decode()
