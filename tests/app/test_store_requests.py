@@ -235,6 +235,17 @@ def test_metadata_obeys_retry_after(
     assert seconds * 0.5 <= waits[0] <= seconds
 
 
+def test_rate_limit_of_hugging_face_is_obeyed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = Waits()
+    monkeypatch.setattr(metadata, "sleep", waits)
+    statuses = iter([429, 503])
+    limit = {"RateLimit": '"api";r=0;t=40'}
+    hub.fault = lambda request: any(request.handler.reply(status, b"", limit) is None for status in statuses)
+    assert lookup.lookup(HubName("org/m"), Policy()).files
+    assert waits[0] == 40
+    assert waits[1] <= 1, "only a reply about too many requests"
+
+
 def test_date_of_retry_after_is_obeyed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = Waits()
     monkeypatch.setattr(metadata, "sleep", waits)

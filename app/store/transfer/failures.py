@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email.utils
 import random
+import re
 import ssl
 import time
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import httpx
 
 from .policy import Policy
 
+RATE_LIMIT = re.compile(r";\s*t=(\d{1,9})(?:;|$)")
 OVERLOADED = frozenset({429, 503})
 TRANSIENT = frozenset({408, 416, 423, 425}) | OVERLOADED
 EXPIRED = frozenset({400, 401, 403, 404, 410})  # a redirect target with one of these is requested again from the hub
@@ -58,6 +60,8 @@ def check_status(response: httpx.Response, policy: Policy, *, redirected: bool) 
         message = "the repository is gated: you do not have access"
     if status >= 500 or status in TRANSIENT or (redirected and status in EXPIRED):
         wait = parse_retry_after(response.headers)
+        if wait is None and status == 429:
+            wait = parse_rate_limit(response.headers)
         if wait is not None and wait > policy.longest_retry_after:
             raise Refused(f"{message} and asks to wait {wait:.0f} s", status=status)
         raise Transient(message, retry_after=wait, overloaded=status in OVERLOADED)
@@ -79,6 +83,12 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
     return max(0.0, moment.timestamp() - time.time())
+
+
+def parse_rate_limit(headers: Mapping[str, str]) -> float | None:
+    """Seconds to the next window of a RateLimit header, which Hugging Face sends in place of Retry-After."""
+    match = RATE_LIMIT.search(headers.get("ratelimit", ""))
+    return None if match is None else float(match[1])
 
 
 def translate(error: httpx.HTTPError | httpx.InvalidURL, host: str) -> Transient | Refused:
