@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 GGUF_BACKEND = "llamacpp: GGUF files go to llama.cpp"
 DAMAGED = 1  # exit code of verify
+SENTENCES = ("problems", "warnings")  # facts of show with a line for each value
 MAX_NAMES = 3  # of files without a hash
 
 
@@ -42,7 +43,8 @@ def show(name: str, as_json: bool) -> int:
         return 0
     for key, value in facts.items():
         if key not in ("files", "settings") and value not in ("", [], (), None):
-            click.echo(f"{key:12}{one_line(_text(key, value))}")
+            for text in value if key in SENTENCES else [_text(key, value)]:
+                click.echo(f"{key:12}{one_line(text)}")
     for setting, value in facts["settings"].items():
         click.echo(f"{'setting':12}{setting}={value}")
     table(("FILE", "SIZE", "HASH"), [(file["name"], size(file["size"]), file["hash"]) for file in facts["files"]])

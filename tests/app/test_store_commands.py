@@ -357,7 +357,9 @@ def test_show_has_the_warnings_about_the_files(tmp_path: Path, tiny: Path, capsy
         "generation_config.json: top_p 7 is ignored: it must be a number in 0…1",
     ]
     assert store.show(str(folder), False) == 0
-    assert "warnings    generation_config.json: top_k -1 is read as no limit" in capsys.readouterr().out
+    lines = capsys.readouterr().out.splitlines()
+    assert "warnings    generation_config.json: top_k -1 is read as no limit" in lines
+    assert "warnings    generation_config.json: top_p 7 is ignored: it must be a number in 0…1" in lines
 
 
 def test_show_has_the_provenance_of_a_model(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -178,7 +178,7 @@ ROPES: list[Any] = [
     None,
     GONE,
 ]
-ACTIVATIONS = ["silu", "gelu_pytorch_tanh", GONE]
+ACTIVATIONS = ["silu", "swish", "gelu_pytorch_tanh", "gelu_new", GONE]
 CHOICES: dict[str, list[Any]] = {
     "layer_types": [KINDS, ["full_attention"] * 3, ["sliding_attention"] * 3, None, GONE],
     "rope_parameters": ROPES,
@@ -187,7 +187,7 @@ CHOICES: dict[str, list[Any]] = {
     "rope_local_base_freq": [50.0],
     "partial_rotary_factor": [0.5, 1.0],
     "original_max_position_embeddings": [16, 64],
-    "max_position_embeddings": [256, 64, GONE],
+    "max_position_embeddings": [256, 64, 10**12, GONE],
     "sliding_window": [None, 3, 8, GONE],
     "use_sliding_window": [True, False],
     "max_window_layers": [0, 1, GONE],
@@ -202,6 +202,8 @@ CHOICES: dict[str, list[Any]] = {
     "residual_multiplier": [0.3, GONE],
     "attention_multiplier": [0.1, GONE],
     "rms_norm_eps": [1e-2, GONE],
+    "is_causal": [True, None, 1],
+    "eos_token_id": [[2, 999], None],
     "per_layer_config": [None, {}],
     "num_key_value_heads": [GONE],
     "head_dim": [GONE],
