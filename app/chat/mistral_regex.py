@@ -21,8 +21,8 @@ def correct(tokenizer: Tokenizer, files: SideFiles) -> None:
     current = tokenizer.pre_tokenizer
     if files.config.get("fix_mistral_regex") is not True or current is None:
         return
-    version = str(files.model.get("transformers_version") or "")
-    is_old = not version or int("0" + version.partition(".")[0]) < _FIRST_CORRECT
+    major = str(files.model.get("transformers_version")).partition(".")[0]
+    is_old = not major.isdecimal() or int(major[:9]) < _FIRST_CORRECT
     if tokenizer.get_vocab_size() <= _MIN_VOCAB or not is_old or files.model.get("model_type") not in _MODELS:
         return
     words = pre_tokenizers.Split(Regex(_WORDS), "isolated")

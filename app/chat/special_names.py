@@ -20,6 +20,7 @@ _EXTRA = "extra_special_tokens"
 _ADDITIONAL = "additional_special_tokens"  # the older name of _EXTRA
 _CONFIG = "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
+_MAX_DIGITS = 10  # of a token id
 
 
 class _Token(msgspec.Struct, frozen=True):
@@ -63,6 +64,9 @@ def read_names(
     those of them with names of the model's own are extra tokens, too.
     """
     values = dict(files.config)
+    for source in (values, files.special_map):
+        _check_extra(source.get(_EXTRA))
+        _check_extra(source.get(_ADDITIONAL))
     if not values.get(_EXTRA) and _ADDITIONAL in values:
         values[_EXTRA] = values.pop(_ADDITIONAL)
     own = {name: values.pop(name) for name in list(values) if _is_own(name) and isinstance(values[name], str)}
@@ -132,7 +136,7 @@ def _listed(entries: object) -> dict[int, AddedToken]:
         raise ModelRefused(f"{source} must be an object")
     table = {}
     for index, value in entries.items():
-        if not index.isdecimal() or not isinstance(value, dict):
+        if not index.isdecimal() or len(index) > _MAX_DIGITS or not isinstance(value, dict):
             raise ModelRefused(f"{source}: {index!r} must be the id of an object with `content`")
         table[int(index)] = read_token(value, f"{source}: {index}")
     return table
@@ -174,9 +178,10 @@ def _tokens(values: Mapping[str, object]) -> dict[str, Value]:
     return {name: _value(value, name) for name, value in values.items()}
 
 
-def _list(values: object) -> list[Value]:
-    if values is None:
-        return []
-    if not isinstance(values, list):
+def _list(values: list[object] | None) -> list[Value]:
+    return [_value(value, _EXTRA) for value in values or ()]
+
+
+def _check_extra(values: object) -> None:
+    if values is not None and not isinstance(values, list | dict):
         raise ModelRefused(f"{_CONFIG}: {_EXTRA} must be a list of tokens, or an object of tokens by their names")
-    return [_value(value, _EXTRA) for value in values]

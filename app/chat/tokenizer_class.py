@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ...engine.errors import ModelRefused
+from .tokenizer_files import SideFiles
 
 AS_STORED = "TokenizersBackend"  # the class that uses tokenizer.json as it is
 
@@ -56,9 +58,9 @@ def class_of(config: Mapping[str, Any], model: Mapping[str, Any], is_byte_level:
 
     `config`: tokenizer_config.json. `model`: config.json. `is_byte_level`: whether tokenizer.json names ByteLevel.
     """
-    kind = model.get("model_type")
-    registered = _REGISTERED.get(kind) if isinstance(kind, str) else None
-    distrusted = not _DISTRUSTED.isdisjoint(name for name in (kind, model.get("model_name")) if isinstance(name, str))
+    kind, kept = (value if isinstance(value := model.get(key), str) else "" for key in ("model_type", "model_name"))
+    registered = _REGISTERED.get(kind)
+    distrusted = not _DISTRUSTED.isdisjoint((kind, kept))
     if registered is None and kind in _DISTRUSTED:
         registered = AS_STORED
     name = _stem(config.get("tokenizer_class") or model.get("tokenizer_class") or "")
@@ -71,6 +73,18 @@ def class_of(config: Mapping[str, Any], model: Mapping[str, Any], is_byte_level:
     if name and registered and distrusted:
         name = registered
     return _supported(name or registered or AS_STORED)
+
+
+def check_class(folder: Path) -> None:
+    """Raises ModelRefused if transformers uses a class for the tokenizer of a model folder that localllm lacks."""
+    files = SideFiles(folder)
+    class_of(files.config, files.model, lambda: names_byte_level(folder))
+
+
+def names_byte_level(folder: Path) -> bool:
+    """Whether tokenizer.json names ByteLevel."""
+    path = folder / "tokenizer.json"
+    return path.exists() and b'"ByteLevel"' in path.read_bytes()
 
 
 def _has_code(config: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,13 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in the file; empty if there is no such file. Raises ModelRefused."""
     if not path.exists():
         return {}
+    text = read_text(path)
     try:
-        value = jsontext.parse(read_text(path).encode())
+        value = jsontext.parse(text.encode())
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ModelRefused(f"{path.name} has half of a surrogate pair, which is no text") from None
     except ValueError as error:
         raise ModelRefused(f"{path.name} is {error}") from None
     if not isinstance(value, dict):
@@ -60,9 +66,11 @@ class SideFiles:
         self.lists_tokens = "added_tokens_decoder" in self.config
         self.special_map = {} if self.lists_tokens else read_json(folder / "special_tokens_map.json")
         self.added = {} if self.lists_tokens else read_json(folder / "added_tokens.json")
-        for name in self.config.get("fast_tokenizer_files") or ():
-            if name != "tokenizer.json":
-                raise ModelRefused(f"tokenizer_config.json: fast_tokenizer_files names {name}; localllm reads one file")
+        names = self.config.get("fast_tokenizer_files")
+        if names not in (None, [], ["tokenizer.json"]):
+            raise ModelRefused(
+                f"tokenizer_config.json: fast_tokenizer_files names {names}; localllm reads tokenizer.json only"
+            )
 
 
 def chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -23,7 +23,7 @@ from ...engine.errors import ModelRefused
 from . import mistral_regex, tokenizer_pipelines
 from .special_names import Names, read_names, read_token
 from .special_tokens import is_ordinary
-from .tokenizer_class import AS_STORED, class_of
+from .tokenizer_class import AS_STORED, class_of, names_byte_level
 from .tokenizer_files import SideFiles, read_text
 
 # A text that tokenizers split in different ways: numbers, apostrophes, spaces, a letter of two characters.
@@ -66,7 +66,7 @@ def merge(folder: Path) -> Merged:
         rust = _build(name, rust, files, names)
     warnings = _warnings(name, rust, files, names, splits=_pieces(rust) == pieces)
     mistral_regex.correct(rust, files)
-    rust.encode_special_tokens = bool(files.config.get("split_special_tokens"))
+    rust.encode_special_tokens = files.config.get("split_special_tokens") is True
     named = {text for text in names.all_texts if text not in declared and is_ordinary(text)}
     words = (rust.model.token_to_id(text) for text in named)
     return Merged(rust, names.texts, frozenset(token for token in words if token is not None), tuple(warnings))
@@ -75,12 +75,8 @@ def merge(folder: Path) -> Merged:
 def special_tokens(folder: Path) -> dict[str, str]:
     """The texts of the special tokens by name. Raises ModelRefused."""
     files = SideFiles(folder)
-    name = class_of(files.config, files.model, lambda: _names_byte_level(folder / "tokenizer.json"))
+    name = class_of(files.config, files.model, lambda: names_byte_level(folder))
     return read_names(files, {}, _defaults(name)).texts
-
-
-def _names_byte_level(path: Path) -> bool:
-    return path.exists() and b'"ByteLevel"' in path.read_bytes()
 
 
 def _stored_tokens(text: str) -> dict[int, AddedToken]:

@@ -13,6 +13,7 @@ from ...engine.ggufmodel import parse_metadata
 from ...engine.ggufshards import missing_shards, parse_shard
 from ...engine.modelconfig import ModelConfig
 from ...engine.modelfiles import ModelFiles, read_model
+from ..chat.tokenizer_class import check_class
 from ..paths import RENAME, problem_of_name
 from .architectures import unsupported
 from .ggufs import files_in, is_adapter, is_gguf, model_of
@@ -98,6 +99,7 @@ def _check_model(folder: Path, ask_backends: bool) -> list[str]:
         files = read_model(folder)
         if not (folder / TOKENIZER).exists():
             return [f"{TOKENIZER} is missing"]
+        check_class(folder)
         if missing := missing_tensor(files):
             return [missing]
         reason = unsupported(folder) if ask_backends else ""

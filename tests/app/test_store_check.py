@@ -152,6 +152,10 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (damage_index, "shard model-1.safetensors is missing"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
     "malformed config": (lambda folder: (folder / "config.json").write_text("{"), "config.json is not JSON"),
+    "a tokenizer that transformers builds from its class": (
+        lambda folder: (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "T5Tokenizer"}'),
+        "tokenizer_class T5Tokenizer: transformers builds this tokenizer from its class",
+    ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
 }
 

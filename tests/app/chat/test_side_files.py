@@ -295,9 +295,13 @@ REFUSED = {
     "extra_special_tokens must be": files("llama", {"extra_special_tokens": "<a>"}),
     "added_tokens.json: the id of '<a>' must be": files("llama", {}, added_tokens={"<a>": "9"}),
     "special_tokens_map.json: eos_token": files("llama", {}, special_tokens_map={"eos_token": {"text": "</s>"}}),
-    "fast_tokenizer_files names tokenizer.4.0.0.json": files(
-        "llama", {"fast_tokenizer_files": ["tokenizer.json", "tokenizer.4.0.0.json"]}
+    "extra_special_tokens must be a list of tokens,": files(
+        "llama", {}, special_tokens_map={"extra_special_tokens": 5}
     ),
+    "half of a surrogate pair": files("llama", {"eos_token": "\ud800"}),
+    "'99999999999' must be the id": files("llama", {"added_tokens_decoder": {"9" * 11: entry("<a>")}}),
+    "pad_token: Object missing required field `content`": files("llama", {"pad_token": {"__type": "AddedToken"}}),
+    "fast_tokenizer_files names": files("llama", {"fast_tokenizer_files": ["tokenizer.json", "tokenizer.4.0.0.json"]}),
 }
 
 
@@ -321,6 +325,12 @@ def test_a_class_for_another_kind_of_vocabulary_is_refused(tmp_path: Path) -> No
         ChatTokenizer(write(tmp_path / "first", "llama", files("qwen2", FAST)))
     with pytest.raises(ModelRefused, match=r"GemmaTokenizer, .* needs a sentencepiece vocabulary"):
         ChatTokenizer(write(tmp_path / "second", "byte level", files("gemma2", {})))
+
+
+def test_odd_values_that_say_nothing_about_tokens_are_ignored(tmp_path: Path) -> None:
+    side = files("llama", {**FAST, "model_max_length": 1e30, "fix_mistral_regex": True, "add_prefix_space": "x"})
+    side["config.json"] = {"model_type": ["llama"], "model_name": 3, "transformers_version": "main"}
+    assert ChatTokenizer(write(tmp_path, "byte level", side)).warnings == ()
 
 
 def test_tokens_of_side_files_control_the_model(tmp_path: Path) -> None:
