@@ -43,7 +43,7 @@ class OpenModel:
     prompts: PromptMaker
     recommended: Mapping[str, float]  # sampling parameters that the model's files recommend
     suppressed: tuple[int, ...] = ()  # tokens that an answer must not have
-    model_type: str = ""  # architecture of the model, as in its files
+    model_type: str = ""  # architecture of the model, as in its files; empty if models of several families have it
     pooling: Pooling | None = None  # None: the files describe no embeddings
     _grammars: GrammarCompiler | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -131,6 +131,12 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         prompts,
         files.generation,
         files.suppressed,
-        files.config.model_type,
+        _model_type(files),
         pooling,
     )
+
+
+def _model_type(files: ModelFiles) -> str:
+    """The architecture. GGUF files of Mistral and others have that of Llama, which says nothing about the family."""
+    architecture = files.config.model_type
+    return "" if files.gguf and architecture == "llama" else architecture

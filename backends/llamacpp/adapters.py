@@ -8,7 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ...engine.adapterfiles import AdapterFiles, check_copies, is_gguf, read_registered, refusals_of
+from ...engine.adapterfiles import AdapterFiles, is_gguf
+from ...engine.adapterfit import check_copies, read_registered, refusals_of
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
 from ...engine.modelfiles import ModelFiles

@@ -10,7 +10,8 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.adapterfiles import Factors, read_for_model
+from ...engine.adapterfiles import Factors
+from ...engine.adapterfit import read_for_model
 from ...engine.batch import Ints
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engine.adapterfiles import Factors, read_for_model
+from ...engine.adapterfiles import Factors
+from ...engine.adapterfit import read_for_model
 from ...engine.errors import ModelRefused
 from ...engine.lora import Adapter
 from ...engine.modelconfig import ModelConfig

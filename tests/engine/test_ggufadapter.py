@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from localllm.engine.adapterfiles import read_adapter, read_adapter_header, read_for_model
+from localllm.engine.adapterfiles import read_adapter, read_adapter_header
+from localllm.engine.adapterfit import read_for_model
 from localllm.engine.errors import ModelRefused
 from localllm.engine.lora import Adapter
 

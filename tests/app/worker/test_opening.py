@@ -11,6 +11,8 @@ import pytest
 from localllm.app.frames import Load
 from localllm.app.worker import opening
 from localllm.backends import shared_settings
+from localllm.engine.adapterbase import check_base
+from localllm.engine.adapterfiles import AdapterFiles
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import RunnerSpec
 
@@ -101,3 +103,15 @@ def test_close_ends_the_child_processes(tmp_path: Path, monkeypatch: pytest.Monk
     model.close()
     assert child.returncode is not None
     assert grammars.closed
+
+
+@pytest.mark.parametrize(
+    ("gguf", "kind", "expected"), [(True, "llama", ""), (True, "qwen3", "qwen3"), (False, "llama", "llama")]
+)
+def test_architecture_of_several_families_says_nothing_about_an_adapter(gguf: bool, kind: str, expected: str) -> None:
+    """An adapter of Mistral fits a GGUF file of Mistral, whose architecture is that of Llama."""
+    files: Any = SimpleNamespace(gguf=(Path("a.gguf"),) if gguf else (), config=SimpleNamespace(model_type=kind))
+    assert opening._model_type(files) == expected
+    adapter = AdapterFiles(Path("a"), {}, "mistralai/Mistral-7B-v0.1", "MistralForCausalLM", "v")
+    if not expected:
+        assert check_base(adapter, "/models/renamed.gguf", opening._model_type(files)) == ""
