@@ -60,6 +60,8 @@ def without_refused(
         except (SettingRefused, ContextRefused) as error:
             setting = error.setting
             if setting not in shared or setting in warnings:
+                if setting:
+                    error.hint = f"{error.hint}; localllm config {name} shows the settings of this model"
                 raise
             value = getattr(LoadOptions(), setting) if error.instead is None else error.instead
             automatic = -1 if setting == "gpu_layers" else 0  # the setting for the option None

@@ -168,7 +168,8 @@ def _for_json(values: dict[str, Any], origin: dict[str, str]) -> dict[str, Any]:
         }
         for setting in configuration.describe()
     ]
-    return {"file": str(paths.config_file()), "settings": entries}
+    models = {"models_file": str(paths.models_file()), "models": preferences.read().settings}
+    return {"file": str(paths.config_file()), "settings": entries, **models}
 
 
 def _print(values: dict[str, Any], origin: dict[str, str]) -> None:
@@ -178,6 +179,10 @@ def _print(values: dict[str, Any], origin: dict[str, str]) -> None:
     click.echo("A flag overrides a variable, which overrides the file.\n")
     rows = [(s.name, _text(values[s.name]), origin.get(s.name, "default"), s.env) for s in described]
     table(("SETTING", "VALUE", "SOURCE", "VARIABLE"), rows)
+    if models := preferences.read().settings:
+        click.echo(f"\nSettings of single models: {paths.models_file()}")
+        lines = {model: " ".join(f"{name}={value}" for name, value in own.items()) for model, own in models.items()}
+        table(("MODEL", "SETTINGS"), sorted(lines.items()))
     click.echo()
     for setting in described:
         click.echo(f"{setting.name}: {setting.sentence}")

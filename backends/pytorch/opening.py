@@ -80,6 +80,8 @@ def _plan(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
 def _configured(device: Device, options: LoadOptions) -> Device:
     """The device with the ops that the options select. Raises SettingRefused."""
     check_supported(options, NOT_GGUF, device.name)
+    if device.recorder is None:
+        check_supported(options, {"graphs": ("auto", "off")}, device.name)
     device = with_lora_backend(with_attention(device, options), options)
     return replace(device, ops=with_references(device.ops, options.reference_ops))
 

@@ -569,6 +569,11 @@ def test_config_changes_the_settings_of_one_model(capsys: pytest.CaptureFixture[
     assert settings.config("guide", ("quant=int8", "context=64"), False) == 0
     assert preferences.read().settings == {"guide": {"quant": "int8", "context": 64}}
     assert "when guide is loaded next" in capsys.readouterr().err
+    settings.config(None, (), False)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["guide", "context=64", "quant=int8"] in [[*row[:1], *sorted(row[1:])] for row in rows]
+    settings.config(None, (), True)
+    assert json.loads(capsys.readouterr().out)["models"] == {"guide": {"quant": "int8", "context": 64}}
     settings.config("guide", ("quant=",), True)
     assert json.loads(capsys.readouterr().out)["settings"] == {"context": 64}
     settings.config("guide", ("context=",), False)

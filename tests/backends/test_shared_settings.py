@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from localllm import backends
+from localllm.app import paths
 from localllm.backends import shared_settings
 from localllm.backends.shared_settings import without_refused
 from localllm.engine.errors import ContextRefused, ModelRefused, SettingRefused
+from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
+from localllm.engine.runner import Unavailable
 
 SHARED = ("quant", "dtype", "max_rows", "context", "gpu_layers")
 
@@ -85,3 +89,33 @@ class TestBackend:
     def test_other_choices_stay(self, name: str, shared: tuple[str, ...]) -> None:
         chosen = shared_settings.choose_for(name, SimpleNamespace(name="m"), shared)  # type: ignore[arg-type]
         assert (chosen.result.reason, chosen.warnings) == (name, ())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        LoadOptions(cache_layout="rows"),
+        LoadOptions(gpu_layers=3),
+        LoadOptions(rope_scaling="yarn"),
+        LoadOptions(rope_scale=2.0),
+        LoadOptions(rope_base=5e5),
+        LoadOptions(cache_dtype="q8_0"),
+        LoadOptions(graphs="full"),
+        LoadOptions(lora_backend="triton"),
+        LoadOptions(attention="flashinfer"),
+        LoadOptions(context=100_000),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("backend", ["cpu", "mlx"])
+def test_a_backend_names_each_setting_that_it_lacks(backend: str, options: LoadOptions) -> None:
+    module = backends.load(backend)
+    if isinstance(module.probe(), Unavailable):
+        pytest.skip(f"{backend} is not installed")
+    files = read_model(paths.guide_dir())
+    [setting] = [field.name for field in fields(options) if getattr(options, field.name) != field.default]
+    with pytest.raises((SettingRefused, ContextRefused)) as refused:
+        module.plan_memory(files, options)
+    assert refused.value.setting == setting
+    applied = without_refused(lambda options: module.plan_memory(files, options), "m", options, (setting,))
+    assert applied.unapplied == (setting,)

@@ -150,7 +150,13 @@ async def test_model_is_loaded_once(workers: list[FakeWorker], checked: list[str
 
 
 @pytest.mark.parametrize(
-    ("requested", "probed"), [({"backend": "cuda"}, ["cuda"]), ({"quant": "int8"}, []), ({"context": 64}, [])]
+    ("requested", "probed"),
+    [
+        ({"backend": "cuda"}, ["cuda"]),
+        ({"quant": "int8"}, []),
+        ({"context": 64}, []),
+        ({"rope_scale": 2.0}, []),
+    ],
 )
 async def test_reload_ends_the_previous_worker(
     workers: list[FakeWorker], checked: list[str], requested: Any, probed: list[str]
