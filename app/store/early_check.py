@@ -13,6 +13,7 @@ from ...engine.configfiles import CONFIG, CONFIG_FILES
 from ...engine.errors import ModelRefused
 from ...engine.ggufnames import gguf_hint
 from ...engine.jsonfiles import read_json
+from . import tokenizer_check
 from .architectures import unsupported
 from .check import check
 from .ggufs import is_gguf
@@ -64,8 +65,8 @@ def check_headers(files: Sequence[RemoteFile], stored: Mapping[str, Path], fetch
     gguf = next((file.name for file in files if is_gguf(Path(file.name))), "")
     try:
         with skeleton(files, fetch, stored) as folder:
-            if problems := check(folder / gguf):
-                return EarlyCheck(problems[0])
+            if problem := "".join(check(folder / gguf)[:1]) or tokenizer_check.problem(folder):
+                return EarlyCheck(problem)
             if kind_of(folder / gguf) == "adapter":
                 return EarlyCheck()
             verdict = try_gguf(folder / gguf) if gguf else try_folder(folder)

@@ -40,6 +40,7 @@ def remembered_problem(folder: Path) -> str:
 
 
 def _key(folder: Path) -> str:
-    files = sorted(folder.glob("*token*.json"))
-    versions = [(str(file), (status := file.stat()).st_size, status.st_mtime_ns) for file in files if file.exists()]
+    """The key of the files, not of the links to them: pull checks a model before its snapshot exists."""
+    files = [(file.name, file.resolve()) for file in sorted(folder.glob("*token*.json")) if file.exists()]
+    versions = [(name, str(file), (status := file.stat()).st_size, status.st_mtime_ns) for name, file in files]
     return architectures.key_of(versions, " tokenizer")

@@ -356,9 +356,9 @@ REQUIRED = (
 )
 
 
-# The smallest file that the package tokenizers opens.
+# The smallest tokenizer of the class of the architecture: a byte-level vocabulary has the letter of a space.
 TOKENIZER = json.dumps(
-    {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+    {"version": "1.0", "added_tokens": [], "model": {"type": "BPE", "vocab": {"Ġ": 0}, "merges": []}}
 ).encode()
 
 

@@ -24,6 +24,7 @@ NO_LORA = json.dumps({"peft_type": "LOHA", "r": 4}).encode()
 PREFIXED = safetensors(LARGE).replace(b"model.norm.weight", b"bert_.norm.weight")
 UNUSABLE: dict[str, tuple[str, dict[str, bytes], str]] = {
     "no tokenizer": ("org/m", {name: WHOLE[name] for name in WHOLE if name != "tokenizer.json"}, "tokenizer.json"),
+    "broken tokenizer": ("org/m", {**WHOLE, "tokenizer.json": b'{"model": 5}'}, "tokenizer.json"),
     "unknown architecture": ("org/m", {**WHOLE, "config.json": b'{"model_type": "mamba2"}'}, "mamba2"),
     "malformed config": ("org/m", {**WHOLE, "config.json": b"[1"}, "config.json"),
     "other tensors": ("org/m", {**WHOLE, "model.safetensors": PREFIXED}, "model.norm.weight is missing"),
