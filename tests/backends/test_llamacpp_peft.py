@@ -109,7 +109,8 @@ def test_adapters_have_the_effect_of_peft(tmp_path: Path, label: str) -> None:
         put(runner, number, adapter_of(folder))
     for slot, wanted in enumerate(expected):
         actual = run(runner, [Row(PROMPT, 0, pages(0))], [slot])[0]
-        torch.testing.assert_close(actual, wanted, rtol=0, atol=2e-3)
+        # ggml reads the gelu of Gemma from a table in float16: without an adapter it differs by up to 0.0024.
+        torch.testing.assert_close(actual, wanted, rtol=0, atol=5e-3 if label.startswith("gemma") else 2e-3)
     runner.close()
     effects = [float((wanted - expected[0]).abs().max()) for wanted in expected]
     assert effects[0] == effects[3] == 0

@@ -141,11 +141,10 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_adapter_has_the_effect_of_peft_or_is_refused(host: Host, tmp_path: Path, case: Case) -> None:
-    base = host.make()
-    config = LoraConfig(
-        **{"r": 4, "lora_alpha": 8, "target_modules": [*ATTENTION], "task_type": "CAUSAL_LM"} | case.fields
-    )
-    save_adapter(base, config, tmp_path, 3, copies=case.copies)
+    if "layer_replication" in case.fields and host.label == "mistral3":
+        pytest.skip("PEFT finds no layers in a multimodal model")
+    fields = {"r": 4, "lora_alpha": 8, "target_modules": [*ATTENTION], "task_type": "CAUSAL_LM", **case.fields}
+    save_adapter(host.make(), LoraConfig(**fields), tmp_path, 3, copies=case.copies)
     saved = json.loads((tmp_path / "adapter_config.json").read_text())
     refused = "adapters of the experts of a mixture" if saved["target_parameters"] else case.refused
     if refused:
