@@ -47,8 +47,8 @@ def probe() -> DeviceInfo | Unavailable:
 def accepts(files: ModelFiles) -> str:
     """The reason why mlx-lm cannot load a model, or computes it differently from transformers; empty if it is right.
 
-    An architecture that mlx-lm's class reads from config.json is built of lazy arrays, and verified: no weight is read.
-    The shapes of tensors are compared too if `files` has tensors.
+    The model is loaded with lazy arrays and verified: no weight is read. Without tensors in `files`, its config.json is
+    verified; that of an architecture that ModelConfig describes is right.
     """
     if files.gguf:
         return "it reads no GGUF files"
@@ -56,7 +56,7 @@ def accepts(files: ModelFiles) -> str:
         return "mlx_lm is not installed"
     values = read_config(files.path)
     refusal = architectures.refusal(values) or formats.refusal(values, files.tensors)
-    if refusal or (architectures.is_described(files.config) and files.config.quantization is None):
+    if refusal or (not files.tensors and architectures.is_described(files.config)):
         return refusal
     from .loading import refusal_of_load
 

@@ -16,7 +16,6 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_a
 from ...engine.errors import ModelRefused
 from ...engine.modelconfig import ModelConfig
 from ...engine.peftmodules import HEAD
-from ...engine.tensornames import decoder_tensors, names_of_language_model
 
 
 class _Window:
@@ -151,8 +150,7 @@ class Head:
 
     def sanitize(self: Any, weights: dict[str, mx.array]) -> dict[str, mx.array]:
         """The weights to load. A tied head uses the embedding, even if the files have a head. An untied head must be in
-        the files. Tensors that no decoder reads are not loaded."""
-        weights = decoder_tensors(names_of_language_model(weights), self.config)
+        the files."""
         if self.config.tie_embeddings:
             weights = {name: weight for name, weight in weights.items() if not name.startswith("lm_head.")}
         elif "lm_head.weight" not in weights:

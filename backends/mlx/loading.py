@@ -17,7 +17,7 @@ from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.modelfiles import ModelFiles
 from ...engine.multimodal import TIE
 from ...engine.options import LoadOptions
-from ...engine.tensorfiles import StoredTensor
+from ...engine.tensorfiles import StoredTensor, read_header
 from ...engine.tensornames import EMBEDDING, HEAD
 from ...engine.tiedhead import with_stored_head
 from . import architectures, families, formats
@@ -118,18 +118,23 @@ def _load(files: ModelFiles, options: LoadOptions) -> tuple[nn.Module, Forward, 
     refusal = architectures.refusal(completed) or formats.refusal(completed, files.tensors)
     if refusal:
         raise ModelRefused(refusal)
-    keys = ConfigKeys(values)
-    _verify_layers(files, keys.text)
     context = options.context or files.config.max_positions
-    described = architectures.is_described(files.config)
-    if not described and not files.config.multimodal and keys.text.get(TIE):
-        _verify_head(files)
-    arguments: dict[str, Any] = {"model_config": keys.arguments()}
-    if described:
-        arguments = families.load_arguments(files.config, context)
-    if files.config.multimodal:  # the class reads the field in text_config, which transformers ignores
-        arguments["model_config"]["text_config"][TIE] = files.config.tie_embeddings
     stored = formats.quantization(completed)
+    dtype = DTYPES.get(options.dtype, mx.bfloat16)
+    config = files.config
+    if architectures.is_described(config):
+        text: Mapping[str, Any] = {"num_hidden_layers": config.num_layers, TIE: config.tie_embeddings}
+        arguments = families.load_arguments(config, context)
+    else:
+        keys = ConfigKeys(values)
+        text = keys.text
+        arguments = {"model_config": keys.arguments()}
+        if config.multimodal:  # the class reads the field in text_config, which transformers ignores
+            arguments["model_config"]["text_config"][TIE] = config.tie_embeddings
+        elif text.get(TIE):
+            _verify_head(files)
+    _verify_layers(files, text)
+    _verify_shards(files)
     if stored is not None and stored.format == "fp8":  # `watch_weights` decodes it
         arguments["model_config"]["quantization_config"] = None
     elif "quantization_config" in completed:  # of another file
@@ -138,20 +143,19 @@ def _load(files: ModelFiles, options: LoadOptions) -> tuple[nn.Module, Forward, 
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:  # load_model passes the argument as config=
         model_class, arguments_class = get_classes(config)
-        dtype = DTYPES.get(options.dtype, mx.bfloat16)
-        return lambda args: watch_weights(model_class(args), keys.text, stored, dtype), arguments_class
+        return lambda args: watch_weights(model_class(args), files.config, text, stored, dtype), arguments_class
 
     with observed_fields() as fields:
-        model, config = load_model(
+        model, changed = load_model(
             files.path, lazy=True, strict=bool(files.tensors), get_model_classes=classes, **arguments
         )
         forward = Forward(model)
         probe_layers(model, forward)
-    if described:
-        families.verify(model, files.config)
+    if architectures.is_described(config):
+        families.verify(model, config)
     else:
         keys.verify(model, fields, context)
-    return model, forward, config
+    return model, forward, changed
 
 
 def _verify_head(files: ModelFiles) -> None:
@@ -165,6 +169,16 @@ def _verify_head(files: ModelFiles) -> None:
             "the stored output head differs from the embedding, contrary to tie_word_embeddings in config.json, and "
             "mlx-lm uses the embedding"
         )
+
+
+def _verify_shards(files: ModelFiles) -> None:
+    """Raises ModelRefused for a tensor in two of the files that mlx-lm reads: the last one counts, in any order."""
+    names: dict[str, str] = {}
+    for file in sorted(files.path.glob("model*.safetensors")):
+        for name in read_header(file):
+            other = names.setdefault(name, file.name)
+            if other != file.name:
+                raise ModelRefused(f"the tensor {name:.100} is in {other} and in {file.name}, which mlx-lm both reads")
 
 
 def _verify_layers(files: ModelFiles, text: Mapping[str, Any]) -> None:

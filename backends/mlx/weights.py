@@ -11,7 +11,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...engine.errors import ModelRefused
+from ...engine.families import FAMILIES
+from ...engine.modelconfig import ModelConfig
 from ...engine.quantization import Quantization
+from ...engine.tensornames import decoder_tensors, names_of_language_model
 from .adapter import mix
 
 Weights = dict[str, mx.array]
@@ -30,6 +33,7 @@ _KEYS_AND_VALUES = re.compile(r"self_attn\.(k_proj|v_proj|k_norm)\.")
 class _Stored:
     """Mixin for a model of mlx-lm."""
 
+    config: ModelConfig
     decode: Callable[[Weights], Weights]
     is_unused: Callable[[str], bool]
 
@@ -37,6 +41,8 @@ class _Stored:
         """The weights to load. Raises ModelRefused if the class of mlx-lm drops a tensor that counts."""
         if not weights:  # only config.json is known
             return {}
+        if self.config.model_type in FAMILIES and not self.config.multimodal:
+            weights = decoder_tensors(names_of_language_model(weights), self.config)
         weights = self.decode(weights)
         sanitize = getattr(super(), "sanitize", None)
         loaded = weights if sanitize is None else sanitize(dict(weights))
@@ -45,7 +51,9 @@ class _Stored:
         return loaded
 
 
-def watch_weights(model: nn.Module, text: Mapping[str, Any], stored: Quantization | None, dtype: mx.Dtype) -> nn.Module:
+def watch_weights(
+    model: nn.Module, config: ModelConfig, text: Mapping[str, Any], stored: Quantization | None, dtype: mx.Dtype
+) -> nn.Module:
     """The model, which decodes and checks its weights while it is loaded. `text`: the fields of config.json of the text
     model. `dtype`: of decoded weights."""
     decode: Callable[[Weights], Weights] = dict
@@ -53,7 +61,7 @@ def watch_weights(model: nn.Module, text: Mapping[str, Any], stored: Quantizatio
         decode = partial(_decode, stored, dtype)
     elif dtype == mx.float32:
         decode = _with_wide_scales
-    mix(model, _Stored, decode=decode, is_unused=partial(_is_unused, text))
+    mix(model, _Stored, config=config, decode=decode, is_unused=partial(_is_unused, text))
     return model
 
 
