@@ -151,7 +151,8 @@ class Fields:
         answer, because no token has it."""
         value = self._get(key)
         items = value if type(value) is list else [] if value is None else [value]
-        ids = [int(item) for item in items if type(item) in (int, float) and item in range(vocab_size)]
+        numbers = [item for item in items if type(item) in (int, float) and 0 <= item < vocab_size]
+        ids = [int(number) for number in numbers if number % 1 == 0]
         if len(ids) < len(items):
             self.warn(key, f"ignored where it is no token id below the vocabulary size {vocab_size}")
         return tuple(ids)

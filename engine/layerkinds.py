@@ -14,6 +14,7 @@ FULL: LayerKind = "full"
 SLIDING: LayerKind = "sliding"
 LAYER_KINDS: Mapping[str, LayerKind] = MappingProxyType({"full_attention": FULL, "sliding_attention": SLIDING})
 KIND_NAMES = ", ".join(LAYER_KINDS)
+MAX_POSITIONS = 2**27  # of the longest context
 
 
 def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, ...], int]:
@@ -36,10 +37,12 @@ def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, 
 
 
 def _window(fields: Fields, family: Family) -> int:
+    if not fields.flag("use_sliding_window", family.windowed):
+        return 0
     default = 0 if fields.null("sliding_window") else family.window
     # transformers 5 writes 0 for Qwen 2 with experts and without a window.
-    window = fields.integer("sliding_window", 0 if family.alternating else 1, 2**27, default)
-    return window if fields.flag("use_sliding_window", family.windowed) else 0
+    window = fields.integer("sliding_window", 0 if family.alternating else 1, 2**63, default)
+    return min(window, MAX_POSITIONS)
 
 
 def _default_kinds(fields: Fields, family: Family, layers: int, window: int) -> tuple[LayerKind, ...]:

@@ -12,14 +12,14 @@ from .errors import ModelRefused
 from .families import FAMILIES, OPTIONAL, Family
 from .fields import Fields
 from .latentconfig import LatentConfig, parse_latent
-from .layerkinds import FULL, LayerKind, parse_layer_kinds, parse_rope_layers
+from .layerkinds import FULL, MAX_POSITIONS, LayerKind, parse_layer_kinds, parse_rope_layers
 from .moeconfig import MAX_INNER, MoeConfig, parse_moe
 from .multimodal import TEXT_MODELS, text_values
 from .quantization import Quantization, parse_quantization
 from .ropeconfig import QueryScaling, Rope, parse_query_scaling, parse_ropes, shared_table
 
 T = TypeVar("T")
-Activation = Literal["silu", "gelu_tanh"]
+Activation = Literal["silu", "gelu", "gelu_tanh"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,14 @@ EMPTY_CONFIG = ModelConfig(
 
 
 MAX_VOCAB = 2**24
-MAX_POSITIONS = 2**27
+MAX_SCORE_CAP = 500.0  # kernels compute tanh(score / cap) by exponentials, which lose digits of small quotients
 # The names of ACT2FN in transformers. Those of one function differ in rounding at most.
-_ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
+ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
     {
         "silu": "silu",
         "swish": "silu",
+        "gelu": "gelu",
+        "gelu_python": "gelu",
         "gelu_pytorch_tanh": "gelu_tanh",
         "gelu_python_tanh": "gelu_tanh",
         "gelu_new": "gelu_tanh",
@@ -161,8 +163,8 @@ def parse_config(values: Mapping[str, Any], where: str = "config.json") -> Model
         window=window,
         ropes=ropes,
         attention_scale=_attention_scale(fields, family, head_dim),
-        logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", family.logit_soft_cap),
-        attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", family.attention_soft_cap),
+        logit_soft_cap=_soft_cap(fields, "final_logit_softcapping", family.logit_soft_cap, 1e9),
+        attention_soft_cap=_soft_cap(fields, "attn_logit_softcapping", family.attention_soft_cap, MAX_SCORE_CAP),
         dtype=fields.text(fields.either("dtype", "torch_dtype"), ""),
         eos_ids=_eos_ids(fields, family, vocab),
         quantization=parse_quantization(fields, where),
@@ -210,9 +212,9 @@ def _head_dim(fields: Fields, family: Family, hidden: int, heads: int) -> int:
 
 def _activation(fields: Fields, family: Family, where: str) -> Activation:
     name = fields.text(family.activation_key, family.activation) if family.activation_key else family.activation
-    if name not in _ACTIVATIONS:
-        raise ModelRefused(f"{where}: activation {name!r:.50} is not supported; supported: {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+    if name not in ACTIVATIONS:
+        raise ModelRefused(f"{where}: activation {name!r:.50} is not supported; supported: {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
@@ -224,9 +226,9 @@ def _attention_scale(fields: Fields, family: Family, head_dim: int) -> float:
     return scale * latentconfig.scale_factor(shared_table(fields, family)[FULL])
 
 
-def _soft_cap(fields: Fields, key: str, default: float) -> float:
-    """A soft cap; 0 if there is none, which null means."""
-    return 0.0 if fields.null(key) else fields.number(key, 1e-3, 1e9, default)
+def _soft_cap(fields: Fields, key: str, default: float, high: float) -> float:
+    """A soft cap up to `high`; 0 if there is none, which null means."""
+    return 0.0 if fields.null(key) else fields.number(key, 1e-3, high, default)
 
 
 def _eos_ids(fields: Fields, family: Family, vocab: int) -> tuple[int, ...]:

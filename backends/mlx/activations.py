@@ -11,18 +11,10 @@ import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 
 from ...engine.errors import ModelRefused
+from ...engine.modelconfig import ACTIVATIONS
 from .adapter import UNGATED, Gated, Ungated, mix
 
 KEYS = ("hidden_act", "hidden_activation", "activation_function")  # of config.json
-# transformers has several names of a function.
-_NAMES = {
-    "swish": "silu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_accurate": "gelu_tanh",
-    "gelu_python": "gelu",
-}
 # model_type -> the activation of its class in mlx-lm, if it is not silu
 _OF_CLASS = {
     **dict.fromkeys(("gemma3_text", "gemma4_text", "gpt2", "gptj", "phi"), "gelu_tanh"),
@@ -59,7 +51,7 @@ def set_activation(model: nn.Module, text: Mapping[str, Any]) -> None:
     ModelRefused for an activation that the class does not compute."""
     model_type = text.get("model_type", "")
     name = next((text[key] for key in KEYS if text.get(key)), "silu")
-    kind = _NAMES.get(name, name)
+    kind = ACTIVATIONS.get(name, name)
     is_set = model_type in _SET and kind in GATED
     if is_set:
         for part in model.modules():

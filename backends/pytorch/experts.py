@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...engine.modelconfig import ModelConfig
+from ...engine.modelconfig import Activation, ModelConfig
 from ...engine.moeconfig import MoeConfig
 from ...kernels.ops.mlp import Experts, Gate, GatedMlp
 from ...kernels.ops.moe import ExpertGate, ExpertWeights, Routing
@@ -84,9 +84,14 @@ def routing(moe: MoeConfig) -> Routing:
     )
 
 
+_GATES: Mapping[Activation, Gate] = MappingProxyType(
+    {"silu": "silu_and_mul", "gelu": "gelu_and_mul", "gelu_tanh": "gelu_tanh_and_mul"}
+)
+
+
 def gate_of(config: ModelConfig) -> Gate:
     """The gated activation of the model's MLPs."""
-    return "gelu_tanh_and_mul" if config.activation == "gelu_tanh" else "silu_and_mul"
+    return _GATES[config.activation]
 
 
 def gated_mlp(

@@ -89,7 +89,8 @@ class StoredTensors:
             first = unexpected[0]
             raise ModelRefused(
                 f"{self._unread[first].file.name}: {len(unexpected)} tensors are not part of "
-                f"{self._files.config.model_type}, the first is {first!r:.200}"
+                f"{self._files.config.model_type}, the first is {first!r:.200}",
+                "config.json names another architecture than that of the weights, or a value of it is wrong",
             )
 
     def _is_zero_bias(self, name: str) -> bool:

@@ -58,6 +58,7 @@ LATENT = {
     "first_k_dense_replace": 1,
 }
 TIED = {"tie_word_embeddings": True}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 TEXT_SHARE = {"partial_rotary_factor": "0.5"}
 FOUR_LAYERS = {"num_hidden_layers": 4}
 NARROW = {"sliding_window": 5, "use_sliding_window": True}
@@ -142,6 +143,15 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama-gelu-fast": ("llama", {}, {"hidden_act": "gelu_fast"}),
     "llama-gelu-accurate": ("llama", {}, {"hidden_act": "gelu_accurate"}),
     "llama-gelu-python-tanh": ("llama", {}, {"hidden_act": "gelu_python_tanh"}),
+    "llama-gelu": ("llama", {}, {"hidden_act": "gelu"}),
+    "llama-gelu-python": ("llama", {}, {"hidden_act": "gelu_python"}),
+    "mixtral-gelu": ("mixtral", {"num_local_experts": 4}, {"hidden_act": "gelu"}),
+    "gemma2-gelu": ("gemma2", GEMMA, {"hidden_activation": "gelu"}),
+    "qwen2-unused-window": ("qwen2", {}, {"sliding_window": -1, "use_sliding_window": False}),
+    "qwen3_moe-unused-window": ("qwen3_moe", MOE, {"sliding_window": 0, "use_sliding_window": False}),
+    "smollm3-unused-window": ("smollm3", {}, {"sliding_window": 0, "use_sliding_window": False}),
+    "mistral-endless-window": ("mistral", {}, {"sliding_window": 10**9}),
+    "gemma3-endless-window": ("gemma3_text", GEMMA, {"sliding_window": 10**9}),
     "gemma2-gelu-new": ("gemma2", GEMMA, {"hidden_activation": "gelu_new"}),
     "gpt_oss-any-activation": ("gpt_oss", {"head_dim": 16, "num_local_experts": 4}, {"hidden_act": "relu"}),
     "llama-theta-as-text": ("llama", {}, {"rope_theta": "10000"}),
@@ -178,7 +188,7 @@ ROPES: list[Any] = [
     None,
     GONE,
 ]
-ACTIVATIONS = ["silu", "swish", "gelu_pytorch_tanh", "gelu_new", GONE]
+ACTIVATIONS = ["silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", GONE]
 CHOICES: dict[str, list[Any]] = {
     "layer_types": [KINDS, ["full_attention"] * 3, ["sliding_attention"] * 3, None, GONE],
     "rope_parameters": ROPES,
@@ -188,7 +198,7 @@ CHOICES: dict[str, list[Any]] = {
     "partial_rotary_factor": [0.5, 1.0],
     "original_max_position_embeddings": [16, 64],
     "max_position_embeddings": [256, 64, 10**12, GONE],
-    "sliding_window": [None, 3, 8, GONE],
+    "sliding_window": [None, 3, 8, 10**9, GONE],
     "use_sliding_window": [True, False],
     "max_window_layers": [0, 1, GONE],
     "sliding_window_pattern": [1, 2],

@@ -71,6 +71,9 @@ IGNORED: list[tuple[str, Any]] = [
     ("eos_token_id", {"a": 1}),
     ("eos_token_id", [None]),
     ("eos_token_id", float("inf")),
+    ("eos_token_id", float("nan")),
+    ("eos_token_id", 2.5),
+    ("eos_token_id", [[2]]),
     ("suppress_tokens", [100]),
     ("no_repeat_ngram_size", 3),
     ("bad_words_ids", [[5]]),
@@ -126,6 +129,13 @@ def test_ids_in_the_vocabulary_stay(tmp_path: Path) -> None:
     files = read(tmp_path, '{"eos_token_id": [3, 999, 9.0], "suppress_tokens": [5, -1]}')
     assert (files.eos_ids, files.suppressed) == ((3, 9), (5,))
     assert len(files.warnings) == 2
+
+
+def test_many_ids_are_compared_fast(tmp_path: Path) -> None:
+    """`2.5 in range(n)` would compare n numbers."""
+    path = sound(tmp_path, vocab_size=2**24)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2.5] * 100_000}))
+    assert len(read_model(path).warnings) == 1
 
 
 def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:

@@ -156,6 +156,7 @@ BAD_FIELDS_OF_FAMILIES: list[tuple[str, dict[str, Any], str]] = [
     ("mistral", {"sliding_window": None, "layer_types": ["sliding_attention"] * 2}, "sliding_window must be"),
     ("qwen2", {"layer_types": ["sliding_attention"] * 2, "sliding_window": 4}, "use_sliding_window must be true"),
     ("qwen3", {"rope_parameters": {"full_attention": {}}}, "one rope for all layers"),
+    ("gemma2", {"attn_logit_softcapping": 1e4}, "attn_logit_softcapping must be a number in 0.001…500"),
     ("granite", {"residual_multiplier": 0}, "residual_multiplier must be a number"),
     ("granite", {"logits_scaling": "8"}, "logits_scaling must be a number"),
     ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must be a list of 2 numbers"),
