@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +16,15 @@ import pytest
 from msgspec import structs
 
 from localllm.app import config, paths
-from localllm.app.client import Done, LoadedModel, LoadFlags, ReasoningPiece, TextPiece, ToolCall, Usage
+from localllm.app.client import AdapterEntry, Done, LoadedModel, LoadFlags, ReasoningPiece, TextPiece, ToolCall, Usage
 from localllm.app.commands import bench, chat, console, daemon, models, removal, run, selftest, session, settings
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
 from localllm.app.store import listing, preferences
 from localllm.app.store.cache import ModelRef
 from localllm.backends.pytorch.product_test import ProductResult
+
+from .tiny_qwen import write_model
 
 READY = LoadedModel(id="m", state="ready", pid=7, backend="b", device="d", dtype="float32", options=("--quant int8",))
 
@@ -100,6 +103,19 @@ async def test_run_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_run_completes_text_with_a_base_model(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    client = FakeClient(TextPiece("b"), done())
+    client.ready = structs.replace(READY, purpose="base")
+    await run._run(connected(client), "alias", (None, "a"), {"top_k": 1}, as_json)  # type: ignore[arg-type]
+    assert client.requests[1:] == [("m", "a", {"max_tokens": run.COMPLETION_TOKENS, "top_k": 1})]
+    printed = capsys.readouterr()
+    assert "m is a base model: it completes the text" in printed.err
+    assert (json.loads(printed.out)["text"] if as_json else printed.out.strip()) == "b"
+    with pytest.raises(InvalidRequest, match="has no system message"):
+        await run._run(connected(client), "m", ("be brief", "a"), {}, as_json)  # type: ignore[arg-type]
+
+
 def test_constraint_from_schema_or_regex() -> None:
     def file(text: bytes) -> Any:
         stream = io.BytesIO(text)
@@ -108,7 +124,8 @@ def test_constraint_from_schema_or_regex() -> None:
 
     assert run._constraint(None, None) == {}
     assert run._constraint(None, "a+") == {"regex": "a+"}
-    assert run._constraint(file(b'{"a": 1}'), None)["response_format"]["json_schema"]["schema"] == {"a": 1}
+    for schema in (b'{"a": 1}', b'\xef\xbb\xbf{"a": 1}\r\n'):
+        assert run._constraint(file(schema), None)["response_format"]["json_schema"]["schema"] == {"a": 1}
     for schema, regex, words in (
         (b"{}", "a", "only one of"),
         (b"{", None, "s.json is not JSON"),
@@ -137,6 +154,9 @@ class Piped:
         (None, b"b\n", "b", False),
         (None, b" \n", "", False),
         (None, b"", "", False),
+        (None, b"\xef\xbb\xbfb\r\n", "b", False),
+        (None, b"b\r\nc\r\n\r\n", "b\r\nc", False),
+        ("\ufeffa\r", b"\xef\xbb\xbfb\r", "a\n\nb", True),
     ],
 )
 def test_prompt_joins_argument_and_standard_input(
@@ -172,6 +192,14 @@ def test_chat_answers_each_line_of_standard_input(
     ]
     assert capsys.readouterr().out == "yes\nyes\n"
     assert session.system_messages(None) == session.system_messages("") == []
+    assert session.system_messages("\ufeffs\r")[0]["content"] == "s"
+    client.requests.clear()
+    monkeypatch.setattr(chat.sys, "stdin", Piped(b"\xef\xbb\xbfone\r\n\r\n"))
+    chat._lines(connected(client), "m", [], {})  # type: ignore[arg-type]
+    assert [messages for _, messages, _ in client.requests] == [[turns[0]]]
+    monkeypatch.setattr(chat.sys, "stdin", Piped("one".encode("utf-16")))
+    with pytest.raises(InvalidRequest, match="line 1 of standard input is UTF-16 text"):
+        chat._lines(connected(client), "m", [], {})  # type: ignore[arg-type]
     monkeypatch.setattr(chat.sys, "stdin", Piped(b"one\n\xff\n"))
     with pytest.raises(InvalidRequest, match="line 2 of standard input"):
         chat._lines(connected(client), "m", [], {})  # type: ignore[arg-type]
@@ -422,6 +450,38 @@ def test_rm_names_the_aliases_that_it_removes(
         "aliases": [*aliases],
         "unloaded": [],
     }
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_rm_unloads_the_deleted_models_and_adapters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, as_json: bool
+) -> None:
+    from localllm.app.store import hub
+
+    class Daemon(FakeClient):
+        async def adapters(self) -> list[AdapterEntry]:
+            paths = {"mine": tmp_path / "lora", "other": Path("/other")}
+            return [
+                AdapterEntry(id=0, name=name, model="guide", path=str(path), scale=0.0, pinned=False)
+                for name, path in paths.items()
+            ]
+
+        async def unload_adapter(self, name: str, model: str) -> None:
+            self.requests.append((name, model))
+
+    (tmp_path / "model").mkdir()
+    model = str(write_model(tmp_path / "model"))
+    client = Daemon(models=[structs.replace(READY, id=model), structs.replace(READY, id="guide")])
+    connecting(monkeypatch, client)
+    order: list[str] = []
+    plan = hub.Removal("m", 10, lambda: order.extend(map(str, client.requests)), folders=(tmp_path,))
+    monkeypatch.setattr(hub, "plan_removal", lambda name: plan)
+    assert models.remove("m", False, True, as_json) == 0
+    assert client.requests == [("mine", "guide"), model]
+    assert len(order) == 2, "the files are deleted after the unload"
+    printed = capsys.readouterr()
+    assert f"{model} is loaded; the deletion unloads it\nguide:mine is loaded" in printed.err
+    assert not as_json or json.loads(printed.out)["unloaded"] == [model, "guide:mine"]
 
 
 def test_config_hides_the_api_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -395,6 +395,9 @@ def test_alias_command_adds_lists_and_removes(capsys: pytest.CaptureFixture[str]
             store.alias(name, model, False, False)
     store.alias("tiny", None, True, False)
     assert preferences.read().aliases == {}
+    for name, model in ((None, None), ("a", "guide")):
+        with pytest.raises(InvalidRequest, match="--rm takes the name of one alias"):
+            store.alias(name, model, True, False)
     with pytest.raises(ModelNotFound, match="is not an alias"):
         store.alias("tiny", None, True, False)
     store.alias("later", "org/later", False, False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +13,7 @@ import pytest
 from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
-from localllm.app.store import adapter_refs, cache, listing, prune
+from localllm.app.store import adapter_refs, architectures, cache, listing, prune, tokenizer_check
 from localllm.app.store.importing import import_model
 from localllm.app.store.names import repo_folder
 from localllm.app.store.transfer import lock
@@ -105,6 +107,55 @@ def test_import_says_if_it_links_or_copies(tiny: Path, capsys: pytest.CaptureFix
     assert f"(links to {tiny})" in capsys.readouterr().err
     assert main(["import", str(tiny), "--name", "two", "--copy"]) == 0
     assert "(copies of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"{", b'{"model": {"type": "BPE", "vocab": {}}}'])
+def test_broken_tokenizer_is_not_ready(tiny: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    (tiny / "tokenizer.json").write_bytes(content)
+    assert main(["import", str(tiny)]) == ModelUnusable.exit_code
+    assert "tokenizer.json is not a valid tokenizer" in capsys.readouterr().err
+    assert main(["inspect", str(tiny), "--json"]) == ModelUnusable.exit_code
+    [problem] = json.loads(capsys.readouterr().out)["problems"]
+    assert main(["show", str(tiny), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["problems"] == [problem]
+
+
+def test_list_remembers_a_broken_tokenizer(tiny: Path) -> None:
+    assert main(["import", str(tiny)]) == 0
+    (tiny / "tokenizer.json").write_text("{}")
+    assert {model.id: model.problem for model in listing.listed()}["local/tiny"] == "", "no process has opened it"
+    assert main(["show", "local/tiny"]) == 0
+    assert "tokenizer.json" in {model.id: model.problem for model in listing.listed()}["local/tiny"]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("import time; time.sleep(9)", "was not opened within 0.5 s"),
+        ("import os; os.abort()", "the process ended with -6"),
+    ],
+)
+def test_process_that_opens_a_tokenizer_may_fail(
+    tiny: Path, script: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer_check, "SECONDS", 0.5 if "sleep" in script else 60)
+    with monkeypatch.context() as failing:
+        failing.setattr(tokenizer_check, "OPENS", (sys.executable, "-S", "-c", script))
+        assert words in tokenizer_check.problem(tiny)
+    monkeypatch.setattr(tokenizer_check, "SECONDS", 60)
+    assert tokenizer_check.problem(tiny) == "", "the failure is not remembered"
+
+
+def test_gguf_model_without_llama_cpp_is_not_ready(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import json; print(json.dumps([['', 'llama-cpp-python is not installed: make it', 'make it']]))"
+    monkeypatch.setattr(architectures, "ACCEPTS", (sys.executable, "-c", script))
+    (tmp_path / "m.gguf").write_bytes(gguf_model(TINY))
+    assert main(["import", str(tmp_path / "m.gguf")]) == 0
+    errors = capsys.readouterr().err
+    assert "it cannot be used: llama-cpp-python is not installed: make it" in errors
+    assert "ready" not in errors
 
 
 @pytest.mark.parametrize("name", ["/tmp/m.gguf", "a b", "a:Q8_0", "a@b", "..", "a--b"])

@@ -51,6 +51,12 @@ def test_prune_deletes_only_what_nothing_uses(blobs: Path) -> None:
     assert prune.find_unused() == []
 
 
+def test_prune_names_the_command_that_deletes_what_it_shows(blobs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for everything, command in ((False, "localllm prune --yes"), (True, "localllm prune --all --yes")):
+        store.prune(True, False, everything, False)
+        assert f"; {command} deletes these files" in capsys.readouterr().err
+
+
 def test_prune_of_a_read_only_cache_is_an_error_of_the_cache(blobs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
