@@ -286,7 +286,8 @@ def _set_alias(name: str, model: str) -> None:
     if isinstance(target, HubName) and target.file:
         text = model  # an address: the name of the repository does not select the file
     if is_path(text):
-        stored.resolve(text)  # raises ModelNotFound for a folder without a model and without an adapter
+        if resolved.find(text, allow_path=True).kind != "adapter":
+            cache.resolve(text, allow_path=True)  # raises ModelNotFound for a folder without a model
     elif resolved.find(text).kind == "missing":
         if catalog.expand(target) is None:  # a name that pull refuses
             raise ModelNotFound(f"model {text[:200]!r} is not on this machine", hint=cache.hint(text), param="model")

@@ -102,7 +102,7 @@ def test_question_without_yes_changes_nothing(hub: Hub, keys: bytes, code: int |
 
 def test_questions_have_the_size_and_yes_carries_them_out(hub: Hub) -> None:
     code, screen = answer(["pull", "org/m"], b"\n")
-    assert (code, "Download 293.7 KiB?" in screen) == (0, True)
+    assert (code, "Download 293.8 KiB?" in screen) == (0, True)
     assert cache.find("org/m") is not None
     code, screen = answer(["rm", "org/m"], b"y\n")
     assert (code, "Delete org/m and free 293." in screen) == (0, True)
