@@ -64,7 +64,7 @@ def merge(folder: Path) -> Merged:
         _add(rust, names)
     else:
         rust = _build(name, rust, files, names)
-    warnings = _warnings(name, rust, files, names, splits=_pieces(rust) == pieces)
+    warnings = _warnings(name, rust, files, names, splits=_ids(rust, _pieces(rust)) == _ids(rust, pieces))
     mistral_regex.correct(rust, files)
     rust.encode_special_tokens = files.config.get("split_special_tokens") is True
     named = {text for text in names.all_texts if text not in declared and is_ordinary(text)}
@@ -117,7 +117,7 @@ def _build(name: str, stored: RustTokenizer, files: SideFiles, names: Names) -> 
 
 
 def _warnings(name: str, rust: RustTokenizer, files: SideFiles, names: Names, *, splits: bool) -> Iterator[str]:
-    """`splits`: whether the tokenizer splits a text as tokenizer.json does."""
+    """`splits`: whether the tokenizer splits a sample as tokenizer.json does."""
     if not splits:
         yield (
             f"tokenizer_class {name} splits words otherwise than tokenizer.json; localllm does as transformers: "
@@ -136,6 +136,10 @@ def _pieces(rust: RustTokenizer) -> list[str]:
     return [piece for piece, _ in rust.pre_tokenizer.pre_tokenize_str(text)] if rust.pre_tokenizer else [text]
 
 
+def _ids(rust: RustTokenizer, pieces: list[str]) -> list[int]:
+    return [token.id for piece in pieces for token in rust.model.tokenize(piece)]
+
+
 def _add(rust: RustTokenizer, names: Names) -> None:
     """Add the tokens that the tokenizer lacks. Those that it has get the flags of the side files."""
     values: list[str | AddedToken] = [token for _, token in sorted(names.table.items())]
@@ -144,8 +148,9 @@ def _add(rust: RustTokenizer, names: Names) -> None:
         if str(value) not in texts and value not in values:
             values.append(value)
     tokens = list(map(_as_token, values))
+    named = set(names.texts.values())
     for token in tokens:
-        token.special |= token.content in names.texts.values()
+        token.special |= token.content in named
     rust.add_tokens(tokens)
 
 
