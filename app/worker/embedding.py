@@ -96,6 +96,8 @@ def _prompt(text: str | list[int], pooling: Pooling, model: OpenModel) -> Prompt
         prompt = model.prompts.from_text(pooling.prompt + text, context=context, where="input")
         if not prompt.ids:
             raise InvalidRequest("input: a text must have at least one token", param="input")
+        # files may name special tokens that the model has no embedding for
+        check_token_ids("input", prompt.ids, model.runner.spec.vocab_size)
         return prompt
     if pooling.prompt:
         raise InvalidRequest(

@@ -42,6 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_embedder(tmp_path_factory.mktemp("tiny") / "model", tied=False, context=CONTEXT)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"matryoshka_dimensions": [8, 16]}))
+    file = folder / "tokenizer_config.json"
+    more = {"additional_special_tokens": [f"<|more{index}|>" for index in range(VOCAB)]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | more))
     return folder
 
 
@@ -117,6 +120,13 @@ def test_token_ids(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.encode("hello fox", add_special_tokens=True)
     expected, actual = worker.generate(embed("hello fox"), embed(ids))
     np.testing.assert_array_equal(vector_of(actual), vector_of(expected))
+
+
+def test_a_special_token_that_has_no_embedding_is_refused(worker: WorkerProcess) -> None:
+    """The files of a fine-tune name special tokens, and its weights are those of the base model."""
+    fault = refused(worker, "hello <|more511|>")
+    assert (fault.code, fault.param) == ("invalid_request", "input")
+    assert f"is not in the model's vocabulary of {VOCAB}" in fault.message
 
 
 def test_token_ids_of_another_tokenizer_are_refused(worker: WorkerProcess) -> None:
