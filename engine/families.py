@@ -45,7 +45,7 @@ class Family:
     rope: Mapping[str, Any] | None = None  # default of rope_parameters
     query_scaling: bool = False  # whether rope_parameters has llama_4_scaling_beta
     rotary_share: float = 1.0  # default of partial_rotary_factor
-    rope_kinds: tuple[str, ...] = ("default", "linear", "llama3", "yarn", "longrope")
+    rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
     longrope_names: tuple[str, ...] = ()  # older names of longrope in files of this architecture
     original_positions: int = 0  # default of original_max_position_embeddings; 0: no default
     query_scalar: int = 0  # default of query_pre_attn_scalar; 0: equal to head_dim

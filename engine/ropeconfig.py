@@ -127,6 +127,11 @@ def _rope(fields: Fields, family: Family, table: Fields, theta: float, head_dim:
     rope = Rope("default", theta, _rotary_dim(fields, family, table, kind, head_dim))
     if kind == "default":
         return rope
+    if kind == "dynamic":
+        table.number("factor", 1e-3, 1e6)
+        context = f"within the context of {positions} tokens, which localllm does not extend"
+        table.warn(table.either("rope_type", "type"), f"without effect {context}")
+        return rope
     original = _original_positions(fields, family, table, positions)
     return _SCALED_ROPES[kind](rope, table, original, positions)
 

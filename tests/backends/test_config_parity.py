@@ -138,6 +138,18 @@ SAME: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
             "rope_local_base_freq": "1e4",
         },
     ),
+    "llama-dynamic": ("llama", {}, {"rope_parameters": GONE, "rope_scaling": {"type": "dynamic", "factor": 4.0}}),
+    "qwen3-dynamic": ("qwen3", {}, {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 99.0}}),
+    "glm4-dynamic": (
+        "glm4",
+        GLM,
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "partial_rotary_factor": 0.25}},
+    ),
+    "gemma3-dynamic": (
+        "gemma3_text",
+        GEMMA,
+        {"rope_parameters": {"full_attention": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 99.0}}},
+    ),
     "llama-swish": ("llama", {}, {"hidden_act": "swish"}),
     "llama-gelu-new": ("llama", {}, {"hidden_act": "gelu_new"}),
     "llama-gelu-fast": ("llama", {}, {"hidden_act": "gelu_fast"}),
