@@ -108,7 +108,7 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
 
 def _show_result(model: cache.ModelRef, as_json: bool) -> None:
     if as_json:
-        _event("complete", model=model.id, path=str(model.path), size=model.size)
+        _event("complete", model=model.id, path=str(model.path), size=model.size, **resolved.use_of(model))
         return
     say(resolved.outcome(model, size(model.size)))
 

@@ -243,7 +243,8 @@ def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
     with file_bar(copy and not as_json and sys.stderr.isatty()) as show:
         model = import_model(Path(path), name, copy=copy, progress=show)
     if as_json:
-        print_json({"id": model.id, "path": str(model.path), "size": model.size, "copied": copy}, indent=None)
+        facts = {"id": model.id, "path": str(model.path), "size": model.size, "copied": copy}
+        print_json(facts | resolved.use_of(model), indent=None)
         return 0
     files = f"copies of {size(model.size)}" if copy else f"links to {Path(path).expanduser().absolute()}"
     say(resolved.outcome(model, files))

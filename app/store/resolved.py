@@ -113,9 +113,19 @@ def outcome(ref: ModelRef, files: str) -> str:
 
     `files`: their size, for example.
     """
-    if problems := listing.problems_of(ref):
-        return f"{ref.id} is in {ref.path} ({files}); it cannot be used: {problems[0]}"
+    if problem := use_of(ref)["problem"]:
+        return f"{ref.id} is in {ref.path} ({files}); it cannot be used: {problem}"
     return f"{ref.id} is ready ({files}); {_next_step(ref)}"
+
+
+def use_of(ref: ModelRef) -> dict[str, str | None]:
+    """The same facts for JSON. `purpose`: None for an adapter; `problem`: None for files that can be used."""
+    is_model = cache.is_complete(ref.path)
+    problems = listing.problems_of(ref)
+    return {
+        "purpose": listing.purpose(ref.path) if is_model else None,
+        "problem": problems[0] if problems else None,
+    }
 
 
 def _next_step(ref: ModelRef) -> str:

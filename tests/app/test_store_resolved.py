@@ -216,6 +216,10 @@ def test_pull_and_import_name_the_use(name: str, words: str, files: Path, capsys
     source = files / name.partition("/")[2]
     assert main(["import", str(source / "m.gguf" if "GGUF" in name else source), "--name", "x"]) == 0
     assert words.replace(name, "local/x") in capsys.readouterr().err
+    assert main(["pull", name, "--json"]) == 0
+    pulled = json.loads(capsys.readouterr().out)
+    expected = None if "lora" in name else {"b": "base", "c": "chat", "e": "embedding"}[name[4]]
+    assert (pulled["purpose"], pulled["problem"]) == (expected, None)
 
 
 @pytest.mark.usefixtures("kinds")
