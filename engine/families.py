@@ -56,7 +56,7 @@ class Family:
     eos_of_null: bool = False  # whether null for eos_token_id means `eos`; else it means that there are none
     moe: MoeFamily | None = None  # None: the architecture has no experts
     latent: LatentFamily | None = None  # None: the architecture has heads of keys and values
-    predicts: bool = False  # whether files may have layers after the last one, which predict several tokens at a time
+    predicts: bool = False  # whether files may have a layer after the last one, which predicts several tokens at a time
 
 
 # Only the architectures that list these fields in `optional` read them; the others ignore any value.

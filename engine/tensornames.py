@@ -78,15 +78,16 @@ def _is_extra(name: str, num_layers: int) -> bool:
 
 def unused_warnings(names: Iterable[str], config: ModelConfig) -> list[str]:
     """Warnings about the tensors that decoder_tensors leaves out of `names`. Buffers that the model computes need none.
-    Nor do the layers after the last one in an architecture where they predict several tokens at a time."""
+    Nor does the layer after the last one in an architecture where it predicts several tokens at a time."""
     if config.model_type not in FAMILIES:
         return []
     layers = config.num_layers
     others = sorted(name for name in names if _is_unused(name, layers) and not _DERIVED.search(name))
-    extra = [name for name in others if _is_extra(name, layers)]
+    predicting = layers + 1 if FAMILIES[config.model_type].predicts else layers
+    extra = [name for name in others if _is_extra(name, predicting)]
     others = [name for name in others if not _is_extra(name, layers)]
     warnings = []
-    if extra and not FAMILIES[config.model_type].predicts:
+    if extra:
         warnings.append(f"{listed(extra)}: not used, because num_hidden_layers is {layers}")
     if others:
         warnings.append(f"{listed(others)}: not used, because the decoder of {config.model_type} has no such tensor")
