@@ -23,8 +23,6 @@ from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.norm import Norm
 
-from ..waiting import wait_until
-
 PLAIN = Ops()
 
 
@@ -260,6 +258,8 @@ def test_mark_of_a_crash_is_deleted_without_tests(tmp_path: Path) -> None:
 
 
 def test_mark_of_a_running_process_is_no_crash(tmp_path: Path) -> None:
+    from ..waiting import wait_until  # other processes import this file without its package
+
     testing = start_of(f"Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(60)", tmp_path / "found", 60.0)
     try:
         wait_until(lambda: (tmp_path / "begun").exists() or testing.poll() is not None)
