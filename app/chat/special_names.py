@@ -82,6 +82,7 @@ def read_names(
         flagged = [*older.values(), *stored.values()]
     standard = _standard(values, {token.content: token for token in flagged}, defaults)
     extra = values[_EXTRA] if _EXTRA in values else values.get(_ADDITIONAL)
+    _check_extra(extra)
     if isinstance(extra, dict):
         own, extra = extra | own, None
     ours = {name: value for name, value in defaults.items() if _is_own(name)}

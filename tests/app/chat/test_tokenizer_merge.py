@@ -298,6 +298,9 @@ REFUSED = {
     "extra_special_tokens must be a list of tokens,": files(
         "llama", {}, special_tokens_map={"extra_special_tokens": 5}
     ),
+    "extra_special_tokens must be a list of tokens, or": files(
+        "llama", {}, special_tokens_map={"additional_special_tokens": entry("<a>")}
+    ),
     "half of a surrogate pair": files("llama", {"eos_token": "\ud800"}),
     "'99999999999' must be the id": files("llama", {"added_tokens_decoder": {"9" * 11: entry("<a>")}}),
     "pad_token: Object missing required field `content`": files("llama", {"pad_token": {"__type": "AddedToken"}}),
