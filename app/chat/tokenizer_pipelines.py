@@ -37,7 +37,6 @@ class Pipeline:
     named: Mapping[str, str | None]  # special tokens by name, where tokenizer_config.json has no value
     # Tokens around a raw prompt: as in tokenizer.json, none, or bos_token before it.
     around: Literal["stored", "none", "bos"] = "stored"
-    adds_extra: bool = False  # whether the named tokens of `named` are extra special tokens, too
     # How all special tokens are added once more: with the flags of plain ones, or as they are.
     again: Literal["", "plain", "special"] = ""
     # Whether this is a sentencepiece class: characters that are no token become tokens of bytes, a space is ▁, not Ġ.
@@ -137,7 +136,6 @@ PIPELINES: Mapping[str, Pipeline] = MappingProxyType(
             _code_llama,
             _LLAMA_NAMED | _INFILLING,
             around="bos",
-            adds_extra=True,
             has_bytes=True,
             has_unknown=True,
         ),
