@@ -140,6 +140,10 @@ class WorkerDied(AppError, exit_code=7, status=500, type="server_error", code="w
     """The worker process ended. Its requests end; the next request starts a new process."""
 
 
+class InstallFailed(AppError, exit_code=5, status=500, type="server_error", code="install_failed"):
+    """The command that installs a package has failed. The hint has the last lines of its output."""
+
+
 class DaemonUnreachable(AppError, exit_code=8, status=503, type="server_error", code="daemon_unreachable"):
     pass
 

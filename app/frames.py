@@ -181,6 +181,7 @@ class ModelInfo(Frame):
     step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
     unapplied: tuple[str, ...] = ()  # names of settings of all models that this model does not have
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
+    sampling: dict[str, float] = {}  # default of each sampling parameter that has one
 
 
 class Loaded(Frame):

@@ -51,6 +51,7 @@ class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
     idle: float = 0.0  # seconds since the last request ended
     unload_in: float | None = None  # seconds until the model is unloaded; None: it stays loaded, or has requests
     warnings: tuple[str, ...] = ()  # shown to the user, e.g. that the CUDA kernels are not built
+    sampling: dict[str, float] = {}  # default of each sampling parameter that has one
     options: tuple[str, ...] = ()  # load options that differ from the settings, such as "--quant int8"
     kept: bool = False  # reply to a load with `exact`: the model is busy and keeps other options than requested
 
@@ -309,6 +310,20 @@ class FileProgress(msgspec.Struct, frozen=True):
     file: str  # the file that is read now
     done: int  # bytes of all files that have been read
     total: int  # bytes of all files
+
+
+class InstallProgress(msgspec.Struct, frozen=True):
+    """An event of POST /admin/install: a line of the output, and the steps of the compiler."""
+
+    line: str
+    done: int = 0
+    total: int = 0  # 0: this line has no step
+
+
+class Installed(msgspec.Struct, frozen=True):
+    """The last event of POST /admin/install."""
+
+    package: str
 
 
 class FileVerdict(msgspec.Struct, frozen=True):

@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from .. import config
 from ..errors import ConfigError, Forbidden, InvalidRequest
-from ..store import preferences, stored
+from ..store import listing, preferences, stored
+from ..store.installing import install
 from ..store.names import is_path
 from . import commands
 from .admin import (
@@ -21,6 +22,8 @@ from .admin import (
     FitBody,
     ImportBody,
     Imported,
+    Installed,
+    InstallProgress,
     ModelBody,
     PruneBody,
     SearchBody,
@@ -51,6 +54,7 @@ class StoreCommands:
         self.hub_places = Places("inspect or search models", running=RUNNING, waiting=WAITING)
         self.places = Places("show or change models", running=RUNNING, waiting=WAITING)
         self.file_work = FileWork()
+        self.install_places = Places("install llama.cpp", running=1, waiting=0)
 
     def routes(self) -> list[tuple[tuple[str, str], Endpoint]]:
         """Method and path, and the handler."""
@@ -62,6 +66,7 @@ class StoreCommands:
             (("POST", "/admin/verify"), self.verify),
             (("POST", "/admin/prune"), self.prune),
             (("POST", "/admin/import"), self.import_),
+            (("POST", "/admin/install"), self.install),
             (("POST", "/admin/alias"), self.alias),
             (("GET", "/admin/aliases"), self.aliases),
             (("POST", "/admin/settings"), self.configure),
@@ -155,6 +160,23 @@ class StoreCommands:
 
         async def work(report: Report) -> Imported:
             return await self.file_work.run(lambda progress: import_folder(body, progress), report)
+
+        return EventStream(work)
+
+    async def install(self, request: Request) -> Response:
+        """POST /admin/install: install llama.cpp, until the client disconnects.
+
+        The reply is server-sent events: InstallProgress, then Installed or an error.
+        """
+        if not is_local(request.scope):
+            raise Forbidden("only clients on the unix socket may install a package")
+        self.install_places.check()
+
+        async def work(report: Report) -> Installed:
+            async with self.install_places.enter():
+                await install(lambda *progress: report(InstallProgress(*progress)))
+                await asyncio.to_thread(listing.listed, wait=True)  # asks the backends about the GGUF models again
+            return Installed("llama.cpp")
 
         return EventStream(work)
 

@@ -16,6 +16,11 @@ NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetiti
 BAN = -100.0  # the logit_bias of a token that an answer must not have, as in OpenAI's API
 
 
+def defaults(recommended: Mapping[str, float]) -> dict[str, float]:
+    """The values of the parameters that a request omits. `recommended`: those of the model (ModelFiles.generation)."""
+    return NEUTRAL | {name: recommended[name] for name in NEUTRAL if name in recommended}
+
+
 def sampling_of(
     frame: Generate, recommended: Mapping[str, float], suppressed: Iterable[int] = (), *, seed: int, vocab_size: int
 ) -> Sampling:
@@ -26,7 +31,7 @@ def sampling_of(
     vocabulary.
     """
     check_token_ids("logit_bias", frame.logit_bias, vocab_size)
-    values: dict[str, Any] = NEUTRAL | {name: recommended[name] for name in NEUTRAL if name in recommended}
+    values: dict[str, Any] = defaults(recommended)
     for name in NEUTRAL:
         requested = getattr(frame, name)
         if requested is not None:

@@ -9,7 +9,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...engine.quantization import Quant
-from ..api.admin import Catalog, FileProgress, Imported, ModelFacts, Pruning, SearchResult, Verification
+from ..api.admin import (
+    Catalog,
+    FileProgress,
+    Imported,
+    Installed,
+    InstallProgress,
+    ModelFacts,
+    Pruning,
+    SearchResult,
+    Verification,
+)
 from ..errors import DaemonUnreachable
 from ..store.fitting import Fit
 from ..store.inspection import Inspection
@@ -18,6 +28,7 @@ from .transport import Transport, absolute, full_name
 
 OnFile = Callable[[FileProgress], None]
 Result = TypeVar("Result")
+Progress = TypeVar("Progress")
 
 
 class StoreCalls(Transport):
@@ -64,7 +75,7 @@ class StoreCalls(Transport):
 
     async def verify(self, model: str, *, on_progress: OnFile | None = None) -> Verification:
         """Compare every file of a model with its hash. A cancelled call ends the work in the daemon."""
-        return await self._work("/admin/verify", {"model": full_name(model)}, Verification, on_progress)
+        return await self._work("/admin/verify", {"model": full_name(model)}, Verification, on_progress, FileProgress)
 
     async def prune(self, *, dry_run: bool = True, everything: bool = False) -> Pruning:
         """List the files in the cache that no model uses; without `dry_run`, delete them."""
@@ -76,7 +87,11 @@ class StoreCalls(Transport):
     ) -> Imported:
         """Add a model folder to the store. A cancelled call ends the work in the daemon."""
         body = {"path": absolute(path), "name": name, "copy": copy}
-        return await self._work("/admin/import", body, Imported, on_progress)
+        return await self._work("/admin/import", body, Imported, on_progress, FileProgress)
+
+    async def install_llamacpp(self, *, on_progress: Callable[[InstallProgress], None] | None = None) -> Installed:
+        """Install llama.cpp for GGUF models. A cancelled call ends the installation. Raises InstallFailed."""
+        return await self._work("/admin/install", {}, Installed, on_progress, InstallProgress)
 
     async def aliases(self) -> dict[str, str]:
         """Alias -> name of a model."""
@@ -92,12 +107,19 @@ class StoreCalls(Transport):
         reply = await self._post("/admin/settings", {"model": full_name(model), "changes": changes})
         return msgspec.json.decode(reply, type=dict[str, Any])
 
-    async def _work(self, path: str, body: dict[str, Any], kind: type[Result], on_progress: OnFile | None) -> Result:
+    async def _work(
+        self,
+        path: str,
+        body: dict[str, Any],
+        kind: type[Result],
+        on_progress: Callable[[Progress], None] | None,
+        progress: type[Progress],
+    ) -> Result:
         """The last event of some work, after its events of progress."""
         async with aclosing(self._events(path, body)) as events:
             async for event in events:
                 if "done" not in event:
                     return msgspec.convert(event, kind)
                 if on_progress is not None:
-                    on_progress(msgspec.convert(event, FileProgress))
+                    on_progress(msgspec.convert(event, progress))
         raise DaemonUnreachable("the daemon stopped before the end of the work")

@@ -30,5 +30,6 @@ def describe(worker: WorkerProcess, stats: Stats | None, idle_limit: float, opti
         idle=worker.idle,
         unload_in=max(idle_limit - worker.idle, 0.0) if idle_limit and not worker.unfinished else None,
         warnings=info.warnings,
+        sampling=info.sampling,
         options=options,
     )

@@ -10,7 +10,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import OptionList, Static
 from textual.widgets.option_list import Option
 
@@ -20,6 +19,7 @@ from ..sizes import size
 from . import selection
 from .ask import AskScreen
 from .connection import Connection
+from .dialog import Dialog, ask
 from .text import explain, one_line, visible
 
 STEP = 0.1  # change of the scale by one key press
@@ -62,7 +62,7 @@ class Adapters(OptionList):
     ]
 
 
-class AdapterScreen(ModalScreen[Choice | None]):
+class AdapterScreen(Dialog[Choice | None]):
     """Lists the adapters of a model. Returns the user's choice, or None if the user cancels."""
 
     BINDINGS = [("escape,f5", "dismiss(None)", "Close")]
@@ -180,7 +180,7 @@ class AdapterScreen(ModalScreen[Choice | None]):
             self.action_scale(0)  # says the reason
             return
         value = f"{self._scales.get(row.name, 1.0):g}"
-        typed = await self.app.push_screen_wait(AskScreen(f"Scale of {row.name}", value))
+        typed = await ask(self, AskScreen(f"Scale of {row.name}", value))
         if typed is None:
             return
         try:
@@ -192,7 +192,7 @@ class AdapterScreen(ModalScreen[Choice | None]):
 
     @work
     async def action_load_folder(self) -> None:
-        typed = await self.app.push_screen_wait(AskScreen("Folder of the adapter, or org/repo of a downloaded one"))
+        typed = await ask(self, AskScreen("Folder of the adapter, or org/repo of a downloaded one"))
         if typed is None:
             return
         path = folder_path(typed)

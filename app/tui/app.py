@@ -12,7 +12,10 @@ from pathlib import Path
 
 from textual.app import App, SystemCommand
 from textual.binding import Binding
+from textual.command import Provider
 from textual.screen import Screen
+from textual.system_commands import SystemCommandsProvider
+from textual.theme import ThemeProvider
 
 from .. import paths
 from ..client import NO_FLAGS, LoadFlags
@@ -24,7 +27,9 @@ from .connection import Connect, Connection
 from .conversation import Conversation
 from .history.recorder import Recorder
 from .history.store import Store
+from .palette import Palette, finder
 
+FIND = "Find a command, a model, an adapter or a chat…"
 QUIT_SECONDS = 3.0  # maximum wait for the last save when the user quits
 
 
@@ -57,6 +62,7 @@ class ChatApp(App[int]):
         self._recorder = Recorder(store)
         self._clock = clock
         self._interrupt_time = -1e9
+        self._is_quitting = False
         self._chat = ChatScreen(self._connection, self._recorder, conversation, clock, folder or Path.cwd())
 
     async def on_mount(self) -> None:
@@ -93,13 +99,17 @@ class ChatApp(App[int]):
             pass  # the user has quit, and action_quit has saved the conversation
 
     async def action_quit(self) -> None:
-        """Quit. A running answer is cancelled and its text is saved."""
+        """Quit. A running answer is cancelled and its text is saved. Does nothing if the application quits already."""
+        if self._is_quitting:
+            return
+        self._is_quitting = True
         try:
             async with asyncio.timeout(QUIT_SECONDS):
                 await self._chat.stop()
                 await self._chat.save()
         except TimeoutError:
             pass  # a slow disk must not block quitting
+        self._connection.on_change = lambda: None  # the screens close now
         self.exit(0)
 
     async def action_interrupt(self) -> None:
@@ -114,7 +124,16 @@ class ChatApp(App[int]):
 
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for command in commands.COMMANDS:
-            if command.name != "theme":
+            if command.name != "theme" and (screen is self._chat or command.name == "quit"):
                 call = commands.Call(command.name, "")
                 yield SystemCommand(command.name.capitalize(), command.sentence, partial(self._chat.execute, call))
         yield SystemCommand("Theme", "Change the colours.", self.action_change_theme)
+
+    def action_command_palette(self) -> None:
+        if not isinstance(self.screen, Palette):
+            providers: list[type[Provider]] = [SystemCommandsProvider, finder(self._chat)]
+            self.push_screen(Palette(providers, placeholder=FIND, id="--command-palette"))
+
+    def search_themes(self) -> None:
+        if not isinstance(self.screen, Palette):
+            self.push_screen(Palette(providers=[ThemeProvider], placeholder="Search for themes…"))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
+from .dialog import Dialog
 from .text import one_line
 
 MAX_QUESTION = 300  # characters
 
 
-class AskScreen(ModalScreen[str | None]):
+class AskScreen(Dialog[str | None]):
     """Asks for one line. Returns the line, or None if the user cancels or enters nothing.
 
     `allows_empty`: an empty line is an answer.
@@ -39,7 +39,7 @@ class AskScreen(ModalScreen[str | None]):
         self.dismiss(text if text or self._allows_empty else None)
 
 
-class ConfirmScreen(ModalScreen[bool]):
+class ConfirmScreen(Dialog[bool]):
     """Asks a question. Returns True for yes."""
 
     BINDINGS = [("y", "dismiss(True)", "Yes"), ("n,escape", "dismiss(False)", "No")]

@@ -14,6 +14,7 @@ from .text import one_line
 
 Connect = Callable[..., Awaitable[Client]]
 Result = TypeVar("Result")
+LOST = "not connected"  # there is no daemon
 
 
 class Connection:
@@ -55,7 +56,7 @@ class Connection:
         try:
             client = await self._connect(self._settings, start=True, on_status=self._show_state)
         except AppError:
-            self._show_state("no daemon")
+            self._show_state(LOST)
             raise
         self._show_state("ready")
         return client
@@ -74,7 +75,7 @@ class Connection:
             self.lost(error)
             raise
         options = " ".join(info.options) or "its settings"
-        self._show_state(f"busy, keeps {options}" if info.kept else "ready")
+        self._show_state(f"ready, still with {options}" if info.kept else "ready")
         if info.pid not in processes:
             for warning in info.warnings:
                 self.on_warning(warning)
@@ -148,7 +149,7 @@ class Connection:
             self._client = None
         if isinstance(error, DaemonUnreachable | WorkerDied):
             self.loaded = []
-        self._show_state("no daemon" if self._client is None else "ready")
+        self._show_state(LOST if self._client is None else "ready")
 
     async def close(self) -> None:
         if self._client is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from .commands import COMMANDS, Command
+from .dialog import Dialog
 
 KEYS = (
     ("Enter", "Send"),
@@ -24,25 +24,32 @@ KEYS = (
     ("  Enter", "Expand a long message or the reasoning"),
     ("F1  F2  F3  F4  F5", "Help, models, history, settings, adapters"),
     ("Ctrl+N", "New conversation"),
-    ("Ctrl+P", "Command palette"),
+    ("Ctrl+P", "Find a command, a model, an adapter or a chat"),
     ("Tab", "Complete a command"),
     ("Ctrl+C", "Copy the selection; stop the answer; twice: quit"),
     ("Ctrl+Q", "Quit"),
 )
 MODEL_KEYS = (
-    ("Type words", "Filter the models; without a match, Enter searches the hub"),
+    ("Type letters", "Filter the models; without a match, Enter searches the hub"),
     ("Type org/repo, or a path", "Inspect a repository; add a folder of this machine"),
     ("Enter", "Use a model; inspect a model that is not on this machine"),
-    ("i", "Details: can this machine run it, how fast, files, hashes"),
-    ("d, p, c", "Download; pause or continue; cancel"),
-    ("v", "Verify the files of a model"),
-    ("s, a", "Settings of a model, such as quant and context; alias"),
-    ("x", "Delete a model or an adapter"),
-    ("f, u", "Add a folder; delete unused files and unfinished downloads"),
+    ("Ctrl+O", "Details: can this machine run it, how fast, files, hashes"),
+    ("Ctrl+D", "Download; pause or continue a download"),
+    ("Ctrl+X", "Delete a model or an adapter; cancel a download"),
+    ("Ctrl+K", "Check the files of a model"),
+    ("Ctrl+S, Ctrl+A", "Settings of a model, such as quant and context; alias"),
+    ("Ctrl+F", "Add a folder"),
+    ("Ctrl+U", "Delete unused files and unfinished downloads"),
+    ("Ctrl+L", "Install llama.cpp, which GGUF models need"),
+)
+HISTORY_KEYS = (
+    ("Type letters", "Search all messages"),
+    ("Ctrl+D, Ctrl+U", "Delete a chat; undo this within one day"),
+    ("Ctrl+R", "Rename a chat"),
 )
 
 
-class HelpScreen(ModalScreen[None]):
+class HelpScreen(Dialog[None]):
     BINDINGS = [("escape,f1,q", "dismiss", "Close")]
 
     def compose(self) -> ComposeResult:
@@ -52,6 +59,8 @@ class HelpScreen(ModalScreen[None]):
                 yield Static(_table(list(KEYS)))
                 yield Static("\nF2, the models", classes="dialog-title")
                 yield Static(_table(list(MODEL_KEYS)))
+                yield Static("\nF3, the history", classes="dialog-title")
+                yield Static(_table(list(HISTORY_KEYS)))
                 yield Static("")
                 yield Static(_table([_row(command) for command in COMMANDS]))
                 yield Static(

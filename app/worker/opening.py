@@ -15,6 +15,7 @@ from ...backends.shared_settings import Applied, choose_for, without_refused
 from ...engine.modelfiles import ModelFiles, read_model
 from ...engine.pooling import Pooling, read_pooling
 from ...engine.runner import Runner
+from ..chat import sampling
 from ..chat.grammar import GrammarCompiler
 from ..chat.prompt import PromptMaker
 from ..chat.template import TemplateRenderer
@@ -122,6 +123,7 @@ def open_model(load: Load, progress: Progress) -> OpenModel:
         step_seconds=spec.step_seconds,
         unapplied=(*chosen.unapplied, *loaded.unapplied),
         warnings=(*chosen.warnings, *loaded.warnings, *spec.warnings, *tokenizer.warnings),
+        sampling=sampling.defaults(files.generation),
     )
     return OpenModel(
         info,

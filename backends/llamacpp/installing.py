@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shlex
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..machine import cpu_flags
@@ -58,7 +60,17 @@ def install_command(device: str = "", *, again: bool = False) -> str:
     return f"CMAKE_ARGS={shlex.quote(' '.join(flags))} {shlex.join(command)}"
 
 
+def main() -> None:
+    """Become the process of the command. make also compiles for the devices of CMAKE_ARGS."""
+    os.chdir(ROOT)
+    os.execvp("sh", ["sh", "-c", repair_command(again=find_spec("llama_cpp") is not None)])
+
+
 def _compiler_flags(device: str) -> list[str]:
     """GCC 12 removes stores that AMX reads; llama.cpp then crashes in the prefill of quantised weights."""
     is_gcc = platform.system() == "Linux" and device != "Intel"
     return ["-DCMAKE_CXX_FLAGS=-fno-dse"] if is_gcc and "amx_int8" in cpu_flags() else []
+
+
+if __name__ == "__main__":
+    main()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
-
-from textual.worker import Worker, WorkerCancelled, WorkerFailed
 
 from ...errors import AppError
 from ..conversation import Conversation, Message
+from ..dialog import Work
 from .answer import Channel
 from .answer import run as run_answer
 from .compare import CompareScreen
@@ -26,41 +26,40 @@ class Answering:
     def __init__(self, screen: ChatScreen, clock: Callable[[], float]) -> None:
         self._screen = screen
         self._clock = clock
-        self._worker: Worker[None] | None = None
+        self._work: Work | None = None
         self._comparison: CompareScreen | None = None
         self.rate = 0.0
 
     @property
     def is_running(self) -> bool:
         is_comparing = self._comparison is not None and self._comparison.is_answering
-        return is_comparing or (self._worker is not None and self._worker.is_running)
+        return is_comparing or (self._work is not None and self._work.is_running)
 
     def start(self, question: Message, other_adapter: str | None) -> None:
         """Answer a question. `other_adapter`: show an answer with this adapter beside it (empty: the base model)."""
         conversation = self._screen.conversation
         answer = conversation.add("assistant", parent=question.index)
         if other_adapter is None:
-            self._worker = self._screen.run_worker(self._run(conversation, answer), group="answer")
+            self._work = Work(self._screen, partial(self._run, conversation, answer), group="answer")
             return
         other = conversation.add("assistant", parent=question.index)
         other.adapter = other_adapter
-        self._screen.run_worker(self._compare(conversation, (answer, other)))
+        self._comparison = CompareScreen(self._screen.connection, conversation, (answer, other), self._clock)
+        self._screen.run_worker(self._compare(conversation, self._comparison))
 
     def cancel(self) -> None:
         """Stop the answer of the chat screen; does not wait. A comparison has its own screen and keys."""
-        if self._worker is not None:
-            self._worker.cancel()
+        if self._work is not None:
+            self._screen.run_worker(self._work.stop())
 
     async def stop(self) -> None:
         """Stop the running answer, or both answers of a comparison, and save the text so far."""
         if self._comparison is not None:
             await self._comparison.stop()
-        if (worker := self._worker) is not None:
-            worker.cancel()
-            with suppress(WorkerCancelled, WorkerFailed):
-                await worker.wait()
+        if self._work is not None:
+            await self._work.stop()
 
-    async def _compare(self, conversation: Conversation, pair: tuple[Message, Message]) -> None:
+    async def _compare(self, conversation: Conversation, comparison: CompareScreen) -> None:
         """Show two answers side by side. The conversation goes on with the one that the user chooses."""
         screen = self._screen
 
@@ -74,24 +73,25 @@ class Answering:
                 await screen.save()
 
         await screen.save()
-        self._comparison = CompareScreen(screen.connection, conversation, pair, self._clock)
-        screen.app.push_screen(self._comparison, go_on)
+        screen.app.push_screen(comparison, go_on)
 
     async def _run(self, conversation: Conversation, answer: Message) -> None:
         screen = self._screen
         messages = screen.query_one(Messages)
+        drawing = asyncio.ensure_future(messages.show(conversation))
         try:
-            await messages.show(conversation)
+            await asyncio.shield(drawing)
             await screen.save()
             callback = self._text_callback(messages, answer)
             await run_answer(screen.connection, conversation, answer, callback, conversation.parameters)
         finally:
             answer.finish = answer.finish or "stopped"
             self.rate = 0.0
+            await drawing  # Esc may arrive before the answer has its view
             if (view := messages.view(answer)) is not None:
                 await view.end()
             await screen.save()
-            self._worker = None
+            self._work = None
             screen.update_figures()
         if answer.finish in ("stop", "length"):
             await self._refresh_figures()

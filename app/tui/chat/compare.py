@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
-from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.screen import Screen
 from textual.widgets import Static
-from textual.worker import Worker, WorkerCancelled, WorkerFailed
 
 from ..connection import Connection
 from ..conversation import Conversation, Message
+from ..dialog import ClosesOnce, Work
 from ..text import one_line, visible
 from .answer import Channel
 from .answer import run as run_answer
@@ -80,7 +77,7 @@ class Column(Vertical):
         self.query_one(".figures", Static).update(text)
 
 
-class CompareScreen(Screen[Message]):
+class CompareScreen(ClosesOnce[Message]):
     """Streams two answers at the same time. Returns the answer with which the conversation goes on."""
 
     BINDINGS = [
@@ -102,7 +99,7 @@ class CompareScreen(Screen[Message]):
         self._conversation = conversation
         self._columns = [Column(answer, clock) for answer in pair]
         self._chosen = self._columns[0]
-        self._worker: Worker[None] | None = None
+        self._work: Work | None = None
 
     def compose(self) -> ComposeResult:
         question = self._conversation.messages[self._chosen.answer.parent or 0]
@@ -113,20 +110,17 @@ class CompareScreen(Screen[Message]):
 
     def on_mount(self) -> None:
         self.action_choose(0)
-        self._worker = self._answer_both()
+        self._work = Work(self, self._answer_both, group="answer")
 
     @property
     def is_answering(self) -> bool:
-        return self._worker is not None and self._worker.is_running
+        return self._work is None or self._work.is_running
 
     async def stop(self) -> None:
         """Stop both answers; each keeps the text that it has so far."""
-        if self._worker is not None:
-            self._worker.cancel()
-            with suppress(WorkerCancelled, WorkerFailed):
-                await self._worker.wait()
+        if self._work is not None:
+            await self._work.stop()
 
-    @work
     async def _answer_both(self) -> None:
         try:
             await asyncio.gather(*map(self._answer, self._columns))

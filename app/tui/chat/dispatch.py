@@ -12,6 +12,7 @@ from .. import export, parameters, selection
 from ..adapters import AdapterScreen, Choice
 from ..commands import Call
 from ..conversation import Conversation, Message
+from ..dialog import show
 from ..help import HelpScreen
 from ..history.screen import HistoryScreen
 from ..models.screen import ModelChoice, ModelScreen
@@ -38,16 +39,9 @@ async def _model(screen: ChatScreen, name: str) -> None:
 
     async def use(choice: ModelChoice | None) -> None:
         if choice is not None:
-            screen.run_worker(_use_choice(screen, choice))
+            screen.use_model(choice.model, choice.adapter)
 
-    screen.app.push_screen(ModelScreen(screen.connection, screen.conversation.model), use)
-
-
-async def _use_choice(screen: ChatScreen, choice: ModelChoice) -> None:
-    """Load the model, then the adapter."""
-    await screen.use_model(choice.model).wait()
-    if choice.adapter and screen.conversation.model == choice.model:
-        screen.execute(Call("adapter", choice.adapter))
+    show(screen, ModelScreen(screen.connection, screen.conversation.model), use)
 
 
 async def _adapter(screen: ChatScreen, name: str) -> None:
@@ -82,9 +76,7 @@ def _show_adapters(screen: ChatScreen, compares: bool) -> None:
             await _use_adapter(screen, choice.selection)
 
     conversation = screen.conversation
-    screen.app.push_screen(
-        AdapterScreen(screen.connection, conversation.model, conversation.adapter, compares=compares), choose
-    )
+    show(screen, AdapterScreen(screen.connection, conversation.model, conversation.adapter, compares=compares), choose)
 
 
 async def _use_adapter(screen: ChatScreen, adapter: str) -> None:
@@ -113,12 +105,12 @@ async def _loaded_adapter(screen: ChatScreen, typed: str) -> str:
 async def _history(screen: ChatScreen, words: str) -> None:
     async def resume(id: str | None) -> None:
         if id is not None and id != screen.conversation.id:
-            await screen.begin(await screen.recorder.load(id))
+            screen.resume(id)
         else:
             await screen.save()
 
     await screen.save()
-    screen.app.push_screen(HistoryScreen(screen.recorder, screen.conversation, words), resume)
+    show(screen, HistoryScreen(screen.recorder, screen.conversation, words), resume)
 
 
 async def _settings(screen: ChatScreen, _: str) -> None:
@@ -129,7 +121,13 @@ async def _settings(screen: ChatScreen, _: str) -> None:
             screen.say("Saved. They apply to the next answer.")
             await screen.save()
 
-    screen.app.push_screen(SettingsScreen(screen.conversation.system, screen.conversation.parameters), save)
+    conversation = screen.conversation
+    model = conversation.model
+    connection = screen.connection
+    dialog = SettingsScreen(
+        conversation.system, conversation.parameters, model, connection.running(model), connection.context(model)
+    )
+    show(screen, dialog, save)
 
 
 async def _set(screen: ChatScreen, argument: str) -> None:
@@ -256,7 +254,7 @@ async def _theme(screen: ChatScreen, name: str) -> None:
 
 
 async def _help(screen: ChatScreen, _: str) -> None:
-    screen.app.push_screen(HelpScreen())
+    show(screen, HelpScreen())
 
 
 async def _quit(screen: ChatScreen, _: str) -> None:

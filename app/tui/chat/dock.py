@@ -1,4 +1,4 @@
-"""The bottom of the chat screen: completions, prompt box and status line."""
+"""The bottom of the chat screen: completions, prompt box, status line and keys."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from textual.widgets import TextArea
 
 from .. import commands, selection
 from ..conversation import Message
+from .footer import Footer
 from .hints import Hints
 from .prompt import Prompt
 from .status import StatusLine
@@ -34,20 +35,32 @@ class Dock(Vertical):
         yield Hints()
         yield Prompt()
         yield StatusLine()
+        yield Footer()
+
+    @property
+    def purpose(self) -> str:
+        """What Enter does with a prompt of a special purpose; empty: it is an ordinary question."""
+        if self.edited_message is not None:
+            return "sends the edited message"
+        return "asks both adapters" if self.other_adapter is not None else ""
+
+    @property
+    def has_hints(self) -> bool:
+        return self._prompt.has_hints
 
     def edit(self, message: Message) -> None:
         """Put a question into the prompt box to edit it."""
         self.leave()
         self.edited_message = message
         self._prompt.put(message.content)
-        self._announce("editing: Enter sends, Esc cancels")
+        self._announce("editing")
 
     def compare(self, first: str, other: str) -> None:
         """Use the next prompt for two answers, with the adapters `first` and `other`."""
         self.leave()
         self.other_adapter = other
         names = [selection.label(adapter) or "base model" for adapter in (first, other)]
-        self._announce(f"two answers: {names[0]} | {names[1]} · Esc cancels")
+        self._announce(f"two answers: {names[0]} | {names[1]}")
 
     def leave(self) -> bool:
         """Use the next prompt as an ordinary question again. Returns False if it is one already."""

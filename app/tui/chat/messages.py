@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from textual.app import ComposeResult
 from textual.containers import VerticalScroll
 from textual.content import Content
@@ -27,6 +29,7 @@ class Messages(VerticalScroll, can_focus=False):
         super().__init__()
         self._window = WINDOW
         self._conversation_id = ""
+        self._draw_lock = asyncio.Lock()
 
     def compose(self) -> ComposeResult:
         yield Static(id="welcome")
@@ -40,6 +43,10 @@ class Messages(VerticalScroll, can_focus=False):
 
     async def show(self, conversation: Conversation, *, more: bool = False) -> None:
         """Show the current branch of a conversation. `more` adds earlier messages. Existing views are reused."""
+        async with self._draw_lock:  # two keys may change the branch at the same time
+            await self._show(conversation, more)
+
+    async def _show(self, conversation: Conversation, more: bool) -> None:
         if conversation.id != self._conversation_id:
             self._conversation_id = conversation.id
             self._window = WINDOW

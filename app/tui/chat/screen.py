@@ -10,6 +10,7 @@ from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.screen import Screen
+from textual.widgets import TextArea
 
 from ...errors import AppError, InvalidRequest, StorageFailed
 from .. import commands, selection
@@ -21,6 +22,7 @@ from .answer import sentence
 from .answering import Answering
 from .dispatch import execute
 from .dock import Dock
+from .footer import Footer, keys
 from .header import Header
 from .message import MessageView
 from .messages import Messages
@@ -145,13 +147,25 @@ class ChatScreen(Screen[None]):
         if changed:
             self.use_model(conversation.model)
 
+    @work(exclusive=True, group="resume")
+    async def resume(self, id: str) -> None:
+        """Switch to an earlier conversation."""
+        try:
+            conversation = await self.recorder.load(id)
+        except StorageFailed as error:
+            self.say(sentence(error), severity="warning")
+            return
+        await self.begin(conversation)
+
     def edit(self, message: Message) -> None:
         """Put a question into the prompt box to edit it. Sending it adds an alternative of the question."""
         self.query_one(Dock).edit(message)
+        self.update_keys()
 
     def compare_with(self, adapter: str) -> None:
         """Ask the next prompt of the current adapter and of `adapter` (empty: the base model), side by side."""
         self.query_one(Dock).compare(self.conversation.adapter, adapter)
+        self.update_keys()
 
     @work
     async def action_alternative(self, step: int, message: Message | None = None) -> None:
@@ -170,8 +184,11 @@ class ChatScreen(Screen[None]):
         await self.save()
 
     @work(exclusive=True, group="model")
-    async def use_model(self, model: str) -> None:
-        """Load a model. The conversation uses the model as soon as it is loaded."""
+    async def use_model(self, model: str, adapter: str = "") -> None:
+        """Load a model, then an adapter of it (empty: none). The conversation uses the model as soon as it is loaded.
+
+        A later call replaces this one.
+        """
         try:
             await self.connection.use(model)
         except AppError as error:
@@ -182,6 +199,8 @@ class ChatScreen(Screen[None]):
             self.say(f"Now using {model}.{self._unset_adapter()}")
             await self.save()
         self.update_figures()
+        if adapter:
+            self.execute(commands.Call("adapter", adapter))
 
     def _unset_adapter(self) -> str:
         """Unset an adapter that the model does not have. Returns a sentence about it; empty: nothing was unset."""
@@ -287,6 +306,7 @@ class ChatScreen(Screen[None]):
         if not is_handled:
             self._answering.cancel()
         self.query_one(Prompt).focus()
+        self.update_keys()
 
     def action_scroll_messages(self, pages: int) -> None:
         messages = self.query_one(Messages)
@@ -309,7 +329,9 @@ class ChatScreen(Screen[None]):
         self.app.notify(visible(words), severity=severity, title=title, markup=False)  # type: ignore[arg-type]
 
     def update_figures(self) -> None:
-        """Update header, welcome text and status line."""
+        """Update header, welcome text and status line. Does nothing when the application ends."""
+        if not self.is_attached:
+            return
         conversation = self.conversation
         connection = self.connection
         bundled = connection.is_bundled(conversation.model)
@@ -331,8 +353,28 @@ class ChatScreen(Screen[None]):
                 answers[-1] if answers else None,
                 self._answering.rate,
                 self._unsaved,
+            ).segments()
+        )
+        self.update_keys()
+
+    def update_keys(self) -> None:
+        """Show the keys that work now."""
+        dock = self.query_one(Dock)
+        self.query_one(Footer).show(
+            keys(
+                is_answering=self.is_answering,
+                is_message=isinstance(self.focused, MessageView),
+                has_hints=dock.has_hints,
+                purpose=dock.purpose,
             )
         )
+
+    @on(TextArea.Changed)
+    def _typed(self) -> None:
+        self.update_keys()
+
+    def on_descendant_focus(self) -> None:
+        self.update_keys()
 
     def _adapter_label(self) -> str:
         """The selected adapter, or the daemon's default adapter of the model; empty: none."""

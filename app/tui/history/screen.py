@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import time
 
-from textual import events, on, work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
 from ...errors import StorageFailed
 from ..ask import AskScreen
 from ..conversation import Conversation
+from ..dialog import Dialog, ask
+from ..filtered import FilteredList, FilterLine
 from ..text import one_line
 from .recorder import Recorder
 from .store import Entry
 
-
-class Conversations(OptionList):
-    """The list of conversations, with single-letter keys."""
-
-    BINDINGS = [
-        Binding("d,delete", "screen.delete", "Delete"),
-        Binding("u", "screen.undo", "Undo"),
-        Binding("r", "screen.rename", "Rename"),
-        Binding("slash", "screen.search", "Search"),
-    ]
+KEYS = "Enter opens · type to search · Ctrl+D delete · Ctrl+U undo · Ctrl+R rename · Esc closes"
 
 
-class HistoryScreen(ModalScreen[str | None]):
+class Conversations(FilteredList):
+    """The list of conversations."""
+
+    BINDINGS = [("delete", "screen.delete", "Delete")]
+
+
+class HistoryScreen(Dialog[str | None]):
     """Lists earlier conversations. Returns the id of the one to resume, or None."""
 
-    BINDINGS = [("escape", "dismiss(None)", "Close")]
+    BINDINGS = [
+        ("escape,f3", "dismiss(None)", "Close"),
+        Binding("ctrl+d", "delete", "Delete", priority=True),
+        Binding("ctrl+u", "undo", "Undo", priority=True),
+        Binding("ctrl+r", "rename", "Rename", priority=True),
+    ]
 
     def __init__(self, recorder: Recorder, current: Conversation, words: str = "") -> None:
         super().__init__()
@@ -48,17 +51,15 @@ class HistoryScreen(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
             yield Static("Earlier conversations", classes="dialog-title")
-            line = Input(self._words, placeholder="search all messages")
-            line.cursor_blink = False
-            yield line
+            yield FilterLine(self._words, placeholder="search all messages")
             yield Conversations(markup=False)
             yield Static("", id="notice", markup=False)
-            yield Static("Enter opens · Down: the list; d delete, u undo, r rename · Esc closes", classes="keys")
+            yield Static(KEYS, classes="keys")
 
     def on_mount(self) -> None:
         self._fill(self._words)
 
-    @work(exclusive=True)
+    @work(exclusive=True, group="fill")
     async def _fill(self, words: str, highlighted: int = 0, notice: str = "") -> None:
         """Search and fill the list. Shows `notice`, or the reason why the list is empty."""
         try:
@@ -98,14 +99,6 @@ class HistoryScreen(ModalScreen[str | None]):
     def _open(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)
 
-    def on_key(self, event: events.Key) -> None:
-        if event.key == "down" and isinstance(self.focused, Input):
-            event.stop()
-            self.query_one(Conversations).focus()
-
-    def action_search(self) -> None:
-        self.query_one(Input).focus()
-
     @work
     async def action_delete(self) -> None:
         if (entry := self._highlighted()) is None:
@@ -118,9 +111,10 @@ class HistoryScreen(ModalScreen[str | None]):
         except StorageFailed as error:
             self._say(error.message)
             return
-        self._deleted.append(entry.id)
-        notice = f"Deleted “{one_line(entry.title, 30)}”. u restores it for one day."
-        self._fill(self.query_one(Input).value, self.query_one(Conversations).highlighted or 0, notice)
+        if entry.id not in self._deleted:
+            self._deleted.append(entry.id)
+        notice = f"Deleted “{one_line(entry.title, 30)}”. Ctrl+U restores it for one day."
+        self._fill(self.query_one(FilterLine).value, self.query_one(Conversations).highlighted or 0, notice)
 
     @work
     async def action_undo(self) -> None:
@@ -133,13 +127,13 @@ class HistoryScreen(ModalScreen[str | None]):
             self._say(error.message)
             return
         self._deleted.pop()
-        self._fill(self.query_one(Input).value, notice="Restored.")
+        self._fill(self.query_one(FilterLine).value, notice="Restored.")
 
     @work
     async def action_rename(self) -> None:
         if (entry := self._highlighted()) is None:
             return
-        title = await self.app.push_screen_wait(AskScreen("New title", entry.title))
+        title = await ask(self, AskScreen("New title", entry.title))
         if title:
             try:
                 await self._recorder.rename(entry.id, one_line(title))
@@ -148,7 +142,7 @@ class HistoryScreen(ModalScreen[str | None]):
                 return
             if entry.id == self._current.id:
                 self._current.title = one_line(title)
-            self._fill(self.query_one(Input).value, self.query_one(Conversations).highlighted or 0)
+            self._fill(self.query_one(FilterLine).value, self.query_one(Conversations).highlighted or 0)
 
     def _highlighted(self) -> Entry | None:
         index = self.query_one(Conversations).highlighted

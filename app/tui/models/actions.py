@@ -12,8 +12,10 @@ from ...errors import AppError
 from ...sizes import size
 from ..adapters import folder_path
 from ..ask import AskScreen, ConfirmScreen
+from ..dialog import ask
 from ..text import one_line
 from .details import DetailScreen
+from .installing import InstallScreen
 from .model_settings import ModelSettingsScreen
 from .pruning import PruneScreen
 from .work import OnFile, WorkScreen
@@ -49,6 +51,8 @@ async def _enter(screen: ModelScreen, row: Row) -> None:
     actions: dict[str, Action] = {"search": _search, "folder": _add_folder}
     if row.kind == "adapter":
         screen.say("Its base model is not on this machine. Download the base model first.")
+    elif row.lacks_llamacpp:
+        screen.say("It needs llama.cpp. Ctrl+L installs it.")
     elif row.failed:
         await _download(screen, row)
     else:
@@ -63,30 +67,22 @@ async def _download(screen: ModelScreen, row: Row) -> None:
     if row.kind in ("search", "folder"):
         await _enter(screen, row)
         return
+    if row.downloads:
+        await _change(screen, row, "resume" if row.job is not None and row.job.state == "paused" else "pause")
+        return
     if row.is_usable or row.folder is not None:
         screen.say("It is on this machine already. Enter uses it.")
         return
-    if row.downloads:
-        screen.say("This download runs already; p pauses it.")
+    if row.lacks_llamacpp:
+        screen.say("It is on this machine already. Ctrl+L installs llama.cpp, which runs it.")
         return
     await screen.connection.download(row.name)
     screen.say(f"Downloading {row.name}. The download goes on if you close this screen or localllm.")
     screen.watch_downloads(row.key, started=row.name)
 
 
-async def _pause(screen: ModelScreen, row: Row) -> None:
-    is_paused = row.job is not None and row.job.state == "paused"
-    await _change(screen, row, "resume" if is_paused else "pause")
-
-
-async def _cancel(screen: ModelScreen, row: Row) -> None:
-    await _change(screen, row, "cancel")
-
-
 async def _change(screen: ModelScreen, row: Row, action: str) -> None:
-    if not row.downloads:
-        screen.say("The highlighted model is not being downloaded.")
-        return
+    """Pause, resume or cancel a download."""
     await screen.connection.change_download(row.name, action)
     screen.say("")
     screen.fill()
@@ -101,7 +97,7 @@ async def _details(screen: ModelScreen, row: Row) -> None:
         return
     assessment = screen.assessments.get(row.name)
     detail_screen = DetailScreen(screen.connection, row, assessment, partial(screen.keep_assessment, row.name))
-    choice = await screen.app.push_screen_wait(detail_screen)
+    choice = await ask(screen, detail_screen)
     if choice == "use":
         screen.use(row)
     elif choice == "download":
@@ -126,7 +122,7 @@ def _verified(row: Row, result: Verification) -> str:
     if not result.ok:
         more = len(result.problems) - MAX_PROBLEMS
         problems = "; ".join(result.problems[:MAX_PROBLEMS]) + (f" and {more} more" if more > 0 else "")
-        remedy = "Install localllm again." if row.is_bundled else "Delete it (x) and download it again."
+        remedy = "Install localllm again." if row.is_bundled else "Delete it (Ctrl+X) and download it again."
         return f"{row.name}: {problems}. {remedy}"
     texts = []
     without_hash = sum(file.status == "unknown" for file in result.files)
@@ -147,7 +143,7 @@ async def _settings(screen: ModelScreen, row: Row) -> None:
         return
     name = row.name
     current = await screen.connection.call(lambda client: client.configure(name, {}))
-    changes = await screen.app.push_screen_wait(ModelSettingsScreen(name, current))
+    changes = await ask(screen, ModelSettingsScreen(name, current))
     if not changes:
         return
     await screen.connection.call(lambda client: client.configure(name, changes))
@@ -162,7 +158,7 @@ async def _alias(screen: ModelScreen, row: Row) -> None:
     name = row.name
     old = row.aliases[0] if row.aliases else ""
     question = f"Alias of {name}" + ("; empty: remove it" if old else "")
-    alias = await screen.app.push_screen_wait(AskScreen(question, old, allows_empty=bool(old)))
+    alias = await ask(screen, AskScreen(question, old, allows_empty=bool(old)))
     if alias is None or alias == old:
         return
     if alias:
@@ -175,10 +171,10 @@ async def _alias(screen: ModelScreen, row: Row) -> None:
 
 async def _delete(screen: ModelScreen, row: Row) -> None:
     if row.downloads:
-        screen.say("This download runs. Cancel it first (c).")
+        await _change(screen, row, "cancel")
         return
     if not row.is_local:
-        unfinished = " The key u deletes unfinished downloads." if row.job else ""
+        unfinished = " Ctrl+U deletes unfinished downloads." if row.job else ""
         screen.say(f"The highlighted model is not on this machine.{unfinished}")
         return
     if row.is_bundled or row.key == screen.current:
@@ -188,7 +184,7 @@ async def _delete(screen: ModelScreen, row: Row) -> None:
     question = f"Delete {one_line(row.name, MAX_NAME)} and free {size(row.size)}?"
     if row.aliases:
         question += f" This also removes: alias {one_line(', '.join(row.aliases), MAX_NAME)}."
-    if not await screen.app.push_screen_wait(ConfirmScreen(question)):
+    if not await ask(screen, ConfirmScreen(question)):
         return
     await screen.connection.delete(row.name)
     screen.say(f"Deleted {row.name}.")
@@ -197,11 +193,11 @@ async def _delete(screen: ModelScreen, row: Row) -> None:
 
 async def _add_folder(screen: ModelScreen, row: Row | None = None) -> None:
     """Add a model folder of this machine. The files stay in their folder."""
-    typed = row.key if row is not None else await screen.app.push_screen_wait(AskScreen("Folder of the model", "~/"))
+    typed = row.key if row is not None else await ask(screen, AskScreen("Folder of the model", "~/"))
     if typed is None:
         return
     folder = folder_path(typed)
-    name = await screen.app.push_screen_wait(AskScreen("Name in localllm: local/…", PurePath(folder).name))
+    name = await ask(screen, AskScreen("Name in localllm: local/…", PurePath(folder).name))
     if name is None:
         return
     result = await _work(screen, f"Adding {folder}", partial(_start_import, screen, folder, name))
@@ -216,15 +212,28 @@ async def _start_import(screen: ModelScreen, folder: str, name: str, on_file: On
 
 
 async def _prune(screen: ModelScreen) -> None:
-    freed = await screen.app.push_screen_wait(PruneScreen(screen.connection))
+    freed = await ask(screen, PruneScreen(screen.connection))
     if freed is not None:
         screen.say(f"Freed {size(freed)}.")
         screen.refresh_lists()
 
 
+async def _install(screen: ModelScreen) -> None:
+    """Install llama.cpp. The models that need it can then be used at once."""
+    if not any(entry.install for entry in screen.connection.entries):
+        screen.say("No model here needs llama.cpp, or it is installed.")
+        return
+    question = "Install llama.cpp? It is compiled for this machine, which takes some minutes."
+    if not await ask(screen, ConfirmScreen(question)):
+        return
+    is_installed = await ask(screen, InstallScreen(screen.connection))
+    screen.say("llama.cpp is installed." if is_installed else "llama.cpp is not installed.")
+    screen.refresh_lists()
+
+
 async def _work(screen: ModelScreen, title: str, operation: Callable[[OnFile], Awaitable[object]]) -> object:
     """The result of a long operation; None if the user cancels. Raises AppError."""
-    result = await screen.app.push_screen_wait(WorkScreen(title, operation))
+    result = await ask(screen, WorkScreen(title, operation))
     if isinstance(result, AppError):
         raise result
     if result is None:
@@ -235,12 +244,14 @@ async def _work(screen: ModelScreen, title: str, operation: Callable[[OnFile], A
 _ROW_ACTIONS: dict[str, Action] = {
     "enter": _enter,
     "download": _download,
-    "pause": _pause,
-    "cancel": _cancel,
     "details": _details,
     "verify": _verify,
     "settings": _settings,
     "alias": _alias,
     "delete": _delete,
 }
-_GLOBAL_ACTIONS: dict[str, Callable[[ModelScreen], Awaitable[None]]] = {"add_folder": _add_folder, "prune": _prune}
+_GLOBAL_ACTIONS: dict[str, Callable[[ModelScreen], Awaitable[None]]] = {
+    "add_folder": _add_folder,
+    "prune": _prune,
+    "install": _install,
+}

@@ -10,11 +10,11 @@ from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ...errors import AppError
 from ..connection import Connection
+from ..dialog import Dialog
 from ..text import explain, one_line
 from . import describe
 from .assessment import Assessment, assess, refusal
@@ -27,7 +27,7 @@ COMPUTING = "Computing the memory that it needs…"
 MAX_TEXT = 500  # characters of one line
 
 
-class DetailScreen(ModalScreen[Choice | None]):
+class DetailScreen(Dialog[Choice | None]):
     """Shows the facts about the model of a row. Returns the action that the user selects, or None."""
 
     BINDINGS = [("escape,i,q", "dismiss(None)", "Close"), ("enter", "choose", "Use or download")]

@@ -26,7 +26,7 @@ STATES = {
 }
 GATED = "needs an account"
 TYPED = {
-    "name": "Enter inspects it on the hub · d downloads it",
+    "name": "Enter inspects it on the hub · Ctrl+D downloads it",
     "folder": "Enter adds the model at this path to localllm",
     "search": "Enter asks the hub for models with these words",
 }
@@ -122,11 +122,13 @@ def tokens_text(context: int) -> str:
 def _repair(problem: str) -> str:
     """The key that repairs a model with this problem."""
     if "localllm rm " in problem:  # imported files are on no hub
-        return "x deletes it"
-    return "d continues it" if problem.endswith(" continues it") else "d downloads it again"
+        return "Ctrl+X deletes it"
+    return "Ctrl+D continues it" if problem.endswith(" continues it") else "Ctrl+D downloads it again"
 
 
 def _local_facts(row: Row, entry: ModelEntry, machine: Machine, running: LoadedModel | None) -> list[str]:
+    if entry.install:
+        return ["needs llama.cpp", *_sizes(entry)]
     if entry.problem:
         problem, _, _ = entry.problem.partition("; localllm ")  # the advice is a command; here it is a key
         return [one_line(f"cannot be used: {problem}", MAX_LENGTH), _repair(entry.problem)]
@@ -135,11 +137,15 @@ def _local_facts(row: Row, entry: ModelEntry, machine: Machine, running: LoadedM
     if row.aliases:
         texts.append(f"alias {', '.join(row.aliases)}")
     if entry.bundled:
-        return [*texts, "built-in, tiny", size_text(entry.size), tokens_text(entry.context)]
-    texts += [size_text(entry.size), tokens_text(entry.context)]
+        return [*texts, "built-in, tiny", *_sizes(entry)]
+    texts += _sizes(entry)
     if not loaded:
         texts.append(FITS[fit_of(int(entry.size * OVERHEAD), machine)])
     return [*texts, speed_text(speed_of(entry.size, machine))]
+
+
+def _sizes(entry: ModelEntry) -> list[str]:
+    return [size_text(entry.size), tokens_text(entry.context)]
 
 
 def _loaded(entry: ModelEntry, running: LoadedModel | None) -> str:

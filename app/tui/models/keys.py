@@ -1,27 +1,39 @@
-"""The line of keys at the bottom of the model screen: the keys that do something for the highlighted row."""
+"""The keys of the model screen, and the line at its bottom: the keys that do something for the highlighted row.
+
+Letters alone change the filter.
+"""
 
 from __future__ import annotations
+
+from textual.binding import Binding, BindingType
 
 from .facts import joined
 from .rows import Row
 
-LIST_KEYS = "f add folder · u unused files · / search · Esc"
-TYPING_KEYS = "↓ list with more keys · Esc"
-ENTER = {"folder": "Enter adds it", "search": "Enter searches"}
+# `priority`: the filter line has other uses for some of these keys.
+BINDINGS: list[BindingType] = [
+    Binding("ctrl+o", "run('details')", "Details", priority=True),
+    Binding("ctrl+d", "run('download')", "Download, pause, continue", priority=True),
+    Binding("ctrl+x", "run('delete')", "Delete, cancel", priority=True),
+    Binding("ctrl+k", "run('verify')", "Check the files", priority=True),
+    Binding("ctrl+s", "run('settings')", "Settings", priority=True),
+    Binding("ctrl+a", "run('alias')", "Alias", priority=True),
+    Binding("ctrl+f", "run('add_folder')", "Add a folder", priority=True),
+    Binding("ctrl+u", "run('prune')", "Unused files", priority=True),
+    Binding("ctrl+l", "run('install')", "Install llama.cpp", priority=True),
+]
+ALWAYS = "Ctrl+F add folder · Ctrl+U unused files · Esc closes"
+ENTER = {"folder": "Enter adds it", "search": "Enter searches the hub"}
 
 
-def keys(row: Row | None, *, is_typing: bool) -> str:
-    """The keys for a row. `is_typing`: the filter has the focus, so that letters are text."""
-    if row is None:
-        return TYPING_KEYS if is_typing else LIST_KEYS
-    if is_typing:
-        return joined([_enter(row), TYPING_KEYS])
-    return joined([*_keys_of(row), LIST_KEYS])
+def keys(row: Row | None) -> str:
+    """The keys for a row."""
+    return joined([*_keys_of(row), ALWAYS]) if row is not None else ALWAYS
 
 
 def _enter(row: Row) -> str:
     """What Enter does."""
-    if row.downloads:
+    if row.downloads or row.lacks_llamacpp:
         return ""
     if row.failed:
         return "Enter tries again"
@@ -33,20 +45,22 @@ def _enter(row: Row) -> str:
 
 
 def _keys_of(row: Row) -> list[str]:
-    """The keys for a row while the list has the focus."""
     if row.job is not None and row.downloads:
-        return ["p continue" if row.job.state == "paused" else "p pause", "c cancel", "i details"]
+        change = "Ctrl+D continue" if row.job.state == "paused" else "Ctrl+D pause"
+        return [change, "Ctrl+X cancel", "Ctrl+O details"]
     texts = [_enter(row)]
     if row.kind in ("search", "folder"):
         return texts
-    if not row.is_usable and row.folder is None:
-        texts.append("d download")
+    if row.lacks_llamacpp:
+        texts += ["Ctrl+L install llama.cpp", "Ctrl+O details"]
+    elif not row.is_usable and row.folder is None:
+        texts.append("Ctrl+D download")
     else:
-        texts.append("i details")
+        texts.append("Ctrl+O details")
     if row.is_local:
-        texts.append("v verify")
+        texts.append("Ctrl+K check files")
     if row.entry is not None:
-        texts += ["s settings", "a alias"]
+        texts += ["Ctrl+S settings", "Ctrl+A alias"]
     if row.is_local and not row.is_bundled:
-        texts.append("x delete")
+        texts.append("Ctrl+X delete")
     return texts

@@ -1,16 +1,15 @@
-"""The list of the model screen: rows under headings, with single-letter keys."""
+"""The list of the model screen: rows under headings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from textual.binding import Binding
 from textual.content import Content
 from textual.fuzzy import Matcher
-from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from ...client import LoadedModel, Machine
+from ..filtered import FilteredList
 from ..text import one_line
 from .facts import advice, bar, facts
 from .rows import HEADINGS, Row, fuzzy
@@ -18,22 +17,10 @@ from .rows import HEADINGS, Row, fuzzy
 MAX_NAME = 120  # characters
 
 
-class ModelList(OptionList):
+class ModelList(FilteredList):
     """The rows of the model screen. A heading is an option that cannot be highlighted."""
 
-    BINDINGS = [
-        Binding("i", "screen.run('details')", "Details"),
-        Binding("d", "screen.run('download')", "Download"),
-        Binding("p", "screen.run('pause')", "Pause or resume"),
-        Binding("c", "screen.run('cancel')", "Cancel"),
-        Binding("v", "screen.run('verify')", "Verify"),
-        Binding("s", "screen.run('settings')", "Settings"),
-        Binding("a", "screen.run('alias')", "Alias"),
-        Binding("x,delete", "screen.run('delete')", "Delete"),
-        Binding("f", "screen.run('add_folder')", "Add a folder"),
-        Binding("u", "screen.run('prune')", "Unused files"),
-        Binding("slash", "screen.filter", "Filter"),
-    ]
+    BINDINGS = [("delete", "screen.run('delete')", "Delete")]
 
     def __init__(self, current: str) -> None:
         """`current`: id of the model of the conversation."""

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 from textual import on
 from textual.app import ComposeResult
 from textual.containers import Grid, Horizontal, VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from ... import config
 from ...errors import ConfigError
+from ..dialog import Dialog
 from ..text import explain, one_line
 
 SETTINGS = {setting.name: setting for setting in config.describe() if setting.name in config.LOADING}
 
 
-class ModelSettingsScreen(ModalScreen[dict[str, str] | None]):
+class ModelSettingsScreen(Dialog[dict[str, str] | None]):
     """Edits the settings of a model. An empty field stands for the setting of the daemon.
 
     Returns the changes (setting -> text; empty: remove it), or None if the user cancels.

@@ -5,19 +5,19 @@ from __future__ import annotations
 from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical, VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ...client import Pruning, UnusedFiles
 from ...errors import AppError
 from ...sizes import size
 from ..connection import Connection
+from ..dialog import Dialog
 from ..text import explain, one_line
 
 MAX_ROWS = 200
 
 
-class PruneScreen(ModalScreen[int | None]):
+class PruneScreen(Dialog[int | None]):
     """Shows the unused files. Returns the freed bytes, or None if nothing was deleted."""
 
     BINDINGS = [("escape,n", "dismiss(None)", "Close"), ("y", "delete", "Delete"), ("a", "everything", "All files")]
@@ -27,6 +27,7 @@ class PruneScreen(ModalScreen[int | None]):
         self._connection = connection
         self._everything = False  # include files that changed in the last 24 hours
         self._unused: Pruning | None = None
+        self._is_deleting = False
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
@@ -41,6 +42,8 @@ class PruneScreen(ModalScreen[int | None]):
         self._find()
 
     def action_everything(self) -> None:
+        if self._is_deleting:
+            return
         self._everything = not self._everything
         self._find()
 
@@ -73,15 +76,17 @@ class PruneScreen(ModalScreen[int | None]):
         toggle = "without the last 24 hours" if self._everything else "with files of the last 24 hours"
         return f"{answer} · a {toggle}"
 
-    @work(exclusive=True)
+    @work(group="delete")
     async def action_delete(self) -> None:
-        if self._unused is None or not self._unused.unused:
+        if self._is_deleting or self._unused is None or not self._unused.unused:
             return
+        self._is_deleting = True
         self._say("Deleting…")
         everything = self._everything
         try:
             result = await self._connection.call(lambda client: client.prune(dry_run=False, everything=everything))
         except AppError as error:
+            self._is_deleting = False
             self._say(explain(error))
             return
         self.dismiss(result.freed)

@@ -52,6 +52,11 @@ class Row:
         return self.key if self.folder is None else self.folder.id
 
     @property
+    def lacks_llamacpp(self) -> bool:
+        """True for a GGUF model that llama.cpp would run if it were installed."""
+        return self.entry is not None and bool(self.entry.install)
+
+    @property
     def is_local(self) -> bool:
         """True for a model on this machine, which may be incomplete, and for an adapter."""
         return self.entry is not None or self.folder is not None

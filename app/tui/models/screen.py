@@ -5,21 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 
-from textual import events, on, work
+from textual import on, work
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.timer import Timer
 from textual.widgets import Input, OptionList, Static
 from textual.worker import Worker
 
+from ...client import need_llamacpp
 from ...errors import AppError
 from ...sizes import size
 from ..connection import Connection
+from ..dialog import Dialog
+from ..filtered import FilterLine
 from ..text import explain, one_line
 from . import actions
 from .assessment import Assessment, assess, verdict
-from .keys import keys
+from .keys import BINDINGS, keys
 from .listing import ModelList
 from .rows import ENDED, HubResults, Lists, Row, matching, rows
 
@@ -37,10 +39,10 @@ class ModelChoice:
     adapter: str = ""
 
 
-class ModelScreen(ModalScreen[ModelChoice | None]):
+class ModelScreen(Dialog[ModelChoice | None]):
     """Lists the models. Returns the choice, or None if the user cancels."""
 
-    BINDINGS = [("escape", "back", "Close"), ("f2", "dismiss(None)", "Close")]
+    BINDINGS = [("escape", "back", "Close"), ("f2", "dismiss(None)", "Close"), *BINDINGS]
 
     def __init__(self, connection: Connection, current: str) -> None:
         """`current`: id of the model of the conversation."""
@@ -63,15 +65,14 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
 
     @property
     def _typed(self) -> str:
-        return self.query_one(Input).value.strip()
+        return self.query_one(FilterLine).value.strip()
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog wide"):
             yield Static("Models", classes="dialog-title", markup=False)
-            line = Input(placeholder="filter, words to search the hub, org/repo, or a folder")
-            line.cursor_blink = False
-            yield line
+            yield FilterLine(placeholder="type to filter, to search the hub, an org/repo, or a folder")
             yield ModelList(self.current)
+            yield Static("", id="missing", markup=False)
             yield Static("", id="notice", markup=False)
             yield Static("", classes="keys", markup=False)
 
@@ -157,7 +158,15 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
             listed = matching(listed, typed, self._results, verdicts)
         machine = lists.catalog.machine
         self.query_one(ModelList).show(listed, machine, connection.loaded, filter=typed, highlighted=highlighted)
+        self._show_missing()
         self._show_keys()
+
+    def _show_missing(self) -> None:
+        """Say how many models need llama.cpp: one line, instead of one for each of them."""
+        line = need_llamacpp(entry.install for entry in self.connection.entries)
+        missing = self.query_one("#missing", Static)
+        missing.display = bool(line)
+        missing.update(f"{line} · Ctrl+L installs it")
 
     @on(Input.Changed)
     def _filter(self) -> None:
@@ -165,7 +174,7 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
         self.fill()
 
     def clear_filter(self) -> None:
-        self.query_one(Input).value = ""
+        self.query_one(FilterLine).value = ""
 
     @on(OptionList.OptionHighlighted)
     def _highlighted(self) -> None:
@@ -174,20 +183,8 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
             self._inspection.stop()
         self._inspection = self.set_timer(INSPECT_SECONDS, self._inspect)
 
-    def on_descendant_focus(self) -> None:
-        self._show_keys()
-
     def _show_keys(self) -> None:
-        is_typing = isinstance(self.focused, Input)
-        self.query_one(".keys", Static).update(keys(self.row, is_typing=is_typing))
-
-    def on_key(self, event: events.Key) -> None:
-        if event.key == "down" and isinstance(self.focused, Input):
-            event.stop()
-            self.set_focus(self.query_one(ModelList))
-
-    def action_filter(self) -> None:
-        self.set_focus(self.query_one(Input))
+        self.query_one(".keys", Static).update(keys(self.row))
 
     # Section: the hub
 
@@ -260,6 +257,7 @@ class ModelScreen(ModalScreen[ModelChoice | None]):
         """Handle Esc: cancel the running action, clear the filter, or close the screen."""
         if self._request is not None and self._request.is_running:
             self._request.cancel()
+            self._request = None  # a worker that is cancelled before its first step counts as running for ever
             self.say("Cancelled.")
         elif self._typed:
             self.clear_filter()

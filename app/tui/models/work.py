@@ -7,20 +7,20 @@ from collections.abc import Awaitable, Callable
 from textual import work
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Static
 from textual.worker import Worker
 
 from ...client import FileProgress
 from ...errors import AppError
 from ...sizes import size
+from ..dialog import Dialog
 from ..text import one_line
 from .facts import bar_text
 
 OnFile = Callable[[FileProgress], None]
 
 
-class WorkScreen(ModalScreen[object]):
+class WorkScreen(Dialog[object]):
     """Runs an operation. Returns its result, the AppError that ended it, or None if the user cancels."""
 
     BINDINGS = [("escape", "cancel", "Cancel")]

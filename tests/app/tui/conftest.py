@@ -148,11 +148,12 @@ def chat(make_app: Callable[..., ChatApp], store: Store) -> OpenChat:
         conversation: Conversation | None = None,
         size: tuple[int, int] = (80, 24),
         settled: bool = True,
+        notifications: bool = False,
         **changed: Any,
     ) -> AsyncIterator[Chat]:
         client = client or FakeClient()
         app = make_app(client, conversation, **changed)
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=size, notifications=notifications) as pilot:
             opened = Chat(pilot, app, client, changed.get("store", store))
             if settled:
                 await opened.settle()

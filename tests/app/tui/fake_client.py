@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from msgspec import structs
 
+from localllm.app.api.admin import Installed
 from localllm.app.client import (
     NO_FLAGS,
     AdapterEntry,
@@ -23,6 +24,7 @@ from localllm.app.client import (
     HubMatch,
     Imported,
     Inspection,
+    InstallProgress,
     Job,
     LoadedModel,
     LoadFlags,
@@ -153,6 +155,7 @@ class FakeClient:
         self.jobs: dict[str, Job] = {}
         self.results = [MISTRAL, MAMBA]  # of every search of the hub
         self.search_error: str | None = None
+        self.install_error: AppError | None = None
         self.inspections = {MISTRAL.id: inspection(MISTRAL.id), MAMBA.id: refused(MAMBA.id)}
         self.inspected: list[str] = []
         self.fits = [FITS]
@@ -211,7 +214,14 @@ class FakeClient:
         if on_progress is not None:
             on_progress("reading weights", 0.5)
         loaded = LoadedModel(
-            id=model, state="ready", pid=1, backend="cpu", device="test", dtype="bfloat16", context=entry.context
+            id=model,
+            state="ready",
+            pid=1,
+            backend="cpu",
+            device="test",
+            dtype="bfloat16",
+            context=entry.context,
+            sampling={"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.0},
         )
         self.in_memory = [loaded]
         return loaded
@@ -339,6 +349,16 @@ class FakeClient:
             raise InvalidRequest(f"{path} is not a folder", hint="a model is a folder with config.json")
         self.entries = [*self.entries, ModelEntry(id=f"local/{name}", size=10)]
         return Imported(id=f"local/{name}", path=path, size=10)
+
+    async def install_llamacpp(self, *, on_progress: Callable[[InstallProgress], None] | None = None) -> Installed:
+        assert on_progress is not None
+        on_progress(InstallProgress("Building wheel for llama-cpp-python"))
+        on_progress(InstallProgress("[12/48] Building CXX object ggml.cpp.o", 12, 48))
+        await self._pass("install")
+        if self.install_error is not None:
+            raise self.install_error
+        self.entries = [structs.replace(entry, problem="", install="") for entry in self.entries]
+        return Installed("llama.cpp")
 
     async def aliases(self) -> dict[str, str]:
         return self.alias_names

@@ -30,7 +30,8 @@ async def test_connection_passes_its_flags_when_it_loads_a_model(backend: str | 
 
 
 @pytest.mark.parametrize(
-    ("options", "state"), [(("--quant int8",), "busy, keeps --quant int8"), ((), "busy, keeps its settings")]
+    ("options", "state"),
+    [(("--quant int8",), "ready, still with --quant int8"), ((), "ready, still with its settings")],
 )
 async def test_state_says_that_a_busy_model_keeps_other_options(options: tuple[str, ...], state: str) -> None:
     client = FakeClient()

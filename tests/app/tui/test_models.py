@@ -35,8 +35,9 @@ async def open_models(c: Chat) -> ModelScreen:
 
 
 async def highlight(c: Chat, name: str) -> None:
-    """Type a name into the filter, and move the focus to the list."""
-    await c.pilot.press("slash" if isinstance(c.app.focused, ModelList) else "home")
+    """Type a name into the empty filter, and move the focus to the list."""
+    assert isinstance(c.app.screen, ModelScreen)
+    c.app.screen.clear_filter()
     await c.pilot.press(*name, "down")
     await c.pilot.pause()
 
@@ -58,27 +59,27 @@ async def test_download_runs_pauses_resumes_and_is_cancelled(chat: OpenChat) -> 
     async with chat(client()) as c:
         await open_models(c)
         await highlight(c, "qwen3:1.7b")
-        await c.pilot.press("d")
+        await c.pilot.press("ctrl+d")
         await c.settle()
         assert "downloading · 35% of 3.7 GiB" in c.shown()
         assert "goes on if you close this screen" in c.text_of("#notice")
-        for key, state in (("p", "paused"), ("p", "downloading"), ("c", "cancelled")):
+        for key, state in (("ctrl+d", "paused"), ("ctrl+d", "downloading"), ("ctrl+x", "cancelled")):
             await c.pilot.press(key)
             await c.settle()
             assert c.client.jobs["qwen3:1.7b"].state == state
         assert "a download continues it" in c.shown()
-        await c.pilot.press("p")
+        await c.pilot.press("ctrl+x")
         await c.settle()
-        assert "not being downloaded" in c.text_of("#notice")
+        assert "Ctrl+U deletes unfinished downloads" in c.text_of("#notice")
 
 
 async def test_complete_download_becomes_a_model_that_can_be_used(chat: OpenChat) -> None:
     async with chat(client()) as c:
         screen = await open_models(c)
         await highlight(c, "qwen3:1.7b")
-        await c.pilot.press("d")
+        await c.pilot.press("ctrl+d")
         await c.settle()
-        await c.pilot.press("slash", "home", "ctrl+k")
+        screen.clear_filter()
         c.client.entries = [*c.client.entries, ModelEntry(id="Qwen/Qwen3-1.7B", size=4_100_000_000)]
         c.client.offers = [HUGE, structs.replace(QWEN, installed="Qwen/Qwen3-1.7B")]
         c.client.jobs["qwen3:1.7b"] = Job(name="qwen3:1.7b", state="done", model="Qwen/Qwen3-1.7B")
@@ -117,7 +118,7 @@ async def test_download_that_ends_at_once_becomes_a_model(chat: OpenChat) -> Non
         screen = await open_models(c)
         await highlight(c, "qwen3:1.7b")
         fake.download = download
-        await c.pilot.press("d")
+        await c.pilot.press("ctrl+d")
         await c.settle()
         screen._poll()
         await c.settle()
@@ -154,7 +155,7 @@ async def test_download_that_fails_says_why(chat: OpenChat) -> None:
     async with chat(client()) as c:
         screen = await open_models(c)
         await highlight(c, "qwen3:1.7b")
-        await c.pilot.press("d")
+        await c.pilot.press("ctrl+d")
         await c.settle()
         c.client.jobs["qwen3:1.7b"] = Job(name="qwen3:1.7b", state="failed", error="no space", hint="free 2 GiB")
         screen._poll()
@@ -172,7 +173,7 @@ async def test_typed_repository_is_inspected_then_downloaded(chat: OpenChat) -> 
         await c.pilot.press("enter")
         await c.settle()
         assert list(c.client.jobs) == ["org/new"]
-        await c.pilot.press("slash", "home", "ctrl+k", *"org/missing", "down", "d")
+        await c.pilot.press("escape", *"org/missing", "ctrl+d")
         await c.settle()
         assert "is not on the hub. Check the name." in c.text_of("#notice")
 
@@ -180,13 +181,12 @@ async def test_typed_repository_is_inspected_then_downloaded(chat: OpenChat) -> 
 async def test_model_is_deleted_after_a_confirmation(chat: OpenChat) -> None:
     async with chat(client()) as c:
         await open_models(c)
-        await c.pilot.press("down", "x")
+        await c.pilot.press("ctrl+x")
         await c.settle()
         assert "built in" in c.text_of("#notice")
-        await c.pilot.press("slash")
         await highlight(c, SMALL.id[:12])
         for key, count in (("n", 3), ("y", 2)):
-            await c.pilot.press("x")
+            await c.pilot.press("ctrl+x")
             await c.until(lambda: "Delete HuggingFaceTB/SmolLM2" in c.shown())
             await c.pilot.press(key)
             await c.settle()
@@ -201,14 +201,14 @@ async def test_incomplete_model_is_marked_and_its_download_goes_on(chat: OpenCha
     moved = ModelEntry(id="local/m", size=5, problem="imported files have moved; localllm rm local/m, then import it")
     damaged = ModelEntry(id="org/bad", size=5, problem="model.safetensors is damaged")
     fake.entries = [GUIDE, half, moved, damaged]
-    async with chat(fake) as c:
+    async with chat(fake, size=(80, 30)) as c:
         await open_models(c)
-        assert "cannot be used: the download is not complete · d continues it" in c.shown()
-        assert "imported files have moved · x deletes it" in c.shown()
-        assert "model.safetensors is damaged · d downloads it again" in c.shown()
+        assert "cannot be used: the download is not complete · Ctrl+D continues it" in c.shown()
+        assert "imported files have moved · Ctrl+X deletes it" in c.shown()
+        assert "model.safetensors is damaged · Ctrl+D downloads it again" in c.shown()
         await highlight(c, "org/half")
-        assert "Enter details · d download" in c.text_of(".keys")
-        await c.pilot.press("d")
+        assert "Enter details · Ctrl+D download" in c.text_of(".keys")
+        await c.pilot.press("ctrl+d")
         await c.settle()
         assert isinstance(c.app.screen, ModelScreen)
         assert list(fake.jobs) == ["org/half"]

@@ -251,7 +251,7 @@ async def test_connection_follows_the_state_of_the_daemon() -> None:
                 await failing
             client.error = None
             assert (connection._client is client, connection.loaded) == (keeps, loaded)
-            assert connection.state == ("ready" if keeps else "no daemon")
+            assert connection.state == ("ready" if keeps else "not connected")
             await connection.refresh()
     assert len(clients) == 3
     clients[-1].over = True
@@ -269,4 +269,4 @@ async def test_connection_without_a_daemon_raises() -> None:
     assert connection.state == "connecting"
     with pytest.raises(DaemonUnreachable):
         await connection.client()
-    assert connection.state == "no daemon"
+    assert connection.state == "not connected"

@@ -109,13 +109,13 @@ async def test_answer_of_a_dead_worker_keeps_its_text_and_offers_a_retry(chat: O
 async def test_ui_reconnects_to_a_lost_daemon(chat: OpenChat) -> None:
     async with chat(FakeClient(["half", DaemonUnreachable("the daemon is gone")], ["whole"])) as c:
         await c.send("go")
-        assert "no daemon" in c.shown()
+        assert "not connected" in c.shown()
         assert c.client.connects == 1
         await c.pilot.press("ctrl+r")
         await c.settle()
         assert c.client.connects == 2
         assert c.path[-1].content == "whole"
-        assert "no daemon" not in c.shown()
+        assert "not connected" not in c.shown()
 
 
 async def test_ui_starts_the_daemon_again_between_two_questions(chat: OpenChat) -> None:
@@ -133,7 +133,7 @@ async def test_ui_reports_that_no_daemon_can_start(chat: OpenChat) -> None:
     client.connect_error = DaemonUnreachable("it does not start", hint="look into the log")
     async with chat(client) as c:
         assert "it does not start" in c.notices().lower()
-        assert "no daemon" in c.shown()
+        assert "not connected" in c.shown()
         await c.send("hi")
         assert c.path[-1].finish == "failed"
         assert "look into the log" in c.shown()

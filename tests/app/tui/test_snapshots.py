@@ -65,7 +65,7 @@ SCENES: dict[str, tuple[list[list], Scene]] = {
     "hostile": ([[clean("\x1b[31m\u202eevil [red]x[/red] <b>y</b>")]], scene("Try to \x1b[2Jbreak it.")),
     "hints": ([], scene("slash", "s")),
     "models": ([], scene("f2")),
-    "download": ([], scene("f2", *"1.7b", "down", "d")),
+    "download": ([], scene("f2", *"1.7b", "ctrl+d")),
     "settings": ([], scene("f4", "tab")),
     "adapters": ([], scene("f5", "down")),
     "comparison": (
@@ -91,11 +91,11 @@ def test_screen(name: str, size: tuple[int, int], make_app: Callable[..., ChatAp
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
-@pytest.mark.parametrize("key", ["down", "i"])
+@pytest.mark.parametrize("key", ["down", "ctrl+o"])
 def test_results_of_a_search(
     key: str, size: tuple[int, int], make_app: Callable[..., ChatApp], snap_compare: Callable[..., bool]
 ) -> None:
-    """`down` highlights the next result, which is inspected; `i` opens the details of the first result."""
+    """`down` highlights the next result, which is inspected; `ctrl+o` opens the details of the first result."""
 
     async def play(pilot: Pilot[int]) -> None:
         await scene("f2", *"mistral", "enter")(pilot)

@@ -1,0 +1,87 @@
+"""How screens open and close over the chat, once each.
+
+A terminal sends keys faster than screens change: a second key can reach a screen that has closed already, or that opens
+another screen now. Textual would then close the screen below, or open the same screen twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from textual.await_complete import AwaitComplete
+from textual.screen import ModalScreen, Screen
+
+Result = TypeVar("Result")
+
+
+class ClosesOnce(Screen[Result]):
+    """A screen that closes with its first result. Under another screen, it closes when that one has closed."""
+
+    _first_result: tuple[Result | None, ...] = ()  # the first one
+
+    def dismiss(self, result: Result | None = None) -> AwaitComplete:
+        """Close the screen. Does nothing if it has a result already."""
+        if self._first_result:
+            return AwaitComplete()
+        self._first_result = (result,)
+        return self._close_if_on_top()
+
+    def on_screen_resume(self) -> None:
+        if self._first_result:
+            self._close_if_on_top()
+
+    def _close_if_on_top(self) -> AwaitComplete:
+        return super().dismiss(self._first_result[0]) if self.app.screen is self else AwaitComplete()
+
+
+class Dialog(ModalScreen[Result], ClosesOnce[Result]):
+    """A screen over the chat with one result."""
+
+
+def show(
+    screen: Screen[Any], dialog: Screen[Result], use: Callable[[Result | None], Awaitable[None]] | None = None
+) -> None:
+    """Open a dialog over `screen`, and call `use` with its result. Does nothing if another screen is open there."""
+    if screen.app.screen is screen:
+        screen.app.push_screen(dialog, use)
+
+
+async def ask(screen: Screen[Any], dialog: Screen[Result]) -> Result:
+    """The result of a dialog over `screen`, in a worker. Ends the worker if another screen is open there."""
+    if screen.app.screen is not screen:
+        raise asyncio.CancelledError
+    # A cancelled worker does not cancel the dialog.
+    return await asyncio.shield(screen.app.push_screen(dialog, wait_for_dismiss=True))
+
+
+class Work:
+    """A coroutine in a worker that can be stopped. Stopping waits for the end of its `finally` blocks.
+
+    Worker.wait raises an error if another key cancels the worker, and a worker that is cancelled before its first step
+    runs no `finally` block.
+    """
+
+    def __init__(self, owner: Screen[Any], work: Callable[[], Awaitable[None]], group: str) -> None:
+        self._begun = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._work = work
+        self._worker = owner.run_worker(self._run(), group=group)
+
+    @property
+    def is_running(self) -> bool:
+        return not self._ended.is_set()
+
+    async def stop(self) -> None:
+        """Cancel the coroutine, and wait until it has ended."""
+        await self._begun.wait()
+        self._worker.cancel()
+        await self._ended.wait()
+
+    async def _run(self) -> None:
+        self._begun.set()
+        try:
+            await self._work()
+        finally:
+            self._ended.set()
