@@ -46,12 +46,12 @@ async def run(command: Sequence[str], seconds: float) -> Ended:
             output, errors = await process.communicate()
     finally:
         if process.returncode is None:
-            await _kill(process)
+            await kill(process)
     assert process.returncode is not None
     return Ended(process.returncode, output, errors)
 
 
-async def _kill(process: asyncio.subprocess.Process) -> None:
+async def kill(process: asyncio.subprocess.Process) -> None:
     """Kill a process and its children. Returns after its end, or after END_SECONDS."""
     kill_group(process.pid)
     with suppress(TimeoutError):

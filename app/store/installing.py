@@ -45,7 +45,8 @@ async def install(report: Callable[[str, int, int], None]) -> None:
             report(line, *steps(line))
         code = await process.wait()
     finally:
-        children.kill_group(process.pid)
+        if process.returncode is None:
+            await children.kill(process)
     if code:
         raise InstallFailed(f"the installation of llama.cpp failed with exit code {code}", hint="\n".join(last))
 

@@ -34,6 +34,7 @@ TABLE = {
     "port_taken": (503, "server_error", 9),
     "download_failed": (502, "server_error", 10),
     "storage_failed": (507, "server_error", 11),
+    "install_failed": (500, "server_error", 5),
 }
 
 

@@ -20,7 +20,6 @@ from localllm.app.client import ChatEvent, Job, LoadedModel, ModelEntry
 from localllm.app.tui.chat.messages import Messages
 from localllm.app.tui.conversation import Conversation
 
-from . import conftest
 from .conftest import Chat, OpenChat
 from .fake_client import GUIDE, HUGE, LARGE, MACHINE, PIRATE, PIRATE_ENTRY, POET, QWEN, SMALL, UNUSED, FakeClient
 
@@ -260,10 +259,7 @@ class Sweep:
         assert mounted == [id(message) for message in c.path][-len(mounted) :]
 
 
-async def sweep(
-    open_chat: OpenChat, scene: str, state: str, monkeypatch: pytest.MonkeyPatch, *, all_keys: bool
-) -> None:
-    monkeypatch.setattr(conftest, "WAIT_SECONDS", 20.0)
+async def sweep(open_chat: OpenChat, scene: str, state: str, *, all_keys: bool) -> None:
     done = Sweep(open_chat, scene, state)
     await done.run(all_keys=all_keys)
     print(f"{done.pressed} presses, {done.clicks} double clicks")
@@ -278,16 +274,14 @@ async def sweep(
         ("delete", "idle"),
     ],
 )
-async def test_every_key_twice(chat: OpenChat, scene: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    await sweep(chat, scene, state, monkeypatch, all_keys=False)
+async def test_every_key_twice(chat: OpenChat, scene: str, state: str) -> None:
+    await sweep(chat, scene, state, all_keys=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("scene", SCENES)
-async def test_every_key_twice_on_every_screen(
-    chat: OpenChat, scene: str, state: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_key_twice_on_every_screen(chat: OpenChat, scene: str, state: str) -> None:
     """Also the keys of Textual's own widgets."""
-    await sweep(chat, scene, state, monkeypatch, all_keys=True)
+    await sweep(chat, scene, state, all_keys=True)

@@ -201,7 +201,7 @@ async def test_incomplete_model_is_marked_and_its_download_goes_on(chat: OpenCha
     moved = ModelEntry(id="local/m", size=5, problem="imported files have moved; localllm rm local/m, then import it")
     damaged = ModelEntry(id="org/bad", size=5, problem="model.safetensors is damaged")
     fake.entries = [GUIDE, half, moved, damaged]
-    async with chat(fake, size=(80, 30)) as c:
+    async with chat(fake, size=(100, 30)) as c:
         await open_models(c)
         assert "cannot be used: the download is not complete · Ctrl+D continues it" in c.shown()
         assert "imported files have moved · Ctrl+X deletes it" in c.shown()
