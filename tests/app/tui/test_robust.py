@@ -39,7 +39,7 @@ async def test_control_sequences_in_an_answer_are_removed(chat: OpenChat) -> Non
 
 
 async def test_a_wait_for_the_screen_has_a_limit(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conftest, "WAIT_SECONDS", 0.1)
+    monkeypatch.setattr(conftest, "HANG_SECONDS", 0.1)
     async with chat() as c:
         with pytest.raises(AssertionError, match="the condition did not become true"):
             await c.until(lambda: False)
