@@ -167,7 +167,7 @@ def _constraint(schema: IO[bytes] | None, regex: str | None) -> dict[str, Any]:
 def text_of(data: bytes, where: str) -> str:
     """Decode UTF-8, without a byte order mark. Raises InvalidRequest for other bytes."""
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InvalidRequest(f"{where} is UTF-16 text", hint="save it as UTF-8")
+        raise InvalidRequest(f"{where} is not UTF-8 text, but UTF-16", hint="save it as UTF-8")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

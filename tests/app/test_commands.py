@@ -198,7 +198,7 @@ def test_chat_answers_each_line_of_standard_input(
     chat._lines(connected(client), "m", [], {})  # type: ignore[arg-type]
     assert [messages for _, messages, _ in client.requests] == [[turns[0]]]
     monkeypatch.setattr(chat.sys, "stdin", Piped("one".encode("utf-16")))
-    with pytest.raises(InvalidRequest, match="line 1 of standard input is UTF-16 text"):
+    with pytest.raises(InvalidRequest, match="line 1 of standard input is not UTF-8 text, but UTF-16"):
         chat._lines(connected(client), "m", [], {})  # type: ignore[arg-type]
     monkeypatch.setattr(chat.sys, "stdin", Piped(b"one\n\xff\n"))
     with pytest.raises(InvalidRequest, match="line 2 of standard input"):
