@@ -33,6 +33,7 @@ ROPE_CLASSES: Mapping[type, str] = {
     SuScaledRoPE: "longrope",
 }
 EQUAL = dict.fromkeys(("joyai_llm_flash", "kimi_k2"), "deepseek_v3")  # as deepseek_v3 in all but name
+WINDOWED = ("ministral3", "mixtral", "phimoe", "starcoder2")  # a window of config.json applies to all layers
 PLAIN_ROPES = ("", "default", "mrope")  # for text, mrope equals default
 SIMPLE = (bool, int, float, str, list)  # types of the values that mlx-lm's classes read
 # Keys that `verify` does not compare: inference does not read them, or a wrong value fails when the weights are loaded.
@@ -74,9 +75,19 @@ class ConfigKeys:
         that the class reads. Raises ModelRefused with the name of a key that differs."""
         for table in (self._values, self.text):
             _verify_keys(table, fields)
+        self._verify_values()
         set_activation(model, self.text)
         self._verify_windows(model, context)
         self._verify_ropes(model, context)
+
+    def _verify_values(self) -> None:
+        """Refuse values for which a class computes something else, although it reads their keys."""
+        text = self.text
+        if text.get("model_type") == "phimoe" and text.get("num_experts_per_tok") != 2:
+            raise _ignored(text, "num_experts_per_tok", text.get("num_experts_per_tok"), "the sparse mixer, with 2")
+        full = text.get("sliding_window") and "sliding_attention" not in (text.get("layer_types") or ())
+        if full and text.get("model_type") in ("exaone4", "exaone_moe"):
+            raise _ignored(text, "sliding_window", text["sliding_window"], "rotations in full layers all the same")
 
     def _has_plain_rope(self) -> bool:
         return all(_kind(table) in PLAIN_ROPES for table in self._rope_tables())
@@ -85,11 +96,16 @@ class ConfigKeys:
         window = self.text.get("sliding_window")
         if not window or window >= context:
             return
-        sliding = [isinstance(cache, RotatingKVCache) for cache in make_prompt_cache(model)]
+        caches = make_prompt_cache(model)
+        sliding = [isinstance(cache, RotatingKVCache) for cache in caches]
         kinds = self.text.get("layer_types")
-        if not kinds and not any(sliding):  # the class has no windows; in transformers, all layers have one
+        if not kinds and not any(sliding):  # the class has no windows
+            if self.text.get("model_type") not in WINDOWED:
+                raise _ignored(self.text, "sliding_window", window, f"none: a context of at most {window} is right")
             mix(model, Windows, window=window)
-            return
+        sizes = {cache.max_size for cache in caches if isinstance(cache, RotatingKVCache)}
+        if sizes - {window}:
+            raise _ignored(self.text, "sliding_window", window, sizes)
         expected = [kind == "sliding_attention" for kind in kinds or ()]
         if len(expected) == len(sliding) and expected != sliding:
             raise _ignored(self.text, "layer_types", kinds, "another order of layers")

@@ -34,8 +34,8 @@ class _Stored:
     """Mixin for a model of mlx-lm."""
 
     config: ModelConfig
+    text: Mapping[str, Any]
     decode: Callable[[Weights], Weights]
-    is_unused: Callable[[str], bool]
 
     def sanitize(self: Any, weights: Weights) -> Weights:
         """The weights to load. Raises ModelRefused if the class of mlx-lm drops a tensor that counts."""
@@ -46,9 +46,8 @@ class _Stored:
         weights = self.decode(weights)
         sanitize = getattr(super(), "sanitize", None)
         loaded = weights if sanitize is None else sanitize(dict(weights))
-        used, kept = ({name: x for name, x in some.items() if not self.is_unused(name)} for some in (weights, loaded))
-        _verify_complete(used, kept)
-        return loaded
+        _verify_complete(*(_without_unused(self.text, some) for some in (weights, loaded)))
+        return _with_positive_corrections(loaded) if (self.text.get("n_group") or 1) > 1 else loaded
 
 
 def watch_weights(
@@ -61,7 +60,7 @@ def watch_weights(
         decode = partial(_decode, stored, dtype)
     elif dtype == mx.float32:
         decode = _with_wide_scales
-    mix(model, _Stored, config=config, decode=decode, is_unused=partial(_is_unused, text))
+    mix(model, _Stored, config=config, text=text, decode=decode)
     return model
 
 
@@ -95,6 +94,21 @@ def _spread(scale: mx.array, shape: tuple[int, ...], stored: Quantization) -> mx
         return scale if scale.ndim == len(shape) else scale[..., None]
     scale = mx.repeat(scale, stored.block, -2)[..., : shape[-2], :]
     return mx.repeat(scale, stored.group, -1)[..., : shape[-1]]
+
+
+def _with_positive_corrections(weights: Weights) -> Weights:
+    """Of groups that a router excludes, mlx-lm sets the scores to 0, transformers to -inf. An equal shift of all
+    corrections changes no order, and makes all other scores positive."""
+    shifted = {}
+    for name, x in weights.items():
+        if name.endswith("e_score_correction_bias"):
+            wide = x.astype(mx.float32)
+            shifted[name] = wide - mx.minimum(wide.min(), 0.0)
+    return weights | shifted
+
+
+def _without_unused(text: Mapping[str, Any], weights: Weights) -> Weights:
+    return {name: x for name, x in weights.items() if not _is_unused(text, name)}
 
 
 def _is_unused(text: Mapping[str, Any], name: str) -> bool:

@@ -184,6 +184,19 @@ NEW = [
         "dots1",
         {**ROUTED, "head_dim": 12, "n_group": 4, "topk_group": 2, "sliding_window": None, **rope()},
     ),
+    Tiny(
+        "dots1-all-of-a-group",  # also experts with negative scores
+        "dots1",
+        {
+            **ROUTED,
+            "num_experts_per_tok": 4,
+            "head_dim": 12,
+            "n_group": 2,
+            "topk_group": 1,
+            "sliding_window": None,
+            **rope(),
+        },
+    ),
     Tiny("ernie4_5", "ernie4_5", {"head_dim": 16, "use_bias": True, "tie_word_embeddings": True, **rope()}),
     Tiny("exaone4", "exaone4", {**WINDOWS, **LAST_FULL, "head_dim": 16, "sliding_window_pattern": "LLLG", **LLAMA3}),
     Tiny(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
 import mlx_lm
+import numpy as np
+from huggingface_hub.errors import StrictDataclassError
 from mlx_lm.utils import MODEL_REMAPPING
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -20,13 +23,18 @@ from localllm.engine.errors import ModelRefused
 from localllm.engine.modelfiles import read_architecture, read_model
 from localllm.engine.options import LoadOptions
 
+from .batches import Row
 from .checkpoints import GPT_OSS
 from .mlx_models import rewrite
 from .mlx_twins import TWINS, published, rope
-from .test_mlx_families import REFUSED, agrees
+from .test_mlx_families import BOUND, OF, REFUSED, Forced, agrees, texts
 from .tiny import TINIES, Tiny
 
 pytestmark = pytest.mark.real_otherdevice
+
+OF_TWINS = {twin.label: twin for twin in TWINS}
+# Models of test_mlx_families.py whose values the class of mlx-lm reads from config.json.
+OF_CLASSES = [OF[label] for label in ("qwen3_moe", "qwen2_moe", "mixtral", "glm4_moe", "granite", "glm4", "ministral3")]
 
 
 @pytest.mark.parametrize("twin", TWINS, ids=str)
@@ -100,6 +108,72 @@ def test_other_activation_is_refused(model_type: str, activation: str, tmp_path:
     assert f"config.json has the activation {activation}" in mlx.accepts(files)
     with pytest.raises(ModelRefused, match=f"config.json has the activation {activation}"):
         mlx.open(files, LoadOptions(dtype="float32"))
+
+
+@pytest.mark.parametrize(
+    ("label", "key", "value"),
+    [
+        ("phimoe", "num_experts_per_tok", 3),
+        ("exaone4-full", "sliding_window", 7),
+        ("qwen3_vl_moe", "sliding_window", 7),
+        ("mimo_v2_flash", "sliding_window", 8),  # published files have the key sliding_window_size too
+    ],
+)
+def test_value_that_a_class_reads_otherwise_is_refused(label: str, key: str, value: int, tmp_path: Path) -> None:
+    twin = OF_TWINS[label]
+    replace(twin, more={**twin.more, key: value}).save(tmp_path)
+    assert f"as config.json says: {key} is {value}" in mlx.accepts(read_model(tmp_path))
+
+
+# Keys whose values are sizes, or have no effect on logits.
+_SIZES = frozenset(
+    "vocab_size hidden_size num_hidden_layers num_attention_heads num_key_value_heads intermediate_size head_dim "
+    "max_position_embeddings bos_token_id eos_token_id pad_token_id moe_intermediate_size kv_lora_rank q_lora_rank "
+    "qk_head_dim qk_nope_head_dim qk_rope_head_dim v_head_dim tie_word_embeddings topk_group".split()
+)
+# Without a twin whose tokens read all experts of the chosen group: one expert more would be of an excluded group.
+CHANGED = [twin for twin in (*TWINS, *OF_CLASSES) if twin.label != "dots1-all-of-a-group"]
+_COUNTS = frozenset("n_group num_experts_per_tok moe_k first_k_dense_replace sliding_window rotary_dim".split())
+
+
+def changed(key: str, value: Any) -> Any:
+    """Another value of a key; None for a key that is not changed."""
+    if key in _SIZES or key.endswith(("_token_id", "_dict")) or key.startswith(("output_", "is_", "add_cross")):
+        return None
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, float):
+        return value * 1.5 or 0.5
+    return value + 1 if key in _COUNTS and isinstance(value, int) else None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("twin", CHANGED, ids=str)
+def test_other_value_of_each_key_is_computed_or_refused(twin: Tiny, tmp_path: Path) -> None:
+    """Flags, factors and counts of config.json. transformers itself refuses some of these values."""
+    config = twin.config().to_dict()
+    values = config.get("text_config") or config
+    others = {key: changed(key, value) for key, value in values.items()}
+    for key, value in others.items():
+        folder = tmp_path / key
+        if value is None or not _saves(model := replace(twin, more={**twin.more, key: value}), folder):
+            continue
+        if not mlx.accepts(read_model(folder)):
+            forced, text = Forced(model, folder), texts(twin)[0]
+            pages = forced.pages(len(text))
+            np.testing.assert_allclose(
+                forced.step(Row(text, 0, pages)), forced.expected(text)[-1:], rtol=0, atol=BOUND, err_msg=key
+            )
+
+
+def _saves(model: Tiny, folder: Path) -> bool:
+    """Whether transformers and the engine read the model."""
+    try:
+        model.save(folder)
+        read_model(folder)
+    except (ModelRefused, StrictDataclassError, ValueError, TypeError, RuntimeError, LookupError, AssertionError):
+        return False
+    return True
 
 
 def test_more_layers_than_the_files_have_are_refused(tmp_path: Path) -> None:
