@@ -334,33 +334,6 @@ NEW = [
         },
     ),
     Tiny(
-        "mimo_v2_flash",
-        "mimo_v2_flash",
-        {
-            **ROUTED,
-            **WINDOWS,
-            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
-            "head_dim": 24,
-            "v_head_dim": 12,
-            "n_shared_experts": None,
-        },
-        rewrite=published(
-            hybrid_layer_pattern=[0, 1, 1, 0],
-            moe_layer_freq=[0, 1, 1, 1],
-            add_swa_attention_sink_bias=True,
-            add_full_attention_sink_bias=False,
-            sliding_window_size=7,
-            topk_method="noaux_tc",
-            scoring_func="sigmoid",
-            layernorm_epsilon=1e-5,
-            swa_rope_theta=1e4,
-            swa_num_attention_heads=4,
-            swa_num_key_value_heads=4,
-            swa_head_dim=24,
-            swa_v_head_dim=12,
-        ),
-    ),
-    Tiny(
         "minicpm3",
         "minicpm3",
         {

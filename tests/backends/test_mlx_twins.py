@@ -116,7 +116,6 @@ def test_other_activation_is_refused(model_type: str, activation: str, tmp_path:
         ("phimoe", "num_experts_per_tok", 3),
         ("exaone4-full", "sliding_window", 7),
         ("qwen3_vl_moe", "sliding_window", 7),
-        ("mimo_v2_flash", "sliding_window", 8),  # published files have the key sliding_window_size too
     ],
 )
 def test_value_that_a_class_reads_otherwise_is_refused(label: str, key: str, value: int, tmp_path: Path) -> None:
