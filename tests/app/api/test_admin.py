@@ -16,6 +16,7 @@ def test_loading_model_has_default_numbers() -> None:
         **dict.fromkeys(texts, ""),
         **dict.fromkeys(numbers, 0),
         "purpose": "chat",
+        "sampling": {},
         "unload_in": None,
         "warnings": (),
         "options": (),
