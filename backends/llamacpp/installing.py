@@ -70,7 +70,3 @@ def _compiler_flags(device: str) -> list[str]:
     """GCC 12 removes stores that AMX reads; llama.cpp then crashes in the prefill of quantised weights."""
     is_gcc = platform.system() == "Linux" and device != "Intel"
     return ["-DCMAKE_CXX_FLAGS=-fno-dse"] if is_gcc and "amx_int8" in cpu_flags() else []
-
-
-if __name__ == "__main__":
-    main()

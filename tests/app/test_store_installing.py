@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -143,3 +145,14 @@ async def test_route_runs_once_and_for_local_clients_only(monkeypatch: pytest.Mo
             break
         except Overloaded:
             await asyncio.sleep(0)
+
+
+def test_command_of_a_checkout_runs_make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    make = tmp_path / "make"
+    make.write_text("#!/bin/sh\necho make $*; pwd\n")
+    make.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    script = installing.COMMAND[-1].replace("main()", "sys.prefix = str(installing.ROOT / '.venv'); main()")
+    script = f"import sys; from localllm.backends.llamacpp import installing; {script}"
+    done = subprocess.run([*installing.COMMAND[:-1], script], capture_output=True, text=True)
+    assert (done.stdout.split("\n")[0], done.stderr) == ("make build GGUF=1", "")
