@@ -53,7 +53,11 @@ NO_EFFECT = frozenset(
         "fan_in_fan_out",  # PEFT ignores it for linear layers and embeddings
         "inference_mode",
         "lora_dropout",  # training only
+        "lora_dtype",  # ms-swift: dtype and learning rates of the training
+        "lorap_emb_lr",
+        "lorap_lr_ratio",
         "megatron_core",  # used only with megatron_config
+        "merge_weights",  # PEFT before 0.3: adds the products to the weights for inference
         "peft_version",
         "qalora_group_size",  # used only with use_qalora
         "revision",
@@ -119,8 +123,8 @@ class PeftConfig:
         self._alpha = _number(config, "lora_alpha", 8)
         self._square_root = config.flag("use_rslora", False)
         steps = Steps()
-        self._ranks = PatternTable(config, "rank_pattern", 1.0, MAX_RANK, steps)
-        self._alphas = PatternTable(config, "alpha_pattern", -MAX_SCALE, MAX_SCALE, steps)
+        self._ranks = PatternTable(values, config, "rank_pattern", 1.0, MAX_RANK, steps)
+        self._alphas = PatternTable(values, config, "alpha_pattern", -MAX_SCALE, MAX_SCALE, steps)
         self._modules = PeftModules(values, config, steps)
         self._tied = config.flag("ensure_weight_tying", False)
 

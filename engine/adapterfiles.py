@@ -27,6 +27,7 @@ from .ggufadapter import ENDS as GGUF_ENDS
 from .ggufadapter import read_gguf_adapter
 from .ggufshards import SUFFIX as GGUF
 from .jsonfiles import read_json
+from .peftnames import ENDS as PEFT_ENDS
 from .peftnames import PREFIX, text_module
 from .tensorfiles import StoredTensor, read_header
 from .tensorvalues import FLOATS
@@ -37,7 +38,6 @@ EXPERTS = "experts"  # the part of a module's name that all experts of a layer h
 ABSORBED = "kv_b_proj"  # the last part of a module's name: the projection from a latent to keys and values
 
 # Ends of tensor names, for the factors A and B.
-_PEFT_ENDS = {".lora_A.weight": "a", ".lora_B.weight": "b", ".lora_embedding_A": "a", ".lora_embedding_B": "b"}
 _MLX_ENDS = {".lora_a": "a", ".lora_b": "b"}
 _TRAINING_END = ".lora_velora_embed"  # a tensor that PEFT reads only in training
 _BASE_LAYER = ".base_layer"  # in the name of a tensor of the base model that PEFT has saved beside the factors
@@ -110,7 +110,10 @@ def read_adapter_header(folder: Path) -> AdapterFiles:
         files = [file for file in folder.iterdir() if is_gguf(file)]
         if len(files) == 1:
             return _read_gguf(files[0])
-        raise ModelRefused(f"{folder.name} has no {CONFIG}", "use an adapter folder of PEFT or mlx-lm")
+        # PEFT saves an adapter with a name of its own in a folder of this name.
+        named = sorted(file.parent.name for file in folder.glob(f"*/{CONFIG}"))[:5]
+        one_of = f"name one of its folders: {', '.join(named)}" if named else "use an adapter folder of PEFT or mlx-lm"
+        raise ModelRefused(f"{folder.name} has no {CONFIG}", one_of)
     values = read_json(folder / CONFIG)
     weights = _weights(folder)
     tensors = read_header(weights)
@@ -122,7 +125,7 @@ def read_adapter_header(folder: Path) -> AdapterFiles:
         factors = _read_peft(config, tensors)
     else:
         config = MlxConfig(values)
-        factors = _read_mlx(config, tensors)
+        factors = _text_factors(config, _pairs(tensors, _MLX_ENDS), transposed=True)
     return AdapterFiles(
         folder, MappingProxyType(factors), config.base, config.base_class, version="", copies=MappingProxyType(copies)
     )
@@ -168,15 +171,25 @@ def _split_copies(tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, Stored
 
 
 def _read_peft(config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, Factors]:
-    factors: dict[str, Factors] = {}
     used = {name: tensor for name, tensor in tensors.items() if not name.endswith(_TRAINING_END)}
-    for module, (a, b) in _pairs(used, _PEFT_ENDS).items():
+    pairs: dict[str, tuple[_Named, _Named]] = {}
+    for module, (a, b) in _pairs(used, PEFT_ENDS).items():
         if not module.startswith(PREFIX):
             raise ModelRefused(f"tensor {a.name!r:.200} does not begin with {PREFIX}")
-        trained = module.removeprefix(PREFIX)
-        name = text_module(trained)
+        pairs[module.removeprefix(PREFIX)] = a, b
+    return _text_factors(config, pairs, transposed=False)
+
+
+def _text_factors(
+    config: AdapterConfig, pairs: Mapping[str, tuple[_Named, _Named]], *, transposed: bool
+) -> dict[str, Factors]:
+    """The factors of the text model, by the names of its modules in a causal language model. `pairs` has the names of
+    the modules in the model that was trained, which the configuration has too."""
+    factors: dict[str, Factors] = {}
+    for trained, (a, b) in pairs.items():
         _refuse_experts(trained)
-        validated = _validated(trained, a.tensor, b.tensor, False, config)
+        validated = _validated(trained, a.tensor, b.tensor, transposed, config)
+        name = text_module(trained)
         if name in factors:
             raise ModelRefused(f"tensor {a.name!r:.200} is a second LoRA factor of {name}")
         if name:
@@ -189,14 +202,6 @@ def _read_peft(config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> di
 def _refuse_experts(module: str) -> None:
     if EXPERTS in module.split("."):
         raise ModelRefused(f"it changes {module!r:.200}: {NO_EXPERTS}", WITHOUT_EXPERTS)
-
-
-def _read_mlx(config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> dict[str, Factors]:
-    factors: dict[str, Factors] = {}
-    for module, (a, b) in _pairs(tensors, _MLX_ENDS).items():
-        _refuse_experts(module)
-        factors[module] = _validated(module, a.tensor, b.tensor, True, config)
-    return factors
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +233,10 @@ def _pairs(tensors: Mapping[str, StoredTensor], ends: Mapping[str, str]) -> dict
 def _validated(module: str, a: StoredTensor, b: StoredTensor, transposed: bool, config: AdapterConfig) -> Factors:
     for tensor in (a, b):
         if len(tensor.shape) != 2 or tensor.dtype not in FLOATS:
-            raise ModelRefused(f"{module}: a LoRA factor is {tensor.dtype} {list(tensor.shape)}, not a float matrix")
+            raise ModelRefused(
+                f"{module}: a LoRA factor is {tensor.dtype} {list(tensor.shape)}, "
+                f"not a float matrix ({', '.join(FLOATS)})"
+            )
     rank = a.shape[1 if transposed else 0]
     other_rank = b.shape[0 if transposed else 1]
     if rank != other_rank or not 1 <= rank <= MAX_RANK:

@@ -62,13 +62,15 @@ class PeftModules:
 class PatternTable:
     """rank_pattern or alpha_pattern: regular expressions -> the value of the modules that they match."""
 
-    def __init__(self, config: Fields, key: str, low: float, high: float, steps: Steps) -> None:
+    def __init__(
+        self, values: Mapping[str, Any], config: Fields, key: str, low: float, high: float, steps: Steps
+    ) -> None:
         """The values must be in low…high. Raises ModelRefused with the field."""
         table = config.table(key)
         self._config = config
         self._key = key
         self._values: list[tuple[NamePattern, float]] = []
-        for text in table:
+        for text in values.get(key) or {}:  # also a key with null, for which PEFT has no default
             value = table.number(text, low, high)
             try:
                 self._values.append((NamePattern(text, steps), value))

@@ -9,6 +9,18 @@ from __future__ import annotations
 import re
 
 PREFIX = "base_model.model."  # the prefix of every tensor name in PEFT's files
+# Ends of tensor names, for the factors A and B.
+ENDS = {
+    ".lora_A.weight": "a",
+    ".lora_B.weight": "b",
+    ".lora_embedding_A": "a",
+    ".lora_embedding_B": "b",
+    # A trainer that saves the weights without PEFT keeps the name that the adapter has in memory. PEFT reads it too.
+    ".lora_A.default.weight": "a",
+    ".lora_B.default.weight": "b",
+    ".lora_embedding_A.default": "a",
+    ".lora_embedding_B.default": "b",
+}
 
 _WRAPPERS = r"(?:(?:model|language_model|text_model)\.)*"
 _IN_MODEL = re.compile(rf"{_WRAPPERS}(layers\.\d+\..+|embed_tokens(?:\..+)?)")

@@ -16,6 +16,7 @@ from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_a
 from ...engine.errors import ModelRefused
 from ...engine.modelconfig import ModelConfig
 from ...engine.peftmodules import HEAD
+from ...engine.peftnames import text_module
 
 
 class _Window:
@@ -291,12 +292,12 @@ _METHODS = (
 
 
 def find_targets(model: nn.Module, forward: Forward) -> dict[str, Target]:
-    """The modules that can have LoRA factors, by their path in the model. A tied head is named HEAD.
+    """The modules that can have LoRA factors, by their names in a causal language model. A tied head is named HEAD.
 
     To find them, the model computes one token with lazy arrays. A module is a target only if the model calls it, with
     an input that begins with the dimensions [rows, tokens].
     """
-    names = {id(module): name for name, module in model.named_modules()}
+    names = {id(module): text_module(name) for name, module in model.named_modules()}
     caches = [_row_cache(cache) for cache in make_prompt_cache(model)]
     targets: dict[str, Target] = {}
     with ExitStack() as contexts:

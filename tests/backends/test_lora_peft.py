@@ -223,6 +223,21 @@ def test_adapter_of_another_class_has_the_same_effect(
     assert_equal(run(llama, [Row(PROMPT, 0, pages(0))], [1]), expected)
 
 
+def test_adapter_with_the_names_of_memory_has_the_effect_of_peft(
+    llama: Runner, adapter: tuple[Path, torch.Tensor], tmp_path: Path
+) -> None:
+    """A trainer that saves state_dict() itself keeps the adapter's name in the names of the tensors."""
+
+    def rename(name: str) -> str:
+        return name.replace(".weight", ".default.weight")
+
+    folder = rewrite(adapter[0], tmp_path, rename, {}, {})
+    adapted = PeftModel.from_pretrained(tiny_of("llama").save(tmp_path / "model"), folder)
+    assert_equal(log_probabilities(adapted, PROMPT)[-1:], adapter[1])
+    put(llama, 1, adapter_of(folder))
+    assert_equal(run(llama, [Row(PROMPT, 0, pages(0))], [1]), adapter[1])
+
+
 def test_adapter_of_automodel_has_the_effect_of_peft(tmp_path: Path) -> None:
     """PEFT computes the hidden states; the head is that of the base model."""
     tiny = tiny_of("llama")

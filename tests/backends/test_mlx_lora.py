@@ -22,6 +22,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.utils import linear_to_lora_layers, load_adapters
+from peft import LoraConfig, PeftModel
 
 from localllm.backends import mlx
 from localllm.backends.mlx.adapter import Forward, find_targets
@@ -30,7 +31,19 @@ from localllm.engine.modelfiles import read_model
 from scripts.bench.mlx_operations import of_mlx_lm, of_runner, prompts
 
 from . import canary
-from .adapters import OPTIONS, adapter_configs, adapter_of, assert_equal, pages, put, run, save_adapter, tiny_of
+from .adapters import (
+    OPTIONS,
+    adapter_configs,
+    adapter_of,
+    assert_equal,
+    log_probabilities,
+    open_on,
+    pages,
+    put,
+    run,
+    save_adapter,
+    tiny_of,
+)
 from .batches import Row, make_batch
 from .conformance import Planned
 from .mlx_models import no_memory, plain_model, quantised
@@ -91,6 +104,31 @@ def test_four_adapters_equal_lora_layers_of_mlx_lm(tmp_path: Path, label: str, b
     for slot in (1, 2, 3, 4):
         alone = run(runner, [Row(text, 0, pages(5))], [slot])
         torch.testing.assert_close(alone[0], together[slot - 1], rtol=0, atol=1e-4)
+    runner.close()
+
+
+@pytest.mark.parametrize("label", ["mistral3", "mistral3-tied"])
+def test_adapters_of_a_multimodal_model(tmp_path: Path, label: str) -> None:
+    """mlx-lm has its modules as language_model.model.layers…, PEFT has them as model.language_model.layers…"""
+    tiny = tiny_of(label)
+    base = tiny.save(tmp_path / "model")
+    runner = mlx.open(read_model(tmp_path / "model"), OPTIONS)
+    of_peft = tmp_path / "peft"
+    save_adapter(base, LoraConfig(r=4, target_modules=r".*language_model.*(q_proj|down_proj|embed_tokens)"), of_peft, 1)
+    text = list(range(5, 25))
+    put(runner, 1, adapter_of(of_peft))
+    expected = log_probabilities(PeftModel.from_pretrained(base, of_peft), text)[-1:]
+    assert_equal(run(runner, [Row(text, 0, pages(0))], [1]), expected)
+    of_mlx = tmp_path / "mlx"
+    keys = ["self_attn.q_proj", "language_model.model.embed_tokens"]
+    save_mlx_adapter(of_mlx, plain_model(tmp_path / "model"), 4, keys)
+    put(runner, 2, adapter_of(of_mlx))
+    wanted = logits(load_adapters(plain_model(tmp_path / "model"), str(of_mlx)), text)
+    assert_equal(run(runner, [Row(text, 0, pages(1))], [2]), wanted[None])
+    on_torch = open_on("torch_native", tmp_path / "model")
+    put(on_torch, 2, adapter_of(of_mlx))
+    assert_equal(run(on_torch, [Row(text, 0, pages(1))], [2]), wanted[None])
+    on_torch.close()
     runner.close()
 
 
@@ -198,4 +236,4 @@ def test_targets_are_the_modules_that_the_model_calls() -> None:
     model = Flat()
     targets = find_targets(model, Forward(model))
     shapes = {name: (target.in_features, target.out_features) for name, target in targets.items()}
-    assert shapes == {"embed_tokens": (32, 64), "rows": (64, 32), "lm_head": (64, 32)}
+    assert shapes == {"model.embed_tokens": (32, 64), "rows": (64, 32), "lm_head": (64, 32)}

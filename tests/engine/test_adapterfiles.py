@@ -48,6 +48,8 @@ def test_key_that_matches_no_module_changes_nothing(tmp_path: Path, pattern: str
         {"rank_pattern": {"o_proj": 0}},
         {"rank_pattern": {"o_proj": 3}},
         {"alpha_pattern": {"(o|q_proj": 1}},
+        {"alpha_pattern": {"o_proj": None}},
+        {"rank_pattern": {"o_proj": None}},
         {"init_lora_weights": "lora_ga"},
         {"init_lora_weights": "pissa_niter_16"},
         {"kasa_config": {"beta": 0.1, "gamma": 0.1}},
@@ -62,6 +64,28 @@ def test_field_that_changes_the_result_is_refused_by_name(tmp_path: Path, config
     field = next(iter(config))
     with pytest.raises(ModelRefused, match=rf"{field}|o_proj: rank 4, but adapter_config.json says 3"):
         write(tmp_path, **config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"lora_dtype": "AUTO", "lorap_lr_ratio": None, "lorap_emb_lr": 1e-6},
+        {"merge_weights": True, "enable_lora": None},
+        {"auto_mapping": {"base_model_class": "LlamaForCausalLM", "unsloth_fixed": True}},
+    ],
+    ids=["ms-swift", "peft-0.2", "unsloth"],
+)
+def test_fields_of_other_trainers_without_effect_are_accepted(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert write(tmp_path, **config).rank == 4
+
+
+def test_adapter_with_a_name_of_its_own_is_named(tmp_path: Path) -> None:
+    """PEFT saves it in a folder of this name."""
+    (tmp_path / "poet").mkdir()
+    write(tmp_path / "poet")
+    with pytest.raises(ModelRefused, match="has no adapter_config") as caught:
+        read_adapter(tmp_path)
+    assert caught.value.hint == "name one of its folders: poet"
 
 
 @pytest.mark.parametrize("value", [None, [], False], ids=str)
