@@ -59,8 +59,9 @@ def check_base(files: AdapterFiles, model: str, model_type: str) -> str:
 
 
 def agree(base: str, model: str) -> bool:
-    """True if the repo `base` is the model or a copy of it, by their names. Formats of the weights may differ."""
-    return _stem(base) == _stem(_repo(model) or model)
+    """True if the repo `base` is the model or a copy of it, by their names. Formats of the weights may differ, and the
+    name of the copy may have both parts of the repo, as in `bartowski/Qwen_Qwen3-8B-GGUF`."""
+    return _stem(_repo(model) or model) in (_stem(base), _stem(base.replace("/", "_")))
 
 
 def _repo(name: str) -> str:

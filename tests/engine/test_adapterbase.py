@@ -84,7 +84,14 @@ def test_base_model_of_another_family_is_refused(base: str, base_class: str, mod
 
 @pytest.mark.parametrize(
     "model",
-    ["Qwen/Qwen3-0.6B-GGUF:Q4_K_M", "local/qwen3-0.6b-Q8_0", "/m/Qwen3-0.6B-IQ4_NL.gguf", "/m/qwen3-0.6b.gguf"],
+    [
+        "Qwen/Qwen3-0.6B-GGUF:Q4_K_M",
+        "bartowski/Qwen_Qwen3-0.6B-GGUF:Q4_K_M",
+        "/m/Qwen_Qwen3-0.6B-Q8_0.gguf",
+        "local/qwen3-0.6b-Q8_0",
+        "/m/Qwen3-0.6B-IQ4_NL.gguf",
+        "/m/qwen3-0.6b.gguf",
+    ],
 )
 def test_names_of_gguf_models_agree_with_their_base(model: str) -> None:
     assert agree("Qwen/Qwen3-0.6B", model)
