@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
+from .adapterconfig import PLAIN_LORA
 from .adapterfiles import ABSORBED, AdapterFiles, Factors, is_gguf, read_adapter
 from .errors import ModelRefused
 from .lora import Adapter
@@ -15,6 +16,8 @@ from .tensorfiles import StoredTensor
 from .tensornames import EMBEDDING as EMBEDDING_TENSOR
 from .tensornames import HEAD as HEAD_TENSOR
 from .tensorvalues import FLOATS, is_copy
+
+WITHOUT_COPIES = "save the adapter again with save_embedding_layers=False"
 
 
 @contextmanager
@@ -87,9 +90,9 @@ def check_copies(files: AdapterFiles, base: Mapping[str, StoredTensor]) -> None:
             original = base.get(EMBEDDING_TENSOR)  # a tied head
         if original is None or {copy.dtype, original.dtype} - FLOATS.keys():
             raise ModelRefused(
-                f"it has the tensor {name!r:.200} of its base model, and the base model has no "
-                "such float tensor to compare it with",
-                "save the adapter again with save_embedding_layers=False",
+                f"it has the tensor {name!r:.200} of its base model, and the files of the model have no float tensor "
+                "of this name to compare it with",
+                WITHOUT_COPIES if name in (EMBEDDING_TENSOR, HEAD_TENSOR) else PLAIN_LORA,
             )
         if not is_copy(copy, original):
             raise ModelRefused(

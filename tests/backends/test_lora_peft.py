@@ -296,5 +296,6 @@ def test_tensor_beside_the_factors_is_refused_by_name(
     llama: Runner, adapter: tuple[Path, torch.Tensor], tmp_path: Path, name: str, shape: tuple[int, ...], reason: str
 ) -> None:
     folder = rewrite(adapter[0], tmp_path, str, {}, {PREFIX + name: torch.zeros(shape)})
-    with pytest.raises(ModelRefused, match=reason):
+    with pytest.raises(ModelRefused, match=reason) as refused:
         put(llama, 1, adapter_of(folder))
+    assert "save_embedding_layers" not in refused.value.hint, "it removes only the embedding and the head"
