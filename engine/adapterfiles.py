@@ -29,8 +29,7 @@ from .ggufshards import SUFFIX as GGUF
 from .jsonfiles import read_json
 from .peftnames import ENDS as PEFT_ENDS
 from .peftnames import PREFIX, text_module
-from .tensorfiles import StoredTensor, read_header
-from .tensorvalues import FLOATS
+from .tensorfiles import FLOATS, StoredTensor, read_header
 
 PEFT_WEIGHTS = "adapter_model.safetensors"
 MLX_WEIGHTS = "adapters.safetensors"

@@ -12,10 +12,10 @@ from .adapterfiles import ABSORBED, AdapterFiles, Factors, is_gguf, read_adapter
 from .errors import ModelRefused
 from .lora import Adapter
 from .peftmodules import HEAD
-from .tensorfiles import StoredTensor
+from .tensorfiles import FLOATS, StoredTensor
 from .tensornames import EMBEDDING as EMBEDDING_TENSOR
 from .tensornames import HEAD as HEAD_TENSOR
-from .tensorvalues import FLOATS, is_copy
+from .tensorvalues import is_copy
 
 WITHOUT_COPIES = "save the adapter again with save_embedding_layers=False"
 
@@ -88,7 +88,7 @@ def check_copies(files: AdapterFiles, base: Mapping[str, StoredTensor]) -> None:
         original = base.get(name)
         if original is None and name == HEAD_TENSOR:
             original = base.get(EMBEDDING_TENSOR)  # a tied head
-        if original is None or {copy.dtype, original.dtype} - FLOATS.keys():
+        if original is None or {copy.dtype, original.dtype} - set(FLOATS):
             raise ModelRefused(
                 f"it has the tensor {name!r:.200} of its base model, and the files of the model have no float tensor "
                 "of this name to compare it with",

@@ -21,6 +21,7 @@ from .errors import ModelRefused
 
 MAX_HEADER = 25_000_000  # bytes; the limit of huggingface_hub. The format allows 100 MB, which no model needs
 MAX_DIMENSIONS = 8
+FLOATS = ("F32", "F16", "BF16")  # dtypes of the values that tensorvalues.py reads
 
 ITEM_BYTES: Mapping[str, int] = MappingProxyType(
     {

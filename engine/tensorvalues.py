@@ -13,11 +13,8 @@ from .tensorfiles import StoredTensor, refusing_unreadable
 
 Floats = NDArray[np.float32]
 
-FLOATS: Mapping[str, np.dtype[Any]] = {
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}  # numpy has no bfloat16
+# FLOATS as they are stored; numpy has no bfloat16.
+STORED: Mapping[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 BLOCK = 1 << 22  # values that are in memory at a time
 
 
@@ -39,7 +36,7 @@ def is_copy(copy: StoredTensor, original: StoredTensor) -> bool:
 
 
 def _blocks(tensor: StoredTensor) -> Iterator[Floats]:
-    dtype = FLOATS[tensor.dtype]
+    dtype = STORED[tensor.dtype]
     left = math.prod(tensor.shape)
     with refusing_unreadable(tensor.file), tensor.file.open("rb") as stream:
         stream.seek(tensor.start)
