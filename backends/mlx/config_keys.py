@@ -8,7 +8,7 @@ refuses a model if mlx-lm's class ignores a key whose value is not the default; 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -34,6 +34,10 @@ ROPE_CLASSES: Mapping[type, str] = {
 }
 EQUAL = dict.fromkeys(("joyai_llm_flash", "kimi_k2"), "deepseek_v3")  # as deepseek_v3 in all but name
 WINDOWED = ("ministral3", "mixtral", "phimoe", "starcoder2")  # a window of config.json applies to all layers
+# Architectures whose classes in transformers read partial_rotary_factor for a plain rope. Others rotate whole heads.
+PARTIAL = frozenset(
+    "glm glm4 glm4_moe glm4_moe_lite gpt_neox laguna minimax_m2 nemotron phi phi3 solar_open stablelm".split()
+)
 PLAIN_ROPES = ("", "default", "mrope")  # for text, mrope equals default
 SIMPLE = (bool, int, float, str, list)  # types of the values that mlx-lm's classes read
 # Keys that `verify` does not compare: inference does not read them, or a wrong value fails when the weights are loaded.
@@ -118,26 +122,33 @@ class ConfigKeys:
             scaled.pop(kind, None)
         ropes = [part for part in model.modules() if _is_rope(part)]
         sizes = self._rotary_sizes() if ropes else set()
+        self._verify_bases(ropes)
         for part in ropes:
             kind = _kind_of_module(part)
             if len(sizes) == 1 and isinstance(part, nn.RoPE):  # the class may ignore the size
                 [part.dims] = sizes
             elif kind != "unknown" and _rotary_size(part) not in sizes:
                 raise _ignored(self.text, "the rotary size", " or ".join(map(str, sizes)), _rotary_size(part))
-            if isinstance(part, nn.RoPE):
-                self._verify_base(part)
-            elif kind in scaled:
+            if kind in scaled and not isinstance(part, nn.RoPE):
                 _set_frequencies(part, scaled[kind], self.text, context)
         kinds = {_kind_of_module(part) for part in ropes}
         missing = scaled.keys() - kinds
         if ropes and missing and "unknown" not in kinds:
             raise _ignored(self.text, "the rope type", " and ".join(sorted(missing)), "no rope of this type")
+        if "linear" in kinds and "linear" not in scaled:
+            raise _ignored(self.text, "the rope type", "default", "a linear rope")
 
-    def _verify_base(self, part: nn.RoPE) -> None:
-        bases = [self.text.get("rope_local_base_freq"), *(table.get("rope_theta") for table in self._rope_tables())]
-        thetas = {float(base) for base in bases if base}
-        if thetas and not any(math.isclose(part.base, theta, rel_tol=1e-6) for theta in thetas):
-            raise _ignored(self.text, "rope_theta", thetas, part.base)
+    def _verify_bases(self, ropes: Sequence[nn.Module]) -> None:
+        """Refuse a base that config.json does not have, and a base of a plain rope that no module has: a class may have
+        one base where config.json has one for each layer type."""
+        tables = [table for table in self._rope_tables() if table.get("rope_theta")]
+        local = self.text.get("rope_local_base_freq")
+        thetas = {float(table["rope_theta"]) for table in tables} | ({float(local)} if local else set())
+        plain = {float(table["rope_theta"]) for table in tables if _kind(table) in PLAIN_ROPES}
+        bases = {float(part.base) for part in ropes if isinstance(part, nn.RoPE)}
+        unknown = thetas and any(not _has(thetas, base) for base in bases)
+        if unknown or (bases and any(not _has(bases, theta) for theta in plain)):
+            raise _ignored(self.text, "rope_theta", thetas, ", ".join(map(str, sorted(bases))))
 
     def _rotary_sizes(self) -> set[int]:
         """The numbers of dimensions of a head that are rotated: one, or one for each layer type."""
@@ -147,8 +158,21 @@ class ConfigKeys:
         if text.get("qk_rope_head_dim"):
             return {text["qk_rope_head_dim"]}
         head = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
-        shares = [table.get("partial_rotary_factor") for table in self._rope_tables()]
-        return {int(head * (text.get("partial_rotary_factor", 1.0) if x is None else x)) for x in shares}
+        return {int(head * self._share(table)) for table in self._rope_tables()}
+
+    def _share(self, table: Mapping[str, Any]) -> float:
+        """The share of a head that is rotated. Raises ModelRefused for one that transformers ignores."""
+        share = table.get("partial_rotary_factor")
+        if share is None:
+            share = self.text.get("partial_rotary_factor", 1.0)
+        model_type = self.text.get("model_type")
+        is_ignored = _kind(table) in PLAIN_ROPES and model_type not in PARTIAL
+        if share != 1.0 and is_ignored and _config_class(self.text) is not None:
+            raise ModelRefused(
+                f"partial_rotary_factor of config.json is {share!s:.50}, but transformers ignores it in {model_type}",
+                "delete partial_rotary_factor to rotate whole heads as transformers does",
+            )
+        return float(share)
 
     def _rope_tables(self) -> list[Mapping[str, Any]]:
         """Rope parameters: one table for all layers, or one for each layer type."""
@@ -235,6 +259,10 @@ def _rope_arguments(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kind(scaling: Mapping[str, Any]) -> str:
     return str(scaling.get("rope_type") or scaling.get("type") or "")
+
+
+def _has(bases: Iterable[float], base: float) -> bool:
+    return any(math.isclose(base, other, rel_tol=1e-6) for other in bases)
 
 
 def _is_rope(part: nn.Module) -> bool:

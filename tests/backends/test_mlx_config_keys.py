@@ -130,6 +130,41 @@ def test_ignored_key_is_refused(
         mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
 
 
+def _old_base(config: dict[str, Any]) -> None:
+    """transformers uses this base in the full layers only."""
+    config.pop("rope_parameters")
+    config["rope_theta"] = 500.0
+
+
+def _old_linear(config: dict[str, Any]) -> None:
+    """transformers reads rope_type in Olmo 3, and ignores type."""
+    config.pop("rope_parameters")
+    config |= {"rope_theta": 500_000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
+
+
+def _half(config: dict[str, Any]) -> None:
+    """The classes of these architectures in transformers ignore the key."""
+    config["partial_rotary_factor"] = 0.5
+
+
+@pytest.mark.parametrize(
+    ("model_type", "more", "edit", "name"),
+    [
+        ("olmo3", WINDOWS, _old_base, "rope_theta is"),
+        ("olmo3", WINDOWS, _old_linear, "the rope type is default"),
+        ("seed_oss", {"head_dim": 12}, _half, "partial_rotary_factor"),
+        ("gemma", {"head_dim": 12, "tie_word_embeddings": True}, _half, "partial_rotary_factor"),
+        ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, _half, "partial_rotary_factor"),
+    ],
+)
+def test_rope_that_transformers_reads_otherwise_is_refused(
+    tmp_path: Path, model_type: str, more: dict[str, Any], edit: Rewrite, name: str
+) -> None:
+    Tiny(model_type, model_type, more, rewrite=edit).save(tmp_path)
+    with pytest.raises(ModelRefused, match=name):
+        mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
+
+
 def save_as_multimodal(folder: Path) -> None:
     """Change the files of a text model to those of a multimodal model."""
     weights = load_file(folder / "model.safetensors")
