@@ -135,8 +135,10 @@ class ConfigKeys:
         missing = scaled.keys() - kinds
         if ropes and missing and "unknown" not in kinds:
             raise _ignored(self.text, "the rope type", " and ".join(sorted(missing)), "no rope of this type")
-        if "linear" in kinds and "linear" not in scaled:
-            raise _ignored(self.text, "the rope type", "default", "a linear rope")
+        always = {"yarn"} if any(isinstance(part, DeepseekV2YarnRotaryEmbedding) for part in ropes) else set()
+        surplus = kinds - scaled.keys() - always - {"default", "unknown"}
+        if surplus:
+            raise _ignored(self.text, "the rope type", "default", f"a rope of the type {', '.join(sorted(surplus))}")
 
     def _verify_bases(self, ropes: Sequence[nn.Module]) -> None:
         """Refuse a base that config.json does not have, and a base of a plain rope that no module has: a class may have

@@ -45,7 +45,9 @@ class _Stored:
             weights = decoder_tensors(names_of_language_model(weights), self.config)
         weights = self.decode(weights)
         sanitize = getattr(super(), "sanitize", None)
-        loaded = weights if sanitize is None else sanitize(dict(weights))
+        loaded = dict(weights) if sanitize is None else sanitize(dict(weights))
+        if self.text.get("tie_word_embeddings") and "lm_head" not in self:
+            loaded.pop("lm_head.weight", None)  # equal to the embedding: loading.py compares them
         _verify_complete(*(_without_unused(self.text, some) for some in (weights, loaded)))
         return _with_positive_corrections(loaded) if (self.text.get("n_group") or 1) > 1 else loaded
 

@@ -142,6 +142,11 @@ def _old_linear(config: dict[str, Any]) -> None:
     config |= {"rope_theta": 500_000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
 
 
+def _old_yarn(config: dict[str, Any]) -> None:
+    _old_linear(config)
+    config["rope_scaling"] = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+
+
 def _half(config: dict[str, Any]) -> None:
     """The classes of these architectures in transformers ignore the key."""
     config["partial_rotary_factor"] = 0.5
@@ -152,6 +157,7 @@ def _half(config: dict[str, Any]) -> None:
     [
         ("olmo3", WINDOWS, _old_base, "rope_theta is"),
         ("olmo3", WINDOWS, _old_linear, "the rope type is default"),
+        ("olmo3", WINDOWS, _old_yarn, "the rope type is default"),
         ("seed_oss", {"head_dim": 12}, _half, "partial_rotary_factor"),
         ("gemma", {"head_dim": 12, "tie_word_embeddings": True}, _half, "partial_rotary_factor"),
         ("olmoe", {"num_experts": 4, "num_experts_per_tok": 2}, _half, "partial_rotary_factor"),
@@ -163,6 +169,16 @@ def test_rope_that_transformers_reads_otherwise_is_refused(
     Tiny(model_type, model_type, more, rewrite=edit).save(tmp_path)
     with pytest.raises(ModelRefused, match=name):
         mlx.open(read_model(tmp_path), LoadOptions(dtype="float32"))
+
+
+@pytest.mark.parametrize("model_type", ["gemma", "cohere", "starcoder2", "nemotron"])
+def test_stored_copy_of_a_tied_embedding_is_accepted(tmp_path: Path, model_type: str) -> None:
+    """These classes have no output head, and no code that drops one."""
+    Tiny(model_type, model_type, {"head_dim": 12, "tie_word_embeddings": True}).save(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, file)
+    assert mlx.accepts(read_model(tmp_path)) == ""
 
 
 def save_as_multimodal(folder: Path) -> None:
