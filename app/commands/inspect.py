@@ -40,7 +40,8 @@ def _lines(inspection: Inspection) -> list[tuple[str, str]]:
         ("licence", inspection.licence or "unknown"),
     ]
     if inspection.kind == "adapter":
-        lines += [("base model", inspection.base or "not named"), ("rank", str(inspection.rank))]
+        unnamed = "not named" if inspection.rank else "unknown"  # a file that cannot be read has rank 0
+        lines += [("base model", inspection.base or unnamed), ("rank", str(inspection.rank or "unknown"))]
     else:
         context = f"{inspection.context} tokens" if inspection.context else "unknown"
         if inspection.rope_scaling:

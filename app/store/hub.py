@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound, StorageFailed
-from . import cache, catalog, ggufs, preferences, resolved, stored, suggestions
+from . import adapter_refs, cache, catalog, ggufs, preferences, resolved, stored, suggestions
 from .blobs import blob_of, has_shared, own_bytes
 from .blobs import delete as delete_blob
 from .disk_errors import translate_disk_errors
@@ -68,6 +68,8 @@ def _plan_files_removal(name: str) -> Removal:
     if name == GUIDE:
         hint = "uninstall localllm to remove it"
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
+    if any(adapter.id == name for adapter in adapter_refs.builtin()):
+        raise InvalidRequest(f"{name} is built in and cannot be deleted", param="name")
     if is_path(name):
         raise _not_stored(name)
     target = _target(name)

@@ -16,6 +16,7 @@ import pytest
 from msgspec import structs
 
 from localllm.app import config, paths
+from localllm.app.cli import main
 from localllm.app.client import AdapterEntry, Done, LoadedModel, LoadFlags, ReasoningPiece, TextPiece, ToolCall, Usage
 from localllm.app.commands import bench, chat, console, daemon, models, removal, run, selftest, session, settings
 from localllm.app.config import Settings
@@ -699,3 +700,18 @@ def test_config_changes_the_settings_of_all_models(
     assert "LOCALLLM_PORT overrides port" in shown.err
     assert "sesame" not in shown.out + shown.err
     assert paths.config_file().stat().st_mode & 0o077 == 0, "only this user may read an API key"
+
+
+def test_inspect_does_not_invent_the_rank_and_the_base_of_an_unreadable_adapter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {"peft_type": "LORA", "r": 4, "base_model_name_or_path": "org/base"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
+    main(["inspect", str(tmp_path)])
+    lines = {tuple(line.split()) for line in capsys.readouterr().out.splitlines()}
+    assert lines >= {("base", "model", "unknown"), ("rank", "unknown")}
+
+
+def test_rm_of_a_built_in_adapter_says_that_it_is_built_in(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rm", "pirate", "--yes"]) == InvalidRequest.exit_code
+    assert "pirate is built in and cannot be deleted" in capsys.readouterr().err
