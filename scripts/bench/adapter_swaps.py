@@ -292,7 +292,6 @@ def main() -> None:
         cache_bytes=pages * page_bytes(16, shape.kv_heads, shape.head_dim, shape.layers, 4),
         adapter_slots=min(STREAM_ADAPTERS, options.streams) + SWAP_SLOTS,
         adapter_rank=options.rank,
-        graphs="full",  # all steps are decode steps
     )
     tell("opening the model")
     with tempfile.TemporaryDirectory() as folder:

@@ -149,7 +149,7 @@ def test_wrong_output_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     files = stand_in(TINY, tmp_path)
     checks = outputs.Checks(cpu, TINY, files, "bf16", LoadOptions(dtype="float32"), layers=1)  # type: ignore[arg-type]
-    right = checks.log_probabilities("full")
+    right = checks.log_probabilities("auto")
     assert right.mean < 1e-4
     assert right.compared > outputs.PROMPTS * outputs.TOP
     assert checks.canary("off", [3]) == 3 * outputs.ANSWER
@@ -285,7 +285,7 @@ def test_sweep_repeats_a_slower_measurement() -> None:
 @pytest.mark.real
 @pytest.mark.timeout(300)
 def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = """bench --backend cpu --shape tiny --ways full,off/in-turn --formats bf16,int8 --cells 1x40,4x64
+    command = """bench --backend cpu --shape tiny --ways auto,off/in-turn --formats bf16,int8 --cells 1x40,4x64
     --jobs decode,idle,prefill,sweep,mixed,even:off/in-turn --steps 4 --rounds 2 --lengths 24
     --longest 5 --requests 4 --most 12 --runs 1 --step-tokens 64 --check-layers 1 --canary 2
     --peers transformers --save"""
@@ -299,21 +299,21 @@ def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFix
     assert len(names) == len(set(names))
     for fmt in ("bf16", "int8"):
         for what in (
-            "log-probabilities against float32 references, graphs full",
-            "decode, 1 row of 40 tokens, full",
+            "log-probabilities against float32 references, graphs auto",
+            "decode, 1 row of 40 tokens, auto",
             "decode, 4 rows of 64 tokens, off/in-turn",
-            "first token of a prompt of 24, full",
-            "first token at 5 lengths, full: the worst ratio to off/in-turn",
-            "4 requests of 12 to 12 in and out, full",
+            "first token of a prompt of 24, auto",
+            "first token at 5 lengths, auto: the worst ratio to off/in-turn",
+            "4 requests of 12 to 12 in and out, auto",
             "4 requests of 12 in and out, off/in-turn",
         ):
             assert f"tiny shape, {fmt}, {what}" in names
-        assert f"tiny shape, {fmt}, 4 requests of 12 in and out, full" not in names
+        assert f"tiny shape, {fmt}, 4 requests of 12 in and out, auto" not in names
     exact = "tokens of the canary model and guide, all right, graphs"
-    assert [name for name in names if exact in name] == [f"tiny shape, bf16, {exact} {way}" for way in ("full", "off")]
+    assert [name for name in names if exact in name] == [f"tiny shape, bf16, {exact} {way}" for way in ("auto", "off")]
     peers = {row["name"]: row["against"] for row in results if "against" in row}
-    assert peers["tiny shape, bf16, decode, 1 row of 40 tokens, full"].startswith("transformers")
-    assert peers["tiny shape, int8, decode, 1 row of 40 tokens, full"] == "off/in-turn"
+    assert peers["tiny shape, bf16, decode, 1 row of 40 tokens, auto"].startswith("transformers")
+    assert peers["tiny shape, int8, decode, 1 row of 40 tokens, auto"] == "off/in-turn"
     assert all(row["ours"] > 0 for row in results if row["unit"] != "millinats")
     timed = [row for row in results if row["unit"] not in ("millinats", "tokens")]
     assert [row["name"] for row in timed if not (row.get("rounds") or row.get("runs"))] == []

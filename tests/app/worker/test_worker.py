@@ -139,7 +139,7 @@ def test_unknown_attention_is_refused_by_name(folder: Path) -> None:
     refused = worker.load(folder, attention="flashinfer", backend="cpu")
     assert isinstance(refused, frames.LoadFailed)
     assert refused.fault.message == "attention flashinfer is not supported on cpu"
-    assert refused.fault.hint == "set attention to auto"
+    assert refused.fault.hint == "set attention to auto; localllm config tiny shows the settings of this model"
     worker.close()
 
 
