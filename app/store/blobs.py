@@ -9,6 +9,8 @@ cache, under another hash.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from .. import paths
@@ -16,22 +18,23 @@ from .. import paths
 UNVERIFIED = "unverified-"  # begins the name of a blob that no hub vouches for; its SHA-256 follows
 
 
-def blob_of(link: Path) -> Path | None:
+def blob_of(link: Path, realpath: Callable[[Path], str] = os.path.realpath) -> Path | None:
     """The file, or the link of huggingface_hub, that the link of a snapshot names; None if the path is no link."""
     try:
         target = link.readlink()
     except OSError:
         return None
     path = link.parent / target
-    return Path(os.path.realpath(path.parent)) / path.name  # the last link stays
+    return Path(realpath(path.parent)) / path.name  # the last link stays
 
 
 def used_blobs(folder: Path) -> set[str]:
     """The names of the blobs of a repository folder that a link in a snapshot names."""
-    root = Path(os.path.realpath(folder / "blobs"))
+    realpath = cache(os.path.realpath)  # the links of a snapshot have one parent folder
+    root = Path(realpath(folder / "blobs"))
     used = set()
     for link in (folder / "snapshots").rglob("*"):
-        blob = blob_of(link)
+        blob = blob_of(link, realpath)
         if blob is not None and blob.parent == root:
             used.add(blob.name)
     return used

@@ -29,9 +29,9 @@ def problem(folder: Path) -> str:
         return f"{TOKENIZER} was not opened within {SECONDS:g} s"
     if child.returncode:
         return f"{TOKENIZER} cannot be opened: the process ended with {child.returncode}"
-    found = child.stdout.strip()
-    architectures.remember({_key(folder): found})
-    return found
+    reason = child.stdout.strip()
+    architectures.remember({_key(folder): reason})
+    return reason
 
 
 def remembered_problem(folder: Path) -> str:
@@ -41,6 +41,6 @@ def remembered_problem(folder: Path) -> str:
 
 def _key(folder: Path) -> str:
     """The key of the files, not of the links to them: pull checks a model before its snapshot exists."""
-    files = [(file.name, file.resolve()) for file in sorted(folder.glob("*token*.json")) if file.exists()]
-    versions = [(name, str(file), (status := file.stat()).st_size, status.st_mtime_ns) for name, file in files]
+    statuses = [(file.name, file.stat()) for file in sorted(folder.glob("*token*.json")) if file.exists()]
+    versions = [(name, each.st_dev, each.st_ino, each.st_size, each.st_mtime_ns) for name, each in statuses]
     return architectures.key_of(versions, " tokenizer")
