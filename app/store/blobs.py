@@ -9,7 +9,7 @@ cache, under another hash.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -18,26 +18,36 @@ from .. import paths
 UNVERIFIED = "unverified-"  # begins the name of a blob that no hub vouches for; its SHA-256 follows
 
 
-def blob_of(link: Path, realpath: Callable[[Path], str] = os.path.realpath) -> Path | None:
+def blob_of(link: Path) -> Path | None:
     """The file, or the link of huggingface_hub, that the link of a snapshot names; None if the path is no link."""
     try:
         target = link.readlink()
     except OSError:
         return None
     path = link.parent / target
-    return Path(realpath(path.parent)) / path.name  # the last link stays
+    return Path(os.path.realpath(path.parent)) / path.name  # the last link stays
 
 
 def used_blobs(folder: Path) -> set[str]:
     """The names of the blobs of a repository folder that a link in a snapshot names."""
-    realpath = cache(os.path.realpath)  # the links of a snapshot have one parent folder
-    root = Path(realpath(folder / "blobs"))
+    identity = cache(_identity)  # the links of a snapshot have one parent folder
+    root = identity(folder / "blobs")
     used = set()
     for link in (folder / "snapshots").rglob("*"):
-        blob = blob_of(link, realpath)
-        if blob is not None and blob.parent == root:
-            used.add(blob.name)
+        with suppress(OSError):  # no link
+            path = link.parent / link.readlink()
+            if root is not None and identity(path.parent) == root:
+                used.add(path.name)
     return used
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """The number of a folder on this machine, equal for all paths to it; None if it does not exist."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def unused_blobs(folder: Path) -> list[Path]:

@@ -24,6 +24,7 @@ from .check import check
 from .headers import read_gguf_file
 from .names import LOCAL
 from .selection import NO_CONFIG
+from .stored import Kind
 
 
 def listed(*, wait: bool = False) -> list[ModelRef]:
@@ -70,11 +71,12 @@ def with_problem(model: ModelRef) -> ModelRef:
 
     Reads no weights, and starts no process that asks the backends.
     """
-    if stored.kind_of(model.path) != "gguf":
-        return replace(model, problem=problem_of(model.path), purpose=purpose(model.path))
+    kind = stored.kind_of(model.path)
     checked = _checked(model.path, _version(model.path))
+    problem = _first_problem(model.path, kind, checked)
+    if kind != "gguf":
+        return replace(model, problem=problem, purpose=checked.purpose)
     description = ", ".join(filter(None, [checked.architecture, model.description]))
-    problem = problem_of(model.path)
     install = "" if checked.problem else architectures.install_command(checked.question)
     described = replace(model, context=checked.context, description=description, purpose=checked.purpose)
     return replace(described, problem=problem, install=install)
@@ -100,15 +102,19 @@ def problem_of(folder: Path) -> str:
 
     An architecture about which no process has asked the backends is no problem.
     """
-    match stored.kind_of(folder):
+    return _first_problem(folder, stored.kind_of(folder), _checked(folder, _version(folder)))
+
+
+def _first_problem(folder: Path, kind: Kind, checked: _Checked) -> str:
+    match kind:
         case "weights":
             return NO_CONFIG
         case "adapter":
-            return _checked(folder, _version(folder)).problem
+            return checked.problem
         case "model" | "gguf":
-            checked = _checked(folder, _version(folder))
             tokenizer = tokenizer_check.remembered_problem(folder)
             return checked.problem or tokenizer or architectures.answer(checked.question) or ""
+    return ""
 
 
 def _unanswered(folder: Path) -> bool:
