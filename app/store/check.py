@@ -96,7 +96,7 @@ def missing_tensor(files: ModelFiles) -> str:
 
 def _check_model(folder: Path, ask_backends: bool) -> list[str]:
     try:
-        files = read_model(folder)
+        files = read_model(folder, folder.name)
         if not (folder / TOKENIZER).exists():
             return [f"{TOKENIZER} is missing"]
         check_class(folder)
