@@ -45,7 +45,7 @@ def _with_value(text: str, name: str, value: Value | None) -> str:
 
 
 def _place(lines: list[str], name: str) -> tuple[int, int]:
-    """The range of lines of a setting, whose value may have several lines; the end of the file if it has none."""
+    """(first line, end) of a setting, whose value may span lines; the end of the file for an absent setting."""
     key = re.compile(rf"""\s*(["']?){re.escape(name)}\1\s*=""")
     for start, line in enumerate(lines):
         if key.match(line):

@@ -18,7 +18,7 @@ Use = Literal["chat", "text"]  # of an answer: to messages, or a completion of a
 def purpose_of(templates: Mapping[str, str], pooling: Pooling | None, *, headless: bool = False) -> Purpose:
     """`templates`: the chat templates by name. `headless`: without the weights of an output head.
 
-    Files whose pooling localllm does not compute, beside a chat template, are those of a chat model.
+    A chat template decides if localllm does not compute the pooling.
     """
     if headless or (pooling is not None and not (pooling.problem and templates)):
         return "embedding"

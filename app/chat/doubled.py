@@ -20,10 +20,10 @@ def added_around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 def doubled(ids: Sequence[int], begin: Sequence[int], end: Sequence[int]) -> list[tuple[str, int]]:
     """("begins" or "ends", id) of the tokens that the ids have twice. `begin`, `end`: the tokens around each prompt."""
-    found = []
+    tokens = []
     if begin and list(ids[len(begin) - 1 : len(begin) + 1]) == [begin[-1]] * 2:
-        found.append(("begins", begin[-1]))
+        tokens.append(("begins", begin[-1]))
     rest = ids[len(begin) :]
     if end and list(rest[len(rest) - len(end) - 1 : len(rest) - len(end) + 1]) == [end[0]] * 2:
-        found.append(("ends", end[0]))
-    return found
+        tokens.append(("ends", end[0]))
+    return tokens

@@ -180,10 +180,10 @@ class GuardedTokenizer:
     def _tokens(self) -> tuple[Finder, dict[str, int]]:
         """Finds all added tokens, as the tokenizer does, and has their ids."""
         ids = {entry.content: token for token, entry in self._added.items()}
-        found = [self._added[token] for token in sorted(self._added)]
+        tokens = [self._added[token] for token in sorted(self._added)]
         if self._rust.encode_special_tokens:  # `split_special_tokens`: the text of a special token is plain text
-            found = [token for token in found if not token.special]
-        return Finder(found, self._normalizer), ids
+            tokens = [token for token in tokens if not token.special]
+        return Finder(tokens, self._normalizer), ids
 
     def _with_names(self, marked: str) -> str:
         """The text without marks, and with unique names in place of the control tokens that are not marked."""

@@ -69,14 +69,14 @@ def read_names(
         _check_extra(source.get(_ADDITIONAL))
     if not values.get(_EXTRA) and _ADDITIONAL in values:
         values[_EXTRA] = values.pop(_ADDITIONAL)
-    own = {name: values.pop(name) for name in list(values) if _is_own(name) and isinstance(values[name], str)}
-    own |= _pop_names(values)
+    own_names = {name: values.pop(name) for name in list(values) if _is_own(name) and isinstance(values[name], str)}
+    own_names |= _pop_names(values)
     if files.lists_tokens:
         table = _listed(values["added_tokens_decoder"])
         flagged = [*table.values()]
     else:
         _merge_map(values, files.special_map)
-        own |= _pop_names(values)
+        own_names |= _pop_names(values)
         older = _older(values, files.added)
         table = older | dict(stored)
         flagged = [*older.values(), *stored.values()]
@@ -84,12 +84,12 @@ def read_names(
     extra = values[_EXTRA] if _EXTRA in values else values.get(_ADDITIONAL)
     _check_extra(extra)
     if isinstance(extra, dict):
-        own, extra = extra | own, None
+        own_names, extra = extra | own_names, None
     ours = {name: value for name, value in defaults.items() if _is_own(name)}
     more = _tokens(ours | {name: value for name, value in values.items() if _is_own(name) and _is_token(value)})
     if infills and _EXTRA not in values:
         extra = [*(extra or ()), *(more[name] for name in ours)]
-    special = dict.fromkeys(_STANDARD) | standard | more | _tokens(own)  # new tokens get their ids in this order
+    special = dict.fromkeys(_STANDARD) | standard | more | _tokens(own_names)  # new tokens get their ids in this order
     return Names({name: value for name, value in special.items() if value is not None}, _list(extra), table)
 
 

@@ -51,7 +51,7 @@ def hint_of_problem(name: str, stored: Mapping[str, Path]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class EarlyCheck:
-    """The result of a check. Empty texts: a usable model, whose chat template works or is missing."""
+    """The result of a check. Both fields are empty for a usable model."""
 
     problem: str = ""  # the first reason why it cannot be used
     template: str = ""  # the reason why its chat template fails

@@ -1,4 +1,4 @@
-"""Size and hash of a remote file from the head of a reply, for hubs whose metadata has none."""
+"""Size and hash of a remote file from the headers of a reply, for hubs with incomplete metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer to the question what a name is. Commands, API and terminal UI ask here, so that all give the same answer.
+"""The kind and the files of a name. Commands, API and terminal UI call this module, so their answers are equal.
 
     kind         as a model                          as an adapter
     model        its files                           WrongKind: chat with it
