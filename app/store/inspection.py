@@ -64,8 +64,8 @@ class Inspection:
     rope_scaling: str = ""  # the method that extends the context of the original training; empty: none
     embeddings: str = ""  # the vectors of an embedding model; empty: no embedding model
     template: TemplateVerdict | None = None  # None: adapters have none
-    base: str = ""  # base model of an adapter
-    rank: int = 0  # of an adapter
+    base: str = ""  # base model of an adapter; empty: unknown, or not named
+    rank: int = 0  # of an adapter; 0: unknown
     pickles: tuple[str, ...] = ()  # weight files that could run code: never downloaded, never loaded
     code: tuple[str, ...] = ()  # code of the repository: never downloaded, never run
     problems: tuple[str, ...] = ()  # reasons why no backend can load it
