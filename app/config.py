@@ -370,7 +370,7 @@ def _check_gpu_limits(env: Mapping[str, str]) -> None:
     try:
         read_limits(env)
     except LimitRefused as error:
-        raise ConfigError(str(error), hint="docs/add-a-kernel.md describes the variables that imitate a GPU") from None
+        raise ConfigError(str(error), hint="docs/develop/add-a-kernel.md has the variables that imitate a GPU") from None
 
 
 def _read(

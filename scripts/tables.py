@@ -165,7 +165,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     stale = []
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         before = page.read_text("utf-8")
         after = REGION.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], before)
         if after != before:

@@ -127,7 +127,7 @@ def test_spec_reports_dtype_format_and_bytes(files: ModelFiles) -> None:
 
 
 def test_device_defaults_claim_no_features(files: ModelFiles) -> None:
-    """A device with default fields is correct, as docs/add-a-backend.md says."""
+    """A device with default fields is correct, as docs/develop/add-a-backend.md says."""
     device = Device("cpu", "cpu", torch.cpu, Ops(), torch.float32)
     spec = planned(files, LoadOptions(max_rows=1, graphs="full"), 40, device)
     assert (spec.overlap, spec.step_seconds) == (False, 0.0)

@@ -1,4 +1,4 @@
-"""Backends added as docs/add-a-backend.md says: a folder, and a name in ORDER. Nothing else of the program changes."""
+"""Backends that docs/develop/add-a-backend.md describes: a folder, and a name in ORDER; nothing else changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every op has the parts that docs/add-a-kernel.md requires: fake, wrapper, source, cases, benchmark."""
+"""Every op has the parts that docs/develop/add-a-kernel.md requires: fake, wrapper, source, cases, benchmark."""
 
 from __future__ import annotations
 
