@@ -42,7 +42,7 @@ from localllm.engine.runner import Backend, Unavailable, page_bytes
 from localllm.kernels.gpu_limits import gpu_limits
 
 if TYPE_CHECKING:
-    from localllm.kernels.benchmark.gpu_peaks import Peaks
+    from gpu_peaks import Peaks
 
 FORMATS: Mapping[str, str] = {"bf16": "none", "int8": "int8", "int4": "int4", "fp8": "fp8", "fp8_w8a8": "fp8_w8a8"}
 PEER_FORMATS: Mapping[str, tuple[str, ...]] = {"transformers": ("bf16",), "llama.cpp": tuple(FORMATS)}
@@ -233,7 +233,7 @@ def _log(message: str) -> None:
 
 
 def _peaks() -> Peaks:
-    from localllm.kernels.benchmark.gpu_peaks import peaks
+    from gpu_peaks import peaks
 
     return peaks()
 

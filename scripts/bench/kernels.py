@@ -1,4 +1,4 @@
-"""Every CPU kernel beside its bound and torch: runs kernels/benchmark and saves the results.
+"""Every CPU kernel beside its bound and torch: runs all *_works.py and saves the results.
 
 `python scripts/bench/kernels.py [--shape llama-8b] [--families linear,attention] [--formats int8] [--rows 1,512]
 [--threads 1,2]`.
@@ -11,15 +11,20 @@ import argparse
 import os
 from collections.abc import Iterator, Mapping
 
+import attention_works as attention
+import elements_works as elements
+import linear_works as linear
+import lora_works as lora
+import moe_works as moe
+import sampling_works as sampling
 import torch
+from cpu_peaks import CpuPeaks
 from rows import Row, parser, row, save
 from shapes import SHAPES, Shape
+from work import Work, timed
 
 from localllm.backends.cpu.device import OPS
 from localllm.backends.machine import BF16_FLAGS, cores, cpu_flags
-from localllm.kernels.benchmark import attention, elements, linear, lora, moe, sampling
-from localllm.kernels.benchmark.cpu_peaks import CpuPeaks
-from localllm.kernels.benchmark.work import Work, timed
 
 FAMILIES = ("linear", "moe", "attention", "latent", "elements", "lora", "sampling")
 LATENT = 16, 64, 512  # heads, rotary and rank of DeepSeek-V2-Lite

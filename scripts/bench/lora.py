@@ -242,7 +242,7 @@ def main() -> None:
     options = parser.parse_args()
     read = 0.0
     if torch.cuda.is_available():
-        from localllm.kernels.benchmark.gpu_peaks import peaks
+        from gpu_peaks import peaks
 
         read = peaks().read
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ import triton.language as tl
 from rows import Row, parser, row, save
 from triton.backends.nvidia.compiler import CUDABackend
 
-from localllm.kernels.benchmark.gpu_peaks import ROUNDS, seconds
+from localllm.backends.cuda.bandwidth import ROUNDS, seconds
 
 SIZE = 8192
 GROUP = 8  # rows of tiles that run side by side, so that they find their inputs in the L2 cache

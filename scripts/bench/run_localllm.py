@@ -68,7 +68,7 @@ class Localllm:
 
     def _read(self) -> Answer:
         if self.peaks is None:  # created late: the memory of loading must not include its buffer
-            from localllm.kernels.benchmark.cpu_peaks import CpuPeaks
+            from cpu_peaks import CpuPeaks
 
             self.peaks = CpuPeaks()
         return {"seconds": self.peaks.buffer / self.peaks.read(), "bytes": self.peaks.buffer}

@@ -8,12 +8,12 @@ from itertools import cycle
 from typing import Any
 
 import torch
+from cpu_peaks import beyond_caches
 from torch import Tensor
 from torch.nn import functional as F
+from work import MAX_SETS, Work
 
-from ..ops.linear import Fp8, Int4, Int8, Mxfp4
-from .cpu_peaks import beyond_caches
-from .work import MAX_SETS, Work
+from localllm.kernels.ops.linear import Fp8, Int4, Int8, Mxfp4
 
 GROUP = 64
 REPEATED = 1 << 23

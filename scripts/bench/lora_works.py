@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from work import Work
 
-from ..ops import Ops
-from ..ops.lora import random_adapters, random_weights
-from .work import Work
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.lora import random_adapters, random_weights
 
 ADAPTERS = 4
 ROWS = (1, 8, 64)

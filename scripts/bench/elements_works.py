@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from work import Work
 
-from ..ops import Ops
-from .work import Work
+from localllm.kernels.ops import Ops
 
 PAGE = 16
 Arguments = Mapping[str, Any]

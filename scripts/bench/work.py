@@ -10,10 +10,10 @@ from itertools import cycle
 from typing import Any
 
 import torch
+from cpu_peaks import beyond_caches
 
-from ..ops import Ops
-from ..ops.reference_check import pack_value
-from .cpu_peaks import beyond_caches
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.reference_check import pack_value
 
 MAX_SETS = 256  # most sets of arguments; calls cycle through the sets, so that no set stays in the caches
 ROUNDS = 5  # measurements of the op and of its reference, alternately

@@ -7,12 +7,12 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
+from linear_works import OPS, random_weight
 from torch import Tensor
 from torch.nn import functional as F
+from work import Work
 
-from ..ops.moe import ExpertWeights, Routed, Routing, route
-from .linear import OPS, random_weight
-from .work import Work
+from localllm.kernels.ops.moe import ExpertWeights, Routed, Routing, route
 
 
 class Model(NamedTuple):

@@ -7,10 +7,10 @@ from functools import partial
 from typing import Any
 
 import torch
+from work import Work
 
-from ..ops import Ops
-from ..ops.sampling import Draws
-from .work import Work
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.sampling import Draws
 
 Arguments = Mapping[str, Any]
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from work import Work
 
-from ..ops.attention import Rows, latent_attention
-from .work import Work
+from localllm.kernels.ops.attention import Rows, latent_attention
 
 PAGE = 16
 
