@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from .errors import WrongKind
 
 if TYPE_CHECKING:
-    from ..engine.pooling import Pooling
+    from ..engine.files.pooling import Pooling
 
 Purpose = Literal["chat", "base", "embedding"]
 Use = Literal["chat", "text"]  # of an answer: to messages, or a completion of a text

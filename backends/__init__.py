@@ -12,11 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from ..engine.errors import EngineError, ModelRefused
-from ..engine.ggufnames import gguf_hint
+from ..engine.files.gguf_names import gguf_hint
 from ..engine.runner import Backend, DeviceInfo, Unavailable
 
 if TYPE_CHECKING:
-    from ..engine.modelfiles import ModelFiles
+    from ..engine.files.model_files import ModelFiles
 
 ORDER = ("cuda", "hip", "npu", "xpu", "mlx", "cpu", "llamacpp")
 AUTO = "auto"

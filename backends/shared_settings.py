@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from ..engine.errors import ContextRefused, SettingRefused
-from ..engine.modelfiles import ModelFiles
+from ..engine.files.model_files import ModelFiles
 from ..engine.options import LoadOptions
 from . import AUTO, Choice, choose, load
 

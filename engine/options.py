@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from .errors import SettingRefused
-from .quantization import Quant
+from .files.quantization import Quant
 
 # fp8: of GPUs. The others are the formats of llama.cpp's KV cache.
 CacheDtype = Literal["auto", "fp8", "f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]

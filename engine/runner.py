@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from .batch import Batch
+    from .files.model_files import ModelFiles
     from .lora import Adapter
     from .memory import MemoryPlan
-    from .modelfiles import ModelFiles
     from .options import LoadOptions
 
 

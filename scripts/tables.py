@@ -19,7 +19,7 @@ from localllm.app.chat.calls.records import FORMATS
 from localllm.app.chat.calls.writing import example
 from localllm.app.cli import cli
 from localllm.backends import ORDER, load
-from localllm.engine.multimodal import TEXT_MODELS
+from localllm.engine.files.multimodal import TEXT_MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from ...engine.files.quantization import Quant
 from ...engine.options import RopeScaling
-from ...engine.quantization import Quant
 from ..frames import Machine
 from ..purpose import Purpose
 from ..store.inspection import DtypeShare, TemplateVerdict

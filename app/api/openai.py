@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from ...engine.ranges import RANGES
-from ..chat.schema_objects import describes_objects
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import Generate, ResponseFormat, Tokenize
+from ..grammar.objects import describes_objects
 from .body import WireBody, check_depth, without_none
 from .inputs import Name, TargetBody, Texts, TokenId, texts_of
 from .messages import AssistantMessage, Messages, NamedTool, Tool, plain_messages, plain_tool

@@ -18,8 +18,8 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import MODULES, read_architecture
-from ...engine.pooling import read_pooling
+from ...engine.files.model_files import MODULES, read_architecture
+from ...engine.files.pooling import read_pooling
 from .. import frames, paths
 from ..config import loading
 from ..errors import Forbidden, MethodNotAllowed, ModelNotFound, RouteNotFound

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ...engine.ggufvalues import Value
-from ...engine.modelconfig import MAX_VOCAB
+from ...engine.files.gguf_values import Value
+from ...engine.files.model_config import MAX_VOCAB
 
 BYTE_LEVEL = "gpt2"  # tokenizer.ggml.model of vocabularies in which each special token has metadata
 _TEMPLATE = "tokenizer.chat_template"

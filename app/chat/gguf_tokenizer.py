@@ -12,13 +12,13 @@ from typing import Any
 from ...backends.llamacpp.library import load_model
 from ...backends.llamacpp.vocabulary import MAX_TEXT, Attribute, Vocabulary
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import ModelFiles
+from ...engine.files.model_files import ModelFiles
 from ..errors import InvalidRequest, OutOfMemory
-from . import matcher
 from .calls.records import MARKERS
 from .gguf_metadata import DEFAULT_TOKENS, chat_templates, token_ids
 from .protection import Protection, unmark
 from .special_tokens import PROTECT, RELEASE, control_ids, own_markers
+from .tokens import TokenTable
 
 _SPACE = "▁"  # a space in the texts of sentencepiece vocabularies
 _WHITE = " \t\n\v\f\r"  # the white space of LSTRIP and RSTRIP
@@ -128,9 +128,9 @@ class GgufTokenizer:
             self._pieces[token] = piece
         return piece
 
-    def vocabulary(self, size: int) -> matcher.Vocabulary:
+    def vocabulary(self, size: int) -> TokenTable:
         tokens = list(map(self.token_bytes, range(size)))
-        return matcher.Vocabulary(tokens, self.eos_ids, self.control_ids)
+        return TokenTable(tokens, self.eos_ids, self.control_ids)
 
     def _added_with(self, attribute: Attribute) -> frozenset[int]:
         return frozenset(token for token, value in self._attributes.items() if value & attribute)

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from ..bounded import BoundedChild, ChildLost
 from ..errors import TemplateFailed
-from .bounded import BoundedChild, ChildLost
 from .template_child import Rendered
 
 MAX_TEMPLATE = 256 * 1024  # characters; the longest in use have about 20,000

@@ -18,7 +18,7 @@ import jinja2.parser
 import msgspec
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
 
-from .bounded import Exhausted, serve
+from ..bounded import Exhausted, serve
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -14,9 +14,9 @@ from ...engine.text import BROKEN
 from . import harmony, tokenizer_files, tokenizer_merge
 from .byte_tokens import fallback_byte, from_letters, is_misread, mark_broken, to_letters
 from .calls.records import MARKERS
-from .matcher import Vocabulary
 from .protection import GuardedTokenizer
 from .special_tokens import PROTECT, RELEASE, control_ids, own_markers
+from .tokens import TokenTable
 
 # Decoders that add the same bytes for a token in any text, except for a space at the start of the text.
 _FIXED = frozenset({"ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip"})
@@ -138,11 +138,11 @@ class ChatTokenizer:
         """The decoders, for error messages."""
         return f"decoder {'+'.join(self.decoders) or 'none'}"
 
-    def vocabulary(self, size: int) -> Vocabulary:
+    def vocabulary(self, size: int) -> TokenTable:
         if not _FIXED.issuperset(self.decoders) or _BYTES.isdisjoint(self.decoders) or not self._replaces_spaces():
             raise ValueError("the bytes of a token depend on the tokens beside it")
         tokens = list(map(self.token_bytes, range(size)))
-        return Vocabulary(tokens, self.eos_ids, self.control_ids)
+        return TokenTable(tokens, self.eos_ids, self.control_ids)
 
     def _replaces_spaces(self) -> bool:
         """Whether the decoder replaces nothing but single characters that stand for spaces."""

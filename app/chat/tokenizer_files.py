@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from ...engine import jsontext
 from ...engine.errors import ModelRefused
+from ...engine.files import json_text
 
 MAX_JSON = 128 * 2**20  # bytes; the largest tokenizer.json in use is about 35 MB
 
@@ -43,7 +43,7 @@ def read_json(path: Path) -> dict[str, Any]:
         return {}
     text = read_text(path)
     try:
-        value = jsontext.parse(text.encode())
+        value = json_text.parse(text.encode())
         if "\\u" in text:
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from .matcher import Vocabulary
+import msgspec
+
+
+class TokenTable(msgspec.Struct, frozen=True):
+    """The tokens of a model, for the grammar compiler."""
+
+    tokens: list[bytes]  # the bytes of each token of the model; empty for an id without a token
+    eos_ids: frozenset[int]
+    control_ids: frozenset[int]  # tokens that are no text; a grammar names them by id
 
 
 class Tokenizer(Protocol):
@@ -60,7 +68,7 @@ class Tokenizer(Protocol):
         """The bytes that one token adds to a text, possibly a part of a character; empty for an unknown id."""
         ...
 
-    def vocabulary(self, size: int) -> Vocabulary:
+    def vocabulary(self, size: int) -> TokenTable:
         """The tokens for the grammar compiler. `size`: vocabulary size of the model.
 
         Raises ValueError if the bytes of a token depend on the tokens beside it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...engine.adapterbase import agree
+from ...engine.files.adapter_base import agree
 from ...engine.ranges import RANGES, Range
 from ..api.admin import (
     AdapterEntry,

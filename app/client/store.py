@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...engine.quantization import Quant
+from ...engine.files.quantization import Quant
 from ..api.admin import (
     Catalog,
     FileProgress,

@@ -8,10 +8,10 @@ import click
 
 from ... import backends
 from ...engine.errors import ModelRefused
-from ...engine.ggufmodel import model_file
-from ...engine.ggufnames import gguf_hint
-from ...engine.modelfiles import ModelFiles, read_model
-from ...engine.quantization import Quant
+from ...engine.files.gguf_model import model_file
+from ...engine.files.gguf_names import gguf_hint
+from ...engine.files.model_files import ModelFiles, read_model
+from ...engine.files.quantization import Quant
 from .. import config
 from ..api.admin import LoadFlags
 from ..daemon.loading import load_options, load_settings, shared_settings

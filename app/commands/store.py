@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import ModelFiles, read_model
+from ...engine.files.model_files import ModelFiles, read_model
 from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ...engine.modelfiles import MODULES
+from ...engine.files.model_files import MODULES
 from ...engine.options import LoadOptions
 from .. import children, config, paths
 from ..api.admin import LoadFlags

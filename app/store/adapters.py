@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...engine.adapterfiles import AdapterFiles, read_adapter_header
+from ...engine.files.adapter_files import AdapterFiles, read_adapter_header
 from . import adapter_refs, cache, ggufs
 from .check import check
 

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import msgspec
 
-from ...engine.configfiles import CONFIG_FILES
-from ...engine.families import FAMILIES
-from ...engine.modelfiles import read_architecture
+from ...engine.files.config_files import CONFIG_FILES
+from ...engine.files.families import FAMILIES
+from ...engine.files.model_files import read_architecture
 from .. import paths
 from ..purpose import Purpose
 from ..version import VERSION

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ...engine.errors import ModelRefused
-from ...engine.jsonfiles import read_json
+from ...engine.files.json_files import read_json
 from .. import paths
 from ..errors import InvalidRequest, ModelNotFound
 from ..purpose import Purpose

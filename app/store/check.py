@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
-from ...engine.adapterfiles import read_adapter_header
 from ...engine.errors import ModelRefused
-from ...engine.families import FAMILIES
-from ...engine.ggufmodel import parse_metadata
-from ...engine.ggufshards import missing_shards, parse_shard
-from ...engine.modelconfig import ModelConfig
-from ...engine.modelfiles import ModelFiles, read_model
+from ...engine.files.adapter_config import CONFIG as ADAPTER_CONFIG
+from ...engine.files.adapter_files import read_adapter_header
+from ...engine.files.families import FAMILIES
+from ...engine.files.gguf_model import parse_metadata
+from ...engine.files.gguf_shards import missing_shards, parse_shard
+from ...engine.files.model_config import ModelConfig
+from ...engine.files.model_files import ModelFiles, read_model
 from ..chat.tokenizer_class import check_class
 from ..paths import RENAME, problem_of_name
 from .architectures import unsupported

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ...engine.configfiles import CONFIG_FILES
+from ...engine.files.config_files import CONFIG_FILES
 from ..errors import ModelNotFound, ModelUnusable
 from . import adapter_refs, cache, disk_errors
 from .disk_errors import translate_disk_errors

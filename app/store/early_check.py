@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...engine.configfiles import CONFIG, CONFIG_FILES
 from ...engine.errors import ModelRefused
-from ...engine.ggufnames import gguf_hint
-from ...engine.jsonfiles import read_json
+from ...engine.files.config_files import CONFIG, CONFIG_FILES
+from ...engine.files.gguf_names import gguf_hint
+from ...engine.files.json_files import read_json
 from . import tokenizer_check
 from .architectures import unsupported
 from .check import check

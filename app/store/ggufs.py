@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import quote
 
-from ...engine.ggufshards import SUFFIX, missing_shards, stem_of
+from ...engine.files.gguf_shards import SUFFIX, missing_shards, stem_of
 from ..errors import AppError
 from .names import LOCAL, MAIN, HubName, parse_hub
 from .selection import gguf_models, gguf_quant, select_gguf

@@ -14,11 +14,11 @@ from typing import Protocol
 
 import msgspec
 
-from ...engine import ggufvalues
 from ...engine.errors import ModelRefused
-from ...engine.gguf import GgufHeader
-from ...engine.tensorfiles import header_length, refusing_unreadable, regular_size
-from ..chat.bounded import BoundedChild, ChildLost
+from ...engine.files import gguf_values
+from ...engine.files.gguf import GgufHeader
+from ...engine.files.tensor_files import header_length, refusing_unreadable, regular_size
+from ..bounded import BoundedChild, ChildLost
 from ..paths import printable
 from .headers_child import Answer, Job
 
@@ -80,7 +80,7 @@ def read_gguf(reader: Reader) -> GgufHeader:
     head = b""
     needed = FIRST_BYTES
     while True:
-        length = min(max(needed, GROWTH * len(head)), reader.size, ggufvalues.MAX_HEADER)
+        length = min(max(needed, GROWTH * len(head)), reader.size, gguf_values.MAX_HEADER)
         head += reader.read(len(head), length - len(head))
         if len(head) < length:
             raise ModelRefused(f"{reader.name} has {len(head)} bytes, not {reader.size}", "download it again")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 
 from ...engine.errors import ModelRefused
-from ...engine.gguf import GgufHeader, parse_header
-from ...engine.ggufvalues import HeaderCut
-from ..chat.bounded import Exhausted, serve
+from ...engine.files.gguf import GgufHeader, parse_header
+from ...engine.files.gguf_values import HeaderCut
+from ..bounded import Exhausted, serve
 
 
 class Job(msgspec.Struct, frozen=True):

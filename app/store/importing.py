@@ -13,8 +13,8 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
-from ...engine.weightfiles import PICKLE_SUFFIXES
+from ...engine.files.adapter_config import CONFIG as ADAPTER_CONFIG
+from ...engine.files.weight_files import PICKLE_SUFFIXES
 from ..errors import AppError, InvalidRequest, ModelUnusable
 from . import adapter_refs, cache, ggufs, names, tokenizer_check
 from .check import check

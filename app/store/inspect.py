@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from ... import backends
-from ...engine.adapterconfig import CONFIG as ADAPTER_CONFIG
-from ...engine.adapterfiles import AdapterFiles, read_adapter_header
 from ...engine.errors import ModelRefused
-from ...engine.gguf import GgufHeader
-from ...engine.ggufnames import gguf_hint
-from ...engine.jsonfiles import read_json
-from ...engine.modelfiles import ModelFiles, read_model, read_tensors
-from ...engine.pooling import read_pooling
+from ...engine.files.adapter_config import CONFIG as ADAPTER_CONFIG
+from ...engine.files.adapter_files import AdapterFiles, read_adapter_header
+from ...engine.files.gguf import GgufHeader
+from ...engine.files.gguf_names import gguf_hint
+from ...engine.files.json_files import read_json
+from ...engine.files.model_files import ModelFiles, read_model, read_tensors
+from ...engine.files.pooling import read_pooling
+from ...engine.files.tensor_files import StoredTensor, read_header
+from ...engine.files.weight_files import OTHER_FORMAT, PARAMS, PICKLE_SUFFIXES, SINGLE
 from ...engine.runner import Unavailable
-from ...engine.tensorfiles import StoredTensor, read_header
-from ...engine.weightfiles import OTHER_FORMAT, PARAMS, PICKLE_SUFFIXES, SINGLE
 from ..errors import ModelUnusable
 from ..paths import RENAME, problem_of_name
 from . import tokenizer_check

@@ -10,9 +10,9 @@ from functools import lru_cache
 from pathlib import Path
 
 from ...engine.errors import ModelRefused
-from ...engine.ggufmodel import parse_metadata
-from ...engine.modelfiles import MODULES, ModelFiles, read_architecture
-from ...engine.pooling import read_pooling
+from ...engine.files.gguf_model import parse_metadata
+from ...engine.files.model_files import MODULES, ModelFiles, read_architecture
+from ...engine.files.pooling import read_pooling
 from ..chat import gguf_metadata
 from ..chat.tokenizer_files import chat_templates, read_json
 from ..errors import ModelNotFound

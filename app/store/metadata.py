@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from ...engine import jsontext
+from ...engine.files import json_text
 from ..errors import DownloadFailed
 from .hubs import RETRY_HINT, credentials
 from .transfer.failures import Transient, wait_before
@@ -30,7 +30,7 @@ def fetch_json(task: str, url: str, policy: Policy) -> Any:
     Raises DownloadFailed (network, malformed reply), or Refused with the status of the server.
     """
     tokens = credentials()
-    return attempt(task, policy, lambda: get_json(url, policy, tokens, jsontext.parse, MAX_REPLY))
+    return attempt(task, policy, lambda: get_json(url, policy, tokens, json_text.parse, MAX_REPLY))
 
 
 def attempt(task: str, policy: Policy, request: Callable[[], Result]) -> Result:

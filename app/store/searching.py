@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from ...engine.tensorfiles import ITEM_BYTES
+from ...engine.files.tensor_files import ITEM_BYTES
 from ..errors import DownloadFailed, InvalidRequest
 from . import catalog
 from .hubs import endpoints, is_offline

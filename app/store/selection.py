@@ -13,15 +13,15 @@ from fnmatch import fnmatch
 from operator import attrgetter
 from typing import Generic, Literal, Protocol, TypeVar
 
-from ...engine.ggufshards import SUFFIX as GGUF
-from ...engine.ggufshards import missing_shards, parse_shard
-from ...engine.weightfiles import INDEX, OTHER_FORMAT, PARAMS, PICKLE_SUFFIXES, SINGLE
+from ...engine.files.gguf_shards import SUFFIX as GGUF
+from ...engine.files.gguf_shards import missing_shards, parse_shard
+from ...engine.files.weight_files import INDEX, OTHER_FORMAT, PARAMS, PICKLE_SUFFIXES, SINGLE
 from ..errors import ModelNotFound, ModelUnusable
 from .inspection import Variant
 from .names import QUANT, HubName
 
 ADAPTER_CONFIG = "adapter_config.json"
-# Files in subfolders: chat templates, and the pooling of embedding models (engine/pooling.py).
+# Files in subfolders: chat templates, and the pooling of embedding models (engine/files/pooling.py).
 SUBFOLDERS = ("additional_chat_templates/*.jinja", "*_Pooling/config.json")
 # Files to download with the weights: those that a load reads, and the licence. A `*` matches within one folder.
 SMALL = (

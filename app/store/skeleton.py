@@ -18,16 +18,16 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
-from ...engine.configfiles import CONFIG_FILES
-from ...engine.generationconfig import GENERATION
-from ...engine.modelfiles import MODULES
-from ...engine.pooling import PROMPTS, SENTENCES
-from ...engine.weightfiles import INDEX
+from ...engine.files.config_files import CONFIG_FILES
+from ...engine.files.generation_config import GENERATION
+from ...engine.files.model_files import MODULES
+from ...engine.files.pooling import PROMPTS, SENTENCES
+from ...engine.files.weight_files import INDEX
 from ..errors import ModelUnusable
 from .headers import read_gguf, safetensors_head
 from .remote import RemoteFile
 
-# Files that are fetched completely; each is smaller than its limit in engine.modelfiles.
+# Files that are fetched completely; each is smaller than its limit in engine.files.model_files.
 COMPLETE = (
     *CONFIG_FILES,
     GENERATION,

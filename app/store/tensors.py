@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ...engine.tensorfiles import StoredTensor
+from ...engine.files.tensor_files import StoredTensor
 from .inspection import DtypeShare
 
 # Ends of the names of tensors that belong to a quantised weight: scales, zero points, orders.

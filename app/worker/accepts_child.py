@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ... import backends
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import ModelFiles, read_architecture
+from ...engine.files.model_files import ModelFiles, read_architecture
 from ...engine.runner import Backend, Unavailable
 
 

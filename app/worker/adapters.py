@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from ...engine.adapterbase import check_base
-from ...engine.adapterfiles import AdapterFiles, read_adapter
 from ...engine.engine import Engine
 from ...engine.errors import ModelRefused
+from ...engine.files.adapter_base import check_base
+from ...engine.files.adapter_files import AdapterFiles, read_adapter
 from ...engine.lora import Adapter
 from .. import frames
 from ..errors import AdapterNotFound, AdapterUnusable

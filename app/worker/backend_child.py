@@ -13,7 +13,7 @@ import msgspec
 
 from ... import backends
 from ...engine.errors import EngineError
-from ...engine.modelfiles import read_model
+from ...engine.files.model_files import read_model
 from ..frames import Fault
 from .faults import app_error, internal_error
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.pooling import Pooling
+from ...engine.files.pooling import Pooling
 from ...engine.request import Delta, Request
 from ..chat.doubled import added_around
 from ..chat.prompt import Prompt, too_long

@@ -10,12 +10,12 @@ from ...engine.grammar import Grammar
 from ...engine.request import Delta, Request, Sampling
 from ..chat.answer import Choice, MarkedReader, ReadingOptions
 from ..chat.calls.constraint import LazyGrammar
-from ..chat.grammar import TokenGrammar
 from ..chat.prompt import Prompt, too_long
 from ..chat.sampling import check_token_ids, sampling_of
 from ..chat.tokens import Tokenizer
 from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import Finished, Generate, Piece
+from ..grammar.compiler import TokenGrammar
 from ..purpose import check_use
 from .faults import check_finish
 from .opening import OpenModel

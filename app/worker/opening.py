@@ -12,16 +12,16 @@ from functools import partial
 from pathlib import Path
 
 from ...backends.shared_settings import Applied, choose_for, without_refused
-from ...engine.modelfiles import ModelFiles, read_model
-from ...engine.pooling import Pooling, read_pooling
+from ...engine.files.model_files import ModelFiles, read_model
+from ...engine.files.pooling import Pooling, read_pooling
 from ...engine.runner import Runner
 from ..chat import sampling
-from ..chat.grammar import GrammarCompiler
 from ..chat.prompt import PromptMaker
 from ..chat.template import TemplateRenderer
 from ..chat.tokenizer import ChatTokenizer
 from ..chat.tokens import Tokenizer
 from ..frames import Load, ModelInfo
+from ..grammar.compiler import GrammarCompiler
 from ..purpose import purpose_of
 
 # Bytes of weights per second that the slowest supported machine reads and, if necessary, quantises.

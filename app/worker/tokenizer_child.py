@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import read_architecture
+from ...engine.files.model_files import read_architecture
 from ..chat.tokenizer import ChatTokenizer
 
 

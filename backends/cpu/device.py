@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from ...engine.modelfiles import ModelFiles
+from ...engine.files.model_files import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
 from ...kernels.library import LibraryMissing

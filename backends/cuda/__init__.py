@@ -5,8 +5,8 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from ...engine.files.model_files import ModelFiles
 from ...engine.memory import MemoryPlan
-from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ...kernels.cuda_architectures import read_architectures, require_code

@@ -12,8 +12,8 @@ from types import MappingProxyType
 import torch
 
 from ...engine.errors import SettingRefused
+from ...engine.files.model_files import ModelFiles
 from ...engine.memory import MemoryPlan
-from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
 from ...kernels.gpu_limits import gpu_limits

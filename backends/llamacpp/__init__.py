@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ...engine.files.model_files import ModelFiles
 from ...engine.memory import MemoryPlan
-from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..machine import cpu_name, memory

@@ -8,11 +8,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ...engine.adapterfiles import AdapterFiles, is_gguf
-from ...engine.adapterfit import check_copies, read_registered, refusals_of
 from ...engine.errors import ModelRefused
+from ...engine.files.adapter_files import AdapterFiles, is_gguf
+from ...engine.files.adapter_fit import check_copies, read_registered, refusals_of
+from ...engine.files.model_files import ModelFiles
 from ...engine.lora import Adapter
-from ...engine.modelfiles import ModelFiles
 from .library import library
 from .peft import base_tensors, check_tied, write_adapter
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ...engine.modelfiles import ModelFiles
+from ...engine.files.model_files import ModelFiles
 from .library import devices
 
 AUTO, DISABLED, ENABLED = -1, 0, 1  # llama_flash_attn_type

@@ -181,7 +181,7 @@ def gpus_of(devices: Sequence[BuildDevice]) -> list[BuildDevice]:
 def load_model(
     name: str, shards: Sequence[Path], *, vocab_only: bool = False, gpu_layers: int = -1, repack: bool = True
 ) -> Any:
-    """A llama_model pointer for GGUF files that engine.modelfiles has accepted; `shards` in their order.
+    """A llama_model pointer for GGUF files that engine.files.model_files has accepted; `shards` in their order.
 
     `gpu_layers`: number of layers in the memory of the GPUs; -1: all. `repack`: whether llama.cpp may store weights in
     the layouts of this CPU's fastest instructions. The caller frees the model with llama_model_free.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.files.model_files import ModelFiles
 from ...engine.memory import MemoryPlan
-from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
 from ..machine import cores

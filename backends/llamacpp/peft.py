@@ -15,12 +15,12 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ...engine.adapterfiles import AdapterFiles, Factors
 from ...engine.errors import ModelRefused
-from ...engine.ggufadapter import EMBEDDING
-from ...engine.ggufvalues import Array
-from ...engine.modelfiles import ModelFiles
-from ...engine.tensorvalues import Floats, read_values
+from ...engine.files.adapter_files import AdapterFiles, Factors
+from ...engine.files.gguf_adapter import EMBEDDING
+from ...engine.files.gguf_values import Array
+from ...engine.files.model_files import ModelFiles
+from ...engine.files.tensor_values import Floats, read_values
 
 OUTPUT = "output.weight"
 _ALIGNMENT = 32  # bytes

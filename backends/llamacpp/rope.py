@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ...engine.errors import ContextRefused, SettingRefused
-from ...engine.modelfiles import ModelFiles
+from ...engine.files.model_files import ModelFiles
+from ...engine.files.rope_config import Rope
 from ...engine.options import LoadOptions
-from ...engine.ropeconfig import Rope
 
 # Value of the option rope_scaling -> llama_rope_scaling_type.
 SCALINGS: Mapping[str, int] = MappingProxyType({"auto": -1, "none": 0, "linear": 1, "yarn": 2})

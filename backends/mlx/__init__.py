@@ -6,9 +6,9 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from ...engine.configfiles import read_config
+from ...engine.files.config_files import read_config
+from ...engine.files.model_files import ModelFiles
 from ...engine.memory import MemoryPlan
-from ...engine.modelfiles import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from . import architectures, formats

@@ -11,7 +11,7 @@ import mlx.nn as nn
 from mlx_lm.models.activations import swiglu
 
 from ...engine.errors import ModelRefused
-from ...engine.modelconfig import ACTIVATIONS
+from ...engine.files.model_config import ACTIVATIONS
 from .adapter import UNGATED, Gated, Ungated, mix
 
 KEYS = ("hidden_act", "hidden_activation", "activation_function")  # of config.json

@@ -14,9 +14,9 @@ from mlx_lm.models.base import create_attention_mask as attention_mask_of_model
 from mlx_lm.models.cache import BatchKVCache, KVCache, RotatingKVCache, create_attention_mask, make_prompt_cache
 
 from ...engine.errors import ModelRefused
-from ...engine.modelconfig import ModelConfig
-from ...engine.peftmodules import HEAD
-from ...engine.peftnames import text_module
+from ...engine.files.model_config import ModelConfig
+from ...engine.files.peft_modules import HEAD
+from ...engine.files.peft_names import text_module
 
 
 class _Window:

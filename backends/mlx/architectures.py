@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...engine.families import FAMILIES
-from ...engine.modelconfig import ModelConfig
+from ...engine.files.families import FAMILIES
+from ...engine.files.model_config import ModelConfig
 
 VERIFIED = frozenset(
     "afmoe apertus cohere cohere2 deepseek_v2 deepseek_v3 dots1 ernie4_5 exaone4 exaone_moe gemma gemma3_text "

@@ -20,8 +20,8 @@ from mlx_lm.models.rope_utils import Llama3RoPE, SuScaledRoPE, YarnRoPE
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ...engine.errors import ModelRefused
-from ...engine.modelconfig import parse_config
-from ...engine.ropeconfig import Rope
+from ...engine.files.model_config import parse_config
+from ...engine.files.rope_config import Rope
 from .activations import set_activation
 from .adapter import Windows, mix
 from .ropes import frequencies

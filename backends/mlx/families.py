@@ -12,7 +12,7 @@ import mlx.nn as nn
 from mlx_lm.utils import _get_classes
 
 from ...engine.errors import ModelRefused
-from ...engine.modelconfig import ModelConfig
+from ...engine.files.model_config import ModelConfig
 from .activations import GATED
 from .adapter import Gated, Head, Layers, mix
 from .architectures import is_described

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...engine.errors import ModelRefused
-from ...engine.fields import Fields
-from ...engine.quantization import Quantization, parse_quantization
-from ...engine.tensorfiles import StoredTensor
+from ...engine.files.fields import Fields
+from ...engine.files.quantization import Quantization, parse_quantization
+from ...engine.files.tensor_files import StoredTensor
 
 
 def quantization(values: Mapping[str, Any]) -> Quantization | None:

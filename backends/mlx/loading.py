@@ -12,14 +12,14 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, load_config, load_model
 
-from ...engine.configfiles import read_config
 from ...engine.errors import ModelRefused, SettingRefused
-from ...engine.modelfiles import ModelFiles
-from ...engine.multimodal import TIE
+from ...engine.files.config_files import read_config
+from ...engine.files.model_files import ModelFiles
+from ...engine.files.multimodal import TIE
+from ...engine.files.tensor_files import StoredTensor, read_header
+from ...engine.files.tensor_names import EMBEDDING, HEAD
+from ...engine.files.tied_head import with_stored_head
 from ...engine.options import LoadOptions
-from ...engine.tensorfiles import StoredTensor, read_header
-from ...engine.tensornames import EMBEDDING, HEAD
-from ...engine.tiedhead import with_stored_head
 from . import architectures, families, formats
 from .adapter import Forward, observed_fields, probe_layers
 from .cache import LayerShape

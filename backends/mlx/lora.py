@@ -10,13 +10,13 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.adapterfiles import Factors
-from ...engine.adapterfit import read_for_model
 from ...engine.batch import Ints
 from ...engine.errors import ModelRefused
+from ...engine.files.adapter_files import Factors
+from ...engine.files.adapter_fit import read_for_model
+from ...engine.files.tensor_files import StoredTensor
+from ...engine.files.tensor_values import Floats, read_values
 from ...engine.lora import Adapter
-from ...engine.tensorfiles import StoredTensor
-from ...engine.tensorvalues import Floats, read_values
 from .adapter import Target, add_to_output, tied_embedding
 
 

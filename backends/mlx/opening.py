@@ -9,13 +9,13 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ...engine.errors import ContextRefused, ModelRefused
-from ...engine.families import FAMILIES
+from ...engine.files.families import FAMILIES
+from ...engine.files.model_files import ModelFiles
+from ...engine.files.tied_head import with_stored_head
 from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory import MemoryPlan
-from ...engine.modelfiles import ModelFiles
 from ...engine.options import NOT_GGUF, LoadOptions, check_supported
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
-from ...engine.tiedhead import with_stored_head
 from .adapter import find_targets
 from .architectures import is_described
 from .cache import Caches

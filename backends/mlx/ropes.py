@@ -7,8 +7,8 @@ import mlx.nn as nn
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.rope import frequencies as rope_frequencies
-from ...engine.ropeconfig import Rope
+from ...engine.files.rope import frequencies as rope_frequencies
+from ...engine.files.rope_config import Rope
 
 
 class Frequencies(nn.Module):

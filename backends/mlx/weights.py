@@ -11,10 +11,10 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from ...engine.errors import ModelRefused
-from ...engine.families import FAMILIES
-from ...engine.modelconfig import ModelConfig
-from ...engine.quantization import Quantization
-from ...engine.tensornames import decoder_tensors, names_of_language_model
+from ...engine.files.families import FAMILIES
+from ...engine.files.model_config import ModelConfig
+from ...engine.files.quantization import Quantization
+from ...engine.files.tensor_names import decoder_tensors, names_of_language_model
 from .adapter import mix
 
 Weights = dict[str, mx.array]

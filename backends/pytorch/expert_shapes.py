@@ -6,11 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ...engine.adapterfiles import EXPERTS
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import ModelFiles
-from ...engine.moeconfig import MoeConfig
-from ...engine.tensorfiles import StoredTensor
+from ...engine.files.adapter_files import EXPERTS
+from ...engine.files.model_files import ModelFiles
+from ...engine.files.moe_config import MoeConfig
+from ...engine.files.tensor_files import StoredTensor
 from ...kernels.ops.linear_mxfp4 import GROUP
 
 _EXPERT = re.compile(rf"(model\.layers\.\d+)\..*\b{EXPERTS}\.(\d+)\..*")

@@ -9,8 +9,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...engine.modelconfig import Activation, ModelConfig
-from ...engine.moeconfig import MoeConfig
+from ...engine.files.model_config import Activation, ModelConfig
+from ...engine.files.moe_config import MoeConfig
 from ...kernels.ops.mlp import Experts, Gate, GatedMlp
 from ...kernels.ops.moe import ExpertGate, ExpertWeights, Routing
 from ...kernels.ops.projection import Product

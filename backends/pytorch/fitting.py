@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...engine.errors import ModelRefused, SettingRefused
+from ...engine.files.quantization import Quant
 from ...engine.memory import MemoryPlan
 from ...engine.options import LoadOptions
-from ...engine.quantization import Quant
 
 QUANTS: tuple[Quant, ...] = ("int8", "int4")  # fp8 takes as much memory as int8
 MIB = 2**20

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...engine.latentconfig import LatentConfig
-from ...engine.modelconfig import ModelConfig
+from ...engine.files.latent_config import LatentConfig
+from ...engine.files.model_config import ModelConfig
 from ...kernels.ops.layer import DecoderLayer
 from ...kernels.ops.mla import LatentInputs, LatentOutputs
 from ...kernels.ops.mlp import Mlp

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ...engine.layerkinds import LayerKind
-from ...engine.modelconfig import ModelConfig
+from ...engine.files.layer_kinds import LayerKind
+from ...engine.files.model_config import ModelConfig
 from ...kernels.ops import Ops
 from ...kernels.ops.kv import Rotation
 from ...kernels.ops.layer import DecoderLayer

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...engine.adapterfiles import ABSORBED, EXPERTS
-from ...engine.modelfiles import ModelFiles
+from ...engine.files.adapter_files import ABSORBED, EXPERTS
+from ...engine.files.model_files import ModelFiles
+from ...engine.files.tensor_files import StoredTensor
 from ...engine.options import LoadOptions
-from ...engine.tensorfiles import StoredTensor
 from ...kernels.ops.linear import Mxfp4, weight_tensors
 from ...kernels.ops.linear_mxfp4 import GROUP
 from .device import Device

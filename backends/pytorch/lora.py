@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...engine.adapterfiles import Factors
-from ...engine.adapterfit import read_for_model
 from ...engine.errors import ModelRefused
+from ...engine.files.adapter_files import Factors
+from ...engine.files.adapter_fit import read_for_model
+from ...engine.files.model_config import ModelConfig
+from ...engine.files.moe_config import MoeConfig
+from ...engine.files.tensor_files import StoredTensor
 from ...engine.lora import Adapter
-from ...engine.modelconfig import ModelConfig
-from ...engine.moeconfig import MoeConfig
-from ...engine.tensorfiles import StoredTensor
 from ...kernels.ops.lora import LoraWeights
 from ...kernels.ops.projection import Adapted, Projection
 from .device import Device

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...engine.errors import ModelRefused
-from ...engine.tensorfiles import StoredTensor
+from ...engine.files.tensor_files import StoredTensor
 
 DTYPES: Mapping[str, torch.dtype] = MappingProxyType(
     {

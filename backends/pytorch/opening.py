@@ -8,11 +8,11 @@ from importlib import import_module
 import torch
 
 from ...engine.errors import ModelRefused, ModelTooLarge
+from ...engine.files.model_files import ModelFiles
+from ...engine.files.tied_head import with_stored_head
 from ...engine.memory import MemoryPlan
-from ...engine.modelfiles import ModelFiles
 from ...engine.options import NOT_GGUF, LoadOptions, check_supported
 from ...engine.runner import Runner
-from ...engine.tiedhead import with_stored_head
 from .choice import with_attention, with_lora_backend
 from .device import Device
 from .expert_shapes import check_experts

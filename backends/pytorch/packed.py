@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import ModelFiles
-from ...engine.tensorfiles import StoredTensor, read_header
+from ...engine.files.model_files import ModelFiles
+from ...engine.files.tensor_files import StoredTensor, read_header
 from ...kernels.ops.linear import Fp8, Int4, Int8, weight_tensors
 from ...kernels.ops.projection import Product
 from .checksums import Checksums, count, read_checked

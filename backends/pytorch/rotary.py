@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...engine.rope import frequencies as rope_frequencies
-from ...engine.ropeconfig import QueryScaling, Rope
+from ...engine.files.rope import frequencies as rope_frequencies
+from ...engine.files.rope_config import QueryScaling, Rope
 
 
 class Rotary:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from ...engine.errors import ContextRefused, ModelTooLarge, SettingRefused
+from ...engine.files.model_config import ModelConfig
+from ...engine.files.model_files import ModelFiles
 from ...engine.graphs import decode_sizes, token_sizes
 from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory import MemoryPlan
-from ...engine.modelconfig import ModelConfig
-from ...engine.modelfiles import ModelFiles
 from ...engine.options import Graphs, LoadOptions
 from ...engine.runner import CacheGroup, RunnerSpec, page_bytes
 from .device import Device

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ...engine.errors import ModelRefused
-from ...engine.modelfiles import ModelFiles
-from ...engine.tensorfiles import StoredTensor
+from ...engine.files.model_files import ModelFiles
+from ...engine.files.tensor_files import StoredTensor
 from ...kernels.ops.layer import DecoderLayer
 from ...kernels.ops.linear import Weight, map_tensors, weight_tensors
 from ...kernels.ops.mlp import Experts
@@ -296,7 +296,7 @@ class Weights:
         return [self.take(f"{name}.bias", (out,)).float() for name, out in zip(names, out_features, strict=True)]
 
     def tied_head(self, embedding: str, head: str, out_features: int, in_features: int) -> Projection:
-        """The output head with the weight of the embedding. A head in the files is a copy: see engine.tiedhead."""
+        """The output head with the weight of the embedding. A head in the files is a copy (tied_head.py)."""
         assert self._tied_product is not None, "the embedding is loaded first"
         if f"{head}.weight" in self.tensors:
             self.tensors.check(f"{head}.weight", (out_features, in_features), STORED)

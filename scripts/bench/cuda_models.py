@@ -35,7 +35,7 @@ from weights import stand_in
 from localllm import backends
 from localllm.backends.machine import cores
 from localllm.backends.pytorch.graphs.runner import GraphRunner
-from localllm.engine.modelfiles import ModelFiles
+from localllm.engine.files.model_files import ModelFiles
 from localllm.engine.options import CacheDtype, Compiler, Graphs, LoadOptions, Queues
 from localllm.engine.request import Sampling
 from localllm.engine.runner import Backend, Unavailable, page_bytes

@@ -21,7 +21,7 @@ from localllm.app import config, paths
 from localllm.app.client import Client, Done
 from localllm.backends.cpu.device import device_for
 from localllm.backends.machine import cpu_flags
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 
 NEW = 64
 TARGET = 5.0  # ratio

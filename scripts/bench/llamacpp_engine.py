@@ -38,7 +38,7 @@ from shapes import SHAPES
 from localllm.backends import llamacpp
 from localllm.backends.machine import cores
 from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import CacheLayout, LoadOptions
 from localllm.engine.request import Request
 from localllm.engine.runner import DeviceInfo, Runner

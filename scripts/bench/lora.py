@@ -32,9 +32,9 @@ from stepping import Stepped, Watched
 from weights import stand_in
 
 from localllm import backends
-from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.batch import Batch
 from localllm.engine.engine import Engine
+from localllm.engine.files.adapter_files import read_adapter
 from localllm.engine.lora import Adapter
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling

@@ -38,8 +38,8 @@ from shapes import SHAPES, Shape
 
 from localllm.backends import mlx
 from localllm.engine.engine import Engine
+from localllm.engine.files.model_files import read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import DeviceInfo, Runner

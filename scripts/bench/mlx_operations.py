@@ -23,8 +23,8 @@ from mlx_lm.utils import _get_classes, load_model, save_model
 
 from localllm.backends import mlx
 from localllm.engine.engine import Engine
+from localllm.engine.files.model_files import read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request
 from localllm.engine.runner import DeviceInfo, Runner

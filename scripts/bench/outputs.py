@@ -16,7 +16,7 @@ from shapes import Shape
 from weights import first_layers
 
 from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.request import Delta, Request, Sampling
 from localllm.engine.runner import Backend, Runner

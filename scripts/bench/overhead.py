@@ -18,7 +18,7 @@ from shapes import HOLLOW
 
 from localllm.backends import cpu
 from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request
 

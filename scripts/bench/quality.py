@@ -26,9 +26,9 @@ from localllm.backends import cpu
 from localllm.backends.pytorch.inputs import Step
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
+from localllm.engine.files.quantization import Quant
 from localllm.engine.options import LoadOptions
-from localllm.engine.quantization import Quant
 from localllm.engine.request import Request
 from localllm.kernels.ops.attention import Rows
 from scripts.train_guide import evaluate

@@ -14,7 +14,7 @@ from programs import Answer, peak_memory, serve, settings
 
 from localllm.backends import cpu
 from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request
 

@@ -27,8 +27,8 @@ from localllm.backends import cuda
 from localllm.backends.cuda.memory import free_memory
 from localllm.engine.engine import Engine
 from localllm.engine.errors import ModelRefused, SettingRefused
+from localllm.engine.files.model_files import ModelFiles
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import ModelFiles
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling
 from localllm.engine.runner import Runner, RunnerSpec

@@ -10,7 +10,7 @@ import transformers
 from shapes import Shape
 
 from localllm.backends.pytorch.mapped import MappedFiles
-from localllm.engine.modelfiles import ModelFiles
+from localllm.engine.files.model_files import ModelFiles
 
 
 class Transformers:

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from rows import parser
 from shapes import SHAPES, Shape, Tensor
 
-from localllm.engine.modelconfig import parse_config
-from localllm.engine.modelfiles import ModelFiles
-from localllm.engine.tensorfiles import StoredTensor
+from localllm.engine.files.model_config import parse_config
+from localllm.engine.files.model_files import ModelFiles
+from localllm.engine.files.tensor_files import StoredTensor
 
 DISTINCT = 4
 SHARD = "model.safetensors"

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from localllm.app.chat.bounded import BoundedChild, Exhausted
+from localllm.app.bounded import BoundedChild, Exhausted
 from localllm.app.store import architectures, ggufs, headers, headers_child
 from localllm.app.store.check import check
 from localllm.app.store.headers import LocalFile, read_gguf, safetensors_head
 from localllm.app.store.headers_child import Answer, Job, answer
 from localllm.engine.errors import ModelRefused
-from localllm.engine.tensorfiles import parse_header, read_header
+from localllm.engine.files.tensor_files import parse_header, read_header
 
-from ..engine.gguf_files import TINY, sound
-from ..engine.gguf_files import model as gguf_model
+from ..engine.files.gguf_files import TINY, sound
+from ..engine.files.gguf_files import model as gguf_model
 from .tiny_qwen import write_model
 
 

@@ -32,9 +32,9 @@ from localllm.app.store.transfer.leftovers import partials
 from localllm.app.store.transfer.policy import HEADROOM
 from localllm.app.store.verify import verify
 from localllm.app.worker.opening import open_model
+from localllm.engine.files.tensor_files import read_header
+from localllm.engine.files.weight_files import INDEX, SINGLE
 from localllm.engine.options import LoadOptions
-from localllm.engine.tensorfiles import read_header
-from localllm.engine.weightfiles import INDEX, SINGLE
 
 from .hub import CONFIG, Hub, adapter_files, commit_of, model_files, safetensors, serving
 from .tiny_qwen import write_model

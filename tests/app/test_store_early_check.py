@@ -14,7 +14,7 @@ from localllm.app.store.download import Download
 from localllm.app.store.transfer.leftovers import partials
 from localllm.app.store.transfer.transfer import Cancelled
 
-from ..engine.gguf_files import TINY, model
+from ..engine.files.gguf_files import TINY, model
 from .hub import Hub, Request, adapter_files, commit_of, model_files, safetensors, serving
 
 LARGE = 3_000_000  # bytes of the weights, of which a check reads the header

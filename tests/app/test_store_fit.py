@@ -19,14 +19,14 @@ from localllm.app.store.opening import opened
 from localllm.app.worker.faults import app_error
 from localllm.backends import cpu, llamacpp
 from localllm.engine.errors import ModelRefused, ModelTooLarge
+from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.memory import MemoryPlan
-from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import DeviceInfo, Unavailable
 from tests.backends.gguf_random import write_random
 
-from ..engine.gguf_files import TINY
-from ..engine.gguf_files import model as gguf_model
+from ..engine.files.gguf_files import TINY
+from ..engine.files.gguf_files import model as gguf_model
 from .test_store_inspect import Hub
 from .tiny_qwen import write_model
 

@@ -18,7 +18,7 @@ from localllm.app.daemon.names import Names
 from localllm.app.errors import InvalidRequest
 from localllm.app.store import cache, listing, prune, searching, stored
 
-from ..engine.gguf_files import TINY, model
+from ..engine.files.gguf_files import TINY, model
 from .hub import Hub, model_files, serving
 from .test_store_cache import WHOLE, make
 from .test_store_names import HOSTILE

@@ -20,8 +20,8 @@ from localllm.app.store.transfer import lock
 from localllm.app.store.transfer.disk import Disk
 from localllm.app.store.transfer.policy import HEADROOM
 
-from ..engine.gguf_files import TINY
-from ..engine.gguf_files import model as gguf_model
+from ..engine.files.gguf_files import TINY
+from ..engine.files.gguf_files import model as gguf_model
 from .disk_changes import look_before_changes
 from .hub import adapter_files, safetensors
 from .tiny_qwen import write_model

@@ -25,10 +25,10 @@ from localllm.app.store.skeleton import RemoteHead, skeleton
 from localllm.app.store.tensors import num_parameters
 from localllm.app.store.trial import try_templates
 from localllm.engine.errors import ModelRefused
-from localllm.engine.tensorfiles import StoredTensor
+from localllm.engine.files.tensor_files import StoredTensor
 
-from ..engine.gguf_files import TINY, sound
-from ..engine.gguf_files import model as gguf_model
+from ..engine.files.gguf_files import TINY, sound
+from ..engine.files.gguf_files import model as gguf_model
 from .tiny_qwen import write_model
 
 

@@ -20,7 +20,7 @@ from localllm.app.store.remote import RemoteFile
 from localllm.app.store.transfer.http import Credentials
 from localllm.app.store.transfer.policy import Policy
 
-from ..engine.gguf_files import sound
+from ..engine.files.gguf_files import sound
 from .embedder import write_embedder
 from .hub import CONFIG, Hub, Request, adapter_files, commit_of, serving
 from .tiny_qwen import write_model

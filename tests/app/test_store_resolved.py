@@ -16,10 +16,10 @@ from localllm.app.client import Client
 from localllm.app.errors import AppError, WrongKind
 from localllm.app.purpose import check_use, purpose_of
 from localllm.app.store import listing, resolved
-from localllm.engine.pooling import Pooling
+from localllm.engine.files.pooling import Pooling
 
-from ..engine.gguf_corruptions import F32, Tensor, Value, content, text
-from ..engine.gguf_files import TINY, model
+from ..engine.files.gguf_corruptions import F32, Tensor, Value, content, text
+from ..engine.files.gguf_files import TINY, model
 from .embedder import write_embedder
 from .hub import adapter_files, safetensors
 from .test_store_commands import store_model

@@ -9,7 +9,7 @@ import pytest
 from localllm.app.errors import AppError, ModelNotFound, ModelUnusable
 from localllm.app.store.names import HubName
 from localllm.app.store.selection import gguf_quant, gguf_quants, select
-from localllm.engine.weightfiles import INDEX, SINGLE
+from localllm.engine.files.weight_files import INDEX, SINGLE
 
 
 @dataclass

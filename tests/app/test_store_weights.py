@@ -23,11 +23,11 @@ from localllm.app.daemon.names import Names
 from localllm.app.errors import ModelNotFound
 from localllm.app.store import adapter_refs, architectures, cache, ggufs, headers, listing
 from localllm.app.store.adapters import folders
-from localllm.engine.gguf import GgufHeader
+from localllm.engine.files.gguf import GgufHeader
 from localllm.engine.runner import Unavailable
 
-from ..engine.gguf_corruptions import F32, Tensor, Value, content, text
-from ..engine.gguf_files import TINY, model
+from ..engine.files.gguf_corruptions import F32, Tensor, Value, content, text
+from ..engine.files.gguf_files import TINY, model
 from .hub import CONFIG, Hub, adapter_files, model_files, safetensors, serving
 
 GGUF = model(TINY)

@@ -17,10 +17,10 @@ from localllm.app import paths
 from localllm.app.errors import InvalidRequest
 from localllm.app.store import adapter_refs, hub
 from localllm.backends import cpu
-from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.engine import Engine
+from localllm.engine.files.adapter_files import read_adapter
+from localllm.engine.files.model_files import read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling
 

@@ -14,10 +14,10 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
 from localllm.backends import cpu, cuda, mlx
-from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.batch import Batch
+from localllm.engine.files.adapter_files import read_adapter
+from localllm.engine.files.model_files import read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import DeviceInfo, Runner, StepResult
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from localllm import backends
-from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.batch import Batch, Want
 from localllm.engine.engine import Engine
+from localllm.engine.files.adapter_files import read_adapter
+from localllm.engine.files.model_files import read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling
 from localllm.engine.runner import CacheGroup, Pending, Runner, RunnerSpec, Unavailable, page_bytes

@@ -15,7 +15,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from localllm.backends.mlx import families
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import Runner
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.engine import Engine
 from localllm.engine.errors import RequestRefused
+from localllm.engine.files.adapter_files import read_adapter
 from localllm.engine.lora import Adapter
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import Runner, page_bytes

@@ -19,7 +19,7 @@ import torch
 
 from localllm.backends import cpu
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import DeviceInfo, Runner, Unavailable
 

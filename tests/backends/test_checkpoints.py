@@ -18,7 +18,7 @@ from localllm.backends.pytorch.loading import Loader
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused, SettingRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.kernels.ops import Ops
 

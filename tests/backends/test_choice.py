@@ -17,7 +17,7 @@ from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import SettingRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Attention

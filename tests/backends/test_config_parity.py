@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from localllm.backends import cpu
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
-from localllm.engine.families import FAMILIES
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.families import FAMILIES
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 
 from .batches import Row

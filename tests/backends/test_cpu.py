@@ -14,8 +14,8 @@ from localllm.backends import cpu, machine
 from localllm.backends.cpu import device as cpu_device
 from localllm.backends.cpu.device import device_for
 from localllm.engine.errors import ModelRefused, RunnerFailed
+from localllm.engine.files.model_files import read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import DeviceInfo, RunnerSpec, page_bytes
 

@@ -11,8 +11,8 @@ import pytest
 
 from localllm.backends import cuda
 from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import read_model
-from localllm.engine.quantization import Quant
+from localllm.engine.files.model_files import read_model
+from localllm.engine.files.quantization import Quant
 from localllm.engine.runner import DeviceInfo, Runner
 
 from . import canary

@@ -13,7 +13,7 @@ import torch
 from localllm.app import paths
 from localllm.backends import cuda
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import DeviceInfo
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from localllm.backends import cuda
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
+from localllm.engine.files.quantization import Quant
 from localllm.engine.options import Graphs, LoadOptions
-from localllm.engine.quantization import Quant
 from localllm.engine.runner import DeviceInfo, Runner
 from localllm.kernels.ops import Ops
 

@@ -12,7 +12,7 @@ import pytest
 
 from localllm.backends import cuda
 from localllm.backends.pytorch.graphs.runner import GraphRunner
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import Compiler
 from localllm.engine.runner import DeviceInfo, Runner
 

@@ -20,9 +20,9 @@ from localllm.backends.pytorch.opening import open_runner, plan_memory
 from localllm.backends.pytorch.packed import PackedFile
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
+from localllm.engine.files.quantization import Quant
 from localllm.engine.options import LoadOptions
-from localllm.engine.quantization import Quant
 from localllm.kernels.ops import Ops
 
 from .adapters import OPTIONS, adapter_of, check_adapter, open_on, save_adapter

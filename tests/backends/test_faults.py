@@ -25,7 +25,7 @@ from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchPending, TorchRunner
 from localllm.engine.errors import EngineError, ModelRefused, OutOfMemory, RunnerFailed
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import Graphs
 from localllm.engine.runner import DeviceInfo, Runner
 from localllm.kernels.ops.layer import Layer

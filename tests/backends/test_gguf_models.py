@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from localllm.app import paths
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 
 from . import canary, gguf_models, gguf_random
 

@@ -17,11 +17,11 @@ from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.inputs import Inputs
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.batch import Want
 from localllm.engine.errors import SettingRefused
+from localllm.engine.files.adapter_files import read_adapter
+from localllm.engine.files.model_files import read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.request import Sampling
 from localllm.engine.runner import Runner

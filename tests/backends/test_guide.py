@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from localllm.backends import cpu
-from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import Runner
 

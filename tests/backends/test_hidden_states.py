@@ -16,10 +16,10 @@ from transformers import AutoModel, PreTrainedModel
 
 from localllm.backends import cpu
 from localllm.engine.engine import Engine
-from localllm.engine.families import FAMILIES
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.families import FAMILIES
+from localllm.engine.files.model_files import read_model
+from localllm.engine.files.pooling import Pooling, read_pooling
 from localllm.engine.options import LoadOptions
-from localllm.engine.pooling import Pooling, read_pooling
 from localllm.engine.request import Request
 from localllm.engine.runner import Runner
 

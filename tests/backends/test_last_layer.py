@@ -13,7 +13,7 @@ from localllm.backends.cpu.device import DEVICE
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.batch import Batch, Want
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.runner import Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.layer import Layer

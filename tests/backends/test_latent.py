@@ -19,10 +19,10 @@ from localllm.backends.pytorch.packed import PackedFile
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.backends.pytorch.sizing import layer_weights, measure
 from localllm.engine.errors import ModelRefused, SettingRefused
-from localllm.engine.modelconfig import ModelConfig, parse_config
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_config import ModelConfig, parse_config
+from localllm.engine.files.model_files import read_model
+from localllm.engine.files.quantization import Quant
 from localllm.engine.options import LoadOptions
-from localllm.engine.quantization import Quant
 from localllm.kernels.ops import Ops, attention
 
 from .adapters import adapter_of, check_adapter, open_on, put, save_adapter, tiny_of

@@ -15,9 +15,9 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from localllm import backends
 from localllm.backends.llamacpp.architectures import is_known
-from localllm.engine.adapterfiles import read_adapter
+from localllm.engine.files.adapter_files import read_adapter
+from localllm.engine.files.model_files import read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.runner import Runner
 
 from . import canary

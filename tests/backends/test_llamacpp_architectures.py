@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from localllm.backends import llamacpp
 from localllm.backends.llamacpp.opening import SNAPSHOT_INTERVAL, can_repack
 from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling, TokenLogprobs
 from localllm.engine.runner import Runner, Unavailable

@@ -15,7 +15,7 @@ from localllm.backends import llamacpp
 from localllm.backends.llamacpp import attention, library, opening
 from localllm.backends.llamacpp.attention import AUTO, DISABLED, ENABLED
 from localllm.backends.llamacpp.library import BuildDevice
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 
 from .gguf_models import write_canary

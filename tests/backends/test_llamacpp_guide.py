@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from localllm.app import paths
 from localllm.backends import cpu, llamacpp
 from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling, TokenLogprobs
 from localllm.engine.runner import Runner, Unavailable

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 
-from ..engine.gguf_corruptions import VOCABULARIES, Case, content, corruptions, tensor_corruptions, tensors
+from ..engine.files.gguf_corruptions import VOCABULARIES, Case, content, corruptions, tensor_corruptions, tensors
 
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 

@@ -17,9 +17,9 @@ from localllm.backends import llamacpp
 from localllm.backends.llamacpp import opening
 from localllm.backends.llamacpp.attention import DISABLED
 from localllm.backends.llamacpp.peft import write_adapter as write_peft
-from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.adapter_files import read_adapter
+from localllm.engine.files.model_files import read_model
 
 from .adapters import LINEAR, OPTIONS, PHI, adapter_of, log_probabilities, pages, put, run, save_adapter, tiny_of
 from .batches import Row

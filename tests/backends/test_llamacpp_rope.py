@@ -11,7 +11,7 @@ import pytest
 from localllm.backends import llamacpp
 from localllm.engine.engine import Engine
 from localllm.engine.errors import ContextRefused, SettingRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling, TokenLogprobs
 from localllm.engine.runner import Unavailable

@@ -20,11 +20,11 @@ from localllm.backends.llamacpp import library, sizing
 from localllm.backends.llamacpp.library import BuildDevice
 from localllm.backends.llamacpp.opening import can_overlap
 from localllm.backends.llamacpp.runner import LlamaRunner
-from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.batch import Want
 from localllm.engine.errors import ModelRefused, ModelTooLarge, OutOfMemory, RunnerFailed, SettingRefused
+from localllm.engine.files.adapter_files import read_adapter
+from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Sampling
 

@@ -17,10 +17,10 @@ from llama_cpp import llama_cpp
 from localllm.backends import llamacpp
 from localllm.backends.llamacpp import opening, sizing
 from localllm.backends.llamacpp.opening import can_repack
-from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.engine import Engine
+from localllm.engine.files.adapter_files import read_adapter
+from localllm.engine.files.model_files import read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Delta, Request, Sampling
 from localllm.engine.runner import Runner

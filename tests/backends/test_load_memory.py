@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 from localllm.backends.cpu.device import open_on_cpu
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 
 def held(key):

@@ -21,7 +21,7 @@ from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.batch import Want
 from localllm.engine.errors import OutOfMemory
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import Graphs
 from localllm.engine.runner import Replay
 from localllm.kernels.ops.layer import Layer

@@ -13,7 +13,7 @@ import torch
 
 from localllm.backends.pytorch.mapped import DTYPES, MappedFiles
 from localllm.engine.errors import ModelRefused
-from localllm.engine.tensorfiles import ITEM_BYTES, StoredTensor, read_header
+from localllm.engine.files.tensor_files import ITEM_BYTES, StoredTensor, read_header
 
 
 def written(file: Path, tensors: dict[str, tuple[str, list[int], bytes]], padding: int = 0) -> Path:

@@ -27,7 +27,7 @@ from localllm.backends import cpu, mlx
 from localllm.backends.mlx import opening
 from localllm.engine.engine import Engine
 from localllm.engine.errors import RunnerFailed
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import DeviceInfo, Runner
@@ -177,7 +177,7 @@ from pathlib import Path
 import localllm.app.worker.worker
 from localllm.backends import choose
 from localllm.engine.engine import Engine
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.request import Request
 from localllm.engine.options import LoadOptions
 engine, told = Engine(choose("mlx").backend.open(read_model(Path({str(tmp_path)!r})), LoadOptions(context=64))), []

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from localllm.backends import mlx
 from localllm.backends.mlx.config_keys import ConfigKeys
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 
 from .batches import Row

@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from localllm.backends import mlx
 from localllm.backends.mlx import families
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 
 from .batches import Row, make_batch

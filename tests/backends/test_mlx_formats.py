@@ -19,7 +19,7 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 from localllm.backends import mlx
 from localllm.backends.mlx import architectures
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelfiles import read_architecture, read_model
+from localllm.engine.files.model_files import read_architecture, read_model
 from localllm.engine.options import LoadOptions
 
 from .batches import Row

@@ -12,7 +12,7 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
 from localllm.backends import cpu, mlx
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 
 from .conformance import Conversation
 from .mlx_models import DENSE, EXPERTS, SMALL, Loaded, plain_model, quantised, rewrite

@@ -27,7 +27,7 @@ from peft import LoraConfig, PeftModel
 from localllm.backends import mlx
 from localllm.backends.mlx.adapter import Forward, find_targets
 from localllm.engine.errors import OutOfMemory
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from scripts.bench.mlx_operations import of_mlx_lm, of_runner, prompts
 
 from . import canary

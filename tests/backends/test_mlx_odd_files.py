@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
 from localllm.backends import mlx
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 
 from .batches import Row
 from .test_config_parity import prompt_of, saved

@@ -21,7 +21,7 @@ from localllm.backends.mlx import opening
 from localllm.backends.mlx.cache import LayerShape
 from localllm.backends.mlx.lora import slot_bytes
 from localllm.engine.errors import ModelRefused, SettingRefused
-from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import RunnerSpec
 

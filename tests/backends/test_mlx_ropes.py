@@ -13,7 +13,7 @@ import mlx.core as mx
 from localllm.backends.mlx.ropes import Frequencies, frequencies, rotation
 from localllm.backends.pytorch.rotary import Rotary
 from localllm.backends.pytorch.rotary import frequencies as torch_frequencies
-from localllm.engine.ropeconfig import Rope
+from localllm.engine.files.rope_config import Rope
 
 pytestmark = pytest.mark.real_otherdevice
 

@@ -26,7 +26,7 @@ from localllm.backends.mlx.plan import STEP, Planner
 from localllm.backends.mlx.runner import MlxPending
 from localllm.engine.batch import Want
 from localllm.engine.errors import OutOfMemory, RunnerFailed
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.request import Sampling
 from localllm.engine.runner import CacheGroup, Runner
 

@@ -20,7 +20,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from localllm.backends import mlx
 from localllm.backends.mlx import architectures
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelfiles import read_architecture, read_model
+from localllm.engine.files.model_files import read_architecture, read_model
 from localllm.engine.options import LoadOptions
 
 from .batches import Row

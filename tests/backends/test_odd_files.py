@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from localllm.backends import cpu
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 
 from .batches import Row

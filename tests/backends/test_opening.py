@@ -23,7 +23,7 @@ from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.backends.pytorch.sizing import capturable_tokens, step_tokens
 from localllm.engine.errors import SettingRefused
-from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
 from localllm.kernels.gpu_limits import GpuLimits
 from localllm.kernels.gpu_properties import GpuProperties

@@ -19,7 +19,7 @@ from localllm.backends.pytorch.graphs.cuda import CudaRecorder
 from localllm.backends.pytorch.graphs.parallel import LAYERS, ParallelExperts, SharedExperts
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.opening import open_runner
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import Graphs, LoadOptions
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.layer_cases import inputs

@@ -14,9 +14,9 @@ import torch
 from localllm.backends import cpu
 from localllm.backends.pytorch.models import architectures
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.families import FAMILIES
-from localllm.engine.modelconfig import parse_config
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.families import FAMILIES
+from localllm.engine.files.model_config import parse_config
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 
 from . import shapes

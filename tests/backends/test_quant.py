@@ -20,9 +20,9 @@ from localllm.backends.pytorch.quant import Loaded, choose, floats, fp8, int4, i
 from localllm.backends.pytorch.quant.floats import Floats
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.files.model_files import ModelFiles, read_model
+from localllm.engine.files.quantization import Quant
 from localllm.engine.options import LoadOptions
-from localllm.engine.quantization import Quant
 from localllm.kernels.cpu import linear
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.linear import Int4, map_tensors, weight_tensors

@@ -11,8 +11,8 @@ import torch
 from localllm.backends.pytorch.mapped import DTYPES
 from localllm.backends.pytorch.quant import Loaded
 from localllm.backends.pytorch.quant.choose import STORED
-from localllm.engine.fields import Fields
-from localllm.engine.quantization import parse_quantization
+from localllm.engine.files.fields import Fields
+from localllm.engine.files.quantization import parse_quantization
 
 from .checkpoints import CHECKPOINTS, Checkpoint
 

@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from localllm.backends.pytorch.rotary import Rotary, frequencies
-from localllm.engine.ropeconfig import Rope
+from localllm.engine.files.rope_config import Rope
 
 DIM, ORIGINAL = 32, 64
 YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 8.0}

@@ -13,7 +13,7 @@ from localllm.app import paths
 from localllm.backends import shared_settings
 from localllm.backends.shared_settings import without_refused
 from localllm.engine.errors import ContextRefused, ModelRefused, SettingRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import Unavailable
 

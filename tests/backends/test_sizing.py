@@ -12,7 +12,7 @@ from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.lora import slot_values
 from localllm.backends.pytorch.sizing import cache_dtype, capturable_tokens, chosen_graphs, plan
 from localllm.engine.errors import ModelRefused, SettingRefused
-from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.runner import RunnerSpec, page_bytes
 from localllm.kernels.ops import Ops

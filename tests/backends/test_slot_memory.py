@@ -16,11 +16,11 @@ from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
 from localllm.backends.pytorch.slot_memory import DeviceMemory, MainMemory, SlotMemory
-from localllm.engine.adapterfiles import read_adapter
 from localllm.engine.engine import Engine
 from localllm.engine.errors import ModelRefused
+from localllm.engine.files.adapter_files import read_adapter
+from localllm.engine.files.model_files import read_model
 from localllm.engine.lora import Adapter
-from localllm.engine.modelfiles import read_model
 from localllm.engine.request import Request
 
 from . import canary

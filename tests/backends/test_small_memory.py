@@ -21,9 +21,9 @@ from localllm.backends.pytorch.quant import floats
 from localllm.backends.pytorch.sizing import number_of_graphs
 from localllm.backends.pytorch.slot_memory import DeviceMemory
 from localllm.engine.errors import ModelTooLarge
-from localllm.engine.modelfiles import ModelFiles, read_model
+from localllm.engine.files.model_files import ModelFiles, read_model
+from localllm.engine.files.quantization import Quant
 from localllm.engine.options import Graphs, LoadOptions
-from localllm.engine.quantization import Quant
 from localllm.engine.runner import Runner
 from localllm.kernels.ops import Ops
 

@@ -15,7 +15,7 @@ from localllm.app.daemon.loading import load_frame
 from localllm.app.store.cache import ModelRef
 from localllm.app.worker.opening import open_model
 from localllm.backends import platforms
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import CacheGroup, RunnerSpec
 

@@ -17,9 +17,9 @@ from localllm.backends.pytorch.loading import Loader
 from localllm.backends.pytorch.models import llama
 from localllm.backends.pytorch.opening import open_runner
 from localllm.engine.errors import ModelRefused
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
+from localllm.engine.files.quantization import Quant
 from localllm.engine.options import LoadOptions
-from localllm.engine.quantization import Quant
 from localllm.kernels.ops import Ops
 
 from .tiny import TINIES, VOCAB

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pkgutil import iter_modules
 
-from ....engine.modelfiles import ModelFiles
+from ....engine.files.model_files import ModelFiles
 
 
 def architectures() -> list[str]:

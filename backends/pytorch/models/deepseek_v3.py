@@ -3,7 +3,7 @@ correction, experts and a shared expert."""
 
 from __future__ import annotations
 
-from ....engine.modelconfig import ModelConfig
+from ....engine.files.model_config import ModelConfig
 from ..experts import ExpertLayout, routed_mlp
 from ..latent import LatentLayer
 from ..layers import Decoder

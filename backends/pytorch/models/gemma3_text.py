@@ -3,7 +3,7 @@ a sliding window."""
 
 from __future__ import annotations
 
-from ....engine.modelconfig import ModelConfig
+from ....engine.files.model_config import ModelConfig
 from ..layers import AttentionLayer, Decoder, Norms
 from ..weights import Weights
 

@@ -3,7 +3,7 @@ every second layer."""
 
 from __future__ import annotations
 
-from ....engine.modelconfig import ModelConfig
+from ....engine.files.model_config import ModelConfig
 from ..experts import ExpertLayout, routed_mlp
 from ..layers import AttentionLayer, Decoder
 from ..weights import Weights

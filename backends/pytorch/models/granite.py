@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ....engine.modelconfig import ModelConfig
+from ....engine.files.model_config import ModelConfig
 from ..layers import AttentionLayer, Decoder
 from ..weights import Weights
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....engine.modelconfig import ModelConfig
+from ....engine.files.model_config import ModelConfig
 from ..experts import ExpertLayout, routed_mlp
 from ..layers import AttentionLayer, Decoder
 from ..weights import Weights

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from torch import Tensor
 
 from ....engine.errors import SettingRefused
-from ....engine.modelfiles import ModelFiles
-from ....engine.quantization import Method, Quant, Quantization
+from ....engine.files.model_files import ModelFiles
+from ....engine.files.quantization import Method, Quant, Quantization
 from ....kernels.ops.linear import Weight
 from . import Scheme, fp8, int4, int8
 from .awq import Awq

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ....engine.errors import ModelRefused
-from ....engine.quantization import Quantization
+from ....engine.files.quantization import Quantization
 from ....kernels.ops.linear import Int4, Int8, Mxfp4, Weight
 from ....kernels.ops.linear_int4 import spread
 from ....kernels.ops.linear_mxfp4 import E2M1

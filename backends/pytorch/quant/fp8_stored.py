@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ....engine.errors import ModelRefused
-from ....engine.quantization import Quantization
+from ....engine.files.quantization import Quantization
 from ....kernels.ops.linear import Fp8
 from . import Loaded, Tensors
 from .floats import STORED, Floats, check_finite

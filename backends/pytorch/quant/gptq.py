@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ....engine.errors import ModelRefused
-from ....engine.quantization import Quantization
+from ....engine.files.quantization import Quantization
 from ....kernels.ops.linear import Int4
 from . import Loaded, Tensors
 from .floats import STORED, Floats, check_finite

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ....engine.errors import ModelRefused
-from ....engine.quantization import Quantization
+from ....engine.files.quantization import Quantization
 from ....kernels.ops.linear import Mxfp4
 from ....kernels.ops.linear_mxfp4 import GROUP
 from . import Loaded, Tensors

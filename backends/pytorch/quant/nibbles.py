@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ....engine.errors import ModelRefused
-from ....engine.quantization import Quantization
+from ....engine.files.quantization import Quantization
 from ....kernels.ops.linear import Int4
 from . import Tensors
 

@@ -16,8 +16,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 from localllm.app.chat import gguf_tokenizer
 from localllm.app.chat.gguf_tokenizer import GgufTokenizer
 from localllm.app.paths import guide_dir
-from localllm.engine.modelfiles import read_model
-from tests.engine.gguf_files import TINY, model
+from localllm.engine.files.model_files import read_model
+from tests.engine.files.gguf_files import TINY, model
 
 from .vocabularies import BYTES, KINDS, SPECIAL
 

@@ -20,13 +20,13 @@ from localllm.app.chat import gguf_tokenizer as module
 from localllm.app.chat.answer import Choice, ReadingOptions
 from localllm.app.chat.calls.records import FORMATS, REASONING
 from localllm.app.chat.gguf_tokenizer import GgufTokenizer
-from localllm.app.chat.grammar import GrammarCompiler
 from localllm.app.chat.parsers import AnswerFormat
 from localllm.app.chat.prompt import Prompt
 from localllm.app.chat.special_tokens import PROTECT, RELEASE
 from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.errors import InvalidRequest, OutOfMemory
 from localllm.app.frames import ResponseFormat
+from localllm.app.grammar.compiler import GrammarCompiler
 from localllm.app.paths import guide_dir
 from localllm.backends.llamacpp import vocabulary as vocabulary_module
 from localllm.backends.llamacpp.library import library

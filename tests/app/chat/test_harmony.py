@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from localllm.app.chat.answer import Choice, ReadingOptions
-from localllm.app.chat.grammar import GrammarCompiler
 from localllm.app.chat.harmony import MAX_HEADER
 from localllm.app.chat.prompt import Prompt, PromptMaker
 from localllm.app.chat.template import TemplateRenderer
 from localllm.app.chat.tokenizer import ChatTokenizer
 from localllm.app.errors import UnsupportedParameter
 from localllm.app.frames import Piece
+from localllm.app.grammar.compiler import GrammarCompiler
 from localllm.engine.grammar import unpack_mask
 from localllm.engine.request import Delta, Finish, TokenLogprobs
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from localllm.app.chat import bounded, template
+from localllm.app import bounded
+from localllm.app.chat import template
 from localllm.app.chat.special_tokens import PROTECT, RELEASE
 from localllm.app.chat.template import TemplateExceeded, TemplateRenderer
 from localllm.app.chat.template_child import Job, Rendered, render

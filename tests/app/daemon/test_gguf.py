@@ -15,7 +15,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from localllm.app import paths
 from localllm.app.daemon.process import COMMAND
-from localllm.engine.modelfiles import read_model
+from localllm.engine.files.model_files import read_model
 from tests.backends.gguf_models import write_adapter, write_canary, write_guide
 
 from .conftest import Daemon, events

@@ -10,7 +10,7 @@ from localllm import backends
 from localllm.app.worker.accepts_child import answer
 from localllm.engine.runner import DeviceInfo, Unavailable
 
-from ...engine.gguf_files import TINY, model
+from ...engine.files.gguf_files import TINY, model
 
 DEVICE = DeviceInfo("llamacpp", "a processor", 1, 1)
 MISSING = Unavailable("llamacpp", "llama-cpp-python is not installed: pip install it", "pip install it")

@@ -22,7 +22,7 @@ from localllm.app.errors import AppError, ContextTooLong, EmbeddingsUnsupported,
 from localllm.app.frames import Embed, Embedded, Failed, Finished, Generate, Started
 from localllm.app.worker.embedding import prepare_embedding
 from localllm.app.worker.opening import OpenModel
-from localllm.engine.pooling import Pooling
+from localllm.engine.files.pooling import Pooling
 from localllm.engine.request import Delta
 from localllm.engine.runner import RunnerSpec
 

@@ -11,8 +11,8 @@ import pytest
 from localllm.app.frames import Load
 from localllm.app.worker import opening
 from localllm.backends import shared_settings
-from localllm.engine.adapterbase import check_base
-from localllm.engine.adapterfiles import AdapterFiles
+from localllm.engine.files.adapter_base import check_base
+from localllm.engine.files.adapter_files import AdapterFiles
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import RunnerSpec
 

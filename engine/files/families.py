@@ -1,0 +1,364 @@
+"""The architectures that localllm describes, with the config.json fields of each and their defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from . import latent_config, moe_config
+from .latent_config import LatentFamily
+from .moe_config import MoeFamily
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The config.json fields of an architecture, with the defaults of the config class in transformers."""
+
+    max_positions: int
+    optional: tuple[str, ...] = ()  # the fields of OPTIONAL that this architecture reads
+    kv_heads: int = 0  # default of num_key_value_heads; 0: num_attention_heads
+    head_dim: int = 0  # default of head_dim; 0: hidden_size / num_attention_heads
+    norm_eps: float = 1e-6
+    activation_key: str = "hidden_act"  # empty: the architecture always has the default
+    activation: str = "silu"
+    tie: bool = False
+    attention_bias: bool = False  # default of this field
+    # Default of the field qkv_bias; the field attention_bias may add this bias.
+    qkv_bias: bool = False
+    output_bias: bool = True  # whether attention_bias also adds the bias of the output projection
+    head_norms: bool = False  # default of use_qk_norm
+    pattern: bool = False  # True: every sliding_window_pattern-th layer is full, and each layer kind has its own rope
+    alternating: bool = False  # True: without `pattern`, every second layer is sliding, from the first layer on
+    window: int = 0
+    windowed: bool = True  # default of use_sliding_window
+    # Default of max_window_layers. With `alternating`: the index from which no layer is sliding; 0: no such index.
+    # Without `pattern` and `alternating`: the index of the first sliding layer.
+    window_layers: int = 0
+    layer_types: bool = True  # whether a layer_types field may override these defaults
+    # Default of no_rope_layer_interval: of this number of layers the last one has no rope. That layer has a window if
+    # the model has one. 0: all layers have a rope.
+    no_rope_interval: int = 0
+    theta: float = 10_000.0
+    partial_rotary: bool = False  # whether rotary_dim may be less than head_dim
+    rope: Mapping[str, Any] | None = None  # default of rope_parameters
+    query_scaling: bool = False  # whether rope_parameters has llama_4_scaling_beta
+    rotary_share: float = 1.0  # default of partial_rotary_factor
+    rope_kinds: tuple[str, ...] = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+    longrope_names: tuple[str, ...] = ()  # older names of longrope in files of this architecture
+    original_positions: int = 0  # default of original_max_position_embeddings; 0: no default
+    query_scalar: int = 0  # default of query_pre_attn_scalar; 0: equal to head_dim
+    attention_scale: float = 0.0  # default of attention_multiplier; 0: query_pre_attn_scalar decides
+    logit_soft_cap: float = 0.0  # default of final_logit_softcapping
+    attention_soft_cap: float = 0.0  # default of attn_logit_softcapping
+    eos: tuple[int, ...] = ()
+    eos_of_null: bool = False  # whether null for eos_token_id means `eos`; else it means that there are none
+    moe: MoeFamily | None = None  # None: the architecture has no experts
+    latent: LatentFamily | None = None  # None: the architecture has heads of keys and values
+    predicts: bool = False  # whether files may have a layer after the last one, which predicts several tokens at a time
+
+
+# Only the architectures that list these fields in `optional` read them; the others ignore any value.
+OPTIONAL = frozenset(
+    {
+        "attention_bias",
+        "mlp_bias",
+        "sliding_window",
+        "use_sliding_window",
+        "max_window_layers",
+        "query_pre_attn_scalar",
+        "final_logit_softcapping",
+        "attn_logit_softcapping",
+        "qkv_bias",
+        "use_qk_norm",
+        "attention_multiplier",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "logits_scaling",
+        "no_rope_layers",
+        "no_rope_layer_interval",
+        *moe_config.OPTIONAL,
+        *latent_config.OPTIONAL,
+    }
+)
+_QWEN_WINDOW = ("sliding_window", "use_sliding_window", "max_window_layers")
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "deepseek_v2": Family(
+            max_positions=2048,
+            optional=("attention_bias", "mlp_bias", *moe_config.DEEPSEEK, *latent_config.FIELDS),
+            layer_types=False,
+            rope_kinds=("default", "linear", "llama3", "yarn"),
+            eos=(2,),
+            moe=MoeFamily(
+                ("n_routed_experts", "num_experts"),
+                experts=64,
+                top_k=None,
+                inner=1407,
+                can_renormalise=False,
+                groups=None,
+                top_groups=None,
+                methods=("greedy", "group_limited_greedy"),
+                shared_experts=2,
+            ),
+            latent=LatentFamily(),
+        ),
+        "deepseek_v3": Family(
+            max_positions=4096,
+            optional=("attention_bias", "rope_interleave", *moe_config.DEEPSEEK, *latent_config.FIELDS),
+            kv_heads=128,
+            layer_types=False,
+            rope_kinds=("default", "linear", "llama3", "yarn"),
+            eos=(1,),
+            moe=MoeFamily(
+                ("n_routed_experts", "num_local_experts"),
+                experts=256,
+                top_k=8,
+                inner=2048,
+                score="sigmoid",
+                renormalise=True,
+                scale=2.5,
+                groups=8,
+                top_groups=4,
+                methods=("noaux_tc",),
+                shared_experts=1,
+                dense_layers=3,
+                group_score="top2",
+            ),
+            latent=LatentFamily(),
+            predicts=True,
+        ),
+        "gemma2": Family(
+            max_positions=8192,
+            optional=(
+                "attention_bias",
+                "sliding_window",
+                "query_pre_attn_scalar",
+                "final_logit_softcapping",
+                "attn_logit_softcapping",
+            ),
+            kv_heads=4,
+            head_dim=256,
+            activation_key="hidden_activation",
+            activation="gelu_pytorch_tanh",
+            tie=True,
+            alternating=True,
+            window=4096,
+            query_scalar=256,
+            logit_soft_cap=30.0,
+            attention_soft_cap=50.0,
+            eos=(1,),
+        ),
+        "gemma3_text": Family(
+            max_positions=131_072,
+            optional=("attention_bias", "sliding_window", "query_pre_attn_scalar", "final_logit_softcapping"),
+            kv_heads=4,
+            head_dim=256,
+            activation_key="hidden_activation",
+            activation="gelu_pytorch_tanh",
+            tie=True,
+            head_norms=True,
+            pattern=True,
+            window=4096,
+            theta=1_000_000.0,
+            query_scalar=256,
+            eos=(1,),
+        ),
+        "glm4": Family(
+            max_positions=131_072,
+            optional=("attention_bias",),
+            kv_heads=2,
+            head_dim=128,
+            norm_eps=1.5625e-7,
+            attention_bias=True,
+            output_bias=False,
+            layer_types=False,
+            partial_rotary=True,
+            rotary_share=0.5,
+            eos=(151_329, 151_336, 151_338),
+            eos_of_null=True,
+        ),
+        "glm4_moe": Family(
+            max_positions=131_072,
+            optional=("attention_bias", "use_qk_norm", *moe_config.GROUPED),
+            kv_heads=8,
+            norm_eps=1e-5,
+            output_bias=False,
+            layer_types=False,
+            partial_rotary=True,
+            rotary_share=0.5,
+            moe=MoeFamily(
+                ("n_routed_experts", "num_local_experts"),
+                experts=128,
+                top_k=8,
+                inner=1408,
+                score="sigmoid",
+                renormalise=True,
+                shared_experts=1,
+                dense_layers=1,
+                group_score="top2",
+            ),
+            predicts=True,
+        ),
+        "gpt_oss": Family(
+            max_positions=131_072,
+            optional=("attention_bias", "sliding_window", *moe_config.CLAMPED),
+            kv_heads=8,
+            head_dim=64,
+            norm_eps=1e-5,
+            attention_bias=True,
+            alternating=True,
+            window=128,
+            activation_key="",
+            theta=150_000.0,
+            rope=MappingProxyType(
+                {
+                    "rope_type": "yarn",
+                    "factor": 32.0,
+                    "truncate": False,
+                    "original_max_position_embeddings": 4096,
+                }
+            ),
+            moe=MoeFamily(
+                ("num_local_experts", "num_experts"),
+                experts=128,
+                top_k=4,
+                inner_name="intermediate_size",
+                renormalise=True,
+            ),
+        ),
+        "granite": Family(
+            max_positions=2048,
+            optional=(
+                "attention_bias",
+                "mlp_bias",
+                "attention_multiplier",
+                "embedding_multiplier",
+                "residual_multiplier",
+                "logits_scaling",
+            ),
+            layer_types=False,
+            attention_scale=1.0,
+            eos=(2,),
+        ),
+        "llama": Family(max_positions=2048, optional=("attention_bias", "mlp_bias"), layer_types=False, eos=(2,)),
+        "ministral3": Family(
+            max_positions=262_144,
+            optional=("sliding_window",),
+            kv_heads=8,
+            head_dim=128,
+            norm_eps=1e-5,
+            layer_types=False,
+            rope=MappingProxyType(
+                {
+                    "rope_type": "yarn",
+                    "rope_theta": 1_000_000.0,
+                    "factor": 16.0,
+                    "original_max_position_embeddings": 16_384,
+                    "beta_fast": 32.0,
+                    "beta_slow": 1.0,
+                    "mscale_all_dim": 1.0,
+                    "mscale": 1.0,
+                    "llama_4_scaling_beta": 0.1,
+                }
+            ),
+            query_scaling=True,
+            eos=(2,),
+        ),
+        "mistral": Family(max_positions=131_072, optional=("sliding_window",), kv_heads=8, window=4096, eos=(2,)),
+        "mixtral": Family(
+            max_positions=131_072,
+            optional=("sliding_window",),
+            kv_heads=8,
+            norm_eps=1e-5,
+            layer_types=False,
+            theta=1_000_000.0,
+            eos=(2,),
+            moe=MoeFamily(
+                ("num_local_experts", "num_experts"),
+                experts=8,
+                top_k=2,
+                inner_name="intermediate_size",
+                renormalise=True,
+            ),
+        ),
+        "olmo2": Family(
+            max_positions=2048,
+            optional=("attention_bias",),
+            norm_eps=1e-5,
+            head_norms=True,
+            layer_types=False,
+            eos=(50_279,),
+        ),
+        "phi3": Family(
+            max_positions=4096,
+            optional=("sliding_window",),
+            norm_eps=1e-5,
+            layer_types=False,
+            partial_rotary=True,
+            rope_kinds=("default", "longrope"),
+            longrope_names=("su", "yarn"),
+            original_positions=4096,
+            eos=(32_000,),
+        ),
+        "qwen2": Family(
+            max_positions=32_768,
+            optional=_QWEN_WINDOW,
+            kv_heads=32,
+            qkv_bias=True,
+            window=4096,
+            windowed=False,
+            window_layers=28,
+        ),
+        "qwen2_moe": Family(
+            max_positions=32_768,
+            optional=(*_QWEN_WINDOW, "qkv_bias", *moe_config.QWEN, "shared_expert_intermediate_size"),
+            kv_heads=16,
+            qkv_bias=True,
+            alternating=True,
+            window=4096,
+            windowed=False,
+            window_layers=28,
+            moe=MoeFamily(("num_experts",), experts=60, top_k=4, inner=1408, shared_inner=5632),
+        ),
+        "qwen3": Family(
+            max_positions=32_768,
+            optional=("attention_bias", *_QWEN_WINDOW),
+            kv_heads=32,
+            head_dim=128,
+            head_norms=True,
+            window=4096,
+            windowed=False,
+            window_layers=28,
+        ),
+        "qwen3_moe": Family(
+            max_positions=32_768,
+            optional=("attention_bias", "sliding_window", "use_sliding_window", *moe_config.QWEN),
+            kv_heads=4,
+            head_norms=True,
+            window=4096,
+            windowed=False,
+            layer_types=False,
+            moe=MoeFamily(("num_experts", "num_local_experts"), experts=128, top_k=8, inner=768),
+        ),
+        "smollm3": Family(
+            max_positions=32_768,
+            optional=(
+                "attention_bias",
+                "mlp_bias",
+                "sliding_window",
+                "use_sliding_window",
+                "no_rope_layers",
+                "no_rope_layer_interval",
+            ),
+            kv_heads=4,
+            tie=True,
+            windowed=False,
+            theta=2_000_000.0,
+            no_rope_interval=4,
+            eos=(128_001,),
+        ),
+    }
+)

@@ -1,0 +1,313 @@
+"""The rewritten schema: bounds, multiples, references, and the place of a problem in a refusal."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from localllm.app.grammar import formats
+from localllm.app.grammar.place import SchemaProblem
+from localllm.app.grammar.schema import rewrite
+
+NUMBER = {"type": "number"}
+WHOLE = {"type": "integer"}
+OBJECT = {"type": "object"}
+NULL = {"type": "null"}
+NEXT = 1.0000000000000002  # the next float after 1
+
+
+@pytest.mark.parametrize(
+    ("base", "keywords", "expected"),
+    [
+        (NUMBER, {"minimum": 1.5}, {"minimum": 1.5}),
+        (WHOLE, {"minimum": 1.5}, {"minimum": 2}),
+        (WHOLE, {"maximum": 1.5}, {"maximum": 1}),
+        (WHOLE, {"minimum": -1.5}, {"minimum": -1}),
+        (WHOLE, {"maximum": -1.5}, {"maximum": -2}),
+        (WHOLE, {"exclusiveMinimum": 1}, {"minimum": 2}),
+        (WHOLE, {"exclusiveMinimum": 1.5}, {"minimum": 2}),
+        (WHOLE, {"exclusiveMaximum": 1}, {"maximum": 0}),
+        (WHOLE, {"exclusiveMaximum": -0.5}, {"maximum": -1}),
+        (NUMBER, {"exclusiveMinimum": 0}, {"minimum": 1e-30}),
+        (NUMBER, {"exclusiveMaximum": 0}, {"maximum": -1e-30}),
+        (NUMBER, {"exclusiveMinimum": 1}, {"minimum": NEXT}),
+        (NUMBER, {"exclusiveMaximum": -1}, {"maximum": -NEXT}),
+        (NUMBER, {"exclusiveMinimum": -1}, {"exclusiveMinimum": -1}),
+        (NUMBER, {"exclusiveMaximum": 1}, {"exclusiveMaximum": 1}),
+        (NUMBER, {"minimum": 1, "exclusiveMinimum": True}, {"minimum": NEXT}),
+        (NUMBER, {"minimum": 1, "exclusiveMinimum": False}, {"minimum": 1}),
+        (NUMBER, {"exclusiveMinimum": True}, {}),
+        (WHOLE, {"minimum": 5, "exclusiveMinimum": 3}, {"minimum": 5}),
+        (WHOLE, {"minimum": 3, "exclusiveMinimum": 5}, {"minimum": 6}),
+        (WHOLE, {"maximum": 5, "exclusiveMaximum": 3}, {"maximum": 2}),
+        (WHOLE, {"maximum": 3, "exclusiveMaximum": 5}, {"maximum": 3}),
+        (WHOLE, {"maximum": 2**63 - 1}, {"maximum": 2**63 - 1}),
+        (WHOLE, {"minimum": 2**53}, {"minimum": 2**53}),
+        ({"type": "string"}, {"minimum": 3}, {}),
+        (WHOLE, {"multipleOf": 3, "minimum": 1}, {"multipleOf": 3, "minimum": 3}),
+        (WHOLE, {"multipleOf": 3, "maximum": 10}, {"multipleOf": 3, "maximum": 9}),
+        (WHOLE, {"multipleOf": 3, "minimum": 3, "maximum": 9}, {"multipleOf": 3, "minimum": 3, "maximum": 9}),
+        (WHOLE, {"multipleOf": 1.5, "minimum": 1}, {"multipleOf": 1.5, "minimum": 3}),
+        (NUMBER, {"multipleOf": 0.5, "minimum": 0.7}, {"multipleOf": 0.5, "minimum": 1}),
+        (NUMBER, {"multipleOf": 0.5, "exclusiveMinimum": 1}, {"multipleOf": 0.5, "minimum": 1.5}),
+        (NUMBER, {"multipleOf": 0.5, "exclusiveMinimum": -1}, {"multipleOf": 0.5, "minimum": -0.5}),
+        (NUMBER, {"multipleOf": 0.5, "exclusiveMaximum": 1}, {"multipleOf": 0.5, "maximum": 0.5}),
+        (NUMBER, {"multipleOf": 0.5, "exclusiveMaximum": -1}, {"multipleOf": 0.5, "maximum": -1.5}),
+        (NUMBER, {"multipleOf": 2**32 - 1}, {"multipleOf": 2**32 - 1}),
+        (NUMBER, {"multipleOf": 1e-9}, {"multipleOf": 1e-9}),
+        ({"type": "string"}, {"minLength": 0, "maxLength": 2.0}, {"minLength": 0, "maxLength": 2}),
+        (OBJECT, {"minProperties": 1}, {"minProperties": 1}),
+        (OBJECT, {"minProperties": 2, "required": ["a"]}, {"minProperties": 2, "required": ["a"]}),
+        ({}, {"const": "\t\n\r\b\f"}, {"const": "\t\n\r\b\f"}),
+        ({}, {"const": True}, {"const": True}),
+        ({}, {"items": [NULL], "additionalItems": False}, {"prefixItems": [NULL], "items": False}),
+        ({}, {"additionalItems": False}, {}),
+        (WHOLE, {"format": "zzz"}, {}),
+        ({}, {"format": "uuid"}, {"format": "uuid"}),
+        ({}, {"oneOf": [NULL, WHOLE]}, {"anyOf": [NULL, WHOLE]}),
+        ({}, {"oneOf": [NUMBER, WHOLE]}, {"oneOf": [NUMBER, WHOLE]}),
+        ({}, {"oneOf": [NULL, WHOLE], "anyOf": [{}]}, {"oneOf": [NULL, WHOLE], "anyOf": [{}]}),
+        ({}, {"not": False, "uniqueItems": False, "propertyNames": True, "then": {"not": {}}}, {}),
+        ({}, {"title": "t", "description": "d", "default": 1, "examples": [1], "$comment": "c"}, {}),
+    ],
+)
+def test_rewrite_replaces_keywords(base: dict[str, Any], keywords: dict[str, Any], expected: dict[str, Any]) -> None:
+    for strict in (False, True):
+        result = rewrite(base | keywords, strict=strict)
+        assert (result.root, result.definitions) == (base | expected, {})
+
+
+ANNOTATIONS = (
+    "binary password path file-path directory-path json-string regex uri-reference iri iri-reference idn-email "
+    "idn-hostname uri-template ipv4network ipv6network ipv4interface ipvanyaddress color decimal int32 int64 uint64 "
+    "float double phone multi-host-uri ulid zzz"
+).split()
+
+
+@pytest.mark.parametrize("name", ANNOTATIONS)
+@pytest.mark.parametrize("base", [{"type": "string"}, {}, {"type": ["string", "null"]}])
+def test_an_unknown_format_is_an_annotation(name: str, base: dict[str, Any]) -> None:
+    assert rewrite(base | {"format": name, "minLength": 1}).root == base | {"minLength": 1}
+    inside = {"properties": {"a": base | {"format": name}}}
+    assert rewrite(inside).root == {"properties": {"a": base}}
+    with pytest.raises(SchemaProblem, match=f"^#/properties/a/format: unknown format: {name};"):
+        rewrite(inside, strict=True)
+
+
+@pytest.mark.parametrize("name", sorted(formats.BUILT_IN | formats.PATTERNS.keys()))
+def test_known_formats_stay_enforced(name: str) -> None:
+    schema = {"type": "string", "format": name}
+    result = rewrite(schema).root
+    assert result == rewrite(schema, strict=True).root != {"type": "string"}
+
+
+@pytest.mark.parametrize("name", ["int32", "int64", "double", "zzz"])
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_a_format_of_numbers_is_an_annotation(name: str, kind: str) -> None:
+    for strict in (False, True):
+        assert rewrite({"type": kind, "format": name}, strict=strict).root == {"type": kind}
+
+
+@pytest.mark.parametrize("value", [3, None, ["date"], {"a": 1}])
+def test_a_format_is_a_name(value: object) -> None:
+    with pytest.raises(SchemaProblem, match=r"^#/format: unknown format"):
+        rewrite({"format": value})
+
+
+INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
+
+
+@pytest.mark.parametrize(
+    ("base", "keywords", "expected"),
+    [
+        (WHOLE, INT64, {"maximum": 2**63 - 1}),
+        (WHOLE, {"minimum": 0, "maximum": 2**64 - 1}, {"minimum": 0}),
+        (WHOLE, {"exclusiveMinimum": -(2**63) - 1, "exclusiveMaximum": 2**63}, {"maximum": 2**63 - 1}),
+        (WHOLE, {"minimum": -(2.0**63), "maximum": 2.0**63}, {}),
+        (WHOLE, {"minimum": -1e300, "maximum": 1e300}, {}),
+        (WHOLE, {"minimum": 2**53 + 1}, {"minimum": 2**53}),
+        (WHOLE, {"minimum": -(2**53) - 1}, {"minimum": -(2**53) - 2}),
+        (WHOLE, {"maximum": 2**53 + 1}, {"maximum": 2**53 + 2}),
+        (WHOLE, {"maximum": -(2**53) - 1}, {"maximum": -(2**53)}),
+        (WHOLE, {"maximum": 2**63 - 2}, {}),
+        (WHOLE, {"minimum": -(2**63) + 1}, {}),
+        (WHOLE, {"minimum": 5, "exclusiveMinimum": -(2**63)}, {"minimum": 5}),
+        (WHOLE, {"exclusiveMaximum": 2**60}, {"maximum": 2**60}),
+        (WHOLE, INT64 | {"multipleOf": 3}, {"multipleOf": 3}),
+        (NUMBER, INT64, {}),
+        (NUMBER, {"minimum": -3.4028234663852886e38, "maximum": 1.7976931348623157e308}, {}),
+        (NUMBER, {"exclusiveMinimum": -1e30, "exclusiveMaximum": 1e30}, {}),
+        (NUMBER, {"exclusiveMinimum": 2**53}, {"minimum": 2**53}),
+        (NUMBER, {"maximum": 2**53 + 1}, {"maximum": 2**53 + 2}),
+        ({}, INT64, {}),
+    ],
+)
+def test_bounds_beyond_double_precision(
+    base: dict[str, Any], keywords: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert rewrite(base | keywords).root == base | expected
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        WHOLE | {"minimum": 2**63},
+        WHOLE | {"minimum": 2**64 - 1},
+        WHOLE | {"maximum": -(2**63) - 1},
+        WHOLE | {"exclusiveMinimum": 2**63 - 1},
+        NUMBER | {"minimum": 1e300},
+        NUMBER | {"exclusiveMaximum": -1e300},
+    ],
+)
+def test_a_bound_that_every_answer_meets_is_never_dropped(schema: dict[str, Any]) -> None:
+    for strict in (False, True):
+        with pytest.raises(SchemaProblem, match="exactly"):
+            rewrite(schema, strict=strict)
+
+
+@pytest.mark.parametrize("keywords", [{"minimum": -(2**63)}, {"maximum": 2**64 - 1}, {"maximum": 2**53 + 1}])
+def test_a_strict_schema_has_exact_bounds(keywords: dict[str, Any]) -> None:
+    with pytest.raises(SchemaProblem, match="exactly"):
+        rewrite(WHOLE | keywords, strict=True)
+
+
+def allows(schema: dict[str, Any], value: int) -> bool:
+    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+    assert not matcher.is_error(), matcher.get_error()
+    text = str(value).encode()
+    return matcher.try_consume_tokens([*text]) == len(text) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize(
+    "bounds", [INT64, {"minimum": 0, "maximum": 2**64 - 1}, {"minimum": 2**53 + 1, "maximum": 2**60 + 1}]
+)
+def test_integers_between_large_bounds_are_allowed(bounds: dict[str, int]) -> None:
+    root = rewrite(WHOLE | bounds).root
+    assert isinstance(root, dict)
+    low, high = bounds.values()
+    for value in (low, low + 1, (low + high) // 2, high - 1, high):
+        assert allows(root, value), value
+    assert allows(root, -1) == (low < 0)
+
+
+def test_a_largest_integer_of_64_bits_is_exact() -> None:
+    for keywords in ({"maximum": 2**63 - 1}, {"exclusiveMaximum": 2**63}):
+        root = rewrite(WHOLE | keywords, strict=True).root
+        assert isinstance(root, dict)
+        assert allows(root, 2**63 - 1)
+        assert not allows(root, 2**63)
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [
+        ({}, ["{", "", "null", "3", "["]),
+        ({"type": ["object", "null"]}, ["{", "", "null"]),
+        ({"anyOf": [{"type": "string"}, OBJECT]}, ["{", "", '"']),
+        ({"$ref": "#/$defs/A", "$defs": {"A": {"anyOf": [NULL, OBJECT]}}}, ["{", "", "null"]),
+    ],
+)
+def test_only_objects(schema: dict[str, Any], values: list[str]) -> None:
+    result = rewrite(schema)
+    root = result.only_objects() | {"$defs": result.definitions}
+    for text in values:
+        matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(json.dumps(root)))
+        assert (matcher.try_consume_tokens([*text.encode()]) == len(text)) == (text in ("{", "")), text
+
+
+@pytest.mark.parametrize(
+    ("schema", "pointer", "problem"),
+    [
+        (WHOLE | {"maximum": 2**63}, "#/maximum", "exactly"),
+        (WHOLE | {"minimum": 2**53 + 1}, "#/minimum", "exactly"),
+        (NUMBER | {"exclusiveMinimum": 2**53}, "#/exclusiveMinimum", "exactly"),
+        (NUMBER | {"minimum": "1"}, "#/minimum", "must be a number"),
+        (NUMBER | {"minimum": True}, "#/minimum", "must be a number"),
+        (NUMBER | {"minimum": float("inf")}, "#/minimum", "must be a number"),
+        (NUMBER | {"multipleOf": 0}, "#/multipleOf", "greater than 0"),
+        (NUMBER | {"multipleOf": 2**32}, "#/multipleOf", "less than 2^32"),
+        (NUMBER | {"multipleOf": 1 / 3}, "#/multipleOf", "too many digits"),
+        ({"allOf": [{"multipleOf": 65536}]}, "#/allOf/0/multipleOf", "below 65536"),
+        ({"minLength": 2.5}, "#/minLength", "an integer"),
+        ({"minLength": -1}, "#/minLength", "an integer"),
+        ({"maxItems": True}, "#/maxItems", "must be a number"),
+        *(({"const": char}, "#/const", f"U+{ord(char):04X}") for char in "\0\x07\x0b\x0e\x1f\x7f\ud800\udfff"),
+        ({"enum": ["a", ["\0"]]}, "#/enum/1/0", "U+0000"),
+        ({"const": {"a/b~": "\0"}}, "#/const/a~1b~0", "U+0000"),
+        ({"const": 2**63}, "#/const", "exactly"),
+        ({"enum": "a"}, "#/enum", "must be an array"),
+        (OBJECT | {"minProperties": 2}, "#/minProperties", "the same name twice"),
+        (OBJECT | {"minProperties": 3, "required": ["a", "a"]}, "#/minProperties", "the same name twice"),
+        ({"type": "strin"}, "#/type", "unknown type"),
+        ({"type": []}, "#/type", "unknown type"),
+        ({"type": ["null", 3]}, "#/type", "unknown type"),
+        ({"oneOf": [NULL, {"type": 3}]}, "#/oneOf/1/type", "unknown type"),
+        ({"required": "a"}, "#/required", "array of names"),
+        ({"required": [1]}, "#/required", "array of names"),
+        ({"properties": []}, "#/properties", "must be an object"),
+        ({"prefixItems": {}}, "#/prefixItems", "must be an array"),
+        ({"allOf": {}}, "#/allOf", "must be an array"),
+        ({"properties": {"a/b": 3}}, "#/properties/a~1b", "an object or a boolean"),
+        ({"pattern": 3}, "#/pattern", "must be a string"),
+        ({"patternProperties": {"[": {}}}, "#/patternProperties/[", "unexpected end"),
+        ({"format": "zzz"}, "#/format", "unknown format: zzz"),
+        ({"format": 3}, "#/format", "unknown format: 3"),
+        ({"not": {}}, "#", '"not"'),
+        ({"uniqueItems": True}, "#", '"uniqueItems"'),
+        ({"if": {}, "then": {"type": "null"}}, "#", '"if"'),
+        ({"items": {"contains": {}}}, "#/items", '"contains"'),
+        ({"$ref": 3}, "#/$ref", "must be a string"),
+        ({"$ref": "http://x/y"}, "#/$ref", "are not loaded"),
+        ({"$ref": "#nope"}, "#/$ref", "anchor"),
+        ({"$ref": "#/allOf/1", "allOf": [NULL]}, "#/$ref", "#/allOf has no '1'"),
+        ({"$ref": "#/allOf/01", "allOf": [NULL, NULL]}, "#/$ref", "has no '01'"),
+        ({"$ref": "#/allOf/-1", "allOf": [NULL]}, "#/$ref", "has no '-1'"),
+        ({"items": {"$ref": "#/a/b"}, "a": 3}, "#/items/$ref", "#/a has no 'b'"),
+    ],
+)
+def test_a_refusal_has_the_pointer_of_the_problem(schema: dict[str, Any], pointer: str, problem: str) -> None:
+    with pytest.raises(SchemaProblem, match=re.escape(problem)) as error:
+        rewrite(schema, strict=True)
+    assert str(error.value).startswith(f"{pointer}: ")
+
+
+def draft(number: int) -> dict[str, str]:
+    return {"$schema": f"http://json-schema.org/draft-0{number}/schema#"}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/$defs/a", "$defs": {"a": NULL}},
+        {"$ref": "#/$defs/a~1b~0c%20d", "$defs": {"a/b~c d": NULL}},
+        {"$ref": "#x", "$defs": {"a": NULL | {"$anchor": "x"}}},
+        {"$ref": "#x", "$defs": {"a": NULL | {"$dynamicAnchor": "x"}}},
+        {"$ref": "b", "$defs": {"a": NULL | {"$id": "b"}}},
+        {"$ref": "b#x", "$defs": {"a": {"$id": "b", "properties": {"c": NULL | {"$anchor": "x"}}}}},
+        {"$ref": "http://h/d/b", "$defs": {"a": {"$id": "http://h/d/e", "items": NULL | {"$id": "b"}}}},
+        draft(7) | {"$ref": "#/definitions/a", "type": "string", "definitions": {"a": NULL}},
+        draft(6) | {"$ref": "#x", "definitions": {"a": NULL | {"$id": "#x"}}},
+        draft(4) | {"$ref": "b", "definitions": {"a": NULL | {"id": "b"}}},
+    ],
+)
+def test_a_reference_resolves_to_its_definition(schema: dict[str, Any]) -> None:
+    result = rewrite(schema)
+    assert (result.root, result.definitions) == ({"$ref": "#/$defs/0"}, {"0": NULL})
+
+
+def test_equal_references_share_a_definition_that_may_refer_to_itself() -> None:
+    result = rewrite(
+        {"items": {"$ref": "#"}, "additionalProperties": {"$ref": "#/$defs/a"}, "$defs": {"a": {"$ref": "#"}}}
+    )
+    root = {"items": {"$ref": "#/$defs/0"}, "additionalProperties": {"$ref": "#/$defs/1"}}
+    assert (result.root, result.definitions) == (root, {"0": root, "1": {"$ref": "#/$defs/0"}})
+
+
+def test_the_id_keyword_of_another_draft_is_ignored() -> None:
+    for schema in ({"$defs": {"a": NULL | {"id": "b"}}}, draft(4) | {"definitions": {"a": NULL | {"$id": "b"}}}):
+        with pytest.raises(SchemaProblem, match="are not loaded"):
+            rewrite({"$ref": "b"} | schema)

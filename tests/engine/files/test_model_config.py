@@ -1,0 +1,310 @@
+"""Fields that config.json leaves out, or gives as null: each means what transformers' own config class makes of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from localllm.engine.errors import ModelRefused
+from localllm.engine.files.families import FAMILIES
+from localllm.engine.files.model_config import ModelConfig, parse_config
+
+REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+ELSEWHERE = ("model_type", "quantization", "quantization_config", "compression_config")  # tests of their own
+
+# Absent in a table, they follow from other fields; transformers' validation lacks them all the same.
+CLEAR = ("rope_parameters.full_attention", "rope_scaling.original_max_position_embeddings")
+
+NULL_IS_FALSE = ("norm_topk_prob", "rope_interleave", "truncate")
+
+# A value for every field that parse_config reads, unlike each family's default: its absence makes a difference.
+VALUES: dict[str, Any] = {
+    "vocab_size": 160_000,
+    "hidden_size": 512,
+    "intermediate_size": 96,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "hidden_activation": "silu",
+    "max_position_embeddings": 1000,
+    "original_max_position_embeddings": 500,
+    "rms_norm_eps": 1e-3,
+    "tie_word_embeddings": True,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "sliding_window": 11,
+    "use_sliding_window": True,
+    "max_window_layers": 3,
+    "layer_types": None,
+    "sliding_window_pattern": 4,
+    "query_pre_attn_scalar": 99,
+    "final_logit_softcapping": 7.0,
+    "attn_logit_softcapping": 5.0,
+    "attention_multiplier": 0.02,
+    "embedding_multiplier": 12,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+    "no_rope_layers": [0, 1, 1, 1, 0, 1, 1, 0, 1],
+    "no_rope_layer_interval": 3,
+    "rope_theta": 777.0,
+    "rope_scaling": None,
+    "rope_local_base_freq": 888.0,
+    "rope_parameters": None,
+    "partial_rotary_factor": None,
+    "dtype": "bfloat16",
+    "torch_dtype": "float16",
+    "eos_token_id": [7, 8],
+    "use_bidirectional_attention": False,
+    "is_causal": True,
+    "per_layer_config": None,
+    "qkv_bias": False,
+    "use_qk_norm": True,
+    "num_experts": 12,
+    "num_local_experts": None,
+    "n_routed_experts": None,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 2,
+    "mlp_only_layers": [1],
+    "first_k_dense_replace": 3,
+    "shared_expert_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "routed_scaling_factor": 1.5,
+    "n_group": 2,
+    "topk_group": 2,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+    "topk_method": None,
+    "scoring_func": None,
+    "moe_layer_freq": 1,
+    "kv_lora_rank": 40,
+    "q_lora_rank": 30,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 20,
+    "v_head_dim": 12,
+    "rope_interleave": False,
+}
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "beta_fast": 20.0, "beta_slow": 2.0}
+YARN_LONG = {**YARN, "truncate": False, "mscale": 0.7, "mscale_all_dim": 0.3, "original_max_position_embeddings": 300}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0 + at for at in range(8)],
+    "long_factor": [2.0 + at for at in range(8)],
+    "original_max_position_embeddings": 300,
+}
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+TWO_KINDS = {"full_attention": {**LINEAR, "rope_theta": 500.0}, "sliding_attention": {"rope_theta": 50.0}}
+FLAT = [
+    {},
+    {"rope_parameters": LLAMA3},
+    {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 300}},
+    {"rope_parameters": YARN_LONG},
+    {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+    {"rope_parameters": LONG, "original_max_position_embeddings": None},
+    {"rope_scaling": {**YARN, "attention_factor": 1.5}},
+    {"rope_scaling": {"type": "linear", "factor": 3.0}},
+    {"rope_scaling": {"type": "linear", "factor": 3.0}, "rope_parameters": LLAMA3},
+    {"rope_scaling": {}, "rope_parameters": LLAMA3},
+    {"partial_rotary_factor": 0.5},
+]
+BETA = {"llama_4_scaling_beta": 0.2}
+LAYERS = ["full_attention", "sliding_attention"] * 4
+DEEPSEEK = {"num_key_value_heads": 32, "num_experts": None, "n_routed_experts": 16}
+SCALED = [variant for variant in FLAT if LONG not in variant.values()]
+
+# Of each family: what else its models may have.
+VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "deepseek_v2": [
+        *({**DEEPSEEK, "norm_topk_prob": False, "topk_method": "greedy"} | variant for variant in SCALED),
+        {**DEEPSEEK, "norm_topk_prob": False, "topk_method": "group_limited_greedy", "scoring_func": "softmax"},
+        {**DEEPSEEK, "norm_topk_prob": None, "q_lora_rank": None, "attention_bias": False},
+    ],
+    "deepseek_v3": [
+        *(DEEPSEEK | variant for variant in SCALED),
+        {**DEEPSEEK, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "n_group": 4, "norm_topk_prob": False},
+        {**DEEPSEEK, "num_attention_heads": 128, "num_key_value_heads": 128},
+    ],
+    "gemma2": [*FLAT, {"layer_types": LAYERS}, {"hidden_size": 640}],
+    "gemma3_text": [
+        {},
+        {"layer_types": LAYERS},
+        {"rope_parameters": TWO_KINDS},
+        {"rope_scaling": LINEAR},
+        {"rope_scaling": LINEAR, "rope_parameters": TWO_KINDS},
+        {"rope_parameters": {"full_attention": {**YARN, "original_max_position_embeddings": 300}}},
+    ],
+    "glm4": [variant for variant in FLAT if LONG not in variant.values()],
+    "granite": FLAT,
+    "llama": FLAT,
+    "ministral3": [
+        {},
+        {"rope_parameters": {**YARN, **BETA}, "original_max_position_embeddings": None},
+        {"rope_parameters": {**YARN_LONG, **BETA}},
+        {"rope_parameters": {**LLAMA3, **BETA}, "sliding_window": None},
+        {"rope_parameters": {"rope_type": "default", "original_max_position_embeddings": 300, **BETA}},
+        {"rope_parameters": {**LINEAR, "original_max_position_embeddings": 300, **BETA}},
+        {"rope_scaling": {**YARN, **BETA}},
+    ],
+    "mistral": FLAT,
+    "olmo2": FLAT,
+    "phi3": [
+        {},
+        {"rope_parameters": LONG},
+        {"rope_scaling": {"type": "su", **{key: value for key, value in LONG.items() if key != "rope_type"}}},
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        {"partial_rotary_factor": 0.5},
+    ],
+    "qwen2": [*FLAT, {"layer_types": LAYERS}],
+    "qwen3": [*FLAT, {"layer_types": LAYERS}],
+    "gpt_oss": [
+        *(
+            {"num_experts": None, "num_local_experts": 6, "layer_types": LAYERS[::-1]} | variant
+            for variant in FLAT[:-1]
+        ),
+        {"attention_bias": False},
+        {"rope_theta": None},
+    ],
+    "mixtral": [
+        *(variant | {"num_experts": None, "num_local_experts": 6} for variant in FLAT if LONG not in variant.values()),
+        {},
+    ],
+    "qwen2_moe": [*FLAT, {"layer_types": LAYERS}, {"use_sliding_window": False}, {"max_window_layers": 40}],
+    "glm4_moe": [
+        {"num_experts": None, "n_routed_experts": 16},
+        {"num_experts": None, "num_local_experts": 16, "norm_topk_prob": False, "first_k_dense_replace": 8},
+        {"num_experts": None, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.25}},
+        {"num_experts": None, "partial_rotary_factor": 0.75, "rope_theta": 100.0},
+        {"num_experts": None, "rope_parameters": {"rope_type": "default", "rope_theta": 55.0}},
+        {"num_experts": None, "n_routed_experts": 16, "rope_parameters": YARN},
+    ],
+    "smollm3": [*FLAT, {"layer_types": LAYERS}, {"use_sliding_window": False}],
+    "qwen3_moe": [
+        *FLAT,
+        {"num_experts": None, "num_local_experts": 16, "use_sliding_window": False},
+        {"mlp_only_layers": [], "decoder_sparse_step": 1},
+    ],
+}
+CASES = [(family, index) for family, variants in VARIANTS.items() for index in range(len(variants))]
+# Each test of one field compares dozens of configurations. Those of later variants are slow.
+FIELDS = [pytest.param(*case, marks=[] if case[1] < 3 else [pytest.mark.slow]) for case in CASES]
+
+
+def full(family: str, index: int) -> dict[str, Any]:
+    values = {key: value for key, value in VALUES.items() if value is not None}
+    values = {"model_type": family, **values, **VARIANTS[family][index]}
+    return {key: value for key, value in copy.deepcopy(values).items() if value is not None}
+
+
+def completed(values: dict[str, Any]) -> dict[str, Any] | None:
+    """The config as transformers writes it again; None where it refuses."""
+    try:
+        made: dict[str, Any] = CONFIG_MAPPING[values["model_type"]].from_dict(copy.deepcopy(values)).to_dict()
+    except (ValueError, LookupError, TypeError, AttributeError, StrictDataclassError):
+        return None
+    return made
+
+
+def ours(values: dict[str, Any]) -> ModelConfig | ModelRefused:
+    try:
+        return parse_config(values)
+    except ModelRefused as refused:
+        return refused
+
+
+class Recorder(dict[str, Any]):
+    """Notes which fields are read."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self.read_keys: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read_keys.add(key)
+        return super().get(key, default)
+
+
+def changed(values: dict[str, Any], change: Callable[[dict[str, Any], str], Any]) -> Iterator[tuple[str, Any]]:
+    """Each field in turn, and each one of a table within, without it or with null."""
+    for key in values:
+        if key not in ELSEWHERE:
+            other = copy.deepcopy(values)
+            change(other, key)
+            yield key, other
+    for table in ("rope_parameters", "rope_scaling"):
+        for key in values.get(table, ()):
+            other = copy.deepcopy(values)
+            change(other[table], key)
+            yield f"{table}.{key}", other
+
+
+def test_every_family_and_every_field_are_here() -> None:
+    assert set(VARIANTS) == set(FAMILIES), "a new family needs its variants"
+    read_keys: set[str] = set()
+    for family, index in CASES:
+        recorder = Recorder(full(family, index))
+        ours(recorder)
+        read_keys |= recorder.read_keys
+    assert read_keys - set(ELSEWHERE) <= set(VALUES), "a new field needs a value"
+
+
+@pytest.mark.parametrize(("family", "index"), CASES)
+def test_full_config(family: str, index: int) -> None:
+    values = full(family, index)
+    theirs = completed(values)
+    assert theirs is not None, "transformers takes every config here"
+    expected = parse_config(theirs)
+    actual = ours(values)
+    if isinstance(actual, ModelRefused):  # what transformers' config takes and its model does not
+        assert "partial_rotary_factor" in str(actual)
+    else:
+        assert actual == expected
+
+
+@pytest.mark.parametrize(("family", "index"), FIELDS)
+def test_absent_field(family: str, index: int) -> None:
+    for key, values in changed(full(family, index), lambda table, key: table.pop(key)):
+        actual = ours(values)
+        theirs = completed(values)
+        if key in REQUIRED:
+            assert isinstance(actual, ModelRefused), key
+            assert f"{key} must be" in str(actual)
+        elif theirs is None:
+            assert isinstance(actual, ModelRefused) or key in CLEAR, key
+        elif isinstance(actual, ModelRefused):  # transformers' model would fail on what its config class takes
+            assert isinstance(ours(theirs), ModelRefused), key
+        else:
+            assert actual == ours(theirs), key
+
+
+@pytest.mark.parametrize(("family", "index"), FIELDS)
+def test_null_field(family: str, index: int) -> None:
+    """Where transformers refuses null, it counts as absent here; so it does within a table. In some fields it means
+    false, as the models of transformers read it."""
+    for key, values in changed(full(family, index), lambda table, key: table.update({key: None})):
+        actual = ours(values)
+        theirs = completed(values)
+        table, _, inner = key.rpartition(".")
+        if inner in NULL_IS_FALSE and not (table and FAMILIES[family].pattern):
+            theirs = copy.deepcopy(values)
+            (theirs[table] if table else theirs)[inner] = False
+        elif theirs is None or table:
+            without = copy.deepcopy(values)
+            (without[table] if table else without).pop(inner)
+            theirs = without
+        if isinstance(actual, ModelRefused):
+            assert isinstance(ours(theirs), ModelRefused), key
+        elif key != "num_key_value_heads":
+            assert actual == ours(theirs), key
+        else:
+            assert actual.num_kv_heads == actual.num_heads
