@@ -145,7 +145,7 @@ def ps(as_json: bool) -> int:
 def stop(model: str | None) -> int:
     """Unload a model, or stop the daemon.
 
-    Without MODEL, the daemon stops. Running answers then have a few seconds to finish (setting `drain`).
+    Without MODEL, the daemon stops. Running answers then have a few seconds to finish.
 
     \b
     Examples:

@@ -191,5 +191,5 @@ def slots_hint(requested: int, slot_bytes: int) -> str:
     needed = -(-2 * slot_bytes // 2**20)
     return (
         f"the memory beside the weights and the KV cache has less than the {needed} MiB that adapters need: set "
-        "cache_share, cache_mib or adapter_rank to a smaller value"
+        "cache_mib or adapter_rank to a smaller value"
     )

@@ -29,7 +29,6 @@ class LoadOptions:
 
     context: int | None = None  # maximum positions of one sequence; None: the model's limit, if the memory suffices
     cache_bytes: int | None = None  # bytes of the KV cache; None: computed from the free memory
-    cache_share: float | None = None  # the KV cache's share of the memory left after loading; None: automatic
     max_rows: int = 64
     max_step_tokens: int | None = None  # maximum number of tokens in one step; None: the device's default
     page_size: int | None = None  # tokens per page of the KV cache; None: the device's default

@@ -18,6 +18,7 @@ from localllm.app import config
 from localllm.app.chat.calls.records import FORMATS
 from localllm.app.chat.calls.writing import example
 from localllm.app.cli import cli
+from localllm.app.developer import Developer
 from localllm.backends import ORDER, load
 from localllm.engine.files.multimodal import TEXT_MODELS
 
@@ -26,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.results import Record, read  # noqa: E402
 
-REGION = re.compile(r"(<!-- table: (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+REGION = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 HARDWARE = {
     "cuda": "NVIDIA GPU (CUDA)",
@@ -123,11 +124,17 @@ def commands() -> str:
 
 
 def settings() -> str:
-    rows = []
-    for setting in config.describe():
-        default = "" if setting.default in ("", ()) else f"`{setting.default}`"
-        rows.append((f"`{setting.name}`", default, f"`{setting.env}`", setting.meaning))
-    return _table(("Setting", "Default", "Variable", "Meaning"), rows)
+    rows = [(f"`{setting.name}`", _default(setting), setting.meaning) for setting in config.describe()]
+    return _table(("Setting", "Default", "Meaning"), rows)
+
+
+def developer() -> str:
+    rows = [(f"`{option.env}`", _default(option), option.meaning) for option in config.describe(Developer)]
+    return _table(("Variable", "Default", "Meaning"), rows)
+
+
+def _default(setting: config.Setting) -> str:
+    return "" if setting.default in ("", ()) else f"`{setting.default}`"
 
 
 def architectures() -> str:
@@ -158,6 +165,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "support": support,
     "commands": commands,
     "settings": settings,
+    "developer": developer,
     "architectures": architectures,
     "formats": formats,
 }
@@ -167,7 +175,7 @@ def main() -> int:
     stale = []
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         before = page.read_text("utf-8")
-        after = REGION.sub(lambda match: match[1] + TABLES[match[2]]() + match[3], before)
+        after = REGION.sub(lambda match: match[1] + TABLES[match[2]]() + "\n" + match[3], before)
         if after != before:
             stale.append(page)
             if "--check" not in sys.argv[1:]:

@@ -118,9 +118,7 @@ async def _off_loop(work: Callable[[bytes], Converted], raw: bytes) -> Converted
 async def _read(scope: Scope, receive: Receive, limit: int) -> bytes:
     headers = dict(scope["headers"])
     _check_media(headers)
-    too_large = BodyTooLarge(
-        f"the body exceeds the limit of {limit} bytes", hint="to raise it, use the setting max_body_mib"
-    )
+    too_large = BodyTooLarge(f"the body exceeds the limit of {limit} bytes", hint="send less text in one request")
     length = int(headers.get(b"content-length", b"0"))
     if length > limit:
         if b"expect" not in headers:

@@ -61,7 +61,7 @@ class Embeddings:
         self.models = models
         self.metrics = metrics
         self.check_admin = check_admin
-        self.limit = models.settings.max_body_mib * 2**20
+        self.limit = models.settings.developer.max_body_mib * 2**20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"embd-{uuid.uuid4().hex}"

@@ -49,7 +49,7 @@ class Exchange:
         self.body = body
         self.version = version
         self.check_admin = check_admin
-        self.limit = models.settings.max_body_mib * 2**20
+        self.limit = models.settings.developer.max_body_mib * 2**20
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = f"{'chatcmpl' if self.body is ChatBody else 'cmpl'}-{uuid.uuid4().hex}"

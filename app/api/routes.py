@@ -66,7 +66,7 @@ class _Api:
         self.models = models
         self.address = address
         self.metrics = Metrics()
-        self.limit = models.settings.max_body_mib * 2**20
+        self.limit = models.settings.developer.max_body_mib * 2**20
 
     def routes(self) -> list[Route]:
         check = partial(check_admin, address=self.address)

@@ -22,7 +22,7 @@ from .transport import full_name
 
 NO_FLAGS = LoadFlags()
 WAIT_SECONDS = 30.0  # maximum wait for a daemon that is starting or stopping
-STOP_SECONDS = 30.0  # maximum wait for the end of the daemon, in addition to the setting drain
+STOP_SECONDS = 30.0  # maximum wait for the end of the daemon, after the running answers
 POLL_SECONDS = 0.05
 
 
@@ -154,7 +154,7 @@ class Client(StoreCalls):
     async def shutdown(self) -> None:
         """Stop the daemon after its running answers; returns when its process has ended."""
         await self._post("/admin/shutdown", {})
-        deadline = time.monotonic() + self._settings.drain + STOP_SECONDS
+        deadline = time.monotonic() + self._settings.developer.drain + STOP_SECONDS
         while owner_pid() is not None:
             if time.monotonic() > deadline:
                 raise DaemonUnreachable("the daemon did not stop in time")

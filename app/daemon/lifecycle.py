@@ -116,8 +116,8 @@ async def _serve(
     await _first(asyncio.shield(serving), stop.wait())
     for preload in preloads:
         preload.cancel()
-    log.info("stopping: running answers have %.0f s to finish", settings.drain)
-    await _first(models.drain(settings.drain), second_signal.wait())
+    log.info("stopping: running answers have %.0f s to finish", settings.developer.drain)
+    await _first(models.drain(settings.developer.drain), second_signal.wait())
     await models.close()  # before the end of the server: clients still get the error Stopping
     server.should_exit = True
     await serving

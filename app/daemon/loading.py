@@ -22,7 +22,6 @@ from .process import WorkerProcess
 
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
 BUSY_HINT = "try again when its answers have ended, or unload it first (localllm stop)"
-DEVELOPER = ("attention", "reference_ops")  # developer options that a backend may refuse
 CHECK_SECONDS = 60.0  # maximum duration of a backend probe: a call into a broken driver may never return
 
 
@@ -47,7 +46,7 @@ def load_frame(ref: cache.ModelRef, settings: Settings) -> Load:
 
 def shared_settings(settings: Settings) -> tuple[str, ...]:
     """The names of the settings that hold for all models. A model that does not support one is loaded without it."""
-    return tuple(name for name in (*config.LOADING, *DEVELOPER) if name not in settings.own)
+    return tuple(name for name in config.LOADING if name not in settings.own)
 
 
 def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
@@ -55,7 +54,6 @@ def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
     return LoadOptions(
         context=settings.context or None,
         cache_bytes=settings.cache_mib * 2**20 or None,
-        cache_share=settings.cache_share or None,
         max_rows=settings.max_rows,
         dtype=settings.dtype,
         cache_dtype=settings.cache_dtype,
@@ -73,7 +71,7 @@ def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
         queues=settings.developer.queues,
         reference_ops=settings.developer.reference_ops,
         attention=settings.developer.attention,
-        lora_backend=settings.lora_backend,
+        lora_backend=settings.developer.lora_backend,
         adapter_slots=settings.adapter_slots,
         adapter_rank=settings.adapter_rank,
         self_test_dir=paths.self_test_dir() if settings.developer.self_test == "on" else None,

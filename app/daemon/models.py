@@ -293,7 +293,7 @@ class LoadedModels:
         if entry is None:
             loaded = ", ".join(self._entries) or "none"
             raise ModelNotFound(f"model {name!r} is not loaded", hint=f"loaded: {loaded}", param="model")
-        await asyncio.shield(self._unload_task(entry, self.settings.drain))
+        await asyncio.shield(self._unload_task(entry, self.settings.developer.drain))
         self._adapters.forget(name)  # again: a load of an adapter may have ended during the unload
 
     @asynccontextmanager
@@ -304,7 +304,7 @@ class LoadedModels:
             entries = [entry for entry in self._entries.values() if is_inside(entry.ref.path, folders)]
             for entry in entries:
                 self._adapters.forget(entry.ref.id)
-            await asyncio.gather(*(self._unload_task(entry, self.settings.drain) for entry in entries))
+            await asyncio.gather(*(self._unload_task(entry, self.settings.developer.drain) for entry in entries))
             yield
         finally:
             for folder in folders:
@@ -332,7 +332,7 @@ class LoadedModels:
             log_dir=self._log_dir,
             on_over=self._on_over,
             command=self._command,
-            step_timeout=settings.step_timeout,
+            step_timeout=settings.developer.step_timeout,
         )
         task: asyncio.Task[object] = asyncio.create_task(self._load(worker))
         # Read the exception: otherwise asyncio logs it as never retrieved if no caller waits for the load any more.

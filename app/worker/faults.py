@@ -52,7 +52,7 @@ def check_finish(delta: Delta) -> None:
     if delta.finish == "no_memory":
         raise OutOfMemory(
             f"the answer was stopped: {delta.error}",
-            hint="try again; a smaller KV cache leaves more memory for steps (settings cache_share and cache_mib)",
+            hint="try again; a smaller KV cache leaves more memory for steps (setting cache_mib)",
         )
 
 

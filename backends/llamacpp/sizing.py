@@ -174,7 +174,7 @@ def _cells(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int,
     room = _room(options, free - files.weight_bytes - workspace)
     max_pages = room // page_bytes if options.cache_bytes is not None else room // (page_bytes + mask_bytes)
     num_pages = max_pages
-    if _is_automatic(options):
+    if options.cache_bytes is None:
         num_pages = min(max_pages, -(-max(context, options.max_rows * min(context, ROW_TOKENS[kind])) // page_size))
     short = _short_rope(files)
     if context <= short:
@@ -214,7 +214,7 @@ def _context(files: ModelFiles, options: LoadOptions, default: int) -> int:
     """
     limit = default_context(files, options)
     if options.context is None:
-        return min(limit, default) if _is_automatic(options) else limit
+        return min(limit, default) if options.cache_bytes is None else limit
     check_context(files, options, options.context)
     return options.context
 
@@ -225,16 +225,11 @@ def _mask_bytes(files: ModelFiles, step_tokens: int) -> int:
     return masks * MASK_BYTES * min(step_tokens, UBATCH)
 
 
-def _is_automatic(options: LoadOptions) -> bool:
-    """Whether the options have no size of the cache."""
-    return options.cache_bytes is None and options.cache_share is None
-
-
 def _room(options: LoadOptions, free: int) -> int:
     """Maximum bytes of the cache. `free`: bytes beside weights and workspace."""
     if options.cache_bytes is not None:
         return options.cache_bytes
-    return int(max(0, free) * (options.cache_share or CACHE_SHARE))
+    return int(max(0, free) * CACHE_SHARE)
 
 
 def check_fits(files: ModelFiles, options: LoadOptions, plan: MemoryPlan) -> None:

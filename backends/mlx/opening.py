@@ -146,12 +146,12 @@ def _measure(
     if not 1 <= context <= limit:
         raise ContextRefused(files.name, context, limit)
     page_size = options.page_size or PAGE_SIZE
-    room = int(max(0, free - weights) * (options.cache_share or CACHE_SHARE))
+    room = int(max(0, free - weights) * CACHE_SHARE)
     if options.cache_bytes is not None:
         room = options.cache_bytes
     max_pages = room // page_bytes
     num_pages = max_pages
-    if options.cache_bytes is None and options.cache_share is None:
+    if options.cache_bytes is None:
         need = max(context, options.max_rows * min(context, ROW_TOKENS))
         num_pages = min(max_pages, -(-need // page_size))
     return MemoryPlan(

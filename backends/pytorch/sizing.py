@@ -122,8 +122,7 @@ def _check_fits(files: ModelFiles, options: LoadOptions, memory: MemoryPlan) -> 
             "close other programs, or choose a smaller model",
             memory.numbers(),
         )
-    is_automatic = options.cache_bytes is None and options.cache_share is None
-    needed = options.context or (min(MIN_CONTEXT, memory.max_positions) if is_automatic else 1)
+    needed = options.context or (min(MIN_CONTEXT, memory.max_positions) if options.cache_bytes is None else 1)
     if memory.num_pages * memory.page_size < needed:
         raise ModelTooLarge(
             f"{files.name}: a context of {needed} tokens needs {_size(memory.cache_bytes(needed))} of KV "
@@ -205,7 +204,7 @@ def _requested_context(files: ModelFiles, options: LoadOptions) -> int:
 
 def _num_pages(options: LoadOptions, device: Device, max_pages: int, page_size: int, context: int) -> int:
     """The number of pages of the KV cache, of `page_size` tokens each."""
-    if options.cache_bytes is not None or options.cache_share is not None:
+    if options.cache_bytes is not None:
         return max_pages
     row_tokens = min(context, device.row_tokens or context)
     tokens = max(context, options.max_rows * row_tokens)
@@ -213,12 +212,10 @@ def _num_pages(options: LoadOptions, device: Device, max_pages: int, page_size: 
 
 
 def _max_pages(options: LoadOptions, device: Device, free: int, page: int, context_pages: int) -> int:
-    """The maximum number of pages of `page` bytes: the size or the share in the options, or the device's share. `free`
+    """The maximum number of pages of `page` bytes: the size in the options, or the device's share. `free`
     is the number of bytes that weights and workspace leave. One sequence of `context_pages` pages may take more."""
     if options.cache_bytes is not None:
         return options.cache_bytes // page
-    if options.cache_share is not None:
-        return int(free * options.cache_share) // page
     share = int(free * device.cache_share) // page
     context_share = int(free * device.context_share) // page
     return max(share, min(context_pages, context_share))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.app import config
+from localllm.app.developer import Developer
 from localllm.app.tui.commands import COMMANDS
 from localllm.backends import cuda
 
@@ -50,8 +51,8 @@ class Names:
         return cls(
             {command.name: frozenset({"--help", *(flag.name for flag in command.flags)}) for command in facts.commands},
             frozenset({slash.name for slash in facts.slashes} | aliases | ROUTES),
-            frozenset({setting.env for setting in [*facts.settings, *config.describe_developer()]})
-            | config.PATH_VARIABLES
+            frozenset({setting.env for setting in [*facts.settings, *config.describe(Developer)]})
+            | config.OTHER_VARIABLES
             | {"LOCALLLM_NAME"},
             frozenset({setting.name for setting in trained.settings} - {setting.name for setting in facts.settings}),
         )
@@ -150,7 +151,7 @@ def _numbers() -> list[tuple[str, str]]:
         ("queue", f"`max_rows` ({settings.max_rows})"),
         ("queue", f"`max_queue` ({settings.max_queue})"),
         ("idle-unload", f"{settings.idle_unload:.0f} by default"),
-        ("body-limit", f"{settings.max_body_mib} MiB"),
+        ("body-limit", f"{settings.developer.max_body_mib} MiB"),
         ("cuda", f"compute capability {'.'.join(map(str, cuda.MIN_CAPABILITY))} or newer"),
     ]
 

@@ -309,7 +309,7 @@ def test_config_shows_the_source_of_each_value(tmp_path: Path) -> None:
     settings = {entry["name"]: entry for entry in json.loads(done.stdout)["settings"]}
     assert (settings["max_rows"]["value"], settings["max_rows"]["from"]) == (8, str(file))
     assert (settings["port"]["value"], settings["port"]["from"]) == (8080, "LOCALLLM_PORT")
-    assert (settings["drain"]["value"], settings["drain"]["from"]) == (5.0, "default")
+    assert (settings["idle_unload"]["value"], settings["idle_unload"]["from"]) == (900.0, "default")
     assert "sesame" not in done.stdout
     assert "sesame" not in process("config", LOCALLLM_CONFIG=str(file)).stdout
 

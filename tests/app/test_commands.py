@@ -210,7 +210,7 @@ def test_parameters_are_the_flags_that_are_set() -> None:
     flags = {"system": "s", "temperature": 0.0, "top_k": None, "stop": ("a", "b"), "seed": 0}
     assert session.parameters(flags) == {"temperature": 0.0, "stop": ["a", "b"], "seed": 0}
     assert session.parameters({"stop": ()}) == {}
-    assert settings.without_unset({"port": 0, "host": "", "allowed_hosts": (), "drain": None}) == {
+    assert settings.without_unset({"port": 0, "host": "", "allowed_hosts": (), "idle_unload": None}) == {
         "port": 0,
         "host": "",
     }
@@ -509,7 +509,11 @@ def test_serve_flags_have_types_and_defaults() -> None:
     flags = {flag.name: flag for flag in settings.flags()}
     assert "model" not in flags
     assert isinstance(flags["quant"].type, click.Choice)
-    assert (flags["port"].type.name, flags["drain"].type.name, flags["host"].type.name) == ("integer", "float", "text")
+    assert (flags["port"].type.name, flags["idle_unload"].type.name, flags["host"].type.name) == (
+        "integer",
+        "float",
+        "text",
+    )
     assert flags["allowed_hosts"].multiple
     assert not flags["host"].multiple
     assert "[default: 11811]" in str(flags["port"].help)  # type: ignore[attr-defined]
@@ -678,13 +682,13 @@ def test_config_refuses_wrong_changes_and_writes_nothing(model: str, changes: tu
 def test_config_changes_the_settings_of_all_models(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert settings.config("quant=int8", ("port=8080", "preload=guide,org/a", "drain=0.5"), False) == 0
+    assert settings.config("quant=int8", ("port=8080", "preload=guide,org/a", "idle_unload=0.5"), False) == 0
     shown = capsys.readouterr()
     assert config.read_file(paths.config_file()) == {
         "quant": "int8",
         "port": 8080,
         "preload": ["guide", "org/a"],
-        "drain": 0.5,
+        "idle_unload": 0.5,
     }
     assert [line.split()[:2] for line in shown.out.splitlines()[1:3]] == [["quant", "int8"], ["port", "8080"]]
     assert "localllm stop" in shown.err
@@ -694,7 +698,7 @@ def test_config_changes_the_settings_of_all_models(
     assert json.loads(shown.out)["settings"] == {
         "port": 7,
         "preload": ["guide", "org/a"],
-        "drain": 0.5,
+        "idle_unload": 0.5,
         "api_key": "(set, hidden)",
     }
     assert "LOCALLLM_PORT overrides port" in shown.err

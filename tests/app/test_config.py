@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from localllm.app import config
+from localllm.app.developer import Developer
 from localllm.app.errors import ConfigError
 from localllm.kernels.gpu_limits import VARIABLES as GPU_VARIABLES
 
@@ -39,17 +40,17 @@ def test_lists_in_the_environment_are_separated_by_commas(tmp_path: Path) -> Non
 
 
 def test_number_in_the_environment_has_the_type_of_the_setting(tmp_path: Path) -> None:
-    settings = load("", tmp_path, {"LOCALLLM_IDLE_UNLOAD": "1.5", "LOCALLLM_CACHE_SHARE": "0", "LOCALLLM_THREADS": "3"})
-    assert (settings.idle_unload, settings.cache_share, settings.threads) == (1.5, 0.0, 3)
+    settings = load("", tmp_path, {"LOCALLLM_IDLE_UNLOAD": "1.5", "LOCALLLM_ROPE_SCALE": "0", "LOCALLLM_THREADS": "3"})
+    assert (settings.idle_unload, settings.rope_scale, settings.threads) == (1.5, 0.0, 3)
 
 
 def test_explain_gives_the_source_of_each_value(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_text("port = 1\ndrain = 1.0\nmodel = 'a'")
-    env = {"LOCALLLM_PORT": "2", "LOCALLLM_DRAIN": "2"}
+    file.write_text("port = 1\nidle_unload = 1.0\nmodel = 'a'")
+    env = {"LOCALLLM_PORT": "2", "LOCALLLM_IDLE_UNLOAD": "2"}
     assert config.explain({"port": 3, "quant": None, "max_rows": 9}, env, file)[1] == {
         "port": "--port",
-        "drain": "LOCALLLM_DRAIN",
+        "idle_unload": "LOCALLLM_IDLE_UNLOAD",
         "model": str(file),
         "max_rows": "--max-rows",
     }
@@ -61,15 +62,13 @@ def test_explain_gives_the_source_of_each_value(tmp_path: Path) -> None:
         ("port = 0", True),
         ("port = 65535", True),
         ("port = 65536", False),
-        ("cache_share = 0.95", True),
-        ("cache_share = 0.96", False),
+        ("rope_scale = 1000000", True),
+        ("rope_scale = 1000001", False),
         ("max_rows = 1", True),
         ("max_queue = 0", False),
-        ("max_body_mib = 0", False),
-        ("drain = 0", True),
+        ("idle_unload = 0", True),
         ("context = -1", False),
         ("threads = -1", False),
-        ("step_timeout = -0.5", False),
     ],
 )
 def test_values_out_of_range_are_rejected(text: str, good: bool, tmp_path: Path) -> None:
@@ -96,7 +95,7 @@ def test_values_out_of_range_are_rejected(text: str, good: bool, tmp_path: Path)
         ("", {"LOCALLLM_PORT": "eighty"}, {}, "LOCALLLM_PORT: expected a number, got 'eighty'"),
         ("", {"LOCALLLM_PORT": "1.5"}, {}, "LOCALLLM_PORT: expected a number"),
         ("", {"LOCALLLM_PROT": "1"}, {}, "unknown setting 'prot' in LOCALLLM_PROT"),
-        ("", {"LOCALLLM_DRAIN": "-1"}, {}, "drain in LOCALLLM_DRAIN"),
+        ("", {"LOCALLLM_DEV_DRAIN": "-1"}, {}, "drain in LOCALLLM_DEV_DRAIN"),
         ("", {}, {"max_queue": 0}, "max_queue in --max-queue"),
         ("", {}, {"colour": 1}, "unknown setting 'colour' in --colour"),
         ("allowed_origins = ['*']", {}, {}, "'*': patterns are not supported"),
@@ -133,12 +132,12 @@ def test_unknown_setting_gets_a_similar_name_as_hint(tmp_path: Path) -> None:
 def test_developer_options_are_environment_variables_only(tmp_path: Path) -> None:
     env = {"LOCALLLM_DEV_REFERENCE_OPS": "norm, rope", "LOCALLLM_DEV_SELF_TEST": "off", "LOCALLLM_PORT": "3"}
     settings = load("", tmp_path, env)
-    assert settings.developer == config.Developer(reference_ops=("norm", "rope"), self_test="off")
+    assert settings.developer == Developer(reference_ops=("norm", "rope"), self_test="off")
     assert settings.port == 3
-    for text, env in (('attention = "ours"', {}), ("", {"LOCALLLM_ATTENTION": "ours"})):
+    for text, env in (('lora_backend = "cpp"', {}), ("", {"LOCALLLM_LORA_BACKEND": "cpp"})):
         with pytest.raises(ConfigError, match="developer option") as caught:
             load(text, tmp_path, env)
-        assert caught.value.hint == "set the environment variable LOCALLLM_DEV_ATTENTION"
+        assert caught.value.hint == "set the environment variable LOCALLLM_DEV_LORA_BACKEND"
     for text in ("[developer]\nattention = 'ours'", "dev_attention = 'ours'"):
         with pytest.raises(ConfigError, match="unknown setting"):
             load(text, tmp_path)
@@ -171,7 +170,7 @@ def test_every_setting_has_a_description() -> None:
     assert [*(setting.name for setting in described), "developer", "flags", "own"] == list(
         config.Settings.__struct_fields__
     )
-    assert [setting.name for setting in config.describe_developer()] == list(config.Developer.__struct_fields__)
+    assert [setting.name for setting in config.describe(Developer)] == list(Developer.__struct_fields__)
     for setting in described:
         assert setting.sentence.endswith("."), setting.name
         assert setting.default == getattr(config.Settings(), setting.name)
@@ -188,10 +187,19 @@ def test_defaults_of_all_settings() -> None:
         "quant": "none",
         "context": 0,
         "cache_mib": 0,
-        "cache_share": 0.0,
         "max_rows": 64,
         "graphs": "auto",
-        "developer": config.Developer(compiler="inductor", attention="auto", self_test="on", reference_ops=()),
+        "developer": Developer(
+            compiler="inductor",
+            attention="auto",
+            lora_backend="auto",
+            self_test="on",
+            queues="measured",
+            reference_ops=(),
+            drain=5.0,
+            max_body_mib=16,
+            step_timeout=0.0,
+        ),
         "threads": 0,
         "gpu_layers": -1,
         "rope_scaling": "auto",
@@ -199,17 +207,13 @@ def test_defaults_of_all_settings() -> None:
         "rope_base": 0.0,
         "adapter_slots": 8,
         "adapter_rank": 16,
-        "lora_backend": "auto",
         "host": "127.0.0.1",
         "port": 11811,
         "api_key": "",
         "allowed_hosts": (),
         "allowed_origins": (),
         "idle_unload": 900.0,
-        "max_body_mib": 16,
         "max_queue": 256,
-        "step_timeout": 0.0,
-        "drain": 5.0,
         "preload": (),
         "flags": (),
         "own": (),
@@ -219,10 +223,9 @@ def test_defaults_of_all_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "minimum"),
     [
-        *((name, 0) for name in ("context", "cache_mib", "cache_share", "threads", "port", "idle_unload", "drain")),
-        ("step_timeout", 0),
+        *((name, 0) for name in ("context", "cache_mib", "rope_scale", "threads", "port", "idle_unload")),
         ("gpu_layers", -1),
-        *((name, 1) for name in ("max_rows", "max_body_mib", "max_queue")),
+        *((name, 1) for name in ("max_rows", "max_queue")),
     ],
 )
 def test_minimum_of_every_number(name: str, minimum: int, tmp_path: Path) -> None:
@@ -242,7 +245,7 @@ def test_flag_and_variable_name_of_a_setting() -> None:
     assert (port.meaning, port.choices) == (port.sentence, ())
 
 
-@pytest.mark.parametrize("variable", sorted((config.PATH_VARIABLES | config.KERNEL_VARIABLES) - set(GPU_VARIABLES)))
+@pytest.mark.parametrize("variable", sorted(config.OTHER_VARIABLES - set(GPU_VARIABLES)))
 def test_other_localllm_variables_are_ignored(tmp_path: Path, variable: str) -> None:
     assert config.explain(env={variable: "x", "OTHER_PORT": "1"}, file=tmp_path / "none") == (config.Settings(), {})
     with pytest.raises(ConfigError) as caught:

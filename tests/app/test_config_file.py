@@ -23,7 +23,7 @@ allowed_hosts = [  # at home
 model = \"\"\"
 guide\"\"\"
 # quant = "fp8"
-drain = 2.0"""
+idle_unload = 2.0"""
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ drain = 2.0"""
         ({"quant": None}, ["\"quant\" = 'int8'"], []),
         ({"model": "org/m"}, ['model = """', 'guide"""'], ['model = "org/m"']),
         ({"allowed_hosts": None}, WRITTEN.splitlines()[4:8], []),
-        ({"drain": 3.0, "threads": 2}, ["drain = 2.0"], ["drain = 3.0", "threads = 2"]),
+        ({"idle_unload": 3.0, "threads": 2}, ["idle_unload = 2.0"], ["idle_unload = 3.0", "threads = 2"]),
         ({"threads": None}, [], []),
     ],
 )

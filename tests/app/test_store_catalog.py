@@ -151,10 +151,10 @@ def test_alias_must_not_hide_another_name(alias: str) -> None:
 def test_preferences_survive_any_text_and_are_read_again() -> None:
     assert preferences.read() == preferences.Preferences()
     preferences.set_alias("a", './a "b" \\ ü')
-    preferences.set_settings("org/x", {"quant": "int4", "context": 8192, "cache_share": 0.5})
+    preferences.set_settings("org/x", {"quant": "int4", "context": 8192, "rope_scale": 0.5})
     preferences.set_settings('./path with "quotes"', {"quant": "int8"})
     assert preferences.read().aliases == {"a": './a "b" \\ ü'}
-    assert preferences.read().settings["org/x"] == {"quant": "int4", "context": 8192, "cache_share": 0.5}
+    assert preferences.read().settings["org/x"] == {"quant": "int4", "context": 8192, "rope_scale": 0.5}
     assert preferences.read().settings['./path with "quotes"'] == {"quant": "int8"}
     preferences.set_settings("org/x", {})
     assert list(preferences.read().settings) == ['./path with "quotes"']

@@ -199,18 +199,17 @@ def test_layers_on_gpus_have_room_for_their_cache(canary_files: ModelFiles, monk
         (LoadOptions(context=100_000, max_rows=4), 100_000, 100_000),
         (LoadOptions(context=100, max_rows=4), 100, 400),
         (LoadOptions(cache_bytes=2**30, max_rows=4), 2**17, 2**22),
-        (LoadOptions(cache_share=0.5, max_rows=4), 2**17, None),
     ],
 )
 def test_default_context_of_a_cpu_is_short(
-    canary_files: ModelFiles, options: LoadOptions, context: int, cells: int | None, monkeypatch: pytest.MonkeyPatch
+    canary_files: ModelFiles, options: LoadOptions, context: int, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama.cpp writes to the whole cache when it loads a model."""
     monkeypatch.setattr(sizing, "memory", lambda: (64 * GIB, 64 * GIB))
     files = replace(canary_files, config=replace(canary_files.config, max_positions=2**17))
     size = sizing.measure(files, options, [], False)
     assert size.plan.context == context
-    assert cells is None or size.cells == cells
+    assert size.cells == cells
 
 
 @pytest.mark.parametrize(

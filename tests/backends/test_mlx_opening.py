@@ -45,7 +45,7 @@ def planned(files: ModelFiles, budget: LoadOptions, pages: int) -> RunnerSpec:
 
 
 def test_half_of_the_cache_memory_is_for_pages(files: ModelFiles) -> None:
-    spec = planned(files, LoadOptions(max_rows=1, cache_share=0.5), 4000)
+    spec = planned(files, LoadOptions(max_rows=1, cache_bytes=2000 * PAGE), 4000)
     assert (spec.groups[0].num_pages, spec.cache_bytes) == (1000, 2000 * PAGE)
     assert planned(files, LoadOptions(max_rows=1, cache_bytes=21 * PAGE), 0).groups[0].num_pages == 10
     assert (spec.dtype, spec.quant, spec.weight_bytes, spec.token_bytes) == ("float16", "int4", 1000, 900)

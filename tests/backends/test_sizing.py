@@ -35,8 +35,8 @@ def planned(files: ModelFiles, budget: LoadOptions, pages: int, device: Device =
     return plan(files, replace(budget, adapter_slots=0), WEIGHTS + pages * PAGE, torch.float32, WEIGHTS, device)
 
 
-def test_requested_cache_share_is_not_limited_by_rows(files: ModelFiles) -> None:
-    spec = planned(files, LoadOptions(max_rows=1, cache_share=0.5), 1000)
+def test_requested_cache_is_not_limited_by_rows(files: ModelFiles) -> None:
+    spec = planned(files, LoadOptions(max_rows=1, cache_bytes=500 * PAGE), 1000)
     assert spec.groups[0].num_pages == 500
     assert spec.cache_bytes == 500 * PAGE
     assert spec.max_context == canary.CONTEXT
@@ -61,7 +61,6 @@ def test_one_context_may_take_more_than_the_share_of_the_cache(files: ModelFiles
     assert planned(files, options, 50, device).groups[0].num_pages == 32, "one whole context"
     assert planned(files, options, 100, device).groups[0].num_pages == 50, "the share"
     assert planned(files, replace(options, context=160), 20, device).groups[0].num_pages == 10
-    assert planned(files, replace(options, cache_share=0.5), 20, device).groups[0].num_pages == 10
 
 
 def test_context_may_be_the_maximum_of_model_and_memory(files: ModelFiles) -> None:
@@ -162,7 +161,7 @@ def test_adapter_slots_use_only_what_the_model_and_its_cache_leave(files: ModelF
 
 
 def test_the_hint_says_why_there_are_no_adapter_slots(files: ModelFiles) -> None:
-    options = LoadOptions(max_rows=1, cache_share=1.0, adapter_rank=64)
+    options = LoadOptions(max_rows=1, cache_bytes=100 * PAGE, adapter_rank=64)
     full = plan(files, options, WEIGHTS + 100 * PAGE, torch.float32, WEIGHTS, CPU)
     assert full.num_adapters == 0
     slot = slot_values(files.config, 64) * torch.float32.itemsize

@@ -92,7 +92,7 @@ def test_an_adapter_is_refused_by_name_if_the_model_has_no_slots(folder: Path) -
     runner = open_runner(files, replace(OPTIONS, cache_bytes=2**31), DEVICE, 2**30)
     with pytest.raises(ModelRefused, match="adapter poet: the model was loaded without adapter slots") as refused:
         runner.prepare_adapter(adapter_of(folder))
-    assert "set cache_share, cache_mib or adapter_rank to a smaller value" in refused.value.hint
+    assert "set cache_mib or adapter_rank to a smaller value" in refused.value.hint
 
 
 def test_copies_to_a_device_have_a_queue_of_their_own() -> None:

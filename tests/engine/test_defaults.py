@@ -59,7 +59,7 @@ def test_a_runner_s_room_is_that_of_its_smallest_group_without_a_window() -> Non
 
 def test_a_model_is_loaded_as_it_is_and_sized_by_itself() -> None:
     options = LoadOptions()
-    assert (options.context, options.cache_bytes, options.cache_share, options.max_step_tokens) == (None,) * 4
+    assert (options.context, options.cache_bytes, options.max_step_tokens) == (None, None, None)
     assert (options.max_rows, options.page_size, options.threads) == (64, None, None)
     assert (options.dtype, options.cache_dtype, options.graphs, options.attention) == ("auto",) * 4
     assert (options.quant, options.compiler, options.reference_ops) == ("none", "inductor", ())

@@ -20,6 +20,7 @@ from localllm.app.api.openai import ChatBody, CompletionBody
 from localllm.app.api.stream import Stream
 from localllm.app.api.structure import MAX_CONTAINERS, MAX_VALUES, check_structure
 from localllm.app.config import Settings
+from localllm.app.developer import Developer
 from localllm.app.errors import AppError, Forbidden, Overloaded, Stopping, WorkerDied
 from localllm.app.frames import Failed, Fault, Finished, Generate, Piece, Started
 
@@ -158,7 +159,7 @@ class FakeModels:
     """One model that replies with the frames of a test, or refuses with its error."""
 
     def __init__(self, *replies: Any, refusal: AppError | None = None) -> None:
-        self.settings = Settings(max_body_mib=1)
+        self.settings = Settings(developer=Developer(max_body_mib=1))
         self.replies = replies
         self.refusal = refusal
         self.calls: list[Any] = []

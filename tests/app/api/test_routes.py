@@ -22,6 +22,7 @@ from localllm.app.api.routes import Address
 from localllm.app.api.stream import Stream
 from localllm.app.config import Settings, loading
 from localllm.app.daemon.server import build
+from localllm.app.developer import Developer
 from localllm.app.errors import ModelNotFound
 from localllm.app.store.cache import ModelRef
 from localllm.app.version import VERSION
@@ -38,7 +39,7 @@ class FakeModels:
     """Has the loaded model `here` and the loading model `coming`; `asked` collects all calls."""
 
     def __init__(self) -> None:
-        self.settings = Settings(max_body_mib=1, quant="int8")
+        self.settings = Settings(developer=Developer(max_body_mib=1), quant="int8")
         self.stopping = False
         self.deaths = {"here": 2}
         self.calls: list[Any] = []

@@ -17,6 +17,8 @@ from typing import Any
 import httpx
 import pytest
 
+from localllm.app.developer import OF_THE_DAEMON
+
 RUN_DAEMON = Path(__file__).parent / "run_daemon.py"
 MODELS = ("echo", "broken", "dies", "slow", "stubborn", "other")
 
@@ -28,7 +30,8 @@ class Daemon:
         self.folder = folder
         self.env = environment(folder) | (env or {})
         self.http = httpx.Client(timeout=100, trust_env=False)
-        asked = {"port": 0, "drain": 1.0} | settings
+        developer = {name: settings.pop(name) for name in OF_THE_DAEMON & settings.keys()}
+        asked = {"port": 0, "developer": {"drain": 1.0} | developer} | settings
         self.errors = (folder / "stderr").open("ab")
         self.process = subprocess.Popen(
             [sys.executable, str(RUN_DAEMON), json.dumps(asked)],

@@ -16,8 +16,9 @@ import pytest
 from localllm.app import paths
 from localllm.app.client import Client, Done, LoadFlags, ReasoningPiece, TextPiece, ToolCall, Usage, transport
 from localllm.app.client import client as clients
-from localllm.app.config import Developer, Settings
+from localllm.app.config import Settings
 from localllm.app.daemon import background
+from localllm.app.developer import Developer
 from localllm.app.errors import (
     ContextTooLong,
     DaemonUnreachable,
@@ -166,7 +167,7 @@ async def test_client_starts_and_stops_the_daemon(short_folder: Any, monkeypatch
     with pytest.raises(DaemonUnreachable, match="no daemon is running"):
         await Client.connect(Settings(), start=False)
     statuses: list[str] = []
-    settings = Settings(port=0, drain=0.1)
+    settings = Settings(port=0, developer=Developer(drain=0.1))
     async with await Client.connect(settings, on_status=statuses.append) as first:
         assert statuses == ["starting the daemon"]
         async with await Client.connect(settings, on_status=statuses.append) as second:
@@ -446,7 +447,7 @@ async def test_connect_reports_a_daemon_with_another_model_cache(monkeypatch: py
 
 async def test_shutdown_waits_for_the_end_of_the_process(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     client, asked = answering(monkeypatch, [b"{}"], status=202)
-    client._settings = Settings(drain=0.0)
+    client._settings = Settings(developer=Developer(drain=0.0))
     monkeypatch.setattr(clients, "owner_pid", Owners(7, 7, 0, None))
     assert not client.over
     await client.shutdown()

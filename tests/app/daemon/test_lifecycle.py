@@ -24,6 +24,7 @@ from localllm.app.config import Settings
 from localllm.app.daemon import background, lifecycle
 from localllm.app.daemon.connection import MAX_HEAD, Connection
 from localllm.app.daemon.owner import Owner, owner_pid
+from localllm.app.developer import Developer
 from localllm.app.errors import ConfigError, DaemonUnreachable, PortTaken, StorageFailed
 
 from ...waiting import wait_until
@@ -146,7 +147,7 @@ def test_server_setup_and_shutdown_order(
     monkeypatch.setattr(lifecycle, "_Server", FakeServer)
     monkeypatch.setattr(lifecycle, "LoadedModels", FakeModels)
     monkeypatch.setattr(lifecycle, "build", build)
-    lifecycle.run(Settings(port=0, drain=0.5, **settings), ready, worker_command=("x",))  # type: ignore[arg-type]
+    lifecycle.run(Settings(port=0, developer=Developer(drain=0.5), **settings), ready, worker_command=("x",))  # type: ignore[arg-type]
     assert steps == [0.5, "closed", "served"]
     assert made["families"] == [socket.AF_INET, socket.AF_UNIX]
     assert made["command"] == ("x",)

@@ -12,8 +12,9 @@ import pytest
 
 from localllm.app import config, frames, paths
 from localllm.app.api.admin import LoadFlags
-from localllm.app.config import Developer, Settings
+from localllm.app.config import Settings
 from localllm.app.daemon.loading import load_frame, load_settings
+from localllm.app.developer import OF_THE_DAEMON, Developer
 from localllm.app.store import preferences
 from localllm.app.store.cache import ModelRef
 from localllm.engine.options import LoadOptions
@@ -29,7 +30,6 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "quant": ("int8", {"quant": "int8"}),
     "context": (4096, {"context": 4096}),
     "cache_mib": (3, {"cache_bytes": 3 * 2**20}),
-    "cache_share": (0.5, {"cache_share": 0.5}),
     "max_rows": (7, {"max_rows": 7}),
     "graphs": ("split", {"graphs": "split"}),
     "threads": (3, {"threads": 3}),
@@ -39,11 +39,11 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "rope_base": (5e5, {"rope_base": 5e5}),
     "adapter_slots": (2, {"adapter_slots": 2}),
     "adapter_rank": (64, {"adapter_rank": 64}),
-    "lora_backend": ("torch_native", {"lora_backend": "torch_native"}),
 }
 DEVELOPER: dict[str, tuple[Any, dict[str, Any]]] = {
     "compiler": ("eager", {"compiler": "eager"}),
     "attention": ("flashinfer", {"attention": "flashinfer"}),
+    "lora_backend": ("torch_native", {"lora_backend": "torch_native"}),
     "queues": ("one", {"queues": "one"}),
     "reference_ops": (("norm", "rope.neox"), {"reference_ops": ("norm", "rope.neox")}),
     "self_test": ("off", {"self_test_dir": None}),
@@ -86,7 +86,7 @@ def test_each_developer_variable_reaches_the_worker(name: str) -> None:
 
 def test_every_setting_is_tested() -> None:
     assert set(CHANGES) == set(config.LOADING)
-    assert set(DEVELOPER) == set(Developer.__struct_fields__)
+    assert set(DEVELOPER) == set(Developer.__struct_fields__) - OF_THE_DAEMON
 
 
 def test_default_settings_give_default_options() -> None:
@@ -96,8 +96,8 @@ def test_default_settings_give_default_options() -> None:
         "compiled_dir": paths.compiled_dir(),
         "self_test_dir": paths.self_test_dir(),
     }
-    shared = (*config.LOADING, "attention", "reference_ops")
-    assert frame == frames.Load(model="some/model", path="/models/some", options=LoadOptions(**folders), shared=shared)
+    options = LoadOptions(**folders)
+    assert frame == frames.Load(model="some/model", path="/models/some", options=options, shared=config.LOADING)
 
 
 def test_flags_of_a_call_precede_the_model_and_the_daemon() -> None:

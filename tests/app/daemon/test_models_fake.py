@@ -15,6 +15,7 @@ from localllm.app.config import Settings
 from localllm.app.daemon import lifecycle
 from localllm.app.daemon import models as loaded_models
 from localllm.app.daemon.models import LoadedModels
+from localllm.app.developer import Developer
 from localllm.app.errors import (
     AdapterNotFound,
     AppError,
@@ -138,7 +139,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 async def test_model_is_loaded_once(workers: list[FakeWorker], checked: list[str]) -> None:
-    models = LoadedModels(Settings(step_timeout=3.0))
+    models = LoadedModels(Settings(developer=Developer(step_timeout=3.0)))
     first = await models.worker("a")
     for flags in (LoadFlags(), LoadFlags(backend="auto"), LoadFlags(backend="cpu"), LoadFlags(quant="none", context=0)):
         for exact in (False, True):
@@ -295,14 +296,14 @@ async def test_request_without_a_name_uses_the_only_model(workers: list[FakeWork
     await models.unload("b")
     await models.open(None, [])
     assert workers[0].unfinished == 2
-    assert workers[1].quiet_for == [Settings().drain]
+    assert workers[1].quiet_for == [Developer().drain]
     assert str(workers[1].expected_end) == "b was unloaded"
     await models.close()
     assert str(workers[0].expected_end) == loaded_models.STOPPING
 
 
 async def test_second_unload_waits_for_the_first(workers: list[FakeWorker]) -> None:
-    models = LoadedModels(Settings(drain=2.0))
+    models = LoadedModels(Settings(developer=Developer(drain=2.0)))
     await models.worker("a")
     await asyncio.gather(models.unload("a"), models.unload("a"), models.close())
     assert workers[0].quiet_for == [2.0]

@@ -197,7 +197,7 @@ async def test_step_out_of_memory_fails_only_its_requests(bench: Bench) -> None:
     failed = (await bench.until_end(name))[-1]
     assert failed.fault.code == "out_of_memory"
     assert "CUDA out of memory" in failed.fault.message
-    assert "cache_share" in failed.fault.hint
+    assert "cache_mib" in failed.fault.hint
     assert f"{name}/0" in bench.engine.cancelled
     await bench.say(f"{other}/0", "fine", "stop")
     assert isinstance((await bench.until_end(other))[-1], Finished)

@@ -164,9 +164,6 @@ NOT_GGUF = {
     "quant": "int8",
     "cache_dtype": "fp8",
     "graphs": "full",
-    "lora_backend": "triton",
-    "attention": "flashinfer",
-    "reference_ops": ("norm",),
     "max_rows": 200,
     "context": 100_000,
 }
