@@ -35,15 +35,30 @@ Exit codes: 0 done, 1 failed or declined, 2 wrong usage, 3 not found, 4 not allo
 9 port taken, 10 download failed, 11 disk, 130 interrupted"""
 
 
-class Commands(click.Group):
-    """A group of commands that lists them in the order of this file."""
+# Section of localllm --help -> its commands.
+SECTIONS = {
+    "Chat": "chat run".split(),
+    "Models": "search inspect fit pull list show alias import adapters verify rm prune".split(),
+    "Daemon": "serve ps stop config completion".split(),
+    "Check": "doctor selftest bench".split(),
+}
+
+
+class Sections(click.Group):
+    """The commands, which help lists in sections."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return [name for names in SECTIONS.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.commands))
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), self.commands[name].get_short_help_str(100)) for name in names])
 
 
 @click.group(
-    cls=Commands,
+    cls=Sections,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=EPILOG,
@@ -413,7 +428,7 @@ def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> 
     return body(words, limit, offline, as_json)
 
 
-@cli.group(cls=Commands, invoke_without_command=True)
+@cli.group(invoke_without_command=True)
 @click.pass_context
 def adapters(ctx: click.Context) -> None:
     """Manage LoRA adapters: list, load, unload and delete them.

@@ -71,6 +71,7 @@ def every_option() -> list[tuple[str, click.Option]]:
 
 def test_commands_are_complete_and_in_order() -> None:
     assert list(cli.commands) == COMMANDS
+    assert sorted(cli.list_commands(click.Context(cli))) == sorted(COMMANDS), "each command has one section"
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *map(" ".join, LEAVES)])
@@ -107,7 +108,7 @@ def test_examples_are_accepted() -> None:
 def test_short_help_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     text = capsys.readouterr().out
-    assert "..." not in text.partition("Commands:")[2]
+    assert "..." not in text.partition("Chat:")[2]
     assert all(f"  {name} " in text for name in COMMANDS)
 
 
