@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from .batch import Batch
 from .drafts import Drafter
 from .errors import EngineError, OutOfMemory, RunnerFailed
 from .kv import KVCache
@@ -146,36 +147,42 @@ class Engine:
         began = time.perf_counter()
         with self._state:
             batch = self._scheduler.schedule()
-            waits = batch is None and self._in_flight is None and self._adapters.is_loading
+            is_idle = batch is None and self._in_flight is None
+            waits = is_idle and self._adapters.is_loading
             if waits and not self._closed and not self._scheduler.has_ended:
                 self._state.wait()  # until a load ends, or a request arrives or is cancelled
         planned = self._began = time.perf_counter()
         try:
-            started = self._runner.run(batch) if batch is not None else None
+            pending = self._launch(batch)
         except OutOfMemory as error:
             return self._step_without_memory(error)
-        if self._overlap:
-            before = self._in_flight
-            self._in_flight = started
-            started = before
         try:
-            result = self._result(started)
+            result = self._result(pending)
         except OutOfMemory as error:
             return self._answers_without_memory(error)
         computed = time.perf_counter()
         self._began = None
         with self._state:
-            deltas = self._scheduler.commit(result) if result is not None else []
-            deltas += self._scheduler.take_ended()
-            if batch is not None or result is not None:
-                ended = time.perf_counter()
-                self._host_seconds += ended - computed + planned - began
-                self._step_seconds += ended - began
-            elif not deltas and not waits and self._scheduler.has_work:
-                raise EngineError(
-                    "requests wait, but the scheduler plans no step for them: this is a bug in the scheduler"
-                )
+            deltas = self._commit(result) + self._scheduler.take_ended()
+            stuck = is_idle and not waits and not deltas and self._scheduler.has_work
+        if stuck:
+            raise EngineError("requests wait, but the scheduler plans no step for them: this is a bug in the scheduler")
+        if not is_idle:
+            ended = time.perf_counter()
+            self._host_seconds += ended - computed + planned - began
+            self._step_seconds += ended - began
         return deltas
+
+    def _launch(self, batch: Batch | None) -> Pending | None:
+        """Start a step. Returns the step to commit now: the previous one if the device overlaps steps, else this."""
+        started = None if batch is None else self._runner.run(batch)
+        if not self._overlap:
+            return started
+        before, self._in_flight = self._in_flight, started
+        return before
+
+    def _commit(self, result: StepResult | None) -> list[Delta]:
+        return [] if result is None else self._scheduler.commit(result)
 
     def _start_load(self, slot: int, adapter: Adapter) -> None:
         """Start to load an adapter into a slot that no step reads."""
@@ -211,7 +218,7 @@ class Engine:
         except OutOfMemory as earlier:
             return self._answers_without_memory(earlier)
         with self._state:
-            deltas = self._scheduler.commit(result) if result is not None else []
+            deltas = self._commit(result)
         return deltas + self._without_memory(error)
 
     def _answers_without_memory(self, error: OutOfMemory) -> list[Delta]:

@@ -20,7 +20,7 @@ from .radix import Node, PrefixTree
 from .states import StatePool
 
 if TYPE_CHECKING:
-    from .request import Namespace
+    from .lora import Namespace
     from .runner import RunnerSpec
 
 BLOCK_WITHOUT_PAGES = 16

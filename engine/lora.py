@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from .errors import RequestRefused
 
@@ -16,6 +17,9 @@ class Adapter:
     name: str
     path: str
     version: str  # SHA-256 of the adapter's content
+
+
+Namespace: TypeAlias = tuple[Adapter, float] | None  # adapter and scale; None: the base model
 
 
 class AdapterPool:

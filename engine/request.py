@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .ranges import RANGES, check_range
 
@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from .grammar import Grammar
     from .history import TokenHistory
     from .kv import Lease
-    from .lora import Adapter
-
-Namespace: TypeAlias = "tuple[Adapter, float] | None"  # adapter and scale; None: the base model
+    from .lora import Adapter, Namespace
 
 Finish = Literal["stop", "length", "cancelled", "failed", "no_memory"]
 
