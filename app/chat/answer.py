@@ -13,10 +13,10 @@ from ...engine.text import StopFilter, TextStream
 from ..frames import Piece, PieceLogprob, ToolCallPiece
 from .calls.reading import Watch
 from .calls.records import MARKERS
-from .harmony import HarmonyReader
-from .parsers import AnswerFormat, Output, OutputParser, ignore, new_id
+from .output.harmony import HarmonyReader
+from .output.parser import AnswerFormat, Output, OutputParser, ignore, new_id
 from .prompt import Prompt
-from .tokens import Tokenizer
+from .tokenizer.base import Tokenizer
 
 Finish = Literal["stop", "length", "tool_calls"]
 
@@ -49,7 +49,7 @@ class AnswerReader(Protocol):
 
 
 class MarkedReader:
-    """Reads answers with markers such as `<think>` (see parsers.py). Stop strings end the visible answer only."""
+    """Reads answers with markers such as `<think>` (see output/parser.py). Stop strings end the visible answer only."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, options: ReadingOptions, watch: Watch = ignore) -> None:
         """`watch`: called where calls begin."""

@@ -8,17 +8,17 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
-from .call_ids import CallIds
-from .calls.detection import DetectedCalls
 from .calls.records import Reasoning
-from .chat_template import ChatTemplate
-from .doubled import added_around, doubled
-from .harmony import ANSWER_HEADER
-from .messages import Conversation, in_order
-from .parsers import AnswerFormat
-from .reasoning import closed, is_open
-from .template import TemplateRenderer
-from .tokens import Tokenizer
+from .output.harmony import ANSWER_HEADER
+from .output.parser import AnswerFormat
+from .output.reasoning import closed, is_open
+from .template.call_ids import CallIds
+from .template.chat_template import ChatTemplate
+from .template.detection import DetectedCalls
+from .template.messages import Conversation, in_order
+from .template.renderer import TemplateRenderer
+from .tokenizer.base import Tokenizer
+from .tokenizer.doubled import added_around, doubled
 
 # A private-use character at the end of the message to continue. The rendered prompt is cut there.
 _CUT = "\U000fff02"
@@ -38,7 +38,7 @@ class Prompt:
     inside_reasoning: bool = False  # the prompt ends inside reasoning
     certain_calls: bool = False  # the template renders calls in the format of `form`
     parallel_calls: bool = True  # the template can render several calls of an answer
-    harmony: bool = False  # the answer has the format of harmony.py, otherwise that of parsers.py
+    harmony: bool = False  # the answer has the format of output/harmony.py, otherwise of output/parser.py
     inside_answer: bool = False  # the prompt ends with an open message of the channel `final` (harmony)
     continues_text: bool = False  # the answer continues the text of the prompt and may start with a space
     call_ids: CallIds = CallIds()  # the ids of new calls

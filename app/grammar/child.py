@@ -9,7 +9,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
 from ..bounded import serve
-from ..chat.tokens import TokenTable
+from ..chat.tokenizer.base import TokenTable
 from .matcher import TokenBytes, make_matcher, make_tokens, unspelled
 
 STEPS = 16  # tokens of one trial; the first masks are the slowest, because they build the states of the lexer

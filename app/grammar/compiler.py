@@ -23,7 +23,7 @@ from ..bounded import BoundedChild, ChildLost
 from ..chat.calls.constraint import CallGrammars
 from ..chat.calls.records import CallFormat
 from ..chat.calls.rules import Rules, SchemaRefused, ToolSchema
-from ..chat.tokens import Tokenizer
+from ..chat.tokenizer.base import Tokenizer
 from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import ResponseFormat
 from . import harmony
@@ -182,7 +182,7 @@ class GrammarCompiler:
         return ToolSchema(function["name"], schema, where, is_strict)
 
     def compile_harmony_calls(self, tools: Sequence[dict[str, Any]], *, forced: bool) -> TokenGrammar:
-        """The grammar of an answer in the format of harmony.py, with a call at its end.
+        """The grammar of an answer in the format of output/harmony.py, with a call at its end.
 
         `forced`: the answer has a call, whose arguments match the schema of the tool. Otherwise it may have a call, as
         in compile_optional_calls. Raises InvalidRequest.

@@ -1,10 +1,10 @@
-"""Grammars of answers with tool calls in the format of harmony.py, in the syntax of llguidance."""
+"""Grammars of answers with tool calls in the format of output/harmony.py, in the syntax of llguidance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..chat.harmony import ANSWER_HEADER, CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START
+from ..chat.output.harmony import ANSWER_HEADER, CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START
 
 Expression = Callable[[str], str]  # text → the same text in the syntax of a grammar, with control tokens by id
 

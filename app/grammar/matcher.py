@@ -8,7 +8,7 @@ from functools import cached_property
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance import LLParserLimits as Limits
 
-from ..chat.tokens import TokenTable
+from ..chat.tokenizer.base import TokenTable
 
 # Fuel counts the work of the regex engine. A modern processor uses some 10,000 units per millisecond.
 LIMITS = Limits(

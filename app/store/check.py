@@ -13,7 +13,7 @@ from ...engine.files.gguf_model import parse_metadata
 from ...engine.files.gguf_shards import missing_shards, parse_shard
 from ...engine.files.model_config import ModelConfig
 from ...engine.files.model_files import ModelFiles, read_model
-from ..chat.tokenizer_class import check_class
+from ..chat.tokenizer.classes import check_class
 from ..paths import RENAME, problem_of_name
 from .architectures import unsupported
 from .ggufs import files_in, is_adapter, is_gguf, model_of

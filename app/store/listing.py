@@ -13,8 +13,8 @@ from ...engine.errors import ModelRefused
 from ...engine.files.gguf_model import parse_metadata
 from ...engine.files.model_files import MODULES, ModelFiles, read_architecture
 from ...engine.files.pooling import read_pooling
-from ..chat import gguf_metadata
-from ..chat.tokenizer_files import chat_templates, read_json
+from ..chat.tokenizer import gguf_metadata
+from ..chat.tokenizer.files import chat_templates, read_json
 from ..errors import ModelNotFound
 from ..purpose import Purpose, purpose_of
 from . import architectures, cache, ggufs, names, stored, tokenizer_check, unfinished

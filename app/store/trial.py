@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import ModelRefused
-from ..chat import gguf_metadata
-from ..chat.template import TemplateRenderer
-from ..chat.tokenizer_files import chat_templates, read_json
-from ..chat.tokenizer_merge import special_tokens
+from ..chat.template.renderer import TemplateRenderer
+from ..chat.tokenizer import gguf_metadata
+from ..chat.tokenizer.files import chat_templates, read_json
+from ..chat.tokenizer.merge import special_tokens
 from ..errors import TemplateFailed
 from .headers import read_gguf_file
 from .inspection import TemplateVerdict

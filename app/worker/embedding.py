@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ...engine.files.pooling import Pooling
 from ...engine.request import Delta, Request
-from ..chat.doubled import added_around
 from ..chat.prompt import Prompt, too_long
 from ..chat.sampling import check_token_ids
-from ..chat.tokens import Tokenizer
+from ..chat.tokenizer.base import Tokenizer
+from ..chat.tokenizer.doubled import added_around
 from ..errors import AppError, EmbeddingsUnsupported, InvalidRequest, UnsupportedParameter
 from ..frames import Embed, Embedded, Finished, Piece
 from .faults import check_finish

@@ -12,7 +12,7 @@ from ..chat.answer import Choice, MarkedReader, ReadingOptions
 from ..chat.calls.constraint import LazyGrammar
 from ..chat.prompt import Prompt, too_long
 from ..chat.sampling import check_token_ids, sampling_of
-from ..chat.tokens import Tokenizer
+from ..chat.tokenizer.base import Tokenizer
 from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import Finished, Generate, Piece
 from ..grammar.compiler import TokenGrammar
@@ -198,7 +198,7 @@ def _is_parallel(frame: Generate, prompt: Prompt) -> bool:
 
 
 def _harmony_grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> TokenGrammar:
-    """The grammar of an answer with forced or strict tools, of a model that answers in the format of harmony.py."""
+    """The grammar of an answer with forced or strict tools, in the format of output/harmony.py."""
     if prompt.inside_answer:  # the grammar begins with a header
         raise UnsupportedParameter(
             "continue_final_message: not supported with forced or strict tools for this model",

@@ -17,9 +17,9 @@ from ...engine.files.pooling import Pooling, read_pooling
 from ...engine.runner import Runner
 from ..chat import sampling
 from ..chat.prompt import PromptMaker
-from ..chat.template import TemplateRenderer
-from ..chat.tokenizer import ChatTokenizer
-from ..chat.tokens import Tokenizer
+from ..chat.template.renderer import TemplateRenderer
+from ..chat.tokenizer.base import Tokenizer
+from ..chat.tokenizer.huggingface import ChatTokenizer
 from ..frames import Load, ModelInfo
 from ..grammar.compiler import GrammarCompiler
 from ..purpose import purpose_of
@@ -69,7 +69,7 @@ def _open_gguf(open_runner: Open, files: ModelFiles) -> tuple[Applied[Runner], T
     llama.cpp reads the vocabulary with the weights, and again for the tokenizer, which outlives the runner. Both happen
     at the same time: a large vocabulary takes half a second.
     """
-    from ..chat.gguf_tokenizer import open_tokenizer  # imports llama.cpp
+    from ..chat.tokenizer.gguf import open_tokenizer  # imports llama.cpp
 
     with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
         tokenizer = pool.submit(open_tokenizer, files)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...engine.errors import ModelRefused
 from ...engine.files.model_files import read_architecture
-from ..chat.tokenizer import ChatTokenizer
+from ..chat.tokenizer.huggingface import ChatTokenizer
 
 
 def main(folder: str) -> None:

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoTokenizer
 
 from localllm.app import config, paths
-from localllm.app.chat import template_child
-from localllm.app.chat.template_child import Job
+from localllm.app.chat.template import child
+from localllm.app.chat.template.child import Job
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # scripts/ is no part of the installed package
@@ -119,7 +119,7 @@ def test_the_template_renders_equally_in_training_app_and_transformers(
     )
     assert render(DIALOGUE[:length], tools, generate=True) == expected
     variables = {"messages": DIALOGUE[:length], "tools": tools, "add_generation_prompt": True}
-    assert template_child.render(Job(TEMPLATE.read_text("utf-8"), variables, 100_000)).text == expected
+    assert child.render(Job(TEMPLATE.read_text("utf-8"), variables, 100_000)).text == expected
     assert (GUIDE / "chat_template.jinja").read_text("utf-8") == TEMPLATE.read_text("utf-8")
 
 

@@ -5,6 +5,5 @@ source     the text of an answer, as it arrives
 reading    reads calls from the text and streams their arguments
 values     arguments that are not JSON in the text
 writing    the grammar of calls, and example calls
-detection  the record that belongs to a chat template
 constraint starts a grammar where an answer begins a call
 """

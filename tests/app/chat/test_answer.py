@@ -6,14 +6,14 @@ import pytest
 
 from localllm.app.chat.answer import Choice, ReadingOptions
 from localllm.app.chat.calls.records import FORMATS, REASONING
-from localllm.app.chat.parsers import AnswerFormat
+from localllm.app.chat.output.parser import AnswerFormat
 from localllm.app.chat.prompt import Prompt
-from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.chat.tokenizer.huggingface import ChatTokenizer
 from localllm.app.frames import Piece
 from localllm.engine.request import Delta, Finish, TokenLogprobs
 
 from ..tiny_qwen import write_tokenizer
-from .vocabularies import vocabulary
+from .tokenizer.vocabularies import vocabulary
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 FORM = AnswerFormat(REASONING[0], FORMATS[:1])

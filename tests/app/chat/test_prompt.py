@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from localllm.app.chat.calls.records import REASONING
-from localllm.app.chat.parsers import AnswerFormat
+from localllm.app.chat.output.parser import AnswerFormat
 from localllm.app.chat.prompt import Prompt, PromptMaker
-from localllm.app.chat.template import TemplateRenderer
-from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.chat.template.renderer import TemplateRenderer
+from localllm.app.chat.tokenizer.huggingface import ChatTokenizer
 from localllm.app.errors import AppError, ContextTooLong, InvalidRequest, TemplateFailed, UnsupportedParameter
 
 from ..tiny_qwen import write_tokenizer

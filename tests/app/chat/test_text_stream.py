@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.chat.tokenizer.huggingface import ChatTokenizer
 from localllm.engine.text import BROKEN, MAX_INCOMPLETE, MAX_WINDOW, StopFilter, TextStream
 
-from .vocabularies import CORPUS, EMOJI, KINDS, SCRIPTS, make_text, vocabulary
+from .tokenizer.vocabularies import CORPUS, EMOJI, KINDS, SCRIPTS, make_text, vocabulary
 
 SAMPLE = 250  # strings for each kind of vocabulary in every run
 FULL_SAMPLE = 20_000  # in runs with --slow

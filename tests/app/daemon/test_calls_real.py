@@ -14,7 +14,7 @@ from localllm.app.chat.calls.records import FORMATS
 from localllm.app.chat.calls.writing import example
 from localllm.app.daemon.process import COMMAND
 
-from ..chat.call_templates import template_of
+from ..chat.template.call_templates import template_of
 from ..script_model import Markers, write_script_model
 from .conftest import Daemon, events
 

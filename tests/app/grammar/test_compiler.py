@@ -21,9 +21,9 @@ from localllm.app.chat.answer import MarkedReader, ReadingOptions
 from localllm.app.chat.calls.constraint import LazyGrammar
 from localllm.app.chat.calls.records import FORMATS, REASONING, CallFormat
 from localllm.app.chat.calls.writing import example
-from localllm.app.chat.parsers import AnswerFormat, OutputParser
+from localllm.app.chat.output.parser import AnswerFormat, OutputParser
 from localllm.app.chat.prompt import Prompt
-from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.chat.tokenizer.huggingface import ChatTokenizer
 from localllm.app.errors import InvalidRequest, UnsupportedParameter
 from localllm.app.frames import ResponseFormat
 from localllm.app.grammar import compiler as compiling
@@ -32,7 +32,7 @@ from localllm.app.grammar.place import SchemaProblem
 from localllm.app.grammar.schema import KEYWORDS, TYPES, rewrite
 from localllm.engine.grammar import Grammar, unpack_mask
 
-from ..chat.vocabularies import KINDS, MARKERS, NORMALIZERS, TURNS, save, vocabulary, with_markers
+from ..chat.tokenizer.vocabularies import KINDS, MARKERS, NORMALIZERS, TURNS, save, vocabulary, with_markers
 from ..tiny_qwen import VOCAB, make_tokenizer, write_tokenizer
 
 Marked = tuple[ChatTokenizer, GrammarCompiler]  # the markers of a call are tokens, or text

@@ -22,7 +22,7 @@ from localllm.app.chat.calls.records import FORMATS, CallFormat, Part
 from localllm.app.chat.calls.writing import example
 from localllm.app.frames import Failed, Generate
 
-from ..chat.call_templates import template_of
+from ..chat.template.call_templates import template_of
 from ..script_model import END, START, Markers, write_script_model
 from .worker_process import Result, WorkerProcess
 

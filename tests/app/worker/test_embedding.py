@@ -16,8 +16,8 @@ from transformers import AutoModel
 
 from localllm.app import frames
 from localllm.app.chat.prompt import PromptMaker
-from localllm.app.chat.template import TemplateRenderer
-from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.chat.template.renderer import TemplateRenderer
+from localllm.app.chat.tokenizer.huggingface import ChatTokenizer
 from localllm.app.errors import AppError, ContextTooLong, EmbeddingsUnsupported, InvalidRequest, OutOfMemory
 from localllm.app.frames import Embed, Embedded, Failed, Finished, Generate, Started
 from localllm.app.worker.embedding import prepare_embedding

@@ -11,8 +11,8 @@ import pytest
 from msgspec import structs
 
 from localllm.app.chat.prompt import PromptMaker
-from localllm.app.chat.template import TemplateRenderer
-from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.chat.template.renderer import TemplateRenderer
+from localllm.app.chat.tokenizer.huggingface import ChatTokenizer
 from localllm.app.errors import ContextTooLong, InvalidRequest, UnsupportedParameter, WrongKind
 from localllm.app.frames import Generate, ResponseFormat
 from localllm.app.purpose import Purpose
@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenModel]:
 
 @pytest.fixture(scope="module")
 def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenModel]:
-    """A model that answers in the format of harmony.py."""
+    """A model that answers in the format of output/harmony.py."""
     tokenizer = ChatTokenizer(write_harmony_tokenizer(tmp_path_factory.mktemp("harmony")))
     renderer = TemplateRenderer()
     runner: Any = SimpleNamespace(spec=replace(SPEC, vocab_size=tokenizer.vocab_size, max_context=1024))

@@ -16,8 +16,8 @@ import pytest
 
 from localllm.app import frames
 from localllm.app.chat.prompt import PromptMaker
-from localllm.app.chat.template import TemplateRenderer
-from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.chat.template.renderer import TemplateRenderer
+from localllm.app.chat.tokenizer.huggingface import ChatTokenizer
 from localllm.app.frames import Failed, Finished, Generate, Piece
 from localllm.app.worker import opening, outbox, worker
 from localllm.app.worker.worker import Worker

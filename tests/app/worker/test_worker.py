@@ -21,11 +21,11 @@ import psutil
 import pytest
 
 from localllm.app import frames, paths
-from localllm.app.chat.tokenizer import ChatTokenizer
+from localllm.app.chat.tokenizer.huggingface import ChatTokenizer
 from localllm.app.frames import Failed, Finished, Generate, ResponseFormat, Started
 from localllm.engine.options import LoadOptions
 
-from ..chat.vocabularies import vocabulary
+from ..chat.tokenizer.vocabularies import vocabulary
 from ..tiny_qwen import VOCAB, write_model
 from .worker_process import Result, WorkerProcess
 

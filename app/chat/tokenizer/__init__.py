@@ -1,0 +1,1 @@
+"""The tokenizer of a model folder or of a GGUF file."""
