@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from localllm.backends import mlx
 from localllm.backends.mlx.config_keys import ConfigKeys
+from localllm.backends.mlx.config_ropes import ConfigRopes
 from localllm.engine.errors import ModelRefused
 from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
@@ -85,7 +86,7 @@ def test_latent_attention_with_a_plain_rope_equals_transformers(tmp_path: Path, 
 
 def test_class_that_fails_on_config_json_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A class of mlx-lm may read a field that this model lacks."""
-    monkeypatch.setattr(ConfigKeys, "_has_plain_rope", lambda keys: False)
+    monkeypatch.setattr(ConfigRopes, "is_plain", False)
     lite = OF["deepseek_v2-lite"]
     replace(lite, more={**lite.more, **rope("default")}).save(tmp_path)
     message = r"its class of deepseek_v2 fails with this config\.json \(AttributeError: 'NoneType' object"
