@@ -12,7 +12,7 @@ from . import ORDER
 from .pytorch.references import with_references
 
 if TYPE_CHECKING:
-    from .pytorch.product_test import ProductResult
+    from .pytorch.product_check import ProductResult
 
 
 def platforms() -> dict[str, Ops]:
@@ -34,7 +34,7 @@ def gpu_products(name: str, dtype: str) -> Iterator[ProductResult]:
         return
     import torch
 
-    from .pytorch.product_test import run_products
+    from .pytorch.product_check import run_products
 
     device = import_module(f"{__package__}.{name}.device").DEVICE
     if device.type != "cpu":

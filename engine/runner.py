@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .batch import Batch
     from .files.model_files import ModelFiles
     from .lora import Adapter
-    from .memory import MemoryPlan
+    from .memory_plan import MemoryPlan
     from .options import LoadOptions
 
 

@@ -26,7 +26,7 @@ from .console import print_json, say
 from .session import loaded_client
 
 if TYPE_CHECKING:
-    from ...backends.pytorch.product_test import ProductResult
+    from ...backends.pytorch.product_check import ProductResult
 
 HOT: dict[str, Any] = {"temperature": 1.5, "top_p": 0.9, "max_tokens": 24, "ignore_eos": True}
 HOTTER = HOT | {"temperature": 6.0, "top_p": 1.0}  # with HOT, two seeds may give the same answer

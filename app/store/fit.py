@@ -12,7 +12,7 @@ from ... import backends
 from ...backends.shared_settings import accepted_backend, without_refused
 from ...engine.errors import ModelRefused, ModelTooLarge, SettingRefused
 from ...engine.files.model_files import ModelFiles
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import Backend, DeviceInfo, Unavailable
 from .fitting import Fit

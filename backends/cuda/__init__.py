@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...engine.files.model_files import ModelFiles
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ...kernels.cuda_architectures import read_architectures, require_code

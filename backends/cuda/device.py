@@ -13,7 +13,7 @@ import torch
 
 from ...engine.errors import SettingRefused
 from ...engine.files.model_files import ModelFiles
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
 from ...kernels.gpu_limits import gpu_limits

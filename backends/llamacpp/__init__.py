@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...engine.files.model_files import ModelFiles
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from ..machine import cpu_name, memory

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.files.model_files import ModelFiles
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
 from ..machine import cores
@@ -15,10 +15,20 @@ from .adapters import Adapters
 from .attention import avoid_graphs, flash_attention
 from .cells import ContextMemory, StreamMemory
 from .library import devices, library, load_model
+from .memory_plan import (
+    CACHE_TYPES,
+    DEFAULT_CONTEXT,
+    ONE_SEQUENCE,
+    PAGE_SIZE,
+    UBATCH,
+    Size,
+    check_fits,
+    has_states,
+    measure,
+)
 from .rope import NO_ROPE, refuse_without_rope, set_rope
 from .runner import LlamaRunner, Sequences
 from .sequences import Memory, PagedSequences, PairedMemory, StateSequences, sequence_ids
-from .sizing import CACHE_TYPES, DEFAULT_CONTEXT, ONE_SEQUENCE, PAGE_SIZE, UBATCH, Size, check_fits, has_states, measure
 from .streams import StreamSequences
 
 # Seconds after which a step counts as hung. Even slow CPUs compute a prefill chunk of an 8B model faster.

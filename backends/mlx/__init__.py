@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from ...engine.files.config_files import read_config
 from ...engine.files.model_files import ModelFiles
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
 from . import architectures, formats

@@ -13,7 +13,7 @@ from ...engine.files.families import FAMILIES
 from ...engine.files.model_files import ModelFiles
 from ...engine.files.tied_head import with_stored_head
 from ...engine.lora import fitting_slots, slots_hint
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import NOT_GGUF, LoadOptions, check_supported
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
 from .adapter import find_targets

@@ -10,25 +10,25 @@ import torch
 from ...engine.errors import ModelRefused, ModelTooLarge
 from ...engine.files.model_files import ModelFiles
 from ...engine.files.tied_head import with_stored_head
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import NOT_GGUF, LoadOptions, check_supported
 from ...engine.runner import Runner
 from .choice import with_attention, with_lora_backend
 from .device import Device
 from .expert_shapes import check_experts
 from .failures import load_failures
-from .fitting import fitting_options
+from .fit_hint import fitting_options
 from .graphs.compiling import Compiler
 from .graphs.parallel import SharedExperts
 from .graphs.runner import GraphRunner
 from .graphs.split import SplitModel
 from .kv import PagedKV
 from .loading import Loader
+from .measured_workspace import measured_workspace, reserve_workspace
+from .memory_plan import cache_dtype, capturable_tokens, chosen_graphs, expected_workspace, measure, plan
 from .models import accepts
 from .references import with_references
 from .runner import Model, TorchRunner
-from .sizing import cache_dtype, capturable_tokens, chosen_graphs, expected_workspace, measure, plan
-from .workspace import measured_workspace, reserve_workspace
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}  # without "auto", which means Device.dtype
 

@@ -23,7 +23,7 @@ from localllm.app.config import Settings
 from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
 from localllm.app.store import listing, preferences
 from localllm.app.store.cache import ModelRef
-from localllm.backends.pytorch.product_test import ProductResult
+from localllm.backends.pytorch.product_check import ProductResult
 
 from .tiny_qwen import write_model
 

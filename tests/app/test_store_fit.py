@@ -20,7 +20,7 @@ from localllm.app.worker.faults import app_error
 from localllm.backends import cpu, llamacpp
 from localllm.engine.errors import ModelRefused, ModelTooLarge
 from localllm.engine.files.model_files import ModelFiles, read_model
-from localllm.engine.memory import MemoryPlan
+from localllm.engine.memory_plan import MemoryPlan
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import DeviceInfo, Unavailable
 from tests.backends.gguf_random import write_random

@@ -14,7 +14,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 
 from localllm.backends.cpu.device import DEVICE, open_on_cpu
-from localllm.backends.pytorch import loading, sizing
+from localllm.backends.pytorch import loading, memory_plan
 from localllm.backends.pytorch.device import Meter
 from localllm.backends.pytorch.opening import open_runner, plan_memory
 from localllm.backends.pytorch.packed import PackedFile
@@ -196,7 +196,7 @@ def test_workspace_has_room_for_the_experts_that_a_product_converts(tmp_path: Pa
     config = read_model(tmp_path).config
     device = replace(DEVICE, meter=Meter(lambda: 0, lambda: None, libraries=0, graph=0))
     plain, quantised = (
-        sizing.expected_workspace(config, replace(BUDGET, quant=quant), torch.float32, device)
+        memory_plan.expected_workspace(config, replace(BUDGET, quant=quant), torch.float32, device)
         for quant in ("none", "fp8")
     )
     assert config.moe is not None
@@ -204,7 +204,7 @@ def test_workspace_has_room_for_the_experts_that_a_product_converts(tmp_path: Pa
     pytest.importorskip("triton")
     from localllm.kernels.widened_product import MAX_CHUNK
 
-    assert sizing.MAX_CONVERTED == MAX_CHUNK
+    assert memory_plan.MAX_CONVERTED == MAX_CHUNK
 
 
 @pytest.mark.real

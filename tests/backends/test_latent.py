@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from localllm.backends.cpu.device import DEVICE, open_on_cpu
 from localllm.backends.pytorch import loading
+from localllm.backends.pytorch.memory_plan import layer_weights, measure
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.packed import PackedFile
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.backends.pytorch.sizing import layer_weights, measure
 from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.files.model_config import ModelConfig, parse_config
 from localllm.engine.files.model_files import read_model

@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 
 from localllm.backends import cpu, llamacpp
-from localllm.backends.llamacpp import library, sizing
+from localllm.backends.llamacpp import library, memory_plan
 from localllm.backends.llamacpp.library import BuildDevice
 from localllm.backends.llamacpp.opening import can_overlap
 from localllm.backends.llamacpp.runner import LlamaRunner
@@ -160,7 +160,7 @@ def test_context_that_does_not_fit_is_refused(
 
 
 def test_weights_that_do_not_fit_are_refused(canary_files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizing, "memory", lambda: (GIB, 2**20))
+    monkeypatch.setattr(memory_plan, "memory", lambda: (GIB, 2**20))
     with pytest.raises(ModelTooLarge, match="for its weights") as caught:
         llamacpp.open(canary_files, OPTIONS)
     assert caught.value.numbers["free_bytes"] == 2**20
@@ -172,19 +172,19 @@ def test_weights_that_do_not_fit_are_refused(canary_files: ModelFiles, monkeypat
 )
 def test_gpu_layers_are_as_many_as_fit(canary_files: ModelFiles, free: int, option: int | None, layers: int) -> None:
     gpus = [BuildDevice("CUDA0", "a GPU", "gpu", 8 * GIB, free), BuildDevice("CPU", "a CPU", "cpu", GIB, GIB)]
-    size = sizing.measure(canary_files, replace(OPTIONS, gpu_layers=option), gpus, False)
+    size = memory_plan.measure(canary_files, replace(OPTIONS, gpu_layers=option), gpus, False)
     assert size.gpu_layers == layers
     assert size.on_gpu == (option != 0)
 
 
 def test_layers_on_gpus_have_room_for_their_cache(canary_files: ModelFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     """A model of 8 layers of 1 GiB, and a GPU with 4 GiB."""
-    monkeypatch.setattr(sizing, "memory", lambda: (64 * GIB, 64 * GIB))
+    monkeypatch.setattr(memory_plan, "memory", lambda: (64 * GIB, 64 * GIB))
     tensors = {"blk": replace(canary_files.tensors["output.weight"], start=0, stop=8 * GIB)}
     config = replace(canary_files.config, num_layers=8, num_kv_heads=64, max_positions=2**17)
     files = replace(canary_files, config=config, tensors=tensors)
     gpu = BuildDevice("CUDA0", "a GPU", "gpu", 8 * GIB, 4 * GIB)
-    size = sizing.measure(files, replace(OPTIONS, context=None, cache_bytes=None), [gpu], False)
+    size = memory_plan.measure(files, replace(OPTIONS, context=None, cache_bytes=None), [gpu], False)
     assert 0 < size.gpu_layers < 4
     share = size.gpu_layers / 9
     plan = size.plan
@@ -205,9 +205,9 @@ def test_default_context_of_a_cpu_is_short(
     canary_files: ModelFiles, options: LoadOptions, context: int, cells: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama.cpp writes to the whole cache when it loads a model."""
-    monkeypatch.setattr(sizing, "memory", lambda: (64 * GIB, 64 * GIB))
+    monkeypatch.setattr(memory_plan, "memory", lambda: (64 * GIB, 64 * GIB))
     files = replace(canary_files, config=replace(canary_files.config, max_positions=2**17))
-    size = sizing.measure(files, options, [], False)
+    size = memory_plan.measure(files, options, [], False)
     assert size.plan.context == context
     assert size.cells == cells
 
@@ -233,9 +233,9 @@ def test_each_row_has_cells_for_a_context(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The canary has 256 bytes a position. One sequence is free with several rows."""
-    monkeypatch.setattr(sizing, "memory", lambda: (64 * GIB, 64 * GIB))
+    monkeypatch.setattr(memory_plan, "memory", lambda: (64 * GIB, 64 * GIB))
     files = replace(canary_files, config=replace(canary_files.config, max_positions=2**17))
-    size = sizing.measure(files, replace(options, cache_layout="rows"), [], False)
+    size = memory_plan.measure(files, replace(options, cache_layout="rows"), [], False)
     assert (size.row_cells, size.rows, size.sequences) == (cells, rows, sequences)
     assert size.plan.num_pages * size.plan.page_bytes == cells * sequences * 256
 
@@ -281,10 +281,10 @@ def test_results_outlive_the_next_step(runner: LlamaRunner) -> None:
 
 
 def test_only_gpus_overlap_steps(canary_files: ModelFiles) -> None:
-    size = sizing.measure(canary_files, OPTIONS, [], False)
+    size = memory_plan.measure(canary_files, OPTIONS, [], False)
     assert not can_overlap(size)
     gpu = BuildDevice("CUDA0", "a GPU", "gpu", 8 * GIB, 8 * GIB)
-    assert can_overlap(sizing.measure(canary_files, OPTIONS, [gpu], False))
+    assert can_overlap(memory_plan.measure(canary_files, OPTIONS, [gpu], False))
 
 
 @pytest.mark.parametrize("context", [None, 64, 65])
@@ -298,7 +298,7 @@ def test_short_contexts_have_the_rope_of_short_contexts(canary_files: ModelFiles
         tensors={**canary_files.tensors, "rope_factors_long.weight": canary_files.tensors["output.weight"]},
         config=replace(canary_files.config, max_positions=4096),
     )
-    size = sizing.measure(files, LoadOptions(context=context, max_rows=1), [], False)
+    size = memory_plan.measure(files, LoadOptions(context=context, max_rows=1), [], False)
     assert (size.cells <= 64) == (context == 64)
     assert size.cells >= (context or 4096)
 

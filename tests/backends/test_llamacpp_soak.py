@@ -15,7 +15,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 from llama_cpp import llama_cpp
 
 from localllm.backends import llamacpp
-from localllm.backends.llamacpp import opening, sizing
+from localllm.backends.llamacpp import opening
 from localllm.backends.llamacpp.opening import can_repack
 from localllm.engine.engine import Engine
 from localllm.engine.files.adapter_files import read_adapter
@@ -201,7 +201,7 @@ def test_architecture_with_one_sequence_computes_one_request_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """llama.cpp ends the process at a copy in the cache of such an architecture (deepseek4)."""
-    for module in (sizing, opening):
+    for module in (memory_plan, opening):
         monkeypatch.setattr(module, "ONE_SEQUENCE", {"mamba"})
     file = write_random(tmp_path, "mamba", "F16")
     runner = llamacpp.open(read_model(file), replace(OPTIONS, adapter_slots=0, cache_bytes=2**23))

@@ -19,9 +19,9 @@ from localllm.backends.cuda import memory
 from localllm.backends.cuda import ops as cuda_ops
 from localllm.backends.cuda.driver import DriverFailed
 from localllm.backends.pytorch.device import Device
+from localllm.backends.pytorch.memory_plan import capturable_tokens, step_tokens
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.backends.pytorch.sizing import capturable_tokens, step_tokens
 from localllm.engine.errors import SettingRefused
 from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import LoadOptions

@@ -15,10 +15,10 @@ from localllm.backends.cpu.device import DEVICE as CPU
 from localllm.backends.pytorch import opening, quant, weights
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.loading import Loader
+from localllm.backends.pytorch.memory_plan import number_of_graphs
 from localllm.backends.pytorch.models.llama import build
 from localllm.backends.pytorch.opening import open_runner, plan_memory
 from localllm.backends.pytorch.quant import floats
-from localllm.backends.pytorch.sizing import number_of_graphs
 from localllm.backends.pytorch.slot_memory import DeviceMemory
 from localllm.engine.errors import ModelTooLarge
 from localllm.engine.files.model_files import ModelFiles, read_model

@@ -13,8 +13,8 @@ from .device import Device
 from .failures import failures
 from .kv import PagedKV
 from .lora import AdapterSlots
+from .memory_plan import number_of_graphs
 from .runner import Model, TorchRunner
-from .sizing import number_of_graphs
 
 FAILED = "the largest step failed"
 LOGPROBS = 20  # listed log-probabilities in a measured step: the maximum of the API

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from localllm.backends import platforms
-from localllm.backends.pytorch import product_test
-from localllm.backends.pytorch.product_test import ProductResult, run_products
+from localllm.backends.pytorch.product_check import ProductResult, run_products
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.linear import CASES, REAL_CASES
 
@@ -22,10 +21,10 @@ REFERENCES = Ops()
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two products of 33 rows, measured with one call."""
     cases = [case for case in CASES if str(case) in ("linear.int8-33-rows", "linear.dense-33-rows")]
-    monkeypatch.setattr(product_test, "REAL_CASES", cases)
-    monkeypatch.setattr(product_test, "ROWS", (1, 2, 16, 33))
-    monkeypatch.setattr(product_test, "TIMED_ROWS", (1, 33))
-    monkeypatch.setattr(product_test, "SECONDS", 1e-9)
+    monkeypatch.setattr(product_check, "REAL_CASES", cases)
+    monkeypatch.setattr(product_check, "ROWS", (1, 2, 16, 33))
+    monkeypatch.setattr(product_check, "TIMED_ROWS", (1, 33))
+    monkeypatch.setattr(product_check, "SECONDS", 1e-9)
 
 
 def results(int8: Any) -> list[ProductResult]:

@@ -11,7 +11,7 @@ from ...engine.files.model_config import ModelConfig
 from ...engine.files.model_files import ModelFiles
 from ...engine.graphs import decode_sizes, token_sizes
 from ...engine.lora import fitting_slots, slots_hint
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import Graphs, LoadOptions
 from ...engine.runner import CacheGroup, RunnerSpec, page_bytes
 from .device import Device

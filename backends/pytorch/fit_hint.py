@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...engine.errors import ModelRefused, SettingRefused
 from ...engine.files.quantization import Quant
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 
 QUANTS: tuple[Quant, ...] = ("int8", "int4")  # fp8 takes as much memory as int8

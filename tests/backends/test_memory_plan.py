@@ -10,7 +10,7 @@ import torch
 from localllm.backends.cpu.device import DEVICE as CPU
 from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.lora import slot_values
-from localllm.backends.pytorch.sizing import cache_dtype, capturable_tokens, chosen_graphs, plan
+from localllm.backends.pytorch.memory_plan import cache_dtype, capturable_tokens, chosen_graphs, plan
 from localllm.engine.errors import ModelRefused, SettingRefused
 from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import Graphs, LoadOptions

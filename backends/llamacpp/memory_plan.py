@@ -10,7 +10,7 @@ from ...engine.errors import ModelTooLarge, SettingRefused
 from ...engine.files.gguf import TYPES
 from ...engine.files.gguf_values import Array
 from ...engine.files.model_files import ModelFiles
-from ...engine.memory import MemoryPlan
+from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions, check_supported
 from ..machine import memory
 from .library import MAX_SEQUENCES, BuildDevice, gpus_of
