@@ -15,7 +15,7 @@ pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
 from llama_cpp import llama_cpp
 
 from localllm.backends import llamacpp
-from localllm.backends.llamacpp import opening
+from localllm.backends.llamacpp import memory_plan, opening
 from localllm.backends.llamacpp.opening import can_repack
 from localllm.engine.engine import Engine
 from localllm.engine.files.adapter_files import read_adapter

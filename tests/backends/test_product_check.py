@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from localllm.backends import platforms
+from localllm.backends.pytorch import product_check
 from localllm.backends.pytorch.product_check import ProductResult, run_products
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.linear import CASES, REAL_CASES
