@@ -1,9 +1,5 @@
 """Wrappers of the elementwise ops that the CPU library and the CUDA library both have: norms, gates, RoPE, embedding.
 
-The tensors' device selects the library. Importing this package loads the CPU library, which has the schemas, or raises
+The tensors' device selects the library. Importing a wrapper loads the CPU library, which has the schemas, or raises
 LibraryMissing.
 """
-
-from __future__ import annotations
-
-from .. import cpu  # noqa: F401  loads the library

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .. import cpu  # noqa: F401  loads the library
+
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}  # values of the enum Activation in kernels.h
 ROTATIONS = {"neox": 0, "interleaved": 1}  # values of the enum Rotation in kernels.h

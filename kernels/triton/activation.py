@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import activation as reference
-from . import supports
+from .target import supports
 
 SPAN = 1024  # output elements of a program
 _SILU, _GELU, _GELU_TANH = range(3)

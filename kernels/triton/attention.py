@@ -16,11 +16,10 @@ from torch import Tensor
 
 from ..ops import attention as reference
 from ..ops.attention import Rows
-from . import FLOATS
 from .attention_decode import decode
 from .attention_extend import extend
 from .attention_plan import SHORT_QUERIES, Launch, plan
-from .target import Device, counters, device_properties
+from .target import FLOATS, Device, counters, device_properties
 
 MAX_DIM = 512
 LATENT_HEADS = 16  # largest number of heads of a tile of latent attention

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from ..ops import kv as reference
 from ..ops.kv import Rotation
-from . import FLOATS
 from .rope import partner
-from .target import device_properties
+from .target import FLOATS, device_properties
 
 
 def append(

@@ -19,11 +19,10 @@ from ..ops import linear as reference
 from ..ops import linear_fp8, linear_int4, linear_int8, linear_mxfp4
 from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight
 from ..widened_product import widened_product
-from . import FLOATS, supports
 from .round_rows import as_rounded, round_rows, scale_back
 from .small_batch import MAX_IN_FEATURES, MAX_ROWS, small_batch
 from .small_batch_transposed import small_batch_transposed
-from .target import device_properties
+from .target import FLOATS, device_properties, supports
 from .widen import Quantised as Quantised
 from .widen import widen_outputs
 

@@ -19,7 +19,7 @@ from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight
 from ..ops.linear_mxfp4 import GROUP
 from ..ops.moe import ExpertWeights, Routed
 from ..widened_product import MAX_CHUNK
-from . import linear, supports
+from . import linear
 from .linear import Packed
 from .moe_one_token import one_token, supports_one_token
 from .moe_product import GATES, Blocks, Rows, combine, grouped
@@ -28,7 +28,7 @@ from .moe_route import sort_choices
 from .moe_tiles import multiply_tiles, supports_tiles
 from .round_rows import round_rows
 from .small_batch import MAX_IN_FEATURES
-from .target import Device, device_properties
+from .target import Device, device_properties, supports
 from .widen import Quantised, block_inputs, widen_outputs
 
 # The blocks of products with 16-bit weights, by the rows of a tile; tuned on H200.

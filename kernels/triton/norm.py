@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import norm as reference
-from . import supports
+from .target import supports
 
 MAX_DIM = 8192  # largest dim: a program keeps a row in registers
 

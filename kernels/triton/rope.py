@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import rope as reference
-from . import supports
+from .target import supports
 
 
 def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,7 @@
-"""Properties of the GPU that Triton compiles for, from Triton's driver: one code path for CUDA, HIP and XPU."""
+"""The GPU that Triton compiles for, from Triton's driver: one code path for CUDA, HIP and XPU.
+
+Importing this module activates triton_driver.py where Triton's own driver cannot be compiled.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,25 @@ from functools import cache
 import torch
 import triton
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..gpu_limits import gpu_limits
+from ..triton_problem import compiler_problem, driver_supported
 
+if compiler_problem() and driver_supported():
+    from .. import triton_driver
+
+    triton_driver.activate()
+
+FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})  # dtypes that the kernels support
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 STREAMS = 32  # largest number of streams of a device that run kernels with counters
+
+
+def supports(x: Tensor) -> bool:
+    """True if the kernels support x. False for the fake tensors that torch traces with: they have no memory, so the
+    reference is traced."""
+    return x.dtype in FLOATS and not isinstance(x, FakeTensor)
 
 
 @dataclass(frozen=True, slots=True)
