@@ -22,8 +22,8 @@ import msgspec.inspect
 from msgspec import Meta
 
 from ..engine.options import CacheDtype, CacheLayout, RopeScaling
-from ..kernels.gpu_limits import VARIABLES as GPU_VARIABLES
-from ..kernels.gpu_limits import LimitRefused, read_limits
+from ..kernels.gpu.limits import VARIABLES as GPU_VARIABLES
+from ..kernels.gpu.limits import LimitRefused, read_limits
 from . import origins, paths
 from .developer import OF_THE_DAEMON, Developer
 from .errors import ConfigError

@@ -33,7 +33,7 @@ ARM_FEATURES: Mapping[str, str] = {
 # Flags of processors with bfloat16 matrix instructions.
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16", "bf16"})
 
-# ISA variants of the kernels (kernels/cpu/dispatch.cpp) and the flags that they need, the fastest first.
+# ISA variants of the kernels (kernels/cpu/isa/dispatch.cpp) and the flags that they need, the fastest first.
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}
 VARIANTS: Mapping[str, frozenset[str]] = {

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
-from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.layer import Layer
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
 
@@ -184,7 +184,7 @@ def weight(pick: random.Random, op: str, out_features: int, in_features: int) ->
 
 def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
     """A product of 1 to `max_rows` rows, sometimes with a norm of its input or a gate of its output, as in a layer."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, can_fuse_norm, pack_slices, small_batch
+    from localllm.kernels.cuda.products.linear import INT4_WIDE, can_fuse_norm, pack_slices, small_batch
 
     widest, longest = (400, 150) if max_rows > 1 else pick.choice(ONE_ROW_SIZES)
     rows = pick.randint(1, max_rows)
@@ -208,7 +208,7 @@ def product(op: str, pick: random.Random, max_rows: int = 16) -> None:
 
 def tiled_product(op: str, pick: random.Random) -> None:
     """A product of up to 300 rows, also of few rows, with rows that are not adjacent."""
-    from localllm.kernels.cuda.linear import FP8_ROUNDED, INT4_WIDE, pack_slices, tiled
+    from localllm.kernels.cuda.products.linear import FP8_ROUNDED, INT4_WIDE, pack_slices, tiled
 
     rows = pick.choice([pick.randint(1, 40), pick.randint(17, 300)])
     out_features = pick.randint(1, 400)
@@ -223,7 +223,7 @@ def tiled_product(op: str, pick: random.Random) -> None:
 
 def widened_outputs(op: str, pick: random.Random) -> None:
     """Dequantises some outputs of a weight."""
-    from localllm.kernels.cuda.linear import pack_slices, widen
+    from localllm.kernels.cuda.products.linear import pack_slices, widen
 
     out_features = pick.randint(1, 200)
     in_features = 8 * pick.choice([pick.randint(1, 150), pick.randint(1, 2000)])
@@ -280,7 +280,7 @@ def rows_of_heads(tokens: int, heads: int, dim: int, dtype: torch.dtype) -> Tens
 
 
 def decode_attention(pick: random.Random) -> object:
-    from localllm.kernels.cuda.attention import paged_attention
+    from localllm.kernels.cuda.attention.paged import paged_attention
 
     arguments = batch(pick, [1] * pick.choice([1, 1, 2, 7, 40]), [1, 2, 3, 4, 5, 8])
     return paged_attention(**(with_fp8_cache(arguments) if pick.random() < 0.3 else arguments))
@@ -293,7 +293,7 @@ def with_fp8_cache(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def extend_attention(pick: random.Random) -> None:
     """Prefill attention. Needs a Hopper GPU and supports only these page sizes."""
-    from localllm.kernels.cuda.attention_extend import extend
+    from localllm.kernels.cuda.attention.prefill import extend
 
     queries = [pick.choice([1, 2, 17, 33, 128, 300]) for _ in range(pick.choice([1, 2, 7]))]
     arguments = batch(pick, queries, [1, 2, 3, 4, 5, 8, 16], [8, 16, 64, 128, 256], [64, 128])
@@ -302,7 +302,7 @@ def extend_attention(pick: random.Random) -> None:
 
 def extend_attention_mma(pick: random.Random) -> None:
     """Prefill attention with mma.sync."""
-    from localllm.kernels.cuda.attention_extend_mma import extend
+    from localllm.kernels.cuda.attention.prefill_mma import extend
 
     queries = [pick.choice([1, 2, 17, 33, 128, 300]) for _ in range(pick.choice([1, 2, 7]))]
     arguments = batch(pick, queries, [1, 2, 3, 4, 5, 8, 16], [1, 8, 16, 64, 128, 256])
@@ -313,10 +313,10 @@ def extend_attention_mma(pick: random.Random) -> None:
 
 def decoder_step(pick: random.Random) -> object:
     """All layers of a one-row step. Needs a Hopper GPU. Includes sizes that the engine computes layer by layer."""
-    from localllm.kernels.cuda.linear import pack_slices
-    from localllm.kernels.cuda.step import decoders, prepare_stack
-    from localllm.kernels.ops.layer_cases import inputs
-    from localllm.kernels.ops.reference_check import device_arguments
+    from localllm.kernels.cuda.products.linear import pack_slices
+    from localllm.kernels.cuda.step.stack import decoders, prepare_stack
+    from localllm.kernels.ops.cases.layer import inputs
+    from localllm.kernels.ops.cases.reference_check import device_arguments
 
     kv_heads = pick.choice([1, 2, 3])
     make = inputs(
@@ -339,11 +339,11 @@ def decoder_step(pick: random.Random) -> object:
 
 def lora(pick: random.Random, project: bool) -> object:
     """LoRA products, alone or with the product of the base model."""
-    from localllm.kernels.cuda import lora
-    from localllm.kernels.cuda.linear import dense, pack_slices
+    from localllm.kernels.cuda.lora import products as lora
+    from localllm.kernels.cuda.products.linear import dense, pack_slices
+    from localllm.kernels.ops.cases.reference_check import copy_to
     from localllm.kernels.ops.lora import random_adapters, random_weights
     from localllm.kernels.ops.projection import Product
-    from localllm.kernels.ops.reference_check import copy_to
 
     dtype = torch.bfloat16 if project else pick.choice(FLOATS)
     in_features = pick.choice([pick.randint(1, 300), 8 * pick.randint(1, 400)])
@@ -373,7 +373,7 @@ def lora(pick: random.Random, project: bool) -> object:
 
 def beyond(pick: random.Random) -> object:
     """Decode attention that reads a missing page: a deliberate error that memcheck must report."""
-    from localllm.kernels.cuda.attention import paged_attention
+    from localllm.kernels.cuda.attention.paged import paged_attention
 
     arguments = batch(pick, [1], [1])
     arguments["rows"].page_table.fill_(10**6)
@@ -382,7 +382,7 @@ def beyond(pick: random.Random) -> object:
 
 def choice_products(op: str, pick: random.Random) -> None:
     """The products of the choices of few tokens in a mixture of experts."""
-    from localllm.kernels.cuda import moe
+    from localllm.kernels.cuda.moe import experts as moe
     from localllm.kernels.ops.moe import Routed, random_weight
 
     rows, per_row, count = pick.randint(1, 5), pick.randint(1, 8), pick.randint(1, 6)

@@ -9,7 +9,7 @@ import torch
 from ...engine.files.model_files import ModelFiles
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
-from ...kernels.library import LibraryMissing
+from ...kernels.compiled.library import LibraryMissing
 from ...kernels.ops import Ops
 from ...kernels.ops.lora import Lora
 from ..machine import BF16_FLAGS, BF16_VARIANTS, cores, cpu_flags, variant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ...kernels.library import LibraryMissing, find_library
+from ...kernels.compiled.library import LibraryMissing, find_library
 from ..machine import cores, variant
 
 
@@ -19,7 +19,7 @@ def kernels(flags: frozenset[str]) -> dict[str, str]:
 
 
 def _threads() -> str:
-    """The number of threads and its source, by the rules of kernels/cpu/team.cpp."""
+    """The number of threads and its source, by the rules of kernels/cpu/team/team.cpp."""
     for variable in ("LOCALLLM_THREADS", "OMP_NUM_THREADS"):
         count, _, _ = os.environ.get(variable, "").partition(",")
         if count not in ("0", ""):

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from ...kernels.cpu import attention, kv, layer, linear, lora, moe, sampling, stack
-from ...kernels.elements import activation, embedding, norm, rope
+from ...kernels.compiled import activation, embedding, norm, rope
+from ...kernels.cpu.attention import paged
+from ...kernels.cpu.layers import kv
+from ...kernels.cpu.lora import products as lora
+from ...kernels.cpu.moe import experts
+from ...kernels.cpu.products import linear
+from ...kernels.cpu.sampling import draw
+from ...kernels.cpu.step import layer, stack
 from ...kernels.ops import Ops
 from ...kernels.ops.activation import Activation
 from ...kernels.ops.attention import Attention
@@ -34,12 +40,12 @@ OPS = Ops(
         embedding=embedding.embedding,
         pack_slices=linear.pack_slices,
     ),
-    moe=Moe(route=moe.route, experts=moe.experts, pack_slices=moe.pack_slices),
+    moe=Moe(route=experts.route, experts=experts.experts, pack_slices=experts.pack_slices),
     lora=Lora(add=lora.add, embedding=lora.embedding),
     kv=KV(store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
-    attention=Attention(paged=attention.paged_attention, latent=attention.latent_attention),
+    attention=Attention(paged=paged.paged_attention, latent=paged.latent_attention),
     # No kernels for biases and penalties: they change only a few tokens of a row.
-    sampling=Sampling(mask=sampling.mask, greedy=sampling.greedy, draw=sampling.draw, logprobs=sampling.logprobs),
+    sampling=Sampling(mask=draw.mask, greedy=draw.greedy, draw=draw.draw, logprobs=draw.logprobs),
     layer=Layer(
         decoder=layer.decoder, prepare=layer.prepare, decoders=stack.decoders, prepare_stack=stack.prepare_stack
     ),

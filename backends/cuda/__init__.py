@@ -9,10 +9,10 @@ from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import DeviceInfo, Runner, Unavailable
-from ...kernels.cuda_architectures import read_architectures, require_code
-from ...kernels.gpu_limits import gpu_limits
-from ...kernels.library import LibraryMissing, find_cuda_library, find_library
-from ...kernels.triton_problem import compiler_problem, triton_problem
+from ...kernels.compiled.library import LibraryMissing, find_cuda_library, find_library
+from ...kernels.gpu.architectures import read_architectures, require_code
+from ...kernels.gpu.limits import gpu_limits
+from ...kernels.triton.problem import compiler_problem, triton_problem
 from ..pytorch.models import accepts as accepted_by_torch
 from .driver import Driver, DriverFailed
 

@@ -16,12 +16,12 @@ from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
-from ...kernels.gpu_limits import gpu_limits
-from ...kernels.gpu_properties import gpu_properties
-from ...kernels.library import find_cuda_library
+from ...kernels.compiled.library import find_cuda_library
+from ...kernels.gpu.limits import gpu_limits
+from ...kernels.gpu.properties import gpu_properties
 from ...kernels.ops import Ops
 from ...kernels.ops.layer import Layer
-from ...kernels.triton_problem import triton_problem
+from ...kernels.triton.problem import triton_problem
 from ..pytorch.device import Device
 from ..pytorch.graphs.cuda import CudaRecorder
 from ..pytorch.opening import DTYPES, open_runner, plan_memory

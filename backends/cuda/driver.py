@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass, replace
 
-from ...kernels.gpu_limits import LimitRefused, gpu_limits
+from ...kernels.gpu.limits import LimitRefused, gpu_limits
 
 _PROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _MAJOR = 75  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_…

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...engine.errors import SettingRefused
-from ...kernels.gpu_limits import PREFIX, gpu_limits
+from ...kernels.gpu.limits import PREFIX, gpu_limits
 from ..pytorch.device import Meter
 
 # Bytes that the driver and libraries take in the first steps: code of kernels, and workspaces of cuBLAS on each stream.

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from ...kernels.cuda_architectures import require_code
-from ...kernels.library import LibraryMissing, find_cuda_library
+from ...kernels.compiled.library import LibraryMissing, find_cuda_library
+from ...kernels.gpu.architectures import require_code
 from ...kernels.ops import Ops
 from ...kernels.ops.activation import Activation
 from ...kernels.ops.layer import Layer
@@ -16,7 +16,7 @@ from ...kernels.ops.lora import Lora
 from ...kernels.ops.moe import Moe
 from ...kernels.ops.norm import Norm
 from ...kernels.ops.rope import Rope
-from ...kernels.triton_problem import triton_problem
+from ...kernels.triton.problem import triton_problem
 from .driver import Driver, DriverFailed
 
 
@@ -24,8 +24,13 @@ def _with_library(ops: Ops) -> Ops:
     """`ops`, with the CUDA C++ kernels for all ops that have one. Raises LibraryMissing if they are not built, or not
     for this GPU."""
     _require_code_for_gpu()
-    from ...kernels.cuda import attention, kv, layer, linear, lora, moe, step
-    from ...kernels.elements import activation, embedding, norm, rope
+    from ...kernels.compiled import activation, embedding, norm, rope
+    from ...kernels.cuda.attention import paged
+    from ...kernels.cuda.layers import kv
+    from ...kernels.cuda.lora import products as lora
+    from ...kernels.cuda.moe import experts
+    from ...kernels.cuda.products import linear
+    from ...kernels.cuda.step import layer, stack
 
     return replace(
         ops,
@@ -46,11 +51,11 @@ def _with_library(ops: Ops) -> Ops:
             embedding=embedding.embedding,
             pack_slices=linear.pack_slices,
         ),
-        moe=Moe(route=moe.route, experts=moe.experts, pack_slices=moe.pack_slices),
+        moe=Moe(route=experts.route, experts=experts.experts, pack_slices=experts.pack_slices),
         lora=Lora(add=lora.add, project=lora.project, embedding=lora.embedding),
         kv=replace(ops.kv, store=kv.store, copy_pages=kv.copy_pages, append=kv.append),
-        attention=replace(ops.attention, paged=attention.paged_attention),
-        layer=Layer(decoder=layer.decoder, decoders=step.decoders, prepare_stack=step.prepare_stack),
+        attention=replace(ops.attention, paged=paged.paged_attention),
+        layer=Layer(decoder=layer.decoder, decoders=stack.decoders, prepare_stack=stack.prepare_stack),
     )
 
 

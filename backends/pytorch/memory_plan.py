@@ -20,7 +20,7 @@ from .lora import slot_values
 # Maximum number of tokens in a captured step. The intermediate tensors of the largest capture stay allocated.
 MAX_TOKENS = 2048
 MIN_STEP_TOKENS = 512
-MAX_CONVERTED = 2**26  # weights of experts that kernels convert at a time (MAX_CHUNK in kernels/widened_product.py)
+MAX_CONVERTED = 2**26  # weights of experts that kernels convert at a time (MAX_CHUNK in kernels/gpu/widened_product.py)
 MIN_CONTEXT = 128  # tokens; with less room for a conversation, an automatic context is refused
 LOGITS_COPIES = 4  # copies of the logits in memory while tokens are drawn and log-probabilities are listed
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ...kernels.ops import Ops
-from ...kernels.ops.case import REAL_ROWS, Case
+from ...kernels.ops.cases.case import REAL_ROWS, Case
+from ...kernels.ops.cases.reference_check import call_op, device_arguments, mismatch, reference_run
 from ...kernels.ops.linear import REAL_CASES
-from ...kernels.ops.reference_check import call_op, device_arguments, mismatch, reference_run
 
 ROWS = (*range(1, 17), REAL_ROWS)
 TIMED_ROWS = (1, 16, REAL_ROWS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ..library import find_library, load_ops
+from ..compiled.library import find_library, load_ops
 
 # Ops that write their results into tensor arguments and return nothing, so their fake implementations are empty.
 OPS_WITHOUT_RESULT = (

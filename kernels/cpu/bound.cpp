@@ -1,8 +1,8 @@
 #include "bound.h"
 
-#include "vec.h"
+#include "vectors/vec.h"
 #if defined(__AMX_BF16__)
-#include "amx.h"
+#include "amx/tiles.h"
 #endif
 
 namespace localllm::VARIANT {

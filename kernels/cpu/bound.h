@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "worker.h"
+#include "team/worker.h"
 
 namespace localllm {
 

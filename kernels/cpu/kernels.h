@@ -7,8 +7,8 @@
 #pragma once
 
 #include "bound.h"
-#include "layout.h"
-#include "worker.h"
+#include "products/layout.h"
+#include "team/worker.h"
 
 namespace localllm {
 
@@ -125,7 +125,7 @@ struct Segment {
   int32_t expert, begin, rows;  // rows [begin, begin + rows) in the order of the experts
 };
 
-// The rows of the experts, sorted by expert and then by token (moe_plan.h).
+// The rows of the experts, sorted by expert and then by token (moe/plan.h).
 struct ExpertPlan {
   const int32_t* tokens;     // [rows] the token of each row
   const int32_t* positions;  // [tokens, top_k] the row of each choice of a token

@@ -1,6 +1,6 @@
 """The kernels of CUDA devices: CUDA C++ built into one library (`make build CUDA=1`).
 
-Importing this package loads the library, or raises LibraryMissing. kernels/elements has the wrappers of norms, gated
+Importing this package loads the library, or raises LibraryMissing. kernels/compiled has the wrappers of norms, gated
 activations, RoPE and the embedding.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 
 from .. import cpu  # noqa: F401  its library defines the schemas of ops that both libraries implement
-from ..gpu_limits import gpu_limits
-from ..library import find_cuda_library, load_ops
+from ..compiled.library import find_cuda_library, load_ops
+from ..gpu.limits import gpu_limits
 
 # Ops that only this library defines. extend_attention is not listed: it exists only in builds for Hopper.
 CUDA_OPS = (

@@ -1,4 +1,4 @@
-// The GPUs that this library has code for, as text in the file; kernels/cuda_architectures.py reads it.
+// The GPUs that this library has code for, as text in the file; kernels/gpu/architectures.py reads it.
 namespace localllm::cuda {
 
 __attribute__((used)) static const char architectures[] = "localllm CUDA architectures: " LOCALLLM_ARCHITECTURES;

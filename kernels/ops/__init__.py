@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import activation, attention, kv, layer_cases, linear, lora, moe, norm, rope, sampling
+from . import activation, attention, kv, linear, lora, moe, norm, rope, sampling
 from .activation import Activation
 from .attention import Attention
-from .case import Case
+from .cases import layer as layer_cases
+from .cases.case import Case
 from .kv import KV
 from .layer import Layer
 from .linear import Linear

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case, Make
+from .cases.case import Case, Make
 
 SWIGLU_LIMIT = 7.0
 SWIGLU_ALPHA = 1.702

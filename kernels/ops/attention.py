@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case, Make
+from .cases.case import Case, Make
 
 LATENT_SCORES = 2**24  # scores of latent attention that the reference computes at a time, of whole heads
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .case import Case, Make
+from .cases.case import Case, Make
 from .norm import Norm
 from .rope import Rope
 

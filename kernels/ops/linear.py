@@ -21,7 +21,7 @@ from . import linear_fp8 as linear_fp8
 from . import linear_int4 as linear_int4
 from . import linear_int8 as linear_int8
 from . import linear_mxfp4 as linear_mxfp4
-from .case import REAL_ROWS, REAL_WIDTHS, Case, Make
+from .cases.case import REAL_ROWS, REAL_WIDTHS, Case, Make
 from .linear_fp8 import Fp8 as Fp8
 from .linear_int4 import Int4 as Int4
 from .linear_int8 import Int8 as Int8

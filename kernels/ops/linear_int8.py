@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import REAL_ROWS, REAL_WIDTHS, Case, Make
+from .cases.case import REAL_ROWS, REAL_WIDTHS, Case, Make
 
 
 class Int8(NamedTuple):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from .case import Case, Make
+from .cases.case import Case, Make
 from .step import Adapters, Tiles
 
 if TYPE_CHECKING:

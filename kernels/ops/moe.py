@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .activation import Activation
-from .case import Case, Make
+from .cases.case import Case, Make
 from .linear import Fp8, Int4, Int8, Linear, Weight, map_tensors, weight_tensors
 from .linear import pack_slices as pack_linear_slices
 from .linear_mxfp4 import random_mxfp4

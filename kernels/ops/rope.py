@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .case import Case, Make
+from .cases.case import Case, Make
 
 
 def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .case import Case, Make
+from .cases.case import Case, Make
 
 _WORD = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B9

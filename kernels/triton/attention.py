@@ -1,7 +1,7 @@
 """Attention over the paged cache in Triton; kernels/ops/attention.py defines it.
 
 attention_decode.py splits contexts over programs. It computes rows with few queries, and long rows whose tiles are too
-few for the device. attention_extend.py computes all other rows. A line of a tile is one query of one head.
+few for the device. attention_prefill.py computes all other rows. A line of a tile is one query of one head.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor
 from ..ops import attention as reference
 from ..ops.attention import Rows
 from .attention_decode import decode
-from .attention_extend import extend
 from .attention_plan import SHORT_QUERIES, Launch, plan
+from .attention_prefill import extend
 from .target import FLOATS, Device, counters, device_properties
 
 MAX_DIM = 512

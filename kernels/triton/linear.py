@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..gpu.widened_product import widened_product
 from ..ops import linear as reference
 from ..ops import linear_fp8, linear_int4, linear_int8, linear_mxfp4
 from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight
-from ..widened_product import widened_product
 from .round_rows import as_rounded, round_rows, scale_back
 from .small_batch import MAX_IN_FEATURES, MAX_ROWS, small_batch
 from .small_batch_transposed import small_batch_transposed

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..gpu.widened_product import MAX_CHUNK
 from ..ops import moe as reference
 from ..ops.linear import Fp8, Int4, Int8, Mxfp4, Weight
 from ..ops.linear_mxfp4 import GROUP
 from ..ops.moe import ExpertWeights, Routed
-from ..widened_product import MAX_CHUNK
 from . import linear
 from .linear import Packed
 from .moe_one_token import one_token, supports_one_token

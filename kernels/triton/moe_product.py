@@ -85,7 +85,7 @@ def _add(
 def _inputs(base, FORMAT: tl.constexpr, RECORDS: tl.constexpr, BLOCK_K: tl.constexpr):
     """The indices of BLOCK_K inputs from `base` on, in the order in which _add reads the weights of an output.
 
-    kernels/cuda/linear.py packs a chunk of 128 inputs of int4 weights as a matrix of 4 x 4 words of 8 inputs, which it
+    cuda/products/linear.py packs a chunk of 128 inputs of int4 weights as a matrix of 4 x 4 words of 8 inputs, which it
     transposes. A row of the stored matrix has contiguous bytes. BLOCK_K of 64 reads half of each row.
     """
     k = tl.arange(0, BLOCK_K)

@@ -1,4 +1,4 @@
-"""Products of up to 16 rows with int4 weights that kernels/cuda/linear.py packs: it transposes the nibbles, and
+"""Products of up to 16 rows with int4 weights that cuda/products/linear.py packs: it transposes the nibbles, and
 the scales and zero points.
 
 Devices with too little shared memory for the CUDA C++ kernel use this file. small_batch.py, for weights in plain order,

@@ -1,6 +1,6 @@
 """The GPU that Triton compiles for, from Triton's driver: one code path for CUDA, HIP and XPU.
 
-Importing this module activates triton_driver.py where Triton's own driver cannot be compiled.
+Importing this module activates driver.py where Triton's own driver cannot be compiled.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import triton
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..gpu_limits import gpu_limits
-from ..triton_problem import compiler_problem, driver_supported
+from ..gpu.limits import gpu_limits
+from .problem import compiler_problem, driver_supported
 
 if compiler_problem() and driver_supported():
-    from .. import triton_driver
+    from . import driver
 
-    triton_driver.activate()
+    driver.activate()
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})  # dtypes that the kernels support
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

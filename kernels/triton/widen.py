@@ -1,7 +1,7 @@
 """Dequantises int4 and fp8 weights: in registers, or some outputs into memory.
 
 The scales and zero points of int4 have one of three layouts (RECORDS): `plain`, as in kernels/ops; `by_group`, packed
-by kernels/triton/linear.py; `transposed`, packed by kernels/cuda/linear.py, which permutes the nibbles as well. The
+by linear.py; `transposed`, packed by cuda/products/linear.py, which permutes the nibbles as well. The
 scales of int8 and fp8 are plain. MXFP4 is int4 with the layout `exponents`: nibbles are e2m1 numbers, and a scale is a
 power of two.
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from localllm.kernels.library import find_library
+from localllm.kernels.compiled.library import find_library
 
 # Values of the enum Bound in bound.h. READ counts bytes; the other values count operations.
 READ, F32, BF16, INT8, TILE_BF16, TILE_INT8 = range(6)

@@ -22,7 +22,7 @@ from rows import Row, parser, row, save
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from localllm.kernels.library import LibraryMissing
+from localllm.kernels.compiled.library import LibraryMissing
 from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.attention import paged_attention as reference
 from localllm.kernels.triton import attention as in_triton
@@ -235,7 +235,7 @@ def timed(case: Case, implementations: Mapping[str, Call]) -> Mapping[str, float
 def measure(kinds: Sequence[str]) -> Iterator[Row]:
     implementations: dict[str, Call] = {"triton": in_triton.paged_attention}
     try:
-        from localllm.kernels.cuda import attention as in_cuda
+        from localllm.kernels.cuda.attention import paged as in_cuda
 
         implementations = {"cuda": in_cuda.paged_attention, **implementations}
     except (LibraryMissing, AttributeError) as error:  # the library is not built, or built without attention

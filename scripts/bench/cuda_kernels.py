@@ -38,8 +38,8 @@ def microseconds(call: Call) -> float:
 
 def cases(dtype: torch.dtype) -> Mapping[str, tuple[int, Call, Call]]:
     """Op -> bytes that it must move, the call of the kernel, the call of the reference."""
-    from localllm.kernels.cuda import kv
-    from localllm.kernels.elements import activation, norm, rope
+    from localllm.kernels.compiled import activation, norm, rope
+    from localllm.kernels.cuda.layers import kv
 
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)

@@ -137,13 +137,13 @@ def figure(title: str, time: float, torch_time: float, ratio: float, **more: flo
 
 def small_batch(op: str, x: torch.Tensor, weight: Any) -> Any:
     """The kernel for small batches, even if the wrapper would call torch."""
-    from localllm.kernels.cuda import linear
+    from localllm.kernels.cuda.products import linear
 
     return linear.small_batch(x, weight, None, x.dtype, linear.INT4_WIDE if op == "int4_wide" else None)
 
 
 def measure(formats: list[str]) -> Iterator[Row]:
-    from localllm.kernels.cuda import linear
+    from localllm.kernels.cuda.products import linear
 
     linears = Linear(**{name: getattr(linear, name) for name in FORMATS}, pack_slices=linear.pack_slices)
     bandwidth = read_bandwidth()

@@ -39,7 +39,7 @@ from localllm.engine.files.model_files import ModelFiles
 from localllm.engine.options import CacheDtype, Compiler, Graphs, LoadOptions, Queues
 from localllm.engine.request import Sampling
 from localllm.engine.runner import Backend, Unavailable, page_bytes
-from localllm.kernels.gpu_limits import gpu_limits
+from localllm.kernels.gpu.limits import gpu_limits
 
 if TYPE_CHECKING:
     from gpu_peaks import Peaks

@@ -83,9 +83,9 @@ def logits(rows: int, vocab: int) -> torch.Tensor:
 
 
 def steps() -> Iterator[Step]:
-    from localllm.kernels.cuda import kv as cuda_kv
-    from localllm.kernels.elements import activation as cuda_activation
-    from localllm.kernels.elements import norm as cuda_norm
+    from localllm.kernels.compiled import activation as cuda_activation
+    from localllm.kernels.compiled import norm as cuda_norm
+    from localllm.kernels.cuda.layers import kv as cuda_kv
     from localllm.kernels.triton import activation, kv, sampling
     from localllm.kernels.triton import norm as triton_norm
 

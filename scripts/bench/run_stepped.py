@@ -18,7 +18,7 @@ from weights import stand_in
 from localllm.backends import cuda
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import page_bytes
-from localllm.kernels.triton_problem import triton_problem
+from localllm.kernels.triton.problem import triton_problem
 
 PAGE = 16
 

@@ -32,7 +32,7 @@ from localllm.engine.lora import Adapter
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling
 from localllm.engine.runner import Runner, RunnerSpec
-from localllm.kernels.gpu_limits import gpu_limits
+from localllm.kernels.gpu.limits import gpu_limits
 
 NEW_TOKENS = 16
 MIB = 2**20

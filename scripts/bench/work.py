@@ -13,7 +13,7 @@ import torch
 from cpu_peaks import beyond_caches
 
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.reference_check import pack_value
+from localllm.kernels.ops.cases.reference_check import pack_value
 
 MAX_SETS = 256  # most sets of arguments; calls cycle through the sets, so that no set stays in the caches
 ROUNDS = 5  # measurements of the op and of its reference, alternately

@@ -10,7 +10,7 @@ import pytest
 from localllm.app import config
 from localllm.app.developer import Developer
 from localllm.app.errors import ConfigError
-from localllm.kernels.gpu_limits import VARIABLES as GPU_VARIABLES
+from localllm.kernels.gpu.limits import VARIABLES as GPU_VARIABLES
 
 
 def load(text: str, tmp_path: Path, env: dict[str, str] | None = None, **flags: object) -> config.Settings:

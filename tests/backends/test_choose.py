@@ -19,7 +19,7 @@ from localllm.backends.llamacpp import installing, library
 from localllm.backends.llamacpp.library import BuildDevice
 from localllm.engine.errors import ModelRefused
 from localllm.engine.runner import DeviceInfo, Unavailable
-from localllm.kernels.gpu_limits import gpu_limits
+from localllm.kernels.gpu.limits import gpu_limits
 
 
 def test_probes_return_their_name_and_import_no_tensor_library() -> None:

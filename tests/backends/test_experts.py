@@ -202,7 +202,7 @@ def test_workspace_has_room_for_the_experts_that_a_product_converts(tmp_path: Pa
     assert config.moe is not None
     assert quantised - plain == config.moe.experts * 2 * config.moe.inner_size * config.hidden_size * 4
     pytest.importorskip("triton")
-    from localllm.kernels.widened_product import MAX_CHUNK
+    from localllm.kernels.gpu.widened_product import MAX_CHUNK
 
     assert memory_plan.MAX_CONVERTED == MAX_CHUNK
 

@@ -25,9 +25,9 @@ from localllm.backends.pytorch.runner import TorchRunner
 from localllm.engine.errors import SettingRefused
 from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.options import LoadOptions
-from localllm.kernels.gpu_limits import GpuLimits
-from localllm.kernels.gpu_properties import GpuProperties
-from localllm.kernels.library import LibraryMissing
+from localllm.kernels.compiled.library import LibraryMissing
+from localllm.kernels.gpu.limits import GpuLimits
+from localllm.kernels.gpu.properties import GpuProperties
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.norm import Norm

@@ -22,10 +22,10 @@ from localllm.backends.pytorch.opening import open_runner
 from localllm.engine.files.model_files import read_model
 from localllm.engine.options import Graphs, LoadOptions
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.layer_cases import inputs
+from localllm.kernels.ops.cases.layer import inputs
+from localllm.kernels.ops.cases.reference_check import copy_to
 from localllm.kernels.ops.mlp import Experts
 from localllm.kernels.ops.moe import Routed
-from localllm.kernels.ops.reference_check import copy_to
 from localllm.kernels.ops.streams import IN_ORDER, Streams
 
 from .batches import Row, make_batch

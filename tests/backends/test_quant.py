@@ -23,7 +23,7 @@ from localllm.engine.errors import ModelRefused
 from localllm.engine.files.model_files import ModelFiles, read_model
 from localllm.engine.files.quantization import Quant
 from localllm.engine.options import LoadOptions
-from localllm.kernels.cpu import linear
+from localllm.kernels.cpu.products import linear
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.linear import Int4, map_tensors, weight_tensors
 from localllm.kernels.ops.linear_int4 import spread

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "team.h"
+#include "team/team.h"
 
 using namespace localllm;
 

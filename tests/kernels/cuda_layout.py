@@ -1,4 +1,4 @@
-"""Weights in the layout of kernels/cuda/linear.py, which cannot be imported without the CUDA library."""
+"""Weights in the layout of kernels/cuda/products/linear.py, which cannot be imported without the CUDA library."""
 
 from __future__ import annotations
 

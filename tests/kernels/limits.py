@@ -13,7 +13,6 @@ from localllm.kernels.ops import (
     activation,
     attention,
     kv,
-    layer_cases,
     linear,
     linear_fp8,
     linear_int4,
@@ -22,7 +21,8 @@ from localllm.kernels.ops import (
     norm,
     rope,
 )
-from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.cases import layer
+from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.sampling import Draws
 
 _PAGES, _WEIGHT = ("key_pages", "value_pages"), ("weight",)
@@ -114,18 +114,18 @@ def _mxfp4() -> Iterator[tuple[str, Make]]:
 def _layers() -> Iterator[tuple[str, Make]]:
     lens = [(1, 9), (1, 3)]
     for rows in (1, 2, 8, 9):
-        yield f"rows-{rows}", layer_cases.inputs([(1, 5 + row) for row in range(rows)], 4, 2, 64, 128, 64, page_size=16)
+        yield f"rows-{rows}", layer.inputs([(1, 5 + row) for row in range(rows)], 4, 2, 64, 128, 64, page_size=16)
     for hidden in (120, 124):
-        yield f"hidden-{hidden}", layer_cases.inputs(lens, 4, 2, 64, hidden, 64, page_size=16)
-    yield "inner-28", layer_cases.inputs(lens, 4, 2, 64, 128, 28, page_size=16)
-    yield "head-512", layer_cases.inputs(lens, 2, 1, 512, 128, 64, page_size=16)
+        yield f"hidden-{hidden}", layer.inputs(lens, 4, 2, 64, hidden, 64, page_size=16)
+    yield "inner-28", layer.inputs(lens, 4, 2, 64, 128, 28, page_size=16)
+    yield "head-512", layer.inputs(lens, 2, 1, 512, 128, 64, page_size=16)
 
 
 def _stacks() -> Iterator[tuple[str, Make]]:
     def stack(
         heads: int = 8, kv_heads: int = 2, dim: int = 64, hidden: int = 256, inner: int = 192, **more: Any
     ) -> Make:
-        return layer_cases.inputs([(1, 33)], heads, kv_heads, dim, hidden, inner, layers=2, **{"page_size": 16, **more})
+        return layer.inputs([(1, 33)], heads, kv_heads, dim, hidden, inner, layers=2, **{"page_size": 16, **more})
 
     yield "within", stack()
     yield "window", stack(window=9)
@@ -177,8 +177,8 @@ def _limits() -> Iterator[Case]:
         ("linear.int4_wide", _products(linear_int4._inputs, (32, 64, 96, 128, 256)), {"packs": _WEIGHT}),
         ("linear.fp8", _products(_fp8, (0, 32, 64, 96, 128)), {"packs": _WEIGHT}),
         ("linear.mxfp4", _mxfp4(), {"packs": _WEIGHT}),
-        ("layer.decoder", _layers(), {"tolerances": _LAYER, "mutates": layer_cases.CACHE, "packs": ("layer",)}),
-        ("layer.decoders", _stacks(), {"tolerances": _LAYER, "mutates": layer_cases.CACHE, "packs": ("stack",)}),
+        ("layer.decoder", _layers(), {"tolerances": _LAYER, "mutates": layer.CACHE, "packs": ("layer",)}),
+        ("layer.decoders", _stacks(), {"tolerances": _LAYER, "mutates": layer.CACHE, "packs": ("stack",)}),
         ("sampling.mask", _vocabularies("mask"), {"tolerances": _F32, "mutates": ("logits",)}),
         ("sampling.greedy", _vocabularies("greedy"), {"tolerances": _F32}),
         ("sampling.draw", _vocabularies("draw"), {"tolerances": _F32}),

@@ -14,7 +14,7 @@ from localllm.kernels.ops.attention import Rows
 
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
 
-from localllm.kernels.cpu.attention import latent_attention, paged_attention  # noqa: E402
+from localllm.kernels.cpu.attention.paged import latent_attention, paged_attention  # noqa: E402
 
 pytestmark = pytest.mark.real
 LIBRARY = torch.ops.localllm

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.kernels.library import LibraryMissing, find_library
+from localllm.kernels.compiled.library import LibraryMissing, find_library
 
 FORBIDDEN = {  # what a lane's code must not name
     "generic": r"%[yz]mm|%k[0-7]\b|%tmm",

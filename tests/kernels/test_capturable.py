@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from localllm.kernels.ops import CASES, Ops
-from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.reference_check import call_op, copy_to
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 
 COPYING = {torch.tensor, torch.as_tensor, torch.asarray, torch.from_numpy, Tensor.new_tensor}
 

@@ -55,7 +55,7 @@ def test_every_torch_op_has_a_fake_and_a_wrapper() -> None:
     from localllm.kernels.cpu import OPS_WITHOUT_RESULT
 
     wrappers = "\n".join(
-        file.read_text("utf-8") for part in ("cpu", "elements") for file in (FOLDER / part).glob("*.py")
+        file.read_text("utf-8") for part in ("cpu", "compiled") for file in (FOLDER / part).rglob("*.py")
     )
     assert writing() == set(OPS_WITHOUT_RESULT)
     assert writing() == {name for name in writing() if f"torch.ops.localllm.{name}.default" in wrappers}
@@ -66,7 +66,7 @@ def test_every_kernel_has_its_source_its_cases_and_a_benchmark(name: str, implem
     if implementation is dict(Ops())[name]:
         return
     stem = implementation.__module__.rpartition(".")[2]
-    assert (FOLDER / "cpu" / f"{stem}.cpp").is_file(), "wrapper and source have the same stem"
+    assert list((FOLDER / "cpu").rglob(f"{stem}.cpp")), "wrapper and source have the same stem"
     if name not in ("linear.pack_slices", "moe.pack_slices", "layer.prepare", "layer.prepare_stack"):
         assert any(case.op == name for case in CASES)
         assert name in ("layer.decoder", "layer.decoders") or name in benchmarked(), (

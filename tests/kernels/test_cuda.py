@@ -13,11 +13,11 @@ import torch
 
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import Activation
-from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 from localllm.kernels.ops.kv import KV
 from localllm.kernels.ops.linear import Linear
 from localllm.kernels.ops.norm import Norm
-from localllm.kernels.ops.reference_check import call_op, copy_to
 from localllm.kernels.ops.rope import Rope
 
 pytestmark = [
@@ -36,8 +36,8 @@ RUNS = [(case, dtype) for case in CASES if case.op in OPS for dtype in case.tole
 @pytest.fixture(scope="module")
 def ops() -> Ops:
     importlib.import_module("localllm.kernels.cuda")
-    from localllm.kernels.cuda import kv
-    from localllm.kernels.elements import activation, embedding, norm, rope
+    from localllm.kernels.compiled import activation, embedding, norm, rope
+    from localllm.kernels.cuda.layers import kv
 
     return Ops(
         norm=Norm(norm.rms_norm, norm.add_rms_norm, norm.layer_norm),

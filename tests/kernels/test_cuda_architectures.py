@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.kernels.cuda_architectures import Architecture, read_architectures, require_code
-from localllm.kernels.library import LibraryMissing
+from localllm.kernels.compiled.library import LibraryMissing
+from localllm.kernels.gpu.architectures import Architecture, read_architectures, require_code
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = b"localllm CUDA architectures: %s\0"

@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("triton")
 
 from localllm.kernels.ops.attention import paged_attention as reference
-from localllm.kernels.ops.case import TOLERANCES
+from localllm.kernels.ops.cases.case import TOLERANCES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_attention import inputs, on_device
@@ -27,7 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def attention() -> Any:
-    library = pytest.importorskip("localllm.kernels.cuda.attention", exc_type=ImportError)
+    library = pytest.importorskip("localllm.kernels.cuda.attention.paged", exc_type=ImportError)
     return library.paged_attention
 
 

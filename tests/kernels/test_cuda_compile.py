@@ -17,31 +17,31 @@ from localllm import kernels
 
 ARCHITECTURES = ("80", "86", "89", "90a", "100", "120")
 KERNELS = {
-    "activation": "gated",
-    "append": "append_vectors",
-    "attention": "decode_kernel",
-    "attention_extend": "extend_kernel",
-    "attention_extend_mma": "extend_mma_kernel",
-    "choices": "choice_kernel",
-    "embedding": "look_up",
-    "kv": "put",
-    "linear_dense": "small_batch",
-    "linear_fp8": "small_batch",
-    "linear_int4": "small_batch",
-    "linear_int4_wide": "small_batch",
-    "linear_int8": "small_batch",
-    "lora": "shrink_tiles",
-    "norm": "normalise",
-    "one_row": "one_row_kernel",
-    "one_row_hopper": "one_row_hopper_kernel",
-    "rope": "rotate",
-    "round_rows": "round_rows_kernel",
-    "step": "step_kernel",
-    "tiled_fp8": "tiled",
-    "tiled_int4": "tiled",
-    "tiled_int4_wide": "tiled",
-    "tiled_int8": "tiled",
-    "widen": "widen_kernel",
+    "layers/activation": "gated",
+    "layers/append": "append_vectors",
+    "attention/decode": "decode_kernel",
+    "attention/prefill": "extend_kernel",
+    "attention/prefill_mma": "extend_mma_kernel",
+    "moe/choices": "choice_kernel",
+    "layers/embedding": "look_up",
+    "layers/kv": "put",
+    "products/small_batch/dense": "small_batch",
+    "products/small_batch/fp8": "small_batch",
+    "products/small_batch/int4": "small_batch",
+    "products/small_batch/int4_wide": "small_batch",
+    "products/small_batch/int8": "small_batch",
+    "lora/products": "shrink_tiles",
+    "layers/norm": "normalise",
+    "products/one_row/one_row": "one_row_kernel",
+    "products/one_row/hopper": "one_row_hopper_kernel",
+    "layers/rope": "rotate",
+    "products/round_rows": "round_rows_kernel",
+    "step/step": "step_kernel",
+    "products/tiled/fp8": "tiled",
+    "products/tiled/int4": "tiled",
+    "products/tiled/int4_wide": "tiled",
+    "products/tiled/int8": "tiled",
+    "products/widen": "widen_kernel",
 }
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 SPILL_CHECK = "-Xptxas=--warn-on-spills", "-Xptxas=--warning-as-error"
@@ -81,11 +81,21 @@ def entries(log: str) -> list[tuple[str, str]]:
 
 
 def test_every_source_has_a_kernel_name() -> None:
-    assert {source.stem for source in FOLDER.glob("*.cu")} == set(KERNELS)
+    assert {str(source.relative_to(FOLDER).with_suffix("")) for source in FOLDER.rglob("*.cu")} == set(KERNELS)
 
 
 # Sources of test_source_compiles_for_hopper that are not slow: one of each kind that compiles fast.
-OFTEN = ("activation", "append", "kv", "linear_int8", "lora", "rope", "step", "tiled_int8", "widen")
+OFTEN = (
+    "layers/activation",
+    "layers/append",
+    "layers/kv",
+    "products/small_batch/int8",
+    "lora/products",
+    "layers/rope",
+    "step/step",
+    "products/tiled/int8",
+    "products/widen",
+)
 
 
 @pytest.mark.parametrize("stem", [pytest.param(n, marks=[] if n in OFTEN else [pytest.mark.slow]) for n in KERNELS])
@@ -101,7 +111,7 @@ def test_bindings_compile_and_the_build_has_every_source(tmp_path: Path) -> None
     configure(tmp_path, "-GNinja", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0")
     objects = "cuda/CMakeFiles/localllm_cuda.dir"
     plan = (tmp_path / "build.ninja").read_text()
-    sources = {source.name for pattern in ("*.cu", "*.cpp") for source in FOLDER.glob(pattern)}
+    sources = {str(source.relative_to(FOLDER)) for pattern in ("*.cu", "*.cpp") for source in FOLDER.rglob(pattern)}
     assert sources <= set(re.findall(rf"^build {objects}/(\S+)\.o:", plan, re.MULTILINE))
     assert all(flag in plan for flag in SPILL_CHECK)
     run("cmake", "--build", tmp_path, "--target", *(f"{objects}/{name}.o" for name in sources if name.endswith(".cpp")))

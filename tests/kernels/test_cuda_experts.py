@@ -13,11 +13,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from localllm.kernels.ops import CASES, Ops
-from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.layer import decoder
-from localllm.kernels.ops.layer_cases import inputs
-from localllm.kernels.ops.moe import ExpertGate, Routed, Routing, experts, random_experts, random_weight, route
-from localllm.kernels.ops.reference_check import (
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.layer import inputs
+from localllm.kernels.ops.cases.reference_check import (
     call_op,
     copy_to,
     device_arguments,
@@ -25,6 +23,8 @@ from localllm.kernels.ops.reference_check import (
     pack_value,
     reference_run,
 )
+from localllm.kernels.ops.layer import decoder
+from localllm.kernels.ops.moe import ExpertGate, Routed, Routing, experts, random_experts, random_weight, route
 
 pytestmark = [
     pytest.mark.real,
@@ -44,7 +44,7 @@ def test_fused_layer_equals_its_parts(rows: int, experts: int, monkeypatch: pyte
 
     if MISSING:
         pytest.skip(MISSING)
-    from localllm.kernels.cuda import layer
+    from localllm.kernels.cuda.step import layer
 
     fused = []
     norm_route = layer.norm_route
@@ -79,7 +79,7 @@ def test_random_products_of_choices(op: str) -> None:
     """50 products with several rows, choices and experts, and any supported outputs and inputs; some have a gate or a
     bias. A second call has the same bits."""
     from localllm.backends.cuda.ops import OPS
-    from localllm.kernels.cuda import moe
+    from localllm.kernels.cuda.moe import experts as moe
 
     draw, generator = random.Random(op), torch.Generator().manual_seed(6)
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
@@ -124,7 +124,7 @@ def test_experts_of_few_tokens_equal_reference(
     tokens: int, op: str, group: int, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from localllm.backends.cuda.ops import OPS
-    from localllm.kernels.cuda import moe
+    from localllm.kernels.cuda.moe import experts as moe
 
     few, calls = moe.few, []
     monkeypatch.setattr(moe, "few", lambda *given: calls.append(1) or few(*given))
@@ -162,7 +162,7 @@ def test_mxfp4_experts_of_the_size_of_gpt_oss() -> None:
 @pytest.mark.parametrize("op", FEW_FORMATS)
 def test_a_nan_stays_in_its_row(op: str) -> None:
     from localllm.backends.cuda.ops import OPS
-    from localllm.kernels.cuda import moe
+    from localllm.kernels.cuda.moe import experts as moe
 
     generator = torch.Generator().manual_seed(10)
     weight = random_weight(op, 3 * 16, 288, generator, torch.bfloat16, 64 if op == "fp8" else 32)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.kernels.elements.arguments import GATES
+from localllm.kernels.compiled.arguments import GATES
 from localllm.kernels.ops import CASES, Ops, activation
 from localllm.kernels.ops.activation import silu_and_mul
-from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.layer_cases import CACHE, inputs
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.layer import CACHE, inputs
+from localllm.kernels.ops.cases.reference_check import call_op, copy_to, pack_value
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
 from localllm.kernels.ops.linear_int8 import rounded
 from localllm.kernels.ops.norm import add_rms_norm
 from localllm.kernels.ops.projection import Product
-from localllm.kernels.ops.reference_check import call_op, copy_to, pack_value
 
 pytestmark = [
     pytest.mark.real,
@@ -38,7 +38,7 @@ FORMATS = ("dense", "int8", "int4", "int4_wide", "fp8")
 @pytest.fixture(scope="module")
 def linear() -> Linear:
     importlib.import_module("localllm.kernels.cuda")
-    from localllm.kernels.cuda import linear as ours
+    from localllm.kernels.cuda.products import linear as ours
 
     products = {name: getattr(ours, name) for name in (*FORMATS, "mxfp4")}
     return Linear(**products, pack_slices=ours.pack_slices)
@@ -88,7 +88,7 @@ def test_op_equals_reference(linear: Linear, case: Case, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("op", FORMATS)
 def test_random_shapes(linear: Linear, op: str) -> None:
     """60 products of each format with up to 16 rows and a few more, any outputs, and inputs that fill whole vectors."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, fits, small_batch
+    from localllm.kernels.cuda.products.linear import INT4_WIDE, fits, small_batch
 
     draw, generator = random.Random(op), torch.Generator().manual_seed(1)
     torch.use_deterministic_algorithms(True)
@@ -120,7 +120,7 @@ def test_random_shapes(linear: Linear, op: str) -> None:
 def test_random_tiled_products(linear: Linear, op: str) -> None:
     """30 products of each format with up to 300 rows, with rows apart and every float dtype. A second call has the
     same bits, so sums have a fixed order."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, tiled
+    from localllm.kernels.cuda.products.linear import INT4_WIDE, tiled
 
     draw, generator = random.Random(op), torch.Generator().manual_seed(9)
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
@@ -148,7 +148,7 @@ def test_random_tiled_products(linear: Linear, op: str) -> None:
 @pytest.mark.parametrize("op", ["int4", "fp8"])
 def test_widened_weights_equal_the_reference(linear: Linear, op: str) -> None:
     """All bits: a dequantised weight is the float32 product of value and scale, rounded to bf16."""
-    from localllm.kernels.cuda.linear import widen
+    from localllm.kernels.cuda.products.linear import widen
 
     draw, generator = random.Random(op), torch.Generator().manual_seed(13)
     for _ in range(60):
@@ -188,8 +188,8 @@ def test_rounded_groups_equal_the_reference() -> None:
 @pytest.mark.parametrize("op", ["int4", "int4_wide", "fp8"])
 def test_random_products_with_widened_weights(linear: Linear, op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Products of many rows, in several chunks of outputs, with rows that are apart or not aligned, and every dtype."""
-    from localllm.kernels import widened_product
-    from localllm.kernels.cuda import linear as ours
+    from localllm.kernels.cuda.products import linear as ours
+    from localllm.kernels.gpu import widened_product
 
     for limits in ("TILED_ROWS", "HOPPER_TILED_ROWS"):
         monkeypatch.setattr(ours, limits, dict.fromkeys(ours.TILED_ROWS, 0))
@@ -219,7 +219,7 @@ def test_random_products_with_widened_weights(linear: Linear, op: str, monkeypat
 def test_tiled_products_round_activations_to_e4m3(linear: Linear) -> None:
     """Only Hopper rounds, and only more than 16 rows. Its tensor cores round each sum of 32 products to about 14 bits,
     so the error grows with the inputs."""
-    from localllm.kernels.gpu_properties import gpu_properties
+    from localllm.kernels.gpu.properties import gpu_properties
 
     draw, generator = random.Random(12), torch.Generator().manual_seed(12)
     is_hopper = gpu_properties(torch.device("cuda")).capability[0] == 9
@@ -241,7 +241,7 @@ def test_tiled_products_round_activations_to_e4m3(linear: Linear) -> None:
 @pytest.mark.parametrize("op", FORMATS)
 def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None:
     """A batch of one row is not compared if its activations are not rounded: one_row.cu adds in another order."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, small_batch
+    from localllm.kernels.cuda.products.linear import INT4_WIDE, small_batch
 
     generator = torch.Generator().manual_seed(2)
     for out_features, in_features in ((1024, 2048), (776, 4096), (6144, 1024)):
@@ -257,7 +257,7 @@ def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None
 def test_random_products_of_one_row(linear: Linear, op: str) -> None:
     """Activations that are not rounded: any outputs, many inputs, some with a gate, bias, norm and stream. A second
     call has the same bits."""
-    from localllm.kernels.cuda.linear import INT4_WIDE, fits, small_batch
+    from localllm.kernels.cuda.products.linear import INT4_WIDE, fits, small_batch
 
     draw, generator = random.Random(op), torch.Generator().manual_seed(17)
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
@@ -303,7 +303,7 @@ def test_one_row_has_the_bits_that_it_has_among_two(
     linear: Linear, op: str, group: int, out_features: int, in_features: int
 ) -> None:
     """A product of one row has kernels of its own (one_row*.cu): blocks with many tiles, long rows, partial blocks."""
-    from localllm.kernels.cuda.linear import small_batch
+    from localllm.kernels.cuda.products.linear import small_batch
 
     generator = torch.Generator().manual_seed(6)
     weight = linear.pack(copy_to(weight_of(op, out_features, in_features, group, generator), "cuda"), torch.bfloat16)
@@ -317,7 +317,7 @@ def test_one_row_has_the_bits_that_it_has_among_two(
 
 def test_one_row_without_its_kernel_has_the_same_result(linear: Linear) -> None:
     """Rows too long for a fused norm, records at any address, weights that a kernel may still write."""
-    from localllm.kernels.cuda.linear import small_batch
+    from localllm.kernels.cuda.products.linear import small_batch
 
     generator = torch.Generator().manual_seed(8)
     x, stream = (torch.randn(1, 8192, generator=generator).bfloat16().cuda() for _ in range(2))
@@ -372,7 +372,7 @@ def test_a_captured_chain_equals_single_calls(linear: Linear, rows: int) -> None
 @pytest.mark.parametrize("op", ["dense", "int8", "int4", "fp8"])
 @pytest.mark.parametrize(("rows", "in_features"), [(1, 1024), (3, 1024), (8, 1024), (1, 5120), (1, 8192)])
 def test_fused_norm_and_gate(linear: Linear, op: str, rows: int, in_features: int) -> None:
-    from localllm.kernels.cuda.linear import small_batch
+    from localllm.kernels.cuda.products.linear import small_batch
 
     generator = torch.Generator().manual_seed(4)
     weight = weight_of(op, 2 * 344, in_features, 128, generator)
@@ -462,7 +462,7 @@ LAYERS = [case for case in CASES if case.op == "layer.decoder" and torch.bfloat1
 
 @pytest.mark.parametrize("case", LAYERS, ids=str)
 def test_layer_equals_reference(linear: Linear, case: Case) -> None:
-    from localllm.kernels.cuda import layer
+    from localllm.kernels.cuda.step import layer
 
     dtype = torch.bfloat16
     arguments = dict(case.make(torch.Generator().manual_seed(7), dtype))
@@ -489,7 +489,7 @@ def quantised(product: Product, op: str) -> Product:
     "options", [{}, {"bias": True, "after_norms": True, "offset": 1.0, "gate": "gelu_tanh_and_mul"}]
 )
 def test_layer_with_tiled_products_equals_reference(linear: Linear, op: str, options: dict[str, Any]) -> None:
-    from localllm.kernels.cuda import layer
+    from localllm.kernels.cuda.step import layer
 
     # Every GPU multiplies 20 rows of each format with the tiled kernels.
     case = Case("layer.decoder", "tiled", inputs([(19, 40), (1, 9)], **SIZES, **options), {}, mutates=CACHE, packs=())

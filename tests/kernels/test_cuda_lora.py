@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from localllm.kernels.ops import CASES, Ops
-from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.reference_check import call_op, copy_to, device_arguments
 from localllm.kernels.ops.linear import Linear
 from localllm.kernels.ops.lora import Lora, LoraWeights, random_adapters, random_weights
 from localllm.kernels.ops.projection import Product
-from localllm.kernels.ops.reference_check import call_op, copy_to, device_arguments
 from localllm.kernels.ops.step import Adapters
 
 pytestmark = [
@@ -32,7 +32,8 @@ TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 @pytest.fixture(scope="module")
 def ops() -> Ops:
     importlib.import_module("localllm.kernels.cuda")
-    from localllm.kernels.cuda import linear, lora
+    from localllm.kernels.cuda.lora import products as lora
+    from localllm.kernels.cuda.products import linear
 
     return Ops(
         lora=Lora(add=lora.add, embedding=lora.embedding, project=lora.project),

@@ -14,10 +14,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from localllm.kernels.gpu_properties import gpu_properties
+from localllm.kernels.gpu.properties import gpu_properties
 from localllm.kernels.ops.attention import CASES
 from localllm.kernels.ops.attention import paged_attention as reference
-from localllm.kernels.ops.case import TOLERANCES
+from localllm.kernels.ops.cases.case import TOLERANCES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_attention import inputs, on_device
@@ -30,11 +30,11 @@ pytestmark = [
 UNTOUCHED = 7.0
 
 
-@pytest.fixture(scope="module", params=["attention_extend", "attention_extend_mma"])
+@pytest.fixture(scope="module", params=["prefill", "prefill_mma"])
 def library(request: pytest.FixtureRequest) -> Any:
-    if request.param == "attention_extend" and not HOPPER:
+    if request.param == "prefill" and not HOPPER:
         pytest.skip("there is no Hopper GPU")
-    return pytest.importorskip(f"localllm.kernels.cuda.{request.param}", exc_type=ImportError)
+    return pytest.importorskip(f"localllm.kernels.cuda.attention.{request.param}", exc_type=ImportError)
 
 
 def with_mma(library: Any) -> bool:
@@ -124,7 +124,7 @@ def test_rows_with_fewer_queries_are_not_written(library: Any) -> None:
 
 @pytest.mark.parametrize("lens", [[(1, 700), (300, 300), (1, 1), (2, 90)], [(40, 90)] * 40], ids=["mixed", "prompts"])
 def test_decode_rows_together_with_prefill_rows(library: Any, lens: list[tuple[int, int]]) -> None:
-    from localllm.kernels.cuda.attention import paged_attention
+    from localllm.kernels.cuda.attention.paged import paged_attention
 
     arguments = inputs(lens, dim=96 if with_mma(library) else 128, sinks=True, window=100)
     expected, moved = reference(**on_device(arguments, wide=True)), on_device(arguments)

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.attention import Rows
-from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.layer_cases import CACHE, inputs
-from localllm.kernels.ops.reference_check import call_op, copy_to, device_arguments, mismatch, reference_run
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.layer import CACHE, inputs
+from localllm.kernels.ops.cases.reference_check import call_op, copy_to, device_arguments, mismatch, reference_run
 from localllm.kernels.ops.step import Cache, LayerStep
 
 pytestmark = [
@@ -37,7 +37,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def ops() -> Iterator[Ops]:
     """Ops that use the step kernel for layers of any size, even where the loop over layers is faster."""
-    step = pytest.importorskip("localllm.kernels.cuda.step", exc_type=ImportError)
+    step = pytest.importorskip("localllm.kernels.cuda.step.stack", exc_type=ImportError)
     if not step._hopper(torch.device("cuda")):
         pytest.skip("the kernel is for GPUs of capability 9 alone")
     from localllm.backends.cuda.ops import OPS

@@ -14,10 +14,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.layer_cases import inputs as layer_inputs
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.layer import inputs as layer_inputs
+from localllm.kernels.ops.cases.reference_check import copy_to, device_arguments
 from localllm.kernels.ops.linear import Fp8
-from localllm.kernels.ops.reference_check import copy_to, device_arguments
 
 sys.path.insert(0, str(Path(__file__).parent))
 from test_triton_attention import inputs, on_device
@@ -59,7 +59,7 @@ def small_batch() -> Iterator[Call]:
 
 def steps() -> Iterator[Call]:
     """The same layers of a decode step of one row, with separate caches."""
-    step = pytest.importorskip("localllm.kernels.cuda.step", exc_type=ImportError)
+    step = pytest.importorskip("localllm.kernels.cuda.step.stack", exc_type=ImportError)
     if not step._hopper(torch.device("cuda")):
         pytest.skip("the kernel is for GPUs of capability 9 alone")
     from localllm.backends.cuda.ops import OPS

@@ -19,17 +19,17 @@ from torch import Tensor
 
 from localllm import kernels
 from localllm.backends.cuda.ops import _with_library
-from localllm.kernels.gpu_properties import GpuProperties
-from localllm.kernels.library import LibraryMissing, find_library
+from localllm.kernels.compiled.library import LibraryMissing, find_library
+from localllm.kernels.gpu.properties import GpuProperties
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
-from localllm.kernels.ops.layer_cases import inputs as layer_inputs
+from localllm.kernels.ops.cases.layer import inputs as layer_inputs
+from localllm.kernels.ops.cases.reference_check import pack_value
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, weight_tensors
 from localllm.kernels.ops.lora import random_adapters, random_weights
 from localllm.kernels.ops.mlp import Experts
 from localllm.kernels.ops.moe import ExpertWeights, Routed, random_experts
 from localllm.kernels.ops.projection import Product
-from localllm.kernels.ops.reference_check import pack_value
 from localllm.kernels.ops.streams import InOrder
 
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
@@ -70,7 +70,7 @@ def loaded() -> Iterator[Library]:
     stands_in = Library()
     importlib.import_module("localllm.kernels.cpu")
     ops = torch.library.Library("localllm", "FRAGMENT")
-    texts = "\n".join(source.read_text("utf-8") for source in FOLDER.glob("binding*.cpp"))
+    texts = "\n".join(source.read_text("utf-8") for source in (FOLDER / "binding").glob("*.cpp"))
     schemas = [
         "".join(re.findall(r'"([^"]*)"', one)) for one in re.findall(r'library\.def\(\s*((?:"[^"]*"\s*)+)\)', texts)
     ]
@@ -101,9 +101,9 @@ def loaded() -> Iterator[Library]:
 
 @pytest.fixture
 def library(loaded: Library, monkeypatch: pytest.MonkeyPatch) -> Library:
-    module("linear")._fits.cache_clear()
+    module("products.linear")._fits.cache_clear()
     monkeypatch.setattr(loaded, "fits", lambda *_: True)
-    monkeypatch.setattr(module("linear"), "gpu_properties", lambda _: GpuProperties((8, 0), 132))
+    monkeypatch.setattr(module("products.linear"), "gpu_properties", lambda _: GpuProperties((8, 0), 132))
     loaded.called()
     return loaded
 
@@ -135,13 +135,13 @@ def weight_of(op: str, in_features: int = 256, out_features: int = 48, group: in
 class TestProducts:
     @pytest.fixture(autouse=True)
     def _without_triton(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-        linear = module("linear")
+        linear = module("products.linear")
         monkeypatch.setattr(linear, "TRITON", False)  # references answer instead
         monkeypatch.setattr(linear, "TILED_ROWS", dict.fromkeys(linear.TILED_ROWS, 40))
         monkeypatch.setattr(linear, "_float32_sums", lambda x, weights: x.float() @ weights.float().t())
 
     def calls(self, library: Library, op: str, x: Tensor, weight: Any) -> list[str]:
-        linear = module("linear")
+        linear = module("products.linear")
         packed = linear.pack_slices([weight], 48, torch.bfloat16)
         found = getattr(linear, op)(gpu(x), packed, None, torch.float32)
         assert found.shape == (len(x), 48)
@@ -153,7 +153,7 @@ class TestProducts:
 
     @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8"])
     def test_number_of_rows(self, library: Library, op: str) -> None:
-        linear = module("linear")
+        linear = module("products.linear")
         least, limit = linear.MIN_TILED_ROWS[getattr(linear, op.upper())], 40
         for rows in (1, least - 1):
             assert self.calls(library, op, torch.ones(rows, 256).bfloat16(), weight_of(op)) == ["small_batch"]
@@ -164,7 +164,7 @@ class TestProducts:
         assert self.calls(library, op, torch.ones(0, 256).bfloat16(), weight_of(op)) == []
 
     def test_number_of_rows_on_hopper(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-        linear = module("linear")
+        linear = module("products.linear")
         for major, limits in ((8, linear.TILED_ROWS), (9, linear.HOPPER_TILED_ROWS), (12, linear.TILED_ROWS)):
             monkeypatch.setattr(linear, "gpu_properties", lambda _, major=major: GpuProperties((major, 0), 132))
             for op in ("int8", "int4", "int4_wide", "fp8"):
@@ -178,7 +178,7 @@ class TestProducts:
 
     def test_width_of_bf16_products(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         """A GPU with fewer multiprocessors leaves narrower products to torch."""
-        linear = module("linear")
+        linear = module("products.linear")
         shallow = linear.pack_slices([torch.ones(96, 256).bfloat16()], 96, torch.bfloat16)
         for processors, is_faster in ((132, True), (3, True), (2, False)):
             monkeypatch.setattr(linear, "gpu_properties", lambda _, count=processors: GpuProperties((8, 9), count))
@@ -188,7 +188,7 @@ class TestProducts:
     def test_tiled_products_of_fp8_may_round_activations(
         self, library: Library, monkeypatch: pytest.MonkeyPatch, rounds: bool, format: int
     ) -> None:
-        linear = module("linear")
+        linear = module("products.linear")
         formats = []
         monkeypatch.setattr(linear, "_tiled_op", lambda *arguments: formats.append(arguments[6]))
         packed = linear.pack_slices([weight_of("fp8", group=256)._replace(rounds=rounds)], 48, torch.bfloat16)
@@ -199,7 +199,7 @@ class TestProducts:
     def test_fp8_that_rounds_activations_has_its_own_limit(
         self, library: Library, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        linear = module("linear")
+        linear = module("products.linear")
         monkeypatch.setattr(linear, "TILED_ROWS", linear.TILED_ROWS | {linear.FP8: 24, linear.FP8_ROUNDED: 30})
         for rounds, rows, is_tiled in ((True, 30, True), (True, 31, False), (False, 24, True), (False, 30, False)):
             weight = weight_of("fp8", group=256)._replace(rounds=rounds)
@@ -209,7 +209,7 @@ class TestProducts:
     def test_small_batches_of_weights_that_are_not_tiled(
         self, library: Library, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        linear = module("linear")
+        linear = module("products.linear")
         monkeypatch.setattr(linear, "TILED_ROWS", dict.fromkeys(linear.TILED_ROWS, 0))
         for op in ("int8", "int4", "int4_wide", "fp8"):
             assert self.calls(library, op, torch.ones(16, 256).bfloat16(), weight_of(op)) == ["small_batch"]
@@ -224,7 +224,7 @@ class TestProducts:
             asked.append(arguments)
             return arguments[1] <= 5  # rows
 
-        linear = module("linear")
+        linear = module("products.linear")
         monkeypatch.setattr(linear, "TILED_ROWS", dict.fromkeys(linear.TILED_ROWS, 0))
         monkeypatch.setattr(library, "fits", fits)
         assert self.calls(library, op, torch.ones(5, 256).bfloat16(), weight_of(op)) == ["small_batch"]
@@ -238,7 +238,7 @@ class TestProducts:
     @pytest.mark.parametrize("op", ["int8", "int4", "fp8"])
     @pytest.mark.parametrize("rows", [4, 20])
     def test_alignment_of_activations(self, library: Library, op: str, rows: int) -> None:
-        linear = module("linear")
+        linear = module("products.linear")
         kernel = "tiled_product" if rows >= linear.MIN_TILED_ROWS[getattr(linear, op.upper())] else "small_batch"
         other = {"int8": [], "int4": ["round_groups", "widen"], "fp8": ["widen"]}[op] if rows > 16 else []
         wider = torch.ones(rows, 264).bfloat16()
@@ -251,14 +251,14 @@ class TestProducts:
 
     def test_many_rows_are_multiplied_in_chunks(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         """Chunks begin at multiples of 64 outputs; the last one is shorter."""
-        linear, starts = module("linear"), []
+        linear, starts = module("products.linear"), []
 
         def widen(out: Tensor, weight: Tensor, records: Tensor, *rest: Any) -> None:
             starts.append((rest[-1], len(out)))
             out.fill_(len(starts))
 
         monkeypatch.setattr(linear, "_widen_op", widen)
-        monkeypatch.setattr("localllm.kernels.widened_product.MAX_CHUNK", 70 * 256)
+        monkeypatch.setattr("localllm.kernels.gpu.widened_product.MAX_CHUNK", 70 * 256)
         packed = linear.pack_slices([weight_of("int4_wide", 256, 200)], 200, torch.bfloat16)
         x = gpu(torch.ones(41, 256).bfloat16())
         found = linear.int4_wide(x, packed, None, torch.bfloat16)
@@ -276,7 +276,7 @@ class TestProducts:
 class TestLayer:
     def decode(self, library: Library, rows: int = 2, dtype: torch.dtype = torch.bfloat16, **shape: Any) -> list[str]:
         """The calls of a layer in which only the products are the library's."""
-        linear = module("linear")
+        linear = module("products.linear")
         ops = Ops()
         given = dict(
             layer_inputs([(1, 4)] * rows, **{"hidden": 128, "inner": 64, "dim": 32, **shape})(torch.Generator(), dtype)
@@ -284,7 +284,7 @@ class TestLayer:
         products = Ops(linear=type(ops.linear)(dense=linear.dense, pack_slices=linear.pack_slices))
         given |= {"layer": pack_value(products, given["layer"], dtype), "ops": products}
         given |= {name: gpu(given[name]) for name in ("x", "stream")}
-        module("layer").decoder(**given)
+        module("step.layer").decoder(**given)
         return library.called()
 
     def test_norms_are_fused_if_they_fit(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ class TestLayer:
             return not arguments[-1]
 
         monkeypatch.setattr(library, "fits", fits)
-        module("linear")._fits.cache_clear()
+        module("products.linear")._fits.cache_clear()
         self.decode(library)
         assert True in normed
         assert False in normed, "the layer is computed part by part"
@@ -309,7 +309,7 @@ class TestLayer:
     def test_norms_are_fused_in_the_format_of_the_product(
         self, op: str, rows: int, is_fused: bool, library: Library, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        layer, linear = module("layer"), module("linear")
+        layer, linear = module("step.layer"), module("products.linear")
         formats: list[int] = []
         asked: list[tuple[Any, ...]] = []
 
@@ -334,7 +334,7 @@ class TestLayer:
 
     @pytest.mark.parametrize("shape", [{"rows": 9}, {"hidden": 124}, {"dtype": torch.float32}])
     def test_other_layers_are_composed(self, library: Library, shape: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module("layer"), "_normalised", lambda *_: pytest.fail("fused"))
+        monkeypatch.setattr(module("step.layer"), "_normalised", lambda *_: pytest.fail("fused"))
         self.decode(library, **shape)
 
     @pytest.mark.parametrize("shape", [{}, {"after_norms": True, "offset": 1.0}], ids=["plain", "norms"])
@@ -344,7 +344,7 @@ class TestLayer:
         self, after_router: bool, has_router: bool, shape: Any, library: Library, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """References compute what the kernels fuse, so all bits are equal. A fork follows a fused router."""
-        layer, ops = module("layer"), Ops()
+        layer, ops = module("step.layer"), Ops()
         make = layer_inputs([(1, 4), (1, 7)], hidden=128, inner=64, experts=6, **shape)
         given, same = (dict(make(torch.Generator().manual_seed(2), torch.bfloat16)) for _ in range(2))
         forked: list[str] = []
@@ -377,7 +377,7 @@ class TestLayer:
         assert forked == ["router", "fork"]
 
     def test_steps_with_adapters_have_no_fused_router(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module("layer"), "_attention", lambda *_: pytest.fail("fused"))
+        monkeypatch.setattr(module("step.layer"), "_attention", lambda *_: pytest.fail("fused"))
         self.decode(library, experts=6, adapted=True)
 
 
@@ -412,12 +412,12 @@ class TestExperts:
 
     @pytest.mark.parametrize("op", ["int8", "int4", "int4_wide", "fp8", "mxfp4"])
     def test_number_of_choices(self, op: str, library: Library) -> None:
-        most = module("moe").FEW[op] // 2  # each token has two choices
+        most = module("moe.experts").FEW[op] // 2  # each token has two choices
         assert self.is_supported(op, most)
         assert not self.is_supported(op, most + 1)
 
     def test_rows_that_are_not_aligned_are_copied(self, library: Library) -> None:
-        with_vectors = module("linear").with_vectors
+        with_vectors = module("products.linear").with_vectors
         held = torch.arange(134.0).bfloat16()
         aligned = held[:128].view(2, 64)
         assert with_vectors(aligned) is aligned
@@ -433,11 +433,11 @@ class TestExperts:
     ) -> bool:  # fmt: skip
         weights = self.packed(random_experts(op, 3, hidden, inner, torch.Generator(), dtype, gate=gate, group=group))
         routed = Routed(torch.zeros(tokens, 2, dtype=torch.int32), torch.ones(tokens, 2))
-        supported: bool = module("moe").supports_few(torch.zeros(tokens, hidden, dtype=dtype), routed, weights)
+        supported: bool = module("moe.experts").supports_few(torch.zeros(tokens, hidden, dtype=dtype), routed, weights)
         return supported
 
     def packed(self, weights: ExpertWeights) -> ExpertWeights:
-        pack = module("moe").pack_slices
+        pack = module("moe.experts").pack_slices
         outputs = 2 * weights.inner, len(next(iter(weight_tensors(weights.down)))) // 3
         gate_up, down = (
             pack([weight], 3, each, torch.bfloat16)
@@ -451,7 +451,7 @@ class TestExperts:
     ) -> None:
         """Both products are one call of the library each."""
         pytest.importorskip("triton")
-        moe = module("moe")
+        moe = module("moe.experts")
         monkeypatch.setattr(moe, "TRITON", True)
         monkeypatch.setattr("localllm.kernels.triton.moe_product.combine", lambda results, *_: results[:1])
         monkeypatch.setattr("localllm.kernels.triton.target.device_properties", lambda _: Mock(overlaps=False))
@@ -464,16 +464,16 @@ class TestExperts:
 class TestAttention:
     @pytest.fixture(autouse=True)
     def _others(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-        attention = module("attention")
-        monkeypatch.setattr(module("attention_extend_mma"), "TRITON", True)
+        attention = module("attention.paged")
+        monkeypatch.setattr(module("attention.prefill_mma"), "TRITON", True)
         self.on(monkeypatch, (9, 0))
         monkeypatch.setattr(attention, "fallback", lambda *_: library.calls.append("fallback"))
 
     def on(self, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
         """Simulates a GPU of this compute capability."""
         processors = 132 if capability == (9, 0) else 0
-        monkeypatch.setattr(module("attention_extend"), "_processors", lambda device: processors)
-        mma = module("attention_extend_mma")
+        monkeypatch.setattr(module("attention.prefill"), "_processors", lambda device: processors)
+        mma = module("attention.prefill_mma")
         monkeypatch.setattr(mma, "gpu_properties", lambda device: GpuProperties(capability, 132))
 
     def calls(
@@ -496,7 +496,7 @@ class TestAttention:
         pages = torch.zeros(2, 3, size, kv_heads, dim).to(cache or dtype)
         whole = torch.zeros(sum(queries) * heads * (dim + apart) + shifted, dtype=dtype)[shifted:]
         query = whole.view(sum(queries), heads, dim + apart)[..., :dim]
-        module("attention").paged_attention(query, pages[0], pages[1], rows, 1.0)
+        module("attention.paged").paged_attention(query, pages[0], pages[1], rows, 1.0)
         return library.called()
 
     DECODE, PROMPT = [(1, 5), (1, 9)], [(60, 60)]
@@ -524,7 +524,7 @@ class TestAttention:
         self, library: Library, dim: int, shape: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert self.calls(library, self.PROMPT, dim=dim, **shape) == ["fallback"]
-        monkeypatch.setattr(module("attention_extend_mma"), "TRITON", False)
+        monkeypatch.setattr(module("attention.prefill_mma"), "TRITON", False)
         assert self.calls(library, self.PROMPT, dim=dim, **shape) == ["extend_attention_mma"]
 
     @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (12, 0)], ids=str)
@@ -554,13 +554,13 @@ class TestAttention:
         self, library: Library, lens: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert self.calls(library, lens, dim=96) == ["fallback"]
-        monkeypatch.setattr(module("attention_extend_mma"), "TRITON", False)
+        monkeypatch.setattr(module("attention.prefill_mma"), "TRITON", False)
         assert self.calls(library, lens, dim=96) == ["extend_attention_mma"], "the reference is slower"
 
     def test_without_triton_mma_computes_what_decode_does_not_support(
         self, library: Library, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module("attention_extend_mma"), "TRITON", False)
+        monkeypatch.setattr(module("attention.prefill_mma"), "TRITON", False)
         assert self.calls(library, self.DECODE, heads=18) == ["extend_attention_mma"]
         assert self.calls(library, self.DECODE) == ["decode_attention"]
 
@@ -588,8 +588,8 @@ class TestAttention:
 class TestAppend:
     @pytest.fixture(autouse=True)
     def _others(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module("kv"), "_append", lambda *_: library.calls.append("append"))
-        monkeypatch.setattr(module("kv"), "_composed", lambda *_: library.calls.append("parts"))
+        monkeypatch.setattr(module("layers.kv"), "_append", lambda *_: library.calls.append("append"))
+        monkeypatch.setattr(module("layers.kv"), "_composed", lambda *_: library.calls.append("parts"))
 
     def calls(
         self,
@@ -603,7 +603,7 @@ class TestAppend:
         qkv = torch.zeros(3, 4, dim + apart, dtype=dtype)[..., :dim]
         pages, angle = torch.zeros(2, 4, 8, 1, dim).to(cache), torch.zeros(3, dim // 2)
         weights = [None, None] if norms is None else [torch.ones(dim, dtype=one) for one in norms]
-        module("kv").append(qkv, *weights, 1e-6, 0.0, angle, angle, "neox", torch.arange(3), *pages)
+        module("layers.kv").append(qkv, *weights, 1e-6, 0.0, angle, angle, "neox", torch.arange(3), *pages)
         return library.called()
 
     def test_values_within_the_limit_are_supported(self, library: Library) -> None:
@@ -643,12 +643,12 @@ class TestLora:
         weights = random_weights((0, *[rank] * max(slots)), 2048, (32, 16), generator, dtype)
         x = gpu(torch.ones(len(slots), 2048, dtype=dtype))
         if op == "add":
-            module("lora").add(gpu(torch.zeros(len(slots), 48, dtype=dtype)), x, weights, adapters)
+            module("lora.products").add(gpu(torch.zeros(len(slots), 48, dtype=dtype)), x, weights, adapters)
         else:
-            weight = module("linear").pack_slices([torch.ones(48, 2048, dtype=dtype)], 48, dtype)
+            weight = module("products.linear").pack_slices([torch.ones(48, 2048, dtype=dtype)], 48, dtype)
             base = Product("dense", weight, torch.zeros(48) if bias else None)
-            ops = Ops(linear=Linear(dense=module("linear").dense))
-            module("lora").project(base, x, ops, weights, adapters, out_dtype)
+            ops = Ops(linear=Linear(dense=module("products.linear").dense))
+            module("lora.products").project(base, x, ops, weights, adapters, out_dtype)
         return library.called()
 
     @pytest.mark.parametrize("slots", [[1], [1] * 8, [*range(1, 9)], [0, 1, 2] * 20], ids=str)
@@ -672,7 +672,7 @@ class TestLora:
     def test_other_kernels_compute_long_steps(self, library: Library) -> None:
         """Triton or the reference. They see no GPU here."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module("lora"), "TRITON", False)
+            patch.setattr(module("lora.products"), "TRITON", False)
             assert self.calls(library, [1] * 257, op="add") == []
 
 
@@ -682,4 +682,4 @@ def test_every_op_of_the_library_has_a_schema(library: Library) -> None:
         name.split("::")[1] for name in torch._C._dispatch_get_all_op_names() if "localllm::" in name
     }
     titles = {name: ops.title(name) for ops in [_with_library(Ops())] for name, _ in ops}
-    assert titles["linear.int4"] == "cuda.linear.int4"
+    assert titles["linear.int4"] == "cuda.products.linear.int4"

@@ -15,8 +15,8 @@ import torch
 
 from localllm.backends.cpu.device import DEVICE
 from localllm.kernels.ops import CASES
-from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.reference_check import call_op, pack_value
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.reference_check import call_op, pack_value
 
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
 
@@ -78,7 +78,7 @@ def test_the_generic_variant_exists_and_the_last_variant_is_used() -> None:
 @pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
 def test_a_native_build_has_the_variants_that_the_library_uses(tmp_path: Path) -> None:
     subprocess.run(
-        ["c++", "-std=c++20", SOURCES / "usable_variants.cpp", "-o", tmp_path / "usable_variants"], check=True
+        ["c++", "-std=c++20", SOURCES / "isa" / "usable_variants.cpp", "-o", tmp_path / "usable_variants"], check=True
     )
     usable = subprocess.run([tmp_path / "usable_variants"], check=True, capture_output=True, text=True).stdout
     assert usable.split(";")[-1] == LANES[-1]
@@ -97,13 +97,13 @@ def test_few_threads_use_the_fastest_cores(file: str, tmp_path: Path) -> None:
     (tmp_path / "main.cpp").write_text("""
         #include <cstdio>
         #include <cstdlib>
-        #include "cores.h"
+        #include "team/cores.h"
         int main(int, char** arguments) {
           for (int cpu : localllm::fastest({0, 1, 2, 3, 4}, std::atoi(arguments[1]), arguments[2]))
             std::printf("%d", cpu);
         }
     """)
-    sources = [tmp_path / "main.cpp", SOURCES / "cores.cpp"]
+    sources = [tmp_path / "main.cpp", SOURCES / "team" / "cores.cpp"]
     subprocess.run(["c++", "-std=c++20", f"-I{SOURCES}", *sources, "-o", tmp_path / "main"], check=True)
     chosen = []
     for count in range(1, 6):
@@ -114,7 +114,7 @@ def test_few_threads_use_the_fastest_cores(file: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler")
 def test_each_item_is_computed_once_and_a_slow_worker_computes_less(tmp_path: Path) -> None:
-    sources = [SOURCES / name for name in ("team.cpp", "cores.cpp", "memory.cpp")]
+    sources = [SOURCES / "team" / name for name in ("team.cpp", "cores.cpp", "memory.cpp")]
     sources.append(Path(__file__).parent / "chunks.cpp")
     flags = ["-std=c++20", "-O1", "-pthread", f"-I{SOURCES}"]
     subprocess.run(["c++", *flags, *sources, "-o", tmp_path / "chunks"], check=True)

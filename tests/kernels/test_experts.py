@@ -161,7 +161,7 @@ def mixture(op: str, dtype: torch.dtype, routing: Routing, router_dtype: torch.d
 
 
 def one_op(mlp: Experts, x: Tensor) -> Tensor:
-    from localllm.kernels.cpu import moe
+    from localllm.kernels.cpu.moe import experts as moe
 
     arguments = moe.prepare(mlp)
     assert arguments is not None
@@ -195,7 +195,7 @@ def test_router_and_experts_in_one_op_compute_many_tokens_in_chunks(variant: str
 
 
 def test_routers_and_experts_that_one_op_does_not_support() -> None:
-    from localllm.kernels.cpu import moe
+    from localllm.kernels.cpu.moe import experts as moe
 
     mlp = mixture("dense", torch.float32, ROUTINGS["softmax"], torch.float32)
     assert isinstance(mlp.router, Product)

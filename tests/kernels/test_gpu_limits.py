@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.kernels.gpu_limits import VARIABLES, GpuLimits, LimitRefused, gpu_limits, read_limits
+from localllm.kernels.gpu.limits import VARIABLES, GpuLimits, LimitRefused, gpu_limits, read_limits
 
 ROOT = Path(__file__).resolve().parents[2]
 # Functions and attributes that return a property of a GPU, and the only files that may use them.
@@ -21,16 +21,16 @@ QUERY = re.compile(
 QUERYING = {
     "backends/cuda/memory.py",
     "backends/cuda/driver.py",
-    "kernels/cuda/gpu.h",
-    "kernels/gpu_properties.py",
+    "kernels/cuda/device/gpu.h",
+    "kernels/gpu/properties.py",
     "kernels/triton/target.py",
-    "kernels/triton_driver.py",
+    "kernels/triton/driver.py",
     "scripts/bench/cuda_models.py",
     "scripts/bench/mma_product.py",
     "scripts/bench/small_cards.py",
 }
 # kernels/triton/target.py limits the numbers of triton_driver.py. mma_product.py compiles for the real GPU.
-UNLIMITED = {"kernels/cuda/gpu.h", "kernels/triton_driver.py", "scripts/bench/mma_product.py"}
+UNLIMITED = {"kernels/cuda/device/gpu.h", "kernels/triton/driver.py", "scripts/bench/mma_product.py"}
 
 
 def test_only_files_that_apply_the_limits_query_a_gpu() -> None:
@@ -158,7 +158,7 @@ def test_kernels_overlap_only_if_gpu_and_driver_support_it(
     backend: str, arch: Any, plain: bool, expected: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    from localllm.kernels.triton_driver import CompilerFreeDriver
+    from localllm.kernels.triton.driver import CompilerFreeDriver
 
     driver = FakeDriver(backend, arch)
     if plain:

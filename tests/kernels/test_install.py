@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from localllm.app.version import VERSION
-from localllm.kernels.library import CPU_VARIABLE, LibraryMissing, find_library
+from localllm.kernels.compiled.library import CPU_VARIABLE, LibraryMissing, find_library
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -60,7 +60,7 @@ def test_doctor_reports_missing_kernels(tmp_path: Path, monkeypatch: pytest.Monk
     ops = json.loads(localllm("doctor", "--ops", "--json", library=str(tmp_path / "none.so")).stdout)["ops"]
     assert {row["cpu"] for row in ops.values()} == {"reference"}
     monkeypatch.delenv(CPU_VARIABLE, raising=False)
-    monkeypatch.setattr("localllm.kernels.library._HERE", tmp_path)
+    monkeypatch.setattr("localllm.kernels.compiled.library._KERNELS", tmp_path)
     with pytest.raises(LibraryMissing, match=r"no C\+\+20 compiler .* install one .* make build"):
         find_library()
 
@@ -111,6 +111,8 @@ except ImportError as error:
 
 def test_the_ops_of_the_cuda_library_are_named() -> None:
     folder = ROOT / "kernels" / "cuda"
-    called = {op for file in folder.glob("*.py") for op in re.findall(r"torch\.ops\.localllm\.(\w+)", file.read_text())}
+    called = {
+        op for file in folder.rglob("*.py") for op in re.findall(r"torch\.ops\.localllm\.(\w+)", file.read_text())
+    }
     (own,) = re.findall(r"^CUDA_OPS = (\([^)]*\))", (folder / "__init__.py").read_text(), re.MULTILINE)
     assert called - {"append", "store", "extend_attention"} == set(ast.literal_eval(own))

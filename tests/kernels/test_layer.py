@@ -11,10 +11,10 @@ from torch import Tensor
 
 from localllm.backends.cpu import device as cpu
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.layer_cases import inputs
+from localllm.kernels.ops.cases.layer import inputs
+from localllm.kernels.ops.cases.reference_check import copy_to, pack_value
 from localllm.kernels.ops.mlp import GatedMlp
 from localllm.kernels.ops.projection import Product
-from localllm.kernels.ops.reference_check import copy_to, pack_value
 from localllm.kernels.ops.step import Adapters, Cache, LayerStep
 
 LENS = [(1, 9), (5, 5), (3, 12)]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.kernels import library
-from localllm.kernels.library import LibraryMissing, find_cuda_library, find_library
+from localllm.kernels.compiled import library
+from localllm.kernels.compiled.library import LibraryMissing, find_cuda_library, find_library
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +15,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of kernels in a checkout without a build."""
     folder = tmp_path / "checkout" / "kernels"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(library, "_HERE", folder)
+    monkeypatch.setattr(library, "_KERNELS", folder)
     monkeypatch.delenv("LOCALLLM_CPU_LIBRARY", raising=False)
     monkeypatch.delenv("LOCALLLM_CUDA_LIBRARY", raising=False)
     return folder
@@ -68,11 +68,11 @@ def test_an_installed_cuda_library_is_found_without_loading_it(tmp_path: Path, m
     made(package / "__init__.py").write_text("raise ImportError\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
     find_spec = library.find_spec
-    monkeypatch.setattr(library, "find_spec", lambda _: find_spec("kernels_of_cuda"))
+    monkeypatch.setattr(library, "find_spec", lambda *_: find_spec("kernels_of_cuda"))
     assert find_cuda_library() == installed
 
 
 def test_a_missing_cuda_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "find_spec", lambda _: None)
+    monkeypatch.setattr(library, "find_spec", lambda *_: None)
     with pytest.raises(LibraryMissing, match="make build CUDA=1"):
         find_cuda_library()

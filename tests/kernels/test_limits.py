@@ -12,8 +12,8 @@ from torch import Tensor
 
 from localllm.backends.cpu.device import OPS
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.reference_check import call_op, device_arguments, mismatch, reference_run
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.reference_check import call_op, device_arguments, mismatch, reference_run
 
 from .limits import LIMITS, PARAMETERS, sample
 

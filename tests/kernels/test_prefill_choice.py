@@ -15,14 +15,14 @@ from torch import Tensor
 from localllm import kernels
 from localllm.kernels.ops.attention import Rows
 
-FILE = Path(next(iter(kernels.__path__))) / "cuda" / "attention_extend.py"
+FILE = Path(next(iter(kernels.__path__))) / "cuda" / "attention" / "prefill.py"
 PROMPT = [(600, 600)]
 
 
 @pytest.fixture
 def choice(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The wrapper without its library, on a simulated GPU with 132 multiprocessors."""
-    spec = spec_from_file_location("localllm.kernels.cuda.attention_extend", FILE)
+    spec = spec_from_file_location("localllm.kernels.cuda.attention.prefill", FILE)
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from localllm.kernels.ops.reference_check import mismatch
+from localllm.kernels.ops.cases.reference_check import mismatch
 
 INF, NAN = torch.inf, torch.nan
 

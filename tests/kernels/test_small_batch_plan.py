@@ -18,7 +18,7 @@ from .emulation import compiler
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 PROGRAM = """
 #include <cstdio>
-#include "small_batch_plan.h"
+#include "products/small_batch/plan.h"
 using namespace localllm::cuda;
 int main() {
   Traits formats[] = {BF16, INT8, e4m3(false), e4m3(true), nibbles(false, 1), nibbles(false, 2), nibbles(false, 4),
@@ -138,7 +138,7 @@ def test_the_fastest_tiles_are_chosen(plans: dict[Shape, Plan], shape: tuple[int
 
 
 def test_every_plan_has_a_compiled_kernel(plans: dict[Shape, Plan]) -> None:
-    """The kernels that start_tiles (small_batch_launch.cuh) compiles."""
+    """The kernels that start_tiles (products/small_batch/launch.cuh) compiles."""
     compiled = {}
     for format in FORMATS:
         many = format in ("bf16", "int8", "fp8", "fp8-128", "int4-128")

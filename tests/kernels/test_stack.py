@@ -14,12 +14,12 @@ from torch import Tensor
 
 from localllm.backends.cpu import device as cpu
 from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases.layer import inputs
+from localllm.kernels.ops.cases.reference_check import copy_to, pack_value
 from localllm.kernels.ops.layer import DecoderLayer
-from localllm.kernels.ops.layer_cases import inputs
 from localllm.kernels.ops.mlp import Experts, GatedMlp
 from localllm.kernels.ops.moe import Routing, random_experts, random_weight
 from localllm.kernels.ops.projection import Product
-from localllm.kernels.ops.reference_check import copy_to, pack_value
 from localllm.kernels.ops.step import Cache, LayerStep
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]
@@ -154,7 +154,7 @@ def test_stacks_that_one_op_supports(label: str) -> None:
 
 
 def test_other_steps_are_computed_layer_by_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    from localllm.kernels.cpu import stack as module
+    from localllm.kernels.cpu.step import stack as module
 
     monkeypatch.setattr(module, "_layers", lambda *_: pytest.fail("all layers in one op"))
     lens = [(1, 9), (3, 12)]

@@ -20,7 +20,7 @@ using cudaStream_t = void*;
 """
 PROGRAM = """
 #include <cstdio>
-#include "step_plan.cuh"
+#include "step/plan.cuh"
 using namespace localllm::cuda;
 int main() {
   int shared, layers, hidden, inner, heads, kv_heads, dim, blocks;

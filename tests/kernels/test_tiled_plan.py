@@ -13,7 +13,7 @@ from .emulation import compiler
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 PROGRAM = """
 #include <cstdio>
-#include "tiled_plan.h"
+#include "products/tiled/plan.h"
 using namespace localllm::cuda;
 int main() {
   int tiles, chunks, resident, cost;

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from localllm.kernels.ops.attention import CASES, Rows, latent_attention
 from localllm.kernels.ops.attention import paged_attention as reference
-from localllm.kernels.ops.case import TOLERANCES
+from localllm.kernels.ops.cases.case import TOLERANCES
 from localllm.kernels.triton import attention, target
 from localllm.kernels.triton.attention_plan import SHORT_QUERIES, plan
 

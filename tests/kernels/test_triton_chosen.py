@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from localllm import kernels
 from localllm.kernels.ops import CASES, Ops
-from localllm.kernels.ops.case import Case
-from localllm.kernels.ops.reference_check import call_op
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.reference_check import call_op
 
 pytest.importorskip("triton")
 FOLDER = Path(next(iter(kernels.__path__))) / "triton"

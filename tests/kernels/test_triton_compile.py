@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 
 from localllm.kernels.triton import attention
 from localllm.kernels.triton.attention_decode import decode
-from localllm.kernels.triton.attention_extend import extend
+from localllm.kernels.triton.attention_prefill import extend
 
 pytestmark = [
     pytest.mark.compile,

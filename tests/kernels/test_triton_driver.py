@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("triton")
-from localllm.kernels import triton_driver
+from localllm.kernels.triton import driver
 
 SHARED_LIMIT = 101376
 
@@ -85,7 +85,7 @@ class FakeCuda:
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    monkeypatch.setattr(triton_driver, "_library", lambda: fake)
+    monkeypatch.setattr(driver, "_library", lambda: fake)
     return fake
 
 
@@ -94,7 +94,7 @@ def launcher(cuda: FakeCuda, *types: str, **metadata: Any) -> Any:
     defaults = {"num_warps": 4, "num_ctas": 1, "shared": 2048, "launch_cooperative_grid": False, "launch_pdl": False}
     scratch = {"global_scratch_size": 0, "profile_scratch_size": 0}
     source = SimpleNamespace(signature=dict(enumerate(types)))
-    return triton_driver._Launcher(source, SimpleNamespace(**defaults | scratch | metadata))
+    return driver._Launcher(source, SimpleNamespace(**defaults | scratch | metadata))
 
 
 def test_arguments_are_packed_by_type(cuda: FakeCuda) -> None:
@@ -136,7 +136,7 @@ def test_unsupported_arguments_are_refused(cuda: FakeCuda) -> None:
 @pytest.mark.parametrize(("shared", "dynamic"), [(48 << 10, 0), (60_000, SHARED_LIMIT - 100)])
 def test_kernel_is_loaded(cuda: FakeCuda, shared: int, dynamic: int) -> None:
     cuda.context = 0  # of a new thread
-    utils = triton_driver._Utils()
+    utils = driver._Utils()
     assert utils.load_binary("add", b"cubin\0code", shared, 0) == (11, 12, 40, 4, 1024)
     assert (cuda.dynamic_shared, cuda.context) == (dynamic, 78)
     properties = utils.get_device_properties(0)
@@ -145,7 +145,7 @@ def test_kernel_is_loaded(cuda: FakeCuda, shared: int, dynamic: int) -> None:
 
 def test_errors_have_the_name_of_the_driver(cuda: FakeCuda) -> None:
     cuda.status = 2
-    with pytest.raises(triton_driver.LaunchFailed, match=r"Triton Error \[CUDA\]: out of memory"):
-        triton_driver._Utils().load_binary("add", b"cubin\0code", 0, 0)
+    with pytest.raises(driver.LaunchFailed, match=r"Triton Error \[CUDA\]: out of memory"):
+        driver._Utils().load_binary("add", b"cubin\0code", 0, 0)
     with pytest.raises(RuntimeError, match="out of memory"):
         launcher(cuda)(1, 1, 1, 0, 12, (), None, None, None)

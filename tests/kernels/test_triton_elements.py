@@ -18,10 +18,10 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 
 from localllm.kernels.ops import CASES, Ops
 from localllm.kernels.ops.activation import Activation
-from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 from localllm.kernels.ops.kv import KV
 from localllm.kernels.ops.norm import Norm
-from localllm.kernels.ops.reference_check import call_op, copy_to
 from localllm.kernels.ops.rope import Rope
 from localllm.kernels.ops.sampling import Draws, Sampling
 from localllm.kernels.triton import activation, kv, norm, rope, sampling

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from localllm.kernels.ops import CASES, Ops
-from localllm.kernels.ops.case import TOLERANCES, Case
+from localllm.kernels.ops.cases.case import TOLERANCES, Case
+from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Weight
-from localllm.kernels.ops.reference_check import call_op, copy_to
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -207,7 +207,7 @@ def test_int4_is_packed_at_once_and_in_slices() -> None:
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("rows", [3, 40])
 def test_weights_packed_for_the_cuda_library(group: int, rows: int) -> None:
-    """Nibbles transposed in each 64 bytes, scales in blocks of eight outputs (kernels/cuda/linear.py)."""
+    """Nibbles transposed in each 64 bytes, scales in blocks of eight outputs (kernels/cuda/products/linear.py)."""
     from localllm.kernels.triton import linear
 
     from .cuda_layout import transposed

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from localllm.kernels.ops import CASES, Ops
-from localllm.kernels.ops.case import Case
+from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 from localllm.kernels.ops.lora import random_adapters, random_weights
-from localllm.kernels.ops.reference_check import call_op, copy_to
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

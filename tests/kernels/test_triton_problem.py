@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from localllm.kernels import triton_problem as module
-from localllm.kernels.triton_problem import triton_problem
+from localllm.kernels.triton import problem as module
+from localllm.kernels.triton.problem import triton_problem
 
 
 def clear() -> None:

@@ -16,7 +16,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from localllm.kernels.triton import (
     attention_decode,
-    attention_extend,
+    attention_prefill,
     draw,
     sampling,
     small_batch,
@@ -38,7 +38,7 @@ MOVED = [
     (draw._survey, (*DRAWS, *NOTES)),
     (draw._choose, (*DRAWS, "min_p", *NOTES, "listed")),
     (attention_decode.decode, (*ROWS, "count", "chunks", "table_row", "window")),
-    (attention_extend.extend, (*ROWS, "table_row", "window")),
+    (attention_prefill.extend, (*ROWS, "table_row", "window")),
     (small_batch.small_batch_kernel, ("rows",)),
     (small_batch_transposed.small_batch_transposed_kernel, ("rows",)),
 ]

@@ -11,8 +11,9 @@ import torch
 
 from localllm.backends.cpu import device as cpu
 from localllm.backends.pytorch.quant.int4 import quantise as int4
-from localllm.kernels.ops import CASES, Ops, reference_check
-from localllm.kernels.ops.case import Case
+from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops.cases import reference_check
+from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.layer import DecoderLayer
 from localllm.kernels.ops.mlp import GatedMlp
 from localllm.kernels.ops.moe import FORMATS
@@ -192,7 +193,7 @@ def test_logits_of_other_dtypes(dtype: torch.dtype) -> None:
 def test_a_layer_without_a_fused_kernel_stays_unchanged() -> None:
     """The op of a layer needs packed weights with inputs in natural order, and at most one kind of int4 product. It
     ends before an MLP that does not meet these conditions."""
-    from localllm.kernels.cpu.layer import Prepared
+    from localllm.kernels.cpu.step.layer import Prepared
 
     (case,) = (case for case in CASES if str(case) == "layer.decoder-decode")
     arguments, _ = reference_check.reference_run(case, REFERENCE.layer.decoder, F32)

@@ -202,7 +202,7 @@ class TestWheel:
         for architecture, compiled in kernels.items():
             assert everywhere <= compiled, architecture
 
-    @pytest.mark.parametrize("source", ["tiled_int8.cu", "tiled_fp8.cu"])
+    @pytest.mark.parametrize("source", ["products/tiled/int8.cu", "products/tiled/fp8.cu"])
     def test_assembler_does_not_serialise_wgmma(self, source: str, tmp_path: Path) -> None:
         """The assembler of CUDA 12.8 writes C7515 if it puts a wait after each wgmma."""
         nvcc = ROOT / "build" / "wheel" / "toolkit" / "bin" / "nvcc"
@@ -241,9 +241,9 @@ class TestWheel:
         dependencies = [path for path in sys.path if path.endswith("site-packages")]
         (packages / "dependencies.pth").write_text("\n".join(dependencies))
         code = """
-from localllm.kernels.library import find_cuda_library
-from localllm.kernels.cuda_architectures import read_architectures
-from localllm.kernels.triton_problem import triton_problem
+from localllm.kernels.compiled.library import find_cuda_library
+from localllm.kernels.gpu.architectures import read_architectures
+from localllm.kernels.triton.problem import triton_problem
 import localllm.kernels.cpu, torch
 print(find_cuda_library(), *read_architectures(find_cuda_library()), triton_problem(), sep="|")
 """

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <vector>
 
-#include "dispatch.h"
-#include "team.h"
+#include "isa/dispatch.h"
+#include "team/team.h"
 
 using namespace localllm;
 

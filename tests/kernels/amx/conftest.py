@@ -17,7 +17,7 @@ COMMON = "-O2 -std=c++20 -fPIC -fvisibility=hidden -ffp-contract=fast -fno-math-
 AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512bf16 -mavx512vnni".split()
 AVX2 = "-mavx2 -mfma -mf16c".split()
 TILES = "-mamx-tile -mamx-bf16 -mamx-int8".split()
-KERNELS = ("linear_amx.cpp", "moe_amx.cpp", "attention_amx.cpp")
+KERNELS = ("products/amx.cpp", "moe/amx.cpp", "attention/amx.cpp")
 
 
 def cpu_flags() -> set[str]:
@@ -42,7 +42,7 @@ def build() -> Path:
         flags = ["-DTILES_EMULATED", *(AVX2 if {"avx2", "fma", "f16c"} <= has else [])]
     files = [Path(__file__).with_name("harness.cpp"), *(SOURCES / name for name in KERNELS)]
     seen = hashlib.sha256(repr(flags).encode())
-    for source in sorted([files[0], *SOURCES.glob("*.h"), *(SOURCES / name for name in KERNELS)]):
+    for source in sorted([files[0], *SOURCES.rglob("*.h"), *(SOURCES / name for name in KERNELS)]):
         seen.update(source.read_bytes())
     target = CACHE / f"amx-{seen.hexdigest()[:16]}.so"
     if not target.exists():

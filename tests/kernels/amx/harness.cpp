@@ -14,7 +14,7 @@
 #endif
 
 #include "kernels.h"
-#include "moe_plan.h"
+#include "moe/plan.h"
 
 namespace localllm {
 

@@ -1,6 +1,6 @@
 """Products with AMX tiles against float64, for shapes that are not multiples of a tile.
 
-The tests pack weights by the definition in kernels/cpu/layout.h, so they test the layout as well.
+The tests pack weights by the definition in kernels/cpu/products/layout.h, so they test the layout as well.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("needs g++ on x86-64")
     target = tmp_path_factory.mktemp("variants") / "variants"
     variants = [f"-DVARIANT_{name}" for name in ("AVX2", "AVXVNNI", "AVX512", "AMX")]
-    files = [str(SOURCES / "dispatch.cpp"), str(HERE / "variants.cpp")]
+    files = [str(SOURCES / "isa" / "dispatch.cpp"), str(HERE / "variants.cpp")]
     flags = ["-std=c++20", "-O0", "-w", f"-I{HERE / 'fakes'}", f"-I{SOURCES}"]
     subprocess.run(["g++", *flags, *variants, *files, "-o", str(target)], check=True, timeout=100)
     return target

@@ -1,7 +1,7 @@
 // Prints the usable ISA variants and the one in use, for a test of dispatch.cpp. The variants have names and no kernels.
 #include <cstdio>
 
-#include "dispatch.h"
+#include "isa/dispatch.h"
 
 #define STUB(isa) \
   namespace localllm::isa { extern const Variant table; const Variant table = {.name = #isa}; }

@@ -1,0 +1,47 @@
+"""Attention over the paged cache (paged.cpp); kernels/ops/attention.py defines it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ...compiled.arguments import FLOATS, has_dense_heads
+from ...ops import attention as reference
+from ...ops.attention import Rows
+
+_attention = torch.ops.localllm.attention.default
+_latent_attention = torch.ops.localllm.latent_attention.default
+
+
+def paged_attention(
+    query: Tensor,
+    key_pages: Tensor,
+    value_pages: Tensor,
+    rows: Rows,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Queries and cache may have different dtypes. Queries may be a view of a fused qkv projection."""
+    if not {query.dtype, key_pages.dtype} <= FLOATS:
+        return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
+    query = query if has_dense_heads(query) else query.contiguous()
+    sinks = None if sinks is None else sinks.float()
+    out = query.new_empty(query.shape) if out is None else out
+    tables = rows.row_starts, rows.context_lens, rows.page_table
+    _attention(out, query, key_pages, value_pages, *tables, sinks, scale, window, soft_cap)
+    return out
+
+
+def latent_attention(
+    query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int, out: Tensor | None = None
+) -> Tensor:
+    """Queries and cache may have different dtypes. Tokens of the query may have any stride."""
+    if not {query.dtype, pages.dtype} <= FLOATS:
+        return reference.latent_attention(query, pages, rows, scale, start, out)
+    query = query if has_dense_heads(query) else query.contiguous()
+    out = query.new_empty(*query.shape[:2], query.shape[2] - start) if out is None else out
+    _latent_attention(out, query, pages, rows.row_starts, rows.context_lens, rows.page_table, scale, start)
+    return out

@@ -1,0 +1,1 @@
+"""LoRA products on the CPU."""

@@ -1,0 +1,1 @@
+"""Mixtures of experts on CUDA devices."""

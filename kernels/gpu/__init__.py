@@ -1,0 +1,1 @@
+"""What the CUDA C++ kernels and the Triton kernels both use: the limits and the properties of GPUs, products."""

@@ -1,0 +1,1 @@
+"""The test cases of the ops, and the check of an implementation against the reference."""
