@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ...engine.errors import ModelTooLarge, SettingRefused
@@ -76,49 +76,126 @@ def measure(files: ModelFiles, options: LoadOptions, devices: Sequence[BuildDevi
     _refuse_settings(files, options)
     gpus = gpus_of(devices)
     on_gpu = bool(gpus) and options.gpu_layers != 0
-    kind = "gpu" if on_gpu else "cpu"
-    step_tokens = max(options.max_step_tokens or STEP_TOKENS[kind], options.max_rows)
-    has_row_caches = options.cache_layout == "rows" and not has_states
+    load = _Load(files, options, has_states, on_gpu)
+    main_free = memory()[1]
+    if not on_gpu:
+        return load.size(load.plan(main_free, "cpu"), 0)
+    gpu_free = int(GPU_SHARE * sum(device.free for device in gpus))
+    on_gpus = load.plan(gpu_free, "gpu")
+    if options.gpu_layers is None and on_gpus.fits(min(on_gpus.context, MIN_CONTEXT)):
+        return load.size(on_gpus, -1)
+    shared = load.plan(gpu_free + main_free, "cpu")
+    if options.gpu_layers is None:
+        return load.size(shared, _fitting_layers(files.config.num_layers, shared, gpu_free))
+    return load.size(shared, options.gpu_layers)
 
-    def plan(free: int, kind: str) -> MemoryPlan:
-        if has_states or has_row_caches:
-            cache = _row_caches(files, options, free, step_tokens, DEFAULT_CONTEXT[kind], has_states)
+
+class _Cache(NamedTuple):
+    """Fields of a MemoryPlan."""
+
+    page_size: int
+    page_bytes: int
+    num_pages: int
+    max_pages: int
+    context: int
+    workspace: int
+
+
+class _Load:
+    """The load of a model with its options: the memory that it plans."""
+
+    def __init__(self, files: ModelFiles, options: LoadOptions, has_states: bool, on_gpu: bool) -> None:
+        self._files = files
+        self._options = options
+        self._has_states = has_states
+        self._has_row_caches = options.cache_layout == "rows" and not has_states
+        self._on_gpu = on_gpu
+        default = STEP_TOKENS["gpu" if on_gpu else "cpu"]
+        self._step_tokens = max(options.max_step_tokens or default, options.max_rows)
+        self._cell_bytes = _cell_bytes(files, options)
+        masks = 2 if files.config.window else 1  # layers with and without a sliding window have different ones
+        # Bytes of the attention masks for each cell.
+        self._mask_bytes = masks * MASK_BYTES * min(self._step_tokens, UBATCH)
+        self._workspace = _workspace(files, options, self._step_tokens)
+
+    def plan(self, free: int, kind: str) -> MemoryPlan:
+        """The plan with `free` bytes of memory of this kind: "cpu" or "gpu"."""
+        options = self._options
+        room = max(0, free - self._files.weight_bytes - self._workspace)
+        if options.cache_bytes is None:
+            room = int(room * CACHE_SHARE)
         else:
-            cache = _cells(files, options, free, step_tokens, kind)
+            room = options.cache_bytes
+        has_own_caches = self._has_states or self._has_row_caches
+        cache = self._row_caches(room, kind) if has_own_caches else self._shared_cache(room, kind)
         return MemoryPlan(
             free=free,
-            weights=files.weight_bytes,
-            token_bytes=_token_bytes(files),
+            weights=self._files.weight_bytes,
+            token_bytes=_token_bytes(self._files),
             adapters=0,  # adapters take memory as they are loaded, beside the cache
-            max_positions=max(default_context(files, options), options.context or 0),
+            max_positions=max(default_context(self._files, options), options.context or 0),
             **cache._asdict(),
         )
 
-    def size(plan: MemoryPlan, layers: int) -> Size:
+    def size(self, plan: MemoryPlan, layers: int) -> Size:
+        """The sizes of a load with this plan and this number of layers on GPUs."""
         count = plan.num_pages
-        rows = options.max_rows
-        snapshots = 0
-        if has_states:
+        rows = self._options.max_rows
+        size = Size(plan, self._step_tokens, rows, _sequences(self._options), 0, 0, layers, self._on_gpu)
+        if self._has_states:
             snapshots = _num_snapshots(count, rows)
-            rows = count - snapshots
-        elif has_row_caches:
-            rows = max(1, min(rows, count - 1))  # with several rows, one cache must be free: see streams.py
-        sequences = count if has_states or has_row_caches else _sequences(options)
-        row_cells = plan.page_size if has_row_caches else 0
-        return Size(plan, step_tokens, rows, sequences, snapshots, row_cells, layers, on_gpu)
+            return replace(size, rows=count - snapshots, sequences=count, snapshots=snapshots)
+        if self._has_row_caches:  # with several rows, one cache must be free: see streams.py
+            return replace(size, rows=max(1, min(rows, count - 1)), sequences=count, row_cells=plan.page_size)
+        return size
 
-    main_free = memory()[1]
-    gpu_free = int(GPU_SHARE * sum(device.free for device in gpus))
-    if not on_gpu:
-        return size(plan(main_free, kind), 0)
-    on_gpus = plan(gpu_free, kind)
-    if options.gpu_layers is None and on_gpus.fits(min(on_gpus.context, MIN_CONTEXT)):
-        return size(on_gpus, -1)
-    shared = plan(gpu_free + main_free, "cpu")
-    layers = options.gpu_layers
-    if layers is None:
-        layers = _fitting_layers(files.config.num_layers, shared, gpu_free)
-    return size(shared, layers)
+    def _shared_cache(self, room: int, kind: str) -> _Cache:
+        """The cache of a model that stores only keys and values. `room`: maximum bytes of the cache."""
+        options = self._options
+        context = self._context(kind)
+        page_size = options.page_size or PAGE_SIZE
+        page_bytes = max(1, page_size * self._cell_bytes)
+        mask_bytes = page_size * self._mask_bytes
+        if options.cache_bytes is None:
+            max_pages = room // (page_bytes + mask_bytes)
+            needed = max(context, options.max_rows * min(context, ROW_TOKENS[kind]))
+            num_pages = min(max_pages, -(-needed // page_size))
+        else:
+            num_pages = max_pages = room // page_bytes
+        short = _short_rope(self._files)
+        if context <= short:
+            num_pages = min(num_pages, short // page_size)
+        return _Cache(page_size, page_bytes, num_pages, max_pages, context, self._workspace + num_pages * mask_bytes)
+
+    def _row_caches(self, room: int, kind: str) -> _Cache:
+        """The cache of a model whose rows do not share one. A page is the cache of one row: cells for a whole context,
+        and its state if the model has states."""
+        options = self._options
+        context = self._context(kind)
+        state_bytes = _state_bytes(self._files) if self._has_states else 0
+        mask_bytes = self._mask_bytes if self._cell_bytes else 0
+        position_bytes = self._cell_bytes + (mask_bytes if options.cache_bytes is None else 0)
+        if options.context is None and position_bytes:
+            count = min(options.max_rows + 1, MIN_ROW_CACHES)
+            context = max(1, min(context, (room // count - state_bytes) // position_bytes))
+        cells = context if self._has_states else -(-context // ROW_CACHE_CELLS) * ROW_CACHE_CELLS
+        max_caches = room // (state_bytes + cells * position_bytes)
+        wanted = options.max_rows + min(options.max_rows, MAX_SPARE_CACHES)
+        if self._files.config.model_type in ONE_SEQUENCE:
+            wanted = 1
+        caches = min(wanted, max_caches)
+        workspace = self._workspace + caches * cells * mask_bytes
+        return _Cache(cells, state_bytes + cells * self._cell_bytes, caches, max_caches, context, workspace)
+
+    def _context(self, kind: str) -> int:
+        """The context in the options; otherwise that of the model, at most the default if the size of the cache is
+        automatic. Raises ContextRefused if the model does not support it."""
+        options = self._options
+        if options.context is not None:
+            check_context(self._files, options, options.context)
+            return options.context
+        limit = default_context(self._files, options)
+        return min(limit, DEFAULT_CONTEXT[kind]) if options.cache_bytes is None else limit
 
 
 def _num_snapshots(states: int, max_rows: int) -> int:
@@ -151,85 +228,6 @@ def _refuse_settings(files: ModelFiles, options: LoadOptions) -> None:
             setting="max_rows",
             instead=MAX_ROWS,
         )
-
-
-class _Cache(NamedTuple):
-    """Fields of a MemoryPlan."""
-
-    page_size: int
-    page_bytes: int
-    num_pages: int
-    max_pages: int
-    context: int
-    workspace: int
-
-
-def _cells(files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, kind: str) -> _Cache:
-    """The cache of a model that stores only keys and values."""
-    context = _context(files, options, DEFAULT_CONTEXT[kind])
-    page_size = options.page_size or PAGE_SIZE
-    page_bytes = max(1, page_size * _cell_bytes(files, options))
-    mask_bytes = page_size * _mask_bytes(files, step_tokens)
-    workspace = _workspace(files, options, step_tokens)
-    room = _room(options, free - files.weight_bytes - workspace)
-    max_pages = room // page_bytes if options.cache_bytes is not None else room // (page_bytes + mask_bytes)
-    num_pages = max_pages
-    if options.cache_bytes is None:
-        num_pages = min(max_pages, -(-max(context, options.max_rows * min(context, ROW_TOKENS[kind])) // page_size))
-    short = _short_rope(files)
-    if context <= short:
-        num_pages = min(num_pages, short // page_size)
-    workspace += num_pages * mask_bytes
-    return _Cache(page_size, page_bytes, num_pages, max_pages, context, workspace)
-
-
-def _row_caches(
-    files: ModelFiles, options: LoadOptions, free: int, step_tokens: int, default_context: int, has_states: bool
-) -> _Cache:
-    """The cache of a model whose rows do not share one. A page is the cache of one row: cells for a whole context, and
-    its state if `has_states`."""
-    context = _context(files, options, default_context)
-    cell_bytes = _cell_bytes(files, options)
-    state_bytes = _state_bytes(files) if has_states else 0
-    workspace = _workspace(files, options, step_tokens)
-    mask_bytes = _mask_bytes(files, step_tokens) if cell_bytes else 0
-    room = _room(options, free - files.weight_bytes - workspace)
-    position_bytes = cell_bytes if options.cache_bytes is not None else cell_bytes + mask_bytes
-    if options.context is None and position_bytes:
-        count = min(options.max_rows + 1, MIN_ROW_CACHES)
-        context = max(1, min(context, (room // count - state_bytes) // position_bytes))
-    cells = context if has_states else -(-context // ROW_CACHE_CELLS) * ROW_CACHE_CELLS
-    max_caches = room // (state_bytes + cells * position_bytes)
-    caches = min(options.max_rows + min(options.max_rows, MAX_SPARE_CACHES), max_caches)
-    if files.config.model_type in ONE_SEQUENCE:
-        caches = min(caches, 1)
-    workspace += caches * cells * mask_bytes
-    return _Cache(cells, state_bytes + cells * cell_bytes, caches, max_caches, context, workspace)
-
-
-def _context(files: ModelFiles, options: LoadOptions, default: int) -> int:
-    """The context in the options; otherwise that of the model, at most `default` if the size of the cache is automatic.
-
-    Raises ContextRefused if the model does not support it.
-    """
-    limit = default_context(files, options)
-    if options.context is None:
-        return min(limit, default) if options.cache_bytes is None else limit
-    check_context(files, options, options.context)
-    return options.context
-
-
-def _mask_bytes(files: ModelFiles, step_tokens: int) -> int:
-    """Bytes of the attention masks for each cell."""
-    masks = 2 if files.config.window else 1  # layers with and without a sliding window have different ones
-    return masks * MASK_BYTES * min(step_tokens, UBATCH)
-
-
-def _room(options: LoadOptions, free: int) -> int:
-    """Maximum bytes of the cache. `free`: bytes beside weights and workspace."""
-    if options.cache_bytes is not None:
-        return options.cache_bytes
-    return int(max(0, free) * CACHE_SHARE)
 
 
 def check_fits(files: ModelFiles, options: LoadOptions, plan: MemoryPlan) -> None:
