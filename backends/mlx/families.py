@@ -6,7 +6,8 @@ mlx-lm's classes read the keys of transformers 4, and ignore some values: rare w
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import mlx.nn as nn
 from mlx_lm.utils import _get_classes
@@ -15,8 +16,10 @@ from ...engine.errors import ModelRefused
 from ...engine.files.model_config import ModelConfig
 from .activations import GATED
 from .adapter import Gated, Head, Layers, mix
-from .architectures import is_described
 from .ropes import Frequencies, NoRotation, rotation
+
+# config.json -> (class of the model, class of its arguments)
+Classes: TypeAlias = Callable[[dict[str, Any]], tuple[Any, Any]]
 
 
 def arguments(config: ModelConfig) -> dict[str, Any]:
@@ -47,14 +50,14 @@ def arguments(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def load_arguments(target: ModelConfig, context: int) -> dict[str, Any]:
-    """Arguments for mlx-lm's load_model. Empty for an architecture that ModelConfig does not describe."""
+def classes(target: ModelConfig, context: int) -> Classes:
+    """The function that gives mlx-lm's load_model the class of the model and that of its arguments."""
 
-    def classes(config: dict[str, Any]) -> tuple[Any, Any]:  # load_model passes the argument as config=
+    def of(config: dict[str, Any]) -> tuple[Any, Any]:
         model_class, arguments_class = _get_classes(config)
         return lambda model_args: build(model_class(model_args), target, context), arguments_class
 
-    return {"model_config": arguments(target), "get_model_classes": classes} if is_described(target) else {}
+    return of
 
 
 def build(model: nn.Module, config: ModelConfig, context: int) -> nn.Module:

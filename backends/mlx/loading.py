@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,43 +119,61 @@ def _load(files: ModelFiles, options: LoadOptions) -> tuple[nn.Module, Forward, 
     if refusal:
         raise ModelRefused(refusal)
     context = options.context or files.config.max_positions
-    stored = formats.quantization(completed)
-    dtype = DTYPES.get(options.dtype, mx.bfloat16)
-    config = files.config
-    if architectures.is_described(config):
-        text: Mapping[str, Any] = {"num_hidden_layers": config.num_layers, TIE: config.tie_embeddings}
-        arguments = families.load_arguments(config, context)
-    else:
-        keys = ConfigKeys(values)
-        text = keys.text
-        arguments = {"model_config": keys.arguments()}
-        if config.multimodal:  # the class reads the field in text_config, which transformers ignores
-            arguments["model_config"]["text_config"][TIE] = config.tie_embeddings
-        elif text.get(TIE):
-            _verify_head(files)
-    _verify_layers(files, text)
+    is_described = architectures.is_described(files.config)
+    plan = _described(files, context) if is_described else _undescribed(files, values, context)
+    _verify_layers(files, plan.text)
     _verify_shards(files)
+    stored = formats.quantization(completed)
     if stored is not None and stored.format == "fp8":  # `watch_weights` decodes it
-        arguments["model_config"]["quantization_config"] = None
+        plan.config["quantization_config"] = None
     elif "quantization_config" in completed:  # of another file
-        arguments["model_config"]["quantization_config"] = completed["quantization_config"]
-    get_classes = arguments.pop("get_model_classes", _get_classes)
+        plan.config["quantization_config"] = completed["quantization_config"]
+    dtype = DTYPES.get(options.dtype, mx.bfloat16)
 
     def classes(config: dict[str, Any]) -> tuple[Any, Any]:  # load_model passes the argument as config=
-        model_class, arguments_class = get_classes(config)
-        return lambda args: watch_weights(model_class(args), files.config, text, stored, dtype), arguments_class
+        model_class, arguments_class = plan.classes(config)
+        return lambda args: watch_weights(model_class(args), files.config, plan.text, stored, dtype), arguments_class
 
     with observed_fields() as fields:
         model, changed = load_model(
-            files.path, lazy=True, strict=bool(files.tensors), get_model_classes=classes, **arguments
+            files.path, lazy=True, strict=bool(files.tensors), get_model_classes=classes, model_config=plan.config
         )
         forward = Forward(model)
         probe_layers(model, forward)
-    if architectures.is_described(config):
-        families.verify(model, config)
-    else:
-        keys.verify(model, fields, context)
+    plan.verify(model, fields)
     return model, forward, changed
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The arguments of a load, and the check of the loaded model."""
+
+    text: Mapping[str, Any]  # fields of config.json of the text model
+    config: dict[str, Any]  # the keys to add to config.json
+    classes: families.Classes
+    verify: Callable[[nn.Module, set[str]], None]  # with the fields that the class reads; raises ModelRefused
+
+
+def _described(files: ModelFiles, context: int) -> _Plan:
+    """The plan for an architecture that ModelConfig describes."""
+    config = files.config
+    return _Plan(
+        text={"num_hidden_layers": config.num_layers, TIE: config.tie_embeddings},
+        config=families.arguments(config),
+        classes=families.classes(config, context),
+        verify=lambda model, fields: families.verify(model, config),
+    )
+
+
+def _undescribed(files: ModelFiles, values: Mapping[str, Any], context: int) -> _Plan:
+    """The plan for an architecture that only mlx-lm's class describes."""
+    keys = ConfigKeys(values)
+    added = keys.arguments()
+    if files.config.multimodal:  # the class reads the field in text_config, which transformers ignores
+        added["text_config"][TIE] = files.config.tie_embeddings
+    elif keys.text.get(TIE):
+        _verify_head(files)
+    return _Plan(keys.text, added, _get_classes, lambda model, fields: keys.verify(model, fields, context))
 
 
 def _verify_head(files: ModelFiles) -> None:

@@ -15,6 +15,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from localllm.backends.mlx import families
+from localllm.backends.mlx.architectures import is_described
 from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import Runner
@@ -72,7 +73,11 @@ KINDS = [DENSE, SLIDING, EXPERTS]
 
 def plain_model(folder: Path) -> Any:
     """The model for mlx-lm's loop. test_mlx_families.py compares it with transformers."""
-    return mlx_lm.utils.load_model(folder, **families.load_arguments(read_model(folder).config, 128))[0]
+    config = read_model(folder).config
+    if not is_described(config):
+        return mlx_lm.utils.load_model(folder)[0]
+    arguments, classes = families.arguments(config), families.classes(config, 128)
+    return mlx_lm.utils.load_model(folder, model_config=arguments, get_model_classes=classes)[0]
 
 
 @dataclass

@@ -213,7 +213,8 @@ def test_model_that_differs_from_its_config_is_refused(
 ) -> None:
     OF["llama-llama3"].save(tmp_path)
     config = read_model(tmp_path).config
-    [model, _] = load_model(tmp_path, lazy=True, **families.load_arguments(config, 128))
+    arguments, classes = families.arguments(config), families.classes(config, 128)
+    [model, _] = load_model(tmp_path, lazy=True, model_config=arguments, get_model_classes=classes)
     families.verify(model, config)
     change(model)
     with pytest.raises(ModelRefused, match=name):
