@@ -341,8 +341,8 @@ def lora(pick: random.Random, project: bool) -> object:
     """LoRA products, alone or with the product of the base model."""
     from localllm.kernels.cuda.lora import products as lora
     from localllm.kernels.cuda.products.linear import dense, pack_slices
+    from localllm.kernels.ops.cases.lora import random_adapters, random_weights
     from localllm.kernels.ops.cases.reference_check import copy_to
-    from localllm.kernels.ops.lora import random_adapters, random_weights
     from localllm.kernels.ops.projection import Product
 
     dtype = torch.bfloat16 if project else pick.choice(FLOATS)
@@ -383,7 +383,8 @@ def beyond(pick: random.Random) -> object:
 def choice_products(op: str, pick: random.Random) -> None:
     """The products of the choices of few tokens in a mixture of experts."""
     from localllm.kernels.cuda.moe import experts as moe
-    from localllm.kernels.ops.moe import Routed, random_weight
+    from localllm.kernels.ops.cases.moe import random_weight
+    from localllm.kernels.ops.moe import Routed
 
     rows, per_row, count = pick.randint(1, 5), pick.randint(1, 8), pick.randint(1, 6)
     outputs, in_features = 8 * pick.randint(1, 40), 8 * pick.randint(1, 500)

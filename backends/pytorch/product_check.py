@@ -12,8 +12,8 @@ import torch
 
 from ...kernels.ops import Ops
 from ...kernels.ops.cases.case import REAL_ROWS, Case
+from ...kernels.ops.cases.linear import REAL_CASES
 from ...kernels.ops.cases.reference_check import call_op, device_arguments, mismatch, reference_run
-from ...kernels.ops.linear import REAL_CASES
 
 ROWS = (*range(1, 17), REAL_ROWS)
 TIMED_ROWS = (1, 16, REAL_ROWS)

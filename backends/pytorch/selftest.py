@@ -25,7 +25,8 @@ import torch
 
 from ... import kernels
 from ...engine.errors import ModelRefused, OutOfMemory
-from ...kernels.ops import CASES, Ops
+from ...kernels.ops import Ops
+from ...kernels.ops.cases import CASES
 from ...kernels.ops.cases.case import Case
 from ...kernels.ops.cases.reference_check import call_op, device_arguments, mismatch, reference_run
 from ..selftest_results import CrashMark, SelfTestResults

@@ -1,4 +1,4 @@
-"""The ops of the torch backends: for each op its reference in plain torch, its test cases and its implementations."""
+"""The ops of the torch backends: for each op its reference in plain torch, and its implementations."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from . import activation, attention, kv, linear, lora, moe, norm, rope, sampling
 from .activation import Activation
 from .attention import Attention
-from .cases import layer as layer_cases
-from .cases.case import Case
 from .kv import KV
 from .layer import Layer
 from .linear import Linear
@@ -19,12 +16,6 @@ from .moe import Moe
 from .norm import Norm
 from .rope import Rope
 from .sampling import Sampling
-
-CASES: tuple[Case, ...] = tuple(
-    case
-    for family in (norm, activation, rope, linear, moe, lora, kv, attention, sampling, layer_cases)
-    for case in family.CASES
-)
 
 # The ops that are replaced together with a family or an op. A fused op contains smaller ops, so it is replaced when one
 # of them is replaced. Packed weights and prepared layers are private to a set of ops, so the ops that write them and

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from .cases.case import Case, Make
 
 
 def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,36 +70,3 @@ class Rope:
 
     neox: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = rope
     interleaved: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = interleaved_rope
-
-
-def _inputs(tokens: int, heads: int, kv_heads: int, dim: int, rotary: int) -> Make:
-    def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        angle = torch.rand(tokens, rotary // 2, generator=generator) * 100.0
-        return {
-            "query": torch.randn(tokens, heads, dim, generator=generator).to(dtype),
-            "key": torch.randn(tokens, kv_heads, dim, generator=generator).to(dtype),
-            "cos": angle.cos(),
-            "sin": angle.sin(),
-        }
-
-    return make
-
-
-def _sections(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-    angle = torch.rand(3, 5, 16, generator=generator) * 100.0
-    cos, sin = by_section(angle.cos(), angle.sin(), (4, 6, 6))
-    return {**_inputs(5, 4, 2, 32, 32)(generator, dtype), "cos": cos, "sin": sin}
-
-
-CASES = [
-    Case(f"rope.{op}", label, make)
-    for op in ("neox", "interleaved")
-    for label, make in [
-        ("plain", _inputs(7, 6, 2, 64, 64)),
-        ("one-token", _inputs(1, 4, 4, 32, 32)),
-        ("partial", _inputs(5, 4, 1, 48, 24)),
-        ("odd-half", _inputs(3, 2, 1, 37, 22)),
-        ("no-tokens", _inputs(0, 4, 2, 32, 32)),
-        ("sections", _sections),
-    ]
-]

@@ -10,7 +10,7 @@ import torch
 from work import Work
 
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.lora import random_adapters, random_weights
+from localllm.kernels.ops.cases.lora import random_adapters, random_weights
 
 ADAPTERS = 4
 ROWS = (1, 8, 64)

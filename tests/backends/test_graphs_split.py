@@ -36,8 +36,9 @@ from localllm.engine.options import LoadOptions
 from localllm.engine.runner import Runner
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.cases.moe import random_experts
 from localllm.kernels.ops.layer import Layer
-from localllm.kernels.ops.moe import Routed, Routing, random_experts
+from localllm.kernels.ops.moe import Routed, Routing
 from localllm.kernels.ops.projection import Product
 
 from . import canary

@@ -13,7 +13,7 @@ from localllm.backends import platforms
 from localllm.backends.pytorch import product_check
 from localllm.backends.pytorch.product_check import ProductResult, run_products
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.linear import CASES, REAL_CASES
+from localllm.kernels.ops.cases.linear import CASES, REAL_CASES
 
 REFERENCES = Ops()
 

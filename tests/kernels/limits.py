@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.kernels.ops import (
+from localllm.kernels.ops.cases import (
     activation,
     attention,
     kv,
+    layer,
     linear,
     linear_fp8,
     linear_int4,
@@ -21,7 +22,6 @@ from localllm.kernels.ops import (
     norm,
     rope,
 )
-from localllm.kernels.ops.cases import layer
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.sampling import Draws
 

@@ -16,7 +16,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 

@@ -12,7 +12,8 @@ import torch
 
 from localllm import kernels
 from localllm.backends.cpu import device
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases import CASES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 from localllm.kernels.ops.kv import KV

@@ -12,9 +12,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.layer import inputs
+from localllm.kernels.ops.cases.moe import random_experts, random_weight
 from localllm.kernels.ops.cases.reference_check import (
     call_op,
     copy_to,
@@ -24,7 +26,7 @@ from localllm.kernels.ops.cases.reference_check import (
     reference_run,
 )
 from localllm.kernels.ops.layer import decoder
-from localllm.kernels.ops.moe import ExpertGate, Routed, Routing, experts, random_experts, random_weight, route
+from localllm.kernels.ops.moe import ExpertGate, Routed, Routing, experts, route
 
 pytestmark = [
     pytest.mark.real,

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from localllm.kernels.compiled.arguments import GATES
-from localllm.kernels.ops import CASES, Ops, activation
+from localllm.kernels.ops import Ops, activation
 from localllm.kernels.ops.activation import silu_and_mul
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.layer import CACHE, inputs
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to, pack_value

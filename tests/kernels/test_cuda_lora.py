@@ -13,11 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.lora import random_adapters, random_weights
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to, device_arguments
 from localllm.kernels.ops.linear import Linear
-from localllm.kernels.ops.lora import Lora, LoraWeights, random_adapters, random_weights
+from localllm.kernels.ops.lora import Lora, LoraWeights
 from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.step import Adapters
 

@@ -15,8 +15,8 @@ import torch
 pytest.importorskip("triton")
 
 from localllm.kernels.gpu.properties import gpu_properties
-from localllm.kernels.ops.attention import CASES
 from localllm.kernels.ops.attention import paged_attention as reference
+from localllm.kernels.ops.cases.attention import CASES
 from localllm.kernels.ops.cases.case import TOLERANCES
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.layer import CACHE, inputs
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to, device_arguments, mismatch, reference_run

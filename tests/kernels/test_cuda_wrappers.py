@@ -24,11 +24,12 @@ from localllm.kernels.gpu.properties import GpuProperties
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.cases.layer import inputs as layer_inputs
+from localllm.kernels.ops.cases.lora import random_adapters, random_weights
+from localllm.kernels.ops.cases.moe import random_experts
 from localllm.kernels.ops.cases.reference_check import pack_value
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, weight_tensors
-from localllm.kernels.ops.lora import random_adapters, random_weights
 from localllm.kernels.ops.mlp import Experts
-from localllm.kernels.ops.moe import ExpertWeights, Routed, random_experts
+from localllm.kernels.ops.moe import ExpertWeights, Routed
 from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.streams import InOrder
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from localllm.backends.cpu.device import DEVICE
-from localllm.kernels.ops import CASES
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op, pack_value
 

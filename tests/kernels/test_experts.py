@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from localllm.backends.cpu import device as cpu
+from localllm.kernels.ops.cases.moe import FORMATS, random_experts
 from localllm.kernels.ops.linear import map_tensors, weight_tensors
 from localllm.kernels.ops.mlp import Experts
-from localllm.kernels.ops.moe import FORMATS, ExpertWeights, Routed, Routing, experts, random_experts
+from localllm.kernels.ops.moe import ExpertWeights, Routed, Routing, experts
 from localllm.kernels.ops.projection import Product
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]

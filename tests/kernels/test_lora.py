@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from localllm.backends.cpu import device as cpu
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases import CASES
+from localllm.kernels.ops.cases.lora import random_adapters, random_weights
 from localllm.kernels.ops.cases.reference_check import copy_to, device_arguments
-from localllm.kernels.ops.lora import random_adapters, random_weights
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]
 

@@ -16,8 +16,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localllm.backends.cpu import device as cpu
-from localllm.kernels.ops import CASES, MultiPlatformOp, Ops
-from localllm.kernels.ops.cases import reference_check
+from localllm.kernels.ops import MultiPlatformOp, Ops
+from localllm.kernels.ops.cases import CASES, reference_check
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from localllm.backends.cpu.device import DEVICE
-from localllm.kernels.ops import CASES
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.reference_check import call_op, pack_value
 
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)

@@ -15,10 +15,11 @@ from torch import Tensor
 from localllm.backends.cpu import device as cpu
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.cases.layer import inputs
+from localllm.kernels.ops.cases.moe import random_experts, random_weight
 from localllm.kernels.ops.cases.reference_check import copy_to, pack_value
 from localllm.kernels.ops.layer import DecoderLayer
 from localllm.kernels.ops.mlp import Experts, GatedMlp
-from localllm.kernels.ops.moe import Routing, random_experts, random_weight
+from localllm.kernels.ops.moe import Routing
 from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.step import Cache, LayerStep
 

@@ -13,8 +13,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from localllm.kernels.ops.attention import CASES, Rows, latent_attention
+from localllm.kernels.ops.attention import Rows, latent_attention
 from localllm.kernels.ops.attention import paged_attention as reference
+from localllm.kernels.ops.cases.attention import CASES
 from localllm.kernels.ops.cases.case import TOLERANCES
 from localllm.kernels.triton import attention, target
 from localllm.kernels.triton.attention_plan import SHORT_QUERIES, plan

@@ -13,7 +13,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from localllm import kernels
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op
 

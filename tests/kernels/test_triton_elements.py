@@ -16,8 +16,9 @@ pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("there is no CUDA device; test_triton_interpreted.py runs this", allow_module_level=True)
 
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 from localllm.kernels.ops.kv import KV

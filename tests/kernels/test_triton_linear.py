@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import TOLERANCES, Case
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Weight

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.lora import random_adapters, random_weights
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
-from localllm.kernels.ops.lora import random_adapters, random_weights
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.kernels.ops import CASES, Ops
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import TOLERANCES, Case
+from localllm.kernels.ops.cases.moe import random_experts
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to, pack_value
 from localllm.kernels.ops.linear import Int8
-from localllm.kernels.ops.moe import Routed, Routing, experts, random_experts, route
+from localllm.kernels.ops.moe import Routed, Routing, experts, route
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

@@ -11,12 +11,12 @@ import torch
 
 from localllm.backends.cpu import device as cpu
 from localllm.backends.pytorch.quant.int4 import quantise as int4
-from localllm.kernels.ops import CASES, Ops
-from localllm.kernels.ops.cases import reference_check
+from localllm.kernels.ops import Ops
+from localllm.kernels.ops.cases import CASES, reference_check
 from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.moe import FORMATS
 from localllm.kernels.ops.layer import DecoderLayer
 from localllm.kernels.ops.mlp import GatedMlp
-from localllm.kernels.ops.moe import FORMATS
 from localllm.kernels.ops.projection import Product, SideBySide
 
 pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")]

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from ..attention import Rows
 from ..layer import DecoderLayer
-from ..lora import random_adapters, random_weights, select_adapters
 from ..mla import LatentInputs, LatentOutputs
 from ..mlp import Experts, Gate, GatedMlp, Mlp
-from ..moe import Routing, random_experts
+from ..moe import Routing
 from ..projection import Adapted, Product, Projection
 from ..step import Answers, Cache, LayerStep
 from .case import Case, Make
+from .lora import random_adapters, random_weights, select_adapters
+from .moe import random_experts
 
 
 def inputs(

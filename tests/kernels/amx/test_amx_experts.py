@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from localllm.backends.cpu import device as cpu
+from localllm.kernels.ops.cases.moe import FORMATS, random_experts
 from localllm.kernels.ops.linear import PANEL
-from localllm.kernels.ops.moe import FORMATS, ExpertWeights, Routed, experts, random_experts
+from localllm.kernels.ops.moe import ExpertWeights, Routed, experts
 
 pytestmark = pytest.mark.skipif(bool(cpu.MISSING), reason=cpu.MISSING or "")
 

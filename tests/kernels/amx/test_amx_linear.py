@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from localllm.kernels.ops.cases.linear_mxfp4 import random_mxfp4
 from localllm.kernels.ops.linear_fp8 import Fp8
 from localllm.kernels.ops.linear_int4 import Int4
 from localllm.kernels.ops.linear_int8 import Int8
-from localllm.kernels.ops.linear_mxfp4 import Mxfp4, random_mxfp4
+from localllm.kernels.ops.linear_mxfp4 import Mxfp4
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 FORMATS = {"bf16": 1, "int8": 3, "int4": 4, "fp8": 5, "mxfp4": 6}
