@@ -19,7 +19,7 @@ from ..engine.errors import SettingRefused
 from ..engine.runner import DeviceInfo, Unavailable
 from . import paths
 from .errors import ConfigError, NoBackend
-from .store import cache
+from .store.local import cache
 from .version import VERSION
 
 PACKAGES = (

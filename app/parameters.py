@@ -77,7 +77,7 @@ class Model(click.ParamType[str]):
     def _names(self) -> Iterator[str]:
         """The models on this machine, with their aliases and their short names."""
         from .store import catalog, preferences
-        from .store.cache import available
+        from .store.local.cache import available
 
         ids = [model.id for model in available()]
         yield from ids
@@ -110,7 +110,7 @@ class StoredModel(Model):
         return os.path.abspath(os.path.expanduser(value)) if is_path(value) else str(value)  # noqa: PTH100, PTH111
 
     def _names(self) -> Iterator[str]:
-        from .store.stored import ids
+        from .store.local.stored import ids
 
         yield from super()._names()
         yield from ids()
@@ -143,8 +143,8 @@ class RemoteModel(click.ParamType[str]):
         return completions(self._names, incomplete)
 
     def _names(self) -> Iterator[str]:
-        from .store.cache import repo_folders
         from .store.catalog import entries
+        from .store.local.cache import repo_folders
         from .store.names import LOCAL, repo_of_folder
 
         yield from entries()
@@ -172,7 +172,7 @@ class AdapterFiles(click.ParamType[str]):
         return existing_gguf(value)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from .store.adapter_refs import available as adapters
+        from .store.local.adapter_refs import available as adapters
 
         if _is_folder_prefix(incomplete):
             return [CompletionItem(incomplete, type="file")]
@@ -185,7 +185,7 @@ class LoadedAdapter(click.ParamType[str]):
     name = "adapter"
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from .store.adapter_refs import available as adapters
+        from .store.local.adapter_refs import available as adapters
         from .store.names import adapter_name
 
         return completions(lambda: [adapter_name(adapter.id) for adapter in adapters()], incomplete)

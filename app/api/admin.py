@@ -10,9 +10,9 @@ from ...engine.files.quantization import Quant
 from ...engine.options import RopeScaling
 from ..frames import Machine
 from ..purpose import Purpose
-from ..store.inspection import DtypeShare, TemplateVerdict
+from ..store.local.stored import Kind
 from ..store.offers import Offer
-from ..store.stored import Kind
+from ..store.records import DtypeShare, TemplateVerdict
 from .body import WireBody
 
 

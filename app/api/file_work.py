@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from ..errors import StorageFailed
 from ..paths import printable
-from ..store import cache
 from ..store.importing import import_model
-from ..store.verify import files_of, verify_file
+from ..store.local import cache
+from ..store.local.verify import files_of, verify_file
 from .admin import FileProgress, FileVerdict, ImportBody, Imported, Verification
 from .events import Report
 from .places import Places

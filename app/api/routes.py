@@ -23,10 +23,11 @@ from ...engine.files.pooling import read_pooling
 from .. import frames, paths
 from ..config import loading
 from ..errors import Forbidden, MethodNotAllowed, ModelNotFound, RouteNotFound
-from ..store import cache, listing, resolved
-from ..store.ggufs import is_gguf
-from ..store.jobs import Jobs
+from ..store import listing, resolved
+from ..store.local import cache
+from ..store.local.ggufs import is_gguf
 from ..store.names import is_path
+from ..store.pull.jobs import Jobs
 from ..version import VERSION
 from .adapters import AdapterRoutes
 from .admin import AdapterEntry, LoadBody, LoadedModel, LoadProgress, ModelEntry, Status, UnloadBody

@@ -10,9 +10,10 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ..store import cache, catalog, hub
-from ..store.jobs import ENDED, Job, Jobs
+from ..store import catalog, deletion
+from ..store.local import cache
 from ..store.offers import offers
+from ..store.pull.jobs import ENDED, Job, Jobs
 from . import keep_alive
 from .admin import Catalog, DeleteBody, DownloadBody
 from .answers import event
@@ -67,7 +68,7 @@ class StoreRoutes:
     async def delete(self, request: Request) -> Response:
         """POST /admin/delete: unload a model, delete its files and remove the aliases of these files."""
         body = await read_json(request.scope, request.receive, DeleteBody, self.limit)
-        removal = await asyncio.to_thread(hub.plan_removal, body.model)
+        removal = await asyncio.to_thread(deletion.plan_removal, body.model)
         async with self.models.without(removal.folders):
             await asyncio.to_thread(removal.execute)
         return _json({"deleted": removal.name, "freed": removal.frees, "aliases": removal.aliases})

@@ -12,8 +12,9 @@ from starlette.responses import Response
 
 from .. import config
 from ..errors import ConfigError, Forbidden, InvalidRequest
-from ..store import listing, preferences, stored
+from ..store import listing, preferences
 from ..store.installing import install
+from ..store.local import stored
 from ..store.names import is_path
 from . import commands
 from .admin import (
@@ -85,7 +86,7 @@ class StoreCommands:
         return _json(await self._run(request, commands.run("inspect", body.model), uses_hub=True))
 
     async def fit(self, request: Request) -> Response:
-        """POST /admin/fit. The reply is a list of store.fitting.Fit."""
+        """POST /admin/fit. The reply is a list of store.records.Fit."""
         body = await self._read(request, FitBody)
         _check_name(request, body.model)
         flags = [f"--context={body.context}", f"--parallel={body.parallel}"]

@@ -25,12 +25,11 @@ from ..api.admin import (
     Verification,
 )
 from ..frames import Machine
-from ..store.fitting import Fit
-from ..store.ggufs import need_llamacpp
-from ..store.inspection import BackendVerdict, DtypeShare, Inspection, TemplateVerdict
-from ..store.jobs import Job
+from ..store.local.ggufs import need_llamacpp
 from ..store.names import adapter_name
 from ..store.offers import Offer, fit_of, speed_of
+from ..store.pull.jobs import Job
+from ..store.records import BackendVerdict, DtypeShare, Fit, Inspection, TemplateVerdict
 from .answers import ChatEvent, Done, ReasoningPiece, TextPiece, ToolCall, Usage, adapter_selection
 from .client import NO_FLAGS, Client, kept_notice
 

@@ -21,9 +21,8 @@ from ..api.admin import (
     Verification,
 )
 from ..errors import DaemonUnreachable
-from ..store.fitting import Fit
-from ..store.inspection import Inspection
-from ..store.jobs import Job
+from ..store.pull.jobs import Job
+from ..store.records import Fit, Inspection
 from .transport import Transport, absolute, full_name
 
 OnFile = Callable[[FileProgress], None]

@@ -11,7 +11,8 @@ from .. import config
 from ..client import AdapterEntry, Client
 from ..errors import AdapterNotFound, DaemonUnreachable, InvalidRequest
 from ..sizes import size
-from ..store import adapter_refs, cache, resolved
+from ..store import resolved
+from ..store.local import adapter_refs, cache
 from ..store.names import adapter_name, is_path
 from .console import print_json, say, table
 from .removal import carry_out
@@ -130,7 +131,7 @@ async def _unload(settings: config.Settings, name: str, model: str | None) -> No
 def remove(name: str, yes: bool, as_json: bool) -> int:
     """Delete the files of a downloaded adapter. Asks for confirmation."""
     config.load()
-    from ..store import hub
+    from ..store import deletion
 
-    plan = hub.plan_adapter_removal(name)
+    plan = deletion.plan_adapter_removal(name)
     return carry_out(plan, "localllm adapters rm", yes=yes, as_json=as_json)

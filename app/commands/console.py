@@ -18,7 +18,7 @@ from ..start import INTERRUPTED
 from ..store.names import is_path
 
 if TYPE_CHECKING:
-    from ..store.inspection import DtypeShare
+    from ..store.records import DtypeShare
 
 # Characters that control a terminal: C0 without newline and tab, DEL and C1.
 CONTROL_CODES = {*range(32), *range(127, 160)} - {ord("\n"), ord("\t")}

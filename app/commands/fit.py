@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -17,12 +18,12 @@ from ..api.admin import LoadFlags
 from ..daemon.loading import load_options, load_settings, shared_settings
 from ..errors import ModelUnusable, NoBackend, WrongKind
 from ..sizes import size
-from ..store.cache import ModelRef, has_gguf, is_adapter
-from ..store.check import check, missing_tensor
-from ..store.fit import fit as fit_files
-from ..store.fitting import Fit
-from ..store.ggufs import is_gguf
-from ..store.opening import Origin, opened
+from ..store.checks.files import check, missing_tensor
+from ..store.inspection.memory_fit import fit as fit_files
+from ..store.inspection.opening import Origin, opened
+from ..store.local.cache import ModelRef, has_gguf, is_adapter
+from ..store.local.ggufs import is_gguf
+from ..store.records import Fit
 from ..store.resolved import base_argument
 from ..store.selection import NO_CONFIG
 from .console import one_line, print_json, say
@@ -47,7 +48,7 @@ def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: st
     except backends.BackendUnavailable as error:
         raise NoBackend(str(error), hint=error.hint) from error
     if as_json:
-        print_json({"model": origin.name, "fits": [entry.for_json() for entry in fits]})
+        print_json({"model": origin.name, "fits": [asdict(entry) for entry in fits]})
     else:
         for entry in fits:
             _print(entry)

@@ -7,8 +7,8 @@ import click
 from .. import config
 from ..errors import ModelUnusable
 from ..sizes import size
-from ..store.inspect import inspect as inspect_model
-from ..store.inspection import Inspection, TemplateVerdict
+from ..store.inspection.models import inspect as inspect_model
+from ..store.records import Inspection, TemplateVerdict
 from .console import one_line, print_json, weights_text
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from .. import config
 from ..sizes import size
-from ..store import adapter_refs, cache
-from ..store.ggufs import need_llamacpp
+from ..store.local import adapter_refs, cache
+from ..store.local.ggufs import need_llamacpp
 from .console import print_json, say, table
 from .removal import carry_out
 
@@ -75,7 +75,7 @@ def _state(model: cache.ModelRef) -> str:
 def remove(name: str, packed: bool, yes: bool, as_json: bool) -> int:
     """Delete a downloaded model, or only its cached quantised weights. Asks for confirmation."""
     config.load()
-    from ..store import hub
+    from ..store import deletion
 
-    plan = hub.plan_packed_removal(name) if packed else hub.plan_removal(name)
+    plan = deletion.plan_packed_removal(name) if packed else deletion.plan_removal(name)
     return carry_out(plan, "localllm rm", yes=yes, as_json=as_json)

@@ -12,10 +12,11 @@ import click
 
 from .. import config
 from ..sizes import size
-from ..store import cache, resolved, stored
-from ..store.download import Download, check_space
-from ..store.hubs import is_offline, offline_error
-from ..store.plan import Plan
+from ..store import resolved
+from ..store.hub.hubs import is_offline, offline_error
+from ..store.local import cache, stored
+from ..store.pull.download import Download, check_space
+from ..store.pull.plan import Plan
 from ..store.transfer.policy import from_environment
 from ..store.transfer.progress import Progress
 from .console import print_json, safe, say

@@ -19,7 +19,7 @@ from ..store import resolved
 from .console import print_json, say
 
 if TYPE_CHECKING:
-    from ..store.hub import Removal
+    from ..store.deletion import Removal
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,16 @@ from ...engine.files.model_files import ModelFiles, read_model
 from .. import config
 from ..errors import AppError, InvalidRequest, ModelNotFound
 from ..sizes import size
-from ..store import adapter_refs, cache, catalog, ggufs, preferences, resolved, stored
+from ..store import catalog, preferences, resolved
+from ..store.local import adapter_refs, cache, ggufs, stored
 from ..store.names import LOCAL, HubName, is_path, parse
 from .console import one_line, print_json, say, table, weights_text
 
 if TYPE_CHECKING:
-    from ..store.inspection import DtypeShare
+    from ..store.hub.searching import Repository
+    from ..store.local.verify import Verdict
     from ..store.prune import Unused
-    from ..store.searching import Repository
-    from ..store.verify import Verdict
+    from ..store.records import DtypeShare
 
 GGUF_BACKEND = "llamacpp: GGUF files go to llama.cpp"
 DAMAGED = 1  # exit code of verify
@@ -65,10 +66,10 @@ def _text(key: str, value: Any) -> str:
 
 def _facts(model: cache.ModelRef) -> dict[str, Any]:
     from ..store.adapters import base_of
-    from ..store.inspect import embeddings_of, gguf_facts, licence
+    from ..store.checks.template import try_folder, try_gguf
+    from ..store.inspection.models import embeddings_of, gguf_facts, licence
     from ..store.listing import problems_of, purpose, with_problem
-    from ..store.trial import try_folder, try_gguf
-    from ..store.verify import expected_hash, files_of
+    from ..store.local.verify import expected_hash, files_of
 
     files: list[dict[str, Any]] = []
     newest = 0.0
@@ -152,7 +153,7 @@ def _all_stored() -> list[cache.ModelRef]:
 
 
 def _verify(model: cache.ModelRef, show_progress: Callable[[str, int, int], None]) -> list[Verdict]:
-    from ..store.verify import files_of, verify_file
+    from ..store.local.verify import files_of, verify_file
 
     files = files_of(model)
     total = sum(path.stat().st_size for _, path in files if path.is_file())
@@ -299,7 +300,7 @@ def _set_alias(name: str, model: str) -> None:
 def search(words: tuple[str, ...], limit: int, offline: bool, as_json: bool) -> int:
     """Print the entries of the catalog. With search words, also print repositories on Hugging Face."""
     config.load()
-    from ..store.searching import search_catalog, search_hub
+    from ..store.hub.searching import search_catalog, search_hub
 
     text = " ".join(words)
     entries = search_catalog(text)

@@ -21,7 +21,7 @@ from ..api.admin import AdapterEntry
 from ..api.models import Request
 from ..errors import AdapterNotFound, InvalidRequest, Stopping, WorkerDied
 from ..frames import AdapterLoaded, Embed, Generate, LoadAdapter, UnloadAdapter
-from ..store import adapter_refs
+from ..store.local import adapter_refs
 from ..store.names import GUIDE, is_path
 from .process import WorkerProcess
 

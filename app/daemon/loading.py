@@ -16,8 +16,9 @@ from ..api.models import Request
 from ..config import Settings
 from ..errors import EmbeddingsUnsupported, InvalidRequest, NoBackend, OtherOptions
 from ..frames import Embed, Fault, Load
-from ..store import cache, preferences
-from ..store.ggufs import is_gguf
+from ..store import preferences
+from ..store.local import cache
+from ..store.local.ggufs import is_gguf
 from .process import WorkerProcess
 
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")

@@ -27,7 +27,8 @@ from ..errors import (
 )
 from ..frames import Generate, Stats
 from ..purpose import Use, check_use
-from ..store import cache, listing, resolved
+from ..store import listing, resolved
+from ..store.local import cache
 from ..store.names import is_path
 from .adapters import Adapters
 from .description import describe

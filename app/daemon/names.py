@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import InvalidRequest, ModelNotFound
-from ..store import cache, names, resolved
+from ..store import names, resolved
+from ..store.local import cache
 from .adapters import Adapters, split_name
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...engine.files.adapter_files import AdapterFiles, read_adapter_header
-from . import adapter_refs, cache, ggufs
-from .check import check
+from .checks.files import check
+from .local import adapter_refs, cache, ggufs
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,12 @@ from pathlib import Path
 from ...engine.files.adapter_config import CONFIG as ADAPTER_CONFIG
 from ...engine.files.weight_files import PICKLE_SUFFIXES
 from ..errors import AppError, InvalidRequest, ModelUnusable
-from . import adapter_refs, cache, ggufs, names, tokenizer_check
-from .check import check
+from . import names
+from .checks import tokenizer
+from .checks.files import check
 from .disk_errors import check_space, translate_disk_errors
-from .ggufs import is_gguf
+from .local import adapter_refs, cache, ggufs
+from .local.ggufs import is_gguf
 from .names import LOCAL, MAIN, HubName
 from .selection import NO_CONFIG, OTHER_REPO, SUBFOLDERS, Selection, gguf_models, select
 from .transfer import lock, publish
@@ -76,7 +78,7 @@ def import_model(
 
 def _refuse_damaged(source: Path, model: Path) -> None:
     """Raises ModelUnusable for a model, an adapter or a GGUF file with a problem. `source`: the path of the user."""
-    if problems := check(model) or list(filter(None, [tokenizer_check.problem(model)])):
+    if problems := check(model) or list(filter(None, [tokenizer.problem(model)])):
         raise ModelUnusable(f"{source}: {problems[0]}", hint=f"localllm inspect {shlex.quote(str(source))} shows more")
 
 

@@ -17,14 +17,16 @@ from ..chat.tokenizer import gguf_metadata
 from ..chat.tokenizer.files import chat_templates, read_json
 from ..errors import ModelNotFound
 from ..purpose import Purpose, purpose_of
-from . import architectures, cache, ggufs, names, stored, tokenizer_check, unfinished
-from .architectures import Answer, Facts
-from .cache import ModelRef
-from .check import check
-from .headers import read_gguf_file
+from . import names
+from .checks import architectures, tokenizer
+from .checks.architectures import Answer, Facts
+from .checks.files import check
+from .checks.headers import read_gguf_file
+from .local import cache, ggufs, stored, unfinished
+from .local.cache import ModelRef
+from .local.stored import Kind
 from .names import LOCAL
 from .selection import NO_CONFIG
-from .stored import Kind
 
 
 def listed(*, wait: bool = False) -> list[ModelRef]:
@@ -94,7 +96,7 @@ def problems_of(model: ModelRef) -> list[str]:
         return [_missing_files(model.id)]
     if stored.kind_of(model.path) == "weights":
         return [NO_CONFIG]
-    return check(model.path) or list(filter(None, [tokenizer_check.problem(model.path) or problem_of(model.path)]))
+    return check(model.path) or list(filter(None, [tokenizer.problem(model.path) or problem_of(model.path)]))
 
 
 def problem_of(folder: Path) -> str:
@@ -112,8 +114,8 @@ def _first_problem(folder: Path, kind: Kind, checked: _Checked) -> str:
         case "adapter":
             return checked.problem
         case "model" | "gguf":
-            tokenizer = tokenizer_check.remembered_problem(folder)
-            return checked.problem or tokenizer or architectures.answer(checked.question) or ""
+            reason = tokenizer.remembered_problem(folder)
+            return checked.problem or reason or architectures.answer(checked.question) or ""
     return ""
 
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import cache, names
-from .blobs import delete as delete_blob
-from .blobs import own_bytes, unused_blobs, used_blobs
+from . import names
 from .disk_errors import translate_disk_errors
+from .local import cache
+from .local.blobs import delete as delete_blob
+from .local.blobs import own_bytes, unused_blobs, used_blobs
 from .transfer.leftovers import partials
 from .transfer.lock import is_locked, unless_locked
 

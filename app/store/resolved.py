@@ -20,8 +20,9 @@ from typing import Literal
 
 from ..errors import AdapterNotFound, AppError, InvalidRequest, ModelUnusable, WrongKind
 from ..purpose import Use, check_use, completion
-from . import adapter_refs, adapters, cache, ggufs, listing, names, stored, unfinished
-from .cache import ModelRef
+from . import adapters, listing, names
+from .local import adapter_refs, cache, ggufs, stored, unfinished
+from .local.cache import ModelRef
 from .selection import NO_CONFIG
 
 Kind = Literal["model", "adapter", "weights", "incomplete", "unfinished", "missing"]

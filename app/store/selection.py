@@ -17,8 +17,8 @@ from ...engine.files.gguf_shards import SUFFIX as GGUF
 from ...engine.files.gguf_shards import missing_shards, parse_shard
 from ...engine.files.weight_files import INDEX, OTHER_FORMAT, PARAMS, PICKLE_SUFFIXES, SINGLE
 from ..errors import ModelNotFound, ModelUnusable
-from .inspection import Variant
 from .names import QUANT, HubName
+from .records import Variant
 
 ADAPTER_CONFIG = "adapter_config.json"
 # Files in subfolders: chat templates, and the pooling of embedding models (engine/files/pooling.py).

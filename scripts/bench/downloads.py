@@ -47,7 +47,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from localllm.app.store.names import HubName
-from localllm.app.store.lookup import lookup
+from localllm.app.store.hub.lookup import lookup
 from localllm.app.store.transfer import publish
 from localllm.app.store.transfer.disk import Disk
 from localllm.app.store.transfer.http import Credentials

@@ -22,7 +22,7 @@ from localllm.app.commands import bench, chat, console, daemon, models, removal,
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
 from localllm.app.store import listing, preferences
-from localllm.app.store.cache import ModelRef
+from localllm.app.store.local.cache import ModelRef
 from localllm.backends.pytorch.product_check import ProductResult
 
 from .tiny_qwen import write_model
@@ -409,12 +409,12 @@ def test_rm_deletes_nothing_without_confirmation(
     agrees: bool,
     code: int | None,
 ) -> None:
-    from localllm.app.store import hub
+    from localllm.app.store import deletion
 
     deleted: list[str] = []
     for kind in ("plan_packed_removal", "plan_removal"):
-        plan = hub.Removal("m", 10, lambda kind=kind: deleted.append(kind))
-        monkeypatch.setattr(hub, kind, lambda name, plan=plan: plan)
+        plan = deletion.Removal("m", 10, lambda kind=kind: deleted.append(kind))
+        monkeypatch.setattr(deletion, kind, lambda name, plan=plan: plan)
     monkeypatch.setattr(removal.sys, "stdin", Piped(terminal=terminal))
     monkeypatch.setattr(removal.click, "confirm", lambda *_, **__: agrees)
     if code is None:
@@ -434,10 +434,10 @@ def test_rm_deletes_nothing_without_confirmation(
 def test_rm_names_the_aliases_that_it_removes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], aliases: tuple[str, ...], title: str
 ) -> None:
-    from localllm.app.store import hub
+    from localllm.app.store import deletion
 
-    plan = hub.Removal("m", 10, lambda: None, aliases=aliases)
-    monkeypatch.setattr(hub, "plan_removal", lambda name: plan)
+    plan = deletion.Removal("m", 10, lambda: None, aliases=aliases)
+    monkeypatch.setattr(deletion, "plan_removal", lambda name: plan)
     monkeypatch.setattr(removal.sys, "stdin", Piped(terminal=True))
     questions: list[str] = []
     monkeypatch.setattr(removal.click, "confirm", lambda text, **_: questions.append(text) or True)
@@ -457,7 +457,7 @@ def test_rm_names_the_aliases_that_it_removes(
 def test_rm_unloads_the_deleted_models_and_adapters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, as_json: bool
 ) -> None:
-    from localllm.app.store import hub
+    from localllm.app.store import deletion
 
     class Daemon(FakeClient):
         async def adapters(self) -> list[AdapterEntry]:
@@ -475,8 +475,8 @@ def test_rm_unloads_the_deleted_models_and_adapters(
     client = Daemon(models=[structs.replace(READY, id=model), structs.replace(READY, id="guide")])
     connecting(monkeypatch, client)
     order: list[str] = []
-    plan = hub.Removal("m", 10, lambda: order.extend(map(str, client.requests)), folders=(tmp_path,))
-    monkeypatch.setattr(hub, "plan_removal", lambda name: plan)
+    plan = deletion.Removal("m", 10, lambda: order.extend(map(str, client.requests)), folders=(tmp_path,))
+    monkeypatch.setattr(deletion, "plan_removal", lambda name: plan)
     assert models.remove("m", False, True, as_json) == 0
     assert client.requests == [("mine", "guide"), model]
     assert len(order) == 2, "the files are deleted after the unload"

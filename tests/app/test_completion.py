@@ -18,8 +18,8 @@ from localllm.app import paths
 from localllm.app.cli import cli, main
 from localllm.app.store import preferences
 
+from .store.local.test_cache import ADAPTER, WHOLE, make
 from .test_cli import LEAVES
-from .test_store_cache import ADAPTER, WHOLE, make
 
 HOSTILE = "$(touch pwned)"
 

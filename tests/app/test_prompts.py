@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from localllm.app import paths
-from localllm.app.store import adapter_refs, cache
+from localllm.app.store.local import adapter_refs, cache
 
 from .hub import Hub, model_files, serving
-from .test_store_cache import ADAPTER, WHOLE, make
+from .store.local.test_cache import ADAPTER, WHOLE, make
 
 # The child of forkpty executes another program at once.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -15,7 +15,8 @@ from transformers import Qwen3ForCausalLM
 
 from localllm.app import paths
 from localllm.app.errors import InvalidRequest
-from localllm.app.store import adapter_refs, hub
+from localllm.app.store import deletion
+from localllm.app.store.local import adapter_refs
 from localllm.backends import cpu
 from localllm.engine.engine import Engine
 from localllm.engine.files.adapter_files import read_adapter
@@ -61,7 +62,7 @@ def test_the_store_lists_the_adapters_and_deletes_none() -> None:
     ]
     assert adapter_refs.resolve("steps").path == FOLDER / "steps"
     with pytest.raises(InvalidRequest, match="built in"):
-        hub.plan_adapter_removal("steps")
+        deletion.plan_adapter_removal("steps")
 
 
 def test_styles_rewrite_sentences_and_keep_code() -> None:

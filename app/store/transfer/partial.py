@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
-from ..blobs import UNVERIFIED
+from ..local.blobs import UNVERIFIED
 from ..remote import RemoteFile
 from .chunks import Chunks, Lease
 from .disk import CAN_SYNC_ALL, Disk

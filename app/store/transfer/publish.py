@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from ..blobs import delete, used_blobs
+from ..local.blobs import delete, used_blobs
 from .disk import Disk
 
 STAGING = "localllm.staging"  # as deep as `snapshots`, so that the links stay valid

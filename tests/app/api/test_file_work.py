@@ -18,8 +18,9 @@ from localllm.app.api.exchange import unless_gone
 from localllm.app.api.file_work import FileWork, Stopped
 from localllm.app.api.places import Places
 from localllm.app.errors import Overloaded, StorageFailed
-from localllm.app.store import cache, names
-from localllm.app.store.cache import ModelRef
+from localllm.app.store import names
+from localllm.app.store.local import cache
+from localllm.app.store.local.cache import ModelRef
 
 from ..tiny_qwen import write_model
 

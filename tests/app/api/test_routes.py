@@ -24,7 +24,7 @@ from localllm.app.config import Settings, loading
 from localllm.app.daemon.server import build
 from localllm.app.developer import Developer
 from localllm.app.errors import ModelNotFound
-from localllm.app.store.cache import ModelRef
+from localllm.app.store.local.cache import ModelRef
 from localllm.app.version import VERSION
 
 from ..embedder import write_embedder
@@ -288,7 +288,7 @@ async def test_head_has_the_headers_of_get(client: httpx.AsyncClient, models: Fa
 
 
 async def test_head_of_an_event_stream_ends_at_once(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.app.store.jobs.Jobs.list", lambda self: [SimpleNamespace(state="running")])
+    monkeypatch.setattr("localllm.app.store.pull.jobs.Jobs.list", lambda self: [SimpleNamespace(state="running")])
     async with asyncio.timeout(100):
         head = await client.head("/admin/downloads/events")
     assert (head.status_code, head.headers["content-type"].split(";")[0]) == (200, "text/event-stream")

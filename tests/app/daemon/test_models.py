@@ -24,7 +24,7 @@ from localllm.app.daemon import loading, process
 from localllm.app.daemon.loading import CHECK
 from localllm.app.errors import NoBackend
 from localllm.app.frames import Load
-from localllm.app.store import cache
+from localllm.app.store.local import cache
 
 from ...waiting import wait_until
 from .conftest import Daemon, deaths, events, snapshot, until

@@ -1,0 +1,1 @@
+"""Checks of files: headers, architecture, tokenizer and chat template. Reads no weights."""

@@ -1,0 +1,1 @@
+"""Requests to the hubs: metadata, hashes, ranges of files, and the search."""
