@@ -6,7 +6,7 @@ The canary model's tokens are known, so everything is compared as integers, what
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pytest
 
 from localllm import backends
 from localllm.engine.batch import Batch, Want
+from localllm.engine.drafts import Drafter
 from localllm.engine.engine import Engine
 from localllm.engine.files.adapter_files import read_adapter
 from localllm.engine.files.model_files import read_model
@@ -58,8 +59,8 @@ class Planned:
 class Conversation:
     """An engine with requests. The test calls each step."""
 
-    def __init__(self, runner: Runner) -> None:
-        self.engine = Engine(runner)
+    def __init__(self, runner: Runner, drafter: Drafter | None = None) -> None:
+        self.engine = Engine(runner, drafter=drafter)
         self.tokens: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
         self.finishes: dict[str, str] = {}
@@ -115,8 +116,78 @@ def check_crowd(runner: Runner, rows: int) -> None:
     assert sum(reason == "length" for reason in talk.finishes.values()) > rows // 2
 
 
+@dataclass
+class Script:
+    """A drafter that proposes the tokens of one text. Every `wrong`-th token of the text is proposed wrong; 0: none."""
+
+    text: list[int]
+    wrong: int = 0
+
+    def propose(self, tokens: list[int], limit: int) -> list[int]:
+        if tokens != self.text[: len(tokens)]:
+            return []
+        places = range(len(tokens), min(len(tokens) + limit, len(self.text)))
+        return [self._other(self.text[at]) if self.wrong and at % self.wrong == 0 else self.text[at] for at in places]
+
+    def _other(self, token: int) -> int:
+        return (token + 1) % canary.SYMBOLS
+
+
+class Offers:
+    """The tests of what a RunnerSpec offers: drafts, windows, snapshots of states. `walk` has the known tokens."""
+
+    @staticmethod
+    def walk(prompt: Sequence[int], count: int) -> list[int]:
+        return canary.walk(prompt, count)
+
+    @pytest.fixture(params=[False, True], ids=["in-turn", "overlapped"])
+    def planned(self, runner: Runner, request: pytest.FixtureRequest) -> Runner:
+        return Planned(runner, overlap=request.param)
+
+    @pytest.mark.parametrize("wrong", [0, 1, 4])
+    def test_drafts_are_verified(self, planned: Runner, wrong: int) -> None:
+        """Right drafts save steps, wrong drafts change nothing."""
+        most = planned.spec.max_drafts
+        if not most:
+            pytest.skip("this runner verifies no drafts")
+        prompt = canary.prompt(1, LENGTH, seed=2)
+        expected = self.walk(prompt, 60)
+        talk = Conversation(planned, Script([*prompt, *expected], wrong))
+        talk.submit("a", prompt, 60)
+        assert talk.finish() == {"a": expected}
+        if not wrong:
+            assert talk.engine.stats().steps <= 60 / (1 + most) + 4
+
+    def test_window_needs_no_memory_for_what_it_has_passed(self, planned: Runner) -> None:
+        """The pages of a group with a window are fewer than the request's positions, so passed pages are used again."""
+        windows = [group for group in planned.spec.groups if group.window]
+        if not windows:
+            pytest.skip("this runner has no cache group with a window")
+        prompt = canary.prompt(2, 60, seed=3)
+        count = planned.spec.max_length - 60
+        assert all(group.tokens < planned.spec.max_length for group in windows), "this budget proves nothing"
+        expected = self.walk(prompt, count)
+        for name in ("cold", "again"):
+            talk = Conversation(planned)
+            talk.submit(name, prompt, count)
+            assert talk.finish() == {name: expected}
+
+    def test_prefix_hit_restores_the_state(self, planned: Runner) -> None:
+        if not planned.spec.num_snapshots:
+            pytest.skip("this runner saves no states")
+        prompt = canary.prompt(3, 60, seed=4)
+        other = [*prompt[:50], *canary.prompt(0, 25, seed=5)[1:]]
+        talk = Conversation(planned)
+        for name, tokens in (("cold", prompt), ("again", prompt), ("branch", other)):
+            talk.submit(name, tokens, 30)
+            assert talk.finish()[name] == self.walk(tokens, 30)
+        assert talk.cached["cold"] == 0
+        assert talk.cached["again"] > 0
+        assert talk.cached["branch"] > 0
+
+
 @pytest.mark.real
-class Conformance:
+class Conformance(Offers):
     """Subclass with `backend` set; `same_bits` is False where a row's logits may differ in their last bits with the
     number of rows beside it."""
 
@@ -141,10 +212,6 @@ class Conformance:
         root = tmp_path_factory.mktemp("adapters")
         folders = [canary.save_adapter(root / str(shift), shift) for shift in range(1, canary.KEYS)]
         return [Adapter(folder.name, str(folder), read_adapter(folder).version) for folder in folders]
-
-    @pytest.fixture(params=[False, True], ids=["in-turn", "overlapped"])
-    def planned(self, runner: Runner, request: pytest.FixtureRequest) -> Runner:
-        return Planned(runner, overlap=request.param)
 
     @pytest.fixture
     def spec(self, runner: Runner) -> RunnerSpec:
@@ -266,6 +333,17 @@ class Conformance:
         for order in ([0, 1, 2, 3, 4], [4, 2, 0, 3, 1]):
             result = runner.run(make_batch([rows[at] for at in order], canary.VOCAB)).result()
             assert result.tokens.tolist() == [expected[at] for at in order]
+
+    def test_padded_rows_change_nothing(self, runner: Runner, spec: RunnerSpec) -> None:
+        """A padded row has one token at position 0 in page 0, and returns nothing."""
+        padding = Row([0], 0, [0], Want.NOTHING)
+        prompt = canary.prompt(4, 30, seed=7)
+        rows = [padding, Row(prompt, 0, range(1, 7)), padding, padding]
+        token, following = canary.walk(prompt, 2)
+        result = runner.run(make_batch(rows, canary.VOCAB)).result()
+        assert (result.tokens.tolist(), result.row_starts.tolist()) == ([token], [0, 0, 1, 1, 1])
+        decode = [Row([token], 30, range(1, 7)), padding, padding]
+        assert runner.run(make_batch(decode, canary.VOCAB)).result().tokens.tolist() == [following]
 
     def test_carried_tokens_equal_tokens_from_the_host(self, runner: Runner, spec: RunnerSpec) -> None:
         """A row that carries follows its token through a change of rows; the host never learns it in between."""
