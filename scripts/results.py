@@ -5,13 +5,37 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 
-RESULTS = Path(__file__).resolve().parent.parent / "tests" / "results.jsonl"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "tests" / "results.jsonl"
+SOURCE_ENDS = frozenset({".py", ".h", ".cpp", ".cu", ".cuh"})
+_TORCH = ("engine", "backends/pytorch", "kernels/ops", "kernels/compiled")
+# Backend -> the folders whose code its tests run. A record counts for these sources only.
+SOURCES: Mapping[str, tuple[str, ...]] = {
+    "cpu": (*_TORCH, "backends/cpu", "kernels/cpu"),
+    "cuda": (*_TORCH, "backends/cuda", "kernels/cuda", "kernels/gpu", "kernels/triton"),
+    "mlx": ("engine", "backends/mlx"),
+    "llamacpp": ("engine", "backends/llamacpp"),
+}
+
+
+@cache
+def sources_of(backend: str) -> str:
+    """A hash of the sources that the tests of a backend run."""
+    files = [file for folder in SOURCES.get(backend, ()) for file in (ROOT / folder).rglob("*")]
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        if file.suffix in SOURCE_ENDS:
+            content = file.read_bytes()
+            digest.update(f"{file.relative_to(ROOT).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +53,12 @@ class Record:
     skipped: int
     date: str  # YYYY-MM-DD, UTC
     commit: str
+    sources: str = ""  # sources_of the backend when the tests ran
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the sources are those of the tests. Otherwise the record is of an earlier version."""
+        return self.sources == sources_of(self.backend)
 
     @property
     def run(self) -> tuple[str, str, str, str]:

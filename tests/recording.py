@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMIT = "LOCALLLM_COMMIT"  # variable with the commit under test, for machines without git
 TIERS = ("real", "real_otherdevice", "contract", "emulated", "compile")
 # Words in the path of a test file -> backend of its tests.
-BACKENDS = {**{name: name for name in backends.ORDER}, "amx": "cpu", "triton": "cuda", "metal": "mlx"}
-GENERATED = (":!tests/results.jsonl", ":!README.md")
+BACKENDS = {**{name: name for name in backends.ORDER}, "amx": "cpu", "triton": "cuda"}
+GENERATED = (":!tests/results.jsonl", ":!README.md", ":!docs")
 
 PROPERTY = "recorded"  # property of a report: the Key of its test; pytest-xdist sends it to the process that writes
 
@@ -155,7 +155,7 @@ class Recorder:
                     self._write(file)
 
     def _write(self, file: str) -> None:
-        from scripts.results import Record, merge
+        from scripts.results import Record, merge, sources_of
 
         counts: defaultdict[Key, Counter[str]] = defaultdict(Counter)
         for nodeid, key in self._keys.items():
@@ -164,7 +164,7 @@ class Recorder:
         date = datetime.now(UTC).date().isoformat()
         merge(
             (
-                Record(*key, count["passed"], count["failed"], count["skipped"], date, self._commit)
+                Record(*key, count["passed"], count["failed"], count["skipped"], date, self._commit, sources_of(key[0]))
                 for key, count in counts.items()
             ),
             self._file,

@@ -18,7 +18,7 @@ from .recording import ROOT, Recorder
 
 sys.path.insert(0, str(ROOT))
 
-from scripts.results import Record, merge, read
+from scripts.results import Record, merge, read, sources_of
 from scripts.tables import state
 
 GPU = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "/built/library.so", "Triton": "yes"})
@@ -149,6 +149,7 @@ def counted(**changes: Any) -> Record:
         "skipped": 1,
         "date": "2026-01-02",
         "commit": "abc1234",
+        "sources": sources_of("cuda"),
     }
     return Record(**{**values, **changes})
 
@@ -206,11 +207,22 @@ def test_later_run_replaces_an_earlier_run(tmp_path: Path) -> None:
     ]
 
 
-PLACE, WHEN = "NVIDIA A1 with the C++ kernels", "(2026-01-02, `abc1234`)"
-PASSED = f"Verified on {PLACE}: the conformance suite (36 tests) passed"
+PLACE, WHEN = "NVIDIA A1 with the C++ kernels", "(2026-01-02)"
+OLD = "(2026-01-02, with an earlier version of the sources)"
+MIXED = "1 of 2 test files with an earlier version of the sources"
+SUITE = "the conformance suite (36 tests, 1 skipped)"
+PASSED = f"Verified on {PLACE}: {SUITE} passed"
 NEVER = "Never run on this hardware"
-ON_CPU = counted(backend="mlx", tier="real_otherdevice", lane="", machine="MLX's CPU device")
-LATER = counted(file="b", suite=False, passed=4, date="2026-01-05", commit="def")
+ON_CPU = counted(
+    backend="mlx",
+    tier="real_otherdevice",
+    lane="",
+    machine="MLX's CPU device",
+    file="tests/backends/test_mlx.py",
+    sources="",
+)
+LATER = counted(file="b", suite=False, passed=4, date="2026-01-05", sources="old")
+GRAPHS = counted(file="tests/backends/test_cuda_split.py", passed=30)
 
 
 @pytest.mark.parametrize(
@@ -222,23 +234,21 @@ LATER = counted(file="b", suite=False, passed=4, date="2026-01-05", commit="def"
             f"{NEVER}. 3 tests passed on an emulator",
         ),
         ([counted()], f"{PASSED} {WHEN}"),
+        ([counted(sources="old")], f"{PASSED} {OLD}"),
         (
             [counted(), LATER],
-            f"{PASSED[:-7]} and 4 other tests passed (2026-01-02 to 2026-01-05, `abc1234`, `def`)",
+            f"{PASSED[:-7]} and 4 other tests passed (2026-01-02 to 2026-01-05, {MIXED})",
         ),
+        ([counted(), GRAPHS], f"{PASSED[:-7]} and 30 other tests passed {WHEN}"),
+        ([GRAPHS], f"Partly tested on {PLACE}: 30 tests passed, without the conformance suite {WHEN}"),
         ([counted(failed=2)], f"**Fails** on {PLACE}: 2 of 38 tests {WHEN}"),
         ([counted(), counted(suite=False, passed=4, failed=1)], f"**Fails** on {PLACE}: 1 of 41 tests {WHEN}"),
-        (
-            [counted(suite=False)],
-            f"Partly tested on {PLACE}: 36 tests passed, without the conformance suite {WHEN}",
-        ),
         (
             [counted(), counted(lane="triton", passed=30, failed=6)],
             f"{PASSED} {WHEN}. **Fails** on NVIDIA A1 with Triton alone: 6 of 36 tests {WHEN}",
         ),
-        ([ON_CPU], f"Verified on MLX's CPU device: the conformance suite (36 tests) passed {WHEN}. {NEVER}"),
+        ([ON_CPU], f"Verified on MLX's CPU device: {SUITE} passed {OLD}. {NEVER}"),
     ],
-    ids=["skips", "emulator", "suite", "more", "failure", "failure-of-another", "no-suite", "lanes", "otherdevice"],
 )
 def test_readme_claims_only_passed_tests(records: list[Record], says: str) -> None:
     assert state(records) == says
