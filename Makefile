@@ -70,17 +70,18 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python scripts/bench/startup.py
 	$(BIN)/python scripts/bench/host_step.py
-	$(BIN)/python scripts/bench/guide.py
-	$(BIN)/python scripts/bench/overhead.py
+	$(BIN)/python scripts/bench/quality.py
 	$(BIN)/python scripts/bench/kernels.py
-	$(BIN)/python scripts/bench/cpu.py
+	$(BIN)/python scripts/bench/models.py --backend cpu --shape guide --formats bf16 --jobs decode:1x32
+	$(BIN)/python scripts/bench/models.py --backend cpu
 	@reason=$$($(BIN)/python -c 'from localllm.backends import cuda; print(getattr(cuda.probe(), "reason", ""))'); \
 	  if [ -n "$$reason" ]; then echo "no GPU measured: $$reason"; else $(MAKE) bench-cuda; fi
 
 # The kernels of an NVIDIA GPU, then models on it. make bench calls this target if the machine has such a GPU.
 bench-cuda: $(VENV)/.dev
-	for name in kernels linear attention steps; do $(BIN)/python scripts/bench/cuda_$$name.py || exit 1; done
-	$(BIN)/python scripts/bench/cuda_models.py --shape qwen3-0.6b,qwen3-8b,llama-8b
+	$(BIN)/python scripts/bench/kernels.py --device cuda --shape llama-8b --experts qwen3-30b-a3b
+	$(BIN)/python scripts/bench/models.py --backend cuda --shape qwen3-0.6b,llama-8b --ways auto graphs=off \
+	  --jobs decode:1x128,decode:8x1024,decode:64x1024,prefill:512,prefill:2048,requests:256x1024,decode:64x64@8
 
 clean:
 	rm -rf $(VENV) build dist .coverage* .mypy_cache .pytest_cache .ruff_cache

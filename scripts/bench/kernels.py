@@ -1,115 +1,97 @@
-"""Every CPU kernel beside its bound and torch: runs all *_works.py and saves the results.
+"""Every kernel of the CPU or of an NVIDIA GPU, beside torch and its bound.
 
-`python scripts/bench/kernels.py [--shape llama-8b] [--families linear,attention] [--formats int8] [--rows 1,512]
-[--threads 1,2]`.
-`ours` and `peer` (torch) are microseconds; `bound_share` is the share of the bound, and `bound` the rate that sets it.
+`python scripts/bench/kernels.py [--device cuda] [--shape llama-8b] [--families linear,attention] [--formats int8]
+[--rows 1,512] [--threads 1,2]`. `ours` and `peer` (torch in the dtype of the activations) are microseconds.
+`bound_share` is the share of the bound, and `bound` the peak rate that sets it: `read`, or a kind of instruction. Every
+call has its own arguments, which are together larger than the caches. Results are medians; kernel and torch alternate.
+On a GPU, unset LOCALLLM_CUDA_LIBRARY and remove the built library to measure the Triton kernels.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import statistics
+import sys
 from collections.abc import Iterator, Mapping
+from itertools import chain
+from typing import Any
 
-import attention_works as attention
-import elements_works as elements
-import linear_works as linear
-import lora_works as lora
-import moe_works as moe
-import sampling_works as sampling
 import torch
-from cpu_peaks import CpuPeaks
-from rows import Row, parser, row, save
-from shapes import SHAPES, Shape
-from work import Work, timed
+from peaks import Cpu, Cuda, Device
+from rows import Row, numbers, parser, row, save, words
+from shapes import SHAPES
+from works import FORMATS, REFERENCES, Work, families
 
-from localllm.backends.cpu.device import OPS
-from localllm.backends.machine import BF16_FLAGS, cores, cpu_flags
+from localllm.backends.machine import cores
+from localllm.kernels.ops.cases.reference_check import copy_to, pack_value
 
-FAMILIES = ("linear", "moe", "attention", "latent", "elements", "lora", "sampling")
-LATENT = 16, 64, 512  # heads, rotary and rank of DeepSeek-V2-Lite
-EXPERTS: Mapping[str, moe.Model] = {
-    "1b-a0.2b": moe.Model(experts=32, top_k=4, hidden=1024, inner=512),
-    "30b-a3b": moe.Model(experts=128, top_k=8, hidden=2048, inner=768),
-}
-UNITS: Mapping[str, tuple[float, str]] = {"read": (1e9, "GB/s")}
+MAX_SETS = 64  # of arguments
+ROUNDS = 5  # measurements of the op and of torch
+MIN_BOUND = 3e-6  # seconds; if the bound is shorter, the overhead of a call dominates
 
 
 def main() -> None:
     arguments = parser(__doc__)
+    arguments.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
-    arguments.add_argument("--families", default=",".join(FAMILIES))
-    arguments.add_argument("--formats", default="bf16,int8,int4,int4_wide,fp8,mxfp4")
-    arguments.add_argument("--rows", default="1,16,128,512")
-    arguments.add_argument("--experts", choices=EXPERTS, default="1b-a0.2b", help="sizes of a mixture of experts")
-    arguments.add_argument("--threads", default=str(cores()), help="numbers of threads, such as 1,2")
-    arguments.add_argument("--save", default="kernels")
-    save(arguments.parse_args().save, measure(arguments.parse_args()))
+    arguments.add_argument("--experts", choices=SHAPES, default="moe-1b", help="the mixture of experts of family moe")
+    arguments.add_argument("--families", type=words, help="linear, moe, attention, latent, elements, lora, sampling")
+    arguments.add_argument("--formats", type=words, default=list(FORMATS))
+    arguments.add_argument("--rows", type=numbers, default=[1, 16, 128, 512])
+    arguments.add_argument(
+        "--threads", type=numbers, default=[cores()], help="numbers of threads of a CPU, such as 1,2"
+    )
+    arguments.add_argument("--save", default="kernels", help="name of the file of results; empty: none")
+    options = arguments.parse_args()
+    devices = (Cpu(threads) for threads in options.threads) if options.device == "cpu" else [Cuda()]
+    save(options.save, chain.from_iterable(measure(device, options) for device in devices))
 
 
 @torch.inference_mode()
-def measure(options: argparse.Namespace) -> Iterator[Row]:
-    shape = SHAPES[options.shape]
-    dtype = torch.bfloat16 if cpu_flags() & BF16_FLAGS else torch.float32
-    for threads in map(int, options.threads.split(",")):
-        torch.set_num_threads(threads)
-        torch.ops.localllm.use_threads(threads)
-        rates = CpuPeaks()
-        peaks = rates.all()
-        for name, peak in peaks.items():
-            unit, word = UNITS.get(name, (1e9, "GOP/s"))
-            yield row(f"ceiling, {name}", peak / unit, word, threads=threads, lane=_variant())
-        for work in _works(shape, options, dtype):
-            result = timed(work, OPS, peaks, rates.read)
-            yield row(
-                f"{result.op}, {result.label}",
-                result.seconds * 1e6,
-                "µs",
-                peer=round(result.torch_seconds * 1e6, 2),
-                ratio=result.torch_seconds / result.seconds,
-                bound_share=result.share,
-                bound=result.bound,
-                dtype=str(dtype).removeprefix("torch."),
-                threads=threads,
-                lane=_variant(),
-            )
+def measure(device: Device, options: argparse.Namespace) -> Iterator[Row]:
+    threads = "" if device.name else f", {torch.get_num_threads()} threads"
+    yield row(f"ceiling, read{threads}", device.read() / 1e9, "GB/s", device=device.name)
+    for kind, rate in device.rates.items():
+        yield row(f"ceiling, {kind}{threads}", rate / 1e9, "GOP/s", device=device.name)
+    shapes = SHAPES[options.shape], SHAPES[options.experts]
+    by_family = families(*shapes, options.formats, options.rows, device.dtype)
+    for family in options.families or by_family:
+        for work in by_family[family]:
+            yield row(f"{work.op}, {work.label}{threads}", unit="µs", device=device.name, **figures(work, device))
 
 
-def _works(shape: Shape, options: argparse.Namespace, dtype: torch.dtype) -> Iterator[Work]:
-    families = options.families.split(",")
-    heads = shape.heads, shape.kv_heads, shape.head_dim
-    if "linear" in families:
-        formats = options.formats.split(",")
-        queries = shape.heads * shape.head_dim
-        keys = shape.kv_heads * shape.head_dim
-        matrices = [
-            (shape.hidden, queries + 2 * keys),
-            (queries, shape.hidden),
-            (shape.hidden, 2 * shape.inner),
-            (shape.inner, shape.hidden),
-        ]
-        yield from linear.works(formats, [int(rows) for rows in options.rows.split(",")], matrices, dtype)
-        yield from linear.works(formats, [1], [(shape.hidden, shape.vocab)], dtype)
-    if "moe" in families:
-        rows = [int(rows) for rows in options.rows.split(",")]
-        yield from moe.works(options.formats.split(","), rows, EXPERTS[options.experts], dtype)
-    if "attention" in families:
-        yield from attention.works(*heads, dtype)
-    if "latent" in families:
-        yield from attention.latent_works(*LATENT, dtype)
-    if "elements" in families:
-        yield from elements.works(elements.Model(shape.hidden, shape.inner, *heads, shape.vocab, dtype))
-    if "lora" in families:
-        matrices = [(shape.hidden, shape.heads * shape.head_dim), (shape.inner, shape.hidden)]
-        yield from lora.works(matrices, shape.hidden, dtype)
-    if "sampling" in families:
-        yield from sampling.works(shape.vocab)
+def figures(work: Work, device: Device) -> dict[str, Any]:
+    """The results of one work."""
+    sets = min(MAX_SETS, max(2, round(device.beyond_caches / work.bytes)))
+    plain = [copy_to(work.make(), device.torch_name) for _ in range(sets)]
+    packed = [_packed(work, arguments, device) for arguments in plain]
+    timers = {"ours": device.timer(dict(device.ops)[work.op], packed)}
+    try:
+        timers["peer"] = device.timer(work.reference or REFERENCES[work.op], plain)
+    except RuntimeError as error:  # a graph cannot have some calls of torch
+        print(f"{work.op}, {work.label}: torch: {str(error)[:100]}", file=sys.stderr)
+    rounds = [{name: timer() for name, timer in timers.items()} | {"read": device.read()} for _ in range(ROUNDS)]
+    seconds = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    bounds = {"read": work.bytes / seconds.pop("read")}
+    rates = [(device.rates[kind], kind) for kind in work.kinds if kind in device.rates]
+    if rates and work.operations:
+        rate, kind = max(rates)
+        bounds[kind] = work.operations / rate
+    bound = max(bounds, key=bounds.__getitem__)
+    facts: dict[str, Any] = {name: 1e6 * value for name, value in seconds.items()} | {"bound": bound}
+    if "peer" in seconds:
+        facts["ratio"] = seconds["peer"] / seconds["ours"]
+    if bounds[bound] >= MIN_BOUND:
+        facts["bound_share"] = bounds[bound] / seconds["ours"]
+    return facts
 
 
-def _variant() -> str:
-    """The ISA variant in use, as chosen when the library was loaded."""
-    variant: str = torch.ops.localllm.use_variant(os.environ.get("LOCALLLM_CPU_LANE", ""))
-    return variant
+def _packed(work: Work, arguments: Mapping[str, Any], device: Device) -> dict[str, Any]:
+    """With packed weights."""
+    return {
+        name: pack_value(device.ops, value, device.dtype) if name in work.packs else value
+        for name, value in arguments.items()
+    }
 
 
 if __name__ == "__main__":

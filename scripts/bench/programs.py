@@ -1,4 +1,4 @@
-"""Programs that load a model and do jobs on request, so that two of them can be measured alternately.
+"""Programs that load a model and do jobs on request, so that several of them can be measured in turns.
 
 A program is a process of its own, started with its settings as one JSON argument. It loads the model and prints one
 line of JSON about itself. Then it reads jobs, one line of JSON each, and prints a line of JSON for each job, with at
@@ -9,84 +9,90 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
-import statistics
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from types import MappingProxyType, TracebackType
 from typing import Any, Literal
 
-Answer = dict[str, Any]
+PAUSE = 0.2  # seconds before a job: idle threads of the program measured before may spin until then
+JOB = re.compile(r"(decode|profile|prefill|requests):(?:(\d+)x)?(\d+)(?:@(\d+))?")
 
-# Seconds before a measurement: idle threads of the other program may spin until then.
-PAUSE = 0.15
+Answer = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """`prefill`: compute a prompt of `context` new tokens in each row, up to the first answers. `decode`: make `tokens`
-    steps after such prompts; the prompts are not timed. `read`: read a large buffer once with all threads."""
+    """`decode`: after a prompt of `context` tokens in each row, make `steps` steps; only these are timed. `profile`:
+    the same, with the times of the kernels on stderr. `prefill`: compute the prompts up to the first tokens.
+    `requests`: answer `rows` requests of random lengths up to `context`. `read`: measure the read bandwidth."""
 
-    kind: Literal["prefill", "decode", "read"]
+    kind: Literal["decode", "profile", "prefill", "requests", "read"]
     rows: int = 1
     context: int = 0
-    tokens: int = 0
+    steps: int = 0
+    adapters: int = 0  # different adapters, which the rows use in turn; 0: the base model
 
-    @property
-    def counted(self) -> int:
-        """The tokens whose rate is measured."""
-        return self.rows * (self.context if self.kind == "prefill" else self.tokens)
+    @classmethod
+    def parse(cls, text: str) -> Job:
+        """From KIND:[ROWSx]CONTEXT[@ADAPTERS]. Raises argparse.ArgumentTypeError."""
+        match = JOB.fullmatch(text)
+        if not match:
+            raise argparse.ArgumentTypeError(f"{text}: not such as decode:8x1024, prefill:512 or decode:64x128@8")
+        kind, rows, context, adapters = match.groups(default="")
+        return cls(kind, int(rows or 1), int(context), adapters=int(adapters or 0))  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        rows = f"{self.rows} row{'s' * (self.rows > 1)} of {self.context} tokens"
+        adapters = f", {self.adapters} adapters" * bool(self.adapters)
+        if self.kind == "requests":
+            return f"{self.rows} requests of up to {self.context} in and out{adapters}"
+        return f"{self.kind}, {rows}{adapters}"
 
 
 class Program:
-    """A running program; use it as a context manager."""
+    """A running program. `options` are sent with each job. `close` ends it."""
 
-    def __init__(self, script: str, settings: Mapping[str, object], environment: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        label: str,
+        script: str,
+        settings: Mapping[str, object],
+        options: Mapping[str, object] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """`script`: a file in this folder that calls `serve`."""
+        self.label = label
+        self._options = options or {}
         command = [sys.executable, str(Path(__file__).with_name(script)), json.dumps(settings)]
         self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            env={**os.environ, **(environment or {})},
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
         )
         self.hello = self._read()
 
-    def do(self, job: Job, **options: object) -> Answer:
-        """Wait for the answer to a job. `options` are for this program only."""
+    def do(self, job: Job) -> Answer:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({**asdict(job), **options}) + "\n")
+        time.sleep(PAUSE)
+        self._process.stdin.write(json.dumps({**asdict(job), **self._options}) + "\n")
+        self._process.stdin.flush()
         return self._read()
 
-    def __enter__(self) -> Program:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+    def close(self) -> None:
         try:
-            self._process.wait(20)
+            self._process.communicate(timeout=20)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
+            self._process.communicate()
 
     def _read(self) -> Answer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{' '.join(map(str, self._process.args))} ended with {self._process.wait()}")  # type: ignore[arg-type]
+            raise RuntimeError(f"{self.label} ended with status {self._process.wait()}")
         answer: Answer = json.loads(line)
         return answer
 
@@ -109,78 +115,5 @@ def settings(description: str | None) -> dict[str, Any]:
 def peak_memory() -> int:
     """Peak main memory of this process in bytes, with mapped files; 0 if the system does not report it."""
     status = Path("/proc/self/status")
-    if not status.exists():
-        return 0
-    for line in status.read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """One measurement of each program in tokens per second, and of the read bandwidth in bytes per second."""
-
-    localllm: float
-    read: float
-    peer: float = math.nan  # NaN: measured without a peer
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Medians over several pairs of measurements."""
-
-    pairs: list[Pair]
-
-    @property
-    def localllm(self) -> float:
-        return statistics.median(pair.localllm for pair in self.pairs)
-
-    @property
-    def peer(self) -> float:
-        return statistics.median(pair.peer for pair in self.pairs)
-
-    @property
-    def read(self) -> float:
-        return statistics.median(pair.read for pair in self.pairs)
-
-    @property
-    def ratio(self) -> float:
-        return statistics.median(pair.localllm / pair.peer for pair in self.pairs)
-
-    def share(self, bytes_per_token: float) -> float:
-        """The share of the bound: speed divided by the speed that the read bandwidth of the same pair allows."""
-        return statistics.median(pair.localllm * bytes_per_token / pair.read for pair in self.pairs)
-
-
-def compare(localllm: Program, peer: Program | None, job: Job, options: Mapping[str, object], pairs: int) -> Comparison:
-    """Measure the same job alternately (A B B A) after a warm-up; without a peer, localllm alone. `options`: of the
-    peer."""
-    rate(localllm, job)
-    if peer is not None:
-        rate(peer, job, options)
-    measured = [measure_pair(localllm, peer, job, options, localllm_first=number % 2 == 0) for number in range(pairs)]
-    return Comparison(measured)
-
-
-def measure_pair(
-    localllm: Program, peer: Program | None, job: Job, options: Mapping[str, object], localllm_first: bool
-) -> Pair:
-    measurements: dict[str, Callable[[], float]] = {
-        "localllm": lambda: rate(localllm, job),
-        "read": lambda: rate(localllm, Job("read")),
-    }
-    if peer is not None:
-        measurements["peer"] = partial(rate, peer, job, options)
-    order = list(measurements)
-    if not localllm_first:
-        order.reverse()
-    return Pair(**{name: measurements[name]() for name in order})
-
-
-def rate(program: Program, job: Job, options: Mapping[str, object] = MappingProxyType({})) -> float:
-    """Tokens per second; for a `read` job bytes per second."""
-    time.sleep(PAUSE)
-    answer = program.do(job, **options)
-    counted: float = answer.get("bytes", job.counted)
-    return counted / float(answer["seconds"])
+    match = re.search(r"VmHWM:\s+(\d+)", status.read_text()) if status.exists() else None
+    return 1024 * int(match[1]) if match else 0

@@ -8,69 +8,50 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from localllm.backends import cpu
-from localllm.backends.machine import cores, cpu_flags, variant
-from localllm.engine.runner import Unavailable
+from localllm.backends.machine import cores, cpu_flags, cpu_name, variant
 
 RESULTS = Path(__file__).parent / "results"
 
 Row = dict[str, Any]
 
 
-def row(
-    name: str,
-    ours: float,
-    unit: str,
-    *,
-    peer: float | None = None,
-    ratio: float | None = None,
-    bound_share: float | None = None,
-    device: str = "",
-    **more: object,
-) -> Row:
-    """One result. `ours` is localllm's, `peer` that of another program. `ratio` is above 1 if localllm is faster.
+def row(name: str, ours: float, unit: str, *, device: str = "", **more: object) -> Row:
+    """One result of localllm. `device`: the device unless it is the CPU.
 
-    `bound_share` is the share of a measured bound, `device` the device unless it is the CPU."""
+    `more` has, where they are known: `peer`, the result of another program; `ratio`, above 1 if localllm is faster; and
+    `bound_share`, the share of a measured bound."""
+    facts = {name: round(value, 3) if isinstance(value, float) else value for name, value in more.items()}
+    machine = f"{cpu_name()} ({variant(cpu_flags())}), {cores()} cores, Python {platform.python_version()}"
     return {
         "name": name,
         "ours": round(ours, 2 if abs(ours) >= 10 else 4),
-        "peer": peer,
-        "ratio": None if ratio is None else round(ratio, 3),
-        "bound_share": None if bound_share is None else round(bound_share, 3),
         "unit": unit,
-        **more,
-        "machine": ", ".join(filter(None, [device, _machine()])),
+        **{name: value for name, value in facts.items() if value is not None},
+        "machine": ", ".join(filter(None, [device, machine])),
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 
 
-def save(name: str, rows: Iterable[Row], *, part: bool = False) -> None:
-    """Print each row at once. After the last, save all in the file of that name beside those of other machines.
-
-    They replace all older rows of this machine, or with `part` only the rows of the same names. Without a name nothing
-    is saved."""
-    new = []
+def save(name: str, rows: Iterable[Row]) -> None:
+    """Print each row, then save it in the file of that name: it replaces the row of this machine with its name. Without
+    a file name nothing is saved."""
     for figure in rows:
-        new.append(figure)
         print(json.dumps(figure, ensure_ascii=False), flush=True)
-    if not name:
-        return
+        if name:
+            _replace(RESULTS / f"{name}.jsonl", figure)
 
-    def key(figure: Row) -> tuple[str, ...]:
-        return (figure["machine"], figure["name"]) if part else (figure["machine"],)
 
-    file = RESULTS / f"{name}.jsonl"
-    replaced = {key(figure) for figure in new}
-    older = file.read_text("utf-8").splitlines() if file.exists() else []
-    lines = [line for line in older if key(json.loads(line)) not in replaced]
-    lines += [json.dumps(figure, ensure_ascii=False) for figure in new]
-    RESULTS.mkdir(exist_ok=True)
-    file.write_text("\n".join(lines) + "\n", "utf-8")
+def _replace(file: Path, figure: Row) -> None:
+    older = map(json.loads, file.read_text("utf-8").splitlines()) if file.exists() else ()
+    by_key = {(each["machine"], each["name"]): each for each in older}
+    by_key[figure["machine"], figure["name"]] = figure
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in by_key.values()), "utf-8")
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -78,11 +59,24 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
-def _machine() -> str:
-    device = cpu.probe()
-    name = platform.machine() if isinstance(device, Unavailable) else device.name
-    processor = f"{name} ({variant(cpu_flags())}), {cores()} cores"
-    return f"{processor}, Python {platform.python_version()}"
+def words(text: str) -> list[str]:
+    """The words of a list with commas."""
+    return [word for word in text.split(",") if word]
+
+
+def among(*allowed: str) -> Callable[[str], list[str]]:
+    """A type of arguments: a list of some of these words."""
+
+    def parse(text: str) -> list[str]:
+        if unknown := set(words(text)) - set(allowed):
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: not among {', '.join(allowed)}")
+        return words(text)
+
+    return parse
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in words(text)]
 
 
 def _commit() -> str:

@@ -1,6 +1,6 @@
 """A program (programs.py): llama.cpp through llama-cpp-python, with the calls of llama-batched-bench.
 
-Settings: file, threads, mmap, gpu (compute all layers on the GPU). Options of a job: flash (flash attention), ubatch.
+Settings: file, threads, gpu (compute all layers on the GPU). Options of a job: flash (flash attention).
 LLAMA_CPP_LIB_PATH: the folder of llama.cpp's libraries, if not that of the package.
 """
 
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from programs import Answer, peak_memory, serve, settings
 
-BATCH = 2048
+BATCH = 2048  # tokens of a call, and of a micro-batch on a GPU
+CPU_BATCH = 512  # tokens of a micro-batch on a CPU
 POSITIONS = 256  # llama.cpp rounds the number of positions of a row up to a multiple of this number
 
 
@@ -51,70 +52,65 @@ class Entries:
         self._logits[:count] = needs_logits
 
 
+def library() -> Any:
+    """llama_cpp, initialised."""
+    # Some builds of llama.cpp contain a copy of the C++ library, which must not differ from that of numpy.
+    ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
+    import llama_cpp
+
+    libraries = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(llama_cpp.__file__).parent / "lib"))
+    ggml = ctypes.CDLL(str(libraries / "libggml.so"))
+    if not ggml.ggml_backend_dev_count():  # the package has a library for each kind of CPU
+        ggml.ggml_backend_load_all_from_path(str(libraries).encode())
+    llama_cpp.llama_backend_init()
+    return llama_cpp
+
+
 class LlamaCpp:
-    """One loaded model, with a context for each number of rows and choice of options."""
+    """One loaded model, with a context for each number of rows. Its steps draw no tokens."""
 
-    def __init__(self, file: str, threads: int, mmap: bool, gpu: bool = False) -> None:
-        # Some builds of llama.cpp contain a copy of the C++ library, which must not differ from that of numpy.
-        ctypes.CDLL("libstdc++.so.6", ctypes.RTLD_GLOBAL)
-        import llama_cpp
-
-        self._llama = llama_cpp
-        libraries = Path(os.environ.get("LLAMA_CPP_LIB_PATH", Path(llama_cpp.__file__).parent / "lib"))
-        ggml = ctypes.CDLL(str(libraries / "libggml.so"))
-        if not ggml.ggml_backend_dev_count():  # the package has a library for each kind of CPU
-            ggml.ggml_backend_load_all_from_path(str(libraries).encode())
-        self._silent = llama_cpp.llama_log_callback(lambda level, text, data: None)  # must outlive the model
-        llama_cpp.llama_log_set(self._silent, None)
-        self._llama.llama_backend_init()
+    def __init__(self, file: str, threads: int, gpu: bool) -> None:
+        self._llama = library()
+        self._silent = self._llama.llama_log_callback(lambda level, text, data: None)  # must outlive the model
+        self._llama.llama_log_set(self._silent, None)
         start = time.perf_counter()
         parameters = self._llama.llama_model_default_params()
-        parameters.load_mode = self._llama.LLAMA_LOAD_MODE_MMAP if mmap else self._llama.LLAMA_LOAD_MODE_NONE
+        parameters.load_mode = self._llama.LLAMA_LOAD_MODE_NONE
         parameters.n_gpu_layers = -1 if gpu else 0
-        self.model = self._llama.llama_model_load_from_file(file.encode(), parameters)
-        assert self.model, file
-        self.load_seconds = time.perf_counter() - start
-        self.threads = threads
-        self.vocab = self._llama.llama_vocab_n_tokens(self._llama.llama_model_get_vocab(self.model))
-        self.name = llama_cpp.llama_print_system_info().decode()
-        self.entries = Entries(llama_cpp)
-        self._prompts: dict[int, tuple[int, int]] = {}  # context -> (rows, tokens) of the prompts in its KV cache
+        self._model = self._llama.llama_model_load_from_file(file.encode(), parameters)
+        assert self._model, file
+        self.hello: Answer = {"load_seconds": time.perf_counter() - start, "peak_bytes": peak_memory()}
+        self._threads = threads
+        self._ubatch = BATCH if gpu else CPU_BATCH
+        self._vocab = self._llama.llama_vocab_n_tokens(self._llama.llama_model_get_vocab(self._model))
+        self._entries = Entries(self._llama)
 
     @cache  # noqa: B019
-    def opened(self, flash: bool, ubatch: int, rows: int, positions: int) -> Any:
+    def _opened(self, flash: bool, rows: int, positions: int) -> Any:
         parameters = self._llama.llama_context_default_params()
         parameters.n_ctx = positions * rows
         parameters.n_seq_max = rows
         parameters.n_batch = BATCH
-        parameters.n_ubatch = ubatch
-        parameters.n_threads = self.threads
-        parameters.n_threads_batch = self.threads
-        parameters.flash_attn_type = self._llama.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        if flash:
-            parameters.flash_attn_type = self._llama.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        context = self._llama.llama_init_from_model(self.model, parameters)
+        parameters.n_ubatch = self._ubatch
+        parameters.n_threads = self._threads
+        parameters.n_threads_batch = self._threads
+        kind = "ENABLED" if flash else "DISABLED"
+        parameters.flash_attn_type = getattr(self._llama, f"LLAMA_FLASH_ATTN_TYPE_{kind}")
+        context = self._llama.llama_init_from_model(self._model, parameters)
         assert context
         return context
 
-    def do(self, kind: str, rows: int, context: int, tokens: int, flash: bool = True, ubatch: int = 512) -> Answer:
-        positions = -(-(context + tokens) // POSITIONS) * POSITIONS
-        opened = self.opened(flash, ubatch, rows, positions)
-        if kind == "prefill" or not self._has_prompts(opened, rows, context):
-            seconds = self._compute_prompts(opened, rows, context)
-            if kind == "prefill":
-                return {"seconds": seconds}
+    def do(self, kind: str, rows: int, context: int, steps: int, adapters: int, flash: bool = True) -> Answer:
+        positions = -(-(context + steps) // POSITIONS) * POSITIONS
+        opened = self._opened(flash, rows, positions)
+        seconds = self._compute_prompts(opened, rows, context)
+        if kind == "prefill":
+            return {"seconds": seconds}
         every_row = np.arange(rows)
         start = time.perf_counter()
-        for position in range(context, context + tokens):
+        for position in range(context, context + steps):
             self._decode(opened, every_row, np.full(rows, position), np.ones(rows))
         return {"seconds": time.perf_counter() - start}
-
-    def _has_prompts(self, opened: Any, rows: int, context: int) -> bool:
-        """True if the KV cache has the prompts of these rows; removes the tokens after them."""
-        if self._prompts.get(opened) != (rows, context):
-            return False
-        memory = self._llama.llama_get_memory(opened)
-        return all(self._llama.llama_memory_seq_rm(memory, row, context, -1) for row in range(rows))
 
     def _compute_prompts(self, opened: Any, rows: int, context: int) -> float:
         """Compute a random prompt of `context` tokens in each row. Returns the seconds."""
@@ -125,17 +121,16 @@ class LlamaCpp:
         for first in range(0, rows * context, BATCH):
             chunk = slice(first, first + BATCH)
             self._decode(opened, all_rows[chunk], positions[chunk], positions[chunk] == context - 1)
-        self._prompts[opened] = rows, context
         return time.perf_counter() - start
 
     def _decode(self, opened: Any, rows: NDArray[Any], positions: NDArray[Any], needs_logits: NDArray[Any]) -> None:
         """Compute random tokens at these positions of these rows."""
-        self.entries.fill(rows, positions, needs_logits, self.vocab)
-        if self._llama.llama_decode(opened, self.entries.batch):
+        self._entries.fill(rows, positions, needs_logits, self._vocab)
+        if self._llama.llama_decode(opened, self._entries.batch):
             raise RuntimeError("llama_decode failed")
         self._llama.llama_synchronize(opened)
 
 
 if __name__ == "__main__":
     program = LlamaCpp(**settings(__doc__))
-    serve({"load_seconds": program.load_seconds, "peak": peak_memory(), "name": program.name}, program.do)
+    serve(program.hello, program.do)

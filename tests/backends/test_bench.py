@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import gc
 import json
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,37 +16,27 @@ import numpy as np
 import pytest
 import torch
 
-from localllm.backends import cpu
-from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.files.model_files import ModelFiles, read_model
+from localllm.backends import Choice, cpu
+from localllm.engine.files.model_files import ModelFiles
 from localllm.engine.options import LoadOptions
-from localllm.engine.runner import DeviceInfo, Runner, Unavailable
+from localllm.engine.runner import Backend, DeviceInfo, Runner
+from localllm.kernels.ops.cases.reference_check import copy_to
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
-import adapter_swaps
-import cuda_libraries
-import cuda_models
+import gguf_file
 import host_step
-import jobs
+import models
 import outputs
 import rows
-import run_stepped
-import write_gguf
-from idle import Work, idle
-from kernel_times import step_time
-from llamacpp_steps import LlamaCpp
 from programs import Job
+from run_localllm import Localllm, random_requests
 from shapes import SHAPES, TINY, TINY_MOE, TINY_SHARED, Shape
-from stepping import Stepped
-from weights import stand_in, write
+from weights import stand_in
+from works import REFERENCES, families
 
-SCRIPTS = [
-    path
-    for path in sorted((Path(__file__).parents[2] / "scripts" / "bench").glob("*.py"))
-    if "__main__" in path.read_text()
-]
-BUDGET = LoadOptions(context=200, max_rows=8, max_step_tokens=128, cache_bytes=2**21)
+BENCH = Path(models.__file__).parent
+SCRIPTS = [path for path in sorted(BENCH.glob("*.py")) if "__main__" in path.read_text()]
 
 
 def bits(files: ModelFiles, name: str) -> np.ndarray:
@@ -56,26 +45,24 @@ def bits(files: ModelFiles, name: str) -> np.ndarray:
     return result.reshape(stored.shape)
 
 
-def test_random_model_has_all_tensors_and_small_files(tmp_path: Path) -> None:
-    for number, shape in enumerate(SHAPES.values()):
-        if shape.hidden > 1024:
-            continue  # a GiB
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        files = stand_in(shape, folder)
-        expected = [stored for tensor in shape.tensors() for stored in tensor.stored()]
-        assert [(name, stored.shape) for name, stored in files.tensors.items()] == expected
-        for stored in files.tensors.values():
-            assert stored.num_bytes == 2 * np.prod(stored.shape)
-            assert 0 <= stored.start < stored.stop <= stored.file.stat().st_size
-        assert sum(file.stat().st_size for file in folder.iterdir()) < max(2**20, files.weight_bytes / 2)
+@pytest.mark.parametrize("shape", [TINY, TINY_MOE, TINY_SHARED], ids=["dense", "experts", "shared"])
+def test_random_model_has_all_tensors(shape: Shape, tmp_path: Path) -> None:
+    files = stand_in(shape, tmp_path)
+    expected = [stored for tensor in shape.tensors() for stored in tensor.stored()]
+    assert [(name, stored.shape) for name, stored in files.tensors.items()] == expected
+    for stored in files.tensors.values():
+        assert stored.num_bytes == 2 * np.prod(stored.shape)
+        assert 0 <= stored.start < stored.stop <= stored.file.stat().st_size
+    cpu.open(files, LoadOptions(context=200, max_rows=8, cache_bytes=2**21)).close()
+
+
+def test_random_model_needs_little_disk_space(tmp_path: Path) -> None:
+    files = stand_in(replace(SHAPES["moe-1b"], vocab=512), tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < files.weight_bytes / 2
 
 
 def test_random_models_depend_on_the_seed_and_layers_differ(tmp_path: Path) -> None:
-    made = []
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        (tmp_path / name).mkdir()
-        made.append(stand_in(TINY, tmp_path / name, seed))
+    made = [stand_in(TINY, tmp_path, seed) for seed in (0, 0, 1)]
     weights = [bits(files, "model.layers.0.mlp.up_proj.weight") for files in made]
     assert np.array_equal(weights[0], weights[1])
     assert not np.array_equal(weights[0], weights[2])
@@ -86,116 +73,14 @@ def test_random_models_depend_on_the_seed_and_layers_differ(tmp_path: Path) -> N
     assert (bits(made[0], "model.norm.weight") == 0x3F80).all()  # 1.0
 
 
-@pytest.fixture
-def runner(tmp_path: Path) -> Iterator[Runner]:
-    opened = cpu.open(stand_in(TINY, tmp_path), BUDGET)
-    yield opened
-    opened.close()
-
-
-@pytest.mark.real
-@pytest.mark.parametrize("overlap", [False, True], ids=["in-turn", "overlapped"])
-def test_rows_decode_together_near_the_requested_context(runner: Runner, overlap: bool) -> None:
-    assert isinstance(runner, TorchRunner)
-    runner._spec = replace(runner.spec, overlap=True)
-    way = Stepped("way", runner, overlap=overlap)
-    assert way.spec.overlap == overlap
-    for count, context in ((1, 64), (8, 100), (8, 100), (3, 17)):  # the same again: nothing is left of the first
-        way.steady(count, context, 12)
-        assert way.steps(12) > 0
-        assert way.rows == count
-        assert abs(way.mean_context(12) - context) < 2
-        assert way.alone(4) > 0
-    assert way.first_token(150) > 0
-    result = way.throughput([way.prompt(length) for length in (9, 40, 80, 3)], [5, 1, 7, 2], jobs.Sampling())
-    assert result.tokens == 15
-    assert 7 <= result.steps <= 9
-
-
-@pytest.mark.real
-def test_all_pages_are_written_before_the_measurement(runner: Runner) -> None:
-    assert isinstance(runner, TorchRunner)
-    for index in range(TINY.layers):
-        for pages in runner.kv.cache.layers[index]:
-            with torch.inference_mode():
-                pages.fill_(torch.nan)
-    Stepped("way", runner)
-    for index in range(TINY.layers):
-        for pages in runner.kv.cache.layers[index]:
-            written = pages[1:].isfinite().flatten(1).all(1)
-            assert (~written).sum() <= 1, "all but the page that the last tokens began"
-
-
-@pytest.mark.real
-@pytest.mark.timeout(300)
-def test_wrong_output_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "SUBJECTS", outputs.SUBJECTS[:2])
-
-    class Broken:
-        name = "cpu"
-
-        def probe(self) -> DeviceInfo | Unavailable:
-            return cpu.probe()
-
-        def accepts(self, files: ModelFiles) -> str:
-            return ""
-
-        def open(self, files: ModelFiles, budget: LoadOptions) -> Runner:
-            opened = cpu.open(files, budget)
-            if not budget.reference_ops:
-                weight = opened.model.norm.weight  # type: ignore[attr-defined]
-                opened.model.norm.weight = weight * (1 - 2 * (torch.arange(len(weight)) % 2))  # type: ignore[attr-defined]
-            return opened
-
-    files = stand_in(TINY, tmp_path)
-    checks = outputs.Checks(cpu, TINY, files, "bf16", LoadOptions(dtype="float32"), layers=1)  # type: ignore[arg-type]
-    right = checks.log_probabilities("auto")
-    assert right.mean < 1e-4
-    assert right.compared > outputs.PROMPTS * outputs.TOP
-    assert checks.canary("off", [3]) == 3 * outputs.ANSWER
-    assert checks.guide("off") == len(outputs.SUBJECTS) * outputs.ANSWER
-
-    broken = outputs.Checks(Broken(), TINY, files, "bf16", LoadOptions(dtype="float32"), layers=1)
-    with pytest.raises(outputs.WrongOutput, match="tiny"):
-        broken.log_probabilities("off")
-    with pytest.raises(outputs.WrongOutput, match="guide"):
-        broken.guide("off")
-    with pytest.raises(outputs.WrongOutput, match="canary"):
-        broken.canary("off", [3])
-
-
-def test_idle_time_is_split_into_causes() -> None:
-    copy, kernel = "Memcpy HtoD (Pinned -> Device)", "kernel"
-    trace = [
-        Work(copy, 0.0, 0.5),
-        Work(kernel, 1.0, 2.0),  # 0.5 after the copy
-        Work(kernel, 1.5, 1.75),  # beside the one before
-        Work(kernel, 2.25, 3.0),  # 0.25 within the step
-        Work(copy, 4.0, 4.5),  # 1 between steps
-        Work(kernel, 4.5, 10.0),
-    ]
-    result = idle(trace)
-    assert result.between == pytest.approx(0.15)
-    assert result.within == pytest.approx(0.025)
-    assert idle(trace[:1]) == (0.0, 0.0)
-
-
-def test_kernels_of_a_step_are_added_by_name() -> None:
-    step = [Work("void localllm::product<4>(int)", 0.0, 2e-3), Work("norm", 1e-3, 3e-3), Work("norm", 5e-3, 6e-3)]
-    later = [Work(work.name, work.start + 6e-3, work.stop + 6e-3) for work in step]
-    busy, gaps, kernels = step_time(step + later, 2)
-    assert (busy, gaps) == (pytest.approx(4.0), pytest.approx(2.0))
-    assert kernels == {"product<4>(int)": (2.0, 1.0), "norm": (2.0, 2.0)}
-
-
 @pytest.mark.parametrize("model", [TINY, TINY_MOE], ids=["dense", "experts"])
 def test_random_blocks_are_a_valid_model_of_llama_cpp(model: Shape, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     shape = replace(model, hidden=256, inner=512, layers=8, heads=4, kv_heads=2, head_dim=64)
     expected = {tensor.gguf: tensor.shape for tensor in shape.tensors()}
-    for recipe in write_gguf.RECIPES:
+    for recipe in gguf_file.RECIPES:
         file = tmp_path / f"{recipe}.gguf"
-        write_gguf.write(shape, recipe, file, random_blocks=True)
+        gguf_file.write(shape, recipe, file)
         tensors = gguf.GGUFReader(file).tensors
         assert {tensor.name: tuple(reversed(tensor.shape.tolist())) for tensor in tensors} == expected
         for tensor in tensors:
@@ -206,157 +91,125 @@ def test_random_blocks_are_a_valid_model_of_llama_cpp(model: Shape, tmp_path: Pa
                 assert values.std() * values.shape[-1] ** 0.5 == pytest.approx(1, abs=0.1), tensor.name
 
 
-@pytest.mark.parametrize("model", [TINY_MOE, TINY_SHARED], ids=["routed", "shared"])
-def test_a_mixture_of_experts_has_the_same_tensors_in_all_its_files(model: Shape, tmp_path: Path) -> None:
-    """The number of weights per token counts top_k experts of a layer."""
-    assert SHAPES["qwen3-30b-a3b"].multiplied == pytest.approx(3.04e9, rel=0.01)
-    files = stand_in(model, tmp_path)
-    assert files.config.moe is not None
-    assert (files.config.moe.experts, files.config.moe.top_k) == (8, 2)
-    opened = cpu.open(files, BUDGET)
-    opened.close()
-    write(model, tmp_path / "written")
-    read = read_model(tmp_path / "written")
-    assert {name: tensor.shape for name, tensor in read.tensors.items()} == {
-        name: tensor.shape for name, tensor in files.tensors.items()
-    }
+@pytest.mark.real
+@pytest.mark.timeout(300)
+def test_wrong_output_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(files: ModelFiles, options: LoadOptions) -> Runner:
+        opened = cpu.open(files, options)
+        if not options.reference_ops:
+            weight = opened.model.norm.weight  # type: ignore[attr-defined]
+            opened.model.norm.weight = weight * (1 - 2 * (torch.arange(len(weight)) % 2))  # type: ignore[attr-defined]
+        return opened
+
+    def checked(open_model: Any) -> Iterator[rows.Row]:
+        info = cpu.probe()
+        assert isinstance(info, DeviceInfo)
+        backend: Backend = type("Backend", (), {"name": "cpu", "open": staticmethod(open_model)})()
+        return outputs.check(Choice(backend, info, ""), TINY, stand_in(TINY, tmp_path), "none", 1, "tiny")
+
+    [right] = checked(cpu.open)
+    assert right["ours"] < 30
+    assert right["compared"] > outputs.PROMPTS * outputs.TOP
+    with pytest.raises(outputs.WrongOutput, match="tiny"):
+        list(checked(broken))
 
 
-def test_llama_cpp_computes_the_measured_steps(tmp_path: Path) -> None:
-    for package in ("gguf", "llama_cpp"):
-        pytest.importorskip(package)
-    peer = LlamaCpp("tiny", "int8", tmp_path, threads=1, gpu=False)
-    try:
-        assert list(tmp_path.iterdir()) == []
-        assert peer.first_token(40) > 0
-        for _ in range(2):  # the second time the KV cache has the prompts
-            assert peer.steps(3, 40, 4) > 0
-    finally:
-        peer.close()
+@pytest.fixture
+def model(tmp_path: Path) -> Iterator[Localllm]:
+    options = {"context": 200, "max_rows": 8, "max_step_tokens": 128, "cache_bytes": 2**21}
+    yield Localllm("tiny", str(tmp_path), "cpu", options, adapters=2)
+    gc.unfreeze()
 
 
-def test_compared_functions_alternate() -> None:
-    asked: list[str] = []
+@pytest.mark.real
+def test_all_rows_decode_in_the_timed_steps(model: Localllm) -> None:
+    for count, context in ((1, 64), (8, 100), (8, 100), (3, 17)):  # the same again: nothing is left of the first
+        assert model.do("decode", count, context, 12, 0)["seconds"] > 0
+    assert model.do("decode", 4, 20, 4, 2)["seconds"] > 0
+    assert model.do("prefill", 1, 150, 0, 0)["seconds"] > 0
+    assert model.do("requests", 4, 30, 0, 0)["tokens"] == sum(random_requests(4, 30)[1])
+    assert model.do("read", 1, 0, 0, 0)["bandwidth"] > 0
 
-    def one(name: str, seconds: float) -> float:
-        asked.append(name)
-        return seconds
 
-    times = jobs.alternate({"a": lambda: one("a", 1.0), "b": lambda: one("b", 2.0)}, 3)
-    assert "".join(asked) == "ab" + "ab" + "ba" + "ab"
-    assert times == {"a": [1.0] * 3, "b": [2.0] * 3}
-    result = jobs.speed_ratio([1.0, 1.0, 1.0, 1.0], [2.0, 2.0, 3.0, 1.0])
-    assert result.median == 2.0
-    assert 1.0 <= result.low <= 2.0 <= result.high <= 3.0
+@pytest.mark.real
+def test_a_profile_names_the_kernels(model: Localllm, capsys: pytest.CaptureFixture[str]) -> None:
+    model.do("profile", 2, 16, 3, 0)
+    assert "localllm::" in capsys.readouterr().err
+
+
+def test_a_cache_that_is_too_small_is_an_error(model: Localllm) -> None:
+    with pytest.raises(AssertionError, match="the cache is too small"):
+        model.do("decode", 9, 20, 4, 0)
 
 
 def test_random_request_lengths_equal_the_published_benchmark() -> None:
-    prompts, counts = jobs.random_requests(256, 1024)
-    assert (sum(map(len, prompts)), sum(counts)) == (142_827, 133_966)
-
-
-def test_lengths_of_a_sweep() -> None:
-    lengths = jobs.sweep_lengths(16_000)
-    assert (lengths[0], lengths[-1], len(lengths)) == (1, 16_000, jobs.SWEEP_LENGTHS)
-    assert lengths == sorted(set(lengths))
-    assert jobs.sweep_lengths(5) == [1, 2, 3, 4, 5]
-
-
-def test_sweep_repeats_a_slower_measurement() -> None:
-    class Way:
-        def __init__(self, label: str, slow_turns: int = 0) -> None:
-            self.label, self.slow_turns, self.asked = label, slow_turns, dict.fromkeys(range(1, 6), 0)
-
-        def first_token(self, length: int) -> float:
-            self.asked[length] += 1
-            return 2.0 if length == 3 and self.asked[length] <= self.slow_turns else 1.0
-
-    def swept(*ways: Way) -> dict[str, Any]:
-        setting = jobs.Setting(TINY, rows.row, ways=ways, max_length=5, rounds=2)
-        return dict(next(iter(jobs.sweep(setting))))
-
-    by_chance = swept(Way("a", slow_turns=3), Way("b"))  # one turn that does not count, and two
-    assert by_chance["ours"] == 1.0
-    assert by_chance["again"] == {"lengths": [3], "rounds": 2 * jobs.REPEAT_ROUNDS}
-    slower = swept(Way("a", slow_turns=99), Way("b"))
-    assert (slower["ours"], slower["length"], slower["interval"]) == (0.5, 3, [0.5, 0.5])
+    lengths, counts = random_requests(256, 1024)
+    assert (sum(lengths), sum(counts)) == (142_827, 133_966)
 
 
 @pytest.mark.real
 @pytest.mark.timeout(300)
-def test_program_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = """bench --backend cpu --shape tiny --ways auto,off/in-turn --formats bf16,int8 --cells 1x40,4x64
-    --jobs decode,idle,prefill,sweep,mixed,even:off/in-turn --steps 4 --rounds 2 --lengths 24
-    --longest 5 --requests 4 --most 12 --runs 1 --step-tokens 64 --check-layers 1 --canary 2
-    --peers transformers --save"""
+def test_program_compares_ways_with_peers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for package in ("gguf", "llama_cpp"):
+        pytest.importorskip(package)
+    command = """bench --backend cpu --shape tiny --formats int8 --jobs decode:2x40,requests:3x12 --steps 4 --rounds 1
+    --ways auto threads=1 --peers llama.cpp --check-layers 1 --save"""
     monkeypatch.setattr(sys, "argv", [*command.split(), ""])
-    monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)  # takes a while, and has its own test
-    cuda_models.main()
-    said = capsys.readouterr()
-    assert "idle: the profiler does not support" in said.err
-    results = [json.loads(line) for line in said.out.splitlines()]
-    names = [row["name"] for row in results]
-    assert len(names) == len(set(names))
-    for fmt in ("bf16", "int8"):
-        for what in (
-            "log-probabilities against float32 references, graphs auto",
-            "decode, 1 row of 40 tokens, auto",
-            "decode, 4 rows of 64 tokens, off/in-turn",
-            "first token of a prompt of 24, auto",
-            "first token at 5 lengths, auto: the worst ratio to off/in-turn",
-            "4 requests of 12 to 12 in and out, auto",
-            "4 requests of 12 in and out, off/in-turn",
-        ):
-            assert f"tiny shape, {fmt}, {what}" in names
-        assert f"tiny shape, {fmt}, 4 requests of 12 in and out, auto" not in names
-    exact = "tokens of the canary model and guide, all right, graphs"
-    assert [name for name in names if exact in name] == [f"tiny shape, bf16, {exact} {way}" for way in ("auto", "off")]
-    peers = {row["name"]: row["against"] for row in results if "against" in row}
-    assert peers["tiny shape, bf16, decode, 1 row of 40 tokens, auto"].startswith("transformers")
-    assert peers["tiny shape, int8, decode, 1 row of 40 tokens, auto"] == "off/in-turn"
-    assert all(row["ours"] > 0 for row in results if row["unit"] != "millinats")
-    timed = [row for row in results if row["unit"] not in ("millinats", "tokens")]
-    assert [row["name"] for row in timed if not (row.get("rounds") or row.get("runs"))] == []
-
-
-@pytest.mark.real
-def test_only_outputs_are_checked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    command = "bench --backend cpu --shape tiny --ways off --formats bf16,fp8 --check-layers 1 --canary 2 --jobs"
-    monkeypatch.setattr(sys, "argv", [*command.split(), "", "--save", ""])
-    monkeypatch.setattr(outputs.Checks, "guide", lambda *_: 1)
-    cuda_models.main()
-    names = [json.loads(line)["name"] for line in capsys.readouterr().out.splitlines()]
-    near, exact = "log-probabilities against float32 references", "tokens of the canary model and guide"
-    assert [name.split(", ")[1:3] for name in names] == [["bf16", near], ["bf16", exact], ["fp8", near]]
-
-
-@pytest.mark.real
-def test_failed_job_does_not_stop_other_jobs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = "bench --backend cpu --shape tiny --ways off --cells 1x20 --jobs broken,decode --steps 2 --rounds 1"
-
-    def broken(setting: jobs.Setting) -> Iterator[dict[str, object]]:
-        yield setting.row("before", 1.0, "s")
-        raise RuntimeError("this is the end")
-
-    monkeypatch.setitem(jobs.JOBS, "broken", broken)  # type: ignore[arg-type]
-    monkeypatch.setattr(sys, "argv", [*command.split(), "--unchecked"])
-    with pytest.raises(SystemExit, match="these jobs failed: broken"):
-        cuda_models.main()
-    said = capsys.readouterr()
-    assert "this is the end" in said.err
-    names = [json.loads(line)["name"] for line in said.out.splitlines()]
-    whole = "tiny shape, bf16, "
-    assert names == [f"{whole}open, off", f"{whole}before", f"{whole}decode, 1 row of 20 tokens, off"]
-
-
-def test_ways_of_a_model_have_options() -> None:
-    ways = [
-        cuda_models.Way.parse(text) for text in ("full", "full/in-turn", "auto/one-queue", "auto/one-queue/in-turn")
+    models.main()
+    results = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    title = "tiny shape, int8"
+    assert list(results) == [
+        f"{title}, log-probabilities against float32 references",
+        *(f"{title}, load, {way}" for way in ("auto", "threads=1")),
+        *(f"{title}, decode, 2 rows of 40 tokens, {way}" for way in ("auto", "threads=1")),
+        *(f"{title}, 3 requests of up to 12 in and out, {way}" for way in ("auto", "threads=1")),
     ]
-    assert [way.overlap for way in ways] == [True, False, True, False]
-    assert [way.queues for way in ways] == ["measured", "measured", "one", "one"]
+    decode = results[f"{title}, decode, 2 rows of 40 tokens, threads=1"]
+    assert decode["against"].startswith("llama.cpp q8_0")
+    assert decode["ratio"] == pytest.approx(decode["peer"] / decode["ours"], rel=0.01)
+    assert decode["tokens_per_second"] == pytest.approx(2e3 / decode["ours"], rel=0.01)
+    assert results[f"{title}, 3 requests of up to 12 in and out, threads=1"]["against"] == "auto"
+
+
+def test_ways_are_options_and_variables() -> None:
+    way = models.Way.parse("graphs=off,threads=2,LOCALLLM_CPU_LANE=generic")
+    assert way.options == {"graphs": "off", "threads": 2}
+    assert way.environment == {"LOCALLLM_CPU_LANE": "generic"}
+    assert models.Way.parse("auto")[1:] == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--ways", "graph=off"], "graph: no option of a load"),
+        (["--ways", "quick"], "invalid"),
+        (["--jobs", "x"], "x: not such as decode:8x1024"),
+        (["--formats", "int3"], "int3: not among bf16"),
+        (["--shape", "gpt"], "gpt: not among guide"),
+        (["--peers", "x"], "x: not among llama.cpp"),
+    ],
+)
+def test_unknown_arguments_are_refused(
+    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", *words])
+    with pytest.raises(SystemExit):
+        models.main()
+    assert says in capsys.readouterr().err
+
+
+def test_job_is_parsed() -> None:
+    assert Job.parse("decode:64x128@8") == Job("decode", 64, 128, adapters=8)
+    assert Job.parse("prefill:512") == Job("prefill", 1, 512)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_works_of_all_ops_run(dtype: torch.dtype) -> None:
+    """Both by the op and by torch."""
+    for works in families(TINY, TINY_MOE, ["bf16", "mxfp4"], [3], dtype).values():
+        for work in works:
+            (work.reference or REFERENCES[work.op])(**copy_to(work.make(), "cpu"))
+            REFERENCES[work.op](**copy_to(work.make(), "cpu"))
 
 
 def test_new_results_replace_rows_with_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,34 +218,10 @@ def test_new_results_replace_rows_with_the_same_name(tmp_path: Path, monkeypatch
     def made(name: str, ours: int, machine: str = "here") -> rows.Row:
         return {"name": name, "ours": ours, "machine": machine}
 
-    def kept() -> list[tuple[str, int]]:
-        result = map(json.loads, (tmp_path / "x.jsonl").read_text("utf-8").splitlines())
-        return [(row["name"], row["ours"]) for row in result]
-
     rows.save("x", [made("a", 1, "there"), made("a", 2), made("b", 3)])
-    rows.save("x", [made("b", 4), made("c", 5)], part=True)
-    assert kept() == [("a", 1), ("a", 2), ("b", 4), ("c", 5)]
-    rows.save("x", [made("d", 6)])
-    assert kept() == [("a", 1), ("d", 6)], "the whole replaces the machine's rows"
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--ways", "quick"], "quick: one of auto, full"),
-        (["--ways", "off/out"], "in-turn"),
-        (["--ways", "off/one-queue/out"], "one-queue"),
-        (["--jobs", "x"], "x: not"),
-        (["--jobs", "decode:auto+full"], "full: not among --ways"),
-    ],
-)
-def test_unknown_arguments_are_refused(
-    words: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench", *words])
-    with pytest.raises(SystemExit):
-        cuda_models.main()
-    assert says in capsys.readouterr().err
+    rows.save("x", [made("b", 4), made("c", 5)])
+    saved = map(json.loads, (tmp_path / "x.jsonl").read_text("utf-8").splitlines())
+    assert [(row["name"], row["ours"]) for row in saved] == [("a", 1), ("a", 2), ("b", 4), ("c", 5)]
 
 
 @pytest.mark.slow
@@ -408,46 +237,4 @@ def test_every_script_prints_its_help(script: Path) -> None:
 
 def test_the_host_step_runs_with_and_without_the_runner() -> None:
     assert len(host_step.microseconds(host_step.CASES[0], 5)) == 5
-    assert len(host_step.runner_microseconds(2, 64, jobs.Sampling(), 5)) == 5
-
-
-def test_adapter_swaps_are_measured_under_load(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = "--backend cpu --shape tiny --streams 2 --swaps 5".split()
-    monkeypatch.setattr("sys.argv", ["adapter_swaps.py", *arguments, "--save", ""])
-    adapter_swaps.main()
-    gc.unfreeze()
-    results = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [result["count"] for result in results if "load of" in result["name"]] == [5]
-    assert len(results) == 9
-    assert all(result["ours"] > 0 for result in results)
-
-
-def test_run_stepped_answers_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_stepped, "cuda", cpu)
-    model = run_stepped.Model("tiny", "none", rows=2, context=128)
-    assert model.hello["load_seconds"] > 0
-    assert model.do("decode", 2, 32, 4)["seconds"] > 0
-    answer = model.do("prefill", 1, 40, 0)
-    assert 0 < answer["launch_seconds"] < answer["seconds"]
-
-
-def test_ratio_of_two_libraries_is_that_of_their_speeds() -> None:
-    class Loaded:
-        def __init__(self, seconds: float) -> None:
-            self.seconds = seconds
-
-        def do(self, job: Job) -> dict[str, float]:
-            return {"seconds": self.seconds, "launch_seconds": 0.05, "allocations": 2}
-
-    programs: Any = {"wheel": Loaded(0.12), "built": Loaded(0.24)}
-    figure = cuda_libraries._compared("8B", "GPU", programs, Job("decode", 1, 128, 24), 3, {})
-    assert figure["ours"] == 5.0
-    assert figure["peer"] == 10.0
-    assert figure["ratio"] == 2.0
-    assert "launching" not in figure
-    figure = cuda_libraries._compared("8B", "GPU", programs, Job("prefill", 1, 512), 3, {})
-    assert figure["launching"] == {"wheel": 50.0, "built": 50.0}
-    assert figure["allocations"] == {"wheel": 6, "built": 6}
-    assert shutil.which("gcc", path=cuda_libraries.NO_COMPILERS["PATH"]) is None
+    assert len(host_step.runner_microseconds(2, 64, host_step.Sampling(), 5)) == 5

@@ -31,11 +31,11 @@ from localllm.engine.files.model_files import read_model
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Delta, Request
 from localllm.engine.runner import DeviceInfo, Runner
-from scripts.bench.mlx_operations import of_mlx_lm, of_runner, prompts
 
 from .batches import Row
 from .conformance import Conformance, Conversation, Planned
 from .mlx_models import DENSE, KINDS, SAME_BITS, SLIDING, SMALL, Loaded, join_and_leave, patched, plain_model
+from .mlx_operations import of_mlx_lm, of_runner, prompts
 from .test_mlx_families import PAGE, Forced, near
 
 pytestmark = pytest.mark.real_otherdevice

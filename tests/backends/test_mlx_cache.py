@@ -11,7 +11,8 @@ import mlx.core as mx
 
 from localllm.backends.mlx.cache import Caches, Group, LayerShape, Pool
 from localllm.backends.mlx.plan import Make, Source, Span, Write
-from scripts.bench.mlx_operations import operations
+
+from .mlx_operations import operations
 
 pytestmark = pytest.mark.real_otherdevice
 

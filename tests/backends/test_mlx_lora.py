@@ -28,7 +28,6 @@ from localllm.backends import mlx
 from localllm.backends.mlx.adapter import Forward, find_targets
 from localllm.engine.errors import OutOfMemory
 from localllm.engine.files.model_files import read_model
-from scripts.bench.mlx_operations import of_mlx_lm, of_runner, prompts
 
 from . import canary
 from .adapters import (
@@ -47,6 +46,7 @@ from .adapters import (
 from .batches import Row, make_batch
 from .conformance import Planned
 from .mlx_models import no_memory, plain_model, quantised
+from .mlx_operations import of_mlx_lm, of_runner, prompts
 from .tiny import VOCAB
 
 pytestmark = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from functools import cache
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,8 @@ from localllm.kernels.ops.cases import CASES
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
-import attention_works as attention
-import elements_works as elements
-import linear_works as linear
-import lora_works as lora
-import moe_works as moe
-import sampling_works as sampling
+from shapes import TINY, TINY_MOE
+from works import FORMATS, families
 
 FOLDER = Path(next(iter(kernels.__path__)))
 
@@ -40,16 +35,8 @@ def writing() -> set[str]:
 @cache
 def benchmarked() -> set[str]:
     """The ops that scripts/bench/kernels.py measures."""
-    works = chain(
-        linear.works(("bf16", "int8", "int4", "int4_wide", "fp8", "mxfp4"), [1], [(64, 64)], torch.float32),
-        moe.works(("bf16", "int8", "int4", "int4_wide", "fp8", "mxfp4"), [1], moe.Model(8, 2, 64, 32), torch.float32),
-        attention.works(4, 2, 8, torch.float32),
-        attention.latent_works(4, 8, 32, torch.float32),
-        elements.works(elements.Model(64, 64, 4, 2, 8, 32, torch.float32)),
-        sampling.works(32),
-        lora.works([(64, 64)], 32, torch.float32),
-    )
-    return {work.op for work in works}
+    works = families(TINY, TINY_MOE, list(FORMATS), [1], torch.float32)
+    return {work.op for family in works.values() for work in family}
 
 
 def test_every_torch_op_has_a_fake_and_a_wrapper() -> None:

@@ -25,12 +25,9 @@ QUERYING = {
     "kernels/gpu/properties.py",
     "kernels/triton/target.py",
     "kernels/triton/driver.py",
-    "scripts/bench/cuda_models.py",
-    "scripts/bench/mma_product.py",
-    "scripts/bench/small_cards.py",
 }
-# kernels/triton/target.py limits the numbers of triton_driver.py. mma_product.py compiles for the real GPU.
-UNLIMITED = {"kernels/cuda/device/gpu.h", "kernels/triton/driver.py", "scripts/bench/mma_product.py"}
+# kernels/triton/target.py limits the numbers of driver.py.
+UNLIMITED = {"kernels/cuda/device/gpu.h", "kernels/triton/driver.py"}
 
 
 def test_only_files_that_apply_the_limits_query_a_gpu() -> None:

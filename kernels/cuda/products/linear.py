@@ -377,7 +377,7 @@ def _fits(
 
 
 def _beats_torch(rows: int, weight: Packed, dtype: torch.dtype | None) -> bool:
-    """True if small_batch is faster than torch for bf16 weights; tuned on H200 with scripts/bench/cuda_linear.py. For
+    """True if small_batch is faster than torch for bf16 weights; tuned on H200 with scripts/bench/kernels.py. For
     float32 outputs (logits) torch needs an additional conversion. A product is narrow if torch's tiles of its outputs
     do not occupy all multiprocessors."""
     if dtype == torch.float32:

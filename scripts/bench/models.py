@@ -1,0 +1,258 @@
+"""A model on the device of this machine: the speed of its steps, beside llama.cpp, transformers, or localllm itself.
+
+`python scripts/bench/models.py --shape qwen3-0.6b --formats bf16,int4 --jobs decode:1x128,decode:16x32,prefill:512`
+measures random weights; `--shape guide` the built-in model. Jobs: decode:ROWSxCONTEXT, prefill:CONTEXT,
+requests:ROWSxTOKENS (as in nano-vllm's benchmark), profile:ROWSxCONTEXT (the time of each kernel); decode:64x128@8 uses
+8 adapters. `ours` is the time in ms of a step, or until the first token, or until the last request ends.
+
+`--ways` compares settings, each in a process of its own: `--ways auto graphs=off`. A way has fields of LoadOptions and
+environment variables, with commas between them: `--ways LOCALLLM_CUDA_LIBRARY=build/old.so graphs=off,queues=one`. Each
+is compared with the fastest peer, or with the first way if there is no peer. All programs take turns (A B B A); results
+are medians. The formats q8_0 and q4_k_m are GGUF files, which localllm computes with llama.cpp. `bound_share` is the
+share of the read bound: the weights and the cache that a step reads, at the read bandwidth measured in every round.
+
+On a GPU the program first compares log-probabilities with the references (outputs.py). If one is wrong, it measures
+nothing. `--backend cpu --shape tiny` is a test of the program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import gguf_file
+import outputs
+from programs import Job, Program
+from rows import Row, among, parser, row, save, words
+from run_localllm import WARMUP, open_files, random_requests
+from shapes import SHAPES
+
+from localllm import backends
+from localllm.backends.machine import cores
+from localllm.engine.files.model_config import ModelConfig, parse_config
+from localllm.engine.files.quantization import Quant
+from localllm.engine.options import LoadOptions
+from localllm.engine.runner import page_bytes
+
+PAGE = 64  # positions
+
+
+class Format(NamedTuple):
+    """A weight format, and the GGUF recipes with about as many bits."""
+
+    quant: Quant = "none"
+    peers: tuple[str, ...] = ()
+    is_gguf: bool = False  # localllm reads the GGUF file too
+
+
+FORMATS = {
+    "bf16": Format("none", ("bf16",)),
+    "int8": Format("int8", ("q8_0",)),
+    "int4": Format("int4", ("q4_0", "q4_k_m")),
+    "fp8": Format("fp8"),
+    "fp8_w8a8": Format("fp8_w8a8"),
+    "q8_0": Format(peers=("q8_0",), is_gguf=True),
+    "q4_k_m": Format(peers=("q4_k_m",), is_gguf=True),
+}
+Arguments = tuple[str, str, Mapping[str, object], Mapping[str, object]]  # of Program
+
+
+class Way(NamedTuple):
+    """One way to run localllm."""
+
+    label: str
+    options: dict[str, Any]  # fields of LoadOptions
+    environment: dict[str, str]
+
+    @classmethod
+    def parse(cls, text: str) -> Way:
+        pairs = dict(word.split("=", 1) for word in words(text) if word != "auto")
+        environment = {name: value for name, value in pairs.items() if name.isupper()}
+        fields = {name: value for name, value in pairs.items() if not name.isupper()}
+        if unknown := fields.keys() - get_type_hints(LoadOptions).keys():
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: no option of a load")
+        return cls(text, {name: int(each) if each.isdigit() else each for name, each in fields.items()}, environment)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A shape in one format. `folder` is for its files."""
+
+    shape: str
+    fmt: str
+    folder: Path
+
+    @property
+    def title(self) -> str:
+        return f"{SHAPES[self.shape].name if self.shape in SHAPES else self.shape}, {self.fmt}"
+
+    @property
+    def is_gguf(self) -> bool:
+        return FORMATS[self.fmt].is_gguf
+
+    @property
+    def source(self) -> str:
+        """The setting `model` of run_localllm.py."""
+        return str(self.gguf(self.fmt)) if self.is_gguf else self.shape
+
+    def gguf(self, recipe: str) -> Path:
+        """The GGUF file, which is written at the first call."""
+        file = self.folder / f"{recipe}.gguf"
+        gguf_file.write(SHAPES[self.shape], recipe, file)
+        return file
+
+
+def main() -> None:
+    options = _options()
+    for shape in options.shape:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            for fmt in options.formats:
+                save(options.save, measure(Model(shape, fmt, Path(folder)), options))
+
+
+def measure(model: Model, options: argparse.Namespace) -> Iterator[Row]:
+    files = open_files(model.source, model.folder)
+    choice = backends.choose(options.backend, files)
+    is_gpu = not choice.info.main_memory
+    layers = 4 * is_gpu if options.check_layers is None else options.check_layers
+    if layers and model.shape in SHAPES and not model.is_gguf:
+        yield from outputs.check(choice, SHAPES[model.shape], files, FORMATS[model.fmt].quant, layers, model.title)
+    load = {"quant": FORMATS[model.fmt].quant} | ({} if is_gpu else {"threads": options.threads})
+    config = parse_config(SHAPES[model.shape].config()) if model.is_gguf else files.config
+    load |= {} if options.fit else room(config, options.jobs, options.steps)
+    adapters = max(job.adapters for job in options.jobs)
+    load |= {"adapter_slots": adapters} if adapters else {}
+    settings = {"model": model.source, "folder": str(model.folder), "backend": choice.backend.name}
+    with ExitStack() as stack:
+
+        def opened(*arguments: Any) -> Program:
+            program = Program(*arguments)
+            stack.callback(program.close)
+            return program
+
+        ways = []
+        for way in options.ways:
+            more = {"options": load | way.options, "adapters": adapters}
+            ways.append(opened(way.label, "run_localllm.py", settings | more, {}, way.environment))
+            yield _loading(f"{model.title}, load, {way.label}", ways[-1])
+        peers = [opened(*arguments) for name in options.peers for arguments in PEERS[name](model, is_gpu, options)]
+        for job in options.jobs:
+            yield from figures(f"{model.title}, {job}", job, ways, peers, options)
+
+
+def _llamacpp(model: Model, is_gpu: bool, options: argparse.Namespace) -> Iterator[Arguments]:
+    for recipe in FORMATS[model.fmt].peers if model.shape in SHAPES else ():
+        settings = {"file": str(model.gguf(recipe)), "threads": options.threads, "gpu": is_gpu}
+        for state in ("on", "off"):
+            label = f"llama.cpp {recipe}, flash attention {state}"
+            yield label, "run_llamacpp.py", settings, {"flash": state == "on"}
+
+
+def _transformers(model: Model, is_gpu: bool, options: argparse.Namespace) -> Iterator[Arguments]:
+    settings = {"model": model.source, "folder": str(model.folder), "threads": options.threads}
+    for dtype in ("bfloat16", "float32") if model.fmt == "bf16" else ():
+        more = {"dtype": dtype, "device": "cuda" if is_gpu else "cpu"}
+        yield f"transformers, {dtype}", "run_transformers.py", settings | more, {}
+
+
+PEERS = {"llama.cpp": _llamacpp, "transformers": _transformers}
+MODULES = {"llama.cpp": "llama_cpp", "transformers": "transformers"}
+
+
+def _loading(name: str, way: Program) -> Row:
+    hello = way.hello
+    gib = {key: round(hello[f"{key}_bytes"] / 2**30, 2) for key in ("weight", "cache", "peak")}
+    facts = {key: hello[key] for key in ("dtype", "context", "adapter_slots", "graph_seconds", "warnings")}
+    return row(name, hello["load_seconds"], "s", device=hello["device"], gib=gib, **facts)
+
+
+def room(config: ModelConfig, jobs: Sequence[Job], steps: int) -> dict[str, int]:
+    """The limits that the largest job needs, as fields of LoadOptions."""
+    lengths = [_lengths(job, steps) for job in jobs]
+    parts, heads, dim = config.cache_shape
+    pages = max(sum(length // PAGE + 2 for length in each) for each in lengths)
+    bytes_of_page = page_bytes(PAGE, heads, dim, config.num_layers, 4, parts)  # the cache of a CPU may have float32
+    return {
+        "context": max(map(max, lengths)),
+        "max_rows": max(map(len, lengths)),
+        "cache_bytes": pages * bytes_of_page,
+    }
+
+
+def _lengths(job: Job, steps: int) -> list[int]:
+    """The positions of each row."""
+    if job.kind == "requests":
+        return [sum(both) + 1 for both in zip(*random_requests(job.rows, job.context), strict=True)]
+    lead = job.rows * job.context // 512  # 512: the smallest maximum of tokens in a step
+    return [job.context + lead + steps + 3 * WARMUP] * job.rows
+
+
+def figures(
+    title: str, job: Job, ways: list[Program], peers: list[Program], options: argparse.Namespace
+) -> Iterator[Row]:
+    """A row for each way, compared with the fastest peer, or with the first way if there is no peer."""
+    job = replace(job, steps=options.steps if job.kind in ("decode", "profile") else 0)
+    programs = ways + (peers if job.kind in ("decode", "prefill") and not job.adapters else [])
+    seconds: dict[str, list[float]] = {program.label: [] for program in programs}
+    reads = []
+    for number in range(options.rounds + 1):
+        for program in programs[:: 1 if number % 2 else -1]:
+            seconds[program.label].append(program.do(job)["seconds"] / max(1, job.steps))
+        reads.append(ways[0].do(Job("read"))["bandwidth"])
+    times = {label: statistics.median(each[1:]) for label, each in seconds.items()}  # the first round warms up
+    for way in ways:
+        rivals = {program.label for program in programs[len(ways) :] or ways[:1]} - {way.label}
+        rival = min(rivals, key=times.__getitem__, default=None)
+        time = times[way.label]
+        facts: dict[str, object] = {"rounds": options.rounds}
+        if rival:
+            facts |= {"peer": 1e3 * times[rival], "ratio": times[rival] / time, "against": rival}
+        if job.kind == "decode" and all(reads):
+            facts["bound_share"] = _bound(job, way.hello) / statistics.median(reads[1:]) / time
+        facts["tokens_per_second"] = _tokens(job) / time
+        yield row(f"{title}, {way.label}", 1e3 * time, "ms", device=way.hello["device"], **facts)
+
+
+def _tokens(job: Job) -> int:
+    """The tokens of the timed step, prompts or requests."""
+    if job.kind == "requests":
+        return sum(random_requests(job.rows, job.context)[1])
+    return job.rows * (job.context if job.kind == "prefill" else 1)
+
+
+def _bound(job: Job, hello: Mapping[str, Any]) -> float:
+    """The bytes that a decode step must read: weights, and the keys and values of all rows."""
+    mean_context = job.context + WARMUP + job.steps / 2
+    return float(hello["step_bytes"] + job.rows * mean_context * hello["position_bytes"])
+
+
+def _options() -> argparse.Namespace:
+    arguments = parser(__doc__)
+    add = arguments.add_argument
+    add("--shape", type=among("guide", *SHAPES), default=["qwen3-0.6b"], help=f"guide, {', '.join(SHAPES)}")
+    add("--formats", type=among(*FORMATS), default=["bf16", "int8", "int4"], help=", ".join(FORMATS))
+    jobs = "decode:1x128,decode:16x32,prefill:128,prefill:512"
+    add("--jobs", type=lambda text: [Job.parse(word) for word in words(text)], default=jobs, help=f"default: {jobs}")
+    add("--ways", type=Way.parse, nargs="+", default=[Way("auto", {}, {})])
+    installed = [name for name, module in MODULES.items() if find_spec(module)]
+    add("--peers", type=among(*PEERS), default=installed, help=f"default: the installed ones of {', '.join(PEERS)}")
+    add("--backend", default=backends.AUTO)
+    add("--rounds", type=int, default=5)
+    add("--steps", type=int, default=32, help="timed steps of a decode job")
+    add("--threads", type=int, default=cores(), help="default: physical cores")
+    add("--fit", action="store_true", help="default limits of context and cache instead of those that the jobs need")
+    add("--check-layers", type=int, help="layers of which outputs are checked; 0: none; default: 4 on a GPU")
+    add("--folder", help="folder for temporary files")
+    add("--save", default="models", help="name of the file of results; empty: none")
+    return arguments.parse_args()
+
+
+if __name__ == "__main__":
+    main()
