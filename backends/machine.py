@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import psutil
@@ -66,9 +66,10 @@ def features(flags: frozenset[str]) -> dict[str, str]:
     return {title: "yes" if flag in flags else "no" for flag, title in titles.items()}
 
 
-def variant(flags: frozenset[str]) -> str:
-    """The ISA variant for a processor with these flags; the environment variable LOCALLLM_CPU_LANE overrides it."""
-    best = next(name for name, needs in VARIANTS.items() if needs <= flags)
+def variant(flags: frozenset[str], compiled: Collection[str] = VARIANTS) -> str:
+    """The fastest of the `compiled` ISA variants for a processor with these flags; empty if none runs on it. The
+    environment variable LOCALLLM_CPU_LANE overrides it."""
+    best = next((name for name, needs in VARIANTS.items() if needs <= flags and name in compiled), "")
     return os.environ.get("LOCALLLM_CPU_LANE") or best
 
 

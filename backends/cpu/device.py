@@ -37,6 +37,7 @@ DEVICE = Device(
     OPS,
     dtype=torch.float32,
     lora_backends=LORA_BACKENDS,
+    warnings=(f"the CPU kernels are not used (slower): {MISSING}",) if MISSING else (),
     slot_memory=MainMemory,
     step_seconds=3600.0,
 )

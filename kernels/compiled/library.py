@@ -6,6 +6,7 @@ Only `load_ops` imports torch.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,6 +57,12 @@ def find_cuda_library() -> Path:
         "the CUDA kernels were not built: install a wheel of localllm that has them, or install nvcc and run "
         "make build CUDA=1"
     )
+
+
+def isa_variants(library: Path) -> list[str]:
+    """The ISA variants in a CPU library, the slowest first: cpu/isa/dispatch.cpp writes their names as text."""
+    marker = re.search(rb"ISA variants:([ \w]+)\0", library.read_bytes())
+    return marker[1].decode().split() if marker else []
 
 
 def load_ops(library: Path, ops: Iterable[str], make: str) -> None:

@@ -1,8 +1,8 @@
 """The CPU kernels: a C++ library of torch ops (`torch.ops.localllm`), and their Python wrappers.
 
-Importing this package loads the library; it raises LibraryMissing if the library is not installed. The installation
-builds the library if it finds a C++ compiler. Wrappers have the signatures of kernels/ops. For arguments that no kernel
-supports, they call the reference.
+Importing this package loads the library; it raises LibraryMissing if the library is not installed, or if it
+has no ISA variant for this processor. The installation builds the library if it finds a C++ compiler. Wrappers have the
+signatures of kernels/ops. For arguments that no kernel supports, they call the reference.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ..compiled.library import find_library, load_ops
+from ..compiled.library import LibraryMissing, find_library, load_ops
 
 # Ops that write their results into tensor arguments and return nothing, so their fake implementations are empty.
 OPS_WITHOUT_RESULT = (
@@ -23,6 +23,10 @@ OPS_WITHOUT_RESULT = (
 
 def _load(library: Path) -> None:
     load_ops(library, OPS_WITHOUT_RESULT, "make build")
+    try:
+        torch.ops.localllm.variants()
+    except RuntimeError as error:
+        raise LibraryMissing(str(error)) from error
     for op in OPS_WITHOUT_RESULT:
         torch.library.register_fake(f"localllm::{op}", _nothing, allow_override=True)
 

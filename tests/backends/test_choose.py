@@ -526,7 +526,7 @@ def test_thread_count_equals_that_of_the_kernels(tmp_path: Path, monkeypatch: py
     for variable in ("LOCALLLM_THREADS", "OMP_NUM_THREADS", "LOCALLLM_CPU_LANE"):
         monkeypatch.delenv(variable, raising=False)
     library = tmp_path / "localllm_cpu.so"
-    library.touch()
+    library.write_bytes(b"\0ISA variants: generic avx2\0")
     monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(library))
     monkeypatch.setattr(sys.modules[kernels.__module__], "cores", lambda: 6)
     titles = kernels(machine_of_cpu.VARIANTS["avx2"])
@@ -538,6 +538,10 @@ def test_thread_count_equals_that_of_the_kernels(tmp_path: Path, monkeypatch: py
     assert kernels(frozenset())["threads"] == "5, from LOCALLLM_THREADS"
     monkeypatch.setenv("LOCALLLM_CPU_LANE", "generic")
     assert kernels(machine_of_cpu.VARIANTS["avx2"])["kernels"] == "generic, forced by LOCALLLM_CPU_LANE"
+    monkeypatch.delenv("LOCALLLM_CPU_LANE")
+    library.write_bytes(b"\0ISA variants: avx512 amx\0")
+    other = kernels(machine_of_cpu.VARIANTS["avx2"])["kernels"]
+    assert other == "none, torch only: they are compiled for other processors (avx512, amx): run make build"
     library.unlink()
     titles = kernels(frozenset())
     assert titles["kernels"].startswith("none, torch only")

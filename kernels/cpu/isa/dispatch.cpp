@@ -7,37 +7,35 @@
 
 namespace localllm {
 
-namespace generic { extern const Variant table; }
-#if defined(VARIANT_AVX2)
-namespace avx2 { extern const Variant table; }
-#endif
-#if defined(VARIANT_AVXVNNI)
-namespace avxvnni { extern const Variant table; }
-#endif
-#if defined(VARIANT_AVX512)
-namespace avx512 { extern const Variant table; }
-#endif
-#if defined(VARIANT_AMX)
-namespace amx { extern const Variant table; }
-#endif
+// EACH_ISA: ISA(name) for each ISA variant of the library, the slowest first.
+#define ISA(name) namespace name { extern const Variant table; }
+EACH_ISA
+#undef ISA
 
 namespace {
 
-// The ISA variants that this CPU and system can run, the slowest first.
+struct Compiled {
+  const Variant* variant;
+  bool (*runs_here)();
+};
+
+#define ISA(name) {&name::table, has_##name},
+const Compiled COMPILED[] = {EACH_ISA};
+#undef ISA
+#define ISA(name) " " #name
+__attribute__((used)) static const char MARKER[] = "ISA variants:" EACH_ISA;  // kernels/compiled/library.py reads it
+#undef ISA
+
+// The ISA variants that this CPU and system can run, the slowest first. At least one, or std::runtime_error.
 std::vector<const Variant*> usable() {
-  std::vector<const Variant*> variants{&generic::table};
-#if defined(VARIANT_AVX2)
-  if (has_avx2()) variants.push_back(&avx2::table);
-#endif
-#if defined(VARIANT_AVXVNNI)
-  if (has_avxvnni()) variants.push_back(&avxvnni::table);
-#endif
-#if defined(VARIANT_AVX512)
-  if (has_avx512()) variants.push_back(&avx512::table);
-#endif
-#if defined(VARIANT_AMX)
-  if (has_amx()) variants.push_back(&amx::table);
-#endif
+  std::vector<const Variant*> variants;
+  std::string names;
+  for (const auto& [variant, runs_here] : COMPILED) {
+    if (runs_here()) variants.push_back(variant);
+    names += (names.empty() ? "" : ", ") + std::string(variant->name);
+  }
+  if (variants.empty())
+    throw std::runtime_error("they are compiled for other processors (" + names + "): run make build");
   return variants;
 }
 

@@ -8,7 +8,8 @@
 
 namespace localllm {
 
-// Names of the ISA variants that this CPU and system can run, the slowest first. "generic" is always present.
+// Names of the ISA variants that this CPU and system can run, the slowest first. Throws std::runtime_error if the
+// library has only variants for other CPUs.
 std::vector<std::string> usable_variants();
 
 // Selects the ISA variant for all later kernels; "" selects the fastest usable one. Returns its name. Throws

@@ -13,6 +13,8 @@
 
 namespace localllm {
 
+inline bool has_generic() { return true; }
+
 #if defined(__x86_64__)
 
 struct Leaf {

@@ -11,7 +11,9 @@ STUB(avxvnni)
 STUB(avx512)
 STUB(amx)
 
-int main() {
+int main() try {
   for (const std::string& name : localllm::usable_variants()) printf("%s ", name.c_str());
   printf("-> %s\n", localllm::variant().name);
+} catch (const std::exception& error) {
+  printf("%s\n", error.what());
 }
