@@ -11,11 +11,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 
 # The kernels are built against the torch of .venv, with the installed cmake and ninja, or those that pip installs.
 export PATH := $(PATH):$(CURDIR)/$(BIN)
-INSTALL := $(PIP) --quiet --no-build-isolation
+# Apple silicon computes with MLX.
+TORCH := $(if $(filter Darwin-arm64,$(shell uname -sm | tr ' ' -)),,torch==2.13.0)
+INSTALL := $(PIP) --no-build-isolation --config-settings=wheel.cmake=false
+CONFIGURE := cmake -S kernels -B build/kernels -G Ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 REBUILD := test ! -f build/kernels/build.ninja || cmake --build build/kernels
 ifdef MAX_JOBS
 export CMAKE_BUILD_PARALLEL_LEVEL := $(MAX_JOBS)
@@ -48,17 +51,14 @@ test-all: $(VENV)/.dev build lint
 
 # The CPU kernels for every instruction set. The set-up compiles only those that this machine uses.
 build: $(VENV)/.runtime
-	@test -f build/kernels/build.ninja || $(INSTALL) --editable . --no-deps
-	@test -f build/kernels/build.ninja || \
-	  { echo "error: the CPU kernels need a C++20 compiler; on Debian: apt install g++, then make build"; exit 1; }
-	@! grep -q '^VARIANTS:.*=native$$' build/kernels/CMakeCache.txt || cmake -UVARIANTS build/kernels
-	@test -z "$(CUDA)" || cmake -DLOCALLLM_CUDA=ON build/kernels
+	@$(if $(TORCH),$(CONFIGURE) -UVARIANTS $(if $(CUDA),-DLOCALLLM_CUDA=ON) >/dev/null) || \
+	  { echo "error: the kernels need a C++20 compiler; on Debian: apt install g++, then make build"; exit 1; }
 	@$(REBUILD)
 	@test -z "$(GGUF)" || $(MAKE) $(LLAMACPP)/.built
-	@test -z "$(GGUF)" || $(PIP) --quiet --force-reinstall --no-deps $(LLAMACPP)/*.whl
+	@test -z "$(GGUF)" || $(PIP) --force-reinstall --no-deps $(LLAMACPP)/*.whl
 	@test -z "$(GGUF)" || $(INSTALL) --editable '.[llamacpp]'
 
-# Other machines can use the library of the wheel too: a checkout with build/wheel needs no nvcc.
+# A set-up with this wheel in dist needs no compiler.
 wheel: $(VENV)/.dev
 	scripts/wheel
 
@@ -93,14 +93,8 @@ $(VENV)/.made:
 	  { echo "error: localllm needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) -V); try make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "error: Python's venv module is missing; on Debian: apt install python3-venv"; exit 1; }
-	@echo "Setting up $(VENV): this takes a few minutes the first time."
+	@echo "Setting up $(VENV): this takes about a minute, and the time to download 300 MB."
 	$(PYTHON) -m venv $(VENV)
-	@touch $@
-
-# torch is installed first and alone, so that no other package selects another build of it. Apple silicon computes with
-# MLX and does not need torch.
-$(VENV)/.torch: $(VENV)/.made constraints.txt
-	test "$$(uname -sm)" = "Darwin arm64" || $(PIP) --quiet torch==2.13.0
 	@touch $@
 
 # The editable installation lists the modules, so a module that is added or moved needs another installation.
@@ -110,9 +104,16 @@ $(MODULES): $(VENV)/.made
 	@rm -f $(VENV)/.modules-*
 	@touch $@
 
-$(VENV)/.runtime: $(VENV)/.torch $(MODULES) pyproject.toml
-	$(PIP) --quiet scikit-build-core $(shell command -v cmake >/dev/null || echo cmake) $(shell command -v ninja >/dev/null || echo ninja)
-	$(INSTALL) --config-settings=cmake.define.VARIANTS=native --editable .
+# The kernels of this processor compile while pip installs torch and the other packages; only their link needs torch.
+# --no-compile: Python compiles a module at its first import.
+TOOLS := $(strip $(foreach tool,cmake ninja,$(shell command -v $(tool) >/dev/null || echo $(tool))))
+
+$(VENV)/.runtime: $(VENV)/.made $(MODULES) pyproject.toml constraints.txt
+	@$(if $(TOOLS),$(PIP) $(TOOLS))
+	@$(if $(TORCH),CONFIGURE='$(CONFIGURE)' scripts/kernels &) \
+	  $(PIP) --no-compile scikit-build-core $(TORCH) && $(INSTALL) --no-compile --editable . ; \
+	  status=$$?; wait; exit $$status
+	@$(REBUILD) >/dev/null || echo "warning: the CPU kernels do not compile, and localllm is slow; make build shows why"
 	@touch $@
 
 # The tests compute GGUF models with llama.cpp, which compiles while the other packages are installed. They also read the
@@ -120,6 +121,7 @@ $(VENV)/.runtime: $(VENV)/.torch $(MODULES) pyproject.toml
 $(VENV)/.dev: $(VENV)/.made $(MODULES) pyproject.toml constraints.txt scripts/llamacpp.cmake
 	@$(MAKE) --jobs=2 $(VENV)/.runtime $(LLAMACPP)/.built
 	$(INSTALL) --find-links $(LLAMACPP) --editable '.[dev,llamacpp]'
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib || true
 	@touch $@
 
 $(LLAMACPP)/.built: $(VENV)/.made constraints.txt scripts/llamacpp.cmake
