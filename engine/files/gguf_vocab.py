@@ -6,7 +6,7 @@ llama.cpp ends its process for some of these vocabularies: it asserts, or throws
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 from .gguf_values import FLOAT32, INT8, INT32, STRING, TOKENS, UINT8, Array, Value
@@ -65,16 +65,8 @@ def problem_of_vocabulary(metadata: Mapping[str, Value], texts: Collection[bytes
         return f"{TOKENS} must be texts"
     if problem := _problem_of_arrays(metadata, tokens.count):
         return problem
-    if model == "llama":
-        problem = _missing_byte(texts)
-    elif model == "rwkv":
-        problem = _missing_beginning(texts)
-    elif model == "plamo2" and any(_BYTE.fullmatch(text) and not _HEX_BYTE.fullmatch(text) for text in texts):
-        problem = "one of its byte tokens is no hexadecimal number"
-    elif model == "bert" and _BYTE_TYPE in types:
-        problem = "its tokenizer bert cannot have tokens for bytes"
-    else:
-        problem = ""
+    problem_of = _PROBLEMS.get(model)
+    problem = problem_of(texts, types) if problem_of else ""
     return problem or _problem_of_added(metadata, model, len(texts))
 
 
@@ -93,7 +85,7 @@ def _problem_of_arrays(metadata: Mapping[str, Value], count: int) -> str:
     return ""
 
 
-def _missing_byte(texts: Collection[bytes]) -> str:
+def _missing_byte(texts: Collection[bytes], types: Collection[int]) -> str:
     """A text of any bytes must have tokens."""
     for byte in range(256):
         if b"<0x%02X>" % byte not in texts and (byte == 0 or bytes([byte]) not in texts):
@@ -101,12 +93,27 @@ def _missing_byte(texts: Collection[bytes]) -> str:
     return ""
 
 
-def _missing_beginning(texts: Collection[bytes]) -> str:
+def _missing_beginning(texts: Collection[bytes], types: Collection[int]) -> str:
     """The first byte of each token of RWKV must be a token too: otherwise llama.cpp tokenizes some texts forever."""
     tokens = [_unescaped(text) for text in texts]
     single = {token for token in tokens if len(token) == 1}
     missing = sorted({token[:1] for token in tokens if token} - single)
     return f"its vocabulary has no token for the byte {missing[0][0]:#04x}" if missing else ""
+
+
+def _wrong_byte(texts: Collection[bytes], types: Collection[int]) -> str:
+    is_wrong = any(_BYTE.fullmatch(text) and not _HEX_BYTE.fullmatch(text) for text in texts)
+    return "one of its byte tokens is no hexadecimal number" if is_wrong else ""
+
+
+def _byte_token(texts: Collection[bytes], types: Collection[int]) -> str:
+    return "its tokenizer bert cannot have tokens for bytes" if _BYTE_TYPE in types else ""
+
+
+# Tokenizer -> the check of the texts and types of its tokens.
+_PROBLEMS: Mapping[str, Callable[[Collection[bytes], Collection[int]], str]] = MappingProxyType(
+    {"llama": _missing_byte, "rwkv": _missing_beginning, "plamo2": _wrong_byte, "bert": _byte_token}
+)
 
 
 def _unescaped(text: bytes) -> bytes:
@@ -140,14 +147,15 @@ def _number(digits: bytes) -> bytes:
 def _problem_of_added(metadata: Mapping[str, Value], model: str, count: int) -> str:
     """The tokens that a tokenizer adds to each text must be in the vocabulary."""
     begin, end = _DEFAULT_IDS.get(model, (None, None))
-    if _adds_begin(metadata, model) and not _has_token(metadata, "bos_token_id", begin, count):
-        return "tokenizer.ggml.bos_token_id must be a token of the vocabulary"
     adds_separator = model == "bert" and metadata.get("tokenizer.ggml.add_sep_token") is not False
-    if adds_separator and not _has_token(metadata, "seperator_token_id", 102, count):
-        return "tokenizer.ggml.seperator_token_id must be a token of the vocabulary"
     adds_end = metadata.get("tokenizer.ggml.add_eos_token", model == "t5")
-    if adds_end and not _has_token(metadata, "eos_token_id", end, count):
-        return "tokenizer.ggml.eos_token_id must be a token of the vocabulary"
+    for is_added, key, default in (
+        (_adds_begin(metadata, model), "bos_token_id", begin),
+        (adds_separator, "seperator_token_id", 102),
+        (adds_end, "eos_token_id", end),
+    ):
+        if is_added and not _has_token(metadata, key, default, count):
+            return f"tokenizer.ggml.{key} must be a token of the vocabulary"
     return ""
 
 
