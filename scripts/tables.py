@@ -1,4 +1,4 @@
-"""Writes the generated tables of README.md and docs/*.md. `python scripts/tables.py [--check]`
+"""Writes the generated tables of docs/**/*.md. `python scripts/tables.py [--check]`
 
 A table is between `<!-- table: NAME -->` and `<!-- end -->`. --check changes no file; the exit code is 1 if a table is
 stale.
@@ -17,7 +17,7 @@ import click
 from localllm.app import config
 from localllm.app.chat.calls.records import FORMATS
 from localllm.app.chat.calls.writing import example
-from localllm.app.cli import cli
+from localllm.app.cli import EPILOG, SECTIONS, cli
 from localllm.app.developer import Developer
 from localllm.backends import ORDER, load
 from localllm.engine.files.multimodal import TEXT_MODELS
@@ -121,12 +121,20 @@ def support() -> str:
 
 def commands() -> str:
     rows = []
-    for name, command in cli.commands.items():
-        arguments = [
-            param.make_metavar(click.Context(command)) for param in command.params if isinstance(param, click.Argument)
-        ]
-        rows.append((f"`{' '.join(['localllm', name, *arguments])}`", command.get_short_help_str(100)))
-    return _table(("Command", "What it does"), rows)
+    for section, names in SECTIONS.items():
+        for name in names:
+            command = cli.commands[name]
+            usage = " ".join(command.collect_usage_pieces(click.Context(command)))
+            usage = re.sub(r"\[OPTIONS\] ?|\[COMMAND\] \[ARGS\]\.\.\.", "", usage)
+            leaves = command.commands.values() if isinstance(command, click.Group) else [command]
+            has_json = "yes" if any(param.name == "as_json" for leaf in leaves for param in leaf.params) else ""
+            rows.append((section, f"`{f'localllm {name} {usage}'.strip()}`", command.get_short_help_str(100), has_json))
+    return _table(("Section", "Command", "What it does", "`--json`"), rows)
+
+
+def exit_codes() -> str:
+    rows = re.findall(r"(\d+) ([^,]+)", " ".join(EPILOG.partition("Exit codes: ")[2].split()))
+    return _table(("Code", "Meaning"), rows)
 
 
 def settings() -> str:
@@ -170,6 +178,7 @@ def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "support": support,
     "commands": commands,
+    "exit_codes": exit_codes,
     "settings": settings,
     "developer": developer,
     "architectures": architectures,
@@ -179,7 +188,7 @@ TABLES: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     stale = []
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+    for page in sorted((ROOT / "docs").rglob("*.md")):
         before = page.read_text("utf-8")
         after = REGION.sub(lambda match: match[1] + TABLES[match[2]]() + "\n" + match[3], before)
         if after != before:
