@@ -177,7 +177,7 @@ def room(config: ModelConfig, jobs: Sequence[Job], steps: int) -> dict[str, int]
     """The limits that the largest job needs, as fields of LoadOptions."""
     lengths = [_lengths(job, steps) for job in jobs]
     parts, heads, dim = config.cache_shape
-    pages = max(sum(length // PAGE + 2 for length in each) for each in lengths)
+    pages = max(len(each) * (max(each) // PAGE + 2) for each in lengths)
     bytes_of_page = page_bytes(PAGE, heads, dim, config.num_layers, 4, parts)  # the cache of a CPU may have float32
     return {
         "context": max(map(max, lengths)),
