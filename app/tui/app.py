@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
+from textual import on, work
 from textual.app import App, SystemCommand
 from textual.binding import Binding
 from textual.command import Provider
@@ -22,6 +23,7 @@ from ..client import NO_FLAGS, LoadFlags
 from ..config import Settings
 from ..errors import AppError
 from . import commands, theme
+from .chat import dispatch
 from .chat.screen import ChatScreen
 from .connection import Connect, Connection
 from .conversation import Conversation
@@ -122,11 +124,19 @@ class ChatApp(App[int]):
             self._interrupt_time = self._clock()
             self._chat.say("Press Ctrl+C again to quit localllm.")
 
+    @on(ChatScreen.Commanded)
+    @work
+    async def _execute(self, command: ChatScreen.Commanded) -> None:
+        try:
+            await dispatch.execute(self._chat, command.call, command.message)
+        except AppError as error:
+            self._chat.refuse(command, error)
+
     def get_system_commands(self, screen: Screen[object]) -> Iterable[SystemCommand]:
         for command in commands.COMMANDS:
             if command.name != "theme" and (screen is self._chat or command.name == "quit"):
-                call = commands.Call(command.name, "")
-                yield SystemCommand(command.name.capitalize(), command.sentence, partial(self._chat.execute, call))
+                call = partial(self._chat.command, command.name)
+                yield SystemCommand(command.name.capitalize(), command.sentence, call)
         yield SystemCommand("Theme", "Change the colours.", self.action_change_theme)
 
     def action_command_palette(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from textual.await_complete import AwaitComplete
 from textual.screen import ModalScreen, Screen
+from textual.widget import Widget
 
 Result = TypeVar("Result")
 
@@ -43,9 +44,16 @@ class Dialog(ModalScreen[Result], ClosesOnce[Result]):
 def show(
     screen: Screen[Any], dialog: Screen[Result], use: Callable[[Result | None], Awaitable[None]] | None = None
 ) -> None:
-    """Open a dialog over `screen`, and call `use` with its result. Does nothing if another screen is open there."""
-    if screen.app.screen is screen:
+    """Open a dialog over `screen`, and call `use` with its result.
+
+    If the same dialog is open there, its key was pressed again before the dialog opened: that closes it. Does nothing
+    if another screen is open there.
+    """
+    top = screen.app.screen
+    if top is screen:
         screen.app.push_screen(dialog, use)
+    elif type(top) is type(dialog):
+        top.dismiss()
 
 
 async def ask(screen: Screen[Any], dialog: Screen[Result]) -> Result:
@@ -63,7 +71,7 @@ class Work:
     runs no `finally` block.
     """
 
-    def __init__(self, owner: Screen[Any], work: Callable[[], Awaitable[None]], group: str) -> None:
+    def __init__(self, owner: Widget, work: Callable[[], Awaitable[None]], group: str) -> None:
         self._begun = asyncio.Event()
         self._ended = asyncio.Event()
         self._work = work

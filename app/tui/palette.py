@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
@@ -14,12 +14,9 @@ from ..client import AdapterFolder
 from ..errors import AppError, StorageFailed
 from . import selection
 from .adapters import has_base
-from .commands import Call
+from .chat.screen import ChatScreen
 from .dialog import ClosesOnce
 from .text import one_line
-
-if TYPE_CHECKING:
-    from .chat.screen import ChatScreen
 
 CHAT_SCORE = 0.1  # of a conversation that has the words in a message, but not in its title
 
@@ -84,7 +81,7 @@ def _adapters(chat: ChatScreen, folders: list[AdapterFolder]) -> list[Target]:
     names += [folder.id for folder in folders if folder.path not in loaded and has_base(folder, model)]
     names.append(selection.BASE[0])
     return [
-        Target(f"Adapter {one_line(name, 80)}", partial(chat.execute, Call("adapter", name)), "Use this adapter.")
+        Target(f"Adapter {one_line(name, 80)}", partial(chat.command, "adapter", name), "Use this adapter.")
         for name in names
     ]
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any, Literal
 
-from ...client import Done, ReasoningPiece, TextPiece, ToolCall
+from ...client import ChatEvent, Done, ReasoningPiece, TextPiece, ToolCall
 from ...errors import AdapterNotFound, AppError, ContextTooLong
 from ..connection import Connection
 from ..conversation import Conversation, Finish, Message
@@ -29,49 +28,36 @@ async def run(
     on_text: Callable[[Channel, str], None],
     parameters: dict[str, Any],
 ) -> None:
-    """Request `answer`, append its text, and call `on_text` for each addition. Always sets `finish`.
+    """Request `answer`, append its text, and call `on_text` for each addition.
 
-    An error of the daemon sets `finish="failed"` and `error`, and keeps the text so far. Cancelling the task cancels
-    the request, sets `finish="stopped"` and raises CancelledError.
+    Sets `finish`, unless the task is cancelled. An error of the daemon sets `finish="failed"` and `error`, and keeps
+    the text so far.
     """
     try:
-        await _request(connection, conversation, answer, on_text, parameters)
+        client = await connection.client()
+        if connection.running(answer.model) is None:
+            await connection.use(answer.model)
+        async with aclosing(client.chat(answer.model, conversation.request(answer), **parameters)) as events:
+            async for event in events:
+                _add(answer, event, on_text)
         if not answer.finish:
-            answer.finish = "failed"
-            answer.error = "The answer ended unexpectedly."
-    except asyncio.CancelledError:
-        answer.finish = answer.finish or "stopped"
-        raise
+            raise AppError("The answer ended unexpectedly.")
     except AppError as error:
         connection.lost(error)
         answer.finish = "failed"
         answer.error = sentence(error)
-    finally:
-        answer.finish = answer.finish or "failed"
 
 
-async def _request(
-    connection: Connection,
-    conversation: Conversation,
-    answer: Message,
-    on_text: Callable[[Channel, str], None],
-    parameters: dict[str, Any],
-) -> None:
-    client = await connection.client()
-    if connection.running(answer.model) is None:
-        await connection.use(answer.model)
-    messages = conversation.request(answer)
-    async with aclosing(client.chat(answer.model, messages, **parameters)) as events:
-        async for event in events:
-            match event:
-                case TextPiece(text):
-                    _append(answer, "text", text, on_text)
-                case ReasoningPiece(text):
-                    _append(answer, "reasoning", text, on_text)
-                case ToolCall():
-                    _append(answer, "text", _markdown(event), on_text)
-                case Done():
-                    _finish(answer, event)
+def _add(answer: Message, event: ChatEvent, on_text: Callable[[Channel, str], None]) -> None:
+    match event:
+        case TextPiece(text):
+            _append(answer, "text", text, on_text)
+        case ReasoningPiece(text):
+            _append(answer, "reasoning", text, on_text)
+        case ToolCall():
+            _append(answer, "text", _markdown(event), on_text)
+        case Done():
+            _finish(answer, event)
 
 
 def _append(answer: Message, channel: Channel, text: str, on_text: Callable[[Channel, str], None]) -> None:
@@ -90,8 +76,7 @@ def sentence(error: AppError) -> str:
     message = error.message[0].upper() + error.message[1:]
     if missing:
         message += f" ({', '.join(missing)})"
-    advice = [text for kind, text in _ADVICE.items() if isinstance(error, kind)]
-    lines = [message, error.hint, *advice]
+    lines = [message, error.hint, _ADVICE.get(type(error), "")]
     return visible("\n".join(line.rstrip(".") + "." for line in lines if line))
 
 

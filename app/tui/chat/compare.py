@@ -14,10 +14,7 @@ from ..connection import Connection
 from ..conversation import Conversation, Message
 from ..dialog import ClosesOnce, Work
 from ..text import one_line, visible
-from .answer import Channel
-from .answer import run as run_answer
 from .message import MessageView
-from .rate import Rate
 from .status import seconds
 
 RUNNING = "←/→ choose · Enter goes on with it · Esc stops both"
@@ -36,11 +33,9 @@ class AnswerText(VerticalScroll):
 class Column(Vertical):
     """One answer and its figures."""
 
-    def __init__(self, answer: Message, clock: Callable[[], float]) -> None:
+    def __init__(self, answer: Message) -> None:
         super().__init__()
         self.answer = answer
-        self._rate = Rate(clock)
-        self._follows = False
 
     def compose(self) -> ComposeResult:
         with AnswerText():
@@ -49,29 +44,21 @@ class Column(Vertical):
             yield view
         yield Static("waiting", classes="figures", markup=False)
 
-    def append(self, channel: Channel, text: str) -> None:
-        """Show an addition to the answer, and its rate."""
-        view = self.query_one(MessageView)
-        view.append(channel, text)
-        self._follow()
-        is_new = self._rate.add()
-        if self._rate.additions == 1:
-            view.refresh_notes(view.place)
-            self._show("answering")
-        elif is_new:
-            self._show(f"{self._rate.value:.1f} tok/s")
+    async def run(self, connection: Connection, conversation: Conversation, clock: Callable[[], float]) -> None:
+        """Request the answer, and show it with its final figures."""
+        parameters = conversation.parameters | {"adapter": self.answer.adapter}
+        try:
+            await self.query_one(MessageView).answer(connection, conversation, parameters, clock)
+        finally:
+            self._show(figures(self.answer))
 
-    async def end(self) -> None:
-        """Show the rest of the answer, and its final figures."""
-        await self.query_one(MessageView).end()
-        self._show(figures(self.answer))
-
-    def _follow(self) -> None:
-        """Follow the newest text from now on if the answer is longer than the column."""
+    def on_message_view_streamed(self, event: MessageView.Streamed) -> None:
+        event.stop()
+        if not self.answer.finish:
+            self._show(f"{event.rate:.1f} tok/s" if event.rate else "answering")
         text = self.query_one(AnswerText)
-        if text.max_scroll_y > 0 and not self._follows:
-            self._follows = True
-            text.anchor()
+        if text.max_scroll_y > 0 and not text.is_anchored:
+            text.anchor()  # follows the newest text of an answer that is longer than the column
 
     def _show(self, text: str) -> None:
         self.query_one(".figures", Static).update(text)
@@ -97,7 +84,8 @@ class CompareScreen(ClosesOnce[Message]):
         super().__init__()
         self._connection = connection
         self._conversation = conversation
-        self._columns = [Column(answer, clock) for answer in pair]
+        self._clock = clock
+        self._columns = [Column(answer) for answer in pair]
         self._chosen = self._columns[0]
         self._work: Work | None = None
 
@@ -123,18 +111,11 @@ class CompareScreen(ClosesOnce[Message]):
 
     async def _answer_both(self) -> None:
         try:
-            await asyncio.gather(*map(self._answer, self._columns))
+            await asyncio.gather(
+                *(column.run(self._connection, self._conversation, self._clock) for column in self._columns)
+            )
         finally:
             self.query_one(".keys", Static).update(ENDED)
-
-    async def _answer(self, column: Column) -> None:
-        answer = column.answer
-        parameters = self._conversation.parameters | {"adapter": answer.adapter}
-        try:
-            await run_answer(self._connection, self._conversation, answer, column.append, parameters)
-        finally:
-            answer.finish = answer.finish or "stopped"
-            await column.end()
 
     def action_choose(self, index: int) -> None:
         self._chosen = self._columns[index]

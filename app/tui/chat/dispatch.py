@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
 
 from ...client import adapter_name
 from ...errors import AdapterNotFound, InvalidRequest
@@ -19,9 +18,7 @@ from ..models.screen import ModelChoice, ModelScreen
 from ..settings import NewSettings, SettingsScreen
 from ..text import clean, one_line
 from ..theme import DARK, LIGHT
-
-if TYPE_CHECKING:
-    from .screen import ChatScreen
+from .screen import ChatScreen
 
 
 async def execute(screen: ChatScreen, call: Call, message: Message | None = None) -> None:

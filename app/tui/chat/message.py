@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.message import Message as Event
 from textual.widgets import Markdown, Static
 
-from ..conversation import Message
+from ..connection import Connection
+from ..conversation import Conversation, Message
 from ..text import fold, one_line, visible
-from .answer import Channel
+from .answer import Channel, run
 from .streaming import StreamingMarkdown
 
+RATE_SECONDS = 0.25  # seconds between updates of the rate
 MAX_CHARACTERS = 60_000  # characters of a question that the screen shows; copy and export use all of it
 _ENDS = {"stopped": "stopped", "length": "stopped at the length limit", "tool_calls": "called a tool"}
 _ENDS_WITHOUT_TEXT = _ENDS | {
@@ -20,6 +26,28 @@ _ENDS_WITHOUT_TEXT = _ENDS | {
     "stop": "empty answer",
     "stopped": "stopped before the first token; later requests omit this message",
 }
+
+
+class Rate:
+    """Tokens per second of an answer, from its first addition on. One addition is about one token."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._additions = 0
+        self._start = 0.0
+        self._updated = 0.0
+
+    def add(self) -> float | None:
+        """Count an addition. Returns the rate if it has changed: 0 at the first addition."""
+        now = self._clock()
+        self._additions += 1
+        if self._additions == 1:
+            self._start = self._updated = now
+            return 0.0
+        if now - self._updated <= RATE_SECONDS:
+            return None
+        self._updated = now
+        return (self._additions - 1) / (now - self._start)
 
 
 class MessageView(Vertical, can_focus=True):
@@ -45,6 +73,13 @@ class MessageView(Vertical, can_focus=True):
             self.message = message
             self.action = action
 
+    class Streamed(Event):
+        """The rate of the running answer has changed, in tokens per second; 0: its first text has arrived."""
+
+        def __init__(self, rate: float) -> None:
+            super().__init__()
+            self.rate = rate
+
     def __init__(self, message: Message, place: tuple[int, int]) -> None:
         """`place` is (n, m): the message is alternative n of m."""
         super().__init__(classes=message.role)
@@ -64,12 +99,30 @@ class MessageView(Vertical, can_focus=True):
     def on_mount(self) -> None:
         self.refresh_notes(self.place)
 
-    def append(self, channel: Channel, text: str) -> None:
-        """Show an addition to the running answer."""
+    async def answer(
+        self,
+        connection: Connection,
+        conversation: Conversation,
+        parameters: dict[str, Any],
+        clock: Callable[[], float],
+    ) -> None:
+        """Request the answer that this view shows, and show its text as it arrives. Always sets `finish`."""
+        try:
+            await run(connection, conversation, self.message, partial(self._append, Rate(clock)), parameters)
+        finally:
+            self.message.finish = self.message.finish or "stopped"
+            await self.end()
+
+    def _append(self, rate: Rate, channel: Channel, text: str) -> None:
         if channel == "text":
             self.query_one(StreamingMarkdown).write(visible(text))
         else:
             self._show_reasoning()
+        value = rate.add()
+        if value == 0:
+            self.refresh_notes(self.place)
+        if value is not None:
+            self.post_message(self.Streamed(value))
 
     async def end(self) -> None:
         """Show the rest of the text, and the note about the end of the answer."""

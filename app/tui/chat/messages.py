@@ -78,10 +78,7 @@ class Messages(VerticalScroll, can_focus=False):
 
     def view(self, message: Message) -> MessageView | None:
         """The view of a message, or None if it is not mounted."""
-        for view in self.query(MessageView):
-            if view.message is message:
-                return view
-        return None
+        return next((view for view in self.query(MessageView) if view.message is message), None)
 
     def step(self, message: Message | None, by: int) -> bool:
         """Move the focus by `by` messages from `message`; None stands for the prompt box below the last message.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding
+from textual.message import Message as Event
 from textual.screen import Screen
 from textual.widgets import TextArea
 
@@ -20,7 +22,7 @@ from ..history.recorder import Recorder
 from ..text import visible
 from .answer import sentence
 from .answering import Answering
-from .dispatch import execute
+from .compare import CompareScreen
 from .dock import Dock
 from .footer import Footer, keys
 from .header import Header
@@ -43,9 +45,18 @@ class ChatScreen(Screen[None]):
         Binding("f5", "command('adapter')", "Adapters"),
         Binding("alt+left", "alternative(-1)", "Earlier answer"),
         Binding("alt+right", "alternative(1)", "Later answer"),
-        Binding("pageup", "scroll_messages(-1)", "Page up"),
-        Binding("pagedown", "scroll_messages(1)", "Page down"),
+        Binding("pageup", "scroll_messages('up')", "Page up"),
+        Binding("pagedown", "scroll_messages('down')", "Page down"),
     ]
+
+    class Commanded(Event):
+        """The user gives a command: `typed` in the prompt box, by a key on `message`, or by another key."""
+
+        def __init__(self, call: commands.Call, message: Message | None = None, typed: str = "") -> None:
+            super().__init__()
+            self.call = call
+            self.message = message
+            self.typed = typed
 
     def __init__(
         self,
@@ -60,7 +71,9 @@ class ChatScreen(Screen[None]):
         self.recorder = recorder
         self.conversation = conversation
         self.folder = folder
-        self._answering = Answering(self, clock)
+        self._clock = clock
+        self._answering: Answering | CompareScreen | None = None
+        self._rate = 0.0  # tokens per second of the running answer; 0: unknown
         self._unsaved = False
 
     def compose(self) -> ComposeResult:
@@ -79,7 +92,7 @@ class ChatScreen(Screen[None]):
 
     @property
     def is_answering(self) -> bool:
-        return self._answering.is_running
+        return self._answering is not None and self._answering.is_answering
 
     def ask(self, text: str) -> bool:
         """Send a question at the end of the current branch, or as an alternative of the edited question.
@@ -107,14 +120,52 @@ class ChatScreen(Screen[None]):
         self._answer(last if last.role == "user" else self.conversation.messages[last.parent or 0])
 
     def _answer(self, question: Message) -> None:
+        """Answer a question, or show two answers side by side if the prompt box was used for a comparison."""
         dock = self.query_one(Dock)
         other_adapter = dock.other_adapter
         dock.leave()
-        self._answering.start(question, other_adapter)
+        conversation = self.conversation
+        answer = conversation.add("assistant", parent=question.index)
+        if other_adapter is None:
+            messages = self.query_one(Messages)
+            self._answering = Answering(messages, self.connection, conversation, answer, self._clock)
+        else:
+            other = conversation.add("assistant", parent=question.index)
+            other.adapter = other_adapter
+            self._answering = CompareScreen(self.connection, conversation, (answer, other), self._clock)
+            self.app.push_screen(self._answering, partial(self._go_on, conversation))
+        self.run_worker(self.save())
+
+    async def _go_on(self, conversation: Conversation, answer: Message | None) -> None:
+        """Go on with the answer that the user chooses in a comparison."""
+        assert answer is not None
+        self._answering = None
+        conversation.show(answer)
+        conversation.adapter = answer.adapter
+        if conversation is self.conversation:
+            await self.query_one(Messages).show(conversation)
+            await self.save()
 
     async def stop(self) -> None:
-        """Stop the running answer, or both answers of a comparison, and save the text so far."""
-        await self._answering.stop()
+        """Stop the running answer, or both answers of a comparison. Each keeps the text that it has so far."""
+        if self._answering is not None:
+            await self._answering.stop()
+
+    @on(MessageView.Streamed)
+    def _show_rate(self, event: MessageView.Streamed) -> None:
+        if self.is_answering:
+            self._rate = event.rate
+            self.update_status()
+
+    @on(Answering.Ended)
+    @work
+    async def _end(self, event: Answering.Ended) -> None:
+        """Save the answer. The status line then shows its figures; an error only changes the shown state."""
+        self._rate = 0.0
+        await self.save()
+        if event.answer.finish in ("stop", "length"):
+            with suppress(AppError):
+                await self.connection.refresh()
 
     def _is_busy(self) -> bool:
         if self.is_answering:
@@ -200,7 +251,7 @@ class ChatScreen(Screen[None]):
             await self.save()
         self.update_figures()
         if adapter:
-            self.execute(commands.Call("adapter", adapter))
+            self.command("adapter", adapter)
 
     def _unset_adapter(self) -> str:
         """Unset an adapter that the model does not have. Returns a sentence about it; empty: nothing was unset."""
@@ -239,23 +290,22 @@ class ChatScreen(Screen[None]):
             return
         if call is not None:
             prompt.put("")
-            self.execute(call, typed=text)
+            self.post_message(self.Commanded(call, typed=text))
         elif self.ask(text[1:] if text.startswith("//") else text):
             prompt.put("")
 
     def action_command(self, name: str) -> None:
-        self.execute(commands.Call(name, ""))
+        self.command(name)
 
-    @work
-    async def execute(self, call: commands.Call, *, message: Message | None = None, typed: str = "") -> None:
-        """Run a command. If it fails, put the text `typed` back into the prompt box."""
-        try:
-            await execute(self, call, message)
-        except AppError as error:
-            self.say(sentence(error), severity="warning")
-            prompt = self.query_one(Prompt)
-            if typed and not prompt.text:
-                prompt.put(typed)
+    def command(self, name: str, argument: str = "", message: Message | None = None) -> None:
+        self.post_message(self.Commanded(commands.Call(name, argument), message))
+
+    def refuse(self, command: Commanded, error: AppError) -> None:
+        """Show the error of a command, and put its text back into the prompt box."""
+        self.say(sentence(error), severity="warning")
+        prompt = self.query_one(Prompt)
+        if not prompt.text:
+            prompt.put(command.typed)
 
     def _arguments(self) -> dict[str, list[str]]:
         """The arguments that a command can have now, by the name of the command."""
@@ -271,22 +321,20 @@ class ChatScreen(Screen[None]):
     @on(MessageView.Requested)
     def _run_action(self, event: MessageView.Requested) -> None:
         actions: dict[str, Callable[[Message], object]] = {
-            "up": self._focus_previous,
-            "down": self._focus_next,
+            "up": partial(self._step, -1),
+            "down": partial(self._step, 1),
             "earlier": partial(self.action_alternative, -1),
             "later": partial(self.action_alternative, 1),
             "regenerate": self.action_regenerate,
             "edit": self._edit_question,
             "copy": self._copy_message,
-            "copy_code": self._copy_code,
+            "copy_code": partial(self.command, "copy", "code"),
         }
         actions[event.action](event.message)
 
-    def _focus_previous(self, message: Message) -> None:
-        self.query_one(Messages).step(message, -1)
-
-    def _focus_next(self, message: Message) -> None:
-        if not self.query_one(Messages).step(message, 1):
+    def _step(self, by: int, message: Message) -> None:
+        """Move the focus to another message; below the last one, to the prompt box."""
+        if not self.query_one(Messages).step(message, by) and by > 0:
             self.query_one(Prompt).focus()
 
     def _edit_question(self, message: Message) -> None:
@@ -296,24 +344,17 @@ class ChatScreen(Screen[None]):
     def _copy_message(self, message: Message) -> None:
         self.copy(message.content, "The message")
 
-    def _copy_code(self, message: Message) -> None:
-        self.execute(commands.Call("copy", "code"), message=message)
-
     def action_back(self) -> None:
         """Handle Esc: close the completions, cancel the special purpose of the prompt, or stop the answer."""
         dock = self.query_one(Dock)
         is_handled = dock.close_hints() or dock.leave()
         if not is_handled:
-            self._answering.cancel()
+            self.run_worker(self.stop())
         self.query_one(Prompt).focus()
         self.update_keys()
 
-    def action_scroll_messages(self, pages: int) -> None:
-        messages = self.query_one(Messages)
-        if pages < 0:
-            messages.scroll_page_up()
-        else:
-            messages.scroll_page_down()
+    async def action_scroll_messages(self, direction: str) -> None:
+        await self.query_one(Messages).run_action(f"page_{direction}")
 
     @work
     async def action_show_earlier(self) -> None:
@@ -351,7 +392,7 @@ class ChatScreen(Screen[None]):
                 connection.running(conversation.model),
                 connection.context(conversation.model),
                 answers[-1] if answers else None,
-                self._answering.rate,
+                self._rate,
                 self._unsaved,
             ).segments()
         )

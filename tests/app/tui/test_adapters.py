@@ -10,7 +10,7 @@ from msgspec import structs
 from localllm.app.client import AdapterEntry
 from localllm.app.errors import AdapterNotFound, AdapterUnusable
 from localllm.app.tui.adapters import Adapters, AdapterScreen
-from localllm.app.tui.chat.compare import CompareScreen
+from localllm.app.tui.chat.compare import Column, CompareScreen
 from localllm.app.tui.chat.dock import Dock
 from localllm.app.tui.chat.status import StatusLine
 from localllm.app.tui.conversation import Conversation
@@ -280,3 +280,11 @@ async def test_error_of_one_answer_leaves_the_other(chat: OpenChat) -> None:
         await c.pilot.pause()
         assert "fine" in c.shown()
         assert "its files have changed" in c.shown()
+
+
+async def test_answers_are_one_above_the_other_in_a_narrow_terminal(chat: OpenChat) -> None:
+    async with chat(client(["fine"], ["arr"]), size=(40, 20)) as c:
+        await c.send("/compare pirate")
+        await c.send("go")
+        first, second = c.app.screen.query(Column)
+        assert (first.region.x, first.region.bottom) == (second.region.x, second.region.y)

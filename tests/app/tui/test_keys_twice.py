@@ -285,3 +285,14 @@ async def test_every_key_twice(chat: OpenChat, scene: str, state: str) -> None:
 async def test_every_key_twice_on_every_screen(chat: OpenChat, scene: str, state: str) -> None:
     """Also the keys of Textual's own widgets."""
     await sweep(chat, scene, state, all_keys=True)
+
+
+async def test_second_press_closes_a_screen_that_is_not_open_yet(chat: OpenChat) -> None:
+    """The result of two presses does not depend on their speed."""
+    async with chat() as c:
+        for key in ("f4", "f4", "f3", "f3", "f1", "f1"):
+            c.app.post_message(events.Key(key, None))
+        await c.settle()
+        assert c.app.screen is c.screen
+        await c.send("Are you there?")
+        assert c.path[-1].content == "Hello."
