@@ -14,7 +14,6 @@ from msgspec import Meta
 from ...engine.ranges import RANGES
 from ..errors import InvalidRequest, UnsupportedParameter
 from ..frames import Generate, ResponseFormat, Tokenize
-from ..grammar.objects import describes_objects
 from .body import WireBody, check_depth, without_none
 from .inputs import Name, TargetBody, Texts, TokenId, texts_of
 from .messages import AssistantMessage, Messages, NamedTool, Tool, plain_messages, plain_tool
@@ -368,9 +367,10 @@ class CompletionBody(SamplingBody, kw_only=True):
 
 
 def _check_parameters(schema: dict[str, Any], param: str) -> None:
-    """Raises InvalidRequest for a schema that no arguments of a tool can match."""
+    """Raises InvalidRequest for a schema of another type than an object: no arguments of a tool can match it."""
     check_depth(schema, param)
-    if not describes_objects(schema):
+    types = schema.get("type", "object")
+    if "object" not in (types if isinstance(types, list) else [types]):
         raise InvalidRequest(
             f"{param}: the schema describes no object, but the arguments of a tool are an object",
             hint='use "type": "object", with one property for each argument',

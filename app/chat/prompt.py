@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
@@ -13,7 +14,7 @@ from .output.harmony import ANSWER_HEADER
 from .output.parser import AnswerFormat
 from .output.reasoning import closed, is_open
 from .template.call_ids import CallIds
-from .template.chat_template import ChatTemplate
+from .template.chat_template import ChatTemplate, Rendering
 from .template.detection import DetectedCalls
 from .template.messages import Conversation, in_order
 from .template.renderer import TemplateRenderer
@@ -77,7 +78,7 @@ class PromptMaker:
         messages: Sequence[dict[str, Any]],
         *,
         tools: Sequence[dict[str, Any]] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
         continue_final_message: bool = False,
         close_reasoning: bool = False,
         context: int | None = None,
@@ -90,7 +91,6 @@ class PromptMaker:
         Raises TemplateFailed, InvalidRequest (or its subclass ContextTooLong), or UnsupportedParameter.
         """
         template = self._template(with_tools=bool(tools))
-        kwargs = kwargs or {}
         self._check(kwargs)
         for message in messages:
             self._refuse_early(message["content"], context, "messages", is_message=True)
@@ -98,15 +98,16 @@ class PromptMaker:
         if continue_final_message:
             _mark_end(conversation.messages[-1], is_harmony=template.is_harmony)
         rendering = template.render(conversation, kwargs, continued=continue_final_message)
-        text = _cut_at_mark(rendering.text) if continue_final_message else rendering.text
+        text = rendering.text
+        if continue_final_message:
+            text = _cut_at_mark(text)
         detected = _answer_format(template, with_tools=bool(tools))
         reasoning = detected.form.reasoning
         if reasoning is None or not is_open(text, reasoning):  # most prompts
             is_inside = False
-        elif continue_final_message:
-            is_inside = _continues_reasoning(template, conversation.messages[-1], reasoning)
-        else:  # the marker may be that of a message
-            is_inside = is_open(rendering.opening(), reasoning)
+        else:
+            continued = conversation.messages[-1] if continue_final_message else None
+            is_inside = _ends_inside(reasoning, template, rendering, continued)
         prompt = Prompt(
             ids=(),
             form=detected.form,
@@ -199,10 +200,15 @@ def _answer_format(template: ChatTemplate, *, with_tools: bool) -> DetectedCalls
     return detected
 
 
-def _continues_reasoning(template: ChatTemplate, message: Mapping[str, Any], reasoning: Reasoning) -> bool:
-    """Whether a message that the answer continues ends inside reasoning."""
+def _ends_inside(
+    reasoning: Reasoning, template: ChatTemplate, rendering: Rendering, continued: Mapping[str, Any] | None
+) -> bool:
+    """Whether a prompt with a marker of reasoning ends inside reasoning. `continued`: the message that the answer
+    continues."""
+    if continued is None:  # the marker may be that of a message
+        return is_open(rendering.opening(), reasoning)
     mentions = reasoning.begin.strip() in template.source or reasoning.end in template.source
-    return mentions and is_open(message["content"], reasoning)
+    return mentions and is_open(continued["content"], reasoning)
 
 
 def _without_reasoning(text: str, prompt: Prompt, *, with_tools: bool) -> tuple[str, Prompt]:

@@ -108,21 +108,10 @@ class Adapters:
                 param="lora_name",
             )
         async with self._locks[worker.model]:
-            adapters = self._by_model.get(worker.model, {})
-            previous = adapters.get(name)
-            is_reused = reuse and not replace and previous is not None and previous.path == path
-            if previous is not None and not replace and not is_reused:
-                raise InvalidRequest(
-                    f"adapter {name!r} is already loaded",
-                    hint="to replace it, use load_inplace: true (localllm adapters load --replace)",
-                    param="lora_name",
-                )
-            if previous is None:
-                adapter = _Adapter(next(self._numbers), name, path, pinned)
-            else:
-                version = previous.version if is_reused else ""
-                pinned = pinned or (is_reused and previous.pinned)
-                adapter = _Adapter(previous.number, name, path, pinned, previous.scale, version)
+            adapter = _Adapter(next(self._numbers), name, path, pinned)
+            previous = self._by_model.get(worker.model, {}).get(name)
+            if previous is not None:
+                _succeed(adapter, previous, replace=replace, reuse=reuse)
             await _register(worker, adapter)
             self._by_model.setdefault(worker.model, {})[name] = adapter
             return _describe(worker.model, adapter)
@@ -234,6 +223,22 @@ class Adapters:
             adapter = self.find(worker.model, name)
             if adapter.worker is not worker:
                 await _register(worker, adapter)
+
+
+def _succeed(adapter: _Adapter, previous: _Adapter, *, replace: bool, reuse: bool) -> None:
+    """Give an adapter what it has from an earlier one of the same name. `replace`, `reuse`: as in Adapters.load. Raises
+    InvalidRequest."""
+    is_reused = reuse and not replace and previous.path == adapter.path
+    if not replace and not is_reused:
+        raise InvalidRequest(
+            f"adapter {adapter.name!r} is already loaded",
+            hint="to replace it, use load_inplace: true (localllm adapters load --replace)",
+            param="lora_name",
+        )
+    adapter.number, adapter.scale = previous.number, previous.scale
+    if is_reused:
+        adapter.version = previous.version
+        adapter.pinned |= previous.pinned
 
 
 async def _register(worker: WorkerProcess, adapter: _Adapter) -> None:

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from ..bounded import BoundedChild, ChildLost
 from ..chat.calls.constraint import CallGrammars
 from ..chat.calls.records import CallFormat
-from ..chat.calls.rules import Rules, SchemaRefused, ToolSchema
+from ..chat.calls.rules import Rules, SchemaRefused, ToolSchema, quoted
+from ..chat.calls.values import constants, dumps
 from ..chat.tokenizer.base import Tokenizer
 from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import ResponseFormat
@@ -269,11 +270,7 @@ def _encoder(tokenizer: Tokenizer) -> Encode:
 
 def _expression(piece: str | int) -> str:
     """A control token, or a text between quotes, in the syntax of a grammar."""
-    return f"<[{piece}]>" if isinstance(piece, int) else _quoted(piece)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return f"<[{piece}]>" if isinstance(piece, int) else quoted(piece)
 
 
 def _literals(schema: Any) -> Iterator[str]:
@@ -283,8 +280,7 @@ def _literals(schema: Any) -> Iterator[str]:
             yield from _literals(item)
     if not isinstance(schema, dict):
         return
-    values = [schema["const"]] if "const" in schema else schema.get("enum", [])
-    yield from (json.dumps(value, ensure_ascii=False) for value in values)
+    yield from map(dumps, constants(schema) or ())
     for keyword, value in schema.items():
         if keyword in _NAMES and isinstance(value, dict):
             yield from value if keyword == "properties" else ()
@@ -328,7 +324,7 @@ def _choice_grammar(choices: Sequence[str]) -> str:
     if len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"choice has {len(choices)} texts; the limit is {MAX_CHOICES}", param="choice")
     _check_size(sum(map(len, choices)), "choice")
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(_quoted, choices)))
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(map(quoted, choices)))
 
 
 def _arguments(tool: dict[str, Any], index: int, *, only_strict: bool) -> SelfContained:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..chat.calls.values import constants
+
 # The types of JSON values; an integer is a number.
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
@@ -62,7 +64,7 @@ def _texts(schema: object) -> Texts:
     """The texts of const or enum; empty if the schema has neither, or if one of their values is not a string."""
     if not isinstance(schema, dict):
         return frozenset()
-    return _strings([schema["const"]] if "const" in schema else schema.get("enum"))
+    return _strings(constants(schema))
 
 
 def _required_properties(schema: dict[str, Any]) -> dict[str, Texts]:

@@ -41,7 +41,6 @@ _IPV6 = "|".join(  # RFC 3986, section 3.2.2: each line allows one number of gro
 )
 
 _HEX = "[0-9a-fA-F]"
-_POINTER = "(?:/(?:[^~/]|~[01])*)*"
 
 
 def _uuid(version: int) -> str:
@@ -60,8 +59,6 @@ PATTERNS: dict[str, tuple[str, ...]] = {
     "hostname": (f"^{_DOMAIN}$", "^.{1,253}$"),
     "email": (rf"^{_ATOM}(?:\.{_ATOM})*@(?:{_DOMAIN}|\[{_IPV4}\])$", "^[^@]{1,64}@.{1,253}$"),
     "ipv6": (f"^(?:{_IPV6})$",),
-    "json-pointer": (f"^{_POINTER}$",),
-    "relative-json-pointer": (f"^(?:0|[1-9][0-9]*)(?:#|{_POINTER})$",),
     # Not in JSON Schema: formats of pydantic, and of OpenAPI (byte).
     **{f"uuid{version}": (_uuid(version),) for version in range(1, 9)},
     **dict.fromkeys(("base64", "byte"), (_base64("A-Za-z0-9+/"),)),

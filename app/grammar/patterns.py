@@ -23,24 +23,16 @@ _SPACE: Ranges = [(0x09, 0x0D), (0x20, 0x20), (0x2000, 0x200A), (0x2028, 0x2029)
 _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 0x09, "n": 0x0A, "v": 0x0B, "f": 0x0C, "r": 0x0D}
 _LETTERS = ((0x41, 0x5A, 32), (0x61, 0x7A, -32))  # first letter, last letter, distance to the other case
+_ASCII = 0x7F
 
 _PLAIN = frozenset(string.ascii_letters + string.digits)  # characters without a special meaning in Rust's syntax
 
 _COUNT = re.compile(r"\{(?:[0-9]+(?:,[0-9]*)?|,[0-9]+)\}")
 _QUANTIFIER = re.compile(r"[*+?]|\{[0-9]+(?:,[0-9]*)?\}")
-_GROUP = re.compile(r"\?(?:P?<(?P<name>[A-Za-z_]\w*)>|(?P<flags>[is]*)(?P<end>[:)]))")
+_GROUP = re.compile(r"\?(?:P?<[A-Za-z_]\w*>|(?P<flag>i?)(?P<end>[:)]))")
 _PROPERTY = re.compile(r"\{[A-Za-z_0-9=]+\}")
 _UNICODE_DIGITS = re.compile(r"[0-9A-Fa-f]{4}|\{[0-9A-Fa-f]{1,6}\}")
-_LOW_SURROGATE = re.compile(r"\\u([dD][c-fC-F][0-9A-Fa-f]{2})")
-
-# The characters that must follow the letter of an escape, and a function from these characters to a code point.
-_Code = tuple[re.Pattern[str], Callable[[str], int]]
-_CODES: dict[str, _Code] = {
-    "0": (re.compile("(?![0-9])"), lambda _: 0),
-    "c": (re.compile("[A-Za-z]"), lambda letter: ord(letter) % 32),
-    "x": (re.compile("[0-9A-Fa-f]{2}"), lambda digits: int(digits, 16)),
-}
-_NO_CODE: _Code = (re.compile("(?!)"), ord)
+_BYTE = re.compile(r"[0-9A-Fa-f]{2}")
 
 
 class PatternProblem(ValueError):
@@ -56,12 +48,12 @@ class _Translation:
     def __init__(self, pattern: str) -> None:
         self._pattern = pattern
         self._position = 0  # index of the next character
-        self._flags = ""
-        self._outer_flags: list[str] = []  # the flags outside of each open group, outermost group first
+        self._ignores_case = False
+        self._outside: list[bool] = []  # _ignores_case outside of each open group, outermost group first
         output = []
         while self._position < len(pattern):
             output.append(self._next())
-        self._require(not self._outer_flags, "a group is not closed: (")
+        self._require(not self._outside, "a group is not closed: (")
         self.text = "".join(output)
 
     def _refuse(self, problem: str) -> NoReturn:
@@ -111,33 +103,28 @@ class _Translation:
         return item + self._quantifier()
 
     def _open_group(self) -> str:
-        outer = self._flags
+        outside = self._ignores_case
         if self._follows("?"):
             group = self._match(_GROUP)
             if group is None:
                 self._refuse_group()
-            flags = group["flags"] or ""
             if group["end"] == ")":
-                return self._set_flags(flags)
-            self._flags += flags
-        self._outer_flags.append(outer)
+                self._require(self._position == len("(?i)"), "the flag (?i) is allowed only at the start")
+                self._ignores_case = True
+                return ""
+            self._ignores_case |= group["flag"] == "i"
+        self._outside.append(outside)
         return "(?:"
 
     def _refuse_group(self) -> NoReturn:
         kind = self._pattern[self._position : self._position + 3]
         if kind[1:2] in "=!<":
             self._refuse("look-around (?=…), (?!…), (?<=…) or (?<!…) is not supported")
-        self._refuse(f"({kind}…) is not supported; supported flags: i, s")
-
-    def _set_flags(self, flags: str) -> str:
-        at_start = self._pattern[: self._position] == f"(?{flags})"
-        self._require(at_start, f"the flags (?{flags}) are allowed only at the start")
-        self._flags = flags
-        return ""
+        self._refuse(f"({kind}…) is not supported; supported flag: i")
 
     def _close_group(self) -> str:
-        self._require(bool(self._outer_flags), "unmatched )")
-        self._flags = self._outer_flags.pop()
+        self._require(bool(self._outside), "unmatched )")
+        self._ignores_case = self._outside.pop()
         return ")"
 
     def _quantifier(self) -> str:
@@ -158,29 +145,23 @@ class _Translation:
         return _literal(ord("{"))
 
     def _dot(self) -> str:
-        return "(?s:.)" if "s" in self._flags else _class(_LINE_ENDS, negated=True)
+        return _class(_LINE_ENDS, negated=True)
 
     def _character(self, code: int) -> str:
-        return _class(self._cases([(code, code)])) if "i" in self._flags else _literal(code)
+        return _class(self._cases([(code, code)])) if self._ignores_case else _literal(code)
 
     def _cases(self, ranges: Ranges) -> Ranges:
         """The ranges; with the flag i, also the other case of their letters."""
-        result = list(ranges)
-        if "i" in self._flags:
-            for first, last in ranges:
-                result += self._other_case(first, last)
-        return result
-
-    def _other_case(self, first: int, last: int) -> Ranges:
-        """The other case of each ASCII letter in a range; of a single non-ASCII character, its other case."""
-        others: Ranges = []
-        for low, high, shift in _LETTERS:
-            if first <= high and last >= low:
-                others.append((max(first, low) + shift, min(last, high) + shift))
-        if last <= 0x7F:
-            return others
-        self._require(first == last, "a non-ASCII range cannot ignore case")
-        return [(ord(other), ord(other)) for other in _other_cases(chr(first))]
+        if not self._ignores_case:
+            return ranges
+        self._require(all(last <= _ASCII for _, last in ranges), "the flag i is supported for ASCII only")
+        others = [
+            (max(first, low) + shift, min(last, high) + shift)
+            for first, last in ranges
+            for low, high, shift in _LETTERS
+            if first <= high and last >= low
+        ]
+        return ranges + others
 
     def _escape(self) -> str:
         """Translate an escape outside of a set, after its backslash."""
@@ -205,19 +186,15 @@ class _Translation:
 
     def _code_point(self, char: str) -> int:
         """The code point of an escape that starts with `char`."""
-        expression, to_code = _CODES.get(char, _NO_CODE)
-        match = self._match(expression)
-        if match:
-            return to_code(match[0])
+        if char == "x":
+            return int(self._expect(_BYTE, "\\x needs two hexadecimal digits"), 16)
         self._require(char not in "123456789k", f"a backreference \\{char} is not supported")
-        self._require(not char.isalnum(), f"unknown escape \\{char} (not in ECMA-262)")
+        self._require(not char.isalnum(), f"the escape \\{char} is not supported")
         return ord(char)
 
     def _unicode_escape(self) -> int:
         digits = self._expect(_UNICODE_DIGITS, "\\u needs four hexadecimal digits")
         code = int(digits.strip("{}"), 16)
-        if 0xD800 <= code < 0xDC00 and (low := self._match(_LOW_SURROGATE)):
-            return 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
         is_character = code < 0xD800 or 0xE000 <= code <= 0x10FFFF
         self._require(is_character, f"\\u{digits} is not a character")
         return code
@@ -256,7 +233,6 @@ class _Translation:
             return ord(char)
         if self._skip("b"):
             return 0x08
-        self._require(not self._follows("B"), "unknown escape \\B in a set (not in ECMA-262)")
         return self._escaped()
 
 
@@ -271,10 +247,6 @@ _ITEMS: dict[str, Callable[[_Translation], str]] = {
     "[": _Translation._set,
     "\\": _Translation._escape,
 }
-
-
-def _other_cases(char: str) -> set[str]:
-    return {other for other in (char.lower(), char.upper()) if len(other) == 1} - {char}
 
 
 def _literal(code: int) -> str:

@@ -16,13 +16,12 @@ class SchemaProblem(ValueError):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A value inside a schema, the base URI of its references, and its JSON pointer.
+    """A value inside a schema, and its JSON pointer.
 
     The methods raise SchemaProblem if the value has another type.
     """
 
     value: Any
-    base: str
     pointer: str
 
     def has(self, name: str) -> bool:
@@ -34,7 +33,7 @@ class Place(msgspec.Struct, frozen=True):
     def child(self, name: str) -> Place:
         """The value with this name in an object or with this index in an array. `has(name)` must be true."""
         value = self.value[int(name) if isinstance(self.value, list) else name]
-        return Place(value, self.base, f"{self.pointer}/{name.replace('~', '~0').replace('/', '~1')}")
+        return Place(value, f"{self.pointer}/{name.replace('~', '~0').replace('/', '~1')}")
 
     def children(self) -> Iterator[Place]:
         """The values of an object or an array."""

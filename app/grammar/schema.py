@@ -2,10 +2,8 @@
 
 The result contains the targets of all its references; each reference is `#/$defs/<number>`. Keywords that constrain
 nothing are removed. A keyword that llguidance interprets differently is replaced by an equal form, or refused by name
-if there is no equal form.
-
-A schema that is not strict may have two more things: unknown formats, which JSON Schema defines as annotations, and
-bounds of numbers beyond double precision, such as those of 64-bit integers, which are enforced nearly.
+if there is no equal form. A schema that is not strict may have unknown formats, which JSON Schema defines as
+annotations.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Any
 
 from . import formats, patterns
 from .disjoint import are_disjoint
-from .numbers import SIDES, Multiple, bound, check_products, exact, multiple, narrow_to_multiples, size
+from .numbers import BOUNDS, bounds, check_multiples, exact, size
 from .place import Place
 from .references import References
 
@@ -68,7 +66,7 @@ class SelfContained:
 def rewrite(schema: dict[str, Any], *, strict: bool = False) -> SelfContained:
     """Rewrite a schema so that llguidance enforces the same meaning. Raises SchemaProblem.
 
-    `strict`: refuse unknown formats, and bounds of numbers that cannot be enforced exactly.
+    `strict`: refuse unknown formats.
     """
     return _Rewriter(schema, strict).result
 
@@ -89,17 +87,15 @@ class _Rewriter:
     def __init__(self, schema: dict[str, Any], strict: bool) -> None:
         self._strict = strict
         self._references = References(schema)
-        self._names: dict[tuple[str, str], str] = {}  # name of a definition, by base URI and pointer of its schema
+        self._names: dict[str, str] = {}  # name of a definition, by the pointer of its schema
         self._pending: list[tuple[str, Place]] = []
         self._nodes = 0
-        self._multiples: list[Multiple] = []
-        self._merges = False  # True if llguidance merges schemas: it then multiplies their multipleOf values
+        self._multiples: list[Place] = []
         self.result = SelfContained(self._schema(self._references.root), {})
         while self._pending:
             name, place = self._pending.pop()
             self.result.definitions[name] = self._schema(place)
-        if self._merges:
-            check_products(self._multiples)
+        check_multiples(self._multiples)
 
     def _schema(self, place: Place) -> dict[str, Any] | bool:
         self._nodes += 1
@@ -109,9 +105,6 @@ class _Rewriter:
         if isinstance(place.value, bool):
             return place.value
         place.require(isinstance(place.value, dict), "a schema must be an object or a boolean")
-        place = self._references.with_base(place)
-        if self._references.ignores_siblings(place):
-            return {"$ref": self._reference(place.child("$ref"))}
         return self._object(place)
 
     def _object(self, place: Place) -> dict[str, Any]:
@@ -129,9 +122,7 @@ class _Rewriter:
             if name in APPLICATORS:
                 group = after if simple else before
             group.update(rewrite_keyword(self, _Keyword(name, place.child(name), place, types)))
-        simple = narrow_to_multiples(simple, place, fractions="number" in types, strict=self._strict)
         rewritten = before | simple | after
-        self._merges |= _merges(before | after, rewritten)
         if "type" in place.value:
             rewritten = {"type": place.value["type"]} | rewritten
         if "format" in place.value and "string" in types:
@@ -141,16 +132,12 @@ class _Rewriter:
     def _schemas(self, places: Iterable[Place]) -> list[dict[str, Any] | bool]:
         return [self._schema(place) for place in places]
 
-    def _reference(self, place: Place) -> str:
-        target = self._references.resolve(place)
-        key = (target.base, target.pointer)
-        if key not in self._names:
-            self._names[key] = str(len(self._names))
-            self._pending.append((self._names[key], target))
-        return f"#/$defs/{self._names[key]}"
-
     def _ref(self, keyword: _Keyword) -> dict[str, Any]:
-        return {"$ref": self._reference(keyword.place)}
+        target = self._references.resolve(keyword.place)
+        if target.pointer not in self._names:
+            self._names[target.pointer] = str(len(self._names))
+            self._pending.append((self._names[target.pointer], target))
+        return {"$ref": f"#/$defs/{self._names[target.pointer]}"}
 
     def _const(self, keyword: _Keyword) -> dict[str, Any]:
         _check_literal(keyword.place)
@@ -182,11 +169,10 @@ class _Rewriter:
             keyword.schema.refuse(f'the keyword "{keyword.name}" is not supported')
         return {}
 
-    def _bound(self, keyword: _Keyword) -> dict[str, Any]:
+    def _bounds(self, keyword: _Keyword) -> dict[str, Any]:
         if keyword.types.isdisjoint({"integer", "number"}):
             return {}
-        side = SIDES[keyword.name]
-        return bound(keyword.schema, side, fractions="number" in keyword.types, strict=self._strict)
+        return bounds(keyword.schema, whole="number" not in keyword.types)
 
     def _size(self, keyword: _Keyword) -> dict[str, Any]:
         return {keyword.name: size(keyword.place)}
@@ -206,7 +192,7 @@ class _Rewriter:
         return {keyword.name: minimum}
 
     def _multiple_of(self, keyword: _Keyword) -> dict[str, Any]:
-        self._multiples.append(multiple(keyword.place))
+        self._multiples.append(keyword.place)
         return {keyword.name: keyword.place.value}
 
     def _pattern(self, keyword: _Keyword) -> dict[str, Any]:
@@ -254,7 +240,7 @@ class _Rewriter:
 # Keyword → the method that rewrites it. Keywords that are not here constrain nothing.
 KEYWORDS: dict[str, Callable[[_Rewriter, _Keyword], dict[str, Any]]] = {
     **dict.fromkeys(UNSUPPORTED, _Rewriter._unsupported),
-    **dict.fromkeys(SIDES, _Rewriter._bound),
+    **dict.fromkeys(BOUNDS, _Rewriter._bounds),
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "maxProperties"), _Rewriter._size),
     **dict.fromkeys(("allOf", "anyOf", "prefixItems"), _Rewriter._array_of_schemas),
     "const": _Rewriter._const,
@@ -283,12 +269,6 @@ def _types(schema: Place) -> frozenset[str]:
     is_known = isinstance(types, list) and types and all(name in TYPES for name in types)
     place.require(bool(is_known), f"unknown type: {place.value!r}; supported: {', '.join(TYPES)}")
     return frozenset(types)
-
-
-def _merges(applicators: dict[str, Any], rewritten: dict[str, Any]) -> bool:
-    """True if llguidance merges two schemas to evaluate these keywords."""
-    beside_others = bool(applicators) and len(rewritten) > 1
-    return beside_others or "allOf" in applicators or {"properties", "patternProperties"} <= rewritten.keys()
 
 
 def _add_patterns(rewritten: dict[str, Any], more: Sequence[str]) -> None:

@@ -114,24 +114,31 @@ class GroupReader:
         if form.is_object and not form.at_start:
             yield from source.skip_space("[")
         yield from self._call()
-        while not self._one_call and not (yield from source.accept_end(form.end)):
-            if self._is_cut() and form.end:
-                source.rest = ""
-            if source.ended or not (form.end or form.separator is not None):
-                return
-            source.mark()
-            yield from source.skip_space(",;}]")
-            try:
-                if not (yield from source.accept_end(form.end)):
-                    yield from self._call()
-                    continue
-            except NotACall:
-                if self._is_cut():
-                    source.rest = ""  # the start of another call
-                else:
-                    source.rewind()
-            source.commit()
-            return
+        while not self._one_call and (yield from self._next_call()):
+            pass
+
+    def _next_call(self) -> Steps[bool]:
+        """Read the end of the group, or another call. False if the group has ended."""
+        form, source = self._form, self._source
+        if (yield from source.accept_end(form.end)):
+            return False
+        if self._is_cut() and form.end:
+            source.rest = ""
+        if source.ended or not (form.end or form.separator is not None):
+            return False
+        source.mark()
+        yield from source.skip_space(",;}]")
+        try:
+            if not (yield from source.accept_end(form.end)):
+                yield from self._call()
+                return True
+        except NotACall:
+            if self._is_cut():
+                source.rest = ""  # the start of another call
+            else:
+                source.rewind()
+        source.commit()
+        return False
 
     def _is_cut(self) -> bool:
         """Whether the limit of the answer cut the text that the reader needed."""
@@ -275,13 +282,18 @@ class GroupReader:
             self._source.take(1)
             yield from self._members(members)
         else:
-            is_unknown = key not in ARGUMENT_KEYS and key not in OTHER_KEYS
-            if is_unknown and self._form.at_start and not members.name:
-                raise NotACall
-            text = yield from self._buffered(Nesting())
-            members.unknown |= is_unknown
-            if key in ARGUMENT_KEYS:
-                members.arguments = text
+            yield from self._other_member(key, members)
+
+    def _other_member(self, key: str, members: _Members) -> Steps[None]:
+        """Read a member that is no name, or arguments before the name."""
+        is_arguments = key in ARGUMENT_KEYS
+        is_unknown = not is_arguments and key not in OTHER_KEYS
+        if is_unknown and self._form.at_start and not members.name:
+            raise NotACall
+        text = yield from self._buffered(Nesting())
+        members.unknown |= is_unknown
+        if is_arguments:
+            members.arguments = text
 
     def _string(self) -> Steps[str]:
         """A JSON string. Raises NotACall for another value."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from .reading import ARGUMENT_KEYS, OTHER_KEYS
 from .records import CallFormat, Field, Literal
-from .values import dumps, entries_json, types_of
+from .values import constants, dumps, entries_json, types_of
 from .writing import Notation, literal, notation_of
 
 _KEY = r"[^\s<>\"'=:,(){}\[\]]{1,128}"
@@ -169,7 +169,7 @@ class Rules:
         return " ".join(words)
 
     def _exact_text(self, text: str) -> str:
-        return " ".join(f"<[{piece}]>" if isinstance(piece, int) else _quoted(piece) for piece in self._pieces(text))
+        return " ".join(f"<[{piece}]>" if isinstance(piece, int) else quoted(piece) for piece in self._pieces(text))
 
     def _until(self, pattern: str, tail: str) -> str:
         """A text that matches a pattern, and the text of the format after it, which the first text does not have."""
@@ -212,7 +212,7 @@ class Rules:
         types = types_of(schema, root)
         is_text = types == {"string"}
         kind = "string" if is_text else next(iter(sorted(types)), "object").replace("integer", "number")
-        fields = {"key": _quoted(name), "raw": '"true"' if is_text else '"false"', "type": json.dumps(kind)}
+        fields = {"key": quoted(name), "raw": '"true"' if is_text else '"false"', "type": json.dumps(kind)}
         has_kind = any(isinstance(part, Field) and part.name in ("raw", "type") for part in self._form.parameter_parts)
         if has_kind and not is_text:
             value = f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"
@@ -231,15 +231,19 @@ class Rules:
         if options:
             _check_keywords(schema, {"anyOf", "oneOf", "type"}, name, tool)
             return f"({' | '.join(self._value(option, tail, tool, name) for option in options)})"
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        values = constants(schema)
         if values is not None:
-            texts = (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False) for value in values)
-            end = tail.rstrip()
-            return f"({' | '.join(map(_quoted, texts))}) {self._exact_text(end)} {self._text(tail[len(end) :])}"
+            return self._choice(values, tail)
         types = types_of(schema, root)
         if types and "string" not in types:
             return f"{self._json(_with_definitions(schema, root))} {self._text(tail)}"
         return self._until(_pattern_of(schema, name, tool), tail)
+
+    def _choice(self, values: Sequence[Any], tail: str) -> str:
+        """One of the values, and the text after it."""
+        texts = (value if isinstance(value, str) else dumps(value) for value in values)
+        end = tail.rstrip()
+        return f"({' | '.join(map(quoted, texts))}) {self._exact_text(end)} {self._text(tail[len(end) :])}"
 
     def _entries(self, tool: ToolSchema) -> str:
         """Arguments as entries in the notation of the format."""
@@ -259,7 +263,7 @@ class Rules:
             key = notation.key(name) if nested else name
             enforced = partial(self._notated, value, tool, notation, name)
             text = _or_free(tool, enforced, partial(self._any_value, notation))
-            body = f"{_quoted(key + equals)} {text}"
+            body = f"{quoted(key + equals)} {text}"
             items.append((self._rule(body), name in required))
         return self._optional_sequence(items, self._text(notation.comma))
 
@@ -302,7 +306,7 @@ class Rules:
         if options:
             _check_keywords(schema, {"anyOf", "oneOf", "type"}, name, tool)
             return f"({' | '.join(self._notated(option, tool, notation, name) for option in options)})"
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        values = constants(schema)
         if values is not None:
             return f"({' | '.join(self._constant(value, tool, notation, name) for value in values)})"
         kinds = sorted(types_of(schema, root))
@@ -311,12 +315,12 @@ class Rules:
     def _constant(self, value: object, tool: ToolSchema, notation: Notation, name: str) -> str:
         """A value of a schema. Its texts are spelled without control tokens, but the quotes may be control tokens."""
         if notation.quote == '"':
-            return _quoted(literal(value, notation))
+            return quoted(literal(value, notation))
         text = literal(value, notation)
         if entries_json(text, notation.quote) != dumps(value):
             raise SchemaRefused(tool.where, f"a text with {notation.quote} in {name}")
         quote = f" {self._exact_text(notation.quote)} "
-        return quote.join(map(_quoted, text.split(notation.quote)))
+        return quote.join(map(quoted, text.split(notation.quote)))
 
     def _typed(self, kind: str, schema: dict[str, Any], tool: ToolSchema, notation: Notation, name: str) -> str:
         match kind:
@@ -355,7 +359,7 @@ def _is_rule(item: str) -> bool:
     return re.fullmatch(r"r\d+|\(.*\)\*", item, re.DOTALL) is not None
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

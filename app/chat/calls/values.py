@@ -69,8 +69,13 @@ def _listed_types(schema: Mapping[str, Any]) -> frozenset[str]:
     """The types in `type`, or those of the values in `const` or `enum`."""
     named = schema.get("type", [])
     names = [named] if isinstance(named, str) else named
-    values = [schema["const"]] if "const" in schema else schema.get("enum") or []
+    values = constants(schema) or []
     return frozenset(name for name in names if isinstance(name, str)) & TYPES or frozenset(map(type_of, values))
+
+
+def constants(schema: Mapping[str, Any]) -> Any:
+    """The values of `const` or `enum`; None: the schema has neither."""
+    return [schema["const"]] if "const" in schema else schema.get("enum")
 
 
 def _union(options: Sequence[frozenset[str]]) -> frozenset[str]:

@@ -30,7 +30,6 @@ _MODELS = {
     "shieldgemma2 t5gemma zaya",
     "CohereTokenizer": "aya_vision cohere cohere2",
 }
-_REGISTERED = {model: name for name, models in _MODELS.items() for model in models.split()}
 # Models whose files often name a wrong class, so that transformers uses the registered one, or AS_STORED.
 _DISTRUSTED = frozenset(
     "arctic camembertv2-base chatlm cohere_asr ernie4_5 ernie4_5_moe fuyu h2ovl_chat hyperclovax hyperclovax_vision_v2 "
@@ -38,6 +37,10 @@ _DISTRUSTED = frozenset(
     "modernbert-decoder molmo molmo2 nemotron nvfp4 opencua openvla paddleocr_vl phi3 phi3_v phimoe qwen2 qwen3_5 "
     "qwen3_5_moe qwen3_5_moe_text qwen4_exp siglip2 smolvlm step3_vl vipllava".split()
 )
+# A model without a registered class uses tokenizer.json as it is, if its files are distrusted.
+_REGISTERED = dict.fromkeys(_DISTRUSTED, AS_STORED) | {
+    model: name for name, models in _MODELS.items() for model in models.split()
+}
 BUILT = frozenset({*_MODELS, "CodeGenTokenizer", "CodeLlamaTokenizer"}) - {AS_STORED}  # those in pipelines.py
 # Other classes in transformers that build a tokenizer of their own, or are no tokenizer of this library.
 _FOREIGN = frozenset(
@@ -58,21 +61,17 @@ def class_of(config: Mapping[str, Any], model: Mapping[str, Any], is_byte_level:
 
     `config`: tokenizer_config.json. `model`: config.json. `is_byte_level`: whether tokenizer.json names ByteLevel.
     """
-    kind, kept = (value if isinstance(value := model.get(key), str) else "" for key in ("model_type", "model_name"))
-    registered = _REGISTERED.get(kind)
+    kind, kept = str(model.get("model_type")), str(model.get("model_name"))
+    registered = _REGISTERED.get(kind, "")
     distrusted = not _DISTRUSTED.isdisjoint((kind, kept))
-    if registered is None and kind in _DISTRUSTED:
-        registered = AS_STORED
-    name = _stem(config.get("tokenizer_class") or model.get("tokenizer_class") or "")
+    name = _stem(config) or _stem(model)
     if _has_code(config):
         return _supported(_without_code(name, registered, distrusted=distrusted))
-    if name == "LlamaTokenizer" and not distrusted and is_byte_level():
-        return AS_STORED  # the class is for sentencepiece vocabularies
     if registered == AS_STORED:
         return AS_STORED
-    if name and registered and distrusted:
-        name = registered
-    return _supported(name or registered or AS_STORED)
+    if name == "LlamaTokenizer" and not distrusted and is_byte_level():
+        return AS_STORED  # the class is for sentencepiece vocabularies
+    return _supported(registered if registered and distrusted else name or registered or AS_STORED)
 
 
 def check_class(folder: Path) -> None:
@@ -93,7 +92,7 @@ def _has_code(config: Mapping[str, Any]) -> bool:
     return bool(code.get("AutoTokenizer") if isinstance(code, dict) else code)
 
 
-def _without_code(name: str, registered: str | None, *, distrusted: bool) -> str:
+def _without_code(name: str, registered: str, *, distrusted: bool) -> str:
     """The class in transformers that replaces the code of the repository."""
     if not (registered or distrusted or name in BUILT | _FOREIGN or _is_stored(name)):
         raise ModelRefused(
@@ -112,7 +111,8 @@ def _supported(name: str) -> str:
     return name if name in BUILT else AS_STORED
 
 
-def _stem(name: object) -> str:
+def _stem(config: Mapping[str, Any]) -> str:
+    name = config.get("tokenizer_class") or ""
     if not isinstance(name, str):
         raise ModelRefused("tokenizer_config.json: tokenizer_class must be a string")
     return name.removesuffix("Fast")

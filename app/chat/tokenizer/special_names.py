@@ -63,34 +63,37 @@ def read_names(
     `stored`: the added tokens of tokenizer.json. `defaults`: special tokens of the class, by name. `infills`: whether
     those of them with names of the model's own are extra tokens, too.
     """
+    values, own_names = _declared(files)
+    if files.lists_tokens:
+        older, newer = _listed(values["added_tokens_decoder"]), {}
+    else:
+        _merge_map(values, files.special_map)
+        own_names |= _pop_names(values)
+        older, newer = _older(values, files.added), dict(stored)
+    extra = values.get(_EXTRA, values.get(_ADDITIONAL))
+    _check_extra(extra)
+    if isinstance(extra, dict):
+        own_names, extra = extra | own_names, None
+    ours = _own(defaults)
+    more = _tokens(ours | {name: value for name, value in _own(values).items() if _is_token(value)})
+    if infills and _EXTRA not in values:
+        extra = [*(extra or ()), *map(more.__getitem__, ours)]
+    by_text = {token.content: token for token in [*older.values(), *newer.values()]}
+    standard = _standard(values, by_text, defaults)
+    special = dict.fromkeys(_STANDARD) | standard | more | _tokens(own_names)  # new tokens get their ids in this order
+    return Names({name: value for name, value in special.items() if value is not None}, _list(extra), older | newer)
+
+
+def _declared(files: SideFiles) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(the values of tokenizer_config.json, removed from them the special tokens with names of the model's own)."""
     values = dict(files.config)
     for source in (values, files.special_map):
         _check_extra(source.get(_EXTRA))
         _check_extra(source.get(_ADDITIONAL))
     if not values.get(_EXTRA) and _ADDITIONAL in values:
         values[_EXTRA] = values.pop(_ADDITIONAL)
-    own_names = {name: values.pop(name) for name in list(values) if _is_own(name) and isinstance(values[name], str)}
-    own_names |= _pop_names(values)
-    if files.lists_tokens:
-        table = _listed(values["added_tokens_decoder"])
-        flagged = [*table.values()]
-    else:
-        _merge_map(values, files.special_map)
-        own_names |= _pop_names(values)
-        older = _older(values, files.added)
-        table = older | dict(stored)
-        flagged = [*older.values(), *stored.values()]
-    standard = _standard(values, {token.content: token for token in flagged}, defaults)
-    extra = values[_EXTRA] if _EXTRA in values else values.get(_ADDITIONAL)
-    _check_extra(extra)
-    if isinstance(extra, dict):
-        own_names, extra = extra | own_names, None
-    ours = {name: value for name, value in defaults.items() if _is_own(name)}
-    more = _tokens(ours | {name: value for name, value in values.items() if _is_own(name) and _is_token(value)})
-    if infills and _EXTRA not in values:
-        extra = [*(extra or ()), *(more[name] for name in ours)]
-    special = dict.fromkeys(_STANDARD) | standard | more | _tokens(own_names)  # new tokens get their ids in this order
-    return Names({name: value for name, value in special.items() if value is not None}, _list(extra), table)
+    own_names = {name: values.pop(name) for name, value in _own(values).items() if isinstance(value, str)}
+    return values, own_names | _pop_names(values)
 
 
 def read_token(value: Mapping[str, Any], source: str, **flags: bool) -> AddedToken:
@@ -105,6 +108,10 @@ def read_token(value: Mapping[str, Any], source: str, **flags: bool) -> AddedTok
 def _is_own(name: str) -> bool:
     """Whether this is the name of a special token that only some models have, such as image_token."""
     return name.endswith("_token") and name not in _STANDARD
+
+
+def _own(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if _is_own(name)}
 
 
 def _is_token(value: object) -> bool:

@@ -17,7 +17,7 @@ NUMBER = {"type": "number"}
 WHOLE = {"type": "integer"}
 OBJECT = {"type": "object"}
 NULL = {"type": "null"}
-NEXT = 1.0000000000000002  # the next float after 1
+NEXT = 1.00000000000001  # the next number after 1 with 15 digits
 
 
 @pytest.mark.parametrize(
@@ -32,21 +32,22 @@ NEXT = 1.0000000000000002  # the next float after 1
         (WHOLE, {"exclusiveMinimum": 1.5}, {"minimum": 2}),
         (WHOLE, {"exclusiveMaximum": 1}, {"maximum": 0}),
         (WHOLE, {"exclusiveMaximum": -0.5}, {"maximum": -1}),
-        (NUMBER, {"exclusiveMinimum": 0}, {"minimum": 1e-30}),
-        (NUMBER, {"exclusiveMaximum": 0}, {"maximum": -1e-30}),
+        (NUMBER, {"exclusiveMinimum": 0}, {"minimum": 1e-15}),
+        (NUMBER, {"exclusiveMaximum": 0}, {"maximum": -1e-15}),
         (NUMBER, {"exclusiveMinimum": 1}, {"minimum": NEXT}),
         (NUMBER, {"exclusiveMaximum": -1}, {"maximum": -NEXT}),
         (NUMBER, {"exclusiveMinimum": -1}, {"exclusiveMinimum": -1}),
         (NUMBER, {"exclusiveMaximum": 1}, {"exclusiveMaximum": 1}),
-        (NUMBER, {"minimum": 1, "exclusiveMinimum": True}, {"minimum": NEXT}),
-        (NUMBER, {"minimum": 1, "exclusiveMinimum": False}, {"minimum": 1}),
-        (NUMBER, {"exclusiveMinimum": True}, {}),
         (WHOLE, {"minimum": 5, "exclusiveMinimum": 3}, {"minimum": 5}),
         (WHOLE, {"minimum": 3, "exclusiveMinimum": 5}, {"minimum": 6}),
         (WHOLE, {"maximum": 5, "exclusiveMaximum": 3}, {"maximum": 2}),
         (WHOLE, {"maximum": 3, "exclusiveMaximum": 5}, {"maximum": 3}),
-        (WHOLE, {"maximum": 2**63 - 1}, {"maximum": 2**63 - 1}),
-        (WHOLE, {"minimum": 2**53}, {"minimum": 2**53}),
+        (WHOLE, {"minimum": 1 - 2**53, "maximum": 2**53 - 1}, {"minimum": 1 - 2**53, "maximum": 2**53 - 1}),
+        (WHOLE, {"minimum": -(2**63), "maximum": 2**63 - 1}, {}),
+        (WHOLE, {"minimum": 0, "maximum": 2**64 - 1}, {"minimum": 0}),
+        (WHOLE, {"minimum": 5, "exclusiveMinimum": -(2**53)}, {"minimum": 5}),
+        (WHOLE, {"multipleOf": 3, "maximum": 1e300}, {"multipleOf": 3}),
+        (NUMBER, {"minimum": -3.4028234663852886e38, "exclusiveMaximum": 1.7976931348623157e308}, {}),
         ({"type": "string"}, {"minimum": 3}, {}),
         (WHOLE, {"multipleOf": 3, "minimum": 1}, {"multipleOf": 3, "minimum": 3}),
         (WHOLE, {"multipleOf": 3, "maximum": 10}, {"multipleOf": 3, "maximum": 9}),
@@ -57,7 +58,7 @@ NEXT = 1.0000000000000002  # the next float after 1
         (NUMBER, {"multipleOf": 0.5, "exclusiveMinimum": -1}, {"multipleOf": 0.5, "minimum": -0.5}),
         (NUMBER, {"multipleOf": 0.5, "exclusiveMaximum": 1}, {"multipleOf": 0.5, "maximum": 0.5}),
         (NUMBER, {"multipleOf": 0.5, "exclusiveMaximum": -1}, {"multipleOf": 0.5, "maximum": -1.5}),
-        (NUMBER, {"multipleOf": 2**32 - 1}, {"multipleOf": 2**32 - 1}),
+        (NUMBER, {"multipleOf": 2**16 - 1}, {"multipleOf": 2**16 - 1}),
         (NUMBER, {"multipleOf": 1e-9}, {"multipleOf": 1e-9}),
         ({"type": "string"}, {"minLength": 0, "maxLength": 2.0}, {"minLength": 0, "maxLength": 2}),
         (OBJECT, {"minProperties": 1}, {"minProperties": 1}),
@@ -118,90 +119,6 @@ def test_a_format_is_a_name(value: object) -> None:
         rewrite({"format": value})
 
 
-INT64 = {"minimum": -(2**63), "maximum": 2**63 - 1}
-
-
-@pytest.mark.parametrize(
-    ("base", "keywords", "expected"),
-    [
-        (WHOLE, INT64, {"maximum": 2**63 - 1}),
-        (WHOLE, {"minimum": 0, "maximum": 2**64 - 1}, {"minimum": 0}),
-        (WHOLE, {"exclusiveMinimum": -(2**63) - 1, "exclusiveMaximum": 2**63}, {"maximum": 2**63 - 1}),
-        (WHOLE, {"minimum": -(2.0**63), "maximum": 2.0**63}, {}),
-        (WHOLE, {"minimum": -1e300, "maximum": 1e300}, {}),
-        (WHOLE, {"minimum": 2**53 + 1}, {"minimum": 2**53}),
-        (WHOLE, {"minimum": -(2**53) - 1}, {"minimum": -(2**53) - 2}),
-        (WHOLE, {"maximum": 2**53 + 1}, {"maximum": 2**53 + 2}),
-        (WHOLE, {"maximum": -(2**53) - 1}, {"maximum": -(2**53)}),
-        (WHOLE, {"maximum": 2**63 - 2}, {}),
-        (WHOLE, {"minimum": -(2**63) + 1}, {}),
-        (WHOLE, {"minimum": 5, "exclusiveMinimum": -(2**63)}, {"minimum": 5}),
-        (WHOLE, {"exclusiveMaximum": 2**60}, {"maximum": 2**60}),
-        (WHOLE, INT64 | {"multipleOf": 3}, {"multipleOf": 3}),
-        (NUMBER, INT64, {}),
-        (NUMBER, {"minimum": -3.4028234663852886e38, "maximum": 1.7976931348623157e308}, {}),
-        (NUMBER, {"exclusiveMinimum": -1e30, "exclusiveMaximum": 1e30}, {}),
-        (NUMBER, {"exclusiveMinimum": 2**53}, {"minimum": 2**53}),
-        (NUMBER, {"maximum": 2**53 + 1}, {"maximum": 2**53 + 2}),
-        ({}, INT64, {}),
-    ],
-)
-def test_bounds_beyond_double_precision(
-    base: dict[str, Any], keywords: dict[str, Any], expected: dict[str, Any]
-) -> None:
-    assert rewrite(base | keywords).root == base | expected
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        WHOLE | {"minimum": 2**63},
-        WHOLE | {"minimum": 2**64 - 1},
-        WHOLE | {"maximum": -(2**63) - 1},
-        WHOLE | {"exclusiveMinimum": 2**63 - 1},
-        NUMBER | {"minimum": 1e300},
-        NUMBER | {"exclusiveMaximum": -1e300},
-    ],
-)
-def test_a_bound_that_every_answer_meets_is_never_dropped(schema: dict[str, Any]) -> None:
-    for strict in (False, True):
-        with pytest.raises(SchemaProblem, match="exactly"):
-            rewrite(schema, strict=strict)
-
-
-@pytest.mark.parametrize("keywords", [{"minimum": -(2**63)}, {"maximum": 2**64 - 1}, {"maximum": 2**53 + 1}])
-def test_a_strict_schema_has_exact_bounds(keywords: dict[str, Any]) -> None:
-    with pytest.raises(SchemaProblem, match="exactly"):
-        rewrite(WHOLE | keywords, strict=True)
-
-
-def allows(schema: dict[str, Any], value: int) -> bool:
-    matcher = LLMatcher(LLTokenizer("byte"), LLMatcher.grammar_from_json_schema(json.dumps(schema)))
-    assert not matcher.is_error(), matcher.get_error()
-    text = str(value).encode()
-    return matcher.try_consume_tokens([*text]) == len(text) and matcher.is_accepting()
-
-
-@pytest.mark.parametrize(
-    "bounds", [INT64, {"minimum": 0, "maximum": 2**64 - 1}, {"minimum": 2**53 + 1, "maximum": 2**60 + 1}]
-)
-def test_integers_between_large_bounds_are_allowed(bounds: dict[str, int]) -> None:
-    root = rewrite(WHOLE | bounds).root
-    assert isinstance(root, dict)
-    low, high = bounds.values()
-    for value in (low, low + 1, (low + high) // 2, high - 1, high):
-        assert allows(root, value), value
-    assert allows(root, -1) == (low < 0)
-
-
-def test_a_largest_integer_of_64_bits_is_exact() -> None:
-    for keywords in ({"maximum": 2**63 - 1}, {"exclusiveMaximum": 2**63}):
-        root = rewrite(WHOLE | keywords, strict=True).root
-        assert isinstance(root, dict)
-        assert allows(root, 2**63 - 1)
-        assert not allows(root, 2**63)
-
-
 @pytest.mark.parametrize(
     ("schema", "values"),
     [
@@ -219,19 +136,26 @@ def test_only_objects(schema: dict[str, Any], values: list[str]) -> None:
         assert (matcher.try_consume_tokens([*text.encode()]) == len(text)) == (text in ("{", "")), text
 
 
+def draft(number: int) -> dict[str, str]:
+    return {"$schema": f"http://json-schema.org/draft-0{number}/schema#"}
+
+
 @pytest.mark.parametrize(
     ("schema", "pointer", "problem"),
     [
-        (WHOLE | {"maximum": 2**63}, "#/maximum", "exactly"),
+        (WHOLE | {"maximum": -(2**63)}, "#/maximum", "exactly"),
         (WHOLE | {"minimum": 2**53 + 1}, "#/minimum", "exactly"),
-        (NUMBER | {"exclusiveMinimum": 2**53}, "#/exclusiveMinimum", "exactly"),
+        (NUMBER | {"minimum": 1e300}, "#/minimum", "exactly"),
+        (NUMBER | {"minimum": 0.1234567890123456}, "#/minimum", "more than 15 digits"),
+        (NUMBER | {"minimum": 1e-16}, "#/minimum", "closer to 0"),
+        (NUMBER | {"exclusiveMinimum": True}, "#/exclusiveMinimum", "must be a number"),
         (NUMBER | {"minimum": "1"}, "#/minimum", "must be a number"),
         (NUMBER | {"minimum": True}, "#/minimum", "must be a number"),
         (NUMBER | {"minimum": float("inf")}, "#/minimum", "must be a number"),
         (NUMBER | {"multipleOf": 0}, "#/multipleOf", "greater than 0"),
-        (NUMBER | {"multipleOf": 2**32}, "#/multipleOf", "less than 2^32"),
-        (NUMBER | {"multipleOf": 1 / 3}, "#/multipleOf", "too many digits"),
-        ({"allOf": [{"multipleOf": 65536}]}, "#/allOf/0/multipleOf", "below 65536"),
+        (NUMBER | {"multipleOf": 2**16}, "#/multipleOf", "less than 65536"),
+        (NUMBER | {"multipleOf": 0.07}, "#/multipleOf", "too many digits"),
+        ({"allOf": [{"multipleOf": 0.01}, {"multipleOf": 1000}]}, "#/allOf/1/multipleOf", "2 decimal places"),
         ({"minLength": 2.5}, "#/minLength", "an integer"),
         ({"minLength": -1}, "#/minLength", "an integer"),
         ({"maxItems": True}, "#/maxItems", "must be a number"),
@@ -262,7 +186,9 @@ def test_only_objects(schema: dict[str, Any], values: list[str]) -> None:
         ({"items": {"contains": {}}}, "#/items", '"contains"'),
         ({"$ref": 3}, "#/$ref", "must be a string"),
         ({"$ref": "http://x/y"}, "#/$ref", "are not loaded"),
-        ({"$ref": "#nope"}, "#/$ref", "anchor"),
+        ({"$ref": "#nope"}, "#/$ref", "anchors are not supported"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$id": "b"}}}, "#/$ref", "nested $id"),
+        (draft(4) | {"$ref": "#/definitions/a", "definitions": {"a": {"id": "b"}}}, "#/$ref", "nested $id"),
         ({"$ref": "#/allOf/1", "allOf": [NULL]}, "#/$ref", "#/allOf has no '1'"),
         ({"$ref": "#/allOf/01", "allOf": [NULL, NULL]}, "#/$ref", "has no '01'"),
         ({"$ref": "#/allOf/-1", "allOf": [NULL]}, "#/$ref", "has no '-1'"),
@@ -275,23 +201,13 @@ def test_a_refusal_has_the_pointer_of_the_problem(schema: dict[str, Any], pointe
     assert str(error.value).startswith(f"{pointer}: ")
 
 
-def draft(number: int) -> dict[str, str]:
-    return {"$schema": f"http://json-schema.org/draft-0{number}/schema#"}
-
-
 @pytest.mark.parametrize(
     "schema",
     [
         {"$ref": "#/$defs/a", "$defs": {"a": NULL}},
         {"$ref": "#/$defs/a~1b~0c%20d", "$defs": {"a/b~c d": NULL}},
-        {"$ref": "#x", "$defs": {"a": NULL | {"$anchor": "x"}}},
-        {"$ref": "#x", "$defs": {"a": NULL | {"$dynamicAnchor": "x"}}},
-        {"$ref": "b", "$defs": {"a": NULL | {"$id": "b"}}},
-        {"$ref": "b#x", "$defs": {"a": {"$id": "b", "properties": {"c": NULL | {"$anchor": "x"}}}}},
-        {"$ref": "http://h/d/b", "$defs": {"a": {"$id": "http://h/d/e", "items": NULL | {"$id": "b"}}}},
-        draft(7) | {"$ref": "#/definitions/a", "type": "string", "definitions": {"a": NULL}},
-        draft(6) | {"$ref": "#x", "definitions": {"a": NULL | {"$id": "#x"}}},
-        draft(4) | {"$ref": "b", "definitions": {"a": NULL | {"id": "b"}}},
+        {"$ref": "#/$defs/$id", "$defs": {"$id": NULL}, "$id": "http://h/d"},
+        draft(7) | {"$ref": "#/definitions/a", "definitions": {"a": NULL | {"$anchor": "x", "id": "y"}}},
     ],
 )
 def test_a_reference_resolves_to_its_definition(schema: dict[str, Any]) -> None:
@@ -305,9 +221,3 @@ def test_equal_references_share_a_definition_that_may_refer_to_itself() -> None:
     )
     root = {"items": {"$ref": "#/$defs/0"}, "additionalProperties": {"$ref": "#/$defs/1"}}
     assert (result.root, result.definitions) == (root, {"0": root, "1": {"$ref": "#/$defs/0"}})
-
-
-def test_the_id_keyword_of_another_draft_is_ignored() -> None:
-    for schema in ({"$defs": {"a": NULL | {"id": "b"}}}, draft(4) | {"definitions": {"a": NULL | {"$id": "b"}}}):
-        with pytest.raises(SchemaProblem, match="are not loaded"):
-            rewrite({"$ref": "b"} | schema)
