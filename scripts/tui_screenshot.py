@@ -26,7 +26,7 @@ from localllm.app.tui.history.store import Store
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.bench.shapes import QWEN3_8B, QWEN3_06B, Shape  # noqa: E402
+from scripts.bench.shapes import QWEN3_06B, QWEN3_8B, Shape  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 QUESTION = "How do I list the models on this machine?"
@@ -44,7 +44,7 @@ REVISION = hashlib.sha1(b"localllm").hexdigest()
 
 
 def store_model(repository: str, shape: Shape, cache: Path) -> None:
-    """A downloaded model of this shape in the cache. Its weights are a hole of the file: `fit` reads the header only."""
+    """A downloaded model of this shape in the cache. Its weights are a hole of the file: only headers are read."""
     snapshot = cache / f"models--{repository.replace('/', '--')}" / "snapshots" / REVISION
     snapshot.mkdir(parents=True)
     refs = snapshot.parents[1] / "refs"
