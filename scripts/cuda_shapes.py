@@ -291,24 +291,24 @@ def with_fp8_cache(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**arguments, **fp8}
 
 
-def extend_attention(pick: random.Random) -> None:
+def prefill_attention(pick: random.Random) -> None:
     """Prefill attention. Needs a Hopper GPU and supports only these page sizes."""
-    from localllm.kernels.cuda.attention.prefill import extend
+    from localllm.kernels.cuda.attention.prefill import prefill
 
     queries = [pick.choice([1, 2, 17, 33, 128, 300]) for _ in range(pick.choice([1, 2, 7]))]
     arguments = batch(pick, queries, [1, 2, 3, 4, 5, 8, 16], [8, 16, 64, 128, 256], [64, 128])
-    extend(arguments["query"].new_empty(arguments["query"].shape), **arguments, min_queries=pick.choice([1, 2, 3]))
+    prefill(arguments["query"].new_empty(arguments["query"].shape), **arguments, min_queries=pick.choice([1, 2, 3]))
 
 
-def extend_attention_mma(pick: random.Random) -> None:
+def prefill_attention_mma(pick: random.Random) -> None:
     """Prefill attention with mma.sync."""
-    from localllm.kernels.cuda.attention.prefill_mma import extend
+    from localllm.kernels.cuda.attention.prefill_mma import prefill
 
     queries = [pick.choice([1, 2, 17, 33, 128, 300]) for _ in range(pick.choice([1, 2, 7]))]
     arguments = batch(pick, queries, [1, 2, 3, 4, 5, 8, 16], [1, 8, 16, 64, 128, 256])
     if pick.random() < 0.4:
         arguments = with_fp8_cache(arguments)
-    extend(arguments["query"].new_empty(arguments["query"].shape), **arguments, min_queries=pick.choice([1, 2, 3]))
+    prefill(arguments["query"].new_empty(arguments["query"].shape), **arguments, min_queries=pick.choice([1, 2, 3]))
 
 
 def decoder_step(pick: random.Random) -> object:
@@ -429,8 +429,8 @@ KERNELS: Mapping[str, Draw] = {
     "round_groups": round_groups,
     **{f"choice_products_{op}": partial(choice_products, op) for op in ("int8", "int4", "int4_wide", "fp8", "mxfp4")},
     "decode_attention": decode_attention,
-    "extend_attention": extend_attention,
-    "extend_attention_mma": extend_attention_mma,
+    "prefill_attention": prefill_attention,
+    "prefill_attention_mma": prefill_attention_mma,
     "decoder_step": decoder_step,
 }
 

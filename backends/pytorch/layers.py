@@ -14,7 +14,7 @@ from ...kernels.ops import Ops
 from ...kernels.ops.kv import Rotation
 from ...kernels.ops.layer import DecoderLayer
 from ...kernels.ops.mlp import Mlp
-from ...kernels.ops.step import Adapters, Answers, HeadStep, LayerStep
+from ...kernels.ops.step import Adapters, HeadStep, LayerStep, SampledRows
 from .experts import gated_mlp
 from .inputs import Step
 from .kv import PagedKV
@@ -186,16 +186,16 @@ class Decoder:
         if self.stream_scale != 1.0:
             x = x * self.stream_scale
         stream = torch.zeros_like(x)
-        answers = None if step.last_rows is None else Answers(step.last, step.last_rows, step.answer_adapters)
+        sampled = None if step.last_rows is None else SampledRows(step.last, step.last_rows, step.answer_adapters)
         factors = None
         if self.query_factors is not None:
             factors = self.query_factors.rows(step.positions, step.rows.contexts)
         layer_step = LayerStep(
-            step.rows, step.slots, rotations, kv.cache, step.adapters, answers, step.streams, factors
+            step.rows, step.slots, rotations, kv.cache, step.adapters, sampled, step.streams, factors
         )
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
         is_decode = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # one token and one answer per row
-        if answers is None and not is_decode:
+        if sampled is None and not is_decode:
             x = x.index_select(0, step.last)
             stream = stream.index_select(0, step.last)
         return self.norm.add(x, stream, ops)[0]

@@ -1,4 +1,4 @@
-"""A second queue of a torch device, for work that may run in parallel with the main queue."""
+"""A second stream of a torch device, for work that may run in parallel with the main stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @cache
 def _side_stream(module: ModuleType, device: int) -> Any:
-    """The second queue of a device. There is only one, because libraries and kernels allocate memory for every stream
+    """The second stream of a device. There is only one, because libraries and kernels allocate memory for every stream
     that they run on."""
     return module.Stream(device)
 
@@ -21,7 +21,7 @@ class SideStream:
     torch.xpu, torch.npu.
 
     After work on other streams, the kernels of all graphs of a process may start later (docs/benchmarks.md). So a
-    second queue must gain more time than that, and runs in graphs only.
+    second stream must gain more time than that, and runs in graphs only.
     """
 
     def __init__(self, module: ModuleType, after_router: bool = False) -> None:

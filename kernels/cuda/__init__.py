@@ -12,14 +12,14 @@ from .. import cpu  # noqa: F401  its library defines the schemas of ops that bo
 from ..compiled.library import find_cuda_library, load_ops
 from ..gpu.limits import gpu_limits
 
-# Ops that only this library defines. extend_attention is not listed: it exists only in builds for Hopper.
+# Ops that only this library defines. prefill_attention is not listed: it exists only in builds for Hopper.
 CUDA_OPS = (
     "choice_products",
     "copy_cache_pages",
     "decode_attention",
     "decoder_step",
     "decoder_step_shared_bytes",
-    "extend_attention_mma",
+    "prefill_attention_mma",
     "limit_gpu",
     "lora_expand",
     "lora_shrink",

@@ -87,19 +87,19 @@ def prepare(layer: DecoderLayer) -> Any:
 def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
     """(x, stream), both [tokens, hidden] -> x and stream of the next layer; x is not yet added to the residual stream.
 
-    Writes keys and values to the layer's pages. With step.answers the result has only the tokens of step.answers. An
+    Writes keys and values to the layer's pages. With step.sampled the result has only the tokens of step.sampled. An
     implementation may overwrite x and stream.
     """
     norm = ops.norm
     x, stream = _add_norm(ops, layer, layer.before_attention, x, stream)
     query = _append(ops, layer, x, step)
-    if step.answers is not None:
-        tokens = step.answers.tokens
+    if step.sampled is not None:
+        tokens = step.sampled.tokens
         if not len(tokens):
             return x[:0], stream[:0]
         query = query.index_select(0, tokens)
         stream = stream.index_select(0, tokens)
-        step = step.answered()
+        step = step.only_sampled()
     x = layer.out(_attend(ops, layer, query, step).flatten(1), ops, step)
     if layer.after_attention is not None:
         x = norm.rms(x, layer.after_attention, layer.eps, layer.offset)
@@ -177,9 +177,9 @@ def prepare_stack(layers: Sequence[Any]) -> Any:
 
 
 def decoders(ops: Ops, stack: Iterable[Any], x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """Calls `decoder` for each layer in turn. step.answers applies to the last layer only."""
+    """Calls `decoder` for each layer in turn. step.sampled applies to the last layer only."""
     *layers, last = stack
-    inner = step if step.answers is None else step._replace(answers=None)
+    inner = step if step.sampled is None else step._replace(sampled=None)
     for layer in layers:
         x, stream = ops.layer.decoder(ops, layer, x, stream, inner)
     return ops.layer.decoder(ops, last, x, stream, step)

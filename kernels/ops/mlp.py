@@ -48,7 +48,7 @@ class Experts(NamedTuple):
     shared_gate: Projection | None = None  # hidden -> 1; the shared expert's result is multiplied by its sigmoid
 
     def __call__(self, x: Tensor, ops: Ops, step: LayerStep) -> Tensor:
-        """x [tokens, hidden] -> [tokens, hidden]. The second queue of the step computes the shared expert beside the
+        """x [tokens, hidden] -> [tokens, hidden]. The second stream of the step computes the shared expert beside the
         routed experts."""
         routes_first = self.shared is None or step.streams.after_router
         return self.with_choices(x, self._route(x, ops, step) if routes_first else None, ops, step)

@@ -57,36 +57,36 @@ class HeadStep(NamedTuple):
     adapters: Adapters | None  # adapters of the tokens that the head computes
 
 
-class Answers(NamedTuple):
+class SampledRows(NamedTuple):
     """The tokens whose hidden states are read after the last layer. For other tokens the last layer computes only keys
     and values."""
 
-    tokens: Tensor  # [answers] int32
+    tokens: Tensor  # [sampled rows] int32
     rows: Rows  # one row per token, with one query
     adapters: Adapters | None = None  # adapters of these tokens; None: no token has an adapter
 
 
 class LayerStep(NamedTuple):
-    """Rows, cache slots, rotations, pages, adapters, answers, queues and query factors of one step. A layer selects its
-    rotation and its pages by index."""
+    """Rows, cache slots, rotations, pages, adapters, sampled rows, streams and query factors of one step. A layer
+    selects its rotation and its pages by index."""
 
     rows: Rows
     slots: Tensor  # [tokens] int64, cache slots for the keys and values, as in kv.store
     rotations: Sequence[tuple[Tensor, Tensor]]  # cos and sin [tokens, rotary_dim / 2] of each kind of rotation
     cache: Cache
     adapters: Adapters | None = None  # None: no row has an adapter, so fused kernels may compute the step
-    answers: Answers | None = None  # None: outputs of all tokens; only the last layer receives Answers
-    streams: Streams = IN_ORDER  # a second queue for work that a layer may compute in parallel
+    sampled: SampledRows | None = None  # None: outputs of all tokens; only the last layer receives SampledRows
+    streams: Streams = IN_ORDER  # a second stream for work that a layer may compute in parallel
     # [tokens, 1] factor of each token's queries, in their dtype; None: all factors are 1
     query_factors: Tensor | None = None
 
     @property
     def is_plain(self) -> bool:
-        """Whether the step has no adapters, answers and query factors, which few fused kernels support."""
-        return self.adapters is None and self.answers is None and self.query_factors is None
+        """Whether the step has no adapters, sampled rows and query factors, which few fused kernels support."""
+        return self.adapters is None and self.sampled is None and self.query_factors is None
 
-    def answered(self) -> LayerStep:
-        """The step reduced to the tokens of `answers`, whose keys and values are in the cache already."""
-        assert self.answers is not None
-        _, rows, adapters = self.answers
-        return self._replace(rows=rows, slots=self.slots[:0], adapters=adapters, answers=None)
+    def only_sampled(self) -> LayerStep:
+        """The step reduced to the tokens of `sampled`, whose keys and values are in the cache already."""
+        assert self.sampled is not None
+        _, rows, adapters = self.sampled
+        return self._replace(rows=rows, slots=self.slots[:0], adapters=adapters, sampled=None)

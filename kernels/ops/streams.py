@@ -1,4 +1,4 @@
-"""Queues of a device, for work that may run in parallel."""
+"""Streams of a device, for work that may run in parallel."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Protocol
 
 
 class Streams(Protocol):
-    """The main queue of a device and a second queue. A capture includes the work of both queues.
+    """The main stream of a device and a second stream. A capture includes the work of both streams.
 
-    A tensor that is written on one queue and read on the other must stay referenced until `join`.
+    A tensor that is written on one stream and read on the other must stay referenced until `join`.
     """
 
     @property
@@ -18,16 +18,16 @@ class Streams(Protocol):
         ...
 
     def fork(self) -> AbstractContextManager[None]:
-        """A context whose work goes to the second queue. It begins after all work that was queued before the fork."""
+        """A context whose work goes to the second stream. It begins after all work before the fork."""
         ...
 
     def join(self) -> None:
-        """Make all later work of the main queue wait for the forked work."""
+        """Make all later work of the main stream wait for the forked work."""
         ...
 
 
 class InOrder:
-    """A single queue: forked work runs in the order of the calls."""
+    """A single stream: forked work runs in the order of the calls."""
 
     after_router = False
 

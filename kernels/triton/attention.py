@@ -18,7 +18,7 @@ from ..ops import attention as reference
 from ..ops.attention import Rows
 from .attention_decode import decode
 from .attention_plan import SHORT_QUERIES, Launch, plan
-from .attention_prefill import extend
+from .attention_prefill import prefill
 from .target import FLOATS, Device, counters, device_properties
 
 MAX_DIM = 512
@@ -177,9 +177,9 @@ def _compute(call: Call, tile_sizes: tuple[int, int]) -> None:
     for launch, tiles in _launches(call, tile_sizes):
         lines = launch.queries * call.group
         blocks = shape(lines, launch.queries, call.query.shape[2], dtype, call.device, call.extra)
-        if launch.kernel == "extend":
+        if launch.kernel == "prefill":
             grid = call.kv_heads, launch.count
-            extend[grid](*call.pointers(tiles), *call.strides(), *call.options, **call.constants(launch, blocks))
+            prefill[grid](*call.pointers(tiles), *call.strides(), *call.options, **call.constants(launch, blocks))
         else:
             _decode(call, launch, tiles, blocks)
 

@@ -133,6 +133,6 @@ def merge_lines(
         total = total * shrink + tl.sum(weights * sums, 0)
         acc = acc * shrink[:, None] + tl.sum(weights[:, :, None] * results, 0)
         level = higher
-    answer = acc / tl.where(live, total, 1.0)[:, None]
+    result = acc / tl.where(live, total, 1.0)[:, None]
     to = out + (token + line // GROUP)[:, None] * out_token + head[:, None] * DIM + column[None, :]
-    tl.store(to, answer.to(out.dtype.element_ty), mask=live[:, None] & (column < DIM)[None, :])
+    tl.store(to, result.to(out.dtype.element_ty), mask=live[:, None] & (column < DIM)[None, :])

@@ -153,9 +153,9 @@ def decode(
                 if SINKS:
                     sink = tl.load(sinks + head, mask=live, other=0.0) * LOG2_E
                     total += tl.exp2(sink - peak)
-                answer = acc / tl.where(live, total, 1.0)[:, None]
+                result = acc / tl.where(live, total, 1.0)[:, None]
                 to = out + ((token + query_index) * out_token + head * DIM)[:, None] + column[None, :]
-                tl.store(to, answer.to(out.dtype.element_ty), mask=inside)
+                tl.store(to, result.to(out.dtype.element_ty), mask=inside)
             else:
                 place = (chunk * kv_heads + kv_head) * 2 + (begin == chunk).to(tl.int32)
                 tl.store(partial + (place * TILE + line)[:, None] * DIM + column[None, :], acc, mask=inside)

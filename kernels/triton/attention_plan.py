@@ -12,7 +12,7 @@ IDLE = 4
 LONG = 1024
 SHORT_QUERIES = 4  # a row of up to this many queries is one tile, if the shared memory is large enough
 
-Kernel = Literal["decode", "extend"]
+Kernel = Literal["decode", "prefill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def plan(
         queries = max(1, lines // group)
         tiles = _long_tiles(query_lens, contexts, queries, short_queries)
         idle = len(tiles) * kv_heads * IDLE <= processors and max(contexts) >= LONG
-        kernel: Kernel = "decode" if idle else "extend"
+        kernel: Kernel = "decode" if idle else "prefill"
         launches.append(Launch(kernel, queries, len(tiles), tiles))
     return launches
 

@@ -9,7 +9,7 @@ from .attention_blocks import LOG2_E, ROWS, attend_blocks
 
 
 @triton.jit(do_not_specialize=["table_row", "window"], do_not_specialize_on_alignment=ROWS)
-def extend(
+def prefill(
     out, query, keys, values, sinks, tiles, row_starts, context_lens, page_table,
     query_token, query_head, key_page, key_slot, key_head, value_page, value_slot, value_head, out_token, table_row,
     scale, soft_cap, window,
@@ -68,6 +68,6 @@ def extend(
     if SINKS:
         sink = tl.load(sinks + head, mask=live, other=0.0) * LOG2_E
         total += tl.exp2(sink - peak)
-    answer = acc / tl.where(live, total, 1.0)[:, None]
+    result = acc / tl.where(live, total, 1.0)[:, None]
     to = out + (token * out_token + head * DIM)[:, None] + column[None, :]
-    tl.store(to, answer.to(out.dtype.element_ty), mask=inside)
+    tl.store(to, result.to(out.dtype.element_ty), mask=inside)

@@ -11,6 +11,7 @@ import torch
 
 from localllm.kernels.ops import attention as reference
 from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.cases import attention
 
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
 
@@ -45,7 +46,7 @@ def step(
     page_size: int = 16,
     **options: Any,
 ) -> dict[str, Any]:
-    made = reference._inputs(lens, heads, kv_heads, dim, page_size, **options)(torch.Generator().manual_seed(3), dtype)
+    made = attention._inputs(lens, heads, kv_heads, dim, page_size, **options)(torch.Generator().manual_seed(3), dtype)
     return {name: x.to(cache or dtype) if name.endswith("_pages") else x for name, x in made.items()}
 
 
@@ -58,7 +59,7 @@ def latent_step(
     rank: int = 48,
     page_size: int = 16,
 ) -> dict[str, Any]:
-    made = reference._latents(lens, heads, rotary, rank, page_size)(torch.Generator().manual_seed(3), dtype)
+    made = attention._latents(lens, heads, rotary, rank, page_size)(torch.Generator().manual_seed(3), dtype)
     # A copy, so that AddressSanitizer reports reads behind the last slot.
     return {**made, "pages": made["pages"].to(cache or dtype, copy=True)}
 

@@ -180,12 +180,12 @@ def refused() -> list[tuple[str, tuple[Any, ...], str]]:
         ("rope", (f(2, 1, 8), f(2, 4), f(2, 4), 2), "rope: rotation is 2, 0 to 1 expected"),
         ("store", (f(2, 1, 4), f(2, 1, 4), pages, pages, slots), "slots is int32, int64 expected"),
         ("copy_cache_pages", (f(1, 3, 4), slots.long(), f(3).long()), "targets has shape [3], [2] expected"),
-        *(("extend_attention_mma", arguments, text) for arguments, text in refused_attention()),
+        *(("prefill_attention_mma", arguments, text) for arguments, text in refused_attention()),
     ]
 
 
 def refused_attention() -> list[tuple[tuple[Any, ...], str]]:
-    """(arguments, text of the error) of extend_attention_mma."""
+    """(arguments, text of the error) of prefill_attention_mma."""
 
     def arguments(dim: int = 64, page: int = 4, heads: int = 2, tile_rows: int = 64) -> tuple[Any, ...]:
         query = torch.zeros(5, heads, dim, device="cuda", dtype=torch.bfloat16)

@@ -73,7 +73,7 @@ def computed(library: Any, arguments: dict[str, Any], min_queries: int = 1) -> t
     rows = replace(arguments["rows"], contexts=(9999,) * len(arguments["rows"].contexts))
     out = torch.full_like(arguments["query"], UNTOUCHED)
     others = {name: value for name, value in arguments.items() if name not in ("query", "key_pages", "value_pages")}
-    library.extend(
+    library.prefill(
         *(out, arguments["query"], arguments["key_pages"], arguments["value_pages"]),
         **{**others, "rows": rows, "min_queries": min_queries},
     )

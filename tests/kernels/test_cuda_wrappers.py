@@ -504,20 +504,20 @@ class TestAttention:
 
     def test_values_within_the_limit_are_supported(self, library: Library) -> None:
         assert self.calls(library, self.DECODE) == ["decode_attention"]
-        assert self.calls(library, self.PROMPT) == ["extend_attention"]
-        assert self.calls(library, [*self.DECODE, *self.PROMPT]) == ["extend_attention", "decode_attention"]
+        assert self.calls(library, self.PROMPT) == ["prefill_attention"]
+        assert self.calls(library, [*self.DECODE, *self.PROMPT]) == ["prefill_attention", "decode_attention"]
         assert self.calls(library, self.DECODE, apart=8) == ["decode_attention"]
         assert self.calls(library, self.DECODE, heads=16) == ["decode_attention"], "8 heads share"
-        assert self.calls(library, self.PROMPT, heads=256) == ["extend_attention"], "128 heads share"
+        assert self.calls(library, self.PROMPT, heads=256) == ["prefill_attention"], "128 heads share"
 
     @pytest.mark.parametrize("dim", [80, 96, 192, 256])
     @pytest.mark.parametrize("cache", [None, torch.float8_e4m3fn], ids=str)
     def test_other_head_sizes_use_mma(self, library: Library, dim: int, cache: torch.dtype | None) -> None:
         shape: dict[str, Any] = {"dim": dim, "cache": cache}
         assert self.calls(library, self.DECODE, **shape) == ["decode_attention"]
-        assert self.calls(library, self.PROMPT, **shape) == ["extend_attention_mma"]
+        assert self.calls(library, self.PROMPT, **shape) == ["prefill_attention_mma"]
         mixed = [*self.DECODE, *self.PROMPT]
-        assert self.calls(library, mixed, **shape) == ["extend_attention_mma", "decode_attention"]
+        assert self.calls(library, mixed, **shape) == ["prefill_attention_mma", "decode_attention"]
 
     @pytest.mark.parametrize("shape", [{"cache": torch.float8_e4m3fn}, {"size": 1}, {"size": 4}], ids=str)
     @pytest.mark.parametrize("dim", [64, 128])
@@ -526,7 +526,7 @@ class TestAttention:
     ) -> None:
         assert self.calls(library, self.PROMPT, dim=dim, **shape) == ["fallback"]
         monkeypatch.setattr(module("attention.prefill_mma"), "TRITON", False)
-        assert self.calls(library, self.PROMPT, dim=dim, **shape) == ["extend_attention_mma"]
+        assert self.calls(library, self.PROMPT, dim=dim, **shape) == ["prefill_attention_mma"]
 
     @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (12, 0)], ids=str)
     @pytest.mark.parametrize("dim", [64, 128])
@@ -540,7 +540,7 @@ class TestAttention:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         self.on(monkeypatch, capability)
-        assert self.calls(library, self.PROMPT, dim=dim, cache=cache) == ["extend_attention_mma"]
+        assert self.calls(library, self.PROMPT, dim=dim, cache=cache) == ["prefill_attention_mma"]
 
     @pytest.mark.parametrize("capability", [(10, 0), (11, 0)], ids=str)
     def test_gpus_with_tcgen05_use_triton(
@@ -556,13 +556,13 @@ class TestAttention:
     ) -> None:
         assert self.calls(library, lens, dim=96) == ["fallback"]
         monkeypatch.setattr(module("attention.prefill_mma"), "TRITON", False)
-        assert self.calls(library, lens, dim=96) == ["extend_attention_mma"], "the reference is slower"
+        assert self.calls(library, lens, dim=96) == ["prefill_attention_mma"], "the reference is slower"
 
     def test_without_triton_mma_computes_what_decode_does_not_support(
         self, library: Library, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(module("attention.prefill_mma"), "TRITON", False)
-        assert self.calls(library, self.DECODE, heads=18) == ["extend_attention_mma"]
+        assert self.calls(library, self.DECODE, heads=18) == ["prefill_attention_mma"]
         assert self.calls(library, self.DECODE) == ["decode_attention"]
 
     @pytest.mark.parametrize(

@@ -115,4 +115,4 @@ def test_the_ops_of_the_cuda_library_are_named() -> None:
         op for file in folder.rglob("*.py") for op in re.findall(r"torch\.ops\.localllm\.(\w+)", file.read_text())
     }
     (own,) = re.findall(r"^CUDA_OPS = (\([^)]*\))", (folder / "__init__.py").read_text(), re.MULTILINE)
-    assert called - {"append", "store", "extend_attention"} == set(ast.literal_eval(own))
+    assert called - {"append", "store", "prefill_attention"} == set(ast.literal_eval(own))

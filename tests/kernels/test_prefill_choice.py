@@ -27,7 +27,7 @@ def choice(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "_extend", object())
+    monkeypatch.setattr(module, "_prefill", object())
     monkeypatch.setattr(module, "_processors", lambda device: 132)
     return module
 
@@ -108,7 +108,7 @@ def test_nothing_is_supported_without_the_kernel_or_on_other_devices(
     monkeypatch.setattr(choice, "_processors", lambda device: 0)
     assert not choice.supports(*batch())
     monkeypatch.setattr(choice, "_processors", lambda device: 132)
-    monkeypatch.setattr(choice, "_extend", None)
+    monkeypatch.setattr(choice, "_prefill", None)
     assert not choice.supports(*batch())
 
 

@@ -265,7 +265,7 @@ def test_plan_covers_every_query_once() -> None:
     query_lens, contexts = (1, 300, 3, 5, 77), (50, 900, 3, 6, 1000)
     few, many = plan(query_lens, contexts, 4, 8, 128, SHORT_QUERIES, 10)
     assert (few.kernel, few.queries, few.count) == ("decode", 4, 5)
-    assert many.kernel == "extend"
+    assert many.kernel == "prefill"
     assert many.tiles is not None
     covered = {
         (row, first + i) for row, first in many.tiles for i in range(many.queries) if first + i < query_lens[row]

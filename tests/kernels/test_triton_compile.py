@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 
 from localllm.kernels.triton import attention
 from localllm.kernels.triton.attention_decode import decode
-from localllm.kernels.triton.attention_prefill import extend
+from localllm.kernels.triton.attention_prefill import prefill
 
 pytestmark = [
     pytest.mark.compile,
@@ -91,15 +91,15 @@ def attention_builds(target: Target) -> Iterator[Build]:
     yield _attend(device, "fp8-256", bf16, fp8, 8, 1, 256, every)
     yield _attend(device, "fp32-80", fp32, fp32, 1, 4, 80, every)
     yield _attend(device, "many", bf16, bf16, 4, 0, 128, plain)
-    yield _attend(device, "llama", bf16, bf16, 4, 0, 128, plain, extend)
-    yield _attend(device, "fp16-64", fp16, fp16, 4, 0, 64, every, extend)
-    yield _attend(device, "256", bf16, bf16, 2, 0, 256, every, extend)
+    yield _attend(device, "llama", bf16, bf16, 4, 0, 128, plain, prefill)
+    yield _attend(device, "fp16-64", fp16, fp16, 4, 0, 64, every, prefill)
+    yield _attend(device, "256", bf16, bf16, 2, 0, 256, every, prefill)
     yield _attend(device, "latent", bf16, bf16, 16, 1, 512, plain, extra=64)
     yield _attend(device, "latent-several", bf16, bf16, 16, 4, 512, plain, extra=64)
-    yield _attend(device, "latent", bf16, bf16, 16, 0, 512, plain, extend, extra=64)
+    yield _attend(device, "latent", bf16, bf16, 16, 0, 512, plain, prefill, extra=64)
     if str(target) == "sm_120":  # the least memory of NVIDIA's
         yield _attend(device, "512", bf16, bf16, 16, 4, 512, plain)
-        yield _attend(device, "512", bf16, bf16, 8, 0, 512, plain, extend)
+        yield _attend(device, "512", bf16, bf16, 8, 0, 512, plain, prefill)
 
 
 def _attend(
@@ -140,15 +140,15 @@ def _attend(
 # Known: 16 to 32 bytes of a thread beside the loop, on NVIDIA's with Triton 3.7; and AMD's, whose tuning waits for such
 # a device, in shapes that are rare.
 SPILLING = {
-    *(("sm_80", "extend", label) for label in ("llama", "fp16-64")),
+    *(("sm_80", "prefill", label) for label in ("llama", "fp16-64")),
     *((target, "decode", "many") for target in ("sm_90", "sm_100")),
     *(("sm_120", "decode", label) for label in ("llama", "fp32-80", "512")),
-    ("sm_120", "extend", "512"),
+    ("sm_120", "prefill", "512"),
     *(("gfx1100", "decode", label) for label in ("fp8-256", "fp32-80", "many")),
     *(("gfx1201", "decode", label) for label in ("fp32-80", "many")),
     *((target, "decode", label) for target in ("gfx1100", "gfx1201") for label in ("latent", "latent-several")),
-    *((target, "extend", "latent") for target in ("gfx1100", "gfx1201")),
-    *((target, "extend", "256") for target in ("gfx90a", "gfx1100", "gfx1201")),
+    *((target, "prefill", "latent") for target in ("gfx1100", "gfx1201")),
+    *((target, "prefill", "256") for target in ("gfx90a", "gfx1100", "gfx1201")),
 }
 KERNELS: tuple[Callable[[Target], Iterator[Build]], ...] = (attention_builds,)
 AMD = ("llama", "add-rms", "neox", "vocab", "round-rows", "small-batch-int8-4096-i8", "dense-plain-512", "sort")

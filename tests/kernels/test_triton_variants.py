@@ -38,7 +38,7 @@ MOVED = [
     (draw._survey, (*DRAWS, *NOTES)),
     (draw._choose, (*DRAWS, "min_p", *NOTES, "listed")),
     (attention_decode.decode, (*ROWS, "count", "chunks", "table_row", "window")),
-    (attention_prefill.extend, (*ROWS, "table_row", "window")),
+    (attention_prefill.prefill, (*ROWS, "table_row", "window")),
     (small_batch.small_batch_kernel, ("rows",)),
     (small_batch_transposed.small_batch_transposed_kernel, ("rows",)),
 ]

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from test_cuda_compile import ARCHITECTURES, KERNELS
 
 ROOT = Path(__file__).resolve().parents[2]
-HOPPER_ONLY = {"extend_kernel", "one_row_hopper_kernel", "step_kernel"}  # other architectures need not have them
+HOPPER_ONLY = {"prefill_kernel", "one_row_hopper_kernel", "step_kernel"}  # other architectures need not have them
 # The functions of the CUDA runtime that the library may call. CUDA 12.8 and 13 both have them, with the same arguments.
 RUNTIME = {
     "__cudaGetKernel",

@@ -143,7 +143,7 @@ class BreakableReplay:
         adapted: bool = False,
         streams: Streams = IN_ORDER,
     ) -> None:
-        """Captures the step. `adapted`: rows may have adapters. `streams`: the queues of the captured work; a layer
+        """Captures the step. `adapted`: rows may have adapters. `streams`: the streams of the captured work; a layer
         joins them before the segment ends."""
         recorder = runner.recorder
         assert recorder is not None

@@ -44,7 +44,7 @@ class FullReplay:
 
     @torch.inference_mode()
     def __init__(self, runner: TorchRunner, rows: int, *, adapted: bool = False, streams: Streams = IN_ORDER) -> None:
-        """Captures the step. `adapted`: rows may have adapters. `streams`: the queues of the captured work."""
+        """Captures the step. `adapted`: rows may have adapters. `streams`: the streams of the captured work."""
         recorder = runner.recorder
         assert recorder is not None
         self._runner = runner

@@ -1,7 +1,7 @@
-"""Chooses the captured steps that compute the shared expert beside the routed experts, on a second queue.
+"""Chooses the captured steps that compute the shared expert beside the routed experts, on a second stream.
 
-Both queues share the device, and a fork and a join take time. The gain depends on the sizes of the layer, the number of
-tokens and the device, so it is measured for each number of tokens before the capture.
+Both streams share the device, and a fork and a join take time. The gain depends on the sizes of the layer, the number
+of tokens and the device, so it is measured for each number of tokens before the capture.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ..failures import failures
 
 LAYERS = 4  # measured one after the other, so that the weights of a layer are not in the L2 cache
 ROUNDS = 5
-MIN_GAIN = 0.02  # share of the time of the experts that a second queue must gain
-# Milliseconds that a second queue must gain in each layer. After graphs with a second queue, the kernels of all graphs
-# of a process may start later (docs/benchmarks.md), so a smaller gain could be a loss.
+MIN_GAIN = 0.02  # share of the time of the experts that a second stream must gain
+# Milliseconds that a second stream must gain in each layer. After graphs with a second stream, the kernels of all
+# graphs of a process may start later (docs/benchmarks.md), so a smaller gain could be a loss.
 MIN_LAYER_GAIN = 0.004
 
 
@@ -55,7 +55,7 @@ def milliseconds(module: ModuleType, replay: Callable[[], None]) -> float:
 
 
 class ParallelExperts:
-    """The streams of captured steps. A second queue never runs without a graph."""
+    """The streams of captured steps. A second stream never runs without a graph."""
 
     def __init__(self, device: Device, experts: SharedExperts | None, timer: Timer = milliseconds) -> None:
         self._device = device
@@ -64,7 +64,7 @@ class ParallelExperts:
         self._chosen: dict[int, Streams] = {}
 
     def streams(self, tokens: int) -> Streams:
-        """The streams of captured steps of `tokens` tokens: those of the device if its second queue gains time."""
+        """The streams of captured steps of `tokens` tokens: those of the device if its second stream gains time."""
         if self._experts is None:
             return IN_ORDER
         if tokens not in self._chosen:
@@ -72,7 +72,7 @@ class ParallelExperts:
         return self._chosen[tokens]
 
     def second_queue_tokens(self) -> tuple[int, ...]:
-        """The numbers of tokens whose captured steps use a second queue."""
+        """The numbers of tokens whose captured steps use a second stream."""
         return tuple(sorted(tokens for tokens, streams in self._chosen.items() if streams is not IN_ORDER))
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class ParallelExperts:
         self._experts = None
 
     def _fastest(self, tokens: int, experts: SharedExperts) -> Streams:
-        """The fastest streams for a number of tokens. A second queue must gain MIN_GAIN and MIN_LAYER_GAIN."""
+        """The fastest streams for a number of tokens. A second stream must gain MIN_GAIN and MIN_LAYER_GAIN."""
         second_queue = self._device.streams()
         if isinstance(second_queue, InOrder):
             return IN_ORDER
@@ -101,7 +101,7 @@ class ParallelExperts:
         recorder = device.recorder()  # a memory pool without captures cannot be used again
         generator = torch.Generator(device.type).manual_seed(0)
         shape = tokens, experts.hidden
-        with suppress(OutOfMemory), failures("measuring a second queue failed"), recorder.session():
+        with suppress(OutOfMemory), failures("measuring a second stream failed"), recorder.session():
             inputs = [
                 torch.randn(shape, generator=generator, device=device.type, dtype=experts.dtype)
                 for _ in experts.mlps[:LAYERS]

@@ -31,7 +31,7 @@ class GraphRunner:
     steps as one graph, longer steps in segments. Its `spec` lists the captured sizes: memory may limit them."""
 
     def __init__(self, inner: TorchRunner, experts: SharedExperts | None = None) -> None:
-        """`experts`: the layers whose shared expert a second queue may compute; None: no layer."""
+        """`experts`: the layers whose shared expert a second stream may compute; None: no layer."""
         self._inner = inner
         spec = inner.spec
         self._outputs = AttentionOutputs()
@@ -42,7 +42,7 @@ class GraphRunner:
         self._adapted_prefills = Captures(inner.inputs, partial(self._capture_prefill, adapted=True))
         self._adapted_decodes = Captures(inner.inputs, partial(self._capture_decode, adapted=True))
         self.capture_seconds = time.perf_counter() - start
-        # The numbers of tokens whose captured steps use a second queue.
+        # The numbers of tokens whose captured steps use a second stream.
         self.second_queue_tokens = self._parallel.second_queue_tokens()
         sizes = len(spec.graph_tokens) + len(spec.graph_rows)
         missing = sizes - len(self._prefills) - len(self._decodes)
@@ -60,7 +60,7 @@ class GraphRunner:
 
     def _capture_prefill(self, tokens: int, *, adapted: bool = False) -> BreakableReplay:
         inner = self._inner
-        is_compiled = inner.split is not None and not adapted  # compiled segments run on one queue
+        is_compiled = inner.split is not None and not adapted  # compiled segments run on one stream
         streams = IN_ORDER if is_compiled else self._parallel.streams(tokens)
         return BreakableReplay(inner, tokens, self._outputs, adapted=adapted, streams=streams)
 

@@ -1,5 +1,5 @@
 // Attention over the paged cache (defined in kernels/ops/attention.py). Attention over latents is attention with one kv
-// head and values that are parts of the keys; extend() computes all its rows.
+// head and values that are parts of the keys; prefill() computes all its rows.
 //
 // 1. Rows of one token: workers take keys until none are left (Chunks in worker.h).
 // 2. Blocks of longer rows: workers take items from a shared list, the most expensive first, so that all workers finish
@@ -11,7 +11,7 @@
 namespace localllm::VARIANT {
 namespace {
 
-// A row that extend() computes. Jobs are in shared memory.
+// A row that prefill() computes. Jobs are in shared memory.
 struct Job {
   Row row;
   int64_t items, cost;  // number of (chunk, block, kv head) items; cost of the most expensive item
@@ -31,7 +31,7 @@ Shared shared_of(const AttentionArgs& args) {
 
 int64_t items_of(const AttentionArgs& args, const Row& row) { return row.chunks * row.blocks * args.kv_heads; }
 
-// Writes a job for every row that extend() computes, the most expensive first. Returns the number of jobs.
+// Writes a job for every row that prefill() computes, the most expensive first. Returns the number of jobs.
 int64_t plan_jobs(const AttentionArgs& args, Job* jobs) {
   int64_t count = 0, partials = 0;
   for (int64_t index = 0; index < args.rows; index++) {
@@ -84,7 +84,7 @@ void decode_rows(const AttentionArgs& args, float* partials, const Worker& worke
 }
 
 template <class E, class C>
-void extend_rows(const AttentionArgs& args, const Shared& shared, int64_t jobs, const Worker& worker) {
+void prefill_rows(const AttentionArgs& args, const Shared& shared, int64_t jobs, const Worker& worker) {
   int64_t before = 0;  // number of items of the jobs before `job`
   const Job* job = shared.jobs;
   for (;;) {
@@ -94,7 +94,7 @@ void extend_rows(const AttentionArgs& args, const Shared& shared, int64_t jobs, 
     item -= before;
     int64_t kv_head = item % args.kv_heads, rest = item / args.kv_heads;
     int64_t block = job->row.blocks - 1 - rest / job->row.chunks;  // the last block attends to the most keys
-    extend<E, C>(args, job->row, rest % job->row.chunks, block, kv_head, shared.partials + job->partials, worker);
+    prefill<E, C>(args, job->row, rest % job->row.chunks, block, kv_head, shared.partials + job->partials, worker);
   }
 }
 
@@ -116,7 +116,7 @@ void all_rows(const AttentionArgs& args, const Worker& worker) {
     worker.barrier();
   }
   decode_rows<E, C>(args, shared.partials, worker);
-  if (jobs) extend_rows<E, C>(args, shared, jobs, worker);
+  if (jobs) prefill_rows<E, C>(args, shared, jobs, worker);
   if (!needs_merge) return;
   worker.barrier();
   float* partials = shared.partials;

@@ -26,7 +26,7 @@ struct Row {
   int64_t first, context;        // its tokens attend to the keys [first, context)
   int64_t blocks, block_tokens;
   int64_t chunks, chunk_keys;
-  bool decodes;  // computed by decode(), which reads keys from the pages; false: by extend(), which rearranges keys
+  bool decodes;  // computed by decode(), which reads keys from the pages; false: by prefill(), which rearranges keys
 };
 
 static inline Row row_of(const AttentionArgs& args, int64_t index) {

@@ -154,7 +154,7 @@ static inline void softmax_row(const Scores& to_score, int64_t begin, int64_t en
 
 // Computes one block of a row's tokens for one kv head, over one chunk of the keys.
 template <class E, class C>
-static inline void extend(const AttentionArgs& args, const Row& row, int64_t chunk, int64_t block, int64_t kv_head,
+static inline void prefill(const AttentionArgs& args, const Row& row, int64_t chunk, int64_t block, int64_t kv_head,
                           float* partials, const Worker& worker) {
   int64_t group = args.heads / args.kv_heads, first_head = kv_head * group;
   int64_t first = block * row.block_tokens, tokens = min_of(row.block_tokens, row.tokens - first);

@@ -126,13 +126,13 @@ def decoder(ops: Ops, layer: Any, x: Tensor, stream: Tensor, step: LayerStep) ->
     rows = step.rows
     places = step.slots, *pages, rows.row_starts, rows.context_lens, rows.page_table
     _layer(x, stream, *layer.weights, *rotation, *places, layer.sinks, layer.heads, *layer.numbers, *adapters)
-    if step.answers is not None:
-        tokens = step.answers.tokens  # select these tokens, because the op has computed all tokens
+    if step.sampled is not None:
+        tokens = step.sampled.tokens  # select these tokens, because the op has computed all tokens
         x = x.index_select(0, tokens)
         stream = stream.index_select(0, tokens)
     if layer.has_mlp:
         return x, stream
-    x = _mlp(ops, layer, x, step if step.answers is None else step.answered())
+    x = _mlp(ops, layer, x, step if step.sampled is None else step.only_sampled())
     if plain.after_mlp is not None:
         x = ops.norm.rms(x, plain.after_mlp, plain.eps, plain.offset)
     return x, stream

@@ -1,5 +1,5 @@
 """All layers of a step in one call of the library, because a call from Python takes about as long as a small product.
-Steps with adapters, with `answers` or with query factors call the library for each layer, as do models with layers that
+Steps with adapters, with `sampled` or with query factors call the library for each layer, as do models with layers that
 the op does not support. kernels/ops/layer.py defines the op."""
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ struct DecodeArgs {
   float scale, cap;
 };
 
-// True for the head sizes of the kernels with mma.sync: decode_attention and extend_attention_mma.
+// True for the head sizes of the kernels with mma.sync: decode_attention and prefill_attention_mma.
 constexpr bool supports_dim(int64_t dim) {
   return dim == 64 || dim == 80 || dim == 96 || dim == 128 || dim == 192 || dim == 256;
 }

@@ -49,7 +49,7 @@ def paged_attention(
         return fallback(query, key_pages, value_pages, rows, *options, out)
     out = query.new_empty(query.shape) if out is None else out
     if kernel is not None:
-        kernel.extend(out, query, key_pages, value_pages, rows, *options, min_queries=2 if decodes else 1)
+        kernel.prefill(out, query, key_pages, value_pages, rows, *options, min_queries=2 if decodes else 1)
     if decodes:
         tables = rows.row_starts, rows.context_lens, rows.page_table
         sinks = None if sinks is None else sinks.float()

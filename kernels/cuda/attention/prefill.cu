@@ -20,8 +20,8 @@ namespace {
 
 // The kernel is empty on GPUs other than Hopper; no op starts it there.
 template <class T, int DIM, bool CAP>
-__global__ __launch_bounds__(THREADS, 1) void extend_kernel(const __grid_constant__ Maps maps,
-                                                            const __grid_constant__ ExtendArgs args) {
+__global__ __launch_bounds__(THREADS, 1) void prefill_kernel(const __grid_constant__ Maps maps,
+                                                            const __grid_constant__ PrefillArgs args) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ char memory[];
   auto& shared = *reinterpret_cast<Shared<T, DIM>*>(memory + (-(int)hopper::address(memory) & (hopper::ATOM - 1)));
@@ -58,18 +58,18 @@ template <int DIMS>
 CUtensorMap map_of(Type type, const void* from, const cuuint64_t (&lengths)[DIMS],
                    const cuuint64_t (&strides)[DIMS - 1], const cuuint32_t (&box)[DIMS]) {
   const auto data = type == Type::bf16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-  return tensor_map("extend_attention", data, from, lengths, strides, box);
+  return tensor_map("prefill_attention", data, from, lengths, strides, box);
 }
 
 // The cache as groups of 8 slots: a copy from any number of pages then has the same layout in shared memory.
-CUtensorMap cache_map(const ExtendArgs& args, const void* pages) {
+CUtensorMap cache_map(const PrefillArgs& args, const void* pages) {
   cuuint64_t slot = args.slot * 2, halves = args.dim / 64;
   cuuint32_t slot_groups = std::min(args.page_size, BLOCK) / 8;
   return map_of<5>(args.type, pages, {64, 8, halves, cuuint64_t(args.kv_heads), cuuint64_t(args.slots / 8)},
                    {slot, 128, cuuint64_t(args.head) * 2, slot * 8}, {64, 8, cuuint32_t(halves), 1, slot_groups});
 }
 
-CUtensorMap query_map(const ExtendArgs& args) {
+CUtensorMap query_map(const PrefillArgs& args) {
   cuuint32_t group = args.group;
   return map_of<3>(args.type, args.query,
                    {cuuint64_t(args.dim), cuuint64_t(args.kv_heads) * group, cuuint64_t(args.tokens)},
@@ -77,17 +77,17 @@ CUtensorMap query_map(const ExtendArgs& args) {
 }
 
 template <class T, int DIM, bool CAP>
-void start(const Maps& maps, const ExtendArgs& args, cudaStream_t stream) {
-  auto kernel = extend_kernel<T, DIM, CAP>;
+void start(const Maps& maps, const PrefillArgs& args, cudaStream_t stream) {
+  auto kernel = prefill_kernel<T, DIM, CAP>;
   constexpr int bytes = SHARED_BYTES<T, DIM>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   int64_t blocks = std::min<int64_t>(args.tiles * args.kv_heads, gpu().processors);
   launch_early(kernel, blocks, THREADS, bytes, stream, maps, args);
-  check_launch("extend_attention");
+  check_launch("prefill_attention");
 }
 
 template <class T>
-void start(const Maps& maps, const ExtendArgs& args, cudaStream_t stream) {
+void start(const Maps& maps, const PrefillArgs& args, cudaStream_t stream) {
   bool cap = args.cap > 0.f;
   if (args.dim == 64) return cap ? start<T, 64, true>(maps, args, stream) : start<T, 64, false>(maps, args, stream);
   return cap ? start<T, 128, true>(maps, args, stream) : start<T, 128, false>(maps, args, stream);
@@ -95,7 +95,7 @@ void start(const Maps& maps, const ExtendArgs& args, cudaStream_t stream) {
 
 }  // namespace
 
-void extend(const ExtendArgs& args, cudaStream_t stream) {
+void prefill(const PrefillArgs& args, cudaStream_t stream) {
   Maps maps{query_map(args), cache_map(args, args.keys), cache_map(args, args.values)};
   args.type == Type::bf16 ? start<__nv_bfloat16>(maps, args, stream) : start<__half>(maps, args, stream);
 }

@@ -1,4 +1,4 @@
-// Prefill attention: rows with several queries, which attend to the cached positions of their row. `extend` is only for
+// Prefill attention: rows with several queries, which attend to the cached positions of their row. `prefill` is only for
 // Hopper.
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace localllm::cuda {
 
-struct ExtendArgs {
+struct PrefillArgs {
   Type type;  // dtype of query, cache and out: bf16 or f16
-  bool e4m3;  // true: the cache is float8_e4m3fn; only extend_mma supports it
+  bool e4m3;  // true: the cache is float8_e4m3fn; only prefill_mma supports it
   int dim;    // head size
   void* out;  // [tokens, heads, dim], dense
   const void* query;
@@ -22,27 +22,27 @@ struct ExtendArgs {
   int64_t query_token, query_head, slot, head, table_row;
   int32_t* claims;  // [2]: number of claimed tiles, number of finished thread blocks; zero between calls
   int64_t tiles;    // lower bound of the number of tiles of all rows; sets the grid size
-  int tokens, slots, rows, columns, kv_heads, group, window, page_size, page_shift;  // page_shift: only for extend_mma, log2 of page_size
+  int tokens, slots, rows, columns, kv_heads, group, window, page_size, page_shift;  // page_shift: only for prefill_mma, log2 of page_size
   int min_queries;  // rows with fewer queries are not computed
   float scale, cap;
 };
 
-constexpr int EXTEND_TILE_ROWS = 128;  // rows of a tile: its queries times the query heads per kv head
+constexpr int PREFILL_TILE_ROWS = 128;  // rows of a tile: its queries times the query heads per kv head
 
 // True if the kernel supports pages of `size` positions.
-constexpr bool extends_pages(int64_t size) {
+constexpr bool supports_pages(int64_t size) {
   return size >= 8 && (size >= 128 ? size % 128 == 0 : 128 % size == 0);
 }
 
-void extend(const ExtendArgs& args, cudaStream_t stream);
+void prefill(const PrefillArgs& args, cudaStream_t stream);
 
-// The rows of a tile of extend_mma. Only heads of up to 128 dims have large tiles.
+// The rows of a tile of prefill_mma. Only heads of up to 128 dims have large tiles.
 constexpr int MMA_SMALL_TILE = 64, MMA_LARGE_TILE = 128;
 constexpr bool supports_tile(int dim, int64_t rows) {
   return rows == MMA_SMALL_TILE || (rows == MMA_LARGE_TILE && dim <= 128);
 }
 
 // The kernel with mma.sync, for every GPU. `tiles` is the number of tiles of `tile_rows` rows.
-void extend_mma(const ExtendArgs& args, int tile_rows, cudaStream_t stream);
+void prefill_mma(const PrefillArgs& args, int tile_rows, cudaStream_t stream);
 
 }  // namespace localllm::cuda

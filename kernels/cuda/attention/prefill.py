@@ -8,11 +8,11 @@ from torch import Tensor
 from ...gpu.properties import gpu_properties
 from ...ops.attention import Rows
 
-_extend = getattr(torch.ops.localllm, "extend_attention", None)  # only in builds for Hopper
+_prefill = getattr(torch.ops.localllm, "prefill_attention", None)  # only in builds for Hopper
 
 DIMS = (64, 128)
 TYPES = (torch.bfloat16, torch.float16)
-TILE_ROWS = 128  # same as EXTEND_TILE_ROWS in prefill.h
+TILE_ROWS = 128  # same as PREFILL_TILE_ROWS in prefill.h
 # Split-K attention (Triton) is faster for rows of up to SHORT_QUERIES queries. It is also faster for longer rows if the
 # GPU has at least IDLE times as many multiprocessors as there are tiles, and a context has at least LONG positions.
 SHORT_QUERIES = 4
@@ -21,9 +21,9 @@ LONG = 1024
 
 
 def supports(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
-    """True if `extend` supports this batch and is faster for it than split-K attention."""
+    """True if `prefill` supports this batch and is faster for it than split-K attention."""
     heads, dim = query.shape[1:]
-    if max(rows.query_lens) <= SHORT_QUERIES or _extend is None or query.dtype not in TYPES or dim not in DIMS:
+    if max(rows.query_lens) <= SHORT_QUERIES or _prefill is None or query.dtype not in TYPES or dim not in DIMS:
         return False
     size, kv_heads = key_pages.shape[1:3]
     whole_pages = 128 % size == 0 or size % 128 == 0  # a block of 128 positions is whole pages or part of one page
@@ -50,7 +50,7 @@ def loads_aligned(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool
     return all(tensor.data_ptr() % 16 == 0 for tensor in (query, key_pages, value_pages))
 
 
-def extend(
+def prefill(
     out: Tensor,
     query: Tensor,
     key_pages: Tensor,
@@ -68,13 +68,13 @@ def extend(
     tiles = tiles_of(rows, query.shape[1] // key_pages.shape[2], min_queries)
     tables = rows.row_starts, rows.context_lens, rows.page_table
     options = scale, window, soft_cap, min_queries
-    torch.ops.localllm.extend_attention.default(out, query, key_pages, value_pages, *tables, sinks, *options, tiles)
+    torch.ops.localllm.prefill_attention.default(out, query, key_pages, value_pages, *tables, sinks, *options, tiles)
 
 
 def tiles_of(rows: Rows, group: int, min_queries: int, tile_rows: int = TILE_ROWS) -> int:
     """The number of tiles of all rows with at least `min_queries` queries. A tile has tile_rows // group queries of a
     row; `group`: query heads per kv head."""
-    key = "extend", group, min_queries, tile_rows
+    key = "prefill", group, min_queries, tile_rows
     tiles: int | None = rows.plans.get(key)
     if tiles is None:
         tile_queries = tile_rows // group

@@ -41,7 +41,7 @@ __device__ inline void store_unread(float& shared, float x) {
 // position 8 j + 2 * (lane % 4) + c of the block, sums[4 j + 2 r + c] has dim 8 j + 2 * (lane % 4) + c.
 template <class T, int DIM, bool CAP>
 struct Consumer {
-  const ExtendArgs& args;
+  const PrefillArgs& args;
   Shared<T, DIM>& shared;
   int warpgroup, thread, lane;  // thread: index in the warpgroup; lane: index in the warp
   Ring<STAGES> keys{}, values{};

@@ -11,7 +11,7 @@ namespace localllm::cuda {
 namespace {
 
 template <class S, class T, class C>
-__device__ void attend(const ExtendArgs& args, Shared<S, C>& shared) {
+__device__ void attend(const PrefillArgs& args, Shared<S, C>& shared) {
   constexpr bool WIDENED = Shared<S, C>::WIDENED;
   const Tile copy = shared.tile;
   const Tile& tile = WIDENED && S::MATRICES > 1 ? shared.tile : copy;  // the copy would not fit into the registers
@@ -58,7 +58,7 @@ __device__ void attend(const ExtendArgs& args, Shared<S, C>& shared) {
 
 template <class S, class T, class C>
 __global__ void __launch_bounds__(S::THREADS, S::RESIDENT)
-    extend_mma_kernel(const __grid_constant__ ExtendArgs args) {
+    prefill_mma_kernel(const __grid_constant__ PrefillArgs args) {
   extern __shared__ __align__(128) char memory[];
   auto& shared = *reinterpret_cast<Shared<S, C>*>(memory);
   launch_dependents();
@@ -72,17 +72,17 @@ __global__ void __launch_bounds__(S::THREADS, S::RESIDENT)
 }
 
 template <class S, class T, class C>
-void start(const ExtendArgs& args, cudaStream_t stream) {
-  auto kernel = extend_mma_kernel<S, T, C>;
+void start(const PrefillArgs& args, cudaStream_t stream) {
+  auto kernel = prefill_mma_kernel<S, T, C>;
   constexpr int bytes = sizeof(Shared<S, C>);
   static_assert(bytes <= 99 << 10, "the kernel does not fit into the shared memory of a GeForce GPU");
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   launch_early(kernel, args.tiles * args.kv_heads, S::THREADS, bytes, stream, args);
-  check_launch("extend_attention_mma");
+  check_launch("prefill_attention_mma");
 }
 
 template <class S>
-void start(const ExtendArgs& args, cudaStream_t stream) {
+void start(const PrefillArgs& args, cudaStream_t stream) {
   auto with = [&](auto zero) {
     using T = decltype(zero);
     args.e4m3 ? start<S, T, __nv_fp8_e4m3>(args, stream) : start<S, T, T>(args, stream);
@@ -94,7 +94,7 @@ void start(const ExtendArgs& args, cudaStream_t stream) {
 
 // Two blocks of every tiling fit into the 100 KB of shared memory of a multiprocessor of GeForce GPUs, except for head
 // size 256 and for some fp8 caches.
-void extend_mma(const ExtendArgs& args, int tile_rows, cudaStream_t stream) {
+void prefill_mma(const PrefillArgs& args, int tile_rows, cudaStream_t stream) {
   const bool large = tile_rows == MMA_LARGE_TILE;
   switch (args.dim) {
     case 64: return large ? start<Tiling<64, 64, 4, 2, 2>>(args, stream) : start<Tiling<64, 64, 4, 1, 3>>(args, stream);

@@ -10,7 +10,7 @@ from ...ops.attention import Rows
 from ...triton.problem import triton_problem
 from .prefill import SHORT_QUERIES, TYPES, leaves_idle, loads_aligned, tiles_of
 
-_extend = torch.ops.localllm.extend_attention_mma.default
+_prefill = torch.ops.localllm.prefill_attention_mma.default
 
 DIMS = (64, 80, 96, 128, 192, 256)
 LARGE_DIM = 128  # largest head size that has large tiles
@@ -26,7 +26,7 @@ TCGEN05 = (10, 11)
 
 
 def supports(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows) -> bool:
-    """True if `extend` supports this batch and is the fastest implementation that this machine has."""
+    """True if `prefill` supports this batch and is the fastest implementation that this machine has."""
     heads, dim = query.shape[1:]
     if query.dtype not in TYPES or dim not in DIMS:
         return False
@@ -57,7 +57,7 @@ def _reads_cache(query: Tensor, pages: Tensor) -> bool:
     return pages.dtype == torch.float8_e4m3fn and slot % 16 == kv_head % 16 == 0
 
 
-def extend(
+def prefill(
     out: Tensor,
     query: Tensor,
     key_pages: Tensor,
@@ -81,4 +81,4 @@ def extend(
         tiles = tiles_of(rows, group, min_queries, tile_rows)
     tables = rows.row_starts, rows.context_lens, rows.page_table
     options = scale, window, soft_cap, min_queries
-    _extend(out, query, key_pages, value_pages, *tables, sinks, *options, tile_rows, tiles)
+    _prefill(out, query, key_pages, value_pages, *tables, sinks, *options, tile_rows, tiles)

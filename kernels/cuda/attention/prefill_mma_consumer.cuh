@@ -40,7 +40,7 @@ __device__ inline float row_sum(float x) {
 template <class S, class T, class C>
 struct Consumer {
   using H = typename Operand<C>::Type;
-  const ExtendArgs& args;
+  const PrefillArgs& args;
   Shared<S, C>& shared;
   const Tile& tile;
   float multiplier = args.cap > 0.f ? LOG2_E : args.scale * LOG2_E;  // of scores, for exp2

@@ -27,7 +27,7 @@ template <class S, class C>
 struct Loader {
   using Sizes = Copies<S, C>;
   static constexpr bool WIDENED = Shared<S, C>::WIDENED;
-  const ExtendArgs& args;
+  const PrefillArgs& args;
   Shared<S, C>& shared;
   const Tile& tile;
 

@@ -84,7 +84,7 @@ struct Lane {
 };
 
 // Tile number `target`. The tiles of a row are in descending order: those with the longest context come first.
-__device__ inline Tile find_tile(const ExtendArgs& args, int kv_head, int target, int tile_queries, int lane) {
+__device__ inline Tile find_tile(const PrefillArgs& args, int kv_head, int target, int tile_queries, int lane) {
   int tiles_before = 0;
   for (int base = 0; base < args.rows; base += 32) {
     const int row = base + lane;

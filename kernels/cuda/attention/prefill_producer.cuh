@@ -10,7 +10,7 @@ using namespace hopper;
 
 // Maps the index of a work unit to its tile. The warp calls find() with ascending indices.
 struct TileScheduler {
-  const ExtendArgs& args;
+  const PrefillArgs& args;
   int queries_per_tile;
   int base = 0, tiles_before = 0;  // first row of the current group of 32 rows, and the tiles of the rows before it
 
@@ -59,7 +59,7 @@ struct TileScheduler {
 // The loop of the producer warp.
 template <class T, int DIM>
 struct Producer {
-  const ExtendArgs& args;
+  const PrefillArgs& args;
   const Maps& maps;
   Shared<T, DIM>& shared;
   int lane, unit, units;  // unit: positions per TMA copy, at most a page or BLOCK; units: copies per BLOCK positions

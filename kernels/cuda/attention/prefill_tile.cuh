@@ -7,7 +7,7 @@
 namespace localllm::cuda {
 namespace {
 
-constexpr int TILE_ROWS = EXTEND_TILE_ROWS, BLOCK = 128, STAGES = 2;
+constexpr int TILE_ROWS = PREFILL_TILE_ROWS, BLOCK = 128, STAGES = 2;
 constexpr int GROUP = 128, THREADS = 3 * GROUP, CONSUMER_THREADS = 2 * GROUP;
 constexpr unsigned ALL = 0xffffffff;
 

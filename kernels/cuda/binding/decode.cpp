@@ -66,15 +66,15 @@ void decode_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, T
   args.scale = (float)scale;
   args.cap = (float)cap;
   if (rows == 0) return;
-  Queue queue(query);
-  args.arrivals = counters_of(queue).arrivals;
+  Stream stream(query);
+  args.arrivals = counters_of(stream).arrivals;
   args.chunks = decode_chunks(rows, kv_heads, args.dim, e4m3);
   int64_t places = int64_t{2} * args.chunks * from.size(1);  // 2: see DecodeArgs::partial
   const int padded = padded_dim(args.dim);
   Tensor shared = torch::stable::new_empty(query, {places * (padded + 2)}, ScalarType::Float);
   args.partial = static_cast<float*>(shared.data_ptr());
   args.stats = args.partial + places * padded;
-  decode(args, queue);
+  decode(args, stream);
 }
 
 }  // namespace

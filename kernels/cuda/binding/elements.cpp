@@ -10,32 +10,32 @@ namespace {
 
 void rms_norm_op(Tensor out, Tensor x, Tensor weight, double eps, double offset) {
   NormArgs args = norm_arguments({"rms_norm", out}, out, x, weight, eps, offset, nullptr, nullptr);
-  rms_norm(args, Queue(out));
+  rms_norm(args, Stream(out));
 }
 
 void add_rms_norm_op(Tensor out, Tensor x, Tensor residual, Tensor weight, double eps, double offset) {
   NormArgs args = norm_arguments({"add_rms_norm", out}, out, x, weight, eps, offset, &residual, nullptr);
-  rms_norm(args, Queue(out));
+  rms_norm(args, Stream(out));
 }
 
 void layer_norm_op(Tensor out, Tensor x, Tensor weight, Optional bias, double eps) {
   NormArgs args = norm_arguments({"layer_norm", out}, out, x, weight, eps, 0.0, nullptr, bias ? &*bias : nullptr);
-  layer_norm(args, Queue(out));
+  layer_norm(args, Stream(out));
 }
 
 void gate_op(Tensor out, Tensor x, int64_t kind) {
   ActivationArgs args = gate_arguments({"gate", out}, out, x, kind);
-  gate(args, Queue(out));
+  gate(args, Stream(out));
 }
 
 void rope_op(Tensor x, Tensor cos, Tensor sin, int64_t rotation) {
   RopeArgs args = rope_arguments({"rope", x}, x, cos, sin, rotation);
-  rope(args, Queue(x));
+  rope(args, Stream(x));
 }
 
 void store_op(Tensor key, Tensor value, Tensor key_pages, Tensor value_pages, Tensor slots) {
   StoreArgs args = store_arguments({"store", key}, key, value, key_pages, value_pages, slots);
-  store(args, Queue(key));
+  store(args, Stream(key));
 }
 
 // pages: [caches, pages, …]. Copies pages `sources` to pages `targets` in each cache.
@@ -57,7 +57,7 @@ void copy_cache_pages_op(Tensor pages, Tensor sources, Tensor targets) {
   if (args.bytes() == 0) return;
   Tensor buffer = torch::stable::new_empty(pages, {args.bytes()}, ScalarType::Byte);
   args.shared = buffer.data_ptr();
-  copy_cache_pages(args, Queue(pages));
+  copy_cache_pages(args, Stream(pages));
 }
 
 void append_op(Tensor qkv, Optional query_norm, Optional key_norm, double eps, double offset, Tensor cos, Tensor sin,
@@ -65,12 +65,12 @@ void append_op(Tensor qkv, Optional query_norm, Optional key_norm, double eps, d
   AppendArgs args = append_arguments({"append", qkv}, qkv, query_norm ? &*query_norm : nullptr,
                                      key_norm ? &*key_norm : nullptr, eps, offset, cos, sin, rotation, slots,
                                      key_pages, value_pages);
-  append(args, Queue(qkv));
+  append(args, Stream(qkv));
 }
 
 void embedding_op(Tensor out, Tensor tokens, Tensor weight, double scale) {
   EmbeddingArgs args = embedding_arguments({"embedding", out}, out, tokens, weight, scale);
-  embedding(args, Queue(out));
+  embedding(args, Stream(out));
 }
 
 // Sets upper limits of the properties of all GPUs; 0: no limit.

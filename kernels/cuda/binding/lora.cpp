@@ -34,7 +34,7 @@ void lora_shrink_op(Tensor inner, Tensor x, Tensor a, Tensor b, std::vector<int6
   if (from.number() != step.args.type) refuse(op.name, ": x and lora_a are of different types");
   step.args.x = from.data();
   step.args.x_stride = from.stride();
-  lora_shrink(step, Queue(inner));
+  lora_shrink(step, Stream(inner));
 }
 
 void lora_expand_op(Tensor out, Tensor inner, Tensor a, Tensor b, std::vector<int64_t> widths, Tensor slots,
@@ -47,7 +47,7 @@ void lora_expand_op(Tensor out, Tensor inner, Tensor a, Tensor b, std::vector<in
   step.args.out_type = to.number();
   step.args.out_stride = to.stride();
   step.adds = adds;
-  lora_expand(step, Queue(out));
+  lora_expand(step, Stream(out));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The prefill attention ops: `extend_attention`, built only for Hopper, and `extend_attention_mma`. They check shapes,
+// The prefill attention ops: `prefill_attention`, built only for Hopper, and `prefill_attention_mma`. They check shapes,
 // dtypes and strides; rows and page tables are device data and not checked.
 #include "../../cpu/binding/checks.h"
 #include "../attention/prefill.h"
@@ -17,14 +17,14 @@ struct Inputs {
 };
 
 // The arguments of both ops. `fp8`: the op supports a float8_e4m3fn cache. `max_group`: limit of query heads per kv head.
-ExtendArgs extend_arguments(const char* name, Inputs& in, bool fp8, int64_t max_group) {
+PrefillArgs prefill_arguments(const char* name, Inputs& in, bool fp8, int64_t max_group) {
   Op op(name, in.query);
   Argument to(op, "out", in.out), from(op, "query", in.query), keys(op, "key_pages", in.key_pages);
   Argument values(op, "value_pages", in.value_pages), starts(op, "row_starts", in.row_starts);
   Argument contexts(op, "context_lens", in.context_lens), pages(op, "page_table", in.page_table);
   from.shaped({ANY, ANY, ANY});
   to.shaped({from.size(0), from.size(1), from.size(2)}).of(from.type()).dense();
-  ExtendArgs args{};
+  PrefillArgs args{};
   args.e4m3 = fp8 && keys.type() == ScalarType::Float8_e4m3fn;
   keys.shaped({ANY, ANY, ANY, from.size(2)}).of(args.e4m3 ? keys.type() : from.type());
   values.shaped({keys.size(0), keys.size(1), keys.size(2), keys.size(3)}).of(keys.type());
@@ -77,34 +77,34 @@ ExtendArgs extend_arguments(const char* name, Inputs& in, bool fp8, int64_t max_
   return args;
 }
 
-bool empty(const ExtendArgs& args) { return args.tiles == 0 || args.rows == 0 || args.tokens == 0; }
+bool empty(const PrefillArgs& args) { return args.tiles == 0 || args.rows == 0 || args.tokens == 0; }
 
 // Does not compute rows with fewer than `min_queries` queries. `tiles`: lower bound of the number of tiles of the other
 // rows.
-void extend_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
+void prefill_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, Tensor context_lens,
                Tensor page_table, Optional sinks, double scale, int64_t window, double cap, int64_t min_queries,
                int64_t tiles) {
-  constexpr const char* OP = "extend_attention";
+  constexpr const char* OP = "prefill_attention";
   Inputs in{out, query, key_pages, value_pages, row_starts, context_lens, page_table, sinks, scale, cap, window,
             min_queries, tiles};
-  ExtendArgs args = extend_arguments(OP, in, false, EXTEND_TILE_ROWS);
+  PrefillArgs args = prefill_arguments(OP, in, false, PREFILL_TILE_ROWS);
   if (args.dim != 64 && args.dim != 128) refuse(OP, ": heads of 64 or 128 expected");
-  if (!extends_pages(args.page_size)) refuse(OP, ": pages of ", args.page_size, " positions");
+  if (!supports_pages(args.page_size)) refuse(OP, ": pages of ", args.page_size, " positions");
   if (empty(args)) return;
-  Queue queue(query);
-  args.claims = counters_of(queue).claims;
-  extend(args, queue);
+  Stream stream(query);
+  args.claims = counters_of(stream).claims;
+  prefill(args, stream);
 }
 
 // `tiles`: the number of tiles of `tile_rows` rows that all rows of the batch with at least `min_queries` queries have.
 // Does not compute other rows.
-void extend_mma_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts,
+void prefill_mma_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts,
                    Tensor context_lens, Tensor page_table, Optional sinks, double scale, int64_t window, double cap,
                    int64_t min_queries, int64_t tile_rows, int64_t tiles) {
-  constexpr const char* OP = "extend_attention_mma";
+  constexpr const char* OP = "prefill_attention_mma";
   Inputs in{out, query, key_pages, value_pages, row_starts, context_lens, page_table, sinks, scale, cap, window,
             min_queries, tiles};
-  ExtendArgs args = extend_arguments(OP, in, true, tile_rows);
+  PrefillArgs args = prefill_arguments(OP, in, true, tile_rows);
   if (!supports_tile(args.dim, tile_rows)) refuse(OP, ": tiles of ", tile_rows, " rows for heads of ", args.dim);
   if (args.page_size & (args.page_size - 1))
     refuse(OP, ": pages of ", args.page_size, " positions, a power of two expected");
@@ -113,7 +113,7 @@ void extend_mma_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_page
     refuse(OP, ": strides of an fp8 cache are not multiples of 16 elements");
   if (args.slot > INT32_MAX || args.kv_heads * args.head > INT32_MAX) refuse(OP, ": slots are too large");
   while (1 << args.page_shift < args.page_size) args.page_shift++;
-  if (!empty(args)) extend_mma(args, (int)tile_rows, Queue(query));
+  if (!empty(args)) prefill_mma(args, (int)tile_rows, Stream(query));
 }
 
 }  // namespace
@@ -121,23 +121,23 @@ void extend_mma_op(Tensor out, Tensor query, Tensor key_pages, Tensor value_page
 #ifdef LOCALLLM_HOPPER
 STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
   library.def(
-      "extend_attention(Tensor(a!) out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, "
+      "prefill_attention(Tensor(a!) out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, "
       "Tensor context_lens, Tensor page_table, Tensor? sinks, float scale, int window, float soft_cap, int "
       "min_queries, int tiles) -> ()");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) { library.impl("extend_attention", TORCH_BOX(&extend_op)); }
+STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) { library.impl("prefill_attention", TORCH_BOX(&prefill_op)); }
 #endif
 
 STABLE_TORCH_LIBRARY_FRAGMENT(localllm, library) {
   library.def(
-      "extend_attention_mma(Tensor(a!) out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, "
+      "prefill_attention_mma(Tensor(a!) out, Tensor query, Tensor key_pages, Tensor value_pages, Tensor row_starts, "
       "Tensor context_lens, Tensor page_table, Tensor? sinks, float scale, int window, float soft_cap, int "
       "min_queries, int tile_rows, int tiles) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(localllm, CUDA, library) {
-  library.impl("extend_attention_mma", TORCH_BOX(&extend_mma_op));
+  library.impl("prefill_attention_mma", TORCH_BOX(&prefill_mma_op));
 }
 
 }  // namespace localllm::cuda

@@ -124,13 +124,13 @@ ProductArgs product_arguments(const char* op, const Tensor& out, const Tensor& x
 }
 
 void multiply(ProductArgs& args, const Tensor& out, const Tensor& x) {
-  Queue queue(out);
+  Stream stream(out);
   Tensor shared = x;
   if (int64_t bytes = product_shared(args)) {
     shared = torch::stable::new_empty(x, {bytes}, ScalarType::Byte);
     args.shared = shared.data_ptr();
   }
-  product(args, queue);
+  product(args, stream);
 }
 
 void small_batch_op(Tensor out, Tensor x, Tensor weight, Optional records, Optional scale, Optional bias,
@@ -150,10 +150,10 @@ void tiled_product_op(Tensor out, Tensor x, Tensor weight, Optional records, Opt
   if (args.format == Weights::bf16) refuse("tiled_product: weights of bf16 are not supported");
   if (records) refuse_unaligned("tiled_product", *records, "records");
   if (args.rows == 0 || args.out_features == 0) return;
-  Queue queue(out);
+  Stream stream(out);
   const Tensor shared = torch::stable::new_empty(x, {tiled_shared(args)}, ScalarType::Byte);
   args.shared = shared.data_ptr();
-  tiled_product(args, counters_of(queue).arrivals, queue);
+  tiled_product(args, counters_of(stream).arrivals, stream);
 }
 
 void widen_op(Tensor out, Tensor weight, Optional records, Optional scale, int64_t format, int64_t group, int64_t first) {
@@ -174,7 +174,7 @@ void widen_op(Tensor out, Tensor weight, Optional records, Optional scale, int64
   set_weight(op.name, args, weight, records, scale);
   refuse_unaligned(op.name, out, "out");
   if (records) refuse_unaligned(op.name, *records, "records");
-  widen(args, first, Queue(out));
+  widen(args, first, Stream(out));
 }
 
 void round_groups_op(Tensor out, Tensor x, int64_t group) {
@@ -192,7 +192,7 @@ void round_groups_op(Tensor out, Tensor x, int64_t group) {
   if (args.in_features % 8 || args.x_stride % 8) refuse(op.name, ": rows of x are not aligned to 16 bytes");
   if (group < 1 || (group < args.in_features && group % 32))
     refuse(op.name, ": groups of ", group, " inputs, a multiple of 32 expected");
-  round_rows(args, Queue(out));
+  round_rows(args, Stream(out));
 }
 
 void choice_products_op(Tensor out, Tensor x, Tensor experts, Tensor weight, Optional records, Optional scale,
@@ -214,8 +214,8 @@ void choice_products_op(Tensor out, Tensor x, Tensor experts, Tensor weight, Opt
   args.choices = check_range(op, "the number of choices", choices, 1, MAX_CHOICES);
   args.choices_per_row = mixture.choices_per_row;
   args.early = early;
-  Queue queue(out);
-  if (!choice_products(args, queue)) refuse(op.name, ": this weight is not supported");
+  Stream stream(out);
+  if (!choice_products(args, stream)) refuse(op.name, ": this weight is not supported");
 }
 
 // The LoRA product of `inner` [shares, tokens, slices * rank] and `b` [slots, out_features, rank].

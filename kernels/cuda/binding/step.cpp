@@ -30,7 +30,7 @@ void set_shape(StepArgs& args, const Tensor& layers, int64_t hidden, int64_t inn
 }
 
 int64_t shared_bytes_op(Tensor layers, int64_t hidden, int64_t inner, int64_t heads, int64_t kv_heads, int64_t dim) {
-  Queue queue(layers);  // makes the device of `layers` current
+  Stream stream(layers);  // makes the device of `layers` current
   StepArgs args{};
   set_shape(args, layers, hidden, inner, heads, kv_heads, dim);
   return step_fits(args) ? step_shared(args) : 0;
@@ -85,10 +85,10 @@ void step_op(Tensor x_out, Tensor stream_out, Tensor x, Tensor stream, Tensor la
       {"layers", &layers}, {"shared", &shared},         {"cos", &cos}, {"sin", &sin},
       {"keys", &keys},     {"values", &values}};
   for (auto& [name, tensor] : aligned_tensors) refuse_unaligned(OP, *tensor, name);
-  Queue queue(x);
+  Stream stream(x);
   if (!step_fits(args)) refuse(OP, ": this GPU has too little shared memory for this model");
   if (memory.size(0) < step_shared(args)) refuse(OP, ": shared has ", memory.size(0), " bytes, too few");
-  step(args, queue);
+  step(args, stream);
 }
 
 }  // namespace

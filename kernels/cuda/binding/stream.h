@@ -1,4 +1,4 @@
-// torch's current CUDA stream, for the ops in binding*.cpp.
+// torch's current CUDA stream, for the ops in this folder.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -17,9 +17,9 @@ namespace localllm::cuda {
 using Optional = std::optional<Tensor>;
 
 // Makes the tensor's device the current device while it lives, and converts to torch's current stream of that device.
-class Queue {
+class Stream {
  public:
-  explicit Queue(const Tensor& on) : guard_(on.get_device()) {
+  explicit Stream(const Tensor& on) : guard_(on.get_device()) {
     void* stream = nullptr;
     if (aoti_torch_get_current_cuda_stream(on.get_device(), &stream) != 0)
       throw std::runtime_error("torch returned no current CUDA stream");

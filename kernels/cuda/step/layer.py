@@ -21,7 +21,7 @@ from ..products.linear import can_fuse_norm, format_of, small_batch
 
 
 def decoder(ops: Ops, layer: DecoderLayer, x: Tensor, stream: Tensor, step: LayerStep) -> tuple[Tensor, Tensor]:
-    """See kernels/ops/layer.py. The reference computes steps with many tokens, with adapters, with `answers` or with
+    """See kernels/ops/layer.py. The reference computes steps with many tokens, with adapters, with `sampled` or with
     query factors, and layers whose norms or gate the kernel cannot fuse."""
     mlp = layer.mlp
     qkv = _qkv(layer, x)

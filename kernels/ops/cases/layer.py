@@ -16,7 +16,7 @@ from ..mla import LatentInputs, LatentOutputs
 from ..mlp import Experts, Gate, GatedMlp, Mlp
 from ..moe import Routing
 from ..projection import Adapted, Product, Projection
-from ..step import Answers, Cache, LayerStep
+from ..step import Cache, LayerStep, SampledRows
 from .case import Case, Make
 from .lora import random_adapters, random_weights, select_adapters
 from .moe import random_experts
@@ -31,7 +31,7 @@ def inputs(
     inner: int = 72,
     *,
     layers: int = 0,  # number of layers of a stack; 0: one layer without a stack
-    last: tuple[int, ...] | None = None,  # step.answers has the last tokens of these rows
+    last: tuple[int, ...] | None = None,  # step.sampled has the last tokens of these rows
     bias: bool = False,
     adapted: bool = False,  # row r has the adapter of slot r % 3; slot 0 is the base model
     head_norms: bool = True,
@@ -113,15 +113,15 @@ def inputs(
         cache = Cache(pages[0], pages[1])
         adapter_rows = [(query_len, row % 3) for row, query_len in enumerate(queries)]
         adapters = random_adapters(adapter_rows, generator) if adapted else None
-        answers = None
+        sampled = None
         if last is not None:
             which = torch.tensor(last, dtype=torch.int32)
             tensors = torch.arange(len(last) + 1).int(), rows.context_lens[which], table[which]
-            answered = Rows(*tensors, (1,) * len(last), tuple(contexts[row] for row in last))
-            tokens_answered = starts[1:][which] - 1
-            answer_adapters = None if adapters is None else select_adapters(adapters, tokens_answered)
-            answers = Answers(tokens_answered, answered, answer_adapters)
-        step = LayerStep(rows, torch.tensor(slots), [(angle.cos(), angle.sin())], cache, adapters, answers)
+            sampled_rows = Rows(*tensors, (1,) * len(last), tuple(contexts[row] for row in last))
+            sampled_tokens = starts[1:][which] - 1
+            sampled_adapters = None if adapters is None else select_adapters(adapters, sampled_tokens)
+            sampled = SampledRows(sampled_tokens, sampled_rows, sampled_adapters)
+        step = LayerStep(rows, torch.tensor(slots), [(angle.cos(), angle.sin())], cache, adapters, sampled)
         model = {"stack": stack} if layers else {"layer": stack[0]}
         return {"ops": Ops(), **model, "x": x, "stream": stream, "step": step}
 
