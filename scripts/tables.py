@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from localllm.app.chat.calls.records import FORMATS
 from localllm.app.chat.calls.writing import example
 from localllm.app.cli import EPILOG, SECTIONS, cli
 from localllm.app.developer import Developer
-from localllm.backends import ORDER, load
+from localllm.backends import ORDER
 from localllm.engine.files.multimodal import TEXT_MODELS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,85 +37,58 @@ HARDWARE = {
     "cpu": "CPU",
     "llamacpp": "GGUF models (llama.cpp)",
 }
-# (backend, implementation of the ops) -> description
-IMPLEMENTATIONS = {
-    ("cuda", "library"): "with the C++ kernels",
-    ("cuda", "triton"): "with Triton alone",
-    ("cuda", "references"): "with torch alone",
-    ("cpu", "references"): "with torch alone",
-}
-LESSER = {
-    "emulated": "on an emulator",
-    "compile": "only compiled",
-    "contract": "without a device, with the schemas of the vendor",
-}
-NOT_YET = "Not supported yet; `localllm doctor` detects it"
-
-
-def state(records: list[Record]) -> str:
-    """The state of one backend: a claim for each machine and implementation, from the results of the tests."""
-    groups: dict[tuple[str, str, str], list[Record]] = {}
-    for record in records:
-        if record.passed or record.failed:
-            groups.setdefault((record.tier, record.machine, record.lane), []).append(record)
-    claims = [_claim(*group, results) for group, results in sorted(groups.items()) if group[0].startswith("real")]
-    if all(tier != "real" for tier, _, _ in groups):
-        claims.append("Never run on this hardware")
-        claims += [_lesser(tier, records) for tier in LESSER if any(record.tier == tier for record in records)]
-    return ". ".join(claims)
-
-
-def _claim(tier: str, machine: str, implementation: str, records: list[Record]) -> str:
-    backend = records[0].backend
-    where = machine
-    if implementation:
-        where += " " + IMPLEMENTATIONS.get((backend, implementation), f"({implementation})")
-    passed = sum(record.passed for record in records)
-    failed = sum(record.failed for record in records)
-    when = _when(records)
-    if failed:
-        return f"**Fails** on {where}: {failed} of {passed + failed} tests{when}"
-    # Other files run the suite with other settings, such as captured steps.
-    suite = [record for record in records if record.suite and record.file == f"tests/backends/test_{backend}.py"]
-    count = sum(record.passed for record in suite)
-    others = passed - count
-    if not count:
-        return f"Partly tested on {where}: {passed} tests passed, without the conformance suite{when}"
-    skipped = sum(record.skipped for record in suite)
-    tests = f"{count} tests" + (f", {skipped} skipped" if skipped else "")
-    more = f" and {others} other tests" if others else ""
-    return f"Verified on {where}: the conformance suite ({tests}){more} passed{when}"
-
-
-def _when(records: list[Record]) -> str:
-    dates = sorted({record.date for record in records})
-    days = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-    earlier = sum(not record.is_current for record in records)
-    if not earlier:
-        return f" ({days})"
-    which = "" if earlier == len(records) else f"{earlier} of {len(records)} test files "
-    return f" ({days}, {which}with an earlier version of the sources)"
-
-
-def _lesser(tier: str, records: list[Record]) -> str:
-    """The claim of a tier without the hardware. Every machine runs the same tests, so the largest count is given."""
-    results = [record for record in records if record.tier == tier]
-    machines: Counter[str] = Counter()
-    for record in results:
-        machines[record.machine] += record.passed
-    passed = max(machines.values())
-    failed = sum(record.failed for record in results)
-    return f"{f'**{failed} tests failed** and ' if failed else ''}{passed} tests passed {LESSER[tier]}"
+# Implementation of the ops -> description
+IMPLEMENTATIONS = {"library": "C++ kernels", "triton": "Triton alone", "references": "torch alone"}
 
 
 def support() -> str:
-    current = [record for record in read() if (ROOT / record.file).exists()]
+    records = [record for record in read() if (ROOT / record.file).exists()]
     rows = []
     for name in ORDER:
-        records = [record for record in current if record.backend == name]
-        runs = "open" in dir(load(name))
-        rows.append((HARDWARE[name], f"`{name}`", state(records) if runs else NOT_YET))
-    return _table(("Hardware", "Backend", "State"), rows)
+        own = rows_of([record for record in records if record.backend == name])
+        rows += [(HARDWARE[name], f"`{name}`", *cells) for cells in own or [("no", "", "", "", "")]]
+    return _table(("Hardware", "Backend", "State", "Tested on", "Conformance suite", "Other tests", "Date"), rows)
+
+
+def rows_of(records: list[Record]) -> list[tuple[str, ...]]:
+    """A row for each machine and implementation of one backend that ran tests: state, machine, tests of the suite,
+    other tests, dates."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in records:
+        if record.tier.startswith("real"):
+            groups.setdefault((record.machine, record.lane), []).append(record)
+    return [_row(*group, own) for group, own in sorted(groups.items()) if _ran(own)]
+
+
+def _row(machine: str, implementation: str, records: list[Record]) -> tuple[str, ...]:
+    # Other files run the suite with other settings, such as captured steps.
+    suite = [record for record in records if record.suite and record.file.endswith(f"test_{record.backend}.py")]
+    others = [record for record in records if record not in suite]
+    where = ", ".join(filter(None, (machine, IMPLEMENTATIONS.get(implementation, implementation))))
+    dates = sorted({record.date for record in records})
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    if not all(record.is_current for record in records):
+        when += ", of an earlier version"
+    return _state(suite, records), where, _counts(suite), _counts(others), when
+
+
+def _state(suite: list[Record], records: list[Record]) -> str:
+    if any(record.failed for record in records):
+        return "**fails**"
+    if any(record.tier != "real" for record in records):
+        return "untested"
+    return "verified" if _ran(suite) else "partly"
+
+
+def _ran(records: list[Record]) -> bool:
+    return any(record.passed + record.failed for record in records)
+
+
+def _counts(records: list[Record]) -> str:
+    """The numbers of tests that passed, failed and were skipped, without those that are 0."""
+    names = ("passed", "failed", "skipped")
+    totals = {name: sum(getattr(record, name) for record in records) for name in names}
+    return ", ".join(f"{count} {name}" for name, count in totals.items() if count)
 
 
 def commands() -> str:

@@ -19,7 +19,7 @@ from .recording import ROOT, Recorder
 sys.path.insert(0, str(ROOT))
 
 from scripts.results import Record, merge, read, sources_of
-from scripts.tables import state
+from scripts.tables import rows_of
 
 GPU = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "/built/library.so", "Triton": "yes"})
 BARE = DeviceInfo("cuda", "NVIDIA A1", 2, 1, {"kernels": "none, Triton computes", "Triton": "yes"})
@@ -207,12 +207,7 @@ def test_later_run_replaces_an_earlier_run(tmp_path: Path) -> None:
     ]
 
 
-PLACE, WHEN = "NVIDIA A1 with the C++ kernels", "(2026-01-02)"
-OLD = "(2026-01-02, with an earlier version of the sources)"
-MIXED = "1 of 2 test files with an earlier version of the sources"
-SUITE = "the conformance suite (36 tests, 1 skipped)"
-PASSED = f"Verified on {PLACE}: {SUITE} passed"
-NEVER = "Never run on this hardware"
+PLACE, SUITE, WHEN = "NVIDIA A1, C++ kernels", "36 passed, 1 skipped", "2026-01-02"
 ON_CPU = counted(
     backend="mlx",
     tier="real_otherdevice",
@@ -221,37 +216,34 @@ ON_CPU = counted(
     file="tests/backends/test_mlx.py",
     sources="",
 )
-LATER = counted(file="b", suite=False, passed=4, date="2026-01-05", sources="old")
-GRAPHS = counted(file="tests/backends/test_cuda_split.py", passed=30)
+LATER = counted(file="b", suite=False, passed=4, skipped=0, date="2026-01-05", sources="old")
+GRAPHS = counted(file="tests/backends/test_cuda_split.py", passed=30, skipped=0)
+VERIFIED = ("verified", PLACE, SUITE, "", WHEN)
 
 
 @pytest.mark.parametrize(
-    ("records", "says"),
+    ("records", "rows"),
     [
-        ([counted(passed=0, skipped=36)], NEVER),
-        (
-            [counted(passed=0), counted(tier="emulated", suite=False, passed=3)],
-            f"{NEVER}. 3 tests passed on an emulator",
-        ),
-        ([counted()], f"{PASSED} {WHEN}"),
-        ([counted(sources="old")], f"{PASSED} {OLD}"),
+        ([counted(passed=0, skipped=36)], []),
+        ([counted(tier="emulated")], []),
+        ([counted()], [VERIFIED]),
+        ([counted(sources="old")], [(*VERIFIED[:4], f"{WHEN}, of an earlier version")]),
         (
             [counted(), LATER],
-            f"{PASSED[:-7]} and 4 other tests passed (2026-01-02 to 2026-01-05, {MIXED})",
+            [("verified", PLACE, SUITE, "4 passed", f"{WHEN} to 2026-01-05, of an earlier version")],
         ),
-        ([counted(), GRAPHS], f"{PASSED[:-7]} and 30 other tests passed {WHEN}"),
-        ([GRAPHS], f"Partly tested on {PLACE}: 30 tests passed, without the conformance suite {WHEN}"),
-        ([counted(failed=2)], f"**Fails** on {PLACE}: 2 of 38 tests {WHEN}"),
-        ([counted(), counted(suite=False, passed=4, failed=1)], f"**Fails** on {PLACE}: 1 of 41 tests {WHEN}"),
+        ([counted(), GRAPHS], [("verified", PLACE, SUITE, "30 passed", WHEN)]),
+        ([GRAPHS], [("partly", PLACE, "", "30 passed", WHEN)]),
+        ([counted(failed=2)], [("**fails**", PLACE, "36 passed, 2 failed, 1 skipped", "", WHEN)]),
         (
             [counted(), counted(lane="triton", passed=30, failed=6)],
-            f"{PASSED} {WHEN}. **Fails** on NVIDIA A1 with Triton alone: 6 of 36 tests {WHEN}",
+            [VERIFIED, ("**fails**", "NVIDIA A1, Triton alone", "30 passed, 6 failed, 1 skipped", "", WHEN)],
         ),
-        ([ON_CPU], f"Verified on MLX's CPU device: {SUITE} passed {OLD}. {NEVER}"),
+        ([ON_CPU], [("untested", "MLX's CPU device", SUITE, "", f"{WHEN}, of an earlier version")]),
     ],
 )
-def test_readme_claims_only_passed_tests(records: list[Record], says: str) -> None:
-    assert state(records) == says
+def test_pages_claim_only_passed_tests(records: list[Record], rows: list[tuple[str, ...]]) -> None:
+    assert rows_of(records) == rows
 
 
 def options(*arguments: str, **overrides: str) -> Any:
