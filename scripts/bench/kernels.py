@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -62,21 +62,12 @@ def measure(device: Device, options: argparse.Namespace) -> Iterator[Row]:
 
 def figures(work: Work, device: Device) -> dict[str, Any]:
     """The results of one work."""
-    sets = min(MAX_SETS, max(2, round(device.beyond_caches / work.bytes)))
-    plain = [copy_to(work.make(), device.torch_name) for _ in range(sets)]
-    packed = [_packed(work, arguments, device) for arguments in plain]
-    timers = {"ours": device.timer(dict(device.ops)[work.op], packed)}
-    try:
-        timers["peer"] = device.timer(work.reference or REFERENCES[work.op], plain)
-    except RuntimeError as error:  # a graph cannot have some calls of torch
-        print(f"{work.op}, {work.label}: torch: {str(error)[:100]}", file=sys.stderr)
-    rounds = [{name: timer() for name, timer in timers.items()} | {"read": device.read()} for _ in range(ROUNDS)]
-    seconds = {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+    timers = _timers(work, device)
+    rounds = [{name: timer() for name, timer in timers.items()} for _ in range(ROUNDS)]
+    seconds = {name: statistics.median(each[name] for each in rounds) for name in timers}
     bounds = {"read": work.bytes / seconds.pop("read")}
     rates = [(device.rates[kind], kind) for kind in work.kinds if kind in device.rates]
-    if rates and work.operations:
-        rate, kind = max(rates)
-        bounds[kind] = work.operations / rate
+    bounds |= {kind: work.operations / rate for rate, kind in [max(rates)]} if rates else {}
     bound = max(bounds, key=bounds.__getitem__)
     facts: dict[str, Any] = {name: 1e6 * value for name, value in seconds.items()} | {"bound": bound}
     if "peer" in seconds:
@@ -84,6 +75,19 @@ def figures(work: Work, device: Device) -> dict[str, Any]:
     if bounds[bound] >= MIN_BOUND:
         facts["bound_share"] = bounds[bound] / seconds["ours"]
     return facts
+
+
+def _timers(work: Work, device: Device) -> dict[str, Callable[[], float]]:
+    """Functions that return the seconds of the op and of torch, and the read bandwidth."""
+    sets = min(MAX_SETS, max(2, round(device.beyond_caches / work.bytes)))
+    plain = [copy_to(work.make(), device.torch_name) for _ in range(sets)]
+    packed = [_packed(work, arguments, device) for arguments in plain]
+    timers = {"ours": device.timer(dict(device.ops)[work.op], packed), "read": device.read}
+    try:
+        timers["peer"] = device.timer(work.reference or REFERENCES[work.op], plain)
+    except RuntimeError as error:  # a graph cannot have some calls of torch
+        print(f"{work.op}, {work.label}: torch: {str(error)[:100]}", file=sys.stderr)
+    return timers
 
 
 def _packed(work: Work, arguments: Mapping[str, Any], device: Device) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -36,7 +36,8 @@ from shapes import SHAPES
 
 from localllm import backends
 from localllm.backends.machine import cores
-from localllm.engine.files.model_config import ModelConfig, parse_config
+from localllm.engine.files.model_config import parse_config
+from localllm.engine.files.model_files import ModelFiles
 from localllm.engine.files.quantization import Quant
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import page_bytes
@@ -124,12 +125,9 @@ def measure(model: Model, options: argparse.Namespace) -> Iterator[Row]:
     layers = 4 * is_gpu if options.check_layers is None else options.check_layers
     if layers and model.shape in SHAPES and not model.is_gguf:
         yield from outputs.check(choice, SHAPES[model.shape], files, FORMATS[model.fmt].quant, layers, model.title)
-    load = {"quant": FORMATS[model.fmt].quant} | ({} if is_gpu else {"threads": options.threads})
-    config = parse_config(SHAPES[model.shape].config()) if model.is_gguf else files.config
-    load |= {} if options.fit else room(config, options.jobs, options.steps)
-    adapters = max(job.adapters for job in options.jobs)
-    load |= {"adapter_slots": adapters} if adapters else {}
     settings = {"model": model.source, "folder": str(model.folder), "backend": choice.backend.name}
+    settings["adapters"] = max(job.adapters for job in options.jobs)
+    load = load_options(model, files, is_gpu, options)
     with ExitStack() as stack:
 
         def opened(*arguments: Any) -> Program:
@@ -139,12 +137,41 @@ def measure(model: Model, options: argparse.Namespace) -> Iterator[Row]:
 
         ways = []
         for way in options.ways:
-            more = {"options": load | way.options, "adapters": adapters}
+            more = {"options": load | way.options}
             ways.append(opened(way.label, "run_localllm.py", settings | more, {}, way.environment))
             yield _loading(f"{model.title}, load, {way.label}", ways[-1])
         peers = [opened(*arguments) for name in options.peers for arguments in PEERS[name](model, is_gpu, options)]
         for job in options.jobs:
-            yield from figures(f"{model.title}, {job}", job, ways, peers, options)
+            yield from figures(f"{model.title}, {job}", job, ways, peers, options.rounds)
+
+
+def load_options(model: Model, files: ModelFiles, is_gpu: bool, options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of LoadOptions: with the limits that the largest job needs, unless `fit`."""
+    load: dict[str, Any] = {"quant": FORMATS[model.fmt].quant}
+    if not is_gpu:
+        load["threads"] = options.threads
+    if adapters := max(job.adapters for job in options.jobs):
+        load["adapter_slots"] = adapters
+    if options.fit:
+        return load
+    lengths = [_lengths(job) for job in options.jobs]
+    load["context"] = context = max(map(max, lengths))
+    load["max_rows"] = rows = max(map(len, lengths))
+    # GGUF: with cache_layout=rows, each row has a cache for a context.
+    needed = [[context] * rows] if model.is_gguf else lengths
+    pages = max(sum(length // PAGE + 2 for length in each) for each in needed)
+    config = parse_config(SHAPES[model.shape].config()) if model.is_gguf else files.config
+    parts, heads, dim = config.cache_shape
+    itemsize = 2 if is_gpu else 4
+    return load | {"cache_bytes": pages * page_bytes(PAGE, heads, dim, config.num_layers, itemsize, parts)}
+
+
+def _lengths(job: Job) -> list[int]:
+    """The positions of each row."""
+    if job.kind == "requests":
+        return [sum(both) + 1 for both in zip(*random_requests(job.rows, job.context), strict=True)]
+    lead = job.rows * job.context // 512  # 512: the smallest maximum of tokens in a step
+    return [job.context + lead + job.steps + 3 * WARMUP] * job.rows
 
 
 def _llamacpp(model: Model, is_gpu: bool, options: argparse.Namespace) -> Iterator[Arguments]:
@@ -173,51 +200,31 @@ def _loading(name: str, way: Program) -> Row:
     return row(name, hello["load_seconds"], "s", device=hello["device"], gib=gib, **facts)
 
 
-def room(config: ModelConfig, jobs: Sequence[Job], steps: int) -> dict[str, int]:
-    """The limits that the largest job needs, as fields of LoadOptions."""
-    lengths = [_lengths(job, steps) for job in jobs]
-    parts, heads, dim = config.cache_shape
-    pages = max(len(each) * (max(each) // PAGE + 2) for each in lengths)
-    bytes_of_page = page_bytes(PAGE, heads, dim, config.num_layers, 4, parts)  # the cache of a CPU may have float32
-    return {
-        "context": max(map(max, lengths)),
-        "max_rows": max(map(len, lengths)),
-        "cache_bytes": pages * bytes_of_page,
-    }
-
-
-def _lengths(job: Job, steps: int) -> list[int]:
-    """The positions of each row."""
-    if job.kind == "requests":
-        return [sum(both) + 1 for both in zip(*random_requests(job.rows, job.context), strict=True)]
-    lead = job.rows * job.context // 512  # 512: the smallest maximum of tokens in a step
-    return [job.context + lead + steps + 3 * WARMUP] * job.rows
-
-
-def figures(
-    title: str, job: Job, ways: list[Program], peers: list[Program], options: argparse.Namespace
-) -> Iterator[Row]:
+def figures(title: str, job: Job, ways: list[Program], peers: list[Program], rounds: int) -> Iterator[Row]:
     """A row for each way, compared with the fastest peer, or with the first way if there is no peer."""
-    job = replace(job, steps=options.steps if job.kind in ("decode", "profile") else 0)
-    programs = ways + (peers if job.kind in ("decode", "prefill") and not job.adapters else [])
+    peers = peers if job.kind in ("decode", "prefill") and not job.adapters else []
+    times, bandwidth = _alternate(job, ways + peers, rounds)
+    for way in ways:
+        time = times[way.label]
+        facts: dict[str, object] = {"rounds": rounds, "tokens_per_second": _tokens(job) / time}
+        rival = min((peer.label for peer in peers or ways[:1]), key=times.__getitem__)
+        if rival != way.label:
+            facts |= {"peer": 1e3 * times[rival], "ratio": times[rival] / time, "against": rival}
+        if job.kind == "decode" and bandwidth:
+            facts["bound_share"] = _bound(job, way.hello) / bandwidth / time
+        yield row(f"{title}, {way.label}", 1e3 * time, "ms", device=way.hello["device"], **facts)
+
+
+def _alternate(job: Job, programs: list[Program], rounds: int) -> tuple[dict[str, float], float]:
+    """Medians over the rounds, after one that warms up: seconds by label, of a step or of the job; and the read
+    bandwidth in bytes per second, or 0."""
     seconds: dict[str, list[float]] = {program.label: [] for program in programs}
-    reads = []
-    for number in range(options.rounds + 1):
+    bandwidths = []
+    for number in range(rounds + 1):
         for program in programs[:: 1 if number % 2 else -1]:
             seconds[program.label].append(program.do(job)["seconds"] / max(1, job.steps))
-        reads.append(ways[0].do(Job("read"))["bandwidth"])
-    times = {label: statistics.median(each[1:]) for label, each in seconds.items()}  # the first round warms up
-    for way in ways:
-        rivals = {program.label for program in programs[len(ways) :] or ways[:1]} - {way.label}
-        rival = min(rivals, key=times.__getitem__, default=None)
-        time = times[way.label]
-        facts: dict[str, object] = {"rounds": options.rounds}
-        if rival:
-            facts |= {"peer": 1e3 * times[rival], "ratio": times[rival] / time, "against": rival}
-        if job.kind == "decode" and all(reads):
-            facts["bound_share"] = _bound(job, way.hello) / statistics.median(reads[1:]) / time
-        facts["tokens_per_second"] = _tokens(job) / time
-        yield row(f"{title}, {way.label}", 1e3 * time, "ms", device=way.hello["device"], **facts)
+        bandwidths.append(programs[0].do(Job("read"))["bandwidth"])
+    return {label: statistics.median(each[1:]) for label, each in seconds.items()}, statistics.median(bandwidths[1:])
 
 
 def _tokens(job: Job) -> int:
@@ -251,7 +258,10 @@ def _options() -> argparse.Namespace:
     add("--check-layers", type=int, help="layers of which outputs are checked; 0: none; default: 4 on a GPU")
     add("--folder", help="folder for temporary files")
     add("--save", default="models", help="name of the file of results; empty: none")
-    return arguments.parse_args()
+    options = arguments.parse_args()
+    steps = {"decode": options.steps, "profile": options.steps}
+    options.jobs = [replace(job, steps=steps.get(job.kind, 0)) for job in options.jobs]
+    return options
 
 
 if __name__ == "__main__":
