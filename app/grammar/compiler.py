@@ -31,7 +31,7 @@ from . import harmony
 from .matcher import Encode, make_matcher, make_tokens, unspelled
 from .patterns import PatternProblem, translate
 from .place import SchemaProblem
-from .schema import SelfContained, rewrite
+from .schema import rewrite
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -52,7 +52,7 @@ _JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})", "json_a
 # As in OpenAI's API, a tool without `parameters` has no arguments.
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _NAMES = ("properties", "patternProperties", "$defs")  # keywords whose value has schemas by name
-_ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
+_ANY_ARGUMENTS: dict[str, Any] = {"type": "object", "x-guidance": _JSON}
 
 
 class TokenGrammar:
@@ -178,9 +178,10 @@ class GrammarCompiler:
         is_strict = bool(function.get("strict"))
         if only_strict and not is_strict:
             return ToolSchema(function["name"], None, where, is_strict=False)
-        schema = _arguments_schema(_arguments(tool, index, only_strict=only_strict))
+        schema = _rewritten(function.get("parameters") or _NO_ARGUMENTS, where, strict=is_strict)
+        schema = {"type": "object"} | {name: value for name, value in schema.items() if name != "type"}
         self._check_spelling(_literals(schema), "tools")
-        return ToolSchema(function["name"], schema, where, is_strict)
+        return ToolSchema(function["name"], schema | {"x-guidance": _JSON}, where, is_strict)
 
     def compile_harmony_calls(self, tools: Sequence[dict[str, Any]], *, forced: bool) -> TokenGrammar:
         """The grammar of an answer in the format of output/harmony.py, with a call at its end.
@@ -189,11 +190,8 @@ class GrammarCompiler:
         in compile_optional_calls. Raises InvalidRequest.
         """
         rules = harmony.one_call if forced else harmony.text_with_calls
-        functions = []
-        for index, tool in enumerate(tools):
-            schema = _arguments_schema(_arguments(tool, index, only_strict=not forced))
-            self._check_spelling(_literals(schema), "tools")
-            functions.append((tool["function"]["name"], json.dumps(schema)))
+        schemas = [self._tool_schema(tool, index, only_strict=not forced) for index, tool in enumerate(tools)]
+        functions = [(schema.name, json.dumps(schema.schema or _ANY_ARGUMENTS)) for schema in schemas]
         return self.compile_rules(rules(functions, self.expression))
 
     def compile_rules(self, rules: Iterable[str], where: str = "tools") -> TokenGrammar:
@@ -224,10 +222,7 @@ class GrammarCompiler:
                 raise _unusable(where, unspelled(text))
 
     def _compile_json(self, schema: object, where: str, *, strict: bool = False) -> TokenGrammar:
-        rewritten = _self_contained(schema, where, strict=strict)
-        root = {"$defs": rewritten.definitions}
-        if isinstance(rewritten.root, dict):
-            root |= rewritten.root
+        root = _rewritten(schema, where, strict=strict)
         try:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(root), defaults=_JSON)
             self._check_spelling(_literals(root), where)
@@ -309,9 +304,11 @@ def _regex_grammar(regex: str) -> str:
         raise _unusable("regex", error) from None
 
 
-def _self_contained(schema: object, where: str, *, strict: bool) -> SelfContained:
-    check_schema(schema, where)
-    assert isinstance(schema, dict)
+def _rewritten(schema: object, where: str, *, strict: bool) -> dict[str, Any]:
+    """The schema in a form that llguidance enforces. Raises InvalidRequest."""
+    if not isinstance(schema, dict):
+        raise InvalidRequest(f"{where} must be a JSON schema object", param=where)
+    _check_shape(schema, where)
     try:
         return rewrite(schema, strict=strict)
     except SchemaProblem as error:
@@ -327,25 +324,8 @@ def _choice_grammar(choices: Sequence[str]) -> str:
     return LLMatcher.grammar_from_lark("start: " + " | ".join(map(quoted, choices)))
 
 
-def _arguments(tool: dict[str, Any], index: int, *, only_strict: bool) -> SelfContained:
-    """The schema of the arguments of a tool. `only_strict`: as in _tool_schema."""
-    function = tool["function"]
-    where = f"tools[{index}].function.parameters"
-    strict = bool(function.get("strict"))
-    if only_strict and not strict:
-        return _self_contained(_ANY_ARGUMENTS, where, strict=False)
-    return _self_contained(function.get("parameters") or _NO_ARGUMENTS, where, strict=strict)
-
-
-def _arguments_schema(arguments: SelfContained) -> dict[str, Any]:
-    """The schema of the arguments alone."""
-    return arguments.only_objects() | {"$defs": arguments.definitions, "x-guidance": _JSON}
-
-
-def check_schema(schema: object, where: str) -> None:
+def _check_shape(schema: dict[str, Any], where: str) -> None:
     """Raises InvalidRequest if the schema is too large or too deep for the compiler."""
-    if not isinstance(schema, dict):
-        raise InvalidRequest(f"{where} must be a JSON schema object", param=where)
     level: list[object] = [schema]  # all values of one depth
     nodes = 0
     for _ in range(MAX_DEPTH):

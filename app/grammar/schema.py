@@ -50,21 +50,8 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
 _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # characters that a grammar cannot write
 
 
-@dataclass
-class SelfContained:
-    """A schema and the definitions that it references as `#/$defs/<name>`. Another schema can include both."""
-
-    root: dict[str, Any] | bool
-    definitions: dict[str, dict[str, Any] | bool]
-
-    def only_objects(self) -> dict[str, Any]:
-        """The root, without the values that are no objects."""
-        root = self.root if isinstance(self.root, dict) else {"allOf": [self.root]}
-        return {"type": "object"} | {keyword: value for keyword, value in root.items() if keyword != "type"}
-
-
-def rewrite(schema: dict[str, Any], *, strict: bool = False) -> SelfContained:
-    """Rewrite a schema so that llguidance enforces the same meaning. Raises SchemaProblem.
+def rewrite(schema: dict[str, Any], *, strict: bool = False) -> dict[str, Any]:
+    """A schema with which llguidance enforces the meaning of `schema`. Raises SchemaProblem.
 
     `strict`: refuse unknown formats.
     """
@@ -91,10 +78,13 @@ class _Rewriter:
         self._pending: list[tuple[str, Place]] = []
         self._nodes = 0
         self._multiples: list[Place] = []
-        self.result = SelfContained(self._schema(self._references.root), {})
+        self.result = self._object(self._references.root)
+        definitions = {}
         while self._pending:
             name, place = self._pending.pop()
-            self.result.definitions[name] = self._schema(place)
+            definitions[name] = self._schema(place)
+        if definitions:
+            self.result["$defs"] = definitions
         check_multiples(self._multiples)
 
     def _schema(self, place: Place) -> dict[str, Any] | bool:

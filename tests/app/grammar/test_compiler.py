@@ -911,28 +911,6 @@ def test_a_malformed_value_raises_only_schema_problems(keyword: str) -> None:
                     rewrite({"properties": {"p": schema}})
 
 
-@pytest.mark.parametrize(
-    ("schema", "words"),
-    [
-        ({"properties": ["a"]}, "#/properties: must be an object"),
-        ({"patternProperties": 1}, "#/patternProperties: must be an object"),
-        ({"required": ["a", 1]}, "#/required: must be an array of names"),
-        ({"prefixItems": {"type": "null"}}, "#/prefixItems: must be an array"),
-        ({"anyOf": {"type": "null"}}, "#/anyOf: must be an array"),
-        ({"items": 1}, "#/items: a schema must be an object or a boolean"),
-        ({"pattern": ["a"]}, "#/pattern: must be a string"),
-        ({"format": ["date"]}, "#/format: unknown format"),
-        ({"maxLength": -1}, "#/maxLength: must be an integer, 0 or more"),
-        ({"minimum": "1"}, "#/minimum: must be a number"),
-        ({"multipleOf": 0}, "#/multipleOf: must be greater than 0"),
-        ({"multipleOf": 2**32}, "#/multipleOf: too large"),
-    ],
-)
-def test_a_malformed_value_is_refused_by_name(schema: dict[str, Any], words: str) -> None:
-    with pytest.raises(SchemaProblem, match=re.escape(words)):
-        rewrite(schema)
-
-
 def test_invalid_tool_parameters_are_refused(compiler: GrammarCompiler) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "nope"}}}]
     with pytest.raises(InvalidRequest, match="tools"):

@@ -99,11 +99,7 @@ VALUES: list[Any] = [None, True, False, *NUMBERS, *TEXTS[:12], [], {}, [1], ["a"
 
 
 def strict_grammar(schema: dict[str, Any]) -> str:
-    rewritten = rewrite(schema, strict=True)
-    assert isinstance(rewritten.root, dict)
-    return LLMatcher.grammar_from_json_schema(
-        json.dumps({"$defs": rewritten.definitions} | rewritten.root), defaults=_JSON
-    )
+    return LLMatcher.grammar_from_json_schema(json.dumps(rewrite(schema, strict=True)), defaults=_JSON)
 
 
 # Validators.
