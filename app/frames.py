@@ -208,7 +208,9 @@ class PieceLogprob(msgspec.Struct, frozen=True, kw_only=True):
     top: list[PieceLogprob] = []
 
 
-class ToolCallPiece(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ToolCallPiece(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """New text of a tool call. The arguments of all pieces make its JSON."""
+
     index: int
     id: str = ""  # in the first piece of a call only
     name: str = ""  # in the first piece of a call only

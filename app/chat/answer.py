@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from ...engine.request import Delta, TokenLogprobs
 from ...engine.text import StopFilter, TextStream
-from ..frames import Piece, PieceLogprob, ToolCallPiece
+from ..frames import Piece, PieceLogprob
 from .calls.reading import Watch
 from .calls.records import MARKERS
 from .output.harmony import HarmonyReader
@@ -223,10 +223,7 @@ class Choice:
             choice=self._index,
             text=output.text,
             reasoning=output.reasoning,
-            tool_calls=[
-                ToolCallPiece(index=call.index, id=call.id, name=call.name, arguments=call.arguments)
-                for call in output.calls
-            ],
+            tool_calls=output.calls,
             tokens=count,
             logprobs=[self._report(entry) for entry in logprobs],
             finish=finish,

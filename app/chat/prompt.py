@@ -9,10 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from ..errors import ContextTooLong, InvalidRequest, UnsupportedParameter
+from .calls.harmony import ANSWER_HEADER
 from .calls.records import Reasoning
-from .output.harmony import ANSWER_HEADER
 from .output.parser import AnswerFormat
-from .output.reasoning import closed, is_open
 from .template.call_ids import CallIds
 from .template.chat_template import ChatTemplate, Rendering
 from .template.detection import DetectedCalls
@@ -103,7 +102,7 @@ class PromptMaker:
             text = _cut_at_mark(text)
         detected = _answer_format(template, with_tools=bool(tools))
         reasoning = detected.form.reasoning
-        if reasoning is None or not is_open(text, reasoning):  # most prompts
+        if reasoning is None or not _is_open(text, reasoning):  # most prompts
             is_inside = False
         else:
             continued = conversation.messages[-1] if continue_final_message else None
@@ -206,15 +205,25 @@ def _ends_inside(
     """Whether a prompt with a marker of reasoning ends inside reasoning. `continued`: the message that the answer
     continues."""
     if continued is None:  # the marker may be that of a message
-        return is_open(rendering.opening(), reasoning)
+        return _is_open(rendering.opening(), reasoning)
     mentions = reasoning.begin.strip() in template.source or reasoning.end in template.source
-    return mentions and is_open(continued["content"], reasoning)
+    return mentions and _is_open(continued["content"], reasoning)
+
+
+def _is_open(text: str, reasoning: Reasoning) -> bool:
+    """Whether the last marker of reasoning in a text is the one that begins it."""
+    return text.rfind(reasoning.begin.strip()) > text.rfind(reasoning.end.strip())
+
+
+def _closed(text: str, reasoning: Reasoning) -> str:
+    """A prompt that ends inside reasoning, with the marker that ends it."""
+    return f"{text.rstrip()}\n\n{reasoning.end.strip()}\n\n"
 
 
 def _without_reasoning(text: str, prompt: Prompt, *, with_tools: bool) -> tuple[str, Prompt]:
     """The text, and the options, of a prompt whose answer has no reasoning."""
     if prompt.inside_reasoning and prompt.form.reasoning is not None:
-        text = closed(text, prompt.form.reasoning)
+        text = _closed(text, prompt.form.reasoning)
     # Without wrappers, too: a text that begins with a marker is the answer.
     prompt = replace(prompt, form=replace(prompt.form, reasoning=None, wrappers=()), inside_reasoning=False)
     if prompt.harmony and not with_tools and not prompt.inside_answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..chat.output.harmony import ANSWER_HEADER, CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START
+from ..chat.calls.harmony import ANSWER_HEADER, CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START
 
 Expression = Callable[[str], str]  # text → the same text in the syntax of a grammar, with control tokens by id
 

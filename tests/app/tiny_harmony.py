@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from localllm.app.chat.output.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
+from localllm.app.chat.calls.harmony import CALL, CHANNEL, CONSTRAIN, END, MESSAGE, RETURN, START
 
 from .tiny_qwen import make_tokenizer
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from ...frames import ToolCallPiece
 from .records import CallFormat, Field, Literal
 from .source import Nesting, NotACall, Source, Steps, words_of
 from .values import Tools, dumps, entries_json, json_of, keyword_json
@@ -28,22 +29,12 @@ Watch = Callable[[CallFormat, str, str], None]
 
 
 @dataclass
-class CallPart:
-    """A part of a call. The first part of a call has its id and its name; the arguments of all parts make its JSON."""
-
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-
-@dataclass
 class Calls:
     """Collects the parts of the calls of an answer. `new_id` makes the id of a call from its number and its name."""
 
     new_id: Callable[[int, str], str]
     count: int = 0  # number of calls so far
-    parts: list[CallPart] = field(default_factory=list)
+    parts: list[ToolCallPiece] = field(default_factory=list)
     _ids: set[str] = field(default_factory=set)
     _is_empty: bool = True  # the last call has no arguments yet
 
@@ -52,7 +43,7 @@ class Calls:
         if not identifier or identifier in self._ids:
             identifier = self.new_id(self.count, name)
         self._ids.add(identifier)
-        self.parts.append(CallPart(self.count, identifier, name))
+        self.parts.append(ToolCallPiece(index=self.count, id=identifier, name=name))
         self.count += 1
         self._is_empty = True
 
@@ -63,7 +54,7 @@ class Calls:
         self._is_empty = False
         index = self.count - 1
         if not self.parts or self.parts[-1].index != index:
-            self.parts.append(CallPart(index))
+            self.parts.append(ToolCallPiece(index=index))
         self.parts[-1].arguments += text
 
     def close(self, *, cut: bool) -> None:

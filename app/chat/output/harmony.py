@@ -14,21 +14,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from ....engine.text import StopFilter, TextStream
+from ..calls.harmony import CHANNEL, ENDS, FUNCTIONS, MARKERS, MESSAGE, START
 from ..calls.reading import Calls
 from ..tokenizer.base import Tokenizer
 from .parser import Output, new_id
 
-START = "<|start|>"
-CHANNEL = "<|channel|>"
-MESSAGE = "<|message|>"
-CONSTRAIN = "<|constrain|>"
-END = "<|end|>"
-RETURN = "<|return|>"
-CALL = "<|call|>"
-ENDS = frozenset({END, RETURN, CALL})  # each of them ends a message
-MARKERS = frozenset({START, CHANNEL, MESSAGE, CONSTRAIN}) | ENDS
-ANSWER_HEADER = f"{CHANNEL}final{MESSAGE}"  # after it, the model writes the answer without reasoning
-FUNCTIONS = "functions."
 SEPARATOR = "\n\n"  # between the texts of two messages
 # Tokens of a header. A longer one is text: each new token decodes the header again, and its text must not stay hidden.
 MAX_HEADER = 256
@@ -39,19 +29,6 @@ _HEADER = re.compile(r"[^\s<]*(?:\s+to=[^\s<]*|<\|channel\|>[^\s<]*)*\s*(?:<\|co
 _NOT_TOOLS = frozenset({"", "all", "assistant", "user"})  # recipients of ordinary messages
 
 Field = Literal["text", "reasoning", "call"]
-
-
-def uses_harmony(template: str, id_of: Callable[[str], int | None]) -> bool:
-    """True if the model writes this format: the template and the vocabulary have its markers."""
-    return all(marker in template and id_of(marker) is not None for marker in (START, CHANNEL, MESSAGE))
-
-
-def end_ids(id_of: Callable[[str], int | None]) -> frozenset[int]:
-    """The tokens of the vocabulary that end an answer in this format; empty if the vocabulary lacks a marker."""
-    ids = {marker: id_of(marker) for marker in MARKERS}
-    if None in ids.values():
-        return frozenset()
-    return frozenset(token for marker, token in ids.items() if marker in (RETURN, CALL) and token is not None)
 
 
 class HarmonyReader:

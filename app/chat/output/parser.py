@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..calls.reading import CallPart, Calls, GroupReader, Watch
+from ...frames import ToolCallPiece
+from ..calls.reading import Calls, GroupReader, Watch
 from ..calls.records import CallFormat, Reasoning, Wrapper
 from ..calls.source import NotACall, Source, Steps, partial_start
 from ..calls.values import Tools
@@ -25,7 +26,7 @@ class Output:
 
     text: str = ""
     reasoning: str = ""
-    calls: list[CallPart] = field(default_factory=list)
+    calls: list[ToolCallPiece] = field(default_factory=list)
 
     def add(self, later: Output) -> None:
         """Add the output that follows. A call has one part with all its new arguments."""

@@ -14,14 +14,13 @@ from functools import cached_property, partial
 from typing import Any
 
 from ...errors import TemplateFailed
+from ..calls.harmony import uses_harmony
 from ..calls.writing import example
-from ..output.harmony import uses_harmony
 from ..output.parser import AnswerFormat
 from ..tokenizer.base import Tokenizer
 from .adaptation import Step
 from .call_ids import CallIds, IdStyle, call_count
 from .detection import DetectedCalls, Detector
-from .harmony_messages import harmony_message
 from .messages import HERMES, ArgumentsForm, Conversation, named_arguments
 from .renderer import TemplateExceeded, TemplateRenderer
 from .skeleton import Score, Skeleton, shape_of, skeleton_of
@@ -145,7 +144,7 @@ class ChatTemplate:
         others = {key: message[key] for key in message if key not in calls}
         content = self._tokenizer.protect(message["content"], own=message["role"] == "assistant")
         protected = {**self._tokenizer.protect(others), **calls, "content": content}
-        return harmony_message(protected) if self.is_harmony else protected
+        return _harmony_message(protected) if self.is_harmony else protected
 
     def _calls_text(self, calls: Sequence[dict[str, Any]]) -> str:
         detected = self.answers_with_calls
@@ -216,3 +215,14 @@ def _common_length(first: str, second: str) -> int:
     """Number of characters with which both texts begin."""
     counts = range(min(len(first), len(second)))
     return bisect_left(counts, True, key=lambda count: first[: count + 1] != second[: count + 1])
+
+
+def _harmony_message(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose text beside calls is the end of its reasoning.
+
+    The template shows both in the channel `analysis`, and refuses a message with calls that has both fields.
+    """
+    if not message.get("tool_calls"):
+        return message
+    thoughts = [text for text in (message.get("reasoning_content"), message["content"]) if text]
+    return message | {"content": "", "reasoning_content": "\n\n".join(thoughts)}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ....engine.text import BROKEN
+from ..calls import harmony
 from ..calls.records import MARKERS
-from ..output import harmony
 from . import files, merge
 from .base import TokenTable
 from .byte_tokens import fallback_byte, from_letters, is_misread, mark_broken, to_letters
