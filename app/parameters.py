@@ -6,26 +6,11 @@ Like the commands, a type imports its code when it is used, so that help is fast
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
-
-
-def completions(names: Callable[[], Iterable[str]], incomplete: str) -> list[CompletionItem]:
-    """The names that begin with the text before the cursor, without regard to case. A malformed file gives none."""
-    from .errors import AppError
-
-    try:
-        unique = dict.fromkeys(names())
-    except (AppError, OSError):
-        return []
-    return [CompletionItem(name) for name in unique if name.lower().startswith(incomplete.lower())]
-
-
-def _is_folder_prefix(incomplete: str) -> bool:
-    return incomplete.startswith(("/", ".", "~"))
 
 
 class WithSettings(click.Command):
@@ -53,10 +38,32 @@ def existing_gguf(value: str) -> str:
     return os.path.abspath(value) if is_file else value  # noqa: PTH100
 
 
-class Model(click.ParamType[str]):
+class Name(click.ParamType[str]):
+    """A name. The shell completes `names`, without regard to case; a path completes itself if `takes_paths`."""
+
+    name = "name"
+    takes_paths = False
+
+    def names(self) -> Iterable[str]:
+        return ()
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        from .errors import AppError
+
+        if self.takes_paths and incomplete.startswith(("/", ".", "~")):
+            return [CompletionItem(incomplete, type="file")]
+        try:
+            names = dict.fromkeys(self.names())
+        except (AppError, OSError):  # a malformed file has no names
+            return []
+        return [CompletionItem(name) for name in names if name.lower().startswith(incomplete.lower())]
+
+
+class Model(Name):
     """The name of a model, or a folder with a leading /, ./, ../ or ~, or a GGUF file. A path becomes absolute."""
 
     name = "model"
+    takes_paths = True
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from .store.names import is_path
@@ -69,12 +76,7 @@ class Model(click.ParamType[str]):
             resolve(value)  # raises the error with the path as its hint, before the terminal UI starts
         return str(value)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        if _is_folder_prefix(incomplete):
-            return [CompletionItem(incomplete, type="file")]
-        return completions(self._names, incomplete)
-
-    def _names(self) -> Iterator[str]:
+    def names(self) -> Iterable[str]:
         """The models on this machine, with their aliases and their short names."""
         from .store import catalog, preferences
         from .store.local.cache import available
@@ -109,10 +111,10 @@ class StoredModel(Model):
         value = existing_gguf(value)
         return os.path.abspath(os.path.expanduser(value)) if is_path(value) else str(value)  # noqa: PTH100, PTH111
 
-    def _names(self) -> Iterator[str]:
+    def names(self) -> Iterable[str]:
         from .store.local.stored import ids
 
-        yield from super()._names()
+        yield from super().names()
         yield from ids()
 
 
@@ -122,27 +124,17 @@ class AnyModel(StoredModel):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return existing_gguf(value)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        if _is_folder_prefix(incomplete):
-            return [CompletionItem(incomplete, type="file")]
-        return completions(self._names, incomplete)
-
-    def _names(self) -> Iterator[str]:
+    def names(self) -> Iterable[str]:
         from .store.catalog import entries
 
-        yield from super()._names()
+        yield from super().names()
         yield from entries()
 
 
-class RemoteModel(click.ParamType[str]):
+class RemoteModel(Name):
     """The name of a model to download: the shell completes short names, and repositories that are in the cache."""
 
-    name = "name"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return completions(self._names, incomplete)
-
-    def _names(self) -> Iterator[str]:
+    def names(self) -> Iterable[str]:
         from .store.catalog import entries
         from .store.local.cache import repo_folders
         from .store.names import LOCAL, repo_of_folder
@@ -152,43 +144,42 @@ class RemoteModel(click.ParamType[str]):
         yield from (name for name in repositories if "/" in name and not name.startswith(f"{LOCAL}/"))
 
 
-class AliasName(click.ParamType[str]):
+class AliasName(Name):
     """An alias."""
 
     name = "alias"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def names(self) -> Iterable[str]:
         from .store import preferences
 
-        return completions(lambda: sorted(preferences.read().aliases), incomplete)
+        return sorted(preferences.read().aliases)
 
 
-class AdapterFiles(click.ParamType[str]):
+class AdapterFiles(Name):
     """The name of an adapter on this machine, or the path of its folder or GGUF file."""
 
     name = "adapter"
+    takes_paths = True
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return existing_gguf(value)
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from .store.local.adapter_refs import available as adapters
+    def names(self) -> Iterable[str]:
+        from .store.local.adapter_refs import available
 
-        if _is_folder_prefix(incomplete):
-            return [CompletionItem(incomplete, type="file")]
-        return completions(lambda: [adapter.id for adapter in adapters()], incomplete)
+        return [adapter.id for adapter in available()]
 
 
-class LoadedAdapter(click.ParamType[str]):
-    """The name of an adapter for requests. The shell completes the names that adapters have without --name."""
+class LoadedAdapter(Name):
+    """The name of an adapter for requests. The shell completes the default names of the adapters on this machine."""
 
     name = "adapter"
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        from .store.local.adapter_refs import available as adapters
+    def names(self) -> Iterable[str]:
+        from .store.local.adapter_refs import available
         from .store.names import adapter_name
 
-        return completions(lambda: [adapter_name(adapter.id) for adapter in adapters()], incomplete)
+        return [adapter_name(adapter.id) for adapter in available()]
 
 
 class Adapter(LoadedAdapter):
@@ -201,21 +192,18 @@ class Adapter(LoadedAdapter):
         return str(value)
 
 
-class BackendName(click.ParamType[str]):
+class BackendName(Name):
     """The name of a backend, or `auto`."""
 
     name = "backend"
 
-    def _names(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         from ..backends import AUTO, ORDER
 
         return (AUTO, *ORDER)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return str(click.Choice(self._names()).convert(value, param, ctx))
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return completions(self._names, incomplete)
+        return str(click.Choice(self.names()).convert(value, param, ctx))
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -20,7 +20,7 @@ INTERRUPTED = 130  # 128 + SIGINT: the exit code that shells use for Ctrl-C
 def main() -> int:
     """Run the command line of this process. Returns the exit code."""
     sys.unraisablehook = _end_if_interrupted
-    # Of a Ctrl-C before the first step of a command.
+    # A Ctrl-C before the first step of a command causes this warning.
     warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
     with _ending_at_once():
         from .cli import cli
