@@ -160,6 +160,7 @@ def measure(steps: int) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    arguments = parser(__doc__)
+    arguments = parser(__doc__, "host_step")
     arguments.add_argument("steps", type=int, nargs="?", default=1000)
-    save("host_step", measure(arguments.parse_args().steps))
+    options = arguments.parse_args()
+    save(options.save, measure(options.steps))

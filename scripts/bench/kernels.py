@@ -10,6 +10,7 @@ On a GPU, unset LOCALLLM_CUDA_LIBRARY and remove the built library to measure th
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +32,7 @@ MIN_BOUND = 3e-6  # seconds; if the bound is shorter, the overhead of a call dom
 
 
 def main() -> None:
-    arguments = parser(__doc__)
+    arguments = parser(__doc__, "kernels")
     arguments.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     arguments.add_argument("--experts", choices=SHAPES, default="moe-1b", help="the mixture of experts of family moe")
@@ -41,7 +42,6 @@ def main() -> None:
     arguments.add_argument(
         "--threads", type=numbers, default=[cores()], help="numbers of threads of a CPU, such as 1,2"
     )
-    arguments.add_argument("--save", default="kernels", help="name of the file of results; empty: none")
     options = arguments.parse_args()
     devices = (Cpu(threads) for threads in options.threads) if options.device == "cpu" else [Cuda()]
     save(options.save, chain.from_iterable(measure(device, options) for device in devices))
@@ -65,9 +65,11 @@ def figures(work: Work, device: Device) -> dict[str, Any]:
     timers = _timers(work, device)
     rounds = [{name: timer() for name, timer in timers.items()} for _ in range(ROUNDS)]
     seconds = {name: statistics.median(each[name] for each in rounds) for name in timers}
-    bounds = {"read": work.bytes / seconds.pop("read")}
-    rates = [(device.rates[kind], kind) for kind in work.kinds if kind in device.rates]
-    bounds |= {kind: work.operations / rate for rate, kind in [max(rates)]} if rates else {}
+    fastest = max(work.kinds, key=lambda kind: device.rates.get(kind, 0.0))
+    bounds = {
+        "read": work.bytes / seconds.pop("read"),
+        fastest: work.operations / device.rates.get(fastest, math.inf),
+    }
     bound = max(bounds, key=bounds.__getitem__)
     facts: dict[str, Any] = {name: 1e6 * value for name, value in seconds.items()} | {"bound": bound}
     if "peer" in seconds:

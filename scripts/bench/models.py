@@ -22,10 +22,10 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple
 
 import gguf_file
 import outputs
@@ -43,6 +43,7 @@ from localllm.engine.options import LoadOptions
 from localllm.engine.runner import page_bytes
 
 PAGE = 64  # positions
+OPTIONS = {field.name for field in fields(LoadOptions)}
 
 
 class Format(NamedTuple):
@@ -74,12 +75,16 @@ class Way(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Way:
-        pairs = dict(word.split("=", 1) for word in words(text) if word != "auto")
-        environment = {name: value for name, value in pairs.items() if name.isupper()}
-        fields = {name: value for name, value in pairs.items() if not name.isupper()}
-        if unknown := fields.keys() - get_type_hints(LoadOptions).keys():
-            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: no option of a load")
-        return cls(text, {name: int(each) if each.isdigit() else each for name, each in fields.items()}, environment)
+        way = cls(text, {}, {})
+        for word in words(text.removeprefix("auto")):
+            name, value = word.split("=", 1)
+            if name in OPTIONS:
+                way.options[name] = int(value) if value.isdigit() else value
+            elif name.isupper():
+                way.environment[name] = value
+            else:
+                raise argparse.ArgumentTypeError(f"{name}: no option of a load")
+        return way
 
 
 @dataclass(frozen=True)
@@ -241,7 +246,7 @@ def _bound(job: Job, hello: Mapping[str, Any]) -> float:
 
 
 def _options() -> argparse.Namespace:
-    arguments = parser(__doc__)
+    arguments = parser(__doc__, "models")
     add = arguments.add_argument
     add("--shape", type=among("guide", *SHAPES), default=["qwen3-0.6b"], help=f"guide, {', '.join(SHAPES)}")
     add("--formats", type=among(*FORMATS), default=["bf16", "int8", "int4"], help=", ".join(FORMATS))
@@ -257,7 +262,6 @@ def _options() -> argparse.Namespace:
     add("--fit", action="store_true", help="default limits of context and cache instead of those that the jobs need")
     add("--check-layers", type=int, help="layers of which outputs are checked; 0: none; default: 4 on a GPU")
     add("--folder", help="folder for temporary files")
-    add("--save", default="models", help="name of the file of results; empty: none")
     options = arguments.parse_args()
     steps = {"decode": options.steps, "profile": options.steps}
     options.jobs = [replace(job, steps=steps.get(job.kind, 0)) for job in options.jobs]

@@ -43,9 +43,9 @@ def check(choice: Choice, shape: Shape, files: ModelFiles, quant: Quant, layers:
         quant=quant, context=max(LENGTHS) + PAGE, max_rows=PROMPTS, max_step_tokens=2048, cache_bytes=cache_bytes
     )
     plain = replace(options, dtype="float32", reference_ops=("all",), graphs="off")
-    expected, actual = (log_probabilities(choice.backend.open(subset, each), small.vocab) for each in (plain, options))
-    pairs = zip(expected, actual, strict=True)
-    differences = [abs(right[token] - ours[token]) for right, ours in pairs for token in right.keys() & ours.keys()]
+    expected = log_probabilities(choice.backend.open(subset, plain), small.vocab)
+    actual = log_probabilities(choice.backend.open(subset, options), small.vocab)
+    differences = [abs(expected[key] - actual[key]) for key in expected.keys() & actual.keys()]
     mean, largest = float(np.mean(differences)), float(np.max(differences))
     if not (mean <= BOUNDS[quant][0] and largest <= BOUNDS[quant][1]):  # NaN is wrong as well
         raise WrongOutput(f"{title}: log-probabilities differ by {mean} and {largest} nats, allowed: {BOUNDS[quant]}")
@@ -54,22 +54,25 @@ def check(choice: Choice, shape: Shape, files: ModelFiles, quant: Quant, layers:
     yield row(name, 1e3 * mean, "millinats", device=device, most=1e3 * largest, compared=len(differences))
 
 
-def log_probabilities(runner: Runner, vocab: int) -> list[dict[int, float]]:
-    """For each prompt, the log-probabilities of a forced next token and of the likeliest tokens.
+def log_probabilities(runner: Runner, vocab: int) -> dict[tuple[str, int], float]:
+    """(prompt, token) -> log-probability of a forced next token, and of the likeliest tokens.
 
     Each prompt runs twice: first computed in full, then with all but its last token from the cache."""
     random = np.random.default_rng(1)
     prompts = [tuple(random.integers(0, vocab, length).tolist()) for length in LENGTHS]
     forced = random.integers(0, vocab, len(prompts)).tolist()
     engine = Engine(runner)
-    answers: dict[str, dict[int, float]] = {}
+    result: dict[tuple[str, int], float] = {}
     for repetition in range(2):
         for number, (prompt, token) in enumerate(zip(prompts, forced, strict=True)):
             sampling = Sampling(logprobs=TOP, logit_bias=((token, FORCED),))
             engine.submit(Request(f"{repetition}.{number}", prompt, 1, sampling))
         while engine.has_work:
-            deltas = [delta for delta in engine.step() if delta.tokens]
-            steps = [(delta.request_id, delta.logprobs[0]) for delta in deltas]
-            answers |= {name: {**dict(step.top), step.token: step.logprob} for name, step in steps}
+            for delta in engine.step():
+                for step in delta.logprobs:
+                    listed = [*step.top, (step.token, step.logprob)]
+                    result |= {(delta.request_id, token): logprob for token, logprob in listed}
     engine.close()
-    return [answers[f"{repetition}.{number}"] for repetition in range(2) for number in range(len(prompts))]
+    missing = 2 * len(prompts) - len({name for name, _ in result})
+    assert not missing, f"{missing} prompts have no log-probabilities"
+    return result

@@ -127,9 +127,8 @@ def _row(name: str, figures: dict[str, float]) -> Row:
 
 
 if __name__ == "__main__":
-    arguments = parser(__doc__)
+    arguments = parser(__doc__, "quality")
     arguments.add_argument("--shape", type=among(*SHAPES), default=[], help="shapes of random weights")
-    arguments.add_argument("--save", default="quality", help="name of the file of results; empty: none")
     options = arguments.parse_args()
     save(options.save, guide_rows())
     for name in options.shape:

@@ -54,9 +54,11 @@ def _replace(file: Path, figure: Row) -> None:
     file.write_text("".join(json.dumps(each, ensure_ascii=False) + "\n" for each in by_key.values()), "utf-8")
 
 
-def parser(description: str | None) -> argparse.ArgumentParser:
-    """A command-line parser whose help is the docstring of the script."""
-    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parser(description: str | None, file: str) -> argparse.ArgumentParser:
+    """A command-line parser whose help is the docstring of the script. `file`: name of the file of results."""
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--save", default=file, help="name of the file of results; empty: none")
+    return made
 
 
 def words(text: str) -> list[str]:

@@ -46,7 +46,8 @@ def measure(runs: int) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    arguments = parser(__doc__)
+    arguments = parser(__doc__, "startup")
     arguments.add_argument("runs", type=int, nargs="?", default=30)
-    save("startup", measure(arguments.parse_args().runs))
+    options = arguments.parse_args()
+    save(options.save, measure(options.runs))
     print("large modules at --help:", ", ".join(imported_at_help()) or "none")
