@@ -22,6 +22,7 @@ import msgspec.inspect
 from msgspec import Meta
 
 from ..engine.options import CacheDtype, CacheLayout, RopeScaling
+from ..kernels.compiled.library import CPU_VARIABLE, CUDA_VARIABLE, LibraryNotFound, read_variable
 from ..kernels.gpu.limits import VARIABLES as GPU_VARIABLES
 from ..kernels.gpu.limits import LimitRefused, read_limits
 from . import origins, paths
@@ -265,7 +266,7 @@ def explain(
     settings, origin = _read(Settings, _sources(flags, env, file or paths.config_file()))
     _check_names(settings, origin)
     developer, _ = _read(Developer, _from_variables(env, Developer))
-    _check_gpu_limits(env)
+    _check_kernel_variables(env)
     return msgspec.structs.replace(settings, developer=developer, flags=tuple(flags)), origin
 
 
@@ -287,11 +288,13 @@ def _check_names(settings: Settings, origin: Mapping[str, str]) -> None:
                 ) from None
 
 
-def _check_gpu_limits(env: Mapping[str, str]) -> None:
-    """Raises ConfigError for an invalid limit of the GPU, which the kernels read."""
+def _check_kernel_variables(env: Mapping[str, str]) -> None:
+    """Raises ConfigError for an invalid value of a variable that the kernels read."""
     try:
         read_limits(env)
-    except LimitRefused as error:
+        for variable in (CPU_VARIABLE, CUDA_VARIABLE):
+            read_variable(variable, env)
+    except (LimitRefused, LibraryNotFound) as error:
         raise ConfigError(str(error), hint="docs/develop/add-a-kernel.md describes these variables") from None
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +20,10 @@ CUDA_VARIABLE = "LOCALLLM_CUDA_LIBRARY"
 _KERNELS = Path(__file__).resolve().parents[1]
 
 
+class LibraryNotFound(ValueError):
+    """An environment variable names a library file that does not exist."""
+
+
 class LibraryMissing(ImportError):
     """A kernel library is not installed, or torch cannot load it. Callers use Triton or the references instead."""
 
@@ -27,11 +31,11 @@ class LibraryMissing(ImportError):
 def find_library() -> Path:
     """Path of the CPU library: LOCALLLM_CPU_LIBRARY, else the build of a checkout, else the file in the package.
 
-    Raises LibraryMissing.
+    Raises LibraryMissing, or LibraryNotFound for the variable.
     """
     checkout = _KERNELS.parent / "build" / "kernels" / CPU_LIBRARY
     package = _KERNELS / "cpu" / CPU_LIBRARY
-    library = _first_file(CPU_VARIABLE, checkout, package)
+    library = read_variable(CPU_VARIABLE) or _first_file(checkout, package)
     if library:
         return library
     raise LibraryMissing(
@@ -44,13 +48,13 @@ def find_cuda_library() -> Path:
     """Path of the CUDA library: LOCALLLM_CUDA_LIBRARY, else the build of a checkout (make build CUDA=1, or make wheel),
     else the file in the package.
 
-    Raises LibraryMissing.
+    Raises LibraryMissing, or LibraryNotFound for the variable.
     """
     package = find_spec("..cuda", __package__)
     locations = package.submodule_search_locations if package else None
     build = _KERNELS.parent / "build"
     folders = [build / "kernels" / "cuda", build / "wheel" / "kernels" / "cuda", *map(Path, locations or ())]
-    library = _first_file(CUDA_VARIABLE, *(folder / CUDA_LIBRARY for folder in folders))
+    library = read_variable(CUDA_VARIABLE) or _first_file(*(folder / CUDA_LIBRARY for folder in folders))
     if library:
         return library
     raise LibraryMissing(
@@ -81,14 +85,13 @@ def load_ops(library: Path, ops: Iterable[str], make: str) -> None:
         raise LibraryMissing(f"{library} is of another version and lacks {', '.join(missing)}: run {make} again")
 
 
-def _first_file(variable: str, *files: Path) -> Path | None:
-    """The path in the environment variable `variable`, else the first of `files` that exists, else None.
+def read_variable(variable: str, env: Mapping[str, str] = os.environ) -> Path | None:
+    """The file that CPU_VARIABLE or CUDA_VARIABLE names; None if it is empty. Raises LibraryNotFound."""
+    path = env.get(variable)
+    if path and not Path(path).is_file():
+        raise LibraryNotFound(f"{variable} names {path}, which is not a file")
+    return Path(path) if path else None
 
-    Raises LibraryMissing if the variable's path is not a file.
-    """
-    path = os.environ.get(variable)
-    if not path:
-        return next(filter(Path.is_file, files), None)
-    if not Path(path).is_file():
-        raise LibraryMissing(f"{variable} names {path}, which is not a file")
-    return Path(path)
+
+def _first_file(*files: Path) -> Path | None:
+    return next(filter(Path.is_file, files), None)

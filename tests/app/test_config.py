@@ -10,6 +10,7 @@ import pytest
 from localllm.app import config
 from localllm.app.developer import Developer
 from localllm.app.errors import ConfigError
+from localllm.kernels.compiled.library import CPU_VARIABLE, CUDA_VARIABLE
 from localllm.kernels.gpu.limits import VARIABLES as GPU_VARIABLES
 
 
@@ -32,7 +33,14 @@ def test_flag_overrides_environment_and_environment_overrides_file(tmp_path: Pat
 
 @pytest.mark.parametrize("variable", ["LOCALLLM_CONFIG", "LOCALLLM_CUDA_LIBRARY"])
 def test_path_and_kernel_variables_are_not_settings(tmp_path: Path, variable: str) -> None:
-    assert config.load(env={variable: "x"}, file=tmp_path / "none") == config.Settings()
+    (tmp_path / "x").touch()
+    assert config.load(env={variable: str(tmp_path / "x")}, file=tmp_path / "none") == config.Settings()
+
+
+@pytest.mark.parametrize("variable", ["LOCALLLM_CPU_LIBRARY", "LOCALLLM_CUDA_LIBRARY"])
+def test_variable_of_a_library_that_is_not_there_is_refused(tmp_path: Path, variable: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{variable} names .*none\.so, which is not a file"):
+        config.load(env={variable: str(tmp_path / "none.so")}, file=tmp_path / "none")
 
 
 def test_lists_in_the_environment_are_separated_by_commas(tmp_path: Path) -> None:
@@ -245,7 +253,7 @@ def test_flag_and_variable_name_of_a_setting() -> None:
     assert (port.meaning, port.choices) == (port.sentence, ())
 
 
-@pytest.mark.parametrize("variable", sorted(config.OTHER_VARIABLES - set(GPU_VARIABLES)))
+@pytest.mark.parametrize("variable", sorted(config.OTHER_VARIABLES - {*GPU_VARIABLES, CPU_VARIABLE, CUDA_VARIABLE}))
 def test_other_localllm_variables_are_ignored(tmp_path: Path, variable: str) -> None:
     assert config.explain(env={variable: "x", "OTHER_PORT": "1"}, file=tmp_path / "none") == (config.Settings(), {})
     with pytest.raises(ConfigError) as caught:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -19,6 +20,7 @@ from localllm.backends.llamacpp import installing, library
 from localllm.backends.llamacpp.library import BuildDevice
 from localllm.engine.errors import ModelRefused
 from localllm.engine.runner import DeviceInfo, Unavailable
+from localllm.kernels.compiled.library import LibraryMissing
 from localllm.kernels.gpu.limits import gpu_limits
 
 
@@ -329,10 +331,8 @@ def test_nvidia_gpu_needs_torch_with_cuda(tmp_path: Path, monkeypatch: pytest.Mo
     assert (result.name, result.memory, result.free) == ("NVIDIA H200", 141 * 2**30, 141 * 2**30)
     assert result.features["GPUs"] == "2, the first is used"
     library = tmp_path / "localllm_cuda.so"
-    monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(library))
-    said = f"none, references instead (slower): LOCALLLM_CUDA_LIBRARY names {library}, which is not a file"
-    assert features(cuda.probe())["kernels"] == said
     library.touch()
+    monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(library))
     assert features(cuda.probe())["kernels"] == str(library)
     assert features(cuda.probe())["built for"] == "not stated in the file"
     library.write_bytes(b"...localllm CUDA architectures: 80-real 90a-real 120\0...")
@@ -342,8 +342,9 @@ def test_nvidia_gpu_needs_torch_with_cuda(tmp_path: Path, monkeypatch: pytest.Mo
         f"none, references instead (slower): {library} has kernels for compute capability 8.0, 12.0 and later (PTX), "
     )
     assert features(cuda.probe())["kernels"].startswith(said + "and this GPU has 9.0: run make build CUDA=1")
-    monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(tmp_path / "absent.so"))
-    assert features(cuda.probe())["kernels"].startswith("none, "), "one does not come without the other"
+    monkeypatch.setattr(cuda, "find_library", Mock(side_effect=LibraryMissing("not built")))
+    said = "none, references instead (slower): not built"
+    assert features(cuda.probe())["kernels"] == said, "one does not come without the other"
 
 
 class FakeManagement:
@@ -472,7 +473,7 @@ def test_nvidia_gpus_without_torch_or_triton(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(cuda, "compiler_problem", lambda: "install a compiler")
     assert features(cuda.probe())["Triton"] == "yes, with slower launches: install a compiler"
     monkeypatch.setattr(cuda, "compiler_problem", lambda: "")
-    monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "absent.so"))
+    monkeypatch.setattr(cuda, "find_cuda_library", Mock(side_effect=LibraryMissing("not built")))
     result = features(cuda.probe())
     assert result["Triton"] == "yes"
     assert result["kernels"].startswith("none, Triton instead (slower)")
@@ -542,7 +543,7 @@ def test_thread_count_equals_that_of_the_kernels(tmp_path: Path, monkeypatch: py
     library.write_bytes(b"\0ISA variants: avx512 amx\0")
     other = kernels(machine_of_cpu.VARIANTS["avx2"])["kernels"]
     assert other == "none, torch only: they are compiled for other processors (avx512, amx): run make build"
-    library.unlink()
+    monkeypatch.setattr(sys.modules[kernels.__module__], "find_library", Mock(side_effect=LibraryMissing("not built")))
     titles = kernels(frozenset())
     assert titles["kernels"].startswith("none, torch only")
     assert titles["threads"] == "6"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from localllm.kernels.compiled import library
-from localllm.kernels.compiled.library import LibraryMissing, find_cuda_library, find_library
+from localllm.kernels.compiled.library import LibraryMissing, LibraryNotFound, find_cuda_library, find_library
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +50,19 @@ def test_the_first_cuda_library_is_used(package: Path, monkeypatch: pytest.Monke
     assert find_cuda_library() == named
 
 
-def test_a_variable_without_a_file_is_refused(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variable", "find"), [("LOCALLLM_CPU_LIBRARY", find_library), ("LOCALLLM_CUDA_LIBRARY", find_cuda_library)]
+)
+def test_a_variable_without_a_file_is_refused(
+    package: Path, monkeypatch: pytest.MonkeyPatch, variable: str, find: Callable[[], Path]
+) -> None:
+    """A slower implementation does not take the place of a library that was asked for."""
     made(package / "cpu" / "localllm_cpu.so")
-    monkeypatch.setenv("LOCALLLM_CPU_LIBRARY", str(package / "none.so"))
-    with pytest.raises(LibraryMissing, match=r"LOCALLLM_CPU_LIBRARY names .*none\.so, which is not a file"):
-        find_library()
+    made(package.parent / "build" / "kernels" / "cuda" / "localllm_cuda.so")
+    monkeypatch.setenv(variable, str(package / "none.so"))
+    with pytest.raises(LibraryNotFound, match=rf"{variable} names .*none\.so, which is not a file") as refused:
+        find()
+    assert not isinstance(refused.value, ImportError)
 
 
 def test_an_empty_variable_is_ignored(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:

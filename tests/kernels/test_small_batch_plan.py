@@ -13,7 +13,7 @@ import pytest
 
 from localllm import kernels
 
-from .emulation import compiler
+from .compiler import compiler
 
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 PROGRAM = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from localllm import kernels
 
-from .emulation import compiler
+from .compiler import compiler
 
 FOLDER = Path(next(iter(kernels.__path__))) / "cuda"
 PROGRAM = """

@@ -13,6 +13,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from localllm import kernels
+from localllm.kernels.compiled.library import LibraryNotFound
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
@@ -80,9 +81,9 @@ def test_the_version_is_read_from_a_package_with_another_name(monkeypatch: pytes
     assert (driver, version) == ("580", triton.__version__)
 
 
-def test_a_missing_library_is_reported_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_library_that_a_variable_names_must_exist(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
     monkeypatch.setenv("LOCALLLM_CUDA_LIBRARY", str(tmp_path / "none.so"))
     monkeypatch.delitem(sys.modules, "localllm.kernels.cuda", raising=False)
-    with pytest.raises(ImportError, match=r"LOCALLLM_CUDA_LIBRARY names .*none\.so, which is not a file"):
+    with pytest.raises(LibraryNotFound, match=r"LOCALLLM_CUDA_LIBRARY names .*none\.so, which is not a file"):
         importlib.import_module("localllm.kernels.cuda")
