@@ -131,14 +131,15 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
     if recorder is not None and chosen_graphs(options, device) == "split":
         compiler = Compiler(options.compiler, options.compiled_dir)
         split = SplitModel(model, kv, device.ops, compiler, recorder.call)
-    runner = TorchRunner(model, kv, spec, device, recorder, split, capturable, weights.slots)
-    is_captured = bool(spec.graph_rows or spec.graph_tokens)
-    experts = None
-    if options.queues == "measured" and weights.shared_experts:
-        experts = SharedExperts(weights.shared_experts, config.hidden_size, dtype)
-    opened = GraphRunner(runner, experts) if is_captured else runner
-    if device.meter is not None and is_captured:
-        device.meter.release()  # memory of the first steps on the stream of the captures
+    runner = TorchRunner(model, kv, spec, device, split, capturable, weights.slots)
+    opened: Runner = runner
+    if recorder is not None and (spec.graph_rows or spec.graph_tokens):
+        experts = None
+        if options.queues == "measured" and weights.shared_experts:
+            experts = SharedExperts(weights.shared_experts, config.hidden_size, dtype)
+        opened = GraphRunner(runner, recorder, experts)
+        if device.meter is not None:
+            device.meter.release()  # memory of the first steps on the stream of the captures
     if is_short:
         with torch.inference_mode():
             reserve_workspace(runner, weights.slots)

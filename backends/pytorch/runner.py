@@ -17,7 +17,7 @@ from ...engine.runner import RunnerSpec, StepResult
 from ...kernels.ops import Ops
 from ...kernels.ops.sampling import Logprobs
 from ...kernels.ops.step import Adapters
-from .device import Device, Recorder
+from .device import Device
 from .failures import failures, load_failures
 from .inputs import Inputs, Sent, Step
 from .kv import PagedKV
@@ -106,16 +106,14 @@ class TorchRunner:
         kv: PagedKV,
         spec: RunnerSpec,
         device: Device,
-        recorder: Recorder | None = None,
         split: Split | None = None,
         capturable: int = 0,
         slots: AdapterSlots | None = None,
     ) -> None:
-        """`recorder`: GraphRunner uses it for its captures. `split`: the compiled segments for prefill, if any."""
+        """`split`: the compiled segments for prefill, if any."""
         self.model = model
         self.kv = kv
         self.device = device
-        self.recorder = recorder
         self.split = split
         self.inputs = Inputs(spec, device)
         self._slots = slots
@@ -177,5 +175,5 @@ class TorchRunner:
 
     def close(self) -> None:
         """Free the memory. The runner cannot be used afterwards."""
-        del self.model, self.split, self.kv, self.inputs, self.recorder
+        del self.model, self.split, self.kv, self.inputs
         self._slots = None

@@ -217,12 +217,12 @@ def test_captured_ops_were_called_before_the_capture(tmp_path: Path, graphs: Gra
     runner = open_runner(files, replace(BUDGET, graphs="off"), plain, 2**30)
     assert isinstance(runner, TorchRunner)
     tape = Strict()
-    runner.device, runner.recorder = replace(plain, ops=watched(plain.ops, tape)), tape
+    runner.device = replace(plain, ops=watched(plain.ops, tape))
     runner.inputs = Inputs(runner.spec, runner.device)
     if graphs == "full":
-        FullReplay(runner, 4)
+        FullReplay(runner, tape, 4)
     else:
-        BreakableReplay(runner, 16, AttentionOutputs())
+        BreakableReplay(runner, tape, 16, AttentionOutputs())
     assert not tape.recording
 
 

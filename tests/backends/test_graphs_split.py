@@ -109,13 +109,19 @@ class TestSplitByInductor(TestSplit):
         assert prompts(opened).compiler.late == 0, "one compilation was for every number of tokens"
 
 
-def opened(tiny: str, folder: Path, budget: LoadOptions = EAGER) -> TorchRunner:
-    """A runner without captures."""
+def captured(tiny: str, folder: Path, budget: LoadOptions = EAGER) -> Runner:
     (actual,) = (one for one in TINIES if one.label == tiny)
     actual.save(folder)
     budget = replace(budget, context=64, cache_bytes=2**20)
-    runner = open_runner(read_model(folder), budget, TAPED, 2**30)
-    return runner._inner if isinstance(runner, GraphRunner) else runner
+    return open_runner(read_model(folder), budget, TAPED, 2**30)
+
+
+def opened(tiny: str, folder: Path, budget: LoadOptions = EAGER) -> TorchRunner:
+    """A runner without captures."""
+    runner = captured(tiny, folder, budget)
+    inner = runner._inner if isinstance(runner, GraphRunner) else runner
+    assert isinstance(inner, TorchRunner)
+    return inner
 
 
 def prompts(runner: Runner) -> SplitModel:
@@ -194,11 +200,11 @@ def at_random(random: np.random.Generator, tokens: int, vocab: int) -> Batch:
 @pytest.mark.parametrize("tiny", KINDS)
 def test_replays_equal_uncaptured_steps(tmp_path: Path, tiny: str) -> None:
     """All bits are equal at a captured size."""
-    runner = opened(tiny, tmp_path)
-    graphs, random = GraphRunner(runner), np.random.default_rng(3)
+    graphs, random = captured(tiny, tmp_path), np.random.default_rng(3)
+    assert isinstance(graphs, GraphRunner)
     for _ in range(40):
         batch = at_random(random, int(random.choice(graphs.spec.graph_tokens)), VOCAB)
-        replayed, ran = (one.run(batch).result().hidden for one in (graphs, runner))
+        replayed, ran = (one.run(batch).result().hidden for one in (graphs, graphs._inner))
         assert np.array_equal(replayed, ran)
 
 

@@ -137,6 +137,7 @@ class BreakableReplay:
     def __init__(
         self,
         runner: TorchRunner,
+        recorder: Recorder,
         tokens: int,
         outputs: AttentionOutputs,
         *,
@@ -145,8 +146,6 @@ class BreakableReplay:
     ) -> None:
         """Captures the step. `adapted`: rows may have adapters. `streams`: the streams of the captured work; a layer
         joins them before the segment ends."""
-        recorder = runner.recorder
-        assert recorder is not None
         self._runner = runner
         step = runner.inputs.token_frame(tokens, adapted=adapted)
         self._frame = step

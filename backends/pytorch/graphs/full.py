@@ -18,6 +18,7 @@ from torch import Tensor
 from ....engine.batch import Batch, Ints
 from ....engine.runner import Pending
 from ....kernels.ops.streams import IN_ORDER, Streams
+from ..device import Recorder
 from ..failures import failures
 from ..runner import TorchPending, TorchRunner
 from ..sampler import Drawn, draw_plainly, is_plain, sample
@@ -43,10 +44,16 @@ class FullReplay:
     a batch is copied to, and the logits of the last replay, which the next replay overwrites."""
 
     @torch.inference_mode()
-    def __init__(self, runner: TorchRunner, rows: int, *, adapted: bool = False, streams: Streams = IN_ORDER) -> None:
+    def __init__(
+        self,
+        runner: TorchRunner,
+        recorder: Recorder,
+        rows: int,
+        *,
+        adapted: bool = False,
+        streams: Streams = IN_ORDER,
+    ) -> None:
         """Captures the step. `adapted`: rows may have adapters. `streams`: the streams of the captured work."""
-        recorder = runner.recorder
-        assert recorder is not None
         self._runner = runner
         self._frame = runner.inputs.frame(rows, adapted=adapted)
         self._answers: _Answers | None = None  # of the previous step

@@ -15,6 +15,7 @@ from ....engine.graphs import bucket
 from ....engine.lora import Adapter
 from ....engine.runner import Pending, Replay, RunnerSpec
 from ....kernels.ops.streams import IN_ORDER
+from ..device import Recorder
 from ..inputs import Inputs
 from ..runner import TorchRunner
 from .breakable import AttentionOutputs, BreakableReplay
@@ -30,9 +31,10 @@ class GraphRunner:
     """A runner that replays captured steps (engine.runner.Runner). It captures the sizes in the spec of `inner`: decode
     steps as one graph, longer steps in segments. Its `spec` lists the captured sizes: memory may limit them."""
 
-    def __init__(self, inner: TorchRunner, experts: SharedExperts | None = None) -> None:
+    def __init__(self, inner: TorchRunner, recorder: Recorder, experts: SharedExperts | None = None) -> None:
         """`experts`: the layers whose shared expert a second stream may compute; None: no layer."""
         self._inner = inner
+        self._recorder = recorder
         spec = inner.spec
         self._outputs = AttentionOutputs()
         self._parallel = ParallelExperts(inner.device, experts)
@@ -62,10 +64,10 @@ class GraphRunner:
         inner = self._inner
         is_compiled = inner.split is not None and not adapted  # compiled segments run on one stream
         streams = IN_ORDER if is_compiled else self._parallel.streams(tokens)
-        return BreakableReplay(inner, tokens, self._outputs, adapted=adapted, streams=streams)
+        return BreakableReplay(inner, self._recorder, tokens, self._outputs, adapted=adapted, streams=streams)
 
     def _capture_decode(self, rows: int, *, adapted: bool = False) -> FullReplay:
-        return FullReplay(self._inner, rows, adapted=adapted, streams=self._parallel.streams(rows))
+        return FullReplay(self._inner, self._recorder, rows, adapted=adapted, streams=self._parallel.streams(rows))
 
     @property
     def spec(self) -> RunnerSpec:
