@@ -15,7 +15,10 @@ from localllm.app import config
 from localllm.app.cli import cli
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 README = (ROOT / "README.md").read_text("utf-8")
 
 
@@ -42,10 +45,17 @@ def test_commands_and_flags_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_files_and_links_exist(page: Path) -> None:
     text = page.read_text("utf-8")
-    for link in re.findall(r"\]\(([^)#]+)\)", text):
+    for link, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", text):
         assert (page.parent / link).exists(), link
+        assert not anchor or anchor in headings(page.parent / link if link else page), f"{link}#{anchor}"
     for path in re.findall(r"`((?:app|engine|backends|kernels|scripts|tests|assets|docs)/[\w/.-]+)`", text):
         assert (ROOT / path).exists(), path
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page, as sites make them from its headings."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_make_targets_exist() -> None:
