@@ -193,9 +193,7 @@ def list_(as_json: bool) -> int:
 @cli.command()
 @click.argument("names", type=RemoteModel(), nargs=-1, required=True, metavar="NAME...")
 @click.option("--yes", is_flag=True, help="Download without confirmation.")
-@click.option(
-    "--anyway", is_flag=True, help="Download a model that localllm cannot run, or damaged files, all the same."
-)
+@click.option("--anyway", is_flag=True, help="Also download a model that localllm cannot run, or damaged files.")
 @click.option("--limit", type=click.FloatRange(min=0), default=0.0, metavar="MIB", help="Maximum speed in MiB/s.")
 @json_flag
 def pull(names: tuple[str, ...], yes: bool, anyway: bool, limit: float, as_json: bool) -> int:
@@ -621,8 +619,8 @@ def config(model: str | None, changes: tuple[str, ...], as_json: bool) -> int:
 
     Without MODEL and changes, shows every setting with its value, its meaning and the source of its value: the default,
     the settings file or an environment variable. NAME=VALUE without MODEL changes the settings file.
-    With MODEL, shows and changes the settings that apply when this model is loaded. NAME= removes a setting. They
-    precede the settings of the daemon; flags of run, chat and serve precede them.
+    With MODEL, shows and changes the settings of this model, which apply when it is loaded. NAME= removes a setting.
+    A setting of a model overrides that of all models; a flag of run, chat and serve overrides both.
 
     \b
     Examples:
