@@ -37,7 +37,7 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "by a slower implementation."
         ),
     ] = "on"
-    queues: Annotated[
+    streams: Annotated[
         Literal["one", "measured"],
         Meta(
             description="GPU streams of captured steps; measured: a second stream computes shared experts where this "

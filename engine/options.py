@@ -20,7 +20,7 @@ Graphs = Literal["auto", "full", "split", "breakable", "off"]
 # RoPE scaling of llama.cpp. auto: that of the model's file.
 RopeScaling = Literal["auto", "none", "linear", "yarn"]
 Compiler = Literal["inductor", "eager"]
-Queues = Literal["one", "measured"]
+Streams = Literal["one", "measured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +46,8 @@ class LoadOptions:
     rope_scale: float | None = None  # factor by which RoPE scaling extends the trained context; None: the model's own
     rope_base: float | None = None  # base of RoPE's frequencies; None: the model's own
     reference_ops: tuple[str, ...] = ()  # names of ops or op families, or "all", that the references compute
-    # Queues of captured steps. measured: a second queue computes shared experts where it gains time.
-    queues: Queues = "measured"
+    # Streams of captured steps. measured: a second stream computes shared experts where it gains time.
+    streams: Streams = "measured"
     adapter_slots: int = 8  # maximum number of adapters in one step
     adapter_rank: int = 16  # maximum rank of an adapter
     lora_backend: str = "auto"  # implementation of LoRA products; the device lists those that it supports

@@ -69,7 +69,7 @@ def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
         rope_scale=settings.rope_scale or None,
         rope_base=settings.rope_base or None,
         gpu_layers=None if settings.gpu_layers < 0 else settings.gpu_layers,
-        queues=settings.developer.queues,
+        streams=settings.developer.streams,
         reference_ops=settings.developer.reference_ops,
         attention=settings.developer.attention,
         lora_backend=settings.developer.lora_backend,

@@ -135,7 +135,7 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
     opened: Runner = runner
     if recorder is not None and (spec.graph_rows or spec.graph_tokens):
         experts = None
-        if options.queues == "measured" and weights.shared_experts:
+        if options.streams == "measured" and weights.shared_experts:
             experts = SharedExperts(weights.shared_experts, config.hidden_size, dtype)
         opened = GraphRunner(runner, recorder, experts)
         if device.meter is not None:

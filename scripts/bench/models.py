@@ -6,7 +6,7 @@ requests:ROWSxTOKENS (as in nano-vllm's benchmark), profile:ROWSxCONTEXT (the ti
 8 adapters. `ours` is the time in ms of a step, or until the first token, or until the last request ends.
 
 `--ways` compares settings, each in a process of its own: `--ways auto graphs=off`. A way has fields of LoadOptions and
-environment variables, with commas between them: `--ways LOCALLLM_CUDA_LIBRARY=build/old.so graphs=off,queues=one`. Each
+environment variables, with commas between them: `--ways LOCALLLM_CUDA_LIBRARY=build/b.so graphs=off,streams=one`. Each
 is compared with the fastest peer, or with the first way if there is no peer. All programs take turns (A B B A); results
 are medians. The formats q8_0 and q4_k_m are GGUF files, which localllm computes with llama.cpp. `bound_share` is the
 share of the read bound: the weights and the cache that a step reads, at the read bandwidth measured in every round.

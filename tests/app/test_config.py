@@ -202,7 +202,7 @@ def test_defaults_of_all_settings() -> None:
             attention="auto",
             lora_backend="auto",
             self_test="on",
-            queues="measured",
+            streams="measured",
             reference_ops=(),
             drain=5.0,
             max_body_mib=16,

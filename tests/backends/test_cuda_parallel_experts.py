@@ -77,7 +77,7 @@ def test_model_with_two_queues_draws_the_same_tokens(
     tokens = []
     for streams in (IN_ORDER, CUDA.streams(), CUDA.streams(after_router=True)):
         monkeypatch.setattr(ParallelExperts, "_fastest", lambda *_, streams=streams: streams)
-        options = replace(OPTIONS, dtype="bfloat16", graphs=graphs, queues="measured")
+        options = replace(OPTIONS, dtype="bfloat16", graphs=graphs, streams="measured")
         runner = cuda.open(read_model(tmp_path), options)
         tokens.append([runner.run(make_batch(rows, VOCAB)).result().tokens.tolist() for rows in batches])
         runner.close()

@@ -180,7 +180,7 @@ def shared_experts(layers: int) -> SharedExperts:
 @pytest.mark.parametrize("fastest", ["one queue", "before the router", "after the router", "not measured"])
 def test_captured_steps_have_the_fastest_streams(fastest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     MODEL.save(tmp_path)
-    options = replace(OPTIONS, graphs="breakable", queues="one" if fastest == "not measured" else "measured")
+    options = replace(OPTIONS, graphs="breakable", streams="one" if fastest == "not measured" else "measured")
     batches = [[Row([5, 9, 77, 3, 20, 101], 0, [1])], [Row([7], 6, [1]), Row([8], 0, [2])]]
     plain = open_runner(read_model(tmp_path), OPTIONS, PLAIN, 2**30)
     expected = [plain.run(make_batch(rows, VOCAB)).result().tokens.tolist() for rows in batches]
@@ -193,9 +193,9 @@ def test_captured_steps_have_the_fastest_streams(fastest: str, tmp_path: Path, m
         captures = len(runner.spec.graph_rows) + len(runner.spec.graph_tokens)
         layers = read_model(tmp_path).config.num_layers
         for one in streams.values():
-            is_used = one is chosen and options.queues == "measured"
+            is_used = one is chosen and options.streams == "measured"
             assert one.forks == (captures * layers if is_used else 0)
-        is_forked = chosen is not IN_ORDER and options.queues == "measured"
+        is_forked = chosen is not IN_ORDER and options.streams == "measured"
         sizes = {*runner.spec.graph_rows, *runner.spec.graph_tokens}
         assert runner.second_queue_tokens == (tuple(sorted(sizes)) if is_forked else ())
         actual = [runner.run(make_batch(rows, VOCAB)).result().tokens.tolist() for rows in batches]
@@ -261,5 +261,5 @@ def test_models_without_a_shared_expert_create_no_second_queue(tmp_path: Path) -
 
     next(tiny for tiny in TINIES if tiny.label == "qwen3_moe").save(tmp_path)
     device = replace(DEVICE, recorder=Tape, streams=cast(Any, streams))
-    options = replace(OPTIONS, queues="measured")
+    options = replace(OPTIONS, streams="measured")
     assert isinstance(open_runner(read_model(tmp_path), options, device, 2**30), GraphRunner)

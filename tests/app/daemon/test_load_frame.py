@@ -44,7 +44,7 @@ DEVELOPER: dict[str, tuple[Any, dict[str, Any]]] = {
     "compiler": ("eager", {"compiler": "eager"}),
     "attention": ("flashinfer", {"attention": "flashinfer"}),
     "lora_backend": ("torch_native", {"lora_backend": "torch_native"}),
-    "queues": ("one", {"queues": "one"}),
+    "streams": ("one", {"streams": "one"}),
     "reference_ops": (("norm", "rope.neox"), {"reference_ops": ("norm", "rope.neox")}),
     "self_test": ("off", {"self_test_dir": None}),
 }
