@@ -8,19 +8,17 @@ from pathlib import Path
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import OptionList, Static
+from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from ..client import RANGES, AdapterEntry, AdapterFolder, adapter_name, agree
-from ..errors import AppError
 from ..sizes import size
 from . import selection
 from .ask import AskScreen
 from .connection import Connection
 from .dialog import Dialog, ask
-from .text import explain, one_line, visible
+from .text import joined, one_line, visible
 
 STEP = 0.1  # change of the scale by one key press
 KEYS = "←/→ scale · s type a scale · c compare · l load a folder · u unload · Esc closes"
@@ -82,30 +80,25 @@ class AdapterScreen(Dialog[Choice | None]):
         title = f"Adapters of {one_line(self._model)}"
         if self._compares:
             title = f"Compare {selection.label(self._selection(self._current)) or 'the base model'} with:"
-        with Vertical(classes="dialog wide"):
-            yield Static(title, classes="dialog-title", markup=False)
-            yield Adapters(markup=False)
-            yield Static("", id="notice", markup=False)
-            yield Static(f"{'Enter compares' if self._compares else 'Enter uses it'} · {KEYS}", classes="keys")
+        enter = "Enter compares" if self._compares else "Enter uses it"
+        yield self.frame(title, Adapters(markup=False), keys=f"{enter} · {KEYS}")
 
     def on_mount(self) -> None:
         self._fill(self._current)
         self._refresh()
 
-    @work
+    @work(exit_on_error=False)
     async def _refresh(self, highlighted: str | None = None) -> None:
         """Ask the daemon for the adapters, and fill the list."""
         try:
             self._folders = await self._connection.adapter_folders()
-        except AppError as error:
-            self._say_error(error)
-        self._fill(self._highlighted().name if highlighted is None else highlighted)
+        finally:
+            self._fill(self._highlighted().name if highlighted is None else highlighted)
 
     def _fill(self, highlighted: str) -> None:
         self._rows = rows(self._model, self._connection.adapters_of(self._model), self._folders)
         adapters = self.query_one(Adapters)
-        adapters.clear_options()
-        adapters.add_options([Option(self._text(row)) for row in self._rows])
+        adapters.set_options([Option(self._text(row)) for row in self._rows])
         names = [row.name for row in self._rows]
         adapters.highlighted = names.index(highlighted) if highlighted in names else 0
 
@@ -131,36 +124,29 @@ class AdapterScreen(Dialog[Choice | None]):
     def action_compare(self) -> None:
         row = self._highlighted()
         if self._selection(row.name) == self._selection(self._current):
-            self._say("This is the current selection. Highlight another adapter to compare with.")
+            self.say("This is the current selection. Highlight another adapter to compare with.")
         else:
             self._choose(row, compares=True)
 
-    @work(exclusive=True, group="choose")
+    @work(exclusive=True, group="choose", exit_on_error=False)
     async def _choose(self, row: Row, compares: bool) -> None:
         """Load the adapter if necessary, and close the screen."""
         name = row.name
         if row.folder is not None and row.entry is None:
             name = adapter_name(row.folder.id)
-            if not await self._load(name, row.folder.id):
-                return
+            await self._load(name, row.folder.id)
             self._scales[name] = self._scales.get(row.name, 1.0)
         self.dismiss(Choice(self._selection(name), compares))
 
-    async def _load(self, name: str, path: str) -> bool:
-        """Load an adapter. Returns False after an error, which the screen shows."""
-        self._say(f"Loading {name}…")
-        try:
-            await self._connection.load_adapter(self._model, name, path)
-        except AppError as error:
-            self._say_error(error)
-            return False
-        self._say("")
-        return True
+    async def _load(self, name: str, path: str) -> None:
+        self.say(f"Loading {name}…")
+        await self._connection.load_adapter(self._model, name, path)
+        self.say("")
 
     def action_scale(self, steps: int) -> None:
         row = self._highlighted()
         if row.entry is None:
-            self._say("Only a loaded adapter has a scale. Enter loads and uses the highlighted adapter.")
+            self.say("Only a loaded adapter has a scale. Enter loads and uses the highlighted adapter.")
             return
         limits = RANGES["adapter_scale"]
         scale = round(self._scales.get(row.name, 1.0) + steps * STEP, 3)
@@ -171,9 +157,9 @@ class AdapterScreen(Dialog[Choice | None]):
         self._scales[row.name] = scale
         adapters = self.query_one(Adapters)
         adapters.replace_option_prompt_at_index(self._rows.index(row), self._text(row))
-        self._say("")
+        self.say("")
 
-    @work
+    @work(exit_on_error=False)
     async def action_type_scale(self) -> None:
         row = self._highlighted()
         if row.entry is None:
@@ -181,44 +167,28 @@ class AdapterScreen(Dialog[Choice | None]):
             return
         value = f"{self._scales.get(row.name, 1.0):g}"
         typed = await ask(self, AskScreen(f"Scale of {row.name}", value))
-        if typed is None:
-            return
-        try:
+        if typed is not None:
             _, scale = selection.split(f"{row.name}={typed}")
-        except AppError as error:
-            self._say_error(error)
-            return
-        self._set_scale(row, scale)
+            self._set_scale(row, scale)
 
-    @work
+    @work(exit_on_error=False)
     async def action_load_folder(self) -> None:
         typed = await ask(self, AskScreen("Folder of the adapter, or org/repo of a downloaded one"))
-        if typed is None:
-            return
-        path = folder_path(typed)
-        name = adapter_name(path)
-        if await self._load(name, path):
+        if typed is not None:
+            path = folder_path(typed)
+            name = adapter_name(path)
+            await self._load(name, path)
             self._refresh(name)
 
-    @work
+    @work(exit_on_error=False)
     async def action_unload(self) -> None:
         row = self._highlighted()
         if row.entry is None:
-            self._say("The highlighted adapter is not loaded.")
+            self.say("The highlighted adapter is not loaded.")
             return
-        try:
-            await self._connection.unload_adapter(self._model, row.name)
-        except AppError as error:
-            self._say_error(error)
-            return
-        self._say(f"Unloaded {row.name}.")
+        await self._connection.unload_adapter(self._model, row.name)
+        self.say(f"Unloaded {row.name}.")
         self._refresh("")
-
-    def _say_error(self, error: AppError) -> None:
-        self._say(explain(error))
-
-    def _say(self, words: str) -> None:
-        self.query_one("#notice", Static).update(visible(words))
 
 
 def rows(model: str, entries: list[AdapterEntry], folders: list[AdapterFolder]) -> list[Row]:
@@ -242,18 +212,23 @@ def has_base(folder: AdapterFolder, model: str) -> bool:
 
 def facts(row: Row, model: str) -> str:
     """Where an adapter is, its rank and size, and its base model if that is not `model`."""
-    folder = row.folder
+    entry = row.entry
     texts = []
-    if row.entry is not None:
-        texts.append("loaded")
-        texts.append(f"default of the daemon, ×{row.entry.scale:g}" if row.entry.scale else "")
-    if folder is not None:
-        texts.append("built in" if folder.bundled else "")
-        texts.append("" if row.entry or folder.bundled else "downloaded, not loaded")
-        texts.append(f"rank {folder.rank}" if folder.rank else "")
-        texts.append(size(folder.size) if folder.size else "")
-        texts.append("" if has_base(folder, model) else f"made for {one_line(folder.base, 40)}")
-    return " · ".join(text for text in texts if text)
+    if entry is not None:
+        texts = ["loaded", f"default of the daemon, ×{entry.scale:g}" if entry.scale else ""]
+    if row.folder is not None:
+        texts += _folder_facts(row.folder, model, is_loaded=entry is not None)
+    return joined(texts)
+
+
+def _folder_facts(folder: AdapterFolder, model: str, *, is_loaded: bool) -> list[str]:
+    where = "" if is_loaded else "downloaded, not loaded"
+    return [
+        "built in" if folder.bundled else where,
+        f"rank {folder.rank}" if folder.rank else "",
+        size(folder.size) if folder.size else "",
+        "" if has_base(folder, model) else f"made for {one_line(folder.base, 40)}",
+    ]
 
 
 def folder_path(typed: str) -> str:

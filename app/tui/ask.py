@@ -27,12 +27,10 @@ class AskScreen(Dialog[str | None]):
         self._allows_empty = allows_empty
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
-            yield Static(one_line(self._question, MAX_QUESTION), classes="dialog-title", markup=False)
-            line = Input(self._value)
-            line.cursor_blink = False
-            yield line
-            yield Static("Enter confirms · Esc cancels", classes="keys")
+        line = Input(self._value)
+        line.cursor_blink = False
+        question = one_line(self._question, MAX_QUESTION)
+        yield self.frame(question, line, keys="Enter confirms · Esc cancels", is_wide=False)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         text = event.value.strip()

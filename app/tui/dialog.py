@@ -11,10 +11,17 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from textual.await_complete import AwaitComplete
+from textual.containers import Vertical
 from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
+from textual.widgets import Static
+from textual.worker import Worker, WorkerState
+
+from ..errors import AppError
+from .text import explain, one_line
 
 Result = TypeVar("Result")
+MAX_NOTICE = 400  # characters
 
 
 class ClosesOnce(Screen[Result]):
@@ -38,7 +45,34 @@ class ClosesOnce(Screen[Result]):
 
 
 class Dialog(ModalScreen[Result], ClosesOnce[Result]):
-    """A screen over the chat with one result."""
+    """A screen over the chat with one result.
+
+    It shows the AppError that ends one of its workers: these have the option `exit_on_error=False`.
+    """
+
+    def frame(self, title: str, *body: Widget, keys: str = "", is_wide: bool = True) -> Vertical:
+        """The window of the dialog: a title, the body, a notice and the keys."""
+        return Vertical(
+            Static(title, classes="dialog-title", markup=False),
+            *body,
+            Static("", id="notice", markup=False),
+            Static(keys, classes="keys", markup=False),
+            classes="dialog wide" if is_wide else "dialog",
+        )
+
+    def say(self, words: str) -> None:
+        self.query_one("#notice", Static).update(one_line(words, MAX_NOTICE))
+
+    def show_keys(self, keys: str) -> None:
+        self.query_one(".keys", Static).update(keys)
+
+    def on_worker_state_changed(self, event: Worker.StateChanged) -> None:
+        error = event.worker.error
+        if event.state != WorkerState.ERROR or error is None:
+            return
+        if not isinstance(error, AppError):
+            raise error
+        self.say(explain(error))
 
 
 def show(

@@ -6,14 +6,15 @@ from typing import Any, NamedTuple
 
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Grid, Horizontal, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.widgets import Input, Static, TextArea
 
 from ..client import LoadedModel
 from ..errors import InvalidRequest
 from .dialog import Dialog
+from .fields import Field, Fields
 from .parameters import PARAMETERS, format_value, parse
-from .text import clean, one_line
+from .text import clean, joined, one_line
 
 # What applies if a parameter without a default of the model is not set.
 IMPLIED = {
@@ -35,15 +36,13 @@ class NewSettings(NamedTuple):
 
 def model_text(model: str, running: LoadedModel | None, context: int) -> str:
     """The model, its context and the format of its weights."""
-    texts = [one_line(model)]
-    if context:
-        texts.append(f"context {context:,} tokens")
+    texts = [one_line(model), f"context {context:,} tokens" if context else ""]
     if running is None:
         texts.append("not loaded")
     else:
         texts.append(f"weights {running.dtype}, quant {running.quant or 'none'}" if running.dtype else "")
         texts.append(f"on {running.backend}" if running.backend else "")
-    return f"{' · '.join(filter(None, texts))}\nF2, then Ctrl+S changes context and quant"
+    return f"{joined(texts)}\nF2, then Ctrl+S changes context and quant"
 
 
 class SettingsScreen(Dialog[NewSettings | None]):
@@ -65,23 +64,19 @@ class SettingsScreen(Dialog[NewSettings | None]):
         self._parameters = parameters
 
     def compose(self) -> ComposeResult:
+        system = TextArea(self._system, show_line_numbers=False, highlight_cursor_line=False, compact=True)
+        system.cursor_blink = False
         with VerticalScroll(classes="dialog wide", can_focus=False):
             yield Static(self._model, id="about", markup=False)
             yield Static("System prompt", classes="dialog-title")
-            system = TextArea(self._system, show_line_numbers=False, highlight_cursor_line=False, compact=True)
-            system.cursor_blink = False
             yield system
             yield Static("Sampling parameters", classes="dialog-title")
-            with Grid(id="parameters"):
-                for name in PARAMETERS:
-                    with Horizontal(classes="parameter"):
-                        yield Static(name, classes="label")
-                        value = format_value(self._parameters[name]) if name in self._parameters else ""
-                        line = Input(value, placeholder=self._default(name), id=name, compact=True)
-                        line.cursor_blink = False
-                        yield line
-            yield Static("", id="notice", markup=False)
+            yield Fields([self._field(name) for name in PARAMETERS], _error)
             yield Static("Ctrl+S saves · Esc cancels · Tab next field", classes="keys")
+
+    def _field(self, name: str) -> Field:
+        text = format_value(self._parameters[name]) if name in self._parameters else ""
+        return Field(name, text, self._default(name), PARAMETERS[name].sentence)
 
     def _default(self, name: str) -> str:
         """The text of an empty field: the value that applies."""
@@ -91,33 +86,16 @@ class SettingsScreen(Dialog[NewSettings | None]):
 
     @on(Input.Submitted)
     def action_save(self) -> None:
-        parameters = {}
-        for name in PARAMETERS:
-            line = self.query_one(f"#{name}", Input)
-            try:
-                value = parse(name, line.value)
-            except InvalidRequest as error:
-                self.query_one("#notice", Static).update(error.message)
-                line.focus()
-                return
-            if value is not None:
-                parameters[name] = value
-        self.dismiss(NewSettings(clean(self.query_one(TextArea).text), parameters))
+        texts = self.query_one(Fields).texts()
+        if texts is not None:
+            values = {name: parse(name, text) for name, text in texts.items()}
+            parameters = {name: value for name, value in values.items() if value is not None}
+            self.dismiss(NewSettings(clean(self.query_one(TextArea).text), parameters))
 
-    @on(Input.Blurred)
-    def _check(self, event: Input.Blurred) -> None:
-        self._explain(event.input)
 
-    def on_descendant_focus(self) -> None:
-        if isinstance(self.focused, Input):
-            self._explain(self.focused)
-
-    def _explain(self, line: Input) -> None:
-        """Show the description of the focused field, or the error of its value."""
-        target = PARAMETERS[line.id or ""]
-        try:
-            parse(target.name, line.value)
-            text = f"{target.name}: {target.sentence}"
-        except InvalidRequest as error:
-            text = error.message
-        self.query_one("#notice", Static).update(text)
+def _error(name: str, text: str) -> str:
+    try:
+        parse(name, text)
+    except InvalidRequest as error:
+        return error.message
+    return ""

@@ -7,6 +7,7 @@ A terminal executes control sequences in text. All text for the screen, the hist
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from ..errors import AppError
 
@@ -39,6 +40,11 @@ def one_line(text: str, width: int = 60) -> str:
     """Visible text on one line, truncated to `width` characters with an ellipsis."""
     line = " ".join(visible(text[: width * 8]).split())
     return line if len(line) <= width else line[: width - 1].rstrip() + "…"
+
+
+def joined(texts: Iterable[str]) -> str:
+    """The texts that are not empty, on one line."""
+    return " · ".join(text for text in texts if text)
 
 
 def explain(error: AppError) -> str:

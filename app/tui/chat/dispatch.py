@@ -14,7 +14,8 @@ from ..conversation import Conversation, Message
 from ..dialog import show
 from ..help import HelpScreen
 from ..history.screen import HistoryScreen
-from ..models.screen import ModelChoice, ModelScreen
+from ..models.browser import ModelChoice
+from ..models.screen import ModelScreen
 from ..settings import NewSettings, SettingsScreen
 from ..text import clean, one_line
 from ..theme import DARK, LIGHT

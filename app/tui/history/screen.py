@@ -7,12 +7,10 @@ import time
 from textual import on, work
 from textual.app import ComposeResult
 from textual.binding import Binding
-from textual.containers import Vertical
 from textual.content import Content
-from textual.widgets import Input, OptionList, Static
+from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from ...errors import StorageFailed
 from ..ask import AskScreen
 from ..conversation import Conversation
 from ..dialog import Dialog, ask
@@ -49,33 +47,27 @@ class HistoryScreen(Dialog[str | None]):
         self._deleted: list[str] = []
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog wide"):
-            yield Static("Earlier conversations", classes="dialog-title")
-            yield FilterLine(self._words, placeholder="search all messages")
-            yield Conversations(markup=False)
-            yield Static("", id="notice", markup=False)
-            yield Static(KEYS, classes="keys")
+        line = FilterLine(self._words, placeholder="search all messages")
+        yield self.frame("Earlier conversations", line, Conversations(markup=False), keys=KEYS)
 
     def on_mount(self) -> None:
         self._fill(self._words)
 
-    @work(exclusive=True, group="fill")
+    @work(exclusive=True, group="fill", exit_on_error=False)
     async def _fill(self, words: str, highlighted: int = 0, notice: str = "") -> None:
         """Search and fill the list. Shows `notice`, or the reason why the list is empty."""
-        try:
-            self._entries = await self._recorder.list(words)
-        except StorageFailed as error:
-            self._say(f"{error.message} {error.hint}")
-            return
+        self._entries = await self._recorder.list(words)
         conversations = self.query_one(Conversations)
-        conversations.clear_options()
-        conversations.add_options([Option(self._row(entry), entry.id) for entry in self._entries])
+        conversations.set_options([Option(self._row(entry), entry.id) for entry in self._entries])
+        empty = "No message or title contains all of these words." if words else "No conversations yet."
         if self._entries:
             conversations.highlighted = min(highlighted, len(self._entries) - 1)
             empty = ""
-        else:
-            empty = "No message or title contains all of these words." if words else "No conversations yet."
-        self._say(notice or empty)
+        self.say(notice or empty)
+
+    def _fill_again(self, notice: str = "") -> None:
+        """Search again. The highlight stays at its place."""
+        self._fill(self.query_one(FilterLine).value, self.query_one(Conversations).highlighted or 0, notice)
 
     def _row(self, entry: Entry) -> Content:
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.updated))
@@ -99,56 +91,39 @@ class HistoryScreen(Dialog[str | None]):
     def _open(self, event: OptionList.OptionSelected) -> None:
         self.dismiss(event.option_id)
 
-    @work
+    @work(exit_on_error=False)
     async def action_delete(self) -> None:
         if (entry := self._highlighted()) is None:
             return
         if entry.id == self._current.id:
-            self._say("This conversation is open. Close it with /new, then delete it.")
+            self.say("This conversation is open. Close it with /new, then delete it.")
             return
-        try:
-            await self._recorder.delete(entry.id)
-        except StorageFailed as error:
-            self._say(error.message)
-            return
+        await self._recorder.delete(entry.id)
         if entry.id not in self._deleted:
             self._deleted.append(entry.id)
-        notice = f"Deleted “{one_line(entry.title, 30)}”. Ctrl+U restores it for one day."
-        self._fill(self.query_one(FilterLine).value, self.query_one(Conversations).highlighted or 0, notice)
+        self._fill_again(f"Deleted “{one_line(entry.title, 30)}”. Ctrl+U restores it for one day.")
 
-    @work
+    @work(exit_on_error=False)
     async def action_undo(self) -> None:
         if not self._deleted:
-            self._say("There is nothing to restore.")
+            self.say("There is nothing to restore.")
             return
-        try:
-            await self._recorder.restore(self._deleted[-1])
-        except StorageFailed as error:
-            self._say(error.message)
-            return
+        await self._recorder.restore(self._deleted[-1])
         self._deleted.pop()
         self._fill(self.query_one(FilterLine).value, notice="Restored.")
 
-    @work
+    @work(exit_on_error=False)
     async def action_rename(self) -> None:
         if (entry := self._highlighted()) is None:
             return
         title = await ask(self, AskScreen("New title", entry.title))
-        if title:
-            try:
-                await self._recorder.rename(entry.id, one_line(title))
-            except StorageFailed as error:
-                self._say(error.message)
-                return
-            if entry.id == self._current.id:
-                self._current.title = one_line(title)
-            self._fill(self.query_one(FilterLine).value, self.query_one(Conversations).highlighted or 0)
+        if not title:
+            return
+        await self._recorder.rename(entry.id, one_line(title))
+        if entry.id == self._current.id:
+            self._current.title = one_line(title)
+        self._fill_again()
 
     def _highlighted(self) -> Entry | None:
         index = self.query_one(Conversations).highlighted
-        if index is None or index >= len(self._entries):
-            return None
-        return self._entries[index]
-
-    def _say(self, words: str) -> None:
-        self.query_one("#notice", Static).update(words)
+        return None if index is None or index >= len(self._entries) else self._entries[index]

@@ -9,8 +9,8 @@ from ...client import Client, Fit, Inspection
 from ...errors import AppError
 from ...sizes import size
 from ..connection import Connection
-from ..text import one_line
-from .facts import MAX_LENGTH, joined, speed_text
+from ..text import joined, one_line
+from .facts import MAX_LENGTH, speed_text
 
 MAX_REASON = 60  # characters of the reason of a refusal on one line with other facts
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from ...client import AdapterFolder, DtypeShare, Fit, Inspection, LoadedModel, ModelFacts, TemplateVerdict
 from ...sizes import size
+from ..text import joined
 from .assessment import refusal
-from .facts import joined, size_text, speed_text, tokens_text
+from .facts import size_text, speed_text, tokens_text
 
 Line = tuple[str, str]  # an empty title continues the line before
 MAX_NAMES = 3  # file names in one line

@@ -9,10 +9,9 @@ from rich.table import Table
 from rich.text import Text
 from textual import work
 from textual.app import ComposeResult
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from ...errors import AppError
 from ..connection import Connection
 from ..dialog import Dialog
 from ..text import explain, one_line
@@ -46,12 +45,7 @@ class DetailScreen(Dialog[Choice | None]):
         self._lines: list[Line] = []
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog wide"):
-            yield Static(one_line(self._row.name, 80), classes="dialog-title", markup=False)
-            with VerticalScroll():
-                yield Static("", id="facts", markup=False)
-            yield Static("", id="notice", markup=False)
-            yield Static("", classes="keys", markup=False)
+        yield self.frame(one_line(self._row.name, 80), VerticalScroll(Static("", id="facts", markup=False)))
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()
@@ -59,7 +53,7 @@ class DetailScreen(Dialog[Choice | None]):
         self._load()
 
     def _show_keys(self) -> None:
-        self.query_one(".keys", Static).update(f"{self._enter()}↑ ↓ scroll · Esc closes")
+        self.show_keys(f"{self._enter()}↑ ↓ scroll · Esc closes")
 
     def _enter(self) -> str:
         if self._row.is_usable:
@@ -72,17 +66,14 @@ class DetailScreen(Dialog[Choice | None]):
         if self._enter():
             self.dismiss("use" if self._row.is_usable else "download")
 
-    @work
+    @work(exit_on_error=False)
     async def _load(self) -> None:
         """Show the facts as they arrive. The fit is last: it takes seconds."""
-        self._say("Reading the facts…")
-        try:
-            if self._row.is_usable or self._row.folder is not None:
-                await self._show_local()
-            else:
-                await self._show_remote()
-        except AppError as error:
-            self._say(explain(error))
+        self.say("Reading the facts…")
+        if self._row.is_usable or self._row.folder is not None:
+            await self._show_local()
+        else:
+            await self._show_remote()
 
     async def _show_local(self) -> None:
         name = self._row.name
@@ -95,9 +86,9 @@ class DetailScreen(Dialog[Choice | None]):
             self._add(describe.titled("adapters", [folder.id for folder in self._row.adapters]))
         self._add(describe.files(facts))
         if facts.kind in MODELS:
-            self._say(COMPUTING)
+            self.say(COMPUTING)
             self._add(describe.fitted(await self._connection.call(lambda client: client.fit(name))))
-        self._say("")
+        self.say("")
 
     async def _show_remote(self) -> None:
         job = self._row.job
@@ -127,9 +118,9 @@ class DetailScreen(Dialog[Choice | None]):
             self._show_keys()
         self._add(describe.fitted(assessment.fits))
         if assessment.error is not None:
-            self._say(explain(assessment.error))
+            self.say(explain(assessment.error))
         else:
-            self._say("" if assessment.is_complete else COMPUTING)
+            self.say("" if assessment.is_complete else COMPUTING)
 
     def _add(self, lines: Sequence[Line]) -> None:
         self._lines += lines
@@ -139,6 +130,3 @@ class DetailScreen(Dialog[Choice | None]):
         for title, text in self._lines:
             table.add_row(Text(title, style="bold"), Text(one_line(text, MAX_TEXT)))
         self.query_one("#facts", Static).update(table)
-
-    def _say(self, words: str) -> None:
-        self.query_one("#notice", Static).update(one_line(words, MAX_TEXT))

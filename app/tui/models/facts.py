@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from ...client import AdapterFolder, HubMatch, Job, LoadedModel, Machine, ModelEntry, Offer, fit_of, speed_of
 from ...sizes import size
-from ..text import one_line
+from ..text import joined, one_line
 from .rows import ENDED, Row
 
 OVERHEAD = 1.15  # memory of a model divided by the size of its weights, with a short context
@@ -102,11 +100,6 @@ def short_count(number: int) -> str:
     if number < 1000:
         return str(number)
     return f"{number / 1000:.0f} k" if number < 999_500 else f"{number / 1e6:.1f} M"
-
-
-def joined(texts: Iterable[str]) -> str:
-    """The texts that are not empty, on one line."""
-    return " · ".join(text for text in texts if text)
 
 
 def size_text(bytes: int) -> str:

@@ -7,7 +7,6 @@ from collections import deque
 
 from textual import work
 from textual.app import ComposeResult
-from textual.containers import Vertical
 from textual.widgets import Static
 from textual.worker import Worker
 
@@ -15,8 +14,8 @@ from ...client import InstallProgress
 from ...errors import AppError
 from ..connection import Connection
 from ..dialog import Dialog
-from ..text import clean, explain, one_line, visible
-from .facts import bar_text, duration, joined
+from ..text import clean, explain, joined, one_line, visible
+from .facts import bar_text, duration
 
 LINES = 8  # of the output
 WIDTH = 84  # characters of a line
@@ -36,12 +35,8 @@ class InstallScreen(Dialog[bool]):
         self._progress = InstallProgress("")
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog wide"):
-            yield Static("Installing llama.cpp", classes="dialog-title", markup=False)
-            yield Static("", id="progress", markup=False)
-            yield Static("", id="output", markup=False)
-            yield Static("", id="notice", markup=False)
-            yield Static("Esc cancels", classes="keys")
+        body = [Static("", id=id, markup=False) for id in ("progress", "output")]
+        yield self.frame("Installing llama.cpp", *body, keys="Esc cancels")
 
     def on_mount(self) -> None:
         self._worker = self._run()
@@ -77,8 +72,8 @@ class InstallScreen(Dialog[bool]):
         self.query_one("#progress", Static).update("")
         if error.hint:
             self.query_one("#output", Static).update(visible(clean(error.hint)))
-        self.query_one("#notice", Static).update(explain(type(error)(error.message)))
-        self.query_one(".keys", Static).update("Esc closes")
+        self.say(explain(type(error)(error.message)))
+        self.show_keys("Esc closes")
 
     def action_cancel(self) -> None:
         """Cancel the installation: the daemon ends it when the connection closes."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from .facts import joined
+from ..text import joined
 from .rows import Row
 
 # `priority`: the filter line has other uses for some of these keys.
@@ -45,22 +45,16 @@ def _enter(row: Row) -> str:
 
 
 def _keys_of(row: Row) -> list[str]:
-    if row.job is not None and row.downloads:
-        change = "Ctrl+D continue" if row.job.state == "paused" else "Ctrl+D pause"
-        return [change, "Ctrl+X cancel", "Ctrl+O details"]
-    texts = [_enter(row)]
-    if row.kind in ("search", "folder"):
-        return texts
-    if row.lacks_llamacpp:
-        texts += ["Ctrl+L install llama.cpp", "Ctrl+O details"]
-    elif not row.is_usable and row.folder is None:
-        texts.append("Ctrl+D download")
-    else:
-        texts.append("Ctrl+O details")
-    if row.is_local:
-        texts.append("Ctrl+K check files")
-    if row.entry is not None:
-        texts += ["Ctrl+S settings", "Ctrl+A alias"]
-    if row.is_local and not row.is_bundled:
-        texts.append("Ctrl+X delete")
-    return texts
+    if row.downloads:
+        return ["Ctrl+D continue" if row.is_paused else "Ctrl+D pause", "Ctrl+X cancel", "Ctrl+O details"]
+    if row.is_typed:
+        return [_enter(row)]
+    is_remote = not row.is_usable and row.folder is None and not row.lacks_llamacpp
+    return [
+        _enter(row),
+        "Ctrl+L install llama.cpp" if row.lacks_llamacpp else "",
+        "Ctrl+D download" if is_remote else "Ctrl+O details",
+        "Ctrl+K check files" if row.is_local else "",
+        "Ctrl+S settings · Ctrl+A alias" if row.entry is not None else "",
+        "Ctrl+X delete" if row.is_local and not row.is_bundled else "",
+    ]

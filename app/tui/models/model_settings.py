@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from textual import on
 from textual.app import ComposeResult
-from textual.containers import Grid, Horizontal, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.widgets import Input, Static
 
 from ... import config
 from ...errors import ConfigError
 from ..dialog import Dialog
+from ..fields import Field, Fields
 from ..text import explain, one_line
 
 SETTINGS = {setting.name: setting for setting in config.describe() if setting.name in config.LOADING}
@@ -32,16 +33,12 @@ class ModelSettingsScreen(Dialog[dict[str, str] | None]):
         self._texts = {name: str(value) for name, value in values.items()}
 
     def compose(self) -> ComposeResult:
+        fields = [
+            Field(name, self._texts.get(name, ""), "default", setting.meaning) for name, setting in SETTINGS.items()
+        ]
         with VerticalScroll(classes="dialog wide", can_focus=False):
             yield Static(f"Settings of {one_line(self._model)}", classes="dialog-title", markup=False)
-            with Grid(id="parameters"):
-                for name in SETTINGS:
-                    with Horizontal(classes="parameter"):
-                        yield Static(name, classes="label")
-                        line = Input(self._texts.get(name, ""), placeholder="default", id=name, compact=True)
-                        line.cursor_blink = False
-                        yield line
-            yield Static("", id="notice", markup=False)
+            yield Fields(fields, self._error)
             yield Static("Ctrl+S saves · Esc cancels · Tab next field", classes="keys")
 
     def on_mount(self) -> None:
@@ -49,41 +46,13 @@ class ModelSettingsScreen(Dialog[dict[str, str] | None]):
 
     @on(Input.Submitted)
     def action_save(self) -> None:
-        changes = {}
-        for name in SETTINGS:
-            line = self.query_one(f"#{name}", Input)
-            text = line.value.strip()
-            if error := self._error(name, text):
-                self._say(error)
-                line.focus()
-                return
-            if text != self._texts.get(name, ""):
-                changes[name] = text
-        self.dismiss(changes)
-
-    def on_descendant_focus(self) -> None:
-        if isinstance(self.focused, Input):
-            self._explain(self.focused)
-
-    @on(Input.Changed)
-    def _check(self, event: Input.Changed) -> None:
-        if event.input is self.focused:
-            self._explain(event.input)
-
-    def _explain(self, line: Input) -> None:
-        """Show the description of a field, or the error of its value."""
-        name = line.id or ""
-        self._say(self._error(name, line.value.strip()) or f"{name}: {SETTINGS[name].meaning}")
+        texts = self.query_one(Fields).texts()
+        if texts is not None:
+            self.dismiss({name: text for name, text in texts.items() if text != self._texts.get(name, "")})
 
     def _error(self, name: str, text: str) -> str:
-        """Why a text is not a value of a setting; empty if it is one, or if the text is empty."""
-        if not text:
-            return ""
         try:
-            config.check_model_settings(self._model, {name: config.value_of(name, text)})
+            config.check_model_settings(self._model, {name: config.value_of(name, text)} if text else {})
         except ConfigError as error:
             return explain(error)
         return ""
-
-    def _say(self, words: str) -> None:
-        self.query_one("#notice", Static).update(words)

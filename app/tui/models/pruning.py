@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from textual import work
 from textual.app import ComposeResult
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.widgets import Static
 
 from ...client import Pruning, UnusedFiles
-from ...errors import AppError
 from ...sizes import size
 from ..connection import Connection
 from ..dialog import Dialog
-from ..text import explain, one_line
+from ..text import one_line
 
 MAX_ROWS = 200
 
@@ -30,12 +29,7 @@ class PruneScreen(Dialog[int | None]):
         self._is_deleting = False
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog wide"):
-            yield Static("Unused files", classes="dialog-title")
-            with VerticalScroll():
-                yield Static("", id="files", markup=False)
-            yield Static("", id="notice", markup=False)
-            yield Static("", classes="keys")
+        yield self.frame("Unused files", VerticalScroll(Static("", id="files", markup=False)))
 
     def on_mount(self) -> None:
         self.query_one(VerticalScroll).focus()
@@ -47,24 +41,19 @@ class PruneScreen(Dialog[int | None]):
         self._everything = not self._everything
         self._find()
 
-    @work(exclusive=True)
+    @work(exclusive=True, exit_on_error=False)
     async def _find(self) -> None:
         """List the files. Deletes nothing."""
         self._unused = None
-        self._say("Looking for unused files…")
+        self.say("Looking for unused files…")
         everything = self._everything
-        try:
-            pruning = await self._connection.call(lambda client: client.prune(everything=everything))
-        except AppError as error:
-            self._say(explain(error))
-            return
-        self._unused = pruning
+        self._unused = pruning = await self._connection.call(lambda client: client.prune(everything=everything))
         rows = [_text(files) for files in pruning.unused[:MAX_ROWS]]
         if len(pruning.unused) > MAX_ROWS:
             rows.append(f"and {len(pruning.unused) - MAX_ROWS} more")
         self.query_one("#files", Static).update("\n".join(rows))
-        self._say(self._question(pruning))
-        self.query_one(".keys", Static).update(self._keys(pruning))
+        self.say(self._question(pruning))
+        self.show_keys(self._keys(pruning))
 
     def _question(self, pruning: Pruning) -> str:
         if pruning.unused:
@@ -76,23 +65,18 @@ class PruneScreen(Dialog[int | None]):
         toggle = "without the last 24 hours" if self._everything else "with files of the last 24 hours"
         return f"{answer} · a {toggle}"
 
-    @work(group="delete")
+    @work(group="delete", exit_on_error=False)
     async def action_delete(self) -> None:
         if self._is_deleting or self._unused is None or not self._unused.unused:
             return
         self._is_deleting = True
-        self._say("Deleting…")
+        self.say("Deleting…")
         everything = self._everything
         try:
             result = await self._connection.call(lambda client: client.prune(dry_run=False, everything=everything))
-        except AppError as error:
+            self.dismiss(result.freed)
+        finally:
             self._is_deleting = False
-            self._say(explain(error))
-            return
-        self.dismiss(result.freed)
-
-    def _say(self, words: str) -> None:
-        self.query_one("#notice", Static).update(one_line(words, 400))
 
 
 def _text(files: UnusedFiles) -> str:

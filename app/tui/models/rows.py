@@ -67,6 +67,15 @@ class Row:
         return self.job is not None and self.job.state not in ENDED
 
     @property
+    def is_paused(self) -> bool:
+        return self.job is not None and self.job.state == "paused"
+
+    @property
+    def is_typed(self) -> bool:
+        """True for a row that stands for the text in the filter: a folder, or a search."""
+        return self.kind in ("search", "folder")
+
+    @property
     def failed(self) -> bool:
         """True if the latest download of this row has failed."""
         return self.job is not None and self.job.state == "failed"

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Generic
 
 from textual import work
 from textual.app import ComposeResult
-from textual.containers import Vertical
 from textual.widgets import Static
 from textual.worker import Worker
 
 from ...client import FileProgress
 from ...errors import AppError
 from ...sizes import size
-from ..dialog import Dialog
+from ..dialog import Dialog, Result
 from ..text import one_line
 from .facts import bar_text
 
 OnFile = Callable[[FileProgress], None]
 
 
-class WorkScreen(Dialog[object]):
+class WorkScreen(Dialog[Result | AppError | None], Generic[Result]):
     """Runs an operation. Returns its result, the AppError that ended it, or None if the user cancels."""
 
     BINDINGS = [("escape", "cancel", "Cancel")]
 
-    def __init__(self, title: str, operation: Callable[[OnFile], Awaitable[object]]) -> None:
+    def __init__(self, title: str, operation: Callable[[OnFile], Awaitable[Result]]) -> None:
         """`operation` gets a callback for its progress."""
         super().__init__()
         self._title = title
@@ -33,10 +33,8 @@ class WorkScreen(Dialog[object]):
         self._worker: Worker[None] | None = None
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
-            yield Static(one_line(self._title), classes="dialog-title", markup=False)
-            yield Static("", id="progress", markup=False)
-            yield Static("Esc cancels", classes="keys")
+        progress = Static("", id="progress", markup=False)
+        yield self.frame(one_line(self._title), progress, keys="Esc cancels", is_wide=False)
 
     def on_mount(self) -> None:
         self._worker = self._run()
@@ -44,10 +42,9 @@ class WorkScreen(Dialog[object]):
     @work
     async def _run(self) -> None:
         try:
-            result: object = await self._operation(self._show)
+            self.dismiss(await self._operation(self._show))
         except AppError as error:
-            result = error
-        self.dismiss(result)
+            self.dismiss(error)
 
     def _show(self, progress: FileProgress) -> None:
         share = f"{size(progress.done)} of {size(progress.total)}"

@@ -27,7 +27,7 @@ async def search(c: Chat, word: str) -> None:
 
 
 async def test_words_without_a_match_search_the_hub(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.app.tui.models.screen.INSPECT_SECONDS", 1000.0)
+    monkeypatch.setattr("localllm.app.tui.models.browser.INSPECT_SECONDS", 1000.0)
     async with chat(client(), size=(100, 30)) as c:
         await open_models(c)
         await c.pilot.press(*"mistral")
@@ -44,7 +44,7 @@ async def test_words_without_a_match_search_the_hub(chat: OpenChat, monkeypatch:
 
 
 async def test_gguf_result_shows_its_quantisations(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.app.tui.models.screen.INSPECT_SECONDS", 1000.0)
+    monkeypatch.setattr("localllm.app.tui.models.browser.INSPECT_SECONDS", 1000.0)
     fake = client()
     quants = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "BF16")
     fake.results = [HubMatch(id="org/mistral-GGUF", formats=("gguf",), quants=quants)]
@@ -67,7 +67,7 @@ async def test_highlighted_result_is_inspected_and_says_why_it_cannot_run(chat: 
 
 
 async def test_inspection_continues_when_the_highlight_moves(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localllm.app.tui.models.screen.INSPECT_SECONDS", 0.01)
+    monkeypatch.setattr("localllm.app.tui.models.browser.INSPECT_SECONDS", 0.01)
     fake = client()
     third = HubMatch(id="org/mistral-three")
     fake.results = [MISTRAL, MAMBA, third]

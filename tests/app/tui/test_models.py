@@ -37,7 +37,7 @@ async def open_models(c: Chat) -> ModelScreen:
 async def highlight(c: Chat, name: str) -> None:
     """Type a name into the empty filter, and move the focus to the list."""
     assert isinstance(c.app.screen, ModelScreen)
-    c.app.screen.clear_filter()
+    c.app.screen.browser.clear_filter()
     await c.pilot.press(*name, "down")
     await c.pilot.pause()
 
@@ -79,11 +79,11 @@ async def test_complete_download_becomes_a_model_that_can_be_used(chat: OpenChat
         await highlight(c, "qwen3:1.7b")
         await c.pilot.press("ctrl+d")
         await c.settle()
-        screen.clear_filter()
+        screen.browser.clear_filter()
         c.client.entries = [*c.client.entries, ModelEntry(id="Qwen/Qwen3-1.7B", size=4_100_000_000)]
         c.client.offers = [HUGE, structs.replace(QWEN, installed="Qwen/Qwen3-1.7B")]
         c.client.jobs["qwen3:1.7b"] = Job(name="qwen3:1.7b", state="done", model="Qwen/Qwen3-1.7B")
-        screen._poll()
+        screen.browser._poll()
         await c.settle()
         assert "Qwen/Qwen3-1.7B: downloaded" in c.text_of("#notice")
         await c.pilot.press("enter")
@@ -120,10 +120,10 @@ async def test_download_that_ends_at_once_becomes_a_model(chat: OpenChat) -> Non
         fake.download = download
         await c.pilot.press("ctrl+d")
         await c.settle()
-        screen._poll()
+        screen.browser._poll()
         await c.settle()
         assert "Qwen/Qwen3-1.7B: downloaded" in c.text_of("#notice")
-        screen.clear_filter()
+        screen.browser.clear_filter()
         await c.pilot.pause()
         assert "Qwen/Qwen3-1.7B" in c.shown()
 
@@ -143,7 +143,7 @@ async def test_slow_update_of_downloads_is_not_repeated(chat: OpenChat) -> None:
 
         fake.downloads = downloads
         for _ in range(3):
-            screen._poll()
+            screen.browser._poll()
             await c.pilot.pause(0.01)
         assert len(calls) == 1
         gate.set()
@@ -158,7 +158,7 @@ async def test_download_that_fails_says_why(chat: OpenChat) -> None:
         await c.pilot.press("ctrl+d")
         await c.settle()
         c.client.jobs["qwen3:1.7b"] = Job(name="qwen3:1.7b", state="failed", error="no space", hint="free 2 GiB")
-        screen._poll()
+        screen.browser._poll()
         await c.settle()
         assert c.text_of("#notice") == "qwen3:1.7b: no space. free 2 GiB"
 
@@ -262,7 +262,7 @@ async def test_list_of_many_models_does_not_scroll_while_a_download_runs(chat: O
         models.scroll_to(y=50, animate=False)
         await c.pilot.pause()
         fake.jobs["org/new"] = Job(name="org/new", state="downloading", total=100, received=50)
-        screen._poll()
+        screen.browser._poll()
         await c.settle()
         assert models.scroll_y == 50
         await c.pilot.press("down", "home")

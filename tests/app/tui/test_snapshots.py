@@ -95,7 +95,7 @@ def test_details_of_a_search_result(make_app: Callable[..., ChatApp], snap_compa
         await scene("f2", *"mistral", "enter")(pilot)
         screen = pilot.app.screen
         assert isinstance(screen, ModelScreen)
-        await wait_until(pilot, lambda: MISTRAL.id in screen.assessments)
+        await wait_until(pilot, lambda: MISTRAL.id in screen.browser.assessments)
         await pilot.press("ctrl+o")
         await pilot.pause(0.1)
 
