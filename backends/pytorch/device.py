@@ -28,7 +28,7 @@ class Recorder(Protocol):
     """
 
     def session(self) -> AbstractContextManager[None]:
-        """A context in which captures begin and end. Work between two captures runs on the same queue."""
+        """A context in which captures begin and end. Work between two captures runs on the same stream."""
         ...
 
     def begin(self) -> None:
@@ -77,8 +77,8 @@ class Device:
     row_tokens: int | None = 512  # tokens per row in a KV cache of automatic size; None: the maximum context
     fp8_cache: bool = False  # whether the KV cache may be float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # None: steps cannot be captured
-    # A second queue, for work in parallel with the main queue. The argument is Streams.after_router; a device with one
-    # queue gets none.
+    # A second stream, for work in parallel with the main stream. The argument is Streams.after_router; a device with one
+    # stream gets none.
     streams: Callable[..., Streams] = InOrder
     graphs: Graphs = "full"  # the mode if LoadOptions.graphs is "auto"
     layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of one layer
@@ -98,7 +98,7 @@ class Device:
     step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit
 
     def send(self, array: NDArray[Any]) -> Tensor:
-        """A copy of the array on the device. The host does not wait for the work in the device's queue."""
+        """A copy of the array on the device. The host does not wait for the work in the device's stream."""
         plain = torch.from_numpy(np.ascontiguousarray(array))
         return plain.pin_memory().to(self.type, non_blocking=True) if self.pinned else plain.to(self.type)
 
@@ -107,6 +107,6 @@ class Device:
         return tensor.to("cpu", non_blocking=self.pinned, copy=True)
 
     def event(self) -> torch.Event:
-        """An event of the device's queue: `record` marks a point in the queue, `synchronize` waits for that point."""
+        """An event of the device's stream: `record` marks a point in the stream, `synchronize` waits for that point."""
         event: torch.Event = self.module.Event()
         return event

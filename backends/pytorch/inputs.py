@@ -34,7 +34,7 @@ class Step:
     adapters: Adapters | None = None  # adapters of all tokens; None: no row has an adapter
     answer_adapters: Adapters | None = None  # adapters of the tokens `last`; None: no such token has an adapter
     last_rows: Rows | None = None  # rows of the tokens `last`; None: the last layer computes all tokens
-    streams: Streams = IN_ORDER  # as in LayerStep; a second queue only in a captured step
+    streams: Streams = IN_ORDER  # as in LayerStep; a second stream only in a captured step
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Inputs:
     """Buffers at fixed addresses, which every step overwrites.
 
     Two host buffers alternate, so the host can pack a step while the copy of the previous step runs. One device buffer
-    is enough: the device's queue orders its writes and reads.
+    is enough: the device's stream orders its writes and reads.
     """
 
     def __init__(self, spec: RunnerSpec, device: Device) -> None:

@@ -43,7 +43,7 @@ class Model(Protocol):
 
 
 class TorchPending:
-    """A step in the device's queue. When it ends, its tokens and hidden states are copied to main memory."""
+    """A step in the device's stream. When it ends, its tokens and hidden states are copied to main memory."""
 
     def __init__(
         self,

@@ -46,9 +46,9 @@ class MainMemory:
 
 
 class DeviceMemory:
-    """Adapter slots in the memory of a device. Adapters are copied on a queue of their own, beside the steps.
+    """Adapter slots in the memory of a device. Adapters are copied on a stream of their own, beside the steps.
 
-    A queue that runs only copies costs the steps nothing. No kernel may run on it: see SideStream for its cost.
+    A stream that runs only copies costs the steps nothing. No kernel may run on it: see SideStream for its cost.
     """
 
     def __init__(self, device: Device) -> None:
@@ -72,7 +72,7 @@ class DeviceMemory:
             self._wait()
 
     def _wait(self) -> None:
-        """Wait for the work in the current queue."""
+        """Wait for the work in the current stream."""
         event = self._device.event()
         event.record()
         event.synchronize()

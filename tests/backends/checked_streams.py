@@ -1,4 +1,4 @@
-"""Streams for tests on the CPU. They run all work in order, and fail where work on two queues could conflict."""
+"""Streams for tests on the CPU. They run all work in order, and fail where work on two streams could conflict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The second queue of a device: the order of work on both queues."""
+"""The second stream of a device: the order of work on both streams."""
 
 from __future__ import annotations
 
