@@ -201,7 +201,7 @@ class FitBody(WireBody):
 class SearchBody(WireBody):
     """POST /admin/search."""
 
-    query: str = ""  # words; empty: the whole catalog, and no results of the hub
+    query: str = ""  # words; empty: the complete catalog, and no results of the hub
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20  # repositories of the hub, of each format
     offline: bool = False  # search only the catalog
 
@@ -251,7 +251,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     repository: str  # empty: built in, or a folder
     revision: str  # commit; empty: not in the Hugging Face cache
-    stored: str  # time at which the newest file was stored, in ISO 8601
+    stored: str  # time at which the last file was stored, in ISO 8601
     size: int  # bytes of all files
     context: int | None  # tokens; None: unknown
     description: str = ""  # architecture, format or origin

@@ -213,7 +213,7 @@ class GgufTokenizer:
     def _parts(self, plain: str, masked: str) -> list[_Part | int]:
         """The added tokens in a text, and the parts of the text between them.
 
-        As in llama.cpp, longer tokens are searched first, each in the whole text.
+        As in llama.cpp, longer tokens are searched first, each in the complete text.
         """
         parts: list[_Part | int] = [_Part(0, len(plain))]
         for token in self._longest_first:

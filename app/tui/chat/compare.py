@@ -58,7 +58,7 @@ class Column(Vertical):
             self._show(f"{event.rate:.1f} tok/s" if event.rate else "answering")
         text = self.query_one(AnswerText)
         if text.max_scroll_y > 0 and not text.is_anchored:
-            text.anchor()  # follows the newest text of an answer that is longer than the column
+            text.anchor()  # follows new text of an answer that is longer than the column
 
     def _show(self, text: str) -> None:
         self.query_one(".figures", Static).update(text)

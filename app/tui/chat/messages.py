@@ -23,7 +23,7 @@ class Earlier(Static, can_focus=True):
 
 
 class Messages(VerticalScroll, can_focus=False):
-    """The messages of a conversation. The view follows the newest text until the user scrolls up."""
+    """The messages of a conversation. The view follows new text until the user scrolls up."""
 
     def __init__(self) -> None:
         super().__init__()
