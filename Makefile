@@ -80,8 +80,10 @@ bench: $(VENV)/.dev
 # The kernels of an NVIDIA GPU, then models on it. make bench calls this target if the machine has such a GPU.
 bench-cuda: $(VENV)/.dev
 	$(BIN)/python scripts/bench/kernels.py --device cuda --shape llama-8b --experts qwen3-30b-a3b
-	$(BIN)/python scripts/bench/models.py --backend cuda --shape qwen3-0.6b,llama-8b --ways auto graphs=off \
-	  --jobs decode:1x128,decode:8x1024,decode:64x1024,prefill:512,prefill:2048,requests:256x1024,decode:64x64@8
+	$(BIN)/python scripts/bench/models.py --backend cuda --shape qwen3-0.6b --formats bf16 --ways auto graphs=off \
+	  --jobs decode:1x128,decode:1x1024,decode:8x1024,decode:64x1024,prefill:128,prefill:2048,requests:256x1024
+	$(BIN)/python scripts/bench/models.py --backend cuda --shape llama-8b \
+	  --jobs decode:1x128,decode:8x1024,decode:64x1024,prefill:128,prefill:512,prefill:2048,decode:64x64@8
 
 clean:
 	rm -rf $(VENV) build dist .coverage* .mypy_cache .pytest_cache .ruff_cache

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import gguf_file
-import outputs
 from programs import Job, Program
 from rows import Row, among, parser, row, save, words
 from run_localllm import WARMUP, open_files, random_requests
@@ -63,7 +62,7 @@ FORMATS = {
     "q8_0": Format(peers=("q8_0",), is_gguf=True),
     "q4_k_m": Format(peers=("q4_k_m",), is_gguf=True),
 }
-Arguments = tuple[str, str, Mapping[str, object], Mapping[str, object]]  # of Program
+Arguments = tuple[str, str, Mapping[str, object]]  # of Program
 
 
 class Way(NamedTuple):
@@ -127,11 +126,7 @@ def measure(model: Model, options: argparse.Namespace) -> Iterator[Row]:
     files = open_files(model.source, model.folder)
     choice = backends.choose(options.backend, files)
     is_gpu = not choice.info.main_memory
-    layers = 4 * is_gpu if options.check_layers is None else options.check_layers
-    if layers and model.shape in SHAPES and not model.is_gguf:
-        yield from outputs.check(choice, SHAPES[model.shape], files, FORMATS[model.fmt].quant, layers, model.title)
     settings = {"model": model.source, "folder": str(model.folder), "backend": choice.backend.name}
-    settings["adapters"] = max(job.adapters for job in options.jobs)
     load = load_options(model, files, is_gpu, options)
     with ExitStack() as stack:
 
@@ -140,14 +135,28 @@ def measure(model: Model, options: argparse.Namespace) -> Iterator[Row]:
             stack.callback(program.close)
             return program
 
+        if layers := 4 * is_gpu if options.check_layers is None else options.check_layers:
+            yield from check(model, settings, layers)
+        settings["adapters"] = max(job.adapters for job in options.jobs)
         ways = []
         for way in options.ways:
             more = {"options": load | way.options}
-            ways.append(opened(way.label, "run_localllm.py", settings | more, {}, way.environment))
+            ways.append(opened(way.label, "run_localllm.py", settings | more, way.environment))
             yield _loading(f"{model.title}, load, {way.label}", ways[-1])
         peers = [opened(*arguments) for name in options.peers for arguments in PEERS[name](model, is_gpu, options)]
         for job in options.jobs:
             yield from figures(f"{model.title}, {job}", job, ways, peers, options.rounds)
+
+
+def check(model: Model, settings: Mapping[str, object], layers: int) -> Iterator[Row]:
+    """Compare log-probabilities with the references, in a process that leaves no memory allocated."""
+    if model.shape not in SHAPES or model.is_gguf:
+        return
+    program = Program("outputs", "outputs.py", {**settings, "quant": FORMATS[model.fmt].quant, "layers": layers})
+    program.close()
+    facts = {"device": program.hello["device"], "most": program.hello["largest"], "layers": layers}
+    name = f"{model.title}, log-probabilities against float32 references"
+    yield row(name, program.hello["mean"], "millinats", compared=program.hello["compared"], **facts)
 
 
 def load_options(model: Model, files: ModelFiles, is_gpu: bool, options: argparse.Namespace) -> dict[str, Any]:
@@ -182,16 +191,14 @@ def _lengths(job: Job) -> list[int]:
 def _llamacpp(model: Model, is_gpu: bool, options: argparse.Namespace) -> Iterator[Arguments]:
     for recipe in FORMATS[model.fmt].peers if model.shape in SHAPES else ():
         settings = {"file": str(model.gguf(recipe)), "threads": options.threads, "gpu": is_gpu}
-        for state in ("on", "off"):
-            label = f"llama.cpp {recipe}, flash attention {state}"
-            yield label, "run_llamacpp.py", settings, {"flash": state == "on"}
+        yield f"llama.cpp {recipe}", "run_llamacpp.py", settings
 
 
 def _transformers(model: Model, is_gpu: bool, options: argparse.Namespace) -> Iterator[Arguments]:
     settings = {"model": model.source, "folder": str(model.folder), "threads": options.threads}
-    for dtype in ("bfloat16", "float32") if model.fmt == "bf16" else ():
-        more = {"dtype": dtype, "device": "cuda" if is_gpu else "cpu"}
-        yield f"transformers, {dtype}", "run_transformers.py", settings | more, {}
+    devices = {"bfloat16": "cuda"} if is_gpu else {"bfloat16": "cpu", "float32": "cpu"}
+    for dtype, device in devices.items() if model.fmt == "bf16" else ():
+        yield f"transformers, {dtype}", "run_transformers.py", settings | {"dtype": dtype, "device": device}
 
 
 PEERS = {"llama.cpp": _llamacpp, "transformers": _transformers}

@@ -1,22 +1,26 @@
-"""A check of outputs before any timing: log-probabilities of fast steps must be close to those of the references."""
+"""A program (programs.py): checks outputs before any timing. Log-probabilities of fast steps must be close to those of
+the references.
+
+Settings: model (a name in SHAPES), folder (for random weights), backend, quant, layers (the first ones of the shape).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-from rows import Row, row
-from shapes import Shape
-from weights import first_layers
+from programs import Answer, serve, settings
+from shapes import SHAPES, Shape
+from weights import first_layers, stand_in
 
-from localllm.backends import Choice
+from localllm import backends
 from localllm.engine.engine import Engine
 from localllm.engine.files.model_files import ModelFiles
 from localllm.engine.files.quantization import Quant
 from localllm.engine.options import LoadOptions
 from localllm.engine.request import Request, Sampling
-from localllm.engine.runner import Runner
+from localllm.engine.runner import Backend, Runner
 
 PAGE = 16  # a multiple of the page size
 PROMPTS = 32
@@ -33,25 +37,20 @@ class WrongOutput(Exception):
     """An output is wrong, so timings mean nothing."""
 
 
-def check(choice: Choice, shape: Shape, files: ModelFiles, quant: Quant, layers: int, title: str) -> Iterator[Row]:
-    """The difference of log-probabilities from the references, with the first layers of the shape. Raises
-    WrongOutput if it is larger than BOUNDS."""
-    small = replace(shape, layers=min(layers, shape.layers))
-    subset = first_layers(files, small)
-    cache_bytes = 16 * sum(LENGTHS) * small.layers * small.kv_heads * small.head_dim
+def compare(backend: Backend, shape: Shape, files: ModelFiles, quant: Quant) -> Answer:
+    """The differences of log-probabilities from the references. Raises WrongOutput if one is larger than BOUNDS."""
+    cache_bytes = 16 * sum(LENGTHS) * shape.layers * shape.kv_heads * shape.head_dim
     options = LoadOptions(
         quant=quant, context=max(LENGTHS) + PAGE, max_rows=PROMPTS, max_step_tokens=2048, cache_bytes=cache_bytes
     )
     plain = replace(options, dtype="float32", reference_ops=("all",), graphs="off")
-    expected = log_probabilities(choice.backend.open(subset, plain), small.vocab)
-    actual = log_probabilities(choice.backend.open(subset, options), small.vocab)
+    expected = log_probabilities(backend.open(files, plain), shape.vocab)
+    actual = log_probabilities(backend.open(files, options), shape.vocab)
     differences = [abs(expected[key] - actual[key]) for key in expected.keys() & actual.keys()]
     mean, largest = float(np.mean(differences)), float(np.max(differences))
     if not (mean <= BOUNDS[quant][0] and largest <= BOUNDS[quant][1]):  # NaN is wrong as well
-        raise WrongOutput(f"{title}: log-probabilities differ by {mean} and {largest} nats, allowed: {BOUNDS[quant]}")
-    device = "" if choice.info.main_memory else choice.info.name
-    name = f"{title}, log-probabilities against float32 references"
-    yield row(name, 1e3 * mean, "millinats", device=device, most=1e3 * largest, compared=len(differences))
+        raise WrongOutput(f"log-probabilities differ by {mean} and {largest} nats, allowed: {BOUNDS[quant]}")
+    return {"mean": 1e3 * mean, "largest": 1e3 * largest, "compared": len(differences)}
 
 
 def log_probabilities(runner: Runner, vocab: int) -> dict[tuple[str, int], float]:
@@ -76,3 +75,15 @@ def log_probabilities(runner: Runner, vocab: int) -> dict[tuple[str, int], float
     missing = 2 * len(prompts) - len({name for name, _ in result})
     assert not missing, f"{missing} prompts have no log-probabilities"
     return result
+
+
+def main(model: str, folder: str, backend: str, quant: Quant, layers: int) -> Answer:
+    shape = replace(SHAPES[model], layers=min(layers, SHAPES[model].layers))
+    files = first_layers(stand_in(SHAPES[model], Path(folder)), shape)
+    choice = backends.choose(backend, files)
+    device = "" if choice.info.main_memory else choice.info.name
+    return {"device": device, **compare(choice.backend, shape, files, quant)}
+
+
+if __name__ == "__main__":
+    serve(main(**settings(__doc__)), main)

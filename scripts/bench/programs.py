@@ -55,19 +55,13 @@ class Job:
 
 
 class Program:
-    """A running program. `options` are sent with each job. `close` ends it."""
+    """A running program. `close` ends it."""
 
     def __init__(
-        self,
-        label: str,
-        script: str,
-        settings: Mapping[str, object],
-        options: Mapping[str, object] | None = None,
-        environment: Mapping[str, str] | None = None,
+        self, label: str, script: str, settings: Mapping[str, object], environment: Mapping[str, str] | None = None
     ) -> None:
         """`script`: a file in this folder that calls `serve`."""
         self.label = label
-        self._options = options or {}
         command = [sys.executable, str(Path(__file__).with_name(script)), json.dumps(settings)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **(environment or {})}
@@ -77,7 +71,7 @@ class Program:
     def do(self, job: Job) -> Answer:
         assert self._process.stdin is not None
         time.sleep(PAUSE)
-        self._process.stdin.write(json.dumps({**asdict(job), **self._options}) + "\n")
+        self._process.stdin.write(json.dumps(asdict(job)) + "\n")
         self._process.stdin.flush()
         return self._read()
 

@@ -87,8 +87,14 @@ def _write(file: Path, width: int, values: int, length: int, seed: int) -> None:
 
 
 def write_adapter(shape: Shape, rank: int, folder: Path) -> Adapter:
-    """Random factors for every linear layer outside the experts, as PEFT writes them."""
-    folder.mkdir(exist_ok=True)
+    """Random factors for every linear layer outside the experts, as PEFT writes them. A folder that exists is used."""
+    if not folder.exists():
+        _write_factors(shape, rank, folder)
+    return Adapter(folder.name, str(folder), read_adapter(folder).version)
+
+
+def _write_factors(shape: Shape, rank: int, folder: Path) -> None:
+    folder.mkdir()
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear", "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     factors = {}
@@ -99,4 +105,3 @@ def write_adapter(shape: Shape, rank: int, folder: Path) -> Adapter:
             factors[f"{module}.lora_A.weight"] = torch.randn(rank, in_features).bfloat16() * 0.01
             factors[f"{module}.lora_B.weight"] = torch.randn(out_features, rank).bfloat16() * 0.01
     save_file(factors, folder / "adapter_model.safetensors")
-    return Adapter(folder.name, str(folder), read_adapter(folder).version)
