@@ -77,8 +77,8 @@ class Device:
     row_tokens: int | None = 512  # tokens per row in a KV cache of automatic size; None: the maximum context
     fp8_cache: bool = False  # whether the KV cache may be float8_e4m3fn
     recorder: Callable[[], Recorder] | None = None  # None: steps cannot be captured
-    # A second stream, for work in parallel with the main one. The argument is Streams.after_router; InOrder for a device
-    # with one stream.
+    # A second stream, for work in parallel with the main one; InOrder: the device has one stream. The argument is
+    # Streams.after_router.
     streams: Callable[..., Streams] = InOrder
     graphs: Graphs = "full"  # the mode if LoadOptions.graphs is "auto"
     layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of one layer
