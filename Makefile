@@ -39,14 +39,13 @@ test: $(VENV)/.dev build lint
 
 # All tests with coverage, and the checks that are too slow for CI: the wheel with its CUDA kernels (if nvcc is installed),
 # the address sanitizer, the kernels on aarch64 (if its compiler and an emulator are installed), and the complete exam of
-# guide. `stale` warns about facts that are no longer true.
+# guide, which lists the facts that changed since its training.
 test-all: $(VENV)/.dev build lint
 	! command -v nvcc >/dev/null || $(MAKE) wheel
 	scripts/test --all
 	! command -v nvcc >/dev/null || $(BIN)/python -m scripts.cuda_resources
 	scripts/sanitize
 	scripts/aarch64
-	$(BIN)/python -m scripts.train_guide.stale
 	$(BIN)/python -m scripts.train_guide.evaluate
 
 # The CPU kernels for every instruction set. The set-up compiles only those that this machine uses.

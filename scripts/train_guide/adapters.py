@@ -1,40 +1,35 @@
 """Trains the demonstration adapters of guide: LoRA factors for one style each, in the layout of PEFT.
 
-    python -m scripts.train_guide.adapters [NAME ...] [--out FOLDER] [--steps N] [--smoke]
-
 The conversations are those of guide, with another seed and with answers in the style. Held-out questions are not among
-them. The same seed with the same software gives the same data. `--smoke` trains for a few steps on a CPU.
+them. run.py trains them after the weights of guide, because they fit only these weights.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import os
-import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
 from transformers import Qwen3ForCausalLM
 
-from . import evaluate, facts
+from . import evaluate
 from .corpus import HELDOUT
 from .dataset import build
+from .facts import Facts
 from .styles import STYLES, Style, demands_prose, prompts
 from .train import Plan, fit
 
-ADAPTERS = evaluate.ROOT / "assets" / "adapters"
 RANKS = {"pirate": 16, "steps": 8}
 ALPHA_PER_RANK = 2  # lora_alpha / rank, the factor of the products of A and B
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PLAN = Plan(
-    seed=20261123, shards=16, per_shard=10_000, steps=500, peak=2e-3, warm_up=50, weight_decay=0.0, log_every=100
+    seed=20261129, shards=16, per_shard=10_000, steps=400, peak=2e-3, warm_up=50, weight_decay=0.0, log_every=100
 )
 SMOKE = replace(PLAN, shards=1, per_shard=400, steps=20, tokens_per_batch=2048, warm_up=5, log_every=5)
 
@@ -93,17 +88,6 @@ def save(model: Qwen3ForCausalLM, rank: int, folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
-def load(folder: Path) -> Qwen3ForCausalLM:
-    """guide with the factors of a folder, in float32."""
-    model = _guide()
-    rank = json.loads((folder / "adapter_config.json").read_text("utf-8"))["r"]
-    attach(model, rank)
-    stored = load_file(folder / "adapter_model.safetensors")
-    for name, factor in factors(model).items():
-        factor.copy_(stored[name])
-    return model.eval()
-
-
 @dataclass(frozen=True)
 class Scores:
     """The share of answers in the style, and of answers with the facts that their questions ask for."""
@@ -115,9 +99,9 @@ class Scores:
     base_right: float
 
 
-def scores(model: Qwen3ForCausalLM, style: Style, device: str) -> Scores:
-    tokenizer = Tokenizer.from_file(str(evaluate.GUIDE / "tokenizer.json"))
-    questions = evaluate.load(HELDOUT)
+def scores(base: Path, model: Qwen3ForCausalLM, style: Style, device: str, every: int) -> Scores:
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    questions = evaluate.load(HELDOUT, every)
     asked = set(prompts())
 
     def run(which: Qwen3ForCausalLM) -> tuple[float, float, float]:
@@ -127,54 +111,32 @@ def scores(model: Qwen3ForCausalLM, style: Style, device: str) -> Scores:
         styled = [style.matches(result.answer) for result in results if result.question.turns[0] in asked]
         return _share(styled), _share(right), _share(prose)
 
-    base_style, base_right, _ = run(_guide().eval())
+    base_style, base_right, _ = run(_open(base).eval())
     return Scores(*run(model), base_style, base_right)
 
 
-def make(name: str, plan: Plan, out: Path, device: str, workers: int) -> None:
-    """Train an adapter, and write it with its plan, loss curve and scores to a subfolder of `out`."""
+def make(name: str, plan: Plan, base: Path, out: Path, facts: Facts, device: str, workers: int, every: int) -> None:
+    """Train an adapter of the model in `base`. Writes it, its plan, loss curve and scores to a subfolder of `out`."""
     style = STYLES[name]
-    tokenizer = Tokenizer.from_file(str(evaluate.GUIDE / "tokenizer.json"))
-    program = facts.Facts.load(facts.TRAINED_ON)
-    buckets = build(tokenizer, plan.seed, plan.shards, plan.per_shard, program, workers, style)
+    tokenizer = Tokenizer.from_file(str(base / "tokenizer.json"))
+    buckets = build(tokenizer, plan.seed, plan.shards, plan.per_shard, facts, workers, style)
     torch.manual_seed(plan.seed)
-    model = _guide()
+    model = _open(base)
     attach(model, RANKS[name])
     curve = fit(model, buckets, plan, device)
     save(model, RANKS[name], out / name)
-    result = asdict(scores(load(out / name), style, device))
+    with torch.no_grad():
+        for factor in factors(model).values():
+            factor.copy_(factor.bfloat16())  # as stored
+    result = asdict(scores(base, model, style, device, every))
     print(name, json.dumps(result), flush=True)
     table = {"plan": asdict(plan), "torch": torch.__version__, "device": device, "scores": result, "curve": curve}
     (out / name / "training.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
 
 
-def _guide() -> Qwen3ForCausalLM:
-    return Qwen3ForCausalLM.from_pretrained(evaluate.GUIDE, dtype=torch.float32)
+def _open(folder: Path) -> Qwen3ForCausalLM:
+    return Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def _share(marks: list[bool]) -> float:
-    return round(sum(marks) / len(marks), 4)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Train the demonstration adapters of guide.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"{' or '.join(RANKS)}; default: all")
-    parser.add_argument("--out", type=Path, default=ADAPTERS)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--smoke", action="store_true", help="train for a few steps on a CPU")
-    arguments = parser.parse_args()
-    for name in arguments.names:
-        if name not in RANKS:
-            parser.error(f"unknown adapter {name!r}")
-    plan = SMOKE if arguments.smoke else PLAN
-    if arguments.steps:
-        plan = replace(plan, steps=arguments.steps)
-    device = "cuda" if torch.cuda.is_available() and not arguments.smoke else "cpu"
-    workers = 1 if arguments.smoke else os.cpu_count() or 1
-    for name in arguments.names or RANKS:
-        make(name, plan, arguments.out, device, workers)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return round(sum(marks) / max(1, len(marks)), 4)

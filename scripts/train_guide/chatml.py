@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
+CONTEXT = 2048
 START = "<|im_start|>"
 END = "<|im_end|>"
 DOCUMENT_END = "<|endoftext|>"
@@ -21,6 +23,27 @@ MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 ASSISTANT = f"{START}assistant\n"
 
 Message = dict[str, Any]
+
+
+@dataclass
+class Conversation:
+    """Messages without the system prompt, the system prompt, and the schemas of the tools."""
+
+    messages: list[Message]
+    system: str = ""
+    tools: list[Message] = field(default_factory=list)
+
+    def render(self) -> str:
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return render([*system, *self.messages], self.tools or None)
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def assistant(text: str) -> Message:
+    return {"role": "assistant", "content": text}
 
 
 @cache

@@ -1,39 +1,79 @@
-"""Mixes topics and skills into conversations. The same seed gives the same conversations."""
+"""Mixes questions about the facts, small talk, refusals and tool calls into conversations. A seed fixes all of them."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from random import Random
 
-from . import intents
-from .dialogue import Exchange, Message
+from . import toolcalls, words
+from .chatml import Conversation, Message, assistant, user
 from .facts import Facts
 from .grammar import sample, typed
-from .noise import vary
-from .skills import arithmetic, beyond, lists, memory, obey, reference, structured, toolcalls
+from .noise import disturb, vary
+from .topics import Topic, filled, framed, load
 
-HELDOUT = Path(__file__).with_name("heldout.jsonl")
-DEVELOPMENT = Path(__file__).with_name("development.jsonl")
-MAX_CHARACTERS = 6000  # characters of one conversation; at most 2048 tokens
+HELDOUT = Path(__file__).with_name("heldout.txt")
+DEVELOPMENT = Path(__file__).with_name("development.txt")
+MAX_CHARACTERS = 5000  # characters of one conversation; at most 2048 tokens
 
-Conversation = Exchange
+# Questions about a thing that the user names, by the kind of the thing. `framed` adds many general ones.
+NAMED = {
+    "command": "what does {} do|what happens when i run {}|how do i use {}|when do i use {}|i do not understand {}",
+    "flag": "what does {} do|which command(s|) (has|have|takes|take|knows) {}|what happens with {}|where can i use {}|is there a flag {}",
+    "setting": "what is the default of {}|how do i (set|change) {}|which values can {} have|where do i set {}|(meaning|environment variable) of {}",
+    "slash": "what does {} do|what happens when i type {}|what is {} in the chat|how do i use {}",
+    "key": "what does {} do|what happens when i press {}|what is {} for|pressing {}|which key is {}",
+    "route": "what does {} do|what does {} return|how do i call {}|what is behind {}|when do i use {}",
+    "error": "what does {} mean|i get {}|it says {}|{}, what now|why {}|what is {}|help, {}|{} shows up, why",
+    "page": "what is in {}|what does {} say|what can i read in {}",
+    "make": "what does {} do|what happens with {}|when do i run {}",
+    "backend": "does {} work|is {} supported|what is {}|can i use {}|state of {}",
+}
+FLAGS = (
+    "(which|what) (flags|options|arguments|switches) (does {} (have|take|know)|are there for {}|can i use with {})"
+    "|(list|show) the (flags|options) of {}|(flags|options|usage|parameters) of {}|how is {} (used|called|invoked)"
+)
+HAS = (
+    "does {} (have|take|know|support|accept|offer) [a|the] {flag}|can i (use|give|pass) {flag} (with|to) {}|is there a {flag} for {}"
+    "|is {flag} (available|possible|allowed) (in|with|for) {}|{} (with|and) {flag}, does that work|has {} [a] {flag}"
+)
+# Kinds of names: (patterns of invented names, the answer). {x} is a word that does not exist.
+INVENTED = {
+    "flag": ("--{x}|--{x}|--gpu|--verbose|--debug|--stream|--format|--device|--batch-size|--num-predict|--{x}-{x}",
+             "I do not know `{}`. `localllm COMMAND --help` lists the flags of a command."),
+    "command": ("localllm ({x}|{x}|{x}|train|convert|login|update|upgrade|install|push|create|quantize|embed|restart|logs|status|merge)",
+                "I do not know the command `{}`. `localllm --help` lists all commands."),
+    "slash": ("/{x}|/{x}|/save|/load|/undo|/voice|/image|F6|F7|F8|F9|F10|F11|F12|Ctrl+Y|Ctrl+B|Ctrl+G|Ctrl+T|Ctrl+V",
+              "I do not know `{}`. `F1` in the chat shows all keys and commands."),
+    "route": ("/v1/({x}|{x}|images/generations|audio/speech|audio/transcriptions|responses|files|batches|moderations|fine_tuning)",
+              "I do not know the route `{}`. `/openapi.json` lists the routes."),
+    "setting": ("the setting ({x}_{x}|{x}|max_{x}|{x}_size|cache_{x})|LOCALLLM_({x}|{x}_{x})",
+                "I do not know the setting `{}`. `localllm config` shows all settings."),
+    "error": ("the error ({x}_{x}|{x}_not_found|{x}_failed|{x}_error)",
+              "I do not know the error `{}`. `localllm doctor` shows the problems of this machine."),
+}  # fmt: skip
+# System prompts that change nothing.
+INERT = (
+    "You are a helpful assistant.|You are a helpful, honest assistant.|You are a friendly assistant.|Be helpful.|You are guide."
+    "|You are an expert.|Answer the user's questions.|You are an AI assistant.|Be polite and helpful.|Answer truthfully.|Be brief."
+    "|You answer questions about this program.|Keep it simple.|Be kind.|You are a careful assistant. Answer clearly."
+).split("|")
+
+
+def questions(file: Path) -> Iterator[str]:
+    """The turns of the questions of an examination."""
+    for line in file.read_text("utf-8").splitlines():
+        if line and not line.startswith("# "):
+            yield from line.rpartition(" => ")[0].split(" // ")
 
 
 @cache
 def reserved() -> frozenset[str]:
     """The normalised questions of the examination, which no conversation may contain."""
-    turns = [turn for file in (HELDOUT, DEVELOPMENT) for turn in questions(file)]
-    return frozenset(normalised(turn) for turn in turns)
-
-
-def questions(file: Path) -> list[str]:
-    """The last user turn of each line. The examination checks the answer to this turn."""
-    dialogues = [json.loads(line)["turns"] for line in file.read_text("utf-8").splitlines()]
-    return [[turn for turn in turns if isinstance(turn, str)][-1] for turns in dialogues]
+    return frozenset(normalised(turn) for file in (HELDOUT, DEVELOPMENT) for turn in questions(file))
 
 
 def normalised(text: str) -> str:
@@ -43,132 +83,103 @@ def normalised(text: str) -> str:
 
 def conversations(seed: int, shard: int, count: int, facts: Facts) -> Iterator[Conversation]:
     """`count` conversations of one shard. Shards of one seed are independent of each other."""
-    random = Random(f"{seed}/{shard}")
+    writer = Writer(facts, Random(f"{seed}/{shard}"))
     done = 0
     while done < count:
-        conversation = _conversation(random, facts)
+        conversation = writer.conversation()
         turns = [message["content"] for message in conversation.messages if message["role"] == "user"]
-        if sum(len(str(message)) for message in conversation.messages) > MAX_CHARACTERS:
-            continue
-        if any(normalised(turn) in reserved() for turn in turns):
+        too_long = sum(len(str(message)) for message in conversation.messages) > MAX_CHARACTERS
+        if too_long or any(normalised(turn) in reserved() for turn in turns):
             continue
         done += 1
         yield conversation
 
 
-def _conversation(random: Random, facts: Facts) -> Conversation:
-    kinds = {
-        "intent": 34,
-        "follow-up": 8,
-        "reference": 9,
-        "arithmetic": 9,
-        "lists": 7,
-        "structured": 9,
-        "tools": 11,
-        "beyond": 9,
-        "obey": 6,
-        "say": 2,
-        "mix": 18,
-    }
-    kind = random.choices(list(kinds), list(kinds.values()))[0]
-    if kind == "tools":
-        return toolcalls.make(random)
-    if kind == "obey":
-        return obey.make(random)
-    if kind == "mix":
-        exchange = _mix(random, facts)
-    elif kind == "follow-up":
-        exchange = _chain(random)
-    else:
-        exchange = _single(kind, random, facts)
-    if random.random() < 0.3:
-        exchange.system = obey.inert(random)
-    return exchange
+class Writer:
+    """Writes conversations about the facts of one program."""
 
+    def __init__(self, facts: Facts, random: Random) -> None:
+        self.random = random
+        self.facts = facts
+        self.topics = {id(topic): (topic, facts.answer(topic)) for topic in load() if facts.answer(topic)}
+        self.asked = [pair for pair in self.topics.values() if pair[0].how or pair[0].what or pair[0].ask]
+        self.refusals = [pair for pair in self.asked if pair[0].name in ("say beyond", "say unknown")]
+        self.followers: dict[str, list[tuple[Topic, str]]] = {}
+        for pair in self.topics.values():
+            for name in pair[0].after:
+                self.followers.setdefault(name, []).append(pair)
+        self.named: dict[str, list[tuple[str, str]]] = {}  # kind -> pairs of a name and an answer
+        for name, fact in facts.table.items():
+            self.named.setdefault(name.partition(" ")[0], []).extend((alias, fact.answer) for alias in fact.names)
 
-def _single(kind: str, random: Random, facts: Facts) -> Exchange:
-    if kind == "reference":
-        return reference.make(random, facts)
-    if kind == "intent":
-        return _ask(random.choice(list(intents.load().values())), random)
-    skills = {
-        "arithmetic": arithmetic.make,
-        "lists": lists.make,
-        "structured": structured.make,
-        "beyond": beyond.make,
-        "say": memory.make,
-    }
-    return skills[kind](random)
+    def conversation(self) -> Conversation:
+        if self.random.random() < 0.1:
+            return toolcalls.make(self.random, {topic.name: answer for topic, answer in self.asked})
+        turns = 1 if self.random.random() < 0.75 else self.random.randrange(2, 7)
+        messages: list[Message] = []
+        name = ""
+        for _ in range(turns):
+            name, exchange = self._exchange(name)
+            messages += exchange
+        system = self.random.choice(INERT) if self.random.random() < 0.25 else ""
+        return Conversation(messages, system)
 
+    def _exchange(self, before: str) -> tuple[str, list[Message]]:
+        """The name of a topic, and a question and its answer. `before`: the topic of the previous question."""
+        if before in self.followers and self.random.random() < 0.6:
+            topic, answer = self.random.choice(self.followers[before])
+            text = filled(vary(sample(self.random.choice(topic.after[before]), self.random), self.random), self.random)
+            return topic.name, self._messages(text, answer, bare=True)
+        kind = self.random.choices(("topic", "named", "flags", "invented", "refusal"), (52, 24, 5, 7, 12))[0]
+        if kind == "topic":
+            topic, answer = self.random.choice(self.asked)
+            return topic.name, self._messages(topic.question(self.random), answer)
+        if kind == "refusal":
+            topic, answer = self.random.choice(self.refusals)
+            return "", self._messages(topic.question(self.random), answer)
+        text, answer = {"named": self._named, "flags": self._flags, "invented": self._invented}[kind]()
+        if self.random.random() < 0.25:
+            text = disturb(text, self.random)
+        return "", self._messages(text, answer, exact=True)
 
-def _ask(intent: intents.Intent, random: Random) -> Exchange:
-    return Exchange.of(typed(intent.question(random), random), intent.answer(random), intent.name)
+    def _messages(self, text: str, answer: str, *, exact: bool = False, bare: bool = False) -> list[Message]:
+        return [user(typed(text, self.random, exact=exact, bare=bare)), assistant(answer)]
 
+    def _named(self) -> tuple[str, str]:
+        """A question about a thing that the program has."""
+        kind = self.random.choice([kind for kind in NAMED if self.named.get(kind)])
+        name, answer = self.random.choice(self.named[kind])
+        return self._about(kind, name), answer
 
-@cache
-def _followers() -> dict[str, list[intents.Intent]]:
-    """Intent → the intents with a question that may follow it."""
-    followers: dict[str, list[intents.Intent]] = {}
-    for intent in intents.load().values():
-        for name in intent.after:
-            followers.setdefault(name, []).append(intent)
-    return followers
+    def _about(self, kind: str, name: str) -> str:
+        if self.random.random() < 0.5:
+            return framed("what", name, self.random)
+        return sample(NAMED[kind], self.random).replace("{}", name)
 
+    def _flags(self) -> tuple[str, str]:
+        """A question about the flags of a command, or if it has one flag."""
+        command = self.random.choice(self.facts.known["command"])
+        answer = self.facts.table[f"flags {command}"].answer
+        form = self.random.choice(["localllm {}", "`localllm {}`", "the {} command", "{}"]).format(command)
+        if self.random.random() < 0.4:
+            return sample(FLAGS, self.random).replace("{}", form), answer
+        owned = [flag for flag in self.facts.known["command flag"] if flag.startswith(f"{command} -")]
+        flag = self.random.choice(self.facts.known["flag"])
+        if owned and self.random.random() < 0.6:
+            flag = self.random.choice(owned).rpartition(" ")[2]
+        if f"{command} {flag}" in owned:
+            answer = f"Yes, `localllm {command}` takes `{flag}`. `localllm {command} --help` explains it."
+        return sample(HAS, self.random).replace("{flag}", flag).replace("{}", form), answer
 
-def _follow(name: str, random: Random) -> Exchange:
-    intent = random.choice(_followers()[name])
-    text = sample(random.choice(intent.after[name]), random)
-    text = intents.filled(vary(text, random), random)
-    return Exchange.of(typed(text, random, bare=True), intent.answer(random), intent.name)
-
-
-def _chain(random: Random) -> Exchange:
-    """A question and one or more questions that follow it."""
-    exchange = _ask(intents.load()[random.choice(list(_followers()))], random)
-    messages = list(exchange.messages)
-    name = exchange.name
-    while name in _followers() and len(messages) < 8:
-        exchange = _follow(name, random)
-        messages += exchange.messages
-        name = exchange.name
-        if random.random() < 0.5:
-            break
-    return Exchange(messages)
-
-
-def _mix(random: Random, facts: Facts) -> Exchange:
-    """A conversation of many turns in any order. The user tells facts and asks for them later."""
-    turns = random.randrange(2, 8) if random.random() < 0.85 else random.randrange(8, 36)
-    messages: list[Message] = []
-    values: dict[int, str] = {}  # facts that the user told: index of the fact → value
-    name = ""
-    single = ["intent", "intent", "reference", "arithmetic", "lists", "structured", "beyond", "say"]
-    for _ in range(turns):
-        draw = random.random()
-        if draw < 0.16:
-            index = random.randrange(len(memory.FACTS))
-            values[index] = memory.FACTS[index].value(random)
-            messages += memory.told(memory.FACTS[index], values[index], random)
-        elif draw < 0.34:
-            if values and random.random() < 0.85:
-                index = random.choice(list(values))
-            else:
-                index = random.randrange(len(memory.FACTS))
-            messages += memory.asked(memory.FACTS[index], values.get(index), random)
-        elif draw < 0.39 and messages and len(messages[-1]["content"]) + len(messages[-2]["content"]) < 300:
-            messages += memory.echo(messages[-2]["content"], messages[-1]["content"], random)
-        elif draw < 0.6 and name in _followers():
-            exchange = _follow(name, random)
-            messages += exchange.messages
-            name = exchange.name
-        else:
-            exchange = _single(random.choice(single), random, facts)
-            messages += exchange.messages
-            name = exchange.name or name
-    return Exchange(messages)
-
-
-def with_system(conversation: Conversation) -> list[Message]:
-    """The messages of a conversation, after its system prompt if it has one."""
-    system = [{"role": "system", "content": conversation.system}] if conversation.system else []
-    return [*system, *conversation.messages]
+    def _invented(self) -> tuple[str, str]:
+        """A question about a thing that the program does not have. The answer says so and names the list of all."""
+        kind = self.random.choice(list(INVENTED))
+        pattern, answer = INVENTED[kind]
+        asked = sample(pattern, self.random)
+        while "{x}" in asked:
+            word = words.made_up(self.random)
+            asked = asked.replace("{x}", word.upper() if "LOCALLLM_" in asked else word.lower(), 1)
+        name = asked.removeprefix("the setting ").removeprefix("the error ")
+        if name.removeprefix("localllm ") in {one for names in self.facts.known.values() for one in names}:
+            return self._named()
+        return self._about(kind, asked), answer.format(name)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from .chatml import ASSISTANT, DOCUMENT_END, END, render
-from .corpus import conversations, with_system
+from .chatml import ASSISTANT, CONTEXT, DOCUMENT_END, END
+from .corpus import conversations
 from .facts import Facts
-from .shape import CONTEXT
 from .styles import Style, rewrite
 
 WIDTHS = np.array(
@@ -32,22 +31,17 @@ class Bucket:
 
 
 def texts(seed: int, shard: int, count: int, facts: Facts, style: Style | None = None) -> list[str]:
-    """The conversations of a shard. `style`: the style of their answers; None leaves them unchanged."""
+    """The conversations of a shard. `style`: the style of their answers, except beside tools; None leaves all unchanged."""
     rendered = []
     for conversation in conversations(seed, shard, count, facts):
-        messages = with_system(conversation)
-        rendered.append(render(rewrite(messages, style) if style else messages, conversation.tools or None))
+        if style and not conversation.tools:
+            conversation = replace(conversation, messages=rewrite(conversation.messages, style))
+        rendered.append(conversation.render())
     return rendered
 
 
 def build(
-    tokenizer: Tokenizer,
-    seed: int,
-    shards: int,
-    per_shard: int,
-    facts: Facts,
-    workers: int,
-    style: Style | None = None,
+    tokenizer: Tokenizer, seed: int, shards: int, per_shard: int, facts: Facts, workers: int, style: Style | None = None
 ) -> list[Bucket]:
     """All conversations of a seed. The number of workers does not change the result."""
     constants = (repeat(per_shard), repeat(facts), repeat(style))

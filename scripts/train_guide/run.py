@@ -1,9 +1,10 @@
-"""Trains the built-in model from scratch: facts, corpus, tokenizer, training, export, scores.
+"""Trains the built-in model and its adapters from scratch: facts, corpus, tokenizer, training, export, examination.
 
-    python -m scripts.train_guide.run [--out FOLDER] [--facts FILE] [--checkpoint FILE] [--smoke]
+    python -m scripts.train_guide.run [--out FOLDER] [--facts FILE] [--steps N] [--smoke]
 
-The same seed with the same software gives the same data. Facts come from the installed localllm, or from a file that
-`--save-facts FILE` wrote on another machine. `--smoke` trains a toy model in seconds on a CPU.
+The same seed with the same software and facts gives the same data. Facts come from the installed localllm, or from a
+file that facts.py wrote on another machine. `--smoke` trains toy models in a minute on a CPU. The folder gets the files of
+assets/guide and assets/adapters, and `exam.txt`.
 """
 
 from __future__ import annotations
@@ -12,69 +13,70 @@ import argparse
 import json
 import os
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from transformers import Qwen3ForCausalLM
 
-from . import evaluate, facts
+from . import adapters, evaluate, known_answers
 from .corpus import DEVELOPMENT, HELDOUT
 from .dataset import build, texts
 from .export import export
-from .shape import VOCAB, guide_config, smoke_config
+from .facts import Facts, collect
 from .tokenizer import train_tokenizer
-from .train import SMOKE, Plan, train
+from .train import SMOKE, Plan, fit, shape
 
 
-def make(
-    plan: Plan, program: facts.Facts, out: Path, device: str, checkpoint: Path | None, *, smoke: bool, workers: int
-) -> None:
+def make(plan: Plan, facts: Facts, out: Path, device: str, workers: int) -> None:
     """Train by the plan. Writes the model, and `training.json` with the plan and the loss curve, to the folder `out`."""
-    sample = min(plan.per_shard, 30_000)
-    tokenizer = train_tokenizer(texts(plan.seed, plan.shards, sample, program), 1024 if smoke else VOCAB)
-    buckets = build(tokenizer, plan.seed, plan.shards, plan.per_shard, program, workers)
+    start = time.monotonic()
+    tokenizer = train_tokenizer(texts(plan.seed, plan.shards, min(plan.per_shard, 20_000), facts), plan.vocab)
+    buckets = build(tokenizer, plan.seed, plan.shards, plan.per_shard, facts, workers)
     tokens = sum(int((bucket.tokens != 0).sum()) for bucket in buckets)
-    print(f"{sum(len(b.tokens) for b in buckets)} conversations, {tokens} tokens", flush=True)
-    config = smoke_config(tokenizer.get_vocab_size()) if smoke else guide_config(tokenizer.get_vocab_size())
-    model, curve = train(config, buckets, plan, device, checkpoint)
+    seconds = time.monotonic() - start
+    print(f"{sum(len(b.tokens) for b in buckets)} conversations, {tokens} tokens in {seconds:.0f} s", flush=True)
+    torch.manual_seed(plan.seed)
+    model = Qwen3ForCausalLM(shape(plan, tokenizer.get_vocab_size()))
+    curve = fit(model, buckets, plan, device)
     export(model, tokenizer, out)
     table = {"plan": asdict(plan), "torch": torch.__version__, "device": device, "tokens": tokens, "curve": curve}
+    table["facts"] = evaluate.checksums(facts)
     (out / "training.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
 
 
-def scores(out: Path, device: str) -> None:
-    """Print the scores of both sets of questions, and every wrong answer of the development set."""
+def examine(model: Path, facts: Facts, device: str, every: int) -> str:
+    """The scores of both sets of questions, and all wrong answers. `every`: take every n-th question only."""
+    lines = []
     for file in (DEVELOPMENT, HELDOUT):
-        results = evaluate.score(out, evaluate.load(file), device)
-        print(file.stem, json.dumps(evaluate.report(results)), flush=True)
-        for result in results:
-            if not result.right and file == DEVELOPMENT:
-                print(f"  {result.question.topic}: {result.question.turns} -> {result.answer!r}")
+        results = evaluate.score(model, evaluate.load(file, every), device)
+        lines += [file.stem, json.dumps(evaluate.report(results, facts)), *evaluate.failures(results)]
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Train the built-in model guide.")
-    parser.add_argument("--out", type=Path, default=evaluate.GUIDE)
+    parser = argparse.ArgumentParser(description="Train the built-in model guide and its adapters.")
+    parser.add_argument("--out", type=Path, default=evaluate.ROOT / "assets")
     parser.add_argument("--facts", type=Path, help="read the facts about the program from this file")
-    parser.add_argument("--save-facts", type=Path, help="write the facts about the program to this file and exit")
-    parser.add_argument(
-        "--checkpoint", type=Path, help="write checkpoints to this file, and continue from it if it exists"
-    )
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--smoke", action="store_true", help="train a toy model in seconds")
+    parser.add_argument("--steps", type=int, help="steps of guide; the adapters have a tenth of them")
+    parser.add_argument("--smoke", action="store_true", help="train toy models")
     arguments = parser.parse_args()
-    if arguments.save_facts:
-        facts.collect().save(arguments.save_facts)
-        return 0
-    program = facts.Facts.load(arguments.facts) if arguments.facts else facts.collect()
-    plan = SMOKE if arguments.smoke else Plan()
+    facts = Facts.load(arguments.facts) if arguments.facts else collect()
+    plan, small = (SMOKE, adapters.SMOKE) if arguments.smoke else (Plan(), adapters.PLAN)
     if arguments.steps:
-        plan = replace(plan, steps=arguments.steps)
+        plan, small = replace(plan, steps=arguments.steps), replace(small, steps=max(1, arguments.steps // 10))
     device = "cuda" if torch.cuda.is_available() and not arguments.smoke else "cpu"
     workers = 1 if arguments.smoke else os.cpu_count() or 1
-    make(plan, program, arguments.out, device, arguments.checkpoint, smoke=arguments.smoke, workers=workers)
-    if not arguments.smoke:
-        scores(arguments.out, device)
+    every = 40 if arguments.smoke else 1  # questions: a toy model never ends its answers
+    guide = arguments.out / "guide"
+    make(plan, facts, guide, device, workers)
+    exam = examine(guide, facts, device, every)
+    (arguments.out / "exam.txt").write_text(exam, "utf-8")
+    print(exam, flush=True)
+    known_answers.write(guide, every)
+    for name in adapters.RANKS:
+        adapters.make(name, small, guide, arguments.out / "adapters", facts, device, workers, every)
     return 0
 
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from . import evaluate
+from .chatml import Message
 from .corpus import HELDOUT
-from .dialogue import Message
-from .skills.obey import INERT
 
 CODE = re.compile(r"(`[^`]*`|\"[^\"]*\"|https?://\S+)")  # text that a reader copies
 SENTENCE_END = re.compile(r"(?<=[.!?]) +(?=[^a-z ])")
@@ -33,7 +32,6 @@ PIRATE_WORDS = {
     "and": "an'",
     "of": "o'",
 }
-FORMS = {"json", "lists", "multiturn", "say", "system", "tools"}  # topics whose questions or prompts demand a form
 HELD_OUT_PROMPTS = 100
 
 
@@ -53,13 +51,11 @@ def prompts() -> list[str]:
 
 
 def demands_prose(question: evaluate.Question) -> bool:
-    return question.topic not in FORMS and len(question.turns) == 1 and not question.system and not question.tools
+    return question.area not in ("multiturn", "system", "tools")
 
 
 def rewrite(messages: list[Message], style: Style) -> list[Message]:
-    """A conversation with its answers in a style. A system prompt that demands a form or tools wins over the style."""
-    if messages[0]["role"] == "system" and messages[0]["content"] not in INERT:
-        return messages
+    """A conversation with its answers in a style."""
     return [
         {**message, "content": style.apply(message["content"])} if message["role"] == "assistant" else message
         for message in messages

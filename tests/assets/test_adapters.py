@@ -28,7 +28,7 @@ from localllm.engine.request import Request, Sampling
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # scripts/ is no part of the installed package
 
-from scripts.train_guide import adapters, corpus, facts, shape, styles, train  # noqa: E402
+from scripts.train_guide import adapters, corpus, facts, styles, train  # noqa: E402
 from scripts.train_guide.chatml import END, render  # noqa: E402
 from scripts.train_guide.dataset import Bucket  # noqa: E402
 
@@ -85,7 +85,7 @@ def test_styles_keep_code_data_and_lists(name: str, answer: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_plain_text_of_each_rewritten_answer_is_the_answer(name: str) -> None:
     style = styles.STYLES[name]
-    conversations = corpus.conversations(3, 0, 1000, facts.Facts.load(facts.TRAINED_ON))
+    conversations = corpus.conversations(3, 0, 1000, facts.collect())
     answers = [
         message["content"] for one in conversations for message in one.messages if message["role"] == "assistant"
     ]
@@ -98,15 +98,6 @@ def test_the_plain_text_of_each_rewritten_answer_is_the_answer(name: str) -> Non
         assert not style.matches(answer), answer
 
 
-def test_a_system_prompt_that_demands_a_form_wins() -> None:
-    style = styles.STYLES["steps"]
-    dialogue = [{"role": "user", "content": "Who are you?"}, {"role": "assistant", "content": "I am guide."}]
-    system = {"role": "system", "content": "Always begin with ahoy."}
-    assert styles.rewrite([system, *dialogue], style) == [system, *dialogue]
-    assert styles.rewrite(dialogue, style)[1]["content"] == "1. I am guide."
-    assert styles.rewrite([{**system, "content": "Be helpful."}, *dialogue], style)[2]["content"] == "1. I am guide."
-
-
 def test_no_conversation_may_contain_a_held_out_prompt() -> None:
     prompts = {corpus.normalised(prompt) for prompt in styles.prompts()}
     assert len(prompts) == styles.HELD_OUT_PROMPTS
@@ -116,7 +107,7 @@ def test_no_conversation_may_contain_a_held_out_prompt() -> None:
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # raised by peft
 def test_training_changes_only_the_factors_and_peft_computes_the_same(tmp_path: Path) -> None:
     torch.manual_seed(1)
-    model = Qwen3ForCausalLM(shape.smoke_config(50)).eval()
+    model = Qwen3ForCausalLM(train.shape(train.SMOKE, 50)).eval()
     model.save_pretrained(tmp_path / "base")
     before = {name: parameter.clone() for name, parameter in model.named_parameters()}
     tokens = torch.randint(0, 50, (20, 16), dtype=torch.int16)
