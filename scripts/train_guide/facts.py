@@ -331,7 +331,7 @@ def _prose(text: str) -> Iterable[str]:
     text = re.sub(r"(?s:```.*?```|<!--.*?-->)|(?m:^[|#].*$)|!\[.*?\]\(.*?\)", "\n\n", text)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text).replace("\b", "").replace("**", "")
     text = re.sub(r"(?m)^( *\S.*?\S)  +(\S.*)$", r"\n\n\1: \2\n\n", text)  # a list of names with their meaning
-    for paragraph in re.split(r"\n\s*\n|\n[-*] ", text):
+    for paragraph in re.split(r"\n\s*\n|\n(?:[-*]|\d+\.) ", text):
         yield from (one for one in _sentences(" ".join(paragraph.split())) if len(one) <= MAX_SENTENCE)
 
 
