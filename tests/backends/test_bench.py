@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from localllm.backends import cpu
+from localllm.backends.cpu.device import OPS
 from localllm.engine.files.model_files import ModelFiles
 from localllm.engine.options import LoadOptions
 from localllm.engine.runner import Backend, Runner
-from localllm.kernels.ops.cases.reference_check import copy_to
+from localllm.kernels.ops.cases.reference_check import pack_value
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
@@ -202,12 +203,13 @@ def test_job_is_parsed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_works_of_all_ops_run(dtype: torch.dtype) -> None:
-    """Both by the op and by torch."""
+def test_works_run_by_the_ops_and_by_torch(dtype: torch.dtype) -> None:
+    ops = dict(OPS)
     for works in families(TINY, TINY_MOE, ["bf16", "mxfp4"], [3], dtype).values():
         for work in works:
-            (work.reference or REFERENCES[work.op])(**copy_to(work.make(), "cpu"))
-            REFERENCES[work.op](**copy_to(work.make(), "cpu"))
+            (work.reference or REFERENCES[work.op])(**work.make())
+            packed = {name: pack_value(OPS, value, dtype) for name, value in work.make().items() if name in work.packs}
+            ops[work.op](**work.make() | packed)
 
 
 def test_new_results_replace_rows_with_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
