@@ -24,13 +24,12 @@ def row(name: str, ours: float, unit: str, *, device: str = "", **more: object) 
 
     `more` has, where they are known: `peer`, the result of another program; `ratio`, above 1 if localllm is faster; and
     `bound_share`, the share of a measured bound."""
-    facts = {name: round(value, 3) if isinstance(value, float) else value for name, value in more.items()}
     machine = f"{cpu_name()} ({variant(cpu_flags())}), {cores()} cores, Python {platform.python_version()}"
     return {
         "name": name,
         "ours": round(ours, 2 if abs(ours) >= 10 else 4),
         "unit": unit,
-        **{name: value for name, value in facts.items() if value is not None},
+        **{name: round(value, 3) if isinstance(value, float) else value for name, value in more.items()},
         "machine": ", ".join(filter(None, [device, machine])),
         "commit": _commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
