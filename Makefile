@@ -122,7 +122,7 @@ $(VENV)/.runtime: $(VENV)/.made $(MODULES) pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.made $(MODULES) pyproject.toml constraints.txt scripts/llamacpp.cmake
 	@$(MAKE) --jobs=2 $(VENV)/.runtime $(LLAMACPP)/.built
 	$(INSTALL) --find-links $(LLAMACPP) --editable '.[dev,llamacpp]'
-	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib || true
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # some files are for a later Python
 	@touch $@
 
 $(LLAMACPP)/.built: $(VENV)/.made constraints.txt scripts/llamacpp.cmake

@@ -45,6 +45,28 @@ def test_a_wheel_builds_without_a_compiler(tmp_path: Path) -> None:
     assert not [name for name in names if name.endswith((".so", ".cpp", ".h"))]
 
 
+@pytest.mark.parametrize(("version", "output"), [(VERSION, "those of the wheel"), ("0.0.1", "no C++20 compiler")])
+def test_the_set_up_takes_the_kernels_of_a_wheel(version: str, output: str, tmp_path: Path) -> None:
+    for file in ("scripts/kernels", "app/version.py"):
+        (tmp_path / file).parent.mkdir()
+        shutil.copy(ROOT / file, tmp_path / file)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "dist").mkdir()
+    information = f"localllm-{version}.dist-info"
+    with zipfile.ZipFile(tmp_path / "dist" / f"localllm-{version}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("localllm/kernels/cpu/localllm_cpu.so", "compiled")
+        wheel.writestr(f"{information}/METADATA", f"Metadata-Version: 2.1\nName: localllm\nVersion: {version}\n")
+        wheel.writestr(f"{information}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{information}/RECORD", "")
+    environment = os.environ | {"CXX": str(tmp_path / "none"), "CONFIGURE": "false"}
+    done = subprocess.run([tmp_path / "scripts" / "kernels"], env=environment, text=True, capture_output=True)
+    assert output in done.stdout, done
+    assert (tmp_path / "build" / "kernels" / "localllm_cpu.so").is_file() == (version == VERSION)
+
+
 def localllm(*arguments: str, library: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "localllm.app.cli", *arguments]
     environment = os.environ | {CPU_VARIABLE: library}
