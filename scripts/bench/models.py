@@ -42,6 +42,8 @@ from localllm.engine.options import LoadOptions
 from localllm.engine.runner import page_bytes
 
 PAGE = 64  # positions
+SLOTS = LoadOptions().adapter_slots
+TITLES = {"guide": "guide", **{name: shape.name for name, shape in SHAPES.items()}}
 OPTIONS = {field.name for field in fields(LoadOptions)}
 
 
@@ -96,7 +98,7 @@ class Model:
 
     @property
     def title(self) -> str:
-        return f"{SHAPES[self.shape].name if self.shape in SHAPES else self.shape}, {self.fmt}"
+        return f"{TITLES[self.shape]}, {self.fmt}"
 
     @property
     def is_gguf(self) -> bool:
@@ -137,7 +139,7 @@ def measure(model: Model, options: argparse.Namespace) -> Iterator[Row]:
 
         if layers := 4 * is_gpu if options.check_layers is None else options.check_layers:
             yield from check(model, settings, layers)
-        settings["adapters"] = max(job.adapters for job in options.jobs)
+        settings["adapters"] = options.adapters
         ways = []
         for way in options.ways:
             more = {"options": load | way.options}
@@ -161,11 +163,9 @@ def check(model: Model, settings: Mapping[str, object], layers: int) -> Iterator
 
 def load_options(model: Model, files: ModelFiles, is_gpu: bool, options: argparse.Namespace) -> dict[str, Any]:
     """Fields of LoadOptions: with the limits that the largest job needs, unless `fit`."""
-    load: dict[str, Any] = {"quant": FORMATS[model.fmt].quant}
+    load: dict[str, Any] = {"quant": FORMATS[model.fmt].quant, "adapter_slots": max(SLOTS, options.adapters)}
     if not is_gpu:
         load["threads"] = options.threads
-    if adapters := max(job.adapters for job in options.jobs):
-        load["adapter_slots"] = adapters
     if options.fit:
         return load
     lengths = [_lengths(job) for job in options.jobs]
@@ -255,7 +255,7 @@ def _bound(job: Job, hello: Mapping[str, Any]) -> float:
 def _options() -> argparse.Namespace:
     arguments = parser(__doc__, "models")
     add = arguments.add_argument
-    add("--shape", type=among("guide", *SHAPES), default=["qwen3-0.6b"], help=f"guide, {', '.join(SHAPES)}")
+    add("--shape", type=among(*TITLES), default=["qwen3-0.6b"], help=", ".join(TITLES))
     add("--formats", type=among(*FORMATS), default=["bf16", "int8", "int4"], help=", ".join(FORMATS))
     jobs = "decode:1x128,decode:16x32,prefill:128,prefill:512"
     add("--jobs", type=lambda text: [Job.parse(word) for word in words(text)], default=jobs, help=f"default: {jobs}")
@@ -272,6 +272,7 @@ def _options() -> argparse.Namespace:
     options = arguments.parse_args()
     steps = {"decode": options.steps, "profile": options.steps}
     options.jobs = [replace(job, steps=steps.get(job.kind, 0)) for job in options.jobs]
+    options.adapters = max(job.adapters for job in options.jobs)
     return options
 
 
