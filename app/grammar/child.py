@@ -10,14 +10,13 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ..bounded import serve
 from ..chat.tokenizer.base import TokenTable
-from .matcher import TokenBytes, make_matcher, make_tokens, unspelled
+from .matcher import make_matcher, make_tokens
 
 STEPS = 16  # tokens of one trial; the first masks are the slowest, because they build the states of the lexer
 
 
-def find_problem(tokens: LLTokenizer, token_bytes: TokenBytes, grammar: str) -> str:
+def find_problem(tokens: LLTokenizer, grammar: str) -> str:
     """Generates STEPS random tokens that the grammar allows. Returns the problem of the grammar, or an empty text."""
-    token_bytes.unspelled = ""
     matcher, problem = make_matcher(tokens, grammar)
     if problem:
         return problem
@@ -26,8 +25,6 @@ def find_problem(tokens: LLTokenizer, token_bytes: TokenBytes, grammar: str) -> 
         if matcher.is_stopped():
             break
         allowed = _allowed(matcher)
-        if token_bytes.unspelled:
-            return unspelled(token_bytes.unspelled)
         is_dead_end = matcher.is_stopped() and not matcher.is_accepting()
         if is_dead_end and step == 0:
             return "no text can match it"
@@ -45,14 +42,13 @@ def _allowed(matcher: LLMatcher) -> list[int]:
 
 class _Trials:
     tokens: LLTokenizer
-    token_bytes: TokenBytes
 
     def greet(self, hello: bytes) -> None:
         table = msgspec.msgpack.decode(hello, type=TokenTable)
-        self.tokens, self.token_bytes = make_tokens(table)
+        self.tokens = make_tokens(table)
 
     def handle(self, request: bytes) -> bytes:
-        return find_problem(self.tokens, self.token_bytes, request.decode()).encode()
+        return find_problem(self.tokens, request.decode()).encode()
 
 
 if __name__ == "__main__":

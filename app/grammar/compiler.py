@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
@@ -23,12 +23,11 @@ from ..bounded import BoundedChild, ChildLost
 from ..chat.calls.constraint import CallGrammars
 from ..chat.calls.records import CallFormat
 from ..chat.calls.rules import Rules, SchemaRefused, ToolSchema, quoted
-from ..chat.calls.values import constants, dumps
 from ..chat.tokenizer.base import Tokenizer
 from ..errors import AppError, InvalidRequest, UnsupportedParameter
 from ..frames import ResponseFormat
 from . import harmony
-from .matcher import Encode, make_matcher, make_tokens, unspelled
+from .matcher import Encode, make_matcher, make_tokens
 from .patterns import PatternProblem, translate
 from .place import SchemaProblem
 from .schema import rewrite
@@ -51,7 +50,6 @@ _JSON: JsonCompileOptions = {"whitespace_pattern": r"( |\n[ \t]{0,24})", "json_a
 
 # As in OpenAI's API, a tool without `parameters` has no arguments.
 _NO_ARGUMENTS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-_NAMES = ("properties", "patternProperties", "$defs")  # keywords whose value has schemas by name
 _ANY_ARGUMENTS: dict[str, Any] = {"type": "object", "x-guidance": _JSON}
 
 
@@ -100,7 +98,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         try:
             vocabulary = tokenizer.vocabulary(size)
-            self._tokens, self._token_bytes = make_tokens(vocabulary, _encoder(tokenizer))
+            self._tokens = make_tokens(vocabulary, _encoder(tokenizer))
         except ValueError as error:
             raise _unreadable(tokenizer, str(error)) from None
         self._control_tokens = {text: token for text, token in tokenizer.control_tokens.items() if token < size}
@@ -132,10 +130,7 @@ class GrammarCompiler:
             case "regex":
                 return self._compile(_regex_grammar(response_format.regex or ""), "regex")
             case "choice":
-                choices = response_format.choices or []
-                grammar = _choice_grammar(choices)
-                self._check_spelling(choices, "choice")
-                return self._compile(grammar, "choice")
+                return self._compile(_choice_grammar(response_format.choices or []), "choice")
 
     def compile_forced_calls(
         self, form: CallFormat, tools: Sequence[dict[str, Any]], *, parallel: bool
@@ -180,7 +175,6 @@ class GrammarCompiler:
             return ToolSchema(function["name"], None, where, is_strict=False)
         schema = _rewritten(function.get("parameters") or _NO_ARGUMENTS, where, strict=is_strict)
         schema = {"type": "object"} | {name: value for name, value in schema.items() if name != "type"}
-        self._check_spelling(_literals(schema), "tools")
         return ToolSchema(function["name"], schema | {"x-guidance": _JSON}, where, is_strict)
 
     def compile_harmony_calls(self, tools: Sequence[dict[str, Any]], *, forced: bool) -> TokenGrammar:
@@ -213,19 +207,10 @@ class GrammarCompiler:
         """A text of a format in the syntax of a grammar: control tokens by id, other text between quotes."""
         return " ".join(map(_expression, self.pieces(text))) or _expression("")
 
-    def _check_spelling(self, texts: Iterable[str], where: str) -> None:
-        """Raises InvalidRequest if the tokens of the vocabulary, without control tokens, cannot spell a text."""
-        if self._token_bytes.spells_any_text:
-            return
-        for text in texts:
-            if not self._token_bytes.spells(text):
-                raise _unusable(where, unspelled(text))
-
     def _compile_json(self, schema: object, where: str, *, strict: bool = False) -> TokenGrammar:
         root = _rewritten(schema, where, strict=strict)
         try:
             grammar = LLMatcher.grammar_from_json_schema(json.dumps(root), defaults=_JSON)
-            self._check_spelling(_literals(root), where)
         except ValueError as error:  # a property name is not valid Unicode
             raise _unusable(where, error) from None
         return self._compile(grammar, where)
@@ -266,22 +251,6 @@ def _encoder(tokenizer: Tokenizer) -> Encode:
 def _expression(piece: str | int) -> str:
     """A control token, or a text between quotes, in the syntax of a grammar."""
     return f"<[{piece}]>" if isinstance(piece, int) else quoted(piece)
-
-
-def _literals(schema: Any) -> Iterator[str]:
-    """The texts that a schema prescribes: names of properties, and constants as JSON."""
-    if isinstance(schema, list):
-        for item in schema:
-            yield from _literals(item)
-    if not isinstance(schema, dict):
-        return
-    yield from map(dumps, constants(schema) or ())
-    for keyword, value in schema.items():
-        if keyword in _NAMES and isinstance(value, dict):
-            yield from value if keyword == "properties" else ()
-            yield from _literals(list(value.values()))
-        elif keyword not in ("const", "enum"):
-            yield from _literals(value)
 
 
 def _unusable(where: str, problem: object) -> InvalidRequest:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from llguidance import LLParserLimits as Limits
@@ -35,7 +34,8 @@ class TokenBytes:
     bos_token_id = None
 
     def __init__(self, table: TokenTable, encode: Encode | None) -> None:
-        """`encode` converts text to ids. Without it, the longest token is taken first."""
+        """`encode` converts text to ids. Without it, the longest token is taken first. Raises ValueError for a
+        vocabulary that cannot spell every text."""
         self.tokens = list(table.tokens)
         special = table.eos_ids | table.control_ids
         self.eos_ids = sorted(token for token in table.eos_ids if token < len(self.tokens))
@@ -44,27 +44,18 @@ class TokenBytes:
             self.tokens[token] = b"<[%d]>" % token
         self.eos_token_id = self.eos_ids[0]
         self.greedy: Encode = lambda text: []
-        self.unspelled = ""  # the last text for which there were no tokens
         self._encode = encode
+        special_ids = frozenset(self.special_token_ids)
+        self._texts = {token: data for token, data in enumerate(self.tokens) if data and token not in special_ids}
+        self._ids = {data: token for token, data in self._texts.items()}
+        if not all(bytes([byte]) in self._ids for byte in _UTF8):
+            raise ValueError("it has no token for some byte of UTF-8, so that some texts have no tokens")
 
     def __call__(self, data: bytes) -> list[int]:
         """The ids of a text in bytes: those of the model's own tokenizer, unless it changes the text."""
         text = data.decode()
-        for spell in (self._encoded, self.greedy, self._segments):
-            ids = spell(text)
-            if self._join(ids) == data:
-                return ids
-        self.unspelled = text
-        return self.greedy(text)
-
-    @cached_property
-    def spells_any_text(self) -> bool:
-        """Whether each byte of UTF-8 is a text token."""
-        return all(bytes([byte]) in self._ids for byte in _UTF8)
-
-    def spells(self, text: str) -> bool:
-        """Whether text tokens can spell the text."""
-        return not text or bool(self._segments(text))
+        ids = self._encoded(text)
+        return ids if self._join(ids) == data else self.greedy(text)
 
     def _encoded(self, text: str) -> list[int]:
         ids = self._encode(text) if self._encode else []
@@ -75,44 +66,11 @@ class TokenBytes:
             return ([self._ids[first]] if first in self._ids else []) + ids[1:]
         return ids
 
-    def _segments(self, text: str) -> list[int]:
-        """Text tokens that spell a text; empty if there are none. Finds them where the longest token is a dead end."""
-        data = text.encode()
-        last: dict[int, int] = {0: -1}  # end of a text that tokens spell → its last token
-        for start in range(len(data)):
-            if start not in last:
-                continue
-            for length in self._lengths:
-                token = self._ids.get(data[start : start + length])
-                if token is not None:
-                    last.setdefault(start + length, token)
-        ids: list[int] = []
-        end = len(data)
-        while end > 0 and end in last:
-            ids.append(last[end])
-            end -= len(self.tokens[last[end]])
-        return [] if end else ids[::-1]
-
-    @cached_property
-    def _lengths(self) -> list[int]:
-        return sorted({len(data) for data in self._ids}, reverse=True)
-
-    @cached_property
-    def _ids(self) -> dict[bytes, int]:
-        """The text tokens by their bytes."""
-        return {data: token for token, data in self._texts.items()}
-
-    @cached_property
-    def _texts(self) -> dict[int, bytes]:
-        """The bytes of the text tokens."""
-        special = frozenset(self.special_token_ids)
-        return {token: data for token, data in enumerate(self.tokens) if data and token not in special}
-
     def _join(self, ids: list[int]) -> bytes:
         return b"".join(map(self.tokens.__getitem__, ids))
 
 
-def make_tokens(table: TokenTable, encode: Encode | None = None) -> tuple[LLTokenizer, TokenBytes]:
+def make_tokens(table: TokenTable, encode: Encode | None = None) -> LLTokenizer:
     """The tokens of a vocabulary, for llguidance. Takes half a second for 150,000 tokens.
 
     `encode` converts text to ids. Raises ValueError for a vocabulary that the library cannot read.
@@ -125,7 +83,7 @@ def make_tokens(table: TokenTable, encode: Encode | None = None) -> tuple[LLToke
             raise
         raise ValueError(str(error)) from None
     token_bytes.greedy = tokens.greedy_tokenize
-    return tokens, token_bytes
+    return tokens
 
 
 def make_matcher(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
@@ -134,8 +92,3 @@ def make_matcher(tokens: LLTokenizer, grammar: str) -> tuple[LLMatcher, str]:
     if matcher.is_error():
         return matcher, " ".join(matcher.get_error().split())[:500]
     return matcher, "; ".join(matcher.get_grammar_warnings())[:500]
-
-
-def unspelled(text: str) -> str:
-    """The problem of a grammar that prescribes a text for which the vocabulary has no tokens."""
-    return f"the vocabulary of this model has no tokens for the text {text[:100]!r}"

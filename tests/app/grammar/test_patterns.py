@@ -85,6 +85,7 @@ def test_translate_keeps_the_meaning(pattern: str, expected: str) -> None:
         (r"\9", "backreference"),
         (r"\k<x>", "backreference"),
         (r"\01", "is not supported"),
+        (r"\Aa\Z", "is not supported"),
         (r"\q", "is not supported"),
         (r"\x4", "two hexadecimal"),
         (r"\c1", "is not supported"),
