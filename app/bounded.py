@@ -1,7 +1,7 @@
 """Runs work on untrusted input in a child process with limits on time and memory.
 
 The parent uses `BoundedChild`; the child calls `serve`. A message is its length (4 bytes, big-endian) and its body. The
-top bit of the length marks the last answer of a child.
+top bit of the length marks the last reply of a child.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
-LAST = 1 << 31  # bit of the length that marks the last answer
+LAST = 1 << 31  # bit of the length that marks the last reply
 # Each thread pool gets one thread: with a thread per core, the address space may exceed the memory limit.
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 START_LIMIT = 60.0  # seconds of elapsed time for the start of a child and its first message
@@ -43,7 +43,7 @@ class BoundedChild:
         self._lock = threading.Lock()
 
     def call(self, request: bytes) -> bytes:
-        """Send a request to the child and return its answer. Raises ChildLost."""
+        """Send a request to the child and return its reply. Raises ChildLost."""
         with self._lock:
             try:
                 if self._child is None:
@@ -132,16 +132,16 @@ def _wait(descriptor: int, event: int, deadline: float) -> None:
 
 
 class Exhausted(Exception):
-    """A handler ran out of memory or stack. The child sends `answer` and exits."""
+    """A handler ran out of memory or stack. The child sends `reply` and exits."""
 
-    def __init__(self, answer: bytes) -> None:
-        self.answer = answer
+    def __init__(self, reply: bytes) -> None:
+        self.reply = reply
 
 
 def serve(greet: Callable[[bytes], None], handle: Callable[[bytes], bytes]) -> None:
-    """The main loop of the child: apply the limits from the command line, then answer requests until the input ends.
+    """The main loop of the child: apply the limits from the command line, then reply to requests until the input ends.
 
-    `greet` gets the first message. `handle` gets every other message and returns the answer, or raises Exhausted.
+    `greet` gets the first message. `handle` gets every other message and returns the reply, or raises Exhausted.
     """
     cpu = float(sys.argv[1])
     memory = int(sys.argv[2])
@@ -152,7 +152,7 @@ def serve(greet: Callable[[bytes], None], handle: Callable[[bytes], bytes]) -> N
     source = sys.stdin.buffer
     sink = sys.stdout.buffer
 
-    def answer(body: bytes, flag: int = 0) -> None:
+    def reply(body: bytes, flag: int = 0) -> None:
         sink.write((len(body) | flag).to_bytes(4, "big") + body)
         sink.flush()
 
@@ -162,14 +162,14 @@ def serve(greet: Callable[[bytes], None], handle: Callable[[bytes], bytes]) -> N
         if not greeted:
             greet(request)
             greeted = True
-            answer(b"")
+            reply(b"")
             continue
         signal.setitimer(signal.ITIMER_PROF, cpu)  # SIGPROF ends the process, also in native code
         try:
             body = handle(request)
         except Exhausted as error:
-            answer(error.answer, LAST)
+            reply(error.reply, LAST)
             return
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-        answer(body)
+        reply(body)

@@ -29,7 +29,7 @@ def start(settings: Settings) -> None:
     last lines of the daemon's output.
     """
     read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb") as answer, tempfile.TemporaryFile() as output:
+    with os.fdopen(read_end, "rb") as result, tempfile.TemporaryFile() as output:
         try:
             launcher = subprocess.Popen(
                 [*COMMAND, "--ready-fd", str(write_end)],
@@ -45,14 +45,14 @@ def start(settings: Settings) -> None:
             # The launcher forks the daemon and exits.
             launcher.communicate(msgspec.json.encode(settings), START_SECONDS)
             with selectors.DefaultSelector() as ready:
-                ready.register(answer, selectors.EVENT_READ)
+                ready.register(result, selectors.EVENT_READ)
                 if not ready.select(START_SECONDS):
                     raise TimeoutError
         except (TimeoutError, subprocess.TimeoutExpired):
             os.killpg(launcher.pid, signal.SIGKILL)
             launcher.wait()
             raise DaemonUnreachable(f"the daemon did not start within {START_SECONDS} s{_last_lines(output)}") from None
-        outcome = answer.read()
+        outcome = result.read()
         if not outcome:
             raise DaemonUnreachable(f"the daemon exited during its start{_last_lines(output)}")
     if outcome != READY:

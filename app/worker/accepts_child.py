@@ -18,10 +18,10 @@ from ...engine.runner import Backend, Unavailable
 
 
 def main(*folders: str) -> None:
-    print(json.dumps([answer(Path(folder)) for folder in folders]))
+    print(json.dumps([reasons_of(Path(folder)) for folder in folders]))
 
 
-def answer(folder: Path) -> tuple[str, str, str]:
+def reasons_of(folder: Path) -> tuple[str, str, str]:
     """(reason why no backend has the architecture of a model, reason why its backend is not installed, the command that
     installs it)."""
     try:
@@ -50,7 +50,7 @@ def _missing(files: ModelFiles) -> tuple[str, str]:
     """The reason why no backend that reads a GGUF file is installed, and the command that installs one; else empty.
 
     A GGUF file has one backend, which is a package of its own. Other models are not asked about: the probes of their
-    backends are slow, and the answer changes with the devices of the machine.
+    backends are slow, and the result changes with the devices of the machine.
     """
     if not files.gguf:
         return "", ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -195,78 +196,36 @@ def _allows(types: frozenset[str], name: str) -> bool:
     return name in types or (name == "integer" and "number" in types)
 
 
-class Entries:
-    """Reads a value with bare keys and special quotes: `{key:<|"|>text<|"|>,list:[1,true]}`."""
-
-    def __init__(self, text: str, quote: str) -> None:
-        self._text = text
-        self._quote = quote
-        self._position = 0
-
-    def value(self) -> Any:
-        """The value. Raises ValueError if the text is no value."""
-        value = self._value()
-        self._skip_space()
-        if self._position != len(self._text):
-            raise ValueError("text after the value")
-        return value
-
-    def _value(self) -> Any:
-        self._skip_space()
-        if self._skip(self._quote):
-            end = self._text.index(self._quote, self._position)
-            text = self._text[self._position : end]
-            self._position = end + len(self._quote)
-            return text
-        if self._skip("{"):
-            return dict(self._items("}", self._entry))
-        if self._skip("["):
-            return self._items("]", self._value)
-        word = self._until(",}]")
-        value = parsed(word)
-        return word.strip() if value is None else value[0]
-
-    def _entry(self) -> tuple[str, Any]:
-        self._skip_space()
-        if self._text.startswith(self._quote, self._position):
-            key = self._value()
-        else:
-            key = self._until(":").strip().strip('"')
-        self._skip_space()
-        if not self._skip(":"):
-            raise ValueError("a key without a value")
-        return key, self._value()
-
-    def _items(self, end: str, read: Any) -> list[Any]:
-        items: list[Any] = []
-        self._skip_space()
-        while not self._skip(end):
-            items.append(read())
-            self._skip_space()
-            if not self._skip(",") and not self._text.startswith(end, self._position):
-                raise ValueError("no separator")
-            self._skip_space()
-        return items
-
-    def _until(self, ends: str) -> str:
-        start = self._position
-        while self._position < len(self._text) and self._text[self._position] not in ends:
-            self._position += 1
-        return self._text[start : self._position]
-
-    def _skip(self, text: str) -> bool:
-        follows = self._text.startswith(text, self._position)
-        self._position += len(text) if follows else 0
-        return follows
-
-    def _skip_space(self) -> None:
-        while self._position < len(self._text) and self._text[self._position] in " \t\r\n":
-            self._position += 1
-
-
 def entries_json(text: str, quote: str) -> str | None:
-    """The JSON of a value in the notation of Entries; None if it has another form."""
+    """The JSON of an object or list with bare keys and special quotes, such as `{key:<|"|>text<|"|>,list:[1,true]}`;
+    None if the text has another form."""
+    mark = re.escape(quote)
+    bare = rf"(?P<bare>(?:(?!{mark})[^{{}}\[\],])+)"
+    tokens = re.compile(rf"{mark}(?P<text>.*?){mark}|(?P<sign>[{{}}\[\],])|{bare}|(?P<rest>.)", re.DOTALL)
+    written: list[str] = []
+    brackets = ""  # those that are open
+    for token in tokens.finditer(text):
+        match token.lastgroup:
+            case "text":
+                written.append(dumps(token["text"]))
+            case "sign":
+                sign = token["sign"]
+                brackets = brackets + sign if sign in "{[" else brackets[: len(brackets) - (sign in "}]")]
+                written.append(sign)
+            case "bare" if token["bare"].strip():
+                written.append(_bare_json(token["bare"], is_key=brackets[-1:] == "{" and written[-1] in ("{", ",")))
+            case "rest":  # a quote that is not closed
+                return None
     try:
-        return dumps(Entries(text, quote).value())
+        return dumps(json.loads("".join(written)))
     except (ValueError, RecursionError):
         return None
+
+
+def _bare_json(text: str, *, is_key: bool) -> str:
+    """The JSON of text without quotes: a value, or `key:value`, or `key:` before a value, or `:value` after a key."""
+    has_colon = is_key or text.lstrip().startswith(":")
+    key, colon, word = text.partition(":") if has_colon else ("", "", text)
+    value = parsed(word)
+    name = dumps(key.strip().strip('"')) if is_key else ""
+    return name + colon + (dumps(word.strip() if value is None else value[0]) if word.strip() else "")

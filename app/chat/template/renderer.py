@@ -51,10 +51,10 @@ class TemplateRenderer:
         max_chars = min(2**20 + 4 * len(values), MAX_TEXT)
         try:
             job = {"template": template, "variables": msgspec.Raw(values), "max_chars": max_chars}
-            answer = self._child.call(msgspec.json.encode(job))
+            reply = self._child.call(msgspec.json.encode(job))
         except ChildLost as error:
             raise TemplateExceeded(_problem(str(error)), param="messages") from None
-        rendered = msgspec.msgpack.decode(answer, type=Rendered)
+        rendered = msgspec.msgpack.decode(reply, type=Rendered)
         if rendered.problem:
             kind = TemplateExceeded if rendered.exceeded else TemplateFailed
             raise kind(_problem(rendered.problem), param="messages")

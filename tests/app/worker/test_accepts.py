@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localllm import backends
-from localllm.app.worker.accepts_child import answer
+from localllm.app.worker.accepts_child import reasons_of
 from localllm.engine.runner import DeviceInfo, Unavailable
 
 from ...engine.files.gguf_files import TINY, model
@@ -30,11 +30,11 @@ def test_missing_package_is_no_refusal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: DeviceInfo | Unavailable, missing: str, install: str
 ) -> None:
     monkeypatch.setattr(backends.load("llamacpp"), "probe", lambda: probe)
-    assert answer(file_of(tmp_path, "llama")) == ("", missing, install)
+    assert reasons_of(file_of(tmp_path, "llama")) == ("", missing, install)
 
 
 def test_encoder_is_refused_by_every_backend(tmp_path: Path) -> None:
-    refusal, missing, install = answer(file_of(tmp_path, "nomic-bert"))
+    refusal, missing, install = reasons_of(file_of(tmp_path, "nomic-bert"))
     assert "llamacpp: the architecture nomic-bert is an encoder" in refusal
     assert "it reads no GGUF files" in refusal
     assert missing == install == ""
@@ -42,4 +42,4 @@ def test_encoder_is_refused_by_every_backend(tmp_path: Path) -> None:
 
 def test_damaged_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    assert "m.gguf is not a valid GGUF file" in answer(tmp_path / "m.gguf")[0]
+    assert "m.gguf is not a valid GGUF file" in reasons_of(tmp_path / "m.gguf")[0]
