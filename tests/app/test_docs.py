@@ -37,7 +37,11 @@ def test_commands_and_flags_exist(page: Path) -> None:
         command = cli.commands[name]
         if isinstance(command, click.Group) and rest.split():
             command = command.commands[rest.split()[0]]
-        valid_flags = {flag for param in command.get_params(click.Context(command)) for flag in param.opts}
+        valid_flags = {
+            flag
+            for param in command.get_params(click.Context(command, help_option_names=["-h", "--help"]))
+            for flag in param.opts
+        }
         for flag in re.findall(r"--[a-z-]+", rest.partition("#")[0]):
             assert flag in valid_flags, f"localllm {command.name} {flag}"
 
