@@ -1,7 +1,7 @@
 """Structured output: compiles a response format to a grammar that computes the allowed tokens, with `llguidance`.
 
 A grammar that exceeds a limit below raises InvalidRequest. Some grammars take minutes although no limit of the library
-is exceeded, so a child process (grammar_child) tries each grammar first. Nothing is cached on disk, and no schema is
+is exceeded, so a child process (child.py) tries each grammar first. Nothing is cached on disk, and no schema is
 fetched.
 """
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from .reading import ARGUMENT_KEYS, OTHER_KEYS
 from .records import CallFormat, Field, Literal
-from .values import constants, dumps, entries_json, types_of
+from .values import MAX_CHAIN, constants, dumps, entries_json, types_of
 from .writing import Notation, literal, notation_of
 
 _KEY = r"[^\s<>\"'=:,(){}\[\]]{1,128}"
 _TEXT = "(?s:.*)"
 _FREE_ARGUMENTS = {"type": ["object", "array", "string", "null"]}  # those that the reader of calls reports
 _SPACES = re.compile(r"(\s+)")
+_ROOT_KEYWORDS = {"$ref", "type", "$defs", "x-guidance"}
 _OBJECT_KEYWORDS = {"type", "properties", "required", "additionalProperties", "$defs", "x-guidance"}
 
 
@@ -38,6 +39,12 @@ class ToolSchema:
     where: str  # JSON path of the schema, for errors
     is_strict: bool  # keywords that the format cannot enforce are refused; otherwise the value is free
 
+    @property
+    def definitions(self) -> Mapping[str, Any]:
+        """The definitions, by their references."""
+        named = (self.schema or {}).get("$defs", {})
+        return {f"#/$defs/{name}": definition for name, definition in named.items()}
+
 
 class Rules:
     """Collects rules. The model may spell their texts with any tokens."""
@@ -51,6 +58,7 @@ class Rules:
         self._pieces = pieces
         self._options = json_options
         self._exact = exact
+        self._definitions: dict[tuple[str, str], str] = {}  # rules, by the name of the tool and the reference
         self.lines: list[str] = ['%llguidance {"no_forcing": true}', r"SPACE: /[ \t\r\n]{1,32}/", "TAIL: /(?s:.+)/"]
 
     def group(self, tools: Sequence[ToolSchema], *, parallel: bool) -> str:
@@ -146,6 +154,22 @@ class Rules:
         self.lines.append(f"{name}[lazy]: {body}" if lazy else f"{name}: {body}")
         return name
 
+    def _defined(self, schema: Mapping[str, Any], tool: ToolSchema, name: str, build: Callable[[Any], str]) -> str:
+        """The rule of a schema that is a reference: one rule for each target, which may refer to itself. `build`: the
+        expression of the target."""
+        _check_keywords(schema, {"$ref"}, name, tool)
+        reference = schema["$ref"]
+        key = (tool.name, reference)
+        if key not in self._definitions:
+            place = len(self.lines)
+            rule = self._definitions[key] = self._rule('""')
+            try:
+                self.lines[place] = f"{rule}: {build(tool.definitions[reference])}"
+            except SchemaRefused:
+                del self._definitions[key]
+                raise
+        return self._definitions[key]
+
     def _json(self, schema: Mapping[str, Any] | bool) -> str:
         value = {} if schema is True else schema
         if isinstance(value, Mapping):
@@ -224,9 +248,10 @@ class Rules:
     def _value(self, schema: Any, tail: str, tool: ToolSchema, name: str) -> str:
         """The value of a parameter whose type is not written, and the text after it."""
         root = tool.schema or {}
-        schema = _resolved(schema, root)
         if not isinstance(schema, dict):
             return self._until(_TEXT, tail)
+        if "$ref" in schema:
+            return self._defined(schema, tool, name, lambda target: self._value(target, tail, tool, name))
         options = schema.get("anyOf") or schema.get("oneOf")
         if options:
             _check_keywords(schema, {"anyOf", "oneOf", "type"}, name, tool)
@@ -299,9 +324,10 @@ class Rules:
     def _notated(self, schema: Any, tool: ToolSchema, notation: Notation, name: str) -> str:
         """A value of a schema in a notation."""
         root = tool.schema or {}
-        schema = _resolved(schema, root)
         if not isinstance(schema, dict) or not types_of(schema, root):
             return self._any_value(notation)
+        if "$ref" in schema:
+            return self._defined(schema, tool, name, lambda target: self._notated(target, tool, notation, name))
         options = schema.get("anyOf") or schema.get("oneOf")
         if options:
             _check_keywords(schema, {"anyOf", "oneOf", "type"}, name, tool)
@@ -373,12 +399,6 @@ def _text_of(part: Literal | Field) -> str:
     return part.text
 
 
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    while isinstance(schema, dict) and "$ref" in schema:
-        schema = root.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], True)
-    return schema
-
-
 def _with_definitions(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     return {"$defs": root.get("$defs", {}), **(schema if isinstance(schema, dict) else {})}
 
@@ -395,9 +415,13 @@ def _known(schema: Mapping[str, Any], tool: ToolSchema) -> tuple[Mapping[str, An
 
 def _properties(schema: Mapping[str, Any], tool: ToolSchema) -> tuple[Mapping[str, Any], frozenset[str]]:
     """The properties of an object and the required ones. Raises SchemaRefused for other constraints."""
-    schema = _resolved(dict(schema), tool.schema or {})
-    if not isinstance(schema, dict):
-        return {}, frozenset()
+    for _ in range(MAX_CHAIN):
+        if "$ref" not in schema:
+            break
+        _check_keywords(schema, _ROOT_KEYWORDS, "the object", tool)
+        schema = tool.definitions[schema["$ref"]]
+        if not isinstance(schema, dict):
+            return {}, frozenset()
     _check_keywords(schema, _OBJECT_KEYWORDS, "the object", tool)
     known = schema.get("properties", {})
     required = frozenset(schema.get("required", ()))

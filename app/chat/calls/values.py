@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+MAX_CHAIN = 16  # references in a chain
 MAX_LITERAL = 2**16  # characters of a value of Python
 _NAMES = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 
@@ -44,7 +45,7 @@ def properties(schema: Any) -> Mapping[str, Any]:
 
 def resolve(schema: Any, root: Any) -> Any:
     """The schema at the end of a chain of local references."""
-    for _ in range(16):
+    for _ in range(MAX_CHAIN):
         if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
             return schema
         target = root

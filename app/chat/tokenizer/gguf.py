@@ -41,7 +41,7 @@ class _Part:
 
 
 class GgufTokenizer:
-    """Implements app.chat.tokens.Tokenizer with the vocabulary of a GGUF file.
+    """Implements app.chat.tokenizer.base.Tokenizer with the vocabulary of a GGUF file.
 
     The text of a message cannot become a control token: `protect` marks each spelling of such a token, and `encode`
     treats marked text as plain text. As in llama.cpp, other user-defined tokens become their ids in any text.

@@ -230,6 +230,32 @@ def test_forced_calls_have_the_spelling_of_their_format(
     assert not refused(tokenizer, compiled, tokenizer.encode(text, add_special_tokens=False))
 
 
+TREE = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "kids": {"type": "array", "items": {"$ref": "#"}}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("title", ["gemma-4", "lfm2", "qwen3-coder"])
+def test_references_in_formats_that_are_no_json(
+    tokenizer: ChatTokenizer, compiler: GrammarCompiler, title: str
+) -> None:
+    form = next(form for form in FORMATS if form.title == title)
+    compiled = compiler.compile_forced_calls(form, [tool("f", TREE)], parallel=False)
+    for kid, is_valid in (({"name": "b", "kids": []}, True), ({"kids": []}, False)):
+        text = example(form, [("f", {"name": "a", "kids": [kid]})])
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert (refused(tokenizer, compiled.copy(), ids) == "") == is_valid
+    beside = closed(a={"$ref": "#/$defs/x", "maxLength": 3}) | {"$defs": {"x": {"type": "string"}}}
+    with pytest.raises(UnsupportedParameter, match="maxLength"):
+        compiler.compile_forced_calls(form, [tool("f", beside)], parallel=False)
+    endless = closed(a={"$ref": "#/properties/a"}) | {"required": ["a"]}
+    with contextlib.suppress(InvalidRequest):
+        compiler.compile_forced_calls(form, [tool("f", endless)], parallel=False)
+
+
 MOVE = {
     "type": "object",
     "properties": {"x": {"type": "integer"}},
