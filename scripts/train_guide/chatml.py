@@ -12,7 +12,7 @@ import jinja2
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+TEMPLATE = Path(__file__).parents[2] / "assets" / "guide" / "chat_template.jinja"
 
 CONTEXT = 2048
 START = "<|im_start|>"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import repeat
+from multiprocessing import get_context
 
 import numpy as np
 import torch
@@ -48,7 +49,9 @@ def build(
     arguments = (repeat(tokenizer.to_str()), repeat(seed), range(shards), *constants)
     shards_by_width: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
     if workers > 1:
-        with ProcessPoolExecutor(workers, initializer=_single_threaded) as pool:
+        context = get_context("forkserver")  # a fork of this process would have the locks of its threads
+        context.set_forkserver_preload([__name__])
+        with ProcessPoolExecutor(workers, context, initializer=_single_threaded) as pool:
             results = list(pool.map(_shard, *arguments))
     else:
         results = list(map(_shard, *arguments))
@@ -65,7 +68,7 @@ def build(
 
 
 def _single_threaded() -> None:
-    """A forked process does not have the threads of the tokenizer and would wait for them without end."""
+    """One thread for each process: there is a process for each core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 

@@ -46,13 +46,20 @@ def make(plan: Plan, facts: Facts, out: Path, device: str, workers: int) -> None
     (out / "training.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
 
 
-def examine(model: Path, facts: Facts, device: str, every: int) -> str:
-    """The scores of both sets of questions, and all wrong answers. `every`: take every n-th question only."""
+def examine(model: Path, out: Path, facts: Facts, device: str, every: int) -> None:
+    """Write the scores of both sets of questions to `training.json`, and all wrong answers to the folder `out`.
+
+    `every`: take every n-th question only.
+    """
+    table = json.loads((model / "training.json").read_text("utf-8"))
     lines = []
     for file in (DEVELOPMENT, HELDOUT):
         results = evaluate.score(model, evaluate.load(file, every), device)
-        lines += [file.stem, json.dumps(evaluate.report(results, facts)), *evaluate.failures(results)]
-    return "\n".join(lines) + "\n"
+        table[file.stem] = evaluate.report(results, facts)
+        lines += [file.stem, json.dumps(table[file.stem]), *evaluate.failures(results)]
+    (model / "training.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+    (out / "exam.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    print(*lines, sep="\n", flush=True)
 
 
 def main() -> int:
@@ -71,9 +78,7 @@ def main() -> int:
     every = 40 if arguments.smoke else 1  # questions: a toy model never ends its answers
     guide = arguments.out / "guide"
     make(plan, facts, guide, device, workers)
-    exam = examine(guide, facts, device, every)
-    (arguments.out / "exam.txt").write_text(exam, "utf-8")
-    print(exam, flush=True)
+    examine(guide, arguments.out, facts, device, every)
     known_answers.write(guide, every)
     for name in adapters.RANKS:
         adapters.make(name, small, guide, arguments.out / "adapters", facts, device, workers, every)

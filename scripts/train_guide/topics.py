@@ -70,6 +70,9 @@ SLOTS: dict[str, Sequence[str] | Callable[[Random], str]] = {
     "{ascend}": "ascend|ascend 910|ascend 910b|huawei card|huawei npu|npu|huawei ascend".split("|"),
     "{mac}": "mac|macbook|macbook air|m1|m2|m3|m4|m1 mac|m3 max|imac|mac studio|apple laptop|mac mini|m4 pro|apple silicon|macos".split("|"),
     "{linux}": "linux|ubuntu|debian|fedora|arch|linux mint|opensuse|red hat|nixos|a linux machine|my linux laptop|ubuntu 24.04".split("|"),
+    "{windows}": "windows|wsl|windows 10|windows 11|my windows pc|a windows machine|win 11|my windows laptop".split("|"),
+    "{app}": "it|it|this|localllm|localllm|the program|this program|this app|the app|this thing|the software|this tool".split("|"),
+    "{p}": "0 0.1 0.2 0.5 0.7 0.8 0.9 0.95 1 1.0 1.2 1.5 0.05".split(),
     "{other}": "ollama|lm studio|llama.cpp|vllm|gpt4all|jan|koboldcpp|llamafile|sglang|mlx-lm|lmstudio".split("|"),
     "{client}": (
         "open webui|vs code|vscode|cursor|continue.dev|zed|jetbrains|emacs|neovim|langchain|llamaindex|librechat|obsidian|aider|cline"

@@ -21,7 +21,7 @@ class Plan:
     """The parameters of a run. They fix the number of steps and not the time, so that a seed gives the same run."""
 
     seed: int = 20261128
-    shards: int = 64
+    shards: int = 48
     per_shard: int = 20_000  # conversations per shard
     steps: int = 4400
     tokens_per_batch: int = 65_536

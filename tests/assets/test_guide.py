@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 
 import jinja2
 import pytest
@@ -105,7 +107,6 @@ def test_the_template_renders_equally_in_training_app_and_transformers(
     assert render(DIALOGUE[:length], tools, generate=True) == expected
     variables = {"messages": DIALOGUE[:length], "tools": tools, "add_generation_prompt": True}
     assert child.render(Job(TEMPLATE.read_text("utf-8"), variables, 100_000)).text == expected
-    assert (GUIDE / "chat_template.jinja").read_text("utf-8") == TEMPLATE.read_text("utf-8")
 
 
 def test_the_template_refuses_unknown_roles() -> None:
@@ -132,6 +133,8 @@ def test_every_topic_has_an_answer_without_invented_names(live: facts.Facts) -> 
         answer = live.answer(topic)
         assert answer, f"{topic.file}: the program has no {topic.name}"
         assert not live.invented(answer), (topic.name, answer)
+        lines = [*topic.how, *topic.what, *topic.ask, *(line for after in topic.after.values() for line in after)]
+        assert not re.findall(r"{\w+}", topics.filled(" ".join(lines), Random(1))), topic.name
 
 
 @pytest.mark.parametrize(
@@ -229,8 +232,6 @@ def test_a_refusal_is_right_only_if_the_key_is_one() -> None:
     ("pattern", "number"), [("a", 1), ("(a|b) [c]", 4), ("(a|(b|c) d)", 3), ("[x|y] z", 3), ("a|b", 2)]
 )
 def test_a_pattern_counts_and_samples_all_its_sentences(pattern: str, number: int) -> None:
-    from random import Random
-
     random = Random(1)
     assert grammar.count(pattern) == number
     assert len({grammar.sample(pattern, random) for _ in range(200)}) == number
@@ -243,8 +244,6 @@ def test_unbalanced_patterns_are_refused(pattern: str) -> None:
 
 
 def test_disturb_varies_words_but_keeps_code() -> None:
-    from random import Random
-
     random, text = Random(3), "how do i use --max-tokens 40 with `localllm run`"
     varied = {noise.disturb(text, random) for _ in range(300)}
     assert len(varied) > 50
@@ -252,8 +251,6 @@ def test_disturb_varies_words_but_keeps_code() -> None:
 
 
 def test_typed_keeps_the_words_if_exact() -> None:
-    from random import Random
-
     random = Random(5)
     for _ in range(200):
         said = grammar.typed("repeat after me: krivofan", random, exact=True, bare=True)
