@@ -95,8 +95,6 @@ class Scores:
     style: float  # of the held-out prompts for prose
     right: float  # of all held-out questions; keys are compared with the answer in plain style
     right_prose: float  # of the held-out questions that ask for prose
-    base_style: float  # of the answers of guide without the adapter
-    base_right: float
 
 
 def scores(base: Path, model: Qwen3ForCausalLM, style: Style, device: str, every: int) -> Scores:
@@ -104,15 +102,11 @@ def scores(base: Path, model: Qwen3ForCausalLM, style: Style, device: str, every
     questions = evaluate.load(HELDOUT, every)
     asked = set(prompts())
 
-    def run(which: Qwen3ForCausalLM) -> tuple[float, float, float]:
-        results = evaluate.run_dialogues(questions, evaluate.greedy(which.to(device), tokenizer))
-        right = [result.question.right(style.plain(result.answer)) for result in results]
-        prose = [good for good, result in zip(right, results, strict=True) if demands_prose(result.question)]
-        styled = [style.matches(result.answer) for result in results if result.question.turns[0] in asked]
-        return _share(styled), _share(right), _share(prose)
-
-    base_style, base_right, _ = run(_open(base).eval())
-    return Scores(*run(model), base_style, base_right)
+    results = evaluate.run_dialogues(questions, evaluate.greedy(model.to(device).eval(), tokenizer))
+    right = [result.question.right(style.plain(result.answer)) for result in results]
+    prose = [good for good, result in zip(right, results, strict=True) if demands_prose(result.question)]
+    styled = [style.matches(result.answer) for result in results if result.question.turns[0] in asked]
+    return Scores(_share(styled), _share(right), _share(prose))
 
 
 def make(name: str, plan: Plan, base: Path, out: Path, facts: Facts, device: str, workers: int, every: int) -> None:
@@ -125,10 +119,13 @@ def make(name: str, plan: Plan, base: Path, out: Path, facts: Facts, device: str
     attach(model, RANKS[name])
     curve = fit(model, buckets, plan, device)
     save(model, RANKS[name], out / name)
+    stored = _open(base)  # with the factors as stored, and without the compiled layers of the training
+    attach(stored, RANKS[name])
+    trained = factors(model)
     with torch.no_grad():
-        for factor in factors(model).values():
-            factor.copy_(factor.bfloat16())  # as stored
-    result = asdict(scores(base, model, style, device, every))
+        for key, factor in factors(stored).items():
+            factor.copy_(trained[key].bfloat16())
+    result = asdict(scores(base, stored, style, device, every))
     print(name, json.dumps(result), flush=True)
     table = {"plan": asdict(plan), "torch": torch.__version__, "device": device, "scores": result, "curve": curve}
     (out / name / "training.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")

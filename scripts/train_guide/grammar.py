@@ -81,23 +81,11 @@ def count(pattern: str) -> int:
     return of(_parse(pattern))
 
 
-SHORT = [
-    ("what is ", "what's "),
-    ("where is ", "where's "),
-    ("who is ", "who's "),
-    ("how is ", "how's "),
-    ("that is ", "that's "),
-    ("it is ", "it's "),
-    ("i am ", "i'm "),
-    ("you are ", "you're "),
-    ("i would ", "i'd "),
-    ("do not ", "don't "),
-    ("does not ", "doesn't "),
-    ("is not ", "isn't "),
-    ("are not ", "aren't "),
-    ("cannot ", "can't "),
-    ("let us ", "let's "),
-]
+CONTRACTIONS = (
+    "what is=what's|where is=where's|who is=who's|how is=how's|that is=that's|it is=it's|i am=i'm|you are=you're|i would=i'd"
+    "|do not=don't|does not=doesn't|is not=isn't|are not=aren't|cannot=can't|let us=let's"
+)
+SHORT = [[f"{form} " for form in pair.split("=")] for pair in CONTRACTIONS.split("|")]
 OPENINGS = (
     "(hi|hey|hello|ok|so|well|hm|um|and|also|please|quick question|one more question|a question|question"
     "|just wondering|i was wondering|i am curious|sorry|excuse me|tell me|do you know|say|another thing"
