@@ -29,7 +29,7 @@ from .connection import Connect, Connection
 from .conversation import Conversation
 from .history.recorder import Recorder
 from .history.store import Store
-from .palette import Palette, finder
+from .palette import Finder, Palette
 
 FIND = "Find a command, a model, an adapter or a chat…"
 QUIT_SECONDS = 3.0  # maximum wait for the last save when the user quits
@@ -141,8 +141,8 @@ class ChatApp(App[int]):
 
     def action_command_palette(self) -> None:
         if not isinstance(self.screen, Palette):
-            providers: list[type[Provider]] = [SystemCommandsProvider, finder(self._chat)]
-            self.push_screen(Palette(providers, placeholder=FIND, id="--command-palette"))
+            finders: list[type[Provider]] = [Finder] if self.screen is self._chat else []
+            self.push_screen(Palette([SystemCommandsProvider, *finders], placeholder=FIND, id="--command-palette"))
 
     def search_themes(self) -> None:
         if not isinstance(self.screen, Palette):

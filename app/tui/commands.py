@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from ..errors import InvalidRequest
 from .parameters import PARAMETERS
+from .text import known
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,7 @@ class Command:
     sentence: str
     aliases: tuple[str, ...] = ()
     key: str = ""
+    choices: tuple[str, ...] = ()  # arguments that it always can have
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -26,12 +28,11 @@ class Command:
     @property
     def completion(self) -> str:
         """The text of the command in the prompt box. It ends with a space if the command takes arguments."""
-        return f"/{self.name} " if self.arguments else f"/{self.name}"
+        return f"/{self.name}{known(' ', self.arguments)}"
 
     @property
     def description(self) -> str:
-        key = f"  ({self.key})" if self.key else ""
-        return f"{self.arguments}  {self.sentence}".strip() + key
+        return f"{self.arguments}  {self.sentence}".strip() + known("  ({})", self.key)
 
 
 COMMANDS = (
@@ -41,26 +42,20 @@ COMMANDS = (
     Command("history", "[words]", "Search and resume earlier conversations.", ("resume",), key="F3"),
     Command("settings", "", "System prompt and sampling parameters.", key="F4"),
     Command("set", "[name [value]]", "Set a sampling parameter; no value: unset it."),
-    Command("system", "[text]", "Set the system prompt; none: remove it."),
+    Command("system", "[text]", "Set the system prompt; none: remove it.", choices=("none",)),
     Command("new", "", "Start a new conversation.", key="Ctrl+N"),
     Command("clear", "", "Start a new conversation with default settings."),
     Command("regen", "", "Generate another answer; keep the earlier one.", ("retry",), key="Ctrl+R"),
     Command("edit", "", "Edit your last message and send it again."),
     Command("stop", "", "Stop the running answer.", key="Esc"),
-    Command("copy", "[code [n] | all]", "Copy the last answer, a code block, or everything."),
+    Command("copy", "[code [n] | all]", "Copy the last answer, a code block, or everything.", choices=("code", "all")),
     Command("title", "[text]", "Rename this conversation.", ("rename",)),
-    Command("export", "[md|json] [file]", "Write this conversation to a file."),
-    Command("theme", "[light|dark]", "Change the colours."),
+    Command("export", "[md|json] [file]", "Write this conversation to a file.", choices=("md", "json")),
+    Command("theme", "[light|dark]", "Change the colours.", choices=("light", "dark")),
     Command("help", "", "Keys and commands.", ("?",), key="F1"),
     Command("quit", "", "Quit localllm.", ("exit", "bye", "q"), key="Ctrl+Q"),
 )
 _BY_NAME = {name: command for command in COMMANDS for name in command.names}
-_CHOICES = {
-    "copy": ("code", "all"),
-    "export": ("md", "json"),
-    "theme": ("light", "dark"),
-    "system": ("none",),
-}
 
 
 @dataclass(frozen=True)
@@ -91,27 +86,24 @@ def hints(text: str, arguments: Mapping[str, Iterable[str]] = MappingProxyType({
 
     `arguments`: name of a command -> the arguments that it can have now.
     """
-    if not _is_command(text):
-        return []
     name, space, argument = text[1:].partition(" ")
-    if not space:
-        return _name_hints(name.lower())
     command = _BY_NAME.get(name.lower())
-    if command is None:
+    if not _is_command(text) or (space and command is None):
         return []
+    if command is None or not space:
+        return _name_hints(name.lower())
     if command.name == "set":
-        completions = _parameter_hints(text, argument)
+        completions = _parameter_hints(f"/{name}", argument)
     else:
-        choices = arguments.get(command.name) or _CHOICES.get(command.name, ())
-        completed, _, last = argument.rpartition(" ") if command.name == "compare" else ("", "", argument)
-        start = f"/{name} {completed} " if completed else f"/{name} "
-        completions = [(f"{start}{choice}", "") for choice in _matching(choices, last)]
+        # Only /compare has two arguments of this kind; those of the others may contain spaces.
+        before, separator, last = argument.rpartition(" " if command.name == "compare" else "\n")
+        choices = _matching(arguments.get(command.name) or command.choices, last)
+        completions = [(f"/{name} {before}{separator}{choice}", "") for choice in choices]
     return completions or [(text, command.description)]
 
 
 def _is_command(text: str) -> bool:
-    one_slash = text.startswith("/") and not text.startswith("//")
-    return one_slash and "\n" not in text
+    return text.startswith("/") and not text.startswith("//") and "\n" not in text
 
 
 def _similar(name: str) -> str:
@@ -123,19 +115,15 @@ def _similar(name: str) -> str:
 
 def _name_hints(prefix: str) -> list[tuple[str, str]]:
     """The commands with a name or an alias that starts with `prefix`."""
-    matches = []
-    for command in COMMANDS:
-        if any(name.startswith(prefix) for name in command.names):
-            matches.append((command.completion, command.description))
-    return matches
+    matches = [command for command in COMMANDS if any(name.startswith(prefix) for name in command.names)]
+    return [(command.completion, command.description) for command in matches]
 
 
-def _parameter_hints(text: str, argument: str) -> list[tuple[str, str]]:
+def _parameter_hints(command: str, argument: str) -> list[tuple[str, str]]:
     """The range of the parameter if its name is complete, otherwise the parameter names that contain `argument`."""
     name, space, _ = argument.partition(" ")
     if space and name in PARAMETERS:
-        return [(text, PARAMETERS[name].range)]
-    command = text.split(" ")[0]
+        return [(f"{command} {argument}", PARAMETERS[name].range)]
     return [(f"{command} {match} ", PARAMETERS[match].sentence) for match in _matching(PARAMETERS, argument)]
 
 

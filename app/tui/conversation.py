@@ -45,10 +45,7 @@ class Message:
     def tokens_per_second(self) -> float:
         """Decode rate: tokens after the first, divided by the time after the first; 0 if there are none."""
         span = self.seconds - self.ttft
-        tokens = self.completion_tokens - 1
-        if tokens < 1 or span <= 0:
-            return 0.0
-        return tokens / span
+        return max(0, self.completion_tokens - 1) / span if span > 0 else 0.0
 
 
 @dataclass
@@ -118,14 +115,10 @@ class Conversation:
         If only the answer were omitted, two user messages would follow each other: many chat templates reject that.
         """
         path = self.path(answer.parent)
-        messages = []
-        if self.system.strip():
-            messages.append({"role": "system", "content": self.system})
-        omitted: set[int | None] = set()
-        for message in path:
-            if message.role == "assistant" and not message.content:
-                omitted |= {message.parent, message.index}
-        for message in path:
-            if message.index not in omitted:
-                messages.append({"role": message.role, "content": message.content})
-        return messages
+        empty = [message for message in path if message.role == "assistant" and not message.content]
+        omitted = {index for message in empty for index in (message.parent, message.index)}
+        messages = [
+            {"role": message.role, "content": message.content} for message in path if message.index not in omitted
+        ]
+        system = [{"role": "system", "content": self.system}] if self.system.strip() else []
+        return [*system, *messages]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from textual import events
+from textual.content import Content
+from textual.fuzzy import Matcher
 from textual.widgets import Input, OptionList
 
 
@@ -34,3 +36,12 @@ class FilteredList(OptionList):
             line.insert_text_at_cursor(event.character or "")
         else:
             line.action_delete_left()
+
+
+def marked(name: str, matcher: Matcher) -> Content:
+    """The name with the matching characters marked. Matcher.highlight would parse it as markup."""
+    content = Content(name)
+    _, offsets = matcher.fuzzy_search.match(matcher.query, name)
+    for offset in offsets:
+        content = content.stylize(matcher.match_style, offset, offset + 1)
+    return content

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual.app import ComposeResult
-from textual.containers import Vertical, VerticalScroll
+from textual.containers import VerticalScroll
 from textual.content import Content
 from textual.widgets import Static
 
 from .commands import COMMANDS, Command
 from .dialog import Dialog
+from .text import known
 
 KEYS = (
     ("Enter", "Send"),
@@ -53,30 +56,24 @@ class HelpScreen(Dialog[None]):
     BINDINGS = [("escape,f1,q", "dismiss", "Close")]
 
     def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog wide"):
-            yield Static("Keys and commands", classes="dialog-title")
-            with VerticalScroll():
-                yield Static(_table(list(KEYS)))
-                yield Static("\nF2, the models", classes="dialog-title")
-                yield Static(_table(list(MODEL_KEYS)))
-                yield Static("\nF3, the history", classes="dialog-title")
-                yield Static(_table(list(HISTORY_KEYS)))
-                yield Static("")
-                yield Static(_table([_row(command) for command in COMMANDS]))
-                yield Static(
-                    "\nThe built-in guide is a tiny model. F2 suggests larger models that fit this machine.",
-                    markup=False,
-                )
-            yield Static("Esc closes", classes="keys")
+        texts = (
+            _table(KEYS),
+            Content.styled("\nF2, the models", "bold $primary"),
+            _table(MODEL_KEYS),
+            Content.styled("\nF3, the history", "bold $primary"),
+            _table(HISTORY_KEYS),
+            Content(""),
+            _table([_row(command) for command in COMMANDS]),
+            Content("\nThe built-in guide is a tiny model. F2 suggests larger models that fit this machine."),
+        )
+        yield self.frame("Keys and commands", VerticalScroll(*map(Static, texts)), keys="Esc closes")
 
 
 def _row(command: Command) -> tuple[str, str]:
-    text = command.sentence
-    if command.aliases:
-        text += f" Also {', '.join('/' + alias for alias in command.aliases)}."
-    return f"/{command.name} {command.arguments}", text
+    also = known(" Also {}.", ", ".join(f"/{alias}" for alias in command.aliases))
+    return f"/{command.name} {command.arguments}", command.sentence + also
 
 
-def _table(rows: list[tuple[str, str]]) -> Content:
+def _table(rows: Sequence[tuple[str, str]]) -> Content:
     left = max(len(key) for key, _ in rows) + 2
     return Content("\n").join(Content.assemble((key.ljust(left), "bold"), text) for key, text in rows)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
 from textual.command import CommandPalette, DiscoveryHit, Hit, Hits, Provider
 from textual.content import Content
-from textual.fuzzy import Matcher
 
 from ..client import AdapterFolder
 from ..errors import AppError, StorageFailed
@@ -16,6 +16,7 @@ from . import selection
 from .adapters import has_base
 from .chat.screen import ChatScreen
 from .dialog import ClosesOnce
+from .filtered import marked
 from .text import one_line
 
 CHAT_SCORE = 0.1  # of a conversation that has the words in a message, but not in its title
@@ -33,38 +34,32 @@ class Target(NamedTuple):
     sentence: str
 
 
-def finder(chat: ChatScreen) -> type[Provider]:
-    """The provider that finds models, adapters and conversations. Other screens than the chat have no results."""
+class Finder(Provider):
+    """Finds models, adapters and conversations, for the chat screen."""
 
-    class Finder(Provider):
-        async def startup(self) -> None:
-            self._folders = await _folders(chat)
+    @property
+    def _chat(self) -> ChatScreen:
+        assert isinstance(self.screen, ChatScreen)
+        return self.screen
 
-        async def discover(self) -> Hits:
-            for target in self._targets():
-                yield DiscoveryHit(Content(target.title), target.action, target.title, target.sentence)
+    async def startup(self) -> None:
+        self._folders: list[AdapterFolder] = []
+        with suppress(AppError):  # the status line shows that there is no daemon
+            self._folders = await self._chat.connection.adapter_folders()
 
-        async def search(self, query: str) -> Hits:
-            matcher = self.matcher(query)
-            for target in [*self._targets(), *await self._chats(query)]:
-                score = matcher.match(target.title) or (CHAT_SCORE if target.title.startswith("Chat ") else 0.0)
-                if score:
-                    yield Hit(score, _marked(target.title, matcher), target.action, target.title, target.sentence)
+    async def discover(self) -> Hits:
+        for target in self._targets():
+            yield DiscoveryHit(Content(target.title), target.action, target.title, target.sentence)
 
-        def _targets(self) -> list[Target]:
-            return [*_models(chat), *_adapters(chat, self._folders)] if self.screen is chat else []
+    async def search(self, query: str) -> Hits:
+        matcher = self.matcher(query)
+        for target in [*self._targets(), *await _chats(self._chat, query)]:
+            score = matcher.match(target.title) or (CHAT_SCORE if target.title.startswith("Chat ") else 0.0)
+            if score:
+                yield Hit(score, marked(target.title, matcher), target.action, target.title, target.sentence)
 
-        async def _chats(self, query: str) -> list[Target]:
-            return await _chats(chat, query) if self.screen is chat else []
-
-    return Finder
-
-
-async def _folders(chat: ChatScreen) -> list[AdapterFolder]:
-    try:
-        return await chat.connection.adapter_folders()
-    except AppError:
-        return []  # the status line shows that there is no daemon
+    def _targets(self) -> list[Target]:
+        return [*_models(self._chat), *_adapters(self._chat, self._folders)]
 
 
 def _models(chat: ChatScreen) -> list[Target]:
@@ -92,21 +87,12 @@ async def _chats(chat: ChatScreen, query: str) -> list[Target]:
         entries = await chat.recorder.list(query)
     except StorageFailed:
         return []
-    others = [entry for entry in entries if entry.id != chat.conversation.id]
     return [
         Target(
             f"Chat {one_line(entry.title or 'untitled', 80)}",
             partial(chat.resume, entry.id),
             entry.excerpt or "Continue this conversation.",
         )
-        for entry in others
+        for entry in entries
+        if entry.id != chat.conversation.id
     ]
-
-
-def _marked(title: str, matcher: Matcher) -> Content:
-    """The title with the matching characters marked. Matcher.highlight would parse it as markup."""
-    content = Content(title)
-    _, offsets = matcher.fuzzy_search.match(matcher.query, title)
-    for offset in offsets:
-        content = content.stylize(matcher.match_style, offset, offset + 1)
-    return content

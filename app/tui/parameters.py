@@ -69,11 +69,14 @@ def parse(name: str, text: str) -> Any:
     if text.lower() in UNSET:
         return None
     try:
-        value = _typed_value(target, text)
+        # The texts of `stop` are a JSON list, or one text.
+        if target.kind is list:
+            value = json.loads(text) if text.startswith("[") else text
+        else:
+            value = target.kind(text)
     except ValueError:
         raise _refusal(target, text) from None
-    checked = check(target.name, value)
-    return None if checked == [] else checked
+    return None if value == [] else check(target.name, value)
 
 
 def check(name: str, value: Any) -> Any:
@@ -100,23 +103,10 @@ def format_value(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _typed_value(target: Parameter, text: str) -> Any:
-    """Raises ValueError."""
-    return _stop_texts(text) if target.kind is list else target.kind(text)
-
-
-def _stop_texts(text: str) -> Any:
-    """The texts of a JSON list, or the text itself. Raises ValueError for malformed JSON."""
-    return json.loads(text) if text.startswith("[") else [text]
-
-
 def _check_texts(target: Parameter, value: Any) -> list[str]:
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list | tuple):
+    if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
         raise _refusal(target, value)
-    for text in texts:
-        if not isinstance(text, str) or not text:
-            raise _refusal(target, value)
     return list(texts)
 
 

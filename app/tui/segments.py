@@ -6,19 +6,17 @@ from collections.abc import Sequence
 
 from textual.widgets import Static
 
+from .text import joined
+
 Segment = tuple[int, str]  # rank, text; the highest rank is dropped first
 
 
 def fit(segments: Sequence[Segment], width: int) -> str:
     """The texts that are not empty, in order. Drops the highest ranks until the line fits into `width`."""
-    visible = [segment for segment in segments if segment[1]]
-    while len(visible) > 1 and len(_joined(visible)) > width:
-        visible.remove(max(visible))
-    return _joined(visible)[:width]
-
-
-def _joined(segments: Sequence[Segment]) -> str:
-    return " · ".join(words for _, words in segments)
+    rest = [segment for segment in segments if segment[1]]
+    while len(line := joined(text for _, text in rest)) > width and len(rest) > 1:
+        rest.remove(max(rest))
+    return line[:width]
 
 
 class SegmentLine(Static):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..client import adapter_selection
+from .text import joined
 
 PARAMETER = "adapter"  # name of the parameter of a conversation that has the selection
 BASE = ("none", "base")  # typed names for the base model
@@ -27,4 +28,4 @@ def label(selection: str) -> str:
 
 def author(model: str, selection: str) -> str:
     """The model and its adapter as text for the screen, such as `guide · pirate ×0.5`."""
-    return f"{model} · {label(selection)}" if selection else model
+    return joined([model, label(selection)])

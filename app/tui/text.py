@@ -7,7 +7,7 @@ A terminal executes control sequences in text. All text for the screen, the hist
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..errors import AppError
 
@@ -47,13 +47,21 @@ def joined(texts: Iterable[str]) -> str:
     return " · ".join(text for text in texts if text)
 
 
+def known(phrase: str, value: object) -> str:
+    """The phrase with the value in it; empty if the value is unknown or absent: 0, None, False or empty."""
+    return phrase.format(value) if value else ""
+
+
+def some(texts: Sequence[str], limit: int) -> str:
+    """The first texts, separated by commas, and the number of the others."""
+    more = len(texts) - limit
+    return ", ".join(texts[:limit]) + known(" and {} more", max(0, more))
+
+
 def explain(error: AppError) -> str:
     """An error as sentences for the user: message and hint."""
-    sentences = []
-    for text in (error.message, error.hint):
-        if text:
-            sentences.append(f"{text[0].upper()}{text[1:].rstrip('.')}.")
-    return visible(" ".join(sentences))
+    texts = [text for text in (error.message, error.hint) if text]
+    return visible(" ".join(f"{text[0].upper()}{text[1:].rstrip('.')}." for text in texts))
 
 
 def is_long(text: str) -> bool:

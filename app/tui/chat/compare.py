@@ -13,7 +13,7 @@ from textual.widgets import Static
 from ..connection import Connection
 from ..conversation import Conversation, Message
 from ..dialog import ClosesOnce, Work
-from ..text import one_line, visible
+from ..text import joined, known, one_line, visible
 from .message import MessageView
 from .status import seconds
 
@@ -143,9 +143,9 @@ class CompareScreen(ClosesOnce[Message]):
 def figures(answer: Message) -> str:
     """The figures of an answer that has ended."""
     count = answer.completion_tokens
-    texts = [f"{count} token{'' if count == 1 else 's'}"] if count else []
-    if answer.tokens_per_second:
-        texts.append(f"{answer.tokens_per_second:.1f} tok/s")
-    if answer.ttft:
-        texts.append(f"first {seconds(answer.ttft)}")
-    return " · ".join(texts) or answer.finish
+    texts = [
+        known("{} token" if count == 1 else "{} tokens", count),
+        known("{:.1f} tok/s", answer.tokens_per_second),
+        known("first {}", answer.ttft and seconds(answer.ttft)),
+    ]
+    return joined(texts) or answer.finish

@@ -17,7 +17,7 @@ from ..history.screen import HistoryScreen
 from ..models.browser import ModelChoice
 from ..models.screen import ModelScreen
 from ..settings import NewSettings, SettingsScreen
-from ..text import clean, one_line
+from ..text import clean, known, one_line
 from ..theme import DARK, LIGHT
 from .screen import ChatScreen
 
@@ -31,15 +31,14 @@ async def execute(screen: ChatScreen, call: Call, message: Message | None = None
 
 
 async def _model(screen: ChatScreen, name: str) -> None:
-    if name:
-        screen.use_model(name)
-        return
-
     async def use(choice: ModelChoice | None) -> None:
         if choice is not None:
             screen.use_model(choice.model, choice.adapter)
 
-    show(screen, ModelScreen(screen.connection, screen.conversation.model), use)
+    if name:
+        screen.use_model(name)
+    else:
+        show(screen, ModelScreen(screen.connection, screen.conversation.model), use)
 
 
 async def _adapter(screen: ChatScreen, name: str) -> None:
@@ -51,16 +50,17 @@ async def _adapter(screen: ChatScreen, name: str) -> None:
 
 async def _compare(screen: ChatScreen, argument: str) -> None:
     names = argument.split()
-    if len(names) > 2:
-        raise InvalidRequest("/compare takes at most two adapters.", hint="Example: /compare none pirate=0.5")
     if not names:
         _show_adapters(screen, compares=True)
         return
+    example = "Example: /compare none pirate=0.5"
+    if len(names) > 2:
+        raise InvalidRequest("/compare takes at most two adapters.", hint=example)
     adapters = [await _loaded_adapter(screen, name) for name in names]
     if len(adapters) == 2:
         screen.conversation.adapter = adapters[0]
     if adapters[-1] == screen.conversation.adapter:
-        raise InvalidRequest("Both answers would use the same adapter.", hint="Example: /compare none pirate=0.5")
+        raise InvalidRequest("Both answers would use the same adapter.", hint=example)
     screen.compare_with(adapters[-1])
 
 
@@ -78,7 +78,14 @@ def _show_adapters(screen: ChatScreen, compares: bool) -> None:
 
 
 async def _use_adapter(screen: ChatScreen, adapter: str) -> None:
-    screen.use_adapter(adapter)
+    """Select a loaded adapter for the next answer; empty: the base model alone."""
+    conversation = screen.conversation
+    conversation.adapter = adapter
+    screen.say(f"The next answer uses {known('the adapter {}', selection.label(adapter)) or 'the base model alone'}.")
+    name = adapter and selection.split(adapter)[0]
+    for entry in screen.connection.adapters_of(conversation.model):
+        if entry.name == name and entry.warning:
+            screen.say(entry.warning, severity="warning")
     await screen.save()
 
 
@@ -132,12 +139,13 @@ async def _set(screen: ChatScreen, argument: str) -> None:
     name, _, text = argument.partition(" ")
     values = screen.conversation.parameters
     if not name:
-        _say_parameters(screen)
+        texts = [f"{name} {parameters.format_value(value)}" for name, value in values.items()]
+        screen.say(f"Set: {', '.join(texts)}." if texts else "No parameter is set: the model's defaults apply.")
         return
     target = parameters.parameter(name)
     value = parameters.parse(name, text)
+    values.pop(target.name, None)
     if value is None:
-        values.pop(target.name, None)
         screen.say(f"{target.name} is unset: the model's default applies.")
     else:
         values[target.name] = value
@@ -145,25 +153,13 @@ async def _set(screen: ChatScreen, argument: str) -> None:
     await screen.save()
 
 
-def _say_parameters(screen: ChatScreen) -> None:
-    values = screen.conversation.parameters
-    if not values:
-        screen.say("No parameter is set: the model's defaults apply.")
-        return
-    text = ", ".join(f"{name} {parameters.format_value(value)}" for name, value in values.items())
-    screen.say(f"Set: {text}.")
-
-
 async def _system(screen: ChatScreen, text: str) -> None:
     if not text:
         await _settings(screen, "")
         return
-    if text.lower() == "none":
-        screen.conversation.system = ""
-        screen.say("The system prompt is removed.")
-    else:
-        screen.conversation.system = clean(text)
-        screen.say("The system prompt is set.")
+    is_removed = text.lower() == "none"
+    screen.conversation.system = "" if is_removed else clean(text)
+    screen.say(f"The system prompt is {'removed' if is_removed else 'set'}.")
     await screen.save()
 
 
@@ -196,7 +192,8 @@ async def _stop(screen: ChatScreen, _: str) -> None:
 
 
 def _copy(screen: ChatScreen, argument: str, message: Message | None) -> None:
-    message = message or _last_answer(screen.conversation)
+    answers = [answer for answer in screen.conversation.path() if answer.role == "assistant" and answer.content]
+    message = message or (answers[-1] if answers else None)
     if message is None:
         raise InvalidRequest("There is no answer to copy.")
     first, _, number = argument.partition(" ")
@@ -211,22 +208,14 @@ def _copy(screen: ChatScreen, argument: str, message: Message | None) -> None:
         raise InvalidRequest(f"Unknown argument of /copy: {argument[:40]!r}.", hint=hint)
 
 
-def _last_answer(conversation: Conversation) -> Message | None:
-    for message in reversed(conversation.path()):
-        if message.role == "assistant" and message.content:
-            return message
-    return None
-
-
 def _copy_code(screen: ChatScreen, message: Message, number: str) -> None:
     """Copy a code block by its number, counted from 1; no number: the last block."""
     blocks = export.code_blocks(message.content)
-    numbers = [str(index) for index in range(1, len(blocks) + 1)]
-    if not blocks or (number and number not in numbers):
-        block = number or "in this message"
-        raise InvalidRequest(f"There is no code block {block}; the message has {len(blocks)}.")
-    index = int(number or len(blocks))
-    screen.copy(blocks[index - 1], f"Code block {index} of {len(blocks)}")
+    by_number = {str(index): block for index, block in enumerate(blocks, 1)}
+    chosen = number or str(len(blocks))
+    if chosen not in by_number:
+        raise InvalidRequest(f"There is no code block {number or 'in this message'}; the message has {len(blocks)}.")
+    screen.copy(by_number[chosen], f"Code block {chosen} of {len(blocks)}")
 
 
 async def _title(screen: ChatScreen, text: str) -> None:
@@ -242,9 +231,8 @@ async def _export(screen: ChatScreen, argument: str) -> None:
 
 
 async def _theme(screen: ChatScreen, name: str) -> None:
-    other = "dark" if screen.app.theme == LIGHT.name else "light"
-    themes = {"light": LIGHT.name, "dark": DARK.name}
-    theme = themes.get(name or other)
+    themes = {"light": LIGHT.name, "dark": DARK.name, "": DARK.name if screen.app.theme == LIGHT.name else LIGHT.name}
+    theme = themes.get(name)
     if theme is None:
         hint = "Use /theme light or /theme dark; Ctrl+P has more themes."
         raise InvalidRequest(f"Unknown theme {name[:40]!r}.", hint=hint)

@@ -14,7 +14,7 @@ from textual.widgets import Markdown, Static
 
 from ..connection import Connection
 from ..conversation import Conversation, Message
-from ..text import fold, one_line, visible
+from ..text import fold, known, one_line, visible
 from .answer import Channel, run
 from .streaming import StreamingMarkdown
 
@@ -162,22 +162,16 @@ class MessageView(Vertical, can_focus=True):
 
     def _question(self) -> str:
         head, omitted = fold(self.message.content)
-        if not omitted:
-            return visible(self.message.content)
-        if not self._expanded:
+        if omitted and not self._expanded:
             return f"{visible(head)}\n… {omitted:,} more characters (Enter on this message expands it)"
-        text = visible(self.message.content[:MAX_CHARACTERS])
-        rest = len(self.message.content) - MAX_CHARACTERS
-        if rest > 0:
-            text += f"\n… {rest:,} more characters: use copy or /export"
-        return text
+        rest = max(0, len(self.message.content) - MAX_CHARACTERS)
+        more = known("\n… {:,} more characters: use copy or /export", rest)
+        return visible(self.message.content[:MAX_CHARACTERS]) + more
 
     def _show_reasoning(self) -> None:
         reasoning = self.query_one(".reasoning", Static)
         text = self.message.reasoning
         reasoning.display = bool(text)
-        if not text:
-            return
         if self._expanded:
             words = visible(text[:MAX_CHARACTERS])
         elif self.message.finish or self.message.content:

@@ -60,9 +60,9 @@ class Messages(VerticalScroll, can_focus=False):
         earlier.update(f"{hidden} earlier messages · Enter to show")
         visible = path[hidden:]
         views = {id(view.message): view for view in self.query(MessageView)}
-        remaining = [views[id(message)] for message in visible if id(message) in views]
+        removed = views.keys() - {id(message) for message in visible}
         with self.app.batch_update():
-            await self.remove_children([view for view in views.values() if view not in remaining])
+            await self.remove_children([views[key] for key in removed])
             before: Static | MessageView = earlier
             for message in visible:
                 place = conversation.place(message)
@@ -85,12 +85,10 @@ class Messages(VerticalScroll, can_focus=False):
 
         Returns False if there is no message at that distance.
         """
-        targets = [view.message for view in self.query(MessageView)]
-        index = len(targets)
-        if message in targets:
-            index = targets.index(message)
-        index += by
-        if not 0 <= index < len(targets):
+        views = list(self.query(MessageView))
+        places = [place for place, view in enumerate(views) if view.message is message]
+        target = (places[0] if places else len(views)) + by
+        if not 0 <= target < len(views):
             return False
-        self.query(MessageView)[index].focus()
+        views[target].focus()
         return True

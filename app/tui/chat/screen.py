@@ -222,11 +222,11 @@ class ChatScreen(Screen[None]):
     async def action_alternative(self, step: int, message: Message | None = None) -> None:
         """Show the previous or next alternative of `message`, or of the last message that has alternatives."""
         path = [message] if message else self.conversation.path()
-        branches = [candidate for candidate in path if len(self.conversation.alternatives(candidate)) > 1]
+        branches = [branch for branch in path if len(self.conversation.alternatives(branch)) > 1]
         if not branches or self._is_busy():
             return
-        number, count = self.conversation.place(branches[-1])
-        alternative = self.conversation.alternatives(branches[-1])[(number - 1 + step) % count]
+        alternatives = self.conversation.alternatives(branches[-1])
+        alternative = alternatives[(alternatives.index(branches[-1]) + step) % len(alternatives)]
         self.conversation.show(alternative)
         messages = self.query_one(Messages)
         await messages.show(self.conversation)
@@ -256,24 +256,13 @@ class ChatScreen(Screen[None]):
     def _unset_adapter(self) -> str:
         """Unset an adapter that the model does not have. Returns a sentence about it; empty: nothing was unset."""
         adapter = self.conversation.adapter
-        names = [entry.name for entry in self.connection.adapters_of(self.conversation.model)]
-        if not adapter or selection.split(adapter)[0] in names:
+        if not adapter or selection.split(adapter)[0] in self._adapter_names():
             return ""
         self.conversation.adapter = ""
         return f" It has no adapter {adapter}, so no adapter is selected."
 
-    def use_adapter(self, adapter: str) -> None:
-        """Select an adapter for the next answer; empty: the base model alone."""
-        self.conversation.adapter = adapter
-        if adapter:
-            self.say(f"The next answer uses the adapter {selection.label(adapter)}.")
-            name, _ = selection.split(adapter)
-            for entry in self.connection.adapters_of(self.conversation.model):
-                if entry.name == name and entry.warning:
-                    self.say(entry.warning, severity="warning")
-        else:
-            self.say("The next answer uses the base model alone.")
-        self.update_figures()
+    def _adapter_names(self) -> list[str]:
+        return [entry.name for entry in self.connection.adapters_of(self.conversation.model)]
 
     # Section: keys and events
 
@@ -309,8 +298,7 @@ class ChatScreen(Screen[None]):
 
     def _arguments(self) -> dict[str, list[str]]:
         """The arguments that a command can have now, by the name of the command."""
-        names = [entry.name for entry in self.connection.adapters_of(self.conversation.model)]
-        adapters = [*names, "none"]
+        adapters = [*self._adapter_names(), "none"]
         models = [entry.id for entry in self.connection.entries]
         return {"model": models, "adapter": adapters, "compare": adapters}
 
@@ -327,7 +315,7 @@ class ChatScreen(Screen[None]):
             "later": partial(self.action_alternative, 1),
             "regenerate": self.action_regenerate,
             "edit": self._edit_question,
-            "copy": self._copy_message,
+            "copy": lambda message: self.copy(message.content, "The message"),
             "copy_code": partial(self.command, "copy", "code"),
         }
         actions[event.action](event.message)
@@ -341,14 +329,10 @@ class ChatScreen(Screen[None]):
         if message.role == "user" and not self._is_busy():
             self.edit(message)
 
-    def _copy_message(self, message: Message) -> None:
-        self.copy(message.content, "The message")
-
     def action_back(self) -> None:
         """Handle Esc: close the completions, cancel the special purpose of the prompt, or stop the answer."""
         dock = self.query_one(Dock)
-        is_handled = dock.close_hints() or dock.leave()
-        if not is_handled:
+        if not (dock.close_hints() or dock.leave()):
             self.run_worker(self.stop())
         self.query_one(Prompt).focus()
         self.update_keys()
@@ -419,9 +403,6 @@ class ChatScreen(Screen[None]):
 
     def _adapter_label(self) -> str:
         """The selected adapter, or the daemon's default adapter of the model; empty: none."""
-        if self.conversation.adapter:
-            return selection.label(self.conversation.adapter)
-        for entry in self.connection.adapters_of(self.conversation.model):
-            if entry.scale:
-                return f"{entry.name} ×{entry.scale:g} (default)"
-        return ""
+        entries = self.connection.adapters_of(self.conversation.model)
+        defaults = [f"{entry.name} ×{entry.scale:g} (default)" for entry in entries if entry.scale]
+        return selection.label(self.conversation.adapter) or next(iter(defaults), "")

@@ -15,11 +15,10 @@ from ..dialog import Result
 from ..text import one_line
 from .browser import Browser
 from .details import DetailScreen
-from .installing import InstallScreen
 from .model_settings import ModelSettingsScreen
 from .pruning import PruneScreen
 from .rows import Row
-from .work import OnFile, WorkScreen
+from .work import InstallScreen, OnFile, WorkScreen
 
 Action = Callable[[Browser, Row], Awaitable[None]]
 MAX_NAME = 100  # characters of a name in a question
@@ -176,7 +175,7 @@ async def _delete(browser: Browser, row: Row) -> None:
     if row.downloads:
         await _change(browser, row, "cancel")
         return
-    question = f"Delete {one_line(row.name, MAX_NAME)} and free {size(row.size)}?"
+    question = f"Delete {one_line(row.name, MAX_NAME)} and free {size(row.files.size if row.files else 0)}?"
     if row.aliases:
         question += f" This also removes: alias {one_line(', '.join(row.aliases), MAX_NAME)}."
     if await browser.ask(ConfirmScreen(question)):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...client import Client, Fit, Inspection
+from ...client import Fit, Inspection
 from ...errors import AppError
-from ...sizes import size
 from ..connection import Connection
-from ..text import joined, one_line
-from .facts import MAX_LENGTH, speed_text
+from ..text import joined, known, one_line
+from .facts import MAX_LENGTH, size_text, speed_text
 
 MAX_REASON = 60  # characters of the reason of a refusal on one line with other facts
 
@@ -31,20 +30,13 @@ async def assess(connection: Connection, name: str, keep: Callable[[Assessment],
     `keep` gets the inspection as soon as it arrives, then the complete assessment: the fit takes longer.
     """
 
-    async def inspect(client: Client) -> Inspection:
-        return await client.inspect(name)
-
-    async def fit(client: Client) -> list[Fit]:
-        return await client.fit(name)
-
     inspection = None
     try:
-        inspection = await connection.call(inspect)
-        if not inspection.usable or inspection.kind == "adapter":
-            keep(Assessment(inspection))
-            return
-        keep(Assessment(inspection, is_complete=False))
-        keep(Assessment(inspection, tuple(await connection.call(fit))))
+        inspection = await connection.call(lambda client: client.inspect(name))
+        is_complete = not inspection.usable or inspection.kind == "adapter"
+        keep(Assessment(inspection, is_complete=is_complete))
+        if not is_complete:
+            keep(Assessment(inspection, tuple(await connection.call(lambda client: client.fit(name)))))
     except AppError as error:
         keep(Assessment(inspection, error=error))
 
@@ -55,7 +47,8 @@ def verdict(assessment: Assessment) -> str:
     if inspection is None:
         assert assessment.error is not None
         return one_line(assessment.error.message, MAX_LENGTH)
-    return one_line(joined([*_conclusion(assessment, inspection), *_properties(inspection)]), MAX_LENGTH)
+    properties = [inspection.architecture, size_text(inspection.bytes), inspection.quantization]
+    return one_line(joined([*_conclusion(assessment, inspection), *properties]), MAX_LENGTH)
 
 
 def refusal(inspection: Inspection) -> str:
@@ -68,26 +61,17 @@ def refusal(inspection: Inspection) -> str:
     return "; ".join(reasons) or "no backend works on this machine"
 
 
-def _properties(inspection: Inspection) -> list[str]:
-    quantization = inspection.quantization
-    return [inspection.architecture, size(inspection.bytes) if inspection.bytes else "", quantization]
-
-
 def _conclusion(assessment: Assessment, inspection: Inspection) -> list[str]:
     if reason := refusal(inspection):
         return [f"cannot run here: {one_line(reason, MAX_REASON)}"]
     if inspection.kind == "adapter":
-        return [f"adapter of {inspection.base}" if inspection.base else "adapter"]
-    fits = sorted(assessment.fits, key=lambda fit: (not fit.fits, not fit.runs, fit.backend != inspection.choice))
-    if not fits:
+        return ["adapter" + known(" of {}", inspection.base)]
+    if not assessment.fits:
         return [f"runs on {inspection.choice}"]
-    best = fits[0]
+    best = min(assessment.fits, key=lambda fit: (not fit.fits, not fit.runs, fit.backend != inspection.choice))
     if not best.runs:
         return [f"cannot run on {best.backend}: {best.reason}"]
     if not best.fits:
         return [f"does not fit on {best.backend}: {best.reason}"]
-    return [f"fits on {best.backend}", _context(best), speed_text(best.tokens_per_second or 0.0)]
-
-
-def _context(fit: Fit) -> str:
-    return f"context {fit.largest_context:,}"
+    speed = speed_text(best.tokens_per_second or 0.0)
+    return [f"fits on {best.backend}", f"context {best.largest_context:,}", speed]

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Sequence
 
 from ...client import AdapterFolder, DtypeShare, Fit, Inspection, LoadedModel, ModelFacts, TemplateVerdict
 from ...sizes import size
-from ..text import joined
+from ..text import joined, known, some
 from .assessment import refusal
 from .facts import size_text, speed_text, tokens_text
 
-Line = tuple[str, str]  # an empty title continues the line before
+Line = tuple[str, str]  # an empty title continues the line before; a line with an empty text is not shown
 MAX_NAMES = 3  # file names in one line
 
 
 def stored(facts: ModelFacts) -> list[Line]:
     """The provenance and the properties of a model or an adapter on this machine."""
-    lines = [
+    return [
         ("repository", facts.repository),
         ("revision", facts.revision),
         ("stored", facts.stored),
@@ -34,7 +34,6 @@ def stored(facts: ModelFacts) -> list[Line]:
         *titled("warning", facts.warnings),
         ("folder", facts.path),
     ]
-    return [line for line in lines if line[1]]
 
 
 def adapter(folder: AdapterFolder) -> list[Line]:
@@ -58,7 +57,7 @@ def loaded(model: LoadedModel | None) -> list[Line]:
 
 def inspected(inspection: Inspection) -> list[Line]:
     """The properties of a model before its download."""
-    lines = [
+    return [
         ("source", inspection.source),
         ("downloaded", "yes" if inspection.local else "no"),
         ("kind", inspection.kind),
@@ -77,23 +76,19 @@ def inspected(inspection: Inspection) -> list[Line]:
         *titled("refused", _refused(inspection)),
         *titled("warning", inspection.warnings),
         *titled("backends", _backends(inspection)),
+        ("cannot run", refusal(inspection)),
     ]
-    if reason := refusal(inspection):
-        lines.append(("cannot run", reason))
-    return [line for line in lines if line[1]]
 
 
 def fitted(fits: Iterable[Fit]) -> list[Line]:
     """The memory that a model needs on each backend."""
-    lines = []
-    for fit in fits:
-        lines += titled(f"fit on {fit.backend}", _fit(fit))
-    return lines
+    return [line for fit in fits for line in titled(f"fit on {fit.backend}", _fit(fit))]
 
 
 def titled(title: str, texts: Sequence[str]) -> list[Line]:
-    """The title before the first of some texts."""
-    return [("" if index else title, text) for index, text in enumerate(texts)]
+    """The title before the first of some texts. Empty texts are omitted."""
+    lines = [("", text) for text in texts if text]
+    return [(title, text) for _, text in lines[:1]] + lines[1:]
 
 
 def count(parameters: int | None) -> str:
@@ -117,12 +112,7 @@ def _template(template: TemplateVerdict | None) -> str:
         return "none: chat is not possible, only plain completions"
     if template.status == "fails":
         return f"fails: {template.reason}"
-    text = "works"
-    if template.system:
-        text += ", renders system messages"
-    if template.tools:
-        text += ", renders tools"
-    return text
+    return "works" + known(", renders system messages", template.system) + known(", renders tools", template.tools)
 
 
 def _variants(inspection: Inspection) -> str:
@@ -134,26 +124,16 @@ def _variants(inspection: Inspection) -> str:
 
 def _refused(inspection: Inspection) -> list[str]:
     """The files that localllm never downloads or loads."""
-    texts = []
-    if inspection.pickles:
-        texts.append(f"{_some(inspection.pickles)}: pickle weights could run code; never downloaded or loaded")
-    if inspection.code:
-        texts.append(f"{_some(inspection.code)}: code of the repository; never downloaded or run")
-    return texts
-
-
-def _some(names: Sequence[str]) -> str:
-    text = ", ".join(names[:MAX_NAMES])
-    more = len(names) - MAX_NAMES
-    return f"{text} and {more} more" if more > 0 else text
+    return [
+        known("{}: pickle weights could run code; never downloaded or loaded", some(inspection.pickles, MAX_NAMES)),
+        known("{}: code of the repository; never downloaded or run", some(inspection.code, MAX_NAMES)),
+    ]
 
 
 def _backends(inspection: Inspection) -> list[str]:
     texts = []
     for verdict in inspection.backends:
-        answer = "yes" if verdict.runs else "no"
-        if verdict.backend == inspection.choice:
-            answer = "yes, selected"
+        answer = "yes" + known(", selected", verdict.backend == inspection.choice) if verdict.runs else "no"
         texts.append(f"{verdict.backend}: {answer}, {verdict.says}")
     return texts
 
@@ -164,8 +144,10 @@ def _fit(fit: Fit) -> list[str]:
     if not fit.free:
         return [f"does not fit: {fit.reason}"]
     first = f"fits, context up to {fit.largest_context:,} tokens" if fit.fits else f"does not fit: {fit.reason}"
-    memory = [f"{size(fit.free)} free", f"weights {size(fit.weights)}"]
-    if fit.adapters:
-        memory.append(f"adapters {size(fit.adapters)}")
-    memory.append(f"KV cache {size(fit.cache)} for {fit.context:,} tokens")
+    memory = [
+        f"{size(fit.free)} free",
+        f"weights {size(fit.weights)}",
+        known("adapters {}", size_text(fit.adapters)),
+        f"KV cache {size(fit.cache)} for {fit.context:,} tokens",
+    ]
     return [joined([first, speed_text(fit.tokens_per_second or 0.0)]), joined(memory)]

@@ -58,9 +58,8 @@ class DetailScreen(Dialog[Choice | None]):
     def _enter(self) -> str:
         if self._row.is_usable:
             return "Enter uses it · "
-        if self._row.folder is not None:
-            return ""
-        return "" if self._row.downloads or self._refused else "Enter downloads it · "
+        is_impossible = self._row.folder is not None or self._row.downloads or self._refused
+        return "" if is_impossible else "Enter downloads it · "
 
     def action_choose(self) -> None:
         if self._enter():
@@ -91,18 +90,17 @@ class DetailScreen(Dialog[Choice | None]):
         self.say("")
 
     async def _show_remote(self) -> None:
-        job = self._row.job
-        if self._row.entry is not None and self._row.entry.problem:
-            self._add([("problem", self._row.entry.problem)])
-        if job is not None and self._row.failed:
-            self._add([("download", f"failed: {job.error}. {job.hint}")])
-        if job is not None and job.warning:
-            self._add([("warning", job.warning)])
-        known = self._assessment
-        if known is not None and known.is_complete and known.error is None:
-            self._show_assessment(known)
+        row, job, assessment = self._row, self._row.job, self._assessment
+        if row.entry is not None:
+            self._add([("problem", row.entry.problem)])
+        if job is not None:
+            self._add(
+                [("download", f"failed: {job.error}. {job.hint}" if row.failed else ""), ("warning", job.warning)]
+            )
+        if assessment is not None and assessment.is_complete and assessment.error is None:
+            self._show_assessment(assessment)
         else:
-            await assess(self._connection, self._row.name, self._keep_and_show)
+            await assess(self._connection, row.name, self._keep_and_show)
 
     def _keep_and_show(self, assessment: Assessment) -> None:
         self._keep(assessment)
@@ -123,7 +121,7 @@ class DetailScreen(Dialog[Choice | None]):
             self.say("" if assessment.is_complete else COMPUTING)
 
     def _add(self, lines: Sequence[Line]) -> None:
-        self._lines += lines
+        self._lines += [line for line in lines if line[1]]
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True)
         table.add_column(overflow="fold")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...client import AdapterFolder, HubMatch, Job, LoadedModel, Machine, ModelEntry, Offer, fit_of, speed_of
 from ...sizes import size
-from ..text import joined, one_line
+from ..text import joined, known, one_line, some
 from .rows import ENDED, Row
 
 OVERHEAD = 1.15  # memory of a model divided by the size of its weights, with a short context
@@ -47,16 +47,15 @@ def facts(row: Row, machine: Machine, running: LoadedModel | None) -> str:
 
 def progress(job: Job) -> str:
     """The state of a download, with bytes, speed and remaining time."""
-    texts = [STATES.get(job.state, job.state)]
-    if job.state == "failed":
-        texts = [one_line(f"failed: {job.error}", MAX_LENGTH)]
-    if job.total:
-        texts.append(f"{job.received / job.total:.0%} of {size(job.total)}")
-    if job.speed:
-        texts.append(f"{size(job.speed)}/s")
-    if job.eta is not None:
-        texts.append(f"{duration(job.eta)} left")
-    return joined(texts)
+    state = one_line(f"failed: {job.error}", MAX_LENGTH) if job.state == "failed" else STATES.get(job.state, job.state)
+    return joined(
+        [
+            state,
+            f"{job.received / job.total:.0%} of {size(job.total)}" if job.total else "",
+            known("{}/s", size_text(job.speed)),
+            f"{duration(job.eta)} left" if job.eta is not None else "",
+        ]
+    )
 
 
 def advice(row: Row) -> str:
@@ -66,9 +65,9 @@ def advice(row: Row) -> str:
     return one_line(joined([row.job.hint, "Enter tries again"]), MAX_LENGTH)
 
 
-def bar(job: Job) -> str:
-    """The progress bar of a download; empty if the download has ended, or if its size is not known yet."""
-    if not job.total or job.state in ENDED:
+def bar(job: Job | None) -> str:
+    """The progress bar of a download; empty if none runs, or if its size is not known yet."""
+    if job is None or not job.total or job.state in ENDED:
         return ""
     return bar_text(job.received, job.total)
 
@@ -96,20 +95,20 @@ def speed_text(speed: float) -> str:
 
 
 def short_count(number: int) -> str:
-    """A number as text in thousands or millions."""
+    """A number as text in thousands or millions; empty if it is 0."""
     if number < 1000:
-        return str(number)
+        return known("{}", number)
     return f"{number / 1000:.0f} k" if number < 999_500 else f"{number / 1e6:.1f} M"
 
 
-def size_text(bytes: int) -> str:
+def size_text(bytes: float) -> str:
     """A size as text; empty if it is 0, which stands for unknown."""
     return size(bytes) if bytes else ""
 
 
 def tokens_text(context: int) -> str:
     """A context as text; empty if it is 0, which stands for unknown."""
-    return f"{context:,} tokens" if context else ""
+    return known("{:,} tokens", context)
 
 
 def _repair(problem: str) -> str:
@@ -120,73 +119,48 @@ def _repair(problem: str) -> str:
 
 
 def _local_facts(row: Row, entry: ModelEntry, machine: Machine, running: LoadedModel | None) -> list[str]:
+    sizes = [size_text(entry.size), tokens_text(entry.context)]
     if entry.install:
-        return ["needs llama.cpp", *_sizes(entry)]
+        return ["needs llama.cpp", *sizes]
     if entry.problem:
         problem, _, _ = entry.problem.partition("; localllm ")  # the advice is a command; here it is a key
         return [one_line(f"cannot be used: {problem}", MAX_LENGTH), _repair(entry.problem)]
     loaded = _loaded(entry, running)
-    texts = [loaded]
-    if row.aliases:
-        texts.append(f"alias {', '.join(row.aliases)}")
+    names = [loaded, known("alias {}", ", ".join(row.aliases))]
     if entry.bundled:
-        return [*texts, "built-in, tiny", *_sizes(entry)]
-    texts += _sizes(entry)
-    if not loaded:
-        texts.append(FITS[fit_of(int(entry.size * OVERHEAD), machine)])
-    return [*texts, speed_text(speed_of(entry.size, machine))]
-
-
-def _sizes(entry: ModelEntry) -> list[str]:
-    return [size_text(entry.size), tokens_text(entry.context)]
+        return [*names, "built-in, tiny", *sizes]
+    fit = "" if loaded else FITS[fit_of(int(entry.size * OVERHEAD), machine)]
+    return [*names, *sizes, fit, speed_text(speed_of(entry.size, machine))]
 
 
 def _loaded(entry: ModelEntry, running: LoadedModel | None) -> str:
     if running is None:
-        return "loaded" if entry.loaded else ""
+        return known("loaded", entry.loaded)
     return f"loaded, {running.backend}" if running.state == "ready" else "loading"
 
 
 def _adapter_facts(row: Row, folder: AdapterFolder) -> list[str]:
-    texts = [] if row.base else [_missing_base(folder)]
-    if folder.rank:
-        texts.append(f"rank {folder.rank}")
-    texts.append(size_text(folder.size))
-    if folder.bundled:
-        texts.append("built-in")
-    return texts
-
-
-def _missing_base(folder: AdapterFolder) -> str:
-    if not folder.base:
-        return "its base model is unknown"
-    return f"its base model {one_line(folder.base)} is not on this machine"
+    missing = known("its base model {} is not on this machine", one_line(folder.base))
+    return [
+        "" if row.base else missing or "its base model is unknown",
+        known("rank {}", folder.rank),
+        size_text(folder.size),
+        known("built-in", folder.bundled),
+    ]
 
 
 def _offer_facts(offer: Offer) -> list[str]:
-    texts = [size_text(offer.size), FITS[offer.fit]]
-    if offer.fit in ("fits", "tight"):
-        texts.append(speed_text(offer.speed))
-    texts.append(offer.licence)
-    if offer.gated:
-        texts.append(GATED)
-    return [*texts, offer.description]
+    speed = speed_text(offer.speed) if offer.fit in ("fits", "tight") else ""
+    gated = known(GATED, offer.gated)
+    return [size_text(offer.size), FITS[offer.fit], speed, offer.licence, gated, offer.description]
 
 
 def _hub_facts(match: HubMatch, verdict: str) -> list[str]:
-    texts = [verdict or size_text(match.size), _quants(match), one_line(match.licence, 30)]
-    if match.gated:
-        texts.append(GATED)
-    for number, unit in ((match.downloads, "downloads"), (match.likes, "likes")):
-        if number:
-            texts.append(f"{short_count(number)} {unit}")
-    return texts
-
-
-def _quants(match: HubMatch) -> str:
-    """The quantisations of a repository with GGUF models; a text in the filter names one of them."""
-    if not match.quants:
-        return ""
-    shown = ", ".join(one_line(quant, 30) for quant in match.quants[:MAX_QUANTS])
-    more = len(match.quants) - MAX_QUANTS
-    return f"GGUF {shown}" + (f" and {more} more" if more > 0 else "")
+    return [
+        verdict or size_text(match.size),
+        known("GGUF {}", some([one_line(quant, 30) for quant in match.quants], MAX_QUANTS)),  # a filter can name one
+        one_line(match.licence, 30),
+        known(GATED, match.gated),
+        known("{} downloads", short_count(match.downloads)),
+        known("{} likes", short_count(match.likes)),
+    ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from ..text import joined
+from ..text import joined, known
 from .rows import Row
 
 # `priority`: the filter line has other uses for some of these keys.
@@ -33,15 +33,11 @@ def keys(row: Row | None) -> str:
 
 def _enter(row: Row) -> str:
     """What Enter does."""
-    if row.downloads or row.lacks_llamacpp:
-        return ""
-    if row.failed:
+    if row.failed and not row.lacks_llamacpp:
         return "Enter tries again"
     if row.is_usable:
         return "Enter uses it"
-    if row.kind == "adapter":
-        return ""
-    return ENTER.get(row.kind, "Enter details")
+    return "" if row.lacks_llamacpp or row.kind == "adapter" else ENTER.get(row.kind, "Enter details")
 
 
 def _keys_of(row: Row) -> list[str]:
@@ -49,12 +45,11 @@ def _keys_of(row: Row) -> list[str]:
         return ["Ctrl+D continue" if row.is_paused else "Ctrl+D pause", "Ctrl+X cancel", "Ctrl+O details"]
     if row.is_typed:
         return [_enter(row)]
-    is_remote = not row.is_usable and row.folder is None and not row.lacks_llamacpp
     return [
         _enter(row),
-        "Ctrl+L install llama.cpp" if row.lacks_llamacpp else "",
-        "Ctrl+D download" if is_remote else "Ctrl+O details",
-        "Ctrl+K check files" if row.is_local else "",
-        "Ctrl+S settings · Ctrl+A alias" if row.entry is not None else "",
-        "Ctrl+X delete" if row.is_local and not row.is_bundled else "",
+        known("Ctrl+L install llama.cpp", row.lacks_llamacpp),
+        "Ctrl+O details" if row.is_usable or row.is_adapter or row.lacks_llamacpp else "Ctrl+D download",
+        known("Ctrl+K check files", row.is_local),
+        known("Ctrl+S settings · Ctrl+A alias", row.entry),
+        known("Ctrl+X delete", row.is_local and not row.is_bundled),
     ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 from textual.content import Content
 from textual.fuzzy import Matcher
 from textual.widgets.option_list import Option
 
 from ...client import LoadedModel, Machine
-from ..filtered import FilteredList
+from ..filtered import FilteredList, marked
 from ..text import one_line
 from .facts import advice, bar, facts
 from .rows import HEADINGS, Row, fuzzy
@@ -53,18 +54,15 @@ class ModelList(FilteredList):
         matcher = fuzzy(filter) if filter else None
         if not highlighted and self.row is not None:
             highlighted = self.row.key
-        listed: list[Row | None] = []
+        self._rows = []
         shown: list[tuple[str, Content]] = []
-        heading = ""
-        for row in rows:
-            title = "" if filter else _heading(row)
-            if title != heading:
-                heading = title
-                listed.append(None)
-                shown.append((title, Content.styled(title, "bold")))
-            listed.append(row)
-            shown.append((row.key, self._text(row, machine, running.get(row.key), matcher)))
-        self._rows = listed
+        for heading, section in groupby(rows, lambda row: "" if filter else _heading(row)):
+            if heading:
+                self._rows.append(None)
+                shown.append((heading, Content.styled(heading, "bold")))
+            for row in section:
+                self._rows.append(row)
+                shown.append((row.key, self._text(row, machine, running.get(row.key), matcher)))
         self._replace(shown)
         self._highlight(highlighted)
 
@@ -81,28 +79,20 @@ class ModelList(FilteredList):
 
     def _highlight(self, key: str) -> None:
         """Highlight the row with a key or a name, or the first row if there is none."""
-        indices = [index for index, row in enumerate(self._rows) if row is not None]
-        if indices:
-            matches = [index for index in indices if key in self._names(index)]
-            self.highlighted = matches[0] if matches else indices[0]
-
-    def _names(self, index: int) -> tuple[str, ...]:
-        """The names of the row of an option."""
-        row = self._rows[index]
-        return () if row is None else (row.key, row.name)
+        listed = [(index, row) for index, row in enumerate(self._rows) if row is not None]
+        matches = [index for index, row in listed if key in (row.key, row.name)]
+        if listed:
+            self.highlighted = matches[0] if matches else listed[0][0]
 
     def _text(self, row: Row, machine: Machine, running: LoadedModel | None, matcher: Matcher | None) -> Content:
         details = facts(row, machine, running)
         if row.folder is not None:
-            mark = "    ↳ " if row.base else "  "
-            return Content.assemble(mark, one_line(row.folder.id, MAX_NAME), "  ", (details, "dim"))
-        lines = [Content.assemble("● " if row.key == self._current else "  ", _title(row, matcher))]
-        lines.append(Content.styled(f"    {details}", "dim"))
-        if row.job is not None and (progress := bar(row.job)):
-            lines.append(Content(f"    {progress}"))
-        if text := advice(row):
-            lines.append(Content.styled(f"    {text}", "dim"))
-        return Content("\n").join(lines)
+            arrow = "    ↳ " if row.base else "  "
+            return Content.assemble(arrow, one_line(row.folder.id, MAX_NAME), "  ", (details, "dim"))
+        mark = "● " if row.key == self._current else "  "
+        texts = ((details, "dim"), (bar(row.job), ""), (advice(row), "dim"))
+        lines = [Content.styled(f"    {text}", style) for text, style in texts if text]
+        return Content("\n").join([Content.assemble(mark, _title(row, matcher)), *lines])
 
 
 def _heading(row: Row) -> str:
@@ -114,10 +104,4 @@ def _title(row: Row, matcher: Matcher | None) -> Content:
     if row.kind == "search":
         return Content(f"search the hub for “{one_line(row.key.removeprefix('search '))}”")
     name = one_line(row.key, MAX_NAME)
-    title = Content(name)  # Matcher.highlight would parse the name as markup
-    if matcher is None:
-        return title
-    _, offsets = matcher.fuzzy_search.match(matcher.query, name)
-    for offset in offsets:
-        title = title.stylize(matcher.match_style, offset, offset + 1)
-    return title
+    return Content(name) if matcher is None else marked(name, matcher)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 from textual.fuzzy import Matcher
@@ -38,9 +39,6 @@ class Row:
     job: Job | None = None  # the latest download
     folder: AdapterFolder | None = None
     base: str = ""  # of an adapter: id of its base model, if this is on this machine
-    is_usable: bool = False  # a complete model on this machine, or an adapter of one
-    is_bundled: bool = False
-    size: int = 0  # bytes on disk of a model or an adapter on this machine
     adapters: tuple[AdapterFolder, ...] = ()  # of a model on this machine
     aliases: tuple[str, ...] = ()
     match: HubMatch | None = None
@@ -52,14 +50,36 @@ class Row:
         return self.key if self.folder is None else self.folder.id
 
     @property
-    def lacks_llamacpp(self) -> bool:
-        """True for a GGUF model that llama.cpp would run if it were installed."""
-        return self.entry is not None and bool(self.entry.install)
+    def names(self) -> tuple[str, ...]:
+        """The names that a filter can match."""
+        return (self.key, *self.aliases) if self.offer is None else (self.key, *self.aliases, self.offer.repository)
+
+    @property
+    def files(self) -> ModelEntry | AdapterFolder | None:
+        """The model or the adapter on this machine. A model may be incomplete."""
+        return self.entry or self.folder
 
     @property
     def is_local(self) -> bool:
-        """True for a model on this machine, which may be incomplete, and for an adapter."""
-        return self.entry is not None or self.folder is not None
+        return self.files is not None
+
+    @property
+    def is_usable(self) -> bool:
+        """True for a complete model on this machine, and for an adapter of one."""
+        return bool(self.base) or (self.entry is not None and not self.entry.problem)
+
+    @property
+    def is_bundled(self) -> bool:
+        return self.files is not None and self.files.bundled
+
+    @property
+    def is_adapter(self) -> bool:
+        return self.folder is not None
+
+    @property
+    def lacks_llamacpp(self) -> bool:
+        """True for a GGUF model that llama.cpp would run if it were installed."""
+        return self.entry is not None and bool(self.entry.install)
 
     @property
     def downloads(self) -> bool:
@@ -103,19 +123,18 @@ class HubResults:
 def rows(lists: Lists) -> list[Row]:
     """Running and failed downloads, models on this machine with their adapters, then models of the catalog."""
     jobs = {job.name: job for job in lists.jobs}
-    listed = _offer_rows(lists, jobs)
-    downloads = {row.offer.repository for row in listed if row.offer is not None and row.kind == "download"}
-    for entry in lists.entries:
-        is_shown_by_download = bool(entry.problem) and entry.id in downloads
-        if not is_shown_by_download:
-            listed.append(_local_row(entry, jobs.pop(entry.id, None), lists))
-    listed += _other_downloads(jobs.values())
-    listed += _adapters_without_base(lists)
-    complete = []
-    for row in sorted(listed, key=_order):
-        complete.append(row)
-        complete += _adapters_of(row)
-    return complete
+    offers = _offer_rows(lists, jobs)
+    downloads = {row.offer.repository for row in offers if row.offer is not None and row.kind == "download"}
+    entries = [entry for entry in lists.entries if not entry.problem or entry.id not in downloads]
+    models = [_local_row(entry, jobs.pop(entry.id, None), lists) for entry in entries]
+    others = [Row(job.name, "download", job=job) for job in jobs.values() if job.state != "done"]
+    listed = sorted([*offers, *models, *others, *_adapters_without_base(lists)], key=_order)
+    return list(chain.from_iterable((row, *_adapters_of(row)) for row in listed))
+
+
+def _adapters_without_base(lists: Lists) -> list[Row]:
+    bases = {folder.id for entry in lists.entries for folder in lists.folders if _belongs(folder, entry)}
+    return [Row(folder.id, "adapter", folder=folder) for folder in lists.folders if folder.id not in bases]
 
 
 def _local_row(entry: ModelEntry, job: Job | None, lists: Lists) -> Row:
@@ -126,9 +145,6 @@ def _local_row(entry: ModelEntry, job: Job | None, lists: Lists) -> Row:
         job=job,
         adapters=tuple(folder for folder in lists.folders if _belongs(folder, entry)),
         aliases=tuple(sorted(alias for alias, name in lists.aliases.items() if name == entry.id)),
-        is_usable=not entry.problem,
-        is_bundled=entry.bundled,
-        size=entry.size,
     )
 
 
@@ -137,55 +153,22 @@ def _offer_rows(lists: Lists, jobs: dict[str, Job]) -> list[Row]:
     local = {entry.id for entry in lists.entries}
     listed = []
     for offer in lists.catalog.offers:
-        row = _offer_row(offer, jobs.pop(offer.name, None))
-        is_shown = row.kind == "download" or offer.repository not in local
-        if is_shown and not offer.installed:
+        job = jobs.pop(offer.name, None)
+        row = Row(offer.name, _kind(job, "suggestion" if offer.suggested else "offer"), offer=offer, job=job)
+        if not offer.installed and (row.kind == "download" or offer.repository not in local):
             listed.append(row)
     return listed
 
 
-def _offer_row(offer: Offer, job: Job | None) -> Row:
-    kind: Kind = "suggestion" if offer.suggested else "offer"
-    return Row(offer.name, _kind(job, kind), offer=offer, job=job)
-
-
 def _kind(job: Job | None, kind: Kind) -> Kind:
     """The kind of a row with a download: `download` if this runs or has failed."""
-    if job is None or job.state in ("done", "cancelled"):
-        return kind
-    return "download"
-
-
-def _other_downloads(jobs: Iterable[Job]) -> list[Row]:
-    """The downloads of models that are neither on this machine nor in the catalog."""
-    return [Row(job.name, "download", job=job) for job in jobs if job.state != "done"]
-
-
-def _adapters_without_base(lists: Lists) -> list[Row]:
-    listed = []
-    for folder in lists.folders:
-        if not any(_belongs(folder, entry) for entry in lists.entries):
-            listed.append(_adapter_row(folder.id, folder))
-    return listed
+    return kind if job is None or job.state in ("done", "cancelled") else "download"
 
 
 def _adapters_of(row: Row) -> list[Row]:
     """The rows of the adapters of a complete model."""
-    if not row.is_usable:
-        return []
-    return [_adapter_row(f"{row.key} + {folder.id}", folder, base=row.key) for folder in row.adapters]
-
-
-def _adapter_row(key: str, folder: AdapterFolder, base: str = "") -> Row:
-    return Row(
-        key,
-        "adapter",
-        folder=folder,
-        base=base,
-        is_usable=bool(base),
-        is_bundled=folder.bundled,
-        size=folder.size,
-    )
+    adapters = row.adapters if row.is_usable else ()
+    return [Row(f"{row.key} + {folder.id}", "adapter", folder=folder, base=row.key) for folder in adapters]
 
 
 def _belongs(folder: AdapterFolder, entry: ModelEntry) -> bool:
@@ -205,39 +188,26 @@ def matching(listed: Sequence[Row], text: str, hub: HubResults, verdicts: Mappin
     `verdicts`: name of a model -> verdict of its inspection.
     """
     matcher = fuzzy(text)
-    scores = {row.key: _score(row, matcher) for row in listed}
-    matches = [row for row in listed if scores[row.key] > 0]
-    matches.sort(key=lambda row: scores[row.key], reverse=True)
+    scores = {row.key: max(map(matcher.match, row.names)) for row in listed}
+    matches = sorted((row for row in listed if scores[row.key]), key=lambda row: scores[row.key], reverse=True)
     if text.startswith(FOLDER_STARTS):
         return [*matches, Row(text, "folder")]
-    names = _names(matches)
+    names = {name.lower() for row in matches for name in row.names}
     if "/" in text and text.lower() not in names:
         matches.append(Row(text, "name", verdict=verdicts.get(text, "")))
     if hub.text != text:
         return [*matches, Row(f"search {text}", "search")]
+    return matches + _results(listed, hub, names, verdicts)
+
+
+def _results(listed: Sequence[Row], hub: HubResults, names: set[str], verdicts: Mapping[str, str]) -> list[Row]:
+    """The rows of a search of the hub, without the models in `names`. A downloaded result stays in the list."""
     by_name = {row.key.lower(): row for row in listed}
-    for match in hub.matches:
-        name = match.id.lower()
-        if name not in names:
-            result = Row(match.id, "result", match=match, verdict=verdicts.get(match.id, ""))
-            matches.append(by_name.get(name, result))  # a downloaded result stays in the list
-    return matches
+    others = [match for match in hub.matches if match.id.lower() not in names]
+    results = [Row(match.id, "result", match=match, verdict=verdicts.get(match.id, "")) for match in others]
+    return [by_name.get(row.key.lower(), row) for row in results]
 
 
 def fuzzy(text: str) -> Matcher:
     """A matcher of names that have the characters of a typed text in this order, without its spaces."""
     return Matcher("".join(text.split()))
-
-
-def _score(row: Row, matcher: Matcher) -> float:
-    """How well the best name of a row matches; 0: not at all."""
-    names = [row.key, *row.aliases]
-    if row.offer is not None:
-        names.append(row.offer.repository)
-    return max(matcher.match(name) for name in names)
-
-
-def _names(listed: Sequence[Row]) -> set[str]:
-    """The lower-case names of all rows, with the repositories of the catalog."""
-    names = {row.key.lower() for row in listed}
-    return names | {row.offer.repository.lower() for row in listed if row.offer is not None}

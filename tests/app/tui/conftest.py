@@ -75,6 +75,11 @@ class Chat:
         await self.until(lambda: not any(worker.is_running for worker in self.app.workers))
         await self.pilot.pause()
 
+    async def press(self, *keys: str) -> None:
+        """Press keys, and wait until no task of the application runs."""
+        await self.pilot.press(*keys)
+        await self.settle()
+
     async def type(self, text: str) -> None:
         self.prompt.focus()
         await self.pilot.pause()

@@ -36,8 +36,7 @@ def status(c: Chat) -> str:
 
 
 async def open_adapters(c: Chat) -> AdapterScreen:
-    await c.pilot.press("f5")
-    await c.settle()
+    await c.press("f5")
     assert isinstance(c.app.screen, AdapterScreen)
     return c.app.screen
 
@@ -57,16 +56,14 @@ async def test_adapter_screen_lists_loaded_adapters_first_and_other_bases_last(c
 async def test_selected_adapter_and_its_scale_are_sent_and_shown(chat: OpenChat) -> None:
     async with chat(client()) as c:
         await open_adapters(c)
-        await c.pilot.press("down", "left", "left", "left", "enter")
-        await c.settle()
+        await c.press("down", "left", "left", "left", "enter")
         assert "adapter pirate ×0.7" in status(c)
         await c.send("Hi")
         assert c.client.requests[0]["adapter"] == "pirate=0.7"
         assert "guide · pirate ×0.7" in c.shown()
         await open_adapters(c)
         assert "● pirate ×0.7" in c.shown()
-        await c.pilot.press("up", "enter")
-        await c.settle()
+        await c.press("up", "enter")
         await c.send("And now?")
         assert "adapter" not in c.client.requests[1]
         assert "adapter" not in status(c)
@@ -79,8 +76,7 @@ async def test_adapter_that_is_not_loaded_is_loaded_before_its_use(chat: OpenCha
         await open_adapters(c)
         await c.pilot.press("down", "down", "right")
         assert "Only a loaded adapter has a scale" in c.text_of("#notice")
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert [entry.name for entry in c.client.loaded_adapters] == ["pirate", "poet"]
         await c.send("Hi")
         assert c.client.requests[0]["adapter"] == "poet"
@@ -97,11 +93,9 @@ async def test_warning_of_the_selected_adapter_is_shown(chat: OpenChat) -> None:
 async def test_scale_can_be_typed(chat: OpenChat) -> None:
     async with chat(client()) as c:
         await open_adapters(c)
-        await c.pilot.press("down", "s", "backspace", *"500", "enter")
-        await c.settle()
+        await c.press("down", "s", "backspace", *"500", "enter")
         assert "The scale is a number from -100 to 100" in c.text_of("#notice")
-        await c.pilot.press("s", "backspace", *"2.5", "enter")
-        await c.settle()
+        await c.press("s", "backspace", *"2.5", "enter")
         assert "pirate ×2.5" in c.shown()
 
 
@@ -111,12 +105,10 @@ async def test_adapter_screen_shows_why_a_folder_is_refused(chat: OpenChat, monk
 
     async with chat(client()) as c:
         screen = await open_adapters(c)
-        await c.pilot.press("l", *"/nowhere/x", "enter")
-        await c.settle()
+        await c.press("l", *"/nowhere/x", "enter")
         assert "/nowhere/x does not exist" in c.text_of("#notice")
         monkeypatch.setattr(c.client, "load_adapter", refuse)
-        await c.pilot.press("down", "down", "enter")
-        await c.settle()
+        await c.press("down", "down", "enter")
         assert c.app.screen is screen
         assert "rank 64, but the limit is 16. Raise the setting adapter_rank" in c.text_of("#notice")
 
@@ -124,11 +116,9 @@ async def test_adapter_screen_shows_why_a_folder_is_refused(chat: OpenChat, monk
 async def test_adapter_screen_unloads(chat: OpenChat) -> None:
     async with chat(client()) as c:
         screen = await open_adapters(c)
-        await c.pilot.press("u")
-        await c.settle()
+        await c.press("u")
         assert "not loaded" in c.text_of("#notice")
-        await c.pilot.press("down", "u")
-        await c.settle()
+        await c.press("down", "u")
         assert c.client.loaded_adapters == []
         assert "built in · rank 8" in c.shown()
         assert screen.query_one(Adapters).option_count == 4
@@ -189,8 +179,7 @@ async def test_two_answers_stream_at_the_same_time_and_one_is_chosen(chat: OpenC
             assert words in shown
         assert [request["adapter"] for request in c.client.requests] == ["", "pirate=0.5"]
         assert [len(request["messages"]) for request in c.client.requests] == [1, 1]
-        await c.pilot.press("right", "enter")
-        await c.settle()
+        await c.press("right", "enter")
         assert c.app.screen is c.screen
         assert [message.content for message in c.path] == ["Who are you?", "Arr, matey."]
         assert "‹2/2›" in c.shown()
@@ -211,8 +200,7 @@ async def test_esc_stops_both_answers_and_then_goes_on_with_the_first(chat: Open
         await c.until(lambda: not c.screen.is_answering)
         assert c.client.cancelled == 2
         assert isinstance(c.app.screen, CompareScreen)
-        await c.pilot.press("escape")
-        await c.settle()
+        await c.press("escape")
         assert [(message.content, message.finish) for message in c.path] == [("go", ""), ("one", "stopped")]
         assert c.screen.conversation.adapter == ""
 
@@ -223,8 +211,7 @@ async def test_choice_of_one_answer_stops_the_other(chat: OpenChat) -> None:
         await c.send("/compare pirate")
         await c.enter("go")
         await c.until(lambda: isinstance(c.app.screen, CompareScreen) and "one" in c.shown())
-        await c.pilot.press("1", "enter")
-        await c.settle()
+        await c.press("1", "enter")
         assert c.path[-1].content == "one"
         assert [message.finish for message in c.screen.conversation.messages[1:]] == ["stop", "stopped"]
 
@@ -246,8 +233,7 @@ async def test_comparison_of_the_last_question(chat: OpenChat) -> None:
         await c.send("/compare pirate")
         await c.pilot.press("ctrl+r")
         await c.until(lambda: isinstance(c.app.screen, CompareScreen) and not c.screen.is_answering)
-        await c.pilot.press("2", "enter")
-        await c.settle()
+        await c.press("2", "enter")
         assert [message.content for message in c.path] == ["go", "arr"]
         assert "‹3/3›" in c.shown()
 
@@ -257,15 +243,13 @@ async def test_comparison_is_chosen_on_the_adapter_screen_and_esc_cancels_it(cha
         await open_adapters(c)
         await c.pilot.press("c")
         assert "current selection" in c.text_of("#notice")
-        await c.pilot.press("down", "c")
-        await c.settle()
+        await c.press("down", "c")
         assert c.screen.query_one(Dock).other_adapter == "pirate"
         await c.pilot.press("escape")
         assert c.screen.query_one(Dock).other_adapter is None
         await c.send("/compare")
         assert "Compare the base model with" in c.shown()
-        await c.pilot.press("down", "enter")
-        await c.settle()
+        await c.press("down", "enter")
         assert c.screen.query_one(Dock).other_adapter == "pirate"
         await c.send("/compare pirate pirate")
         assert "same adapter" in c.notices()

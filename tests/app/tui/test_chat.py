@@ -92,32 +92,27 @@ async def test_esc_stops_the_answer_and_keeps_its_text(chat: OpenChat) -> None:
         await c.enter("another")  # rejected while an answer runs, but kept in the prompt box
         assert c.prompt.text == "another"
         assert "Esc stops it" in c.notices()
-        await c.pilot.press("escape")
-        await c.settle()
+        await c.press("escape")
         assert c.client.cancelled == 1
         assert (c.path[-1].content, c.path[-1].finish) == ("half an ans", "stopped")
         assert "stopped" in c.shown()
         assert c.saved.load(c.screen.conversation.id).messages[-1].finish == "stopped"
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert [m["content"] for m in c.client.requests[1]["messages"]] == ["go", "half an ans", "another"]
 
 
 async def test_regenerate_keeps_the_earlier_answer(chat: OpenChat) -> None:
     async with chat(FakeClient(["First."], ["Second."])) as c:
         await c.send("go")
-        await c.pilot.press("ctrl+r")
-        await c.settle()
+        await c.press("ctrl+r")
         assert c.path[-1].content == "Second."
         assert "‹2/2›" in c.shown()
         assert len(c.client.requests[1]["messages"]) == 1
-        await c.pilot.press("alt+left")
-        await c.settle()
+        await c.press("alt+left")
         assert c.path[-1].content == "First."
         assert "‹1/2›" in c.shown()
         assert "First." in c.shown()
-        await c.pilot.press("alt+right")
-        await c.settle()
+        await c.press("alt+right")
         assert c.path[-1].content == "Second."
 
 
@@ -133,8 +128,7 @@ async def test_edited_question_creates_a_branch(chat: OpenChat) -> None:
         await c.send(" again")
         assert [message.content for message in c.path] == ["first again", "B1"]
         assert c.client.requests[2]["messages"] == [{"role": "user", "content": "first again"}]
-        await c.pilot.press("up", "up", "left")
-        await c.settle()
+        await c.press("up", "up", "left")
         assert [message.content for message in c.path] == ["first", "A1", "second", "A2"]
 
 
@@ -161,8 +155,7 @@ async def test_copy(chat: OpenChat) -> None:
         await c.send("/copy code 3")
         assert "no code block 3" in c.notices()
         c.prompt.put("")
-        await c.pilot.press("up", "k")
-        await c.settle()
+        await c.press("up", "k")
         assert c.app.clipboard == "y = 2"
         await c.pilot.press("up", "c")
         assert c.app.clipboard == "go"
@@ -236,8 +229,7 @@ async def test_settings_screen(chat: OpenChat) -> None:
         screen.query_one("#top_p", Input).value = "0.9"
         screen.query_one("#top_k", Input).value = ""
         screen.query_one(TextArea).text = "New."
-        await c.pilot.press("ctrl+s")
-        await c.settle()
+        await c.press("ctrl+s")
         assert (c.screen.conversation.system, c.screen.conversation.parameters) == ("New.", {"top_p": 0.9})
 
 
@@ -256,15 +248,13 @@ async def test_settings_screen_describes_the_focused_parameter(chat: OpenChat) -
 
 async def test_model_picker(chat: OpenChat) -> None:
     async with chat() as c:
-        await c.pilot.press("f2")
-        await c.settle()
+        await c.press("f2")
         assert isinstance(c.app.screen, ModelScreen)
         for words in ("loaded, cpu · built-in, tiny · 23.7 MiB", "7.5 GiB · 40,960 tokens", "SmolLM2"):
             assert words in c.shown()
         await c.pilot.press("q", "w", "4")
         assert c.app.screen.query_one(OptionList).option_count == 2  # the model, and the search of the hub
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert c.screen.conversation.model == LARGE.id
         assert "tiny built-in model" not in c.shown()
         await c.send("hi")
@@ -297,17 +287,13 @@ async def test_history_resume_search_rename_delete_undo(chat: OpenChat) -> None:
         await c.pilot.pause()
         assert isinstance(c.app.screen, AskScreen)
         c.app.screen.query_one(Input).value = "Serpents"
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert "Serpents" in c.shown()
-        await c.pilot.press("ctrl+d")
-        await c.settle()
+        await c.press("ctrl+d")
         assert screen.query_one(Conversations).option_count == 0
         assert "Ctrl+U restores it" in c.shown()
-        await c.pilot.press("ctrl+u")
-        await c.settle()
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("ctrl+u")
+        await c.press("enter")
         assert c.screen.conversation.id == first.id
         assert c.screen.conversation.title == "Serpents"
         assert "snakes." in c.shown()
@@ -317,10 +303,8 @@ async def test_history_resume_search_rename_delete_undo(chat: OpenChat) -> None:
             "Pythons are snakes.",
             "and more",
         ]
-        await c.pilot.press("f3")
-        await c.settle()
-        await c.pilot.press("ctrl+d")  # the open conversation is the newest
-        await c.settle()
+        await c.press("f3")
+        await c.press("ctrl+d")  # the open conversation is the newest
         assert "is open" in c.text_of("#notice")
         assert len(c.saved.list()) == 2
         assert second.id in [entry.id for entry in c.saved.list()]
@@ -402,8 +386,7 @@ async def test_ctrl_c_stops_the_answer_then_quits(chat: OpenChat) -> None:
     async with chat(FakeClient(["half", asyncio.Event()])) as c:
         await c.enter("go")
         await c.until(lambda: c.path[-1].content == "half")
-        await c.pilot.press("ctrl+c")
-        await c.settle()
+        await c.press("ctrl+c")
         assert c.path[-1].finish == "stopped"
         await c.pilot.press("ctrl+c")
         assert "Ctrl+C again" in c.notices()
@@ -467,17 +450,13 @@ async def test_history_screen_reports_a_storage_error(chat: OpenChat, monkeypatc
         await c.send("/new")
         for name in ("delete", "restore", "rename"):
             monkeypatch.setattr(c.store, name, refuse)
-        await c.pilot.press("f3")
-        await c.settle()
-        await c.pilot.press("ctrl+d")
-        await c.settle()
+        await c.press("f3")
+        await c.press("ctrl+d")
         assert "readonly" in c.text_of("#notice")
-        await c.pilot.press("ctrl+u")
-        await c.settle()
+        await c.press("ctrl+u")
         assert "nothing to restore" in c.text_of("#notice")
         await c.pilot.press("ctrl+r")
         await c.pilot.pause()
-        await c.pilot.press("x", "enter")
-        await c.settle()
+        await c.press("x", "enter")
         assert "readonly" in c.text_of("#notice")
         assert [entry.title for entry in c.saved.list()] == ["first"]

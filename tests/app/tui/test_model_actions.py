@@ -15,7 +15,7 @@ from localllm.app.tui.models.work import WorkScreen
 
 from .conftest import Chat, OpenChat
 from .fake_client import LARGE, OTHER, FakeClient
-from .test_models import client, highlight, open_models
+from .test_models import client, highlight, models
 
 
 async def back(c: Chat) -> None:
@@ -26,8 +26,7 @@ async def back(c: Chat) -> None:
 
 async def test_verification_shows_progress_and_its_result(chat: OpenChat) -> None:
     fake = client()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await highlight(c, LARGE.id)
         fake.gate = asyncio.Event()
         await c.pilot.press("ctrl+k")
@@ -47,8 +46,7 @@ async def test_verification_shows_progress_and_its_result(chat: OpenChat) -> Non
 
 async def test_escape_cancels_a_verification(chat: OpenChat) -> None:
     fake = client()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await highlight(c, LARGE.id)
         fake.gate = asyncio.Event()
         await c.pilot.press("ctrl+k")
@@ -61,8 +59,7 @@ async def test_escape_cancels_a_verification(chat: OpenChat) -> None:
 
 async def test_unused_files_are_listed_before_they_are_deleted(chat: OpenChat) -> None:
     fake = client()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await c.pilot.press("ctrl+u")
         await c.until(lambda: "Delete 1 unused files and free 3.0 MiB?" in c.shown())
         assert "org/half  unfinished download, can be continued" in c.shown()
@@ -84,8 +81,7 @@ async def test_unused_files_are_listed_before_they_are_deleted(chat: OpenChat) -
 
 async def test_folder_is_added_by_key_and_by_a_typed_path(chat: OpenChat) -> None:
     fake = client()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await c.pilot.press("ctrl+f")
         await c.until(lambda: "Folder of the model" in c.shown())
         await c.pilot.press("end", *"tiny", "enter")
@@ -107,8 +103,7 @@ async def test_folder_is_added_by_key_and_by_a_typed_path(chat: OpenChat) -> Non
 
 async def test_alias_is_set_renamed_and_removed(chat: OpenChat) -> None:
     fake = client()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await highlight(c, LARGE.id)
         steps = [
             (["b", "i", "g"], {"big": LARGE.id}),
@@ -132,8 +127,7 @@ async def test_alias_is_set_renamed_and_removed(chat: OpenChat) -> None:
 async def test_settings_of_a_model_are_checked_and_saved(chat: OpenChat) -> None:
     fake = client()
     fake.model_settings[LARGE.id] = {"context": 8192}
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await highlight(c, LARGE.id)
         await c.pilot.press("ctrl+s")
         await c.until(lambda: isinstance(c.app.screen, ModelSettingsScreen))
@@ -154,32 +148,27 @@ async def test_settings_of_a_model_are_checked_and_saved(chat: OpenChat) -> None
 
 async def test_adapter_beside_its_base_is_used_with_it(chat: OpenChat) -> None:
     fake = client()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await highlight(c, OTHER.id)
         assert "Enter uses it · Ctrl+O details · Ctrl+K check files · Ctrl+X delete" in c.text_of(".keys")
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert (c.screen.conversation.model, c.screen.conversation.adapter) == (LARGE.id, "qwen-lora")
 
 
 async def test_adapter_without_its_base_names_the_base(chat: OpenChat) -> None:
     fake = client()
     fake.folders = [structs.replace(OTHER, base="org/absent")]
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         assert "its base model org/absent is not on this machine" in c.shown()
         await highlight(c, OTHER.id)
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert "Download the base model first" in c.text_of("#notice")
 
 
 async def test_the_question_of_a_deletion_names_the_aliases(chat: OpenChat) -> None:
     fake = client()
     fake.alias_names = {"big": LARGE.id, "huge": LARGE.id, "other": OTHER.id}
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await highlight(c, LARGE.id)
         await c.pilot.press("ctrl+x")
         await c.until(lambda: f"Delete {LARGE.id}" in c.shown())
@@ -194,8 +183,7 @@ async def test_long_and_hostile_texts_leave_room_for_the_list(chat: OpenChat) ->
     async def fail(*_: object, **__: object) -> None:
         raise DaemonUnreachable("broken\n" * 500, hint="h" * 5000)
 
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await highlight(c, "[b]")
         await c.pilot.press("ctrl+x")
         await c.until(lambda: "Delete org/[b]x[/b]" in c.shown())
@@ -212,12 +200,10 @@ async def test_long_and_hostile_texts_leave_room_for_the_list(chat: OpenChat) ->
 
 
 async def test_keys_that_do_not_fit_the_row_say_why(chat: OpenChat) -> None:
-    async with chat(client()) as c:
-        await open_models(c)
+    async with models(chat) as c:
         await highlight(c, "qwen3:1.7b")
         for key, reason in (("ctrl+k", "can be verified"), ("ctrl+s", "has settings"), ("ctrl+a", "can have an alias")):
-            await c.pilot.press(key)
-            await c.settle()
+            await c.press(key)
             assert reason in c.text_of("#notice")
 
 
@@ -227,8 +213,7 @@ async def test_daemon_that_stops_is_named_and_the_screen_stays(chat: OpenChat) -
     async def fail(*_: object, **__: object) -> None:
         raise DaemonUnreachable("the daemon stopped", hint="try again")
 
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await highlight(c, LARGE.id)
         for method in ("verify", "configure", "fit", "show", "prune"):
             setattr(fake, method, fail)
@@ -253,16 +238,14 @@ def without_llamacpp() -> FakeClient:
 
 
 async def test_models_without_llama_cpp_have_one_line(chat: OpenChat) -> None:
-    async with chat(without_llamacpp(), size=(100, 40)) as c:
-        await open_models(c)
+    async with models(chat, without_llamacpp(), size=(100, 40)) as c:
         assert c.shown().count("make build GGUF=1") == 1
         assert "2 GGUF models need llama.cpp: make build GGUF=1 · Ctrl+L installs it" in c.shown()
         await highlight(c, "org/gguf:Q8_0")
         assert "Ctrl+L install llama.cpp" in c.text_of(".keys")
         assert "Ctrl+D" not in c.text_of(".keys")
         for key in ("enter", "ctrl+d"):
-            await c.pilot.press(key)
-            await c.settle()
+            await c.press(key)
             assert "Ctrl+L installs" in c.text_of("#notice")
         assert not c.client.jobs
 
@@ -270,8 +253,7 @@ async def test_models_without_llama_cpp_have_one_line(chat: OpenChat) -> None:
 async def test_llama_cpp_is_installed_with_progress(chat: OpenChat) -> None:
     fake = without_llamacpp()
     fake.gate = asyncio.Event()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await c.pilot.press("ctrl+l", "y")
         await c.until(lambda: "step 12 of 48" in c.shown())
         assert "[12/48] Building CXX object ggml.cpp.o" in c.shown()
@@ -281,16 +263,14 @@ async def test_llama_cpp_is_installed_with_progress(chat: OpenChat) -> None:
         assert "need llama.cpp" not in c.shown()
         await highlight(c, "org/gguf:Q8_0")
         assert "Enter uses it" in c.text_of(".keys")
-        await c.pilot.press("ctrl+l")
-        await c.settle()
+        await c.press("ctrl+l")
         assert "No model here needs llama.cpp" in c.text_of("#notice")
 
 
 async def test_installation_can_be_cancelled(chat: OpenChat) -> None:
     fake = without_llamacpp()
     fake.gate = asyncio.Event()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await c.pilot.press("ctrl+l", "y")
         await c.until(lambda: "step 12 of 48" in c.shown())
         await c.pilot.press("escape")
@@ -302,8 +282,7 @@ async def test_installation_can_be_cancelled(chat: OpenChat) -> None:
 async def test_failed_installation_shows_its_last_lines(chat: OpenChat) -> None:
     fake = without_llamacpp()
     fake.install_error = InstallFailed("the installation failed", hint="error: no \x1b[31mcompiler\nmake: failed")
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await c.pilot.press("ctrl+l", "y")
         await c.until(lambda: "error: no [31mcompiler" in c.shown())
         assert "make: failed" in c.shown()

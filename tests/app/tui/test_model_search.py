@@ -17,24 +17,21 @@ from localllm.app.tui.models.screen import ModelScreen
 
 from .conftest import Chat, OpenChat
 from .fake_client import FITS, GUIDE, HUGE, LARGE, MAMBA, MISTRAL, OTHER, PIRATE, inspection, refused
-from .test_models import client, highlight, open_models
+from .test_models import client, highlight, models
 
 
 async def search(c: Chat, word: str) -> None:
     """Type a word that matches no model here, and search the hub."""
-    await c.pilot.press(*word, "enter")
-    await c.settle()
+    await c.press(*word, "enter")
 
 
 async def test_words_without_a_match_search_the_hub(chat: OpenChat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("localllm.app.tui.models.browser.INSPECT_SECONDS", 1000.0)
-    async with chat(client(), size=(100, 30)) as c:
-        await open_models(c)
+    async with models(chat, size=(100, 30)) as c:
         await c.pilot.press(*"mistral")
         assert "search the hub for “mistral”" in c.shown()
         assert "Enter searches" in c.text_of(".keys")
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         shown = c.shown()
         assert "mistralai/Mistral-7B" in shown
         assert "13.5 GiB · apache-2.0 · needs an account · 1.2 M downloads · 4 k likes" in shown
@@ -48,15 +45,13 @@ async def test_gguf_result_shows_its_quantisations(chat: OpenChat, monkeypatch: 
     fake = client()
     quants = ("Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "BF16")
     fake.results = [HubMatch(id="org/mistral-GGUF", formats=("gguf",), quants=quants)]
-    async with chat(fake, size=(100, 30)) as c:
-        await open_models(c)
+    async with models(chat, fake, size=(100, 30)) as c:
         await search(c, "mistral")
         assert "GGUF Q2_K, Q3_K_M, Q4_K_M, Q5_K_M, Q6_K, Q8_0 and 1 more" in c.shown()
 
 
 async def test_highlighted_result_is_inspected_and_says_why_it_cannot_run(chat: OpenChat) -> None:
-    async with chat(client()) as c:
-        await open_models(c)
+    async with models(chat) as c:
         await search(c, "mistral")
         await c.until(lambda: "fits on cpu · context 32,768 · estimated 5 tok/s · mistral" in c.shown())
         await c.pilot.press("down")
@@ -72,8 +67,7 @@ async def test_inspection_continues_when_the_highlight_moves(chat: OpenChat, mon
     third = HubMatch(id="org/mistral-three")
     fake.results = [MISTRAL, MAMBA, third]
     fake.inspections[third.id] = inspection(third.id)
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await search(c, "mistral")
         await c.until(lambda: fake.inspected == [MISTRAL.id])
         await c.settle()
@@ -97,8 +91,7 @@ async def test_inspection_is_shown_before_the_fit(chat: OpenChat) -> None:
         return [FITS]
 
     fake.fit = fit
-    async with chat(fake, size=(100, 40)) as c:
-        await open_models(c)
+    async with models(chat, fake, size=(100, 40)) as c:
         await c.pilot.press(*"mistral", "enter")
         await c.until(lambda: "runs on cpu · mistral" in c.shown())
         await c.pilot.press("ctrl+o")
@@ -109,8 +102,7 @@ async def test_inspection_is_shown_before_the_fit(chat: OpenChat) -> None:
 
 
 async def test_result_is_inspected_in_detail_then_downloaded(chat: OpenChat) -> None:
-    async with chat(client(), size=(100, 40)) as c:
-        await open_models(c)
+    async with models(chat, size=(100, 40)) as c:
         await search(c, "mistral")
         await c.pilot.press("enter")
         await c.until(lambda: "estimated 5 tok/s" in c.shown())
@@ -125,15 +117,13 @@ async def test_result_is_inspected_in_detail_then_downloaded(chat: OpenChat) -> 
             "12.0 GiB free · weights 7.0 GiB · KV cache 4.0 GiB for 32,768 tokens",
         ):
             assert text in shown
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert list(c.client.jobs) == [MISTRAL.id]
         assert "downloading · 35%" in c.shown()
 
 
 async def test_details_of_a_refused_model_name_the_reason(chat: OpenChat) -> None:
-    async with chat(client(), size=(100, 40)) as c:
-        await open_models(c)
+    async with models(chat, size=(100, 40)) as c:
         await search(c, "mamba")
         await c.pilot.press("down", "ctrl+o")
         await c.until(lambda: "cannot run" in c.shown())
@@ -150,26 +140,22 @@ async def test_hub_that_is_offline_or_has_no_result_is_named(chat: OpenChat) -> 
     fake = client()
     fake.results = []
     fake.search_error = "cannot search https://hub: offline mode is on"
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await search(c, "zzz")
         assert "offline mode is on" in c.text_of("#notice")
         fake.search_error = None
         assert "search the hub for “zzz”" in c.shown()
-        await c.pilot.press("y", "enter")
-        await c.settle()
+        await c.press("y", "enter")
         assert "no text model with the words “zzzy”" in c.text_of("#notice")
 
 
 async def test_escape_cancels_a_search_then_clears_the_filter_then_closes(chat: OpenChat) -> None:
     fake = client()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         fake.gate = asyncio.Event()
         await c.pilot.press(*"mistral", "enter")
         await c.until(lambda: "Searching the hub" in c.text_of("#notice"))
-        await c.pilot.press("escape")
-        await c.settle()
+        await c.press("escape")
         assert fake.stopped == ["search"]
         assert "Cancelled" in c.text_of("#notice")
         await c.pilot.press("escape")
@@ -185,8 +171,7 @@ async def test_escape_cancels_a_search_then_clears_the_filter_then_closes(chat: 
 
 async def test_search_that_ends_late_leaves_the_cursor_in_the_filter(chat: OpenChat) -> None:
     fake = client()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         fake.gate = asyncio.Event()
         await c.pilot.press(*"mistral", "enter")
         await c.until(lambda: "Searching the hub" in c.text_of("#notice"))
@@ -199,14 +184,12 @@ async def test_search_that_ends_late_leaves_the_cursor_in_the_filter(chat: OpenC
 
 async def test_escape_closes_the_details_and_ends_the_inspection(chat: OpenChat) -> None:
     fake = client()
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await highlight(c, "qwen3:1.7b")
         fake.gate = asyncio.Event()
         await c.pilot.press("ctrl+o")
         await c.until(lambda: isinstance(c.app.screen, DetailScreen) and bool(fake.inspected))
-        await c.pilot.press("escape")
-        await c.settle()
+        await c.press("escape")
         assert isinstance(c.app.screen, ModelScreen)
         assert fake.stopped == ["inspect"]
 
@@ -215,8 +198,7 @@ async def test_details_of_a_local_model_show_provenance_and_use(chat: OpenChat) 
     fake = client()
     fake.alias_names = {"big": LARGE.id}
     fake.model_settings[LARGE.id] = {"quant": "int4"}
-    async with chat(fake, size=(100, 40)) as c:
-        await open_models(c)
+    async with models(chat, fake, size=(100, 40)) as c:
         assert "alias big" in c.shown()
         await highlight(c, LARGE.id)
         await c.pilot.press("ctrl+o")
@@ -224,16 +206,14 @@ async def test_details_of_a_local_model_show_provenance_and_use(chat: OpenChat) 
         shown = c.shown()
         for text in ("0123abc", "2026-09-21", "sha256:aaaa", "big", "quant = int4", OTHER.id, "loaded"):
             assert text in shown
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert c.screen.conversation.model == LARGE.id
 
 
 async def test_details_of_an_adapter_name_its_base_and_rank(chat: OpenChat) -> None:
     fake = client()
     fake.kind = "adapter"
-    async with chat(fake, size=(100, 40)) as c:
-        await open_models(c)
+    async with models(chat, fake, size=(100, 40)) as c:
         await highlight(c, OTHER.id)
         await c.pilot.press("ctrl+o")
         await c.until(lambda: "sha256" in c.shown())
@@ -245,8 +225,7 @@ async def test_details_of_an_adapter_name_its_base_and_rank(chat: OpenChat) -> N
 async def test_details_of_a_gguf_model_name_its_backend_and_its_fit(chat: OpenChat) -> None:
     fake = client()
     fake.kind = "gguf"
-    async with chat(fake, size=(100, 40)) as c:
-        await open_models(c)
+    async with models(chat, fake, size=(100, 40)) as c:
         await highlight(c, LARGE.id)
         await c.pilot.press("ctrl+o")
         await c.until(lambda: "fit on cpu" in c.shown())
@@ -259,8 +238,7 @@ async def test_text_of_the_hub_is_shown_as_plain_text(chat: OpenChat) -> None:
     hostile = "[red]x[/red]\n\x1b[2J\u202e"
     fake.results = [HubMatch(id=f"evil/{hostile}", downloads=5, licence=hostile)]
     fake.inspections[fake.results[0].id] = inspection(hostile, architecture=hostile, licence=hostile, source=hostile)
-    async with chat(fake, size=(100, 40)) as c:
-        await open_models(c)
+    async with models(chat, fake, size=(100, 40)) as c:
         await search(c, "evil")
         assert "evil/[red]x[/red] [2J⟨U+202E⟩" in c.shown()
         await c.pilot.press("enter")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -27,11 +30,13 @@ def client() -> FakeClient:
     return fake
 
 
-async def open_models(c: Chat) -> ModelScreen:
-    await c.pilot.press("f2")
-    await c.settle()
-    assert isinstance(c.app.screen, ModelScreen)
-    return c.app.screen
+@asynccontextmanager
+async def models(chat: OpenChat, fake: FakeClient | None = None, **options: Any) -> AsyncIterator[Chat]:
+    """The application with the model screen open."""
+    async with chat(fake or client(), **options) as c:
+        await c.press("f2")
+        assert isinstance(c.app.screen, ModelScreen)
+        yield c
 
 
 async def highlight(c: Chat, name: str) -> None:
@@ -43,8 +48,7 @@ async def highlight(c: Chat, name: str) -> None:
 
 
 async def test_model_screen_judges_models(chat: OpenChat) -> None:
-    async with chat(client(), size=(120, 40)) as c:
-        await open_models(c)
+    async with models(chat, size=(120, 40)) as c:
         shown = c.shown()
         assert "Test CPU (cpu), 12.0 GiB free" in shown
         assert "40,960 tokens · fits this machine · estimated 5 tok/s" in shown
@@ -56,51 +60,43 @@ async def test_model_screen_judges_models(chat: OpenChat) -> None:
 
 
 async def test_download_runs_pauses_resumes_and_is_cancelled(chat: OpenChat) -> None:
-    async with chat(client()) as c:
-        await open_models(c)
+    async with models(chat) as c:
         await highlight(c, "qwen3:1.7b")
-        await c.pilot.press("ctrl+d")
-        await c.settle()
+        await c.press("ctrl+d")
         assert "downloading · 35% of 3.7 GiB" in c.shown()
         assert "goes on if you close this screen" in c.text_of("#notice")
         for key, state in (("ctrl+d", "paused"), ("ctrl+d", "downloading"), ("ctrl+x", "cancelled")):
-            await c.pilot.press(key)
-            await c.settle()
+            await c.press(key)
             assert c.client.jobs["qwen3:1.7b"].state == state
         assert "a download continues it" in c.shown()
-        await c.pilot.press("ctrl+x")
-        await c.settle()
+        await c.press("ctrl+x")
         assert "Ctrl+U deletes unfinished downloads" in c.text_of("#notice")
 
 
 async def test_complete_download_becomes_a_model_that_can_be_used(chat: OpenChat) -> None:
-    async with chat(client()) as c:
-        screen = await open_models(c)
+    async with models(chat) as c:
+        browser = c.app.screen.browser
         await highlight(c, "qwen3:1.7b")
-        await c.pilot.press("ctrl+d")
-        await c.settle()
-        screen.browser.clear_filter()
+        await c.press("ctrl+d")
+        browser.clear_filter()
         c.client.entries = [*c.client.entries, ModelEntry(id="Qwen/Qwen3-1.7B", size=4_100_000_000)]
         c.client.offers = [HUGE, structs.replace(QWEN, installed="Qwen/Qwen3-1.7B")]
         c.client.jobs["qwen3:1.7b"] = Job(name="qwen3:1.7b", state="done", model="Qwen/Qwen3-1.7B")
-        screen.browser._poll()
+        browser._poll()
         await c.settle()
         assert "Qwen/Qwen3-1.7B: downloaded" in c.text_of("#notice")
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert c.screen.conversation.model == "Qwen/Qwen3-1.7B"
 
 
 async def test_enter_inspects_a_model_of_the_catalog_before_its_download(chat: OpenChat) -> None:
     fake = client()
     fake.inspections[QWEN.name] = inspection(QWEN.name)
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await c.pilot.press(*"1.7b", "enter")
         await c.until(lambda: "fit on cpu" in c.shown())
         assert not fake.jobs
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert list(fake.jobs) == [QWEN.name]
 
 
@@ -114,16 +110,15 @@ async def test_download_that_ends_at_once_becomes_a_model(chat: OpenChat) -> Non
         fake.offers = [HUGE, structs.replace(QWEN, installed=done.model)]
         return done
 
-    async with chat(fake) as c:
-        screen = await open_models(c)
+    async with models(chat, fake) as c:
+        browser = c.app.screen.browser
         await highlight(c, "qwen3:1.7b")
         fake.download = download
-        await c.pilot.press("ctrl+d")
-        await c.settle()
-        screen.browser._poll()
+        await c.press("ctrl+d")
+        browser._poll()
         await c.settle()
         assert "Qwen/Qwen3-1.7B: downloaded" in c.text_of("#notice")
-        screen.browser.clear_filter()
+        browser.clear_filter()
         await c.pilot.pause()
         assert "Qwen/Qwen3-1.7B" in c.shown()
 
@@ -131,8 +126,8 @@ async def test_download_that_ends_at_once_becomes_a_model(chat: OpenChat) -> Non
 async def test_slow_update_of_downloads_is_not_repeated(chat: OpenChat) -> None:
     fake = client()
     fake.jobs["org/x"] = Job(name="org/x", state="downloading", total=100, received=1)
-    async with chat(fake) as c:
-        screen = await open_models(c)
+    async with models(chat, fake) as c:
+        browser = c.app.screen.browser
         gate = asyncio.Event()
         calls = []
 
@@ -143,7 +138,7 @@ async def test_slow_update_of_downloads_is_not_repeated(chat: OpenChat) -> None:
 
         fake.downloads = downloads
         for _ in range(3):
-            screen.browser._poll()
+            browser._poll()
             await c.pilot.pause(0.01)
         assert len(calls) == 1
         gate.set()
@@ -152,13 +147,12 @@ async def test_slow_update_of_downloads_is_not_repeated(chat: OpenChat) -> None:
 
 
 async def test_download_that_fails_says_why(chat: OpenChat) -> None:
-    async with chat(client()) as c:
-        screen = await open_models(c)
+    async with models(chat) as c:
+        browser = c.app.screen.browser
         await highlight(c, "qwen3:1.7b")
-        await c.pilot.press("ctrl+d")
-        await c.settle()
+        await c.press("ctrl+d")
         c.client.jobs["qwen3:1.7b"] = Job(name="qwen3:1.7b", state="failed", error="no space", hint="free 2 GiB")
-        screen.browser._poll()
+        browser._poll()
         await c.settle()
         assert c.text_of("#notice") == "qwen3:1.7b: no space. free 2 GiB"
 
@@ -166,30 +160,24 @@ async def test_download_that_fails_says_why(chat: OpenChat) -> None:
 async def test_typed_repository_is_inspected_then_downloaded(chat: OpenChat) -> None:
     fake = client()
     fake.inspections["org/new"] = inspection("org/new")
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         await c.pilot.press(*"org/new", "enter")
         await c.until(lambda: "fit on cpu" in c.shown())
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert list(c.client.jobs) == ["org/new"]
-        await c.pilot.press("escape", *"org/missing", "ctrl+d")
-        await c.settle()
+        await c.press("escape", *"org/missing", "ctrl+d")
         assert "is not on the hub. Check the name." in c.text_of("#notice")
 
 
 async def test_model_is_deleted_after_a_confirmation(chat: OpenChat) -> None:
-    async with chat(client()) as c:
-        await open_models(c)
-        await c.pilot.press("ctrl+x")
-        await c.settle()
+    async with models(chat) as c:
+        await c.press("ctrl+x")
         assert "built in" in c.text_of("#notice")
         await highlight(c, SMALL.id[:12])
         for key, count in (("n", 3), ("y", 2)):
             await c.pilot.press("ctrl+x")
             await c.until(lambda: "Delete HuggingFaceTB/SmolLM2" in c.shown())
-            await c.pilot.press(key)
-            await c.settle()
+            await c.press(key)
             assert len(c.client.entries) == count
 
 
@@ -201,15 +189,13 @@ async def test_incomplete_model_is_marked_and_its_download_goes_on(chat: OpenCha
     moved = ModelEntry(id="local/m", size=5, problem="imported files have moved; localllm rm local/m, then import it")
     damaged = ModelEntry(id="org/bad", size=5, problem="model.safetensors is damaged")
     fake.entries = [GUIDE, half, moved, damaged]
-    async with chat(fake, size=(100, 30)) as c:
-        await open_models(c)
+    async with models(chat, fake, size=(100, 30)) as c:
         assert "cannot be used: the download is not complete · Ctrl+D continues it" in c.shown()
         assert "imported files have moved · Ctrl+X deletes it" in c.shown()
         assert "model.safetensors is damaged · Ctrl+D downloads it again" in c.shown()
         await highlight(c, "org/half")
         assert "Enter details · Ctrl+D download" in c.text_of(".keys")
-        await c.pilot.press("ctrl+d")
-        await c.settle()
+        await c.press("ctrl+d")
         assert isinstance(c.app.screen, ModelScreen)
         assert list(fake.jobs) == ["org/half"]
         assert "downloading · 35%" in c.shown()
@@ -227,16 +213,14 @@ async def test_failed_download_shows_its_reason_and_enter_tries_again(chat: Open
     fake.jobs["qwen3:1.7b"] = Job(
         name="qwen3:1.7b", state="failed", error="no space on the disk", hint="free 2.0 GiB", total=4, received=1
     )
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         shown = c.shown()
         assert "failed: no space on the disk" in shown
         assert "free 2.0 GiB · Enter tries again" in shown
         assert shown.index("Downloads") < shown.index("qwen3:1.7b") < shown.index("On this machine")
         await highlight(c, "qwen3:1.7b")
         assert "Enter tries again" in c.text_of(".keys")
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert fake.jobs["qwen3:1.7b"].state == "downloading"
 
 
@@ -244,8 +228,7 @@ async def test_a_line_of_text_from_outside_stays_one_line(chat: OpenChat) -> Non
     fake = client()
     hostile = "org/[red]a[/red]\n\x1b[2Jb\u202e" + "界" * 200
     fake.entries = [GUIDE, ModelEntry(id=hostile, size=5, problem="bad\nheader")]
-    async with chat(fake) as c:
-        await open_models(c)
+    async with models(chat, fake) as c:
         lines = c.shown().splitlines()
         assert sum("[red]a[/red] [2Jb⟨U+202E⟩界" in line for line in lines) == 1
         assert any("cannot be used: bad header" in line for line in lines)
@@ -256,15 +239,15 @@ async def test_list_of_many_models_does_not_scroll_while_a_download_runs(chat: O
     fake = client()
     fake.entries = [GUIDE, *(ModelEntry(id=f"org/model-{index}", size=10**9) for index in range(200))]
     fake.jobs["org/new"] = Job(name="org/new", state="downloading", total=100, received=1)
-    async with chat(fake) as c:
-        screen = await open_models(c)
-        models = screen.query_one(ModelList)
-        models.scroll_to(y=50, animate=False)
+    async with models(chat, fake) as c:
+        browser = c.app.screen.browser
+        listed = browser.query_one(ModelList)
+        listed.scroll_to(y=50, animate=False)
         await c.pilot.pause()
         fake.jobs["org/new"] = Job(name="org/new", state="downloading", total=100, received=50)
-        screen.browser._poll()
+        browser._poll()
         await c.settle()
-        assert models.scroll_y == 50
+        assert listed.scroll_y == 50
         await c.pilot.press("down", "home")
         await c.pilot.pause()
         assert "50% of 100 B" in c.shown()

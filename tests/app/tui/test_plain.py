@@ -1,4 +1,4 @@
-"""The modules of the UI without widgets: ranges, texts, conversations, files and the connection."""
+"""The modules of the UI without widgets: texts, conversations, files and the connection."""
 
 from __future__ import annotations
 
@@ -10,62 +10,13 @@ import pytest
 
 from localllm.app.client import AdapterEntry, LoadedModel, LoadFlags, ModelEntry
 from localllm.app.config import Settings
-from localllm.app.errors import AppError, DaemonUnreachable, InvalidRequest, ModelNotFound, WorkerDied
+from localllm.app.errors import AppError, DaemonUnreachable, ModelNotFound, WorkerDied
 from localllm.app.tui import export, text
 from localllm.app.tui.connection import Connection
 from localllm.app.tui.conversation import Conversation, Message
 from localllm.app.tui.history.store import UNDO_SECONDS, Store
-from localllm.app.tui.parameters import PARAMETERS, check, format_value, parameter, parse
 
 READY = LoadedModel(id="m", state="ready", pid=7, context=32)
-
-
-@pytest.mark.parametrize(
-    ("name", "good", "bad", "range_text"),
-    [
-        ("temperature", [0, 100], [-0.01, 100.01], "a number from 0 to 100"),
-        ("top_p", [0.001, 1], [0, 1.001], "a number above 0 and up to 1"),
-        ("top_k", [0, 2**31 - 1], [-1, 1.5, 2**31, float("inf")], "an integer from 0 to 2^31 - 1"),
-        ("min_p", [0, 1], [-0.01, 1.01], "a number from 0 to 1"),
-        ("max_tokens", [1, 2**53 - 1], [0, 2**53], "an integer from 1 to 2^53 - 1"),
-        ("seed", [0, 2**64 - 1], [-1, 2**64], "an integer from 0 to 2^64 - 1"),
-        ("presence_penalty", [-2, 2], [-2.01, 2.01], "a number from -2 to 2"),
-        ("frequency_penalty", [-2, 2], [-2.01, 2.01], "a number from -2 to 2"),
-        ("repetition_penalty", [0.01, 100], [0, 100.01], "a number above 0 and up to 100"),
-    ],
-)
-def test_check_accepts_exactly_the_range(name: str, good: list[float], bad: list[float], range_text: str) -> None:
-    for value in good:
-        assert check(name, value) == value
-        assert type(check(name, value)) is PARAMETERS[name].kind
-        assert parse(name, format_value(value)) == value
-    for value in [*bad, "x", None, True]:
-        with pytest.raises(InvalidRequest) as refused:
-            check(name, value)
-        assert range_text in refused.value.message
-        assert (refused.value.param, refused.value.hint) == (name, PARAMETERS[name].sentence)
-
-
-def test_stop_texts() -> None:
-    assert check("stop", "END") == ["END"]
-    assert check("stop", ("a", "b")) == ["a", "b"]
-    for value in ([""], [1], 3, None, ""):
-        with pytest.raises(InvalidRequest, match="a text, or a JSON list"):
-            check("stop", value)
-    assert parse("stop", "[]") is None
-    for unset in ("", "None", "default", "UNSET"):
-        assert parse("stop", unset) is None
-    assert (format_value(["["]), format_value(["a", "é"]), format_value(["a"]), format_value(0.5), format_value(7)) == (
-        '["["]',
-        '["a", "é"]',
-        "a",
-        "0.5",
-        "7",
-    )
-    assert parameter(" Top-P ").name == "top_p"
-    with pytest.raises(InvalidRequest) as refused:
-        parameter("zzz")
-    assert all(name in refused.value.hint for name in PARAMETERS)
 
 
 def test_texts_are_truncated_at_their_limits() -> None:

@@ -50,8 +50,7 @@ async def test_control_sequences_in_names_and_errors_are_removed(chat: OpenChat)
     client = FakeClient([WorkerDied("died \x1b]0;x\x07[b]hard[/b]")], models=[ModelEntry(id=name)])
     async with chat(client, Conversation(name)) as c:
         await c.send("go \x1b[31mred")
-        await c.pilot.press("f2")
-        await c.settle()
+        await c.press("f2")
         assert "evil[31m/[bold]model[/bold]" in c.shown()
         await c.pilot.press("escape")
         assert "\x1b" not in c.shown()
@@ -101,8 +100,7 @@ async def test_answer_of_a_dead_worker_keeps_its_text_and_offers_a_retry(chat: O
         assert "half" in c.shown()
         assert "The engine process ended." in c.shown()
         assert "Ctrl+R tries again" in c.shown()
-        await c.pilot.press("ctrl+r")
-        await c.settle()
+        await c.press("ctrl+r")
         assert c.path[-1].content == "whole"
 
 
@@ -111,8 +109,7 @@ async def test_ui_reconnects_to_a_lost_daemon(chat: OpenChat) -> None:
         await c.send("go")
         assert "not connected" in c.shown()
         assert c.client.connects == 1
-        await c.pilot.press("ctrl+r")
-        await c.settle()
+        await c.press("ctrl+r")
         assert c.client.connects == 2
         assert c.path[-1].content == "whole"
         assert "not connected" not in c.shown()
@@ -138,8 +135,7 @@ async def test_ui_reports_that_no_daemon_can_start(chat: OpenChat) -> None:
         assert c.path[-1].finish == "failed"
         assert "look into the log" in c.shown()
         client.connect_error = None
-        await c.pilot.press("ctrl+r")
-        await c.settle()
+        await c.press("ctrl+r")
         assert c.path[-1].content == "Hello."
 
 
@@ -202,8 +198,7 @@ async def test_chat_continues_with_a_damaged_history_file(chat: OpenChat, tmp_pa
         await c.send("hi")
         assert c.path[-1].content == "Hello."
         assert "not a database" in c.notices()
-        await c.pilot.press("f3")
-        await c.settle()
+        await c.press("f3")
         assert "not a database" in c.shown()
 
 
@@ -217,8 +212,7 @@ async def test_every_screen_opens_in_every_terminal_size(chat: OpenChat, size: t
             await c.pilot.press(key)
             await c.pilot.pause()
             assert len(c.app.screen_stack) == 3, key
-            await c.pilot.press("escape")
-            await c.settle()
+            await c.press("escape")
         await c.send("again")
         assert len(c.client.requests) == 2
 
@@ -308,8 +302,7 @@ async def test_long_conversation_opens_with_its_last_messages(chat: OpenChat) ->
         assert len(c.views()) == WINDOW
         assert "answer 39" in c.shown()
         c.screen.query_one("#earlier").focus()
-        await c.pilot.press("enter")
-        await c.settle()
+        await c.press("enter")
         assert [view.message.index for view in c.views()] == list(range(80 - 2 * WINDOW, 80))
 
 

@@ -107,8 +107,7 @@ async def test_palette_finds_models_adapters_and_chats(chat: OpenChat) -> None:
             await c.pilot.press("ctrl+p", *typed)
             await c.until(lambda: c.app.screen.query_one("CommandList").option_count > 0)
             await c.pilot.pause(0.5)
-            await c.pilot.press("enter")
-            await c.settle()
+            await c.press("enter")
             assert c.app.screen is c.screen
 
         await choose("qwen3-4b")
