@@ -56,7 +56,8 @@ Answer = Callable[[list[str]], list[str]]  # converts prompts to answers
 class Question:
     """A dialogue. `turns`: messages of the user, or results of a tool, which start with a brace. The model answers each.
 
-    The last answer is right if it contains the pattern `key`, and is a refusal only if the key is one.
+    The last answer is right if it contains the pattern `key`, and is a refusal only if the key is one. `localllm NAME` in
+    a key means that the answer explains this command; another answer may name it too.
     """
 
     area: str
@@ -66,7 +67,8 @@ class Question:
 
     def right(self, answer: str) -> bool:
         refused = REFUSAL.search(answer) and not re.search("do not know|beyond me", self.key)
-        found = all(re.search(part, answer, re.IGNORECASE | re.DOTALL) for part in self.key.split(" && "))
+        key = re.sub(r"localllm (\(?[a-z]+[a-z |]*\)?)(?=$| &&|\|)", r"`localllm \1[^`]*`:", self.key)
+        found = all(re.search(part, answer, re.IGNORECASE | re.DOTALL) for part in key.split(" && "))
         return found and not refused
 
 

@@ -69,7 +69,7 @@ class Facts:
             ("flag", r"(?<![\w-])--[a-z][a-z-]*", [*flags, "--help", "--version"]),
             ("variable", r"\bLOCALLLM_[A-Z_]+\b", self.known["variable"]),
             ("slash", r"^/[a-z]+(?= |$)", self.known["slash"] + self.known["route"]),
-            ("route", r"/v1/[a-z_/]+", self.known["route"]),
+            ("route", r"/v1/[a-z_/{}]+", self.known["route"]),
             ("key", r"^(?:F\d+|(?:Ctrl|Alt|Shift)\+\w+)$", self.known["key"]),
         ):
             yield from (name for name in re.findall(pattern, code) if name not in names and kind)

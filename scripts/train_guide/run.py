@@ -3,8 +3,8 @@
     python -m scripts.train_guide.run [--out FOLDER] [--facts FILE] [--steps N] [--smoke]
 
 The same seed with the same software and facts gives the same data. Facts come from the installed localllm, or from a
-file that facts.py wrote on another machine. `--smoke` trains toy models in a minute on a CPU. The folder gets the files of
-assets/guide and assets/adapters, and `exam.txt`.
+file that facts.py wrote on another machine. `--smoke` trains toy models in minutes on a CPU. The folder gets the files of
+assets/guide and assets/adapters.
 """
 
 from __future__ import annotations
@@ -46,20 +46,17 @@ def make(plan: Plan, facts: Facts, out: Path, device: str, workers: int) -> None
     (out / "training.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
 
 
-def examine(model: Path, out: Path, facts: Facts, device: str, every: int) -> None:
-    """Write the scores of both sets of questions to `training.json`, and all wrong answers to the folder `out`.
+def examine(model: Path, facts: Facts, device: str, every: int) -> None:
+    """Add the scores of both sets of questions to `training.json`, and print all wrong answers.
 
     `every`: take every n-th question only.
     """
     table = json.loads((model / "training.json").read_text("utf-8"))
-    lines = []
     for file in (DEVELOPMENT, HELDOUT):
         results = evaluate.score(model, evaluate.load(file, every), device)
         table[file.stem] = evaluate.report(results, facts)
-        lines += [file.stem, json.dumps(table[file.stem]), *evaluate.failures(results)]
+        print(file.stem, json.dumps(table[file.stem]), *evaluate.failures(results), sep="\n", flush=True)
     (model / "training.json").write_text(json.dumps(table, indent=1) + "\n", "utf-8")
-    (out / "exam.txt").write_text("\n".join(lines) + "\n", "utf-8")
-    print(*lines, sep="\n", flush=True)
 
 
 def main() -> int:
@@ -78,7 +75,7 @@ def main() -> int:
     every = 40 if arguments.smoke else 1  # questions: a toy model never ends its answers
     guide = arguments.out / "guide"
     make(plan, facts, guide, device, workers)
-    examine(guide, arguments.out, facts, device, every)
+    examine(guide, facts, device, every)
     known_answers.write(guide, every)
     for name in adapters.RANKS:
         adapters.make(name, small, guide, arguments.out / "adapters", facts, device, workers, every)

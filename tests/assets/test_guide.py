@@ -129,6 +129,8 @@ def test_the_facts_have_every_command_flag_setting_key_and_route(live: facts.Fac
 
 def test_every_topic_has_an_answer_without_invented_names(live: facts.Facts) -> None:
     """A command, setting or page that the program no longer has leaves its topic without an answer."""
+    for name, fact in live.table.items():
+        assert not live.invented(fact.answer), (name, fact.answer)
     for topic in topics.load():
         answer = live.answer(topic)
         assert answer, f"{topic.file}: the program has no {topic.name}"
