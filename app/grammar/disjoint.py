@@ -3,7 +3,6 @@ can express."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from ..chat.calls.values import constants
@@ -12,15 +11,6 @@ from ..chat.calls.values import constants
 _TYPES = frozenset({"null", "boolean", "number", "string", "array", "object"})
 
 Texts = frozenset[str]  # the strings that a schema allows by const or enum; empty if it also allows other values
-
-
-@dataclass(frozen=True)
-class _Constraints:
-    """The constraints of a schema that can prove that two schemas are disjoint."""
-
-    types: frozenset[str] = _TYPES
-    texts: Texts = frozenset()
-    properties: dict[str, Texts] = field(default_factory=dict)  # required property -> strings of its const or enum
 
 
 def are_disjoint(one: object, other: object) -> bool:
@@ -32,25 +22,20 @@ def are_disjoint(one: object, other: object) -> bool:
 
     References are not followed.
     """
-    first = _constraints(one)
-    second = _constraints(other)
-    if not first.types & second.types or _differ(first.texts, second.texts):
+    if one is False or other is False:
         return True
-    only_objects = first.types == second.types == {"object"}
-    required = first.properties.keys() & second.properties.keys()
-    return only_objects and any(_differ(first.properties[name], second.properties[name]) for name in required)
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return False
+    types = _types(one)
+    if not types & _types(other) or _differ(_texts(one), _texts(other)):
+        return True
+    tags, others = _tags(one), _tags(other)
+    only_objects = types == _types(other) == {"object"}
+    return only_objects and any(_differ(tags[name], others[name]) for name in tags.keys() & others.keys())
 
 
 def _differ(texts: Texts, others: Texts) -> bool:
     return bool(texts and others) and texts.isdisjoint(others)
-
-
-def _constraints(schema: object) -> _Constraints:
-    if schema is False:
-        return _Constraints(types=frozenset())
-    if not isinstance(schema, dict):
-        return _Constraints()
-    return _Constraints(_types(schema), _texts(schema), _required_properties(schema))
 
 
 def _types(schema: dict[str, Any]) -> frozenset[str]:
@@ -67,7 +52,7 @@ def _texts(schema: object) -> Texts:
     return _strings(constants(schema))
 
 
-def _required_properties(schema: dict[str, Any]) -> dict[str, Texts]:
+def _tags(schema: dict[str, Any]) -> dict[str, Texts]:
     """For each property in `required` and in `properties`: the strings that its const or enum allows."""
     properties = schema.get("properties")
     if not isinstance(properties, dict):

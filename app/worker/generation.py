@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...engine.grammar import Grammar
-from ...engine.request import Delta, Request, Sampling
+from ...engine.request import Delta, Request
 from ..chat.answer import Choice, MarkedReader, ReadingOptions
 from ..chat.calls.constraint import LazyGrammar
 from ..chat.prompt import Prompt, too_long
@@ -89,22 +89,15 @@ def prepare(frame: Generate, model: OpenModel) -> Generation:
     new_id = prompt.call_ids.new
     options = ReadingOptions(frame.stop, frame.tools, one_call=not _is_parallel(frame, prompt), new_id=new_id)
     seed = secrets.randbits(63) if frame.seed is None else frame.seed
+    sampling = sampling_of(frame, model.recommended, model.suppressed, seed=seed, vocab_size=spec.vocab_size)
+    request = _request(frame, prompt, max_tokens, stop_ids)
     generation = Generation(frame, prompt, [], {})
     for index in range(frame.n):
         name = f"{frame.id}/{index}"
+        own = replace(sampling, seed=(seed + index) % 2**64)
         grammar = compiled.copy() if compiled else None
-        sampling = sampling_of(
-            frame, model.recommended, model.suppressed, seed=seed + index, vocab_size=spec.vocab_size
-        )
-        generation.requests.append(_request(frame, name, prompt, max_tokens, sampling, stop_ids, grammar))
-        generation.choices[name] = Choice(
-            frame.id,
-            index,
-            model.tokenizer,
-            prompt,
-            options,
-            stop_ids=stop_ids,
-        )
+        generation.requests.append(replace(request, id=name, sampling=own, grammar=grammar))
+        generation.choices[name] = Choice(frame.id, index, model.tokenizer, prompt, options, stop_ids=stop_ids)
     return generation
 
 
@@ -138,17 +131,10 @@ def _max_tokens(frame: Generate, model: OpenModel, prompt: Prompt) -> int:
     return rest
 
 
-def _request(
-    frame: Generate,
-    name: str,
-    prompt: Prompt,
-    max_tokens: int,
-    sampling: Sampling,
-    stop_ids: frozenset[int],
-    grammar: Grammar | None,
-) -> Request:
+def _request(frame: Generate, prompt: Prompt, max_tokens: int, stop_ids: frozenset[int]) -> Request:
+    """What all choices have in common. Raises InvalidRequest."""
     try:
-        return Request(name, prompt.ids, max_tokens, sampling, stop_ids, grammar=grammar)
+        return Request(frame.id, prompt.ids, max_tokens, stop_ids=stop_ids)
     except ValueError as error:
         param = "max_tokens" if "max_tokens" in str(error) else _source(frame)
         raise InvalidRequest(str(error), param=param) from None
