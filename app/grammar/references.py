@@ -1,4 +1,4 @@
-"""Finds the targets of the references in a JSON schema: `#`, and JSON pointers such as `#/$defs/a`."""
+"""Finds the targets of the references in a JSON schema: `#`, its `$id`, and JSON pointers such as `#/$defs/a`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ class References:
     def __init__(self, schema: dict[str, Any]) -> None:
         self.root = Place(schema, "#")
         identifier = "id" if "/draft-04/" in str(schema.get("$schema", "")) else "$id"
+        self._name = schema.get(identifier)
         parts = [value for keyword, value in schema.items() if keyword != identifier]
         self._has_addresses = f'"{identifier}": "' in json.dumps(parts)  # references inside begin at another root
 
     def resolve(self, reference: Place) -> Place:
         """The target of a reference. Raises SchemaProblem. `reference`: the place of the value of `$ref`."""
         text = reference.text()
-        pointer = unquote(text, errors="replace")
+        pointer = "#" if text == self._name else unquote(text, errors="replace")
         reference.require(
             pointer == "#" or pointer.startswith("#/"),
             f"{text[:200]!r} is no JSON pointer inside the schema, such as #/$defs/name; "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from localllm.app.grammar import formats
 from localllm.app.grammar.place import SchemaProblem
@@ -197,6 +199,47 @@ def test_a_refusal_has_the_pointer_of_the_problem(schema: dict[str, Any], pointe
 )
 def test_a_reference_resolves_to_its_definition(schema: dict[str, Any]) -> None:
     assert rewrite(schema) == {"$ref": "#/$defs/0", "$defs": {"0": NULL}}
+
+
+CLIENTS: dict[str, dict[str, Any]] = {
+    "pydantic": OBJECT
+    | {
+        "$defs": {
+            "Cat": OBJECT | {"properties": {"kind": {"const": "cat", "type": "string"}}, "required": ["kind"]},
+            "Dog": OBJECT | {"properties": {"kind": {"const": "dog", "type": "string"}}, "required": ["kind"]},
+        },
+        "properties": {
+            "pet": {
+                "discriminator": {"mapping": {"cat": "#/$defs/Cat", "dog": "#/$defs/Dog"}, "propertyName": "kind"},
+                "oneOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}],
+            },
+            "price": NUMBER | {"exclusiveMinimum": 0, "maximum": 1e6, "multipleOf": 0.01, "title": "Price"},
+            "pair": {"maxItems": 2, "minItems": 2, "prefixItems": [WHOLE, {"type": "string"}], "type": "array"},
+        },
+    },
+    "zod 3": draft(7)
+    | {
+        "$ref": "#/definitions/X",
+        "definitions": {"X": {"properties": {"a": WHOLE, "b": {"$ref": "#/definitions/X/properties/a"}}}},
+    },
+    "zod 4": {"properties": {"n": WHOLE | {"minimum": 1 - 2**53, "maximum": 2**53 - 1}}}
+    | {"additionalProperties": NUMBER, "propertyNames": {"type": "string"}},
+    "schemars": draft(7)
+    | {
+        "properties": {"n": WHOLE | {"format": "uint64", "minimum": 0.0}, "o": {"$ref": "#/definitions/E"}},
+        "definitions": {
+            "E": {"oneOf": [{"type": "string", "enum": ["A"]}, OBJECT | {"required": ["C"], "properties": {"C": NULL}}]}
+        },
+    },
+    "TypeBox": {"$id": "Node", "type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "Node"}}}},
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_schemas_as_clients_write_them(name: str) -> None:
+    for strict in (False, True):
+        grammar = LLMatcher.grammar_from_json_schema(json.dumps(rewrite(CLIENTS[name], strict=strict)))
+        assert not LLMatcher(LLTokenizer("byte"), grammar).is_error()
 
 
 def test_equal_references_share_a_definition_that_may_refer_to_itself() -> None:
