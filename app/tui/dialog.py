@@ -87,7 +87,7 @@ def show(
     if top is screen:
         screen.app.push_screen(dialog, use)
     elif type(top) is type(dialog):
-        top.dismiss()
+        top.call_later(top.action_dismiss)  # after the dialog has been mounted
 
 
 async def ask(screen: Screen[Any], dialog: Screen[Result]) -> Result:

@@ -20,7 +20,7 @@ from ...sizes import size
 from ..connection import Connection
 from ..dialog import MAX_NOTICE, Result, ask
 from ..filtered import FilterLine
-from ..text import explain, one_line
+from ..text import explain, joined, one_line
 from .assessment import Assessment, assess, verdict
 from .keys import keys
 from .listing import ModelList
@@ -145,7 +145,7 @@ class Browser(Vertical):
         self._show_title(text if machine.memory else "")
 
     def _show_title(self, text: str) -> None:
-        self.query_one(".dialog-title", Static).update(f"Models · {text}" if text else "Models")
+        self.query_one(".dialog-title", Static).update(joined(["Models", text]))
 
     # Section: the list
 
@@ -231,7 +231,7 @@ class Browser(Vertical):
         if row is None or row.kind != "result" or not self.screen.is_current:
             return ""
         assessment = self.assessments.get(row.name)
-        return row.name if assessment is None or not assessment.is_complete else ""
+        return "" if assessment is not None and assessment.is_complete else row.name
 
     def keep_assessment(self, name: str, assessment: Assessment) -> None:
         """Show the verdict on a model in its row."""

@@ -210,27 +210,22 @@ async def test_details_of_a_local_model_show_provenance_and_use(chat: OpenChat) 
         assert c.screen.conversation.model == LARGE.id
 
 
-async def test_details_of_an_adapter_name_its_base_and_rank(chat: OpenChat) -> None:
+@pytest.mark.parametrize(
+    ("kind", "name", "last", "texts"),
+    [
+        ("adapter", OTHER.id, "sha256", ["rank", "base model", OTHER.base]),
+        ("gguf", LARGE.id, "fit on cpu", ["qwen3, GGUF Q4_K_M", "llamacpp: GGUF files go to llama.cpp"]),
+    ],
+)
+async def test_details_of_a_kind(chat: OpenChat, kind: str, name: str, last: str, texts: list[str]) -> None:
     fake = client()
-    fake.kind = "adapter"
+    fake.kind = kind
     async with models(chat, fake, size=(100, 40)) as c:
-        await highlight(c, OTHER.id)
+        await highlight(c, name)
         await c.pilot.press("ctrl+o")
-        await c.until(lambda: "sha256" in c.shown())
-        assert "rank" in c.shown()
-        assert "base model" in c.shown()
-        assert OTHER.base in c.shown()
-
-
-async def test_details_of_a_gguf_model_name_its_backend_and_its_fit(chat: OpenChat) -> None:
-    fake = client()
-    fake.kind = "gguf"
-    async with models(chat, fake, size=(100, 40)) as c:
-        await highlight(c, LARGE.id)
-        await c.pilot.press("ctrl+o")
-        await c.until(lambda: "fit on cpu" in c.shown())
-        assert "qwen3, GGUF Q4_K_M" in c.shown()
-        assert "llamacpp: GGUF files go to llama.cpp" in c.shown()
+        await c.until(lambda: last in c.shown())
+        for text in texts:
+            assert text in c.shown()
 
 
 async def test_text_of_the_hub_is_shown_as_plain_text(chat: OpenChat) -> None:
