@@ -24,8 +24,8 @@ class Ended:
     errors: bytes
 
 
-async def run(command: Sequence[str], seconds: float) -> Ended:
-    """Run a command in a process group of its own, without input.
+async def run(command: Sequence[str], seconds: float, data: bytes = b"") -> Ended:
+    """Run a command in a process group of its own. `data`: its standard input.
 
     Kills the group if the process runs longer than `seconds`, or if the caller is cancelled. Raises TimeoutError, or
     WorkerDied if the process cannot start.
@@ -33,7 +33,7 @@ async def run(command: Sequence[str], seconds: float) -> Ended:
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             env=environment(),
@@ -43,7 +43,7 @@ async def run(command: Sequence[str], seconds: float) -> Ended:
         raise WorkerDied(f"cannot start a process: {error}") from None
     try:
         async with asyncio.timeout(seconds):
-            output, errors = await process.communicate()
+            output, errors = await process.communicate(data)
     finally:
         if process.returncode is None:
             await kill(process)

@@ -19,7 +19,7 @@ from ..engine.errors import SettingRefused
 from ..engine.runner import DeviceInfo, Unavailable
 from . import paths
 from .errors import ConfigError, NoBackend
-from .store.local import cache
+from .store.local import snapshots
 from .version import VERSION
 
 PACKAGES = (
@@ -89,7 +89,7 @@ def examine(backend: str = backends.AUTO) -> Report:
         paths=dict(_path_lines()),
         self_tests=selftest_results.newest(paths.self_test_dir()),
         disk_free=paths.disk_free(paths.hub_cache_dir()),
-        models=len(cache.available()),
+        models=len(snapshots.available()),
         versions=versions(),
     )
 

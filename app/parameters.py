@@ -79,7 +79,7 @@ class Model(Name):
     def names(self) -> Iterable[str]:
         """The models on this machine, with their aliases and their short names."""
         from .store import catalog, preferences
-        from .store.local.cache import available
+        from .store.local.snapshots import available
 
         ids = [model.id for model in available()]
         yield from ids
@@ -112,7 +112,7 @@ class StoredModel(Model):
         return os.path.abspath(os.path.expanduser(value)) if is_path(value) else str(value)  # noqa: PTH100, PTH111
 
     def names(self) -> Iterable[str]:
-        from .store.local.stored import ids
+        from .store.local.snapshots import ids
 
         yield from super().names()
         yield from ids()
@@ -136,7 +136,7 @@ class RemoteModel(Name):
 
     def names(self) -> Iterable[str]:
         from .store.catalog import entries
-        from .store.local.cache import repo_folders
+        from .store.local.snapshots import repo_folders
         from .store.names import LOCAL, repo_of_folder
 
         yield from entries()
@@ -165,9 +165,9 @@ class AdapterFiles(Name):
         return existing_gguf(value)
 
     def names(self) -> Iterable[str]:
-        from .store.local.adapter_refs import available
+        from .store.local.snapshots import adapters
 
-        return [adapter.id for adapter in available()]
+        return [adapter.id for adapter in adapters()]
 
 
 class LoadedAdapter(Name):
@@ -176,10 +176,10 @@ class LoadedAdapter(Name):
     name = "adapter"
 
     def names(self) -> Iterable[str]:
-        from .store.local.adapter_refs import available
+        from .store.local.snapshots import adapters
         from .store.names import adapter_name
 
-        return [adapter_name(adapter.id) for adapter in available()]
+        return [adapter_name(adapter.id) for adapter in adapters()]
 
 
 class Adapter(LoadedAdapter):

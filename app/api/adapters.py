@@ -11,9 +11,8 @@ from starlette.responses import PlainTextResponse, Response
 
 from ...engine.ranges import RANGES
 from ..errors import InvalidRequest
-from ..paths import printable
 from ..store import adapters
-from .admin import AdapterFolder, AdapterScale, LoadAdapterBody, UnloadAdapterBody
+from .admin import AdapterScale, LoadAdapterBody, UnloadAdapterBody
 from .body import is_local, read_json, read_list
 from .models import Models
 
@@ -57,18 +56,7 @@ class AdapterRoutes:
         """GET /admin/adapters: the adapters on this machine, loaded or not."""
         loaded = [Path(entry.path) for entry in self.models.adapters()]
         folders = await asyncio.to_thread(adapters.folders, loaded)
-        listed = [
-            AdapterFolder(
-                id=folder.id,
-                path=printable(folder.path),
-                base=folder.base,
-                rank=folder.rank,
-                size=folder.size,
-                bundled=folder.bundled,
-            )
-            for folder in folders
-        ]
-        return Response(msgspec.json.encode(listed), media_type="application/json")
+        return Response(msgspec.json.encode(folders), media_type="application/json")
 
     async def set_scales(self, request: Request) -> Response:
         """POST /lora-adapters, as in llama.cpp's server. The body is a list of adapter ids and default scales."""

@@ -10,25 +10,17 @@ from ...engine.files.quantization import Quant
 from ...engine.options import RopeScaling
 from ..frames import Machine
 from ..purpose import Purpose
-from ..store.local.stored import Kind
 from ..store.offers import Offer
-from ..store.records import DtypeShare, TemplateVerdict
+from ..store.records import ListedModel
 from .body import WireBody
 
+PRINTABLE = r"\A[^\x00-\x1f\x7f-\x9f]*\Z"
 
-class ModelEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A model on this machine: bundled, or in the Hugging Face cache."""
 
-    id: str
-    bundled: bool = False
+class ModelEntry(ListedModel, frozen=True, kw_only=True):
+    """A model on this machine, or an unfinished download, as the daemon lists it."""
+
     loaded: bool = False
-    size: int = 0  # bytes on disk
-    context: int = 0  # maximum context in tokens; 0: unknown
-    description: str = ""
-    problem: str = ""  # the reason why the model cannot be used; empty: none is known
-    install: str = ""  # the command that solves the problem, if that is a package that is not installed
-    purpose: Purpose = "chat"
-    gguf: bool = False  # whether it is a GGUF model, which needs GGUF adapters
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,17 +60,6 @@ class AdapterEntry(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""  # hash of the adapter's files when it was loaded
     base: str = ""  # name or path of the base model in the adapter's files
     warning: str = ""  # shown to the user, e.g. that the adapter names another base model
-
-
-class AdapterFolder(msgspec.Struct, frozen=True, kw_only=True):
-    """An adapter on this machine: built in, in the Hugging Face cache, or a loaded folder outside the cache."""
-
-    id: str  # name in the model cache, or the path of a folder
-    path: str
-    base: str = ""  # name of the base model in the configuration; empty: unknown
-    rank: int = 0  # largest rank in the configuration; 0: unknown
-    size: int = 0  # bytes on disk
-    bundled: bool = False
 
 
 class AdapterScale(WireBody):
@@ -201,7 +182,7 @@ class FitBody(WireBody):
 class SearchBody(WireBody):
     """POST /admin/search."""
 
-    query: str = ""  # words; empty: the complete catalog, and no results of the hub
+    query: Annotated[str, msgspec.Meta(max_length=1000, pattern=PRINTABLE)] = ""  # words; empty: the complete catalog
     limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20  # repositories of the hub, of each format
     offline: bool = False  # search only the catalog
 
@@ -235,75 +216,6 @@ class ConfigureBody(WireBody):
     changes: dict[str, str] = {}  # setting -> text of the value; empty text: remove the setting
 
 
-class StoredFile(msgspec.Struct, frozen=True):
-    """A file of a model on this machine."""
-
-    name: str
-    size: int  # bytes
-    hash: str  # sha256:… or git:…; empty: the cache has no hash of the file
-
-
-class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply to POST /admin/show: the facts about a model or an adapter on this machine."""
-
-    id: str
-    kind: Kind
-    path: str
-    repository: str  # empty: built in, or a folder
-    revision: str  # commit; empty: not in the Hugging Face cache
-    stored: str  # time at which the last file was stored, in ISO 8601
-    size: int  # bytes of all files
-    context: int | None  # tokens; None: unknown
-    description: str = ""  # architecture, format or origin
-    purpose: Purpose | None = None  # None: adapters and other weights have none
-    backend: str = ""  # the backend that runs a GGUF model, and the reason; empty for other models
-    base: str = ""  # base model of an adapter; empty: unknown
-    weights: list[DtypeShare] = []  # of a GGUF model: the types, with bytes and number of tensors
-    embeddings: str = ""  # the vectors of an embedding model; empty for other models
-    licence: str
-    template: TemplateVerdict | None  # verdict on the chat template; None: adapters have none
-    aliases: list[str]
-    problems: list[str]
-    warnings: list[str] = []  # values and tensors of the files that a load does not use
-    settings: dict[str, Any]
-    files: list[StoredFile]
-
-
-class CatalogMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """An entry of the catalog that a search matches. The sizes are approximate."""
-
-    name: str  # short name
-    repository: str
-    revision: str = ""
-    licence: str = ""
-    size: int = 0  # bytes to download; 0: unknown
-    memory: int = 0  # bytes to run; 0: unknown
-    formats: tuple[str, ...] = ()
-    gated: bool = False
-    description: str = ""
-
-
-class HubMatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository on a hub that a search matches."""
-
-    id: str
-    downloads: int = 0
-    licence: str = ""
-    likes: int = 0
-    size: int = 0  # bytes of the weights; 0: unknown
-    gated: bool = False  # the hub gives access to accounts that accepted the licence
-    formats: tuple[str, ...] = ("safetensors",)  # safetensors, gguf or both
-    quants: tuple[str, ...] = ()  # of its GGUF models; `id:QUANT` is the name of one of them
-
-
-class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply to POST /admin/search."""
-
-    catalog: list[CatalogMatch]
-    hub: list[HubMatch]
-    error: str | None = None  # why the hub was not searched
-
-
 class FileProgress(msgspec.Struct, frozen=True):
     """An event of POST /admin/verify and /admin/import."""
 
@@ -324,49 +236,3 @@ class Installed(msgspec.Struct, frozen=True):
     """The last event of POST /admin/install."""
 
     package: str
-
-
-class FileVerdict(msgspec.Struct, frozen=True):
-    """The comparison of one file with its hash."""
-
-    file: str
-    status: Literal["ok", "damaged", "missing", "unknown"]  # unknown: no hub has named its hash
-    size: int
-    hash: str = ""  # the expected hash
-
-
-class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """The last event of POST /admin/verify."""
-
-    id: str
-    ok: bool
-    problems: list[str]  # sentences; empty if no file is damaged or missing
-    files: list[FileVerdict]
-
-
-class UnusedFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """Files in the cache that no model uses."""
-
-    repo: str
-    folder: str
-    kind: str  # blob, or partial
-    paths: list[str]
-    disk_bytes: int
-    resumable: bool = False  # a download would continue with these files
-
-
-class Pruning(msgspec.Struct, frozen=True, kw_only=True):
-    """The reply to POST /admin/prune."""
-
-    unused: list[UnusedFiles]
-    bytes: int  # of all unused files
-    deleted: bool  # False: a dry run, or there is nothing to delete
-    freed: int  # bytes
-
-
-class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """The last event of POST /admin/import."""
-
-    id: str
-    path: str
-    size: int  # bytes

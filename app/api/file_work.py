@@ -7,16 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
-from ..errors import StorageFailed
-from ..paths import printable
-from ..store.importing import import_model
-from ..store.local import cache
-from ..store.local.verify import files_of, verify_file
-from .admin import FileProgress, FileVerdict, ImportBody, Imported, Verification
+from ..store.importing import describe, import_model
+from ..store.records import Imported
+from .admin import FileProgress, ImportBody
 from .events import Report
 from .places import Places
 
@@ -71,34 +67,7 @@ class _Notifier:
             self._send(FileProgress(file, done, total))
 
 
-def verify(model: cache.ModelRef, progress: Progress) -> Verification:
-    """Compare every file of a model with its hash. Raises StorageFailed if a file cannot be read."""
-    try:
-        return _verify(model, progress)
-    except OSError as error:
-        raise StorageFailed(f"cannot read the files of {model.id}: {error}") from error
-
-
-def _verify(model: cache.ModelRef, progress: Progress) -> Verification:
-    files = files_of(model)
-    total = sum(path.stat().st_size for _, path in files if path.is_file())
-    done = 0
-    verdicts = []
-    for name, path in files:
-        progress(name, done, total)
-
-        def add(count: int, name: str = name) -> None:
-            nonlocal done
-            done += count
-            progress(name, done, total)
-
-        verdicts.append(FileVerdict(**asdict(verify_file(name, path, add))))
-    wrong = [verdict for verdict in verdicts if verdict.status in ("damaged", "missing")]
-    problems = [f"{verdict.file} is {verdict.status}" for verdict in wrong]
-    return Verification(id=model.id, ok=not problems, problems=problems, files=verdicts)
-
-
 def import_folder(body: ImportBody, progress: Progress) -> Imported:
     """Add a folder to the store. Raises the errors of `import_model`."""
     model = import_model(Path(body.path), body.name, copy=body.copy, progress=progress)
-    return Imported(id=model.id, path=printable(model.path), size=model.size)
+    return describe(model, copied=body.copy)

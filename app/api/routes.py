@@ -24,10 +24,10 @@ from .. import frames, paths
 from ..config import loading
 from ..errors import Forbidden, MethodNotAllowed, ModelNotFound, RouteNotFound
 from ..store import listing, resolved
-from ..store.local import cache
-from ..store.local.ggufs import is_gguf
+from ..store.local.refs import ModelRef
 from ..store.names import is_path
 from ..store.pull.jobs import Jobs
+from ..store.records import ListedModel
 from ..version import VERSION
 from .adapters import AdapterRoutes
 from .admin import AdapterEntry, LoadBody, LoadedModel, LoadProgress, ModelEntry, Status, UnloadBody
@@ -140,8 +140,8 @@ class _Api:
         return _json(describe(VERSION))
 
     async def cards(self, request: Request) -> Response:
-        listed = await asyncio.to_thread(listing.listed)
-        bases = {model.id: self._card(model) for model in listed if cache.is_complete(model.path)}
+        models = await asyncio.to_thread(listing.examined)
+        bases = {ref.id: self._card(ref, entry) for ref, entry in models if ref.is_complete}
         adapters = [
             _adapter_card(entry, bases[entry.model]) for entry in self.models.adapters() if entry.model in bases
         ]
@@ -154,12 +154,12 @@ class _Api:
         for entry in self.models.adapters():
             if name == f"{entry.model}:{entry.name}":
                 base = await asyncio.to_thread(_checked_model, entry.model)
-                return _json(_adapter_card(entry, self._card(base)))
-        return _json(self._card(await asyncio.to_thread(_checked_model, name)))
+                return _json(_adapter_card(entry, self._card(*base)))
+        return _json(self._card(*await asyncio.to_thread(_checked_model, name)))
 
-    def _card(self, model: cache.ModelRef) -> dict[str, Any]:
+    def _card(self, model: ModelRef, entry: ListedModel) -> dict[str, Any]:
         loaded = self.models.find(model.id)
-        context = loaded.info.context if loaded and loaded.info else model.context
+        context = loaded.info.context if loaded and loaded.info else entry.context
         return {
             "id": model.id,
             "object": "model",
@@ -168,7 +168,7 @@ class _Api:
             "loaded": loaded is not None,
             "max_model_len": context or None,
             "embeddings": _embeds(model, loaded.info if loaded else None),
-        } | ({"problem": model.problem} if model.problem else {})
+        } | ({"problem": entry.problem} if entry.problem else {})
 
     async def tokenize(self, request: Request) -> Response:
         body, frame = await read_converted(
@@ -217,18 +217,7 @@ class _Api:
         available = await asyncio.to_thread(listing.listed)
         return _json(
             [
-                ModelEntry(
-                    id=model.id,
-                    bundled=model.bundled,
-                    loaded=self.models.find(model.id) is not None,
-                    size=model.size,
-                    context=model.context,
-                    description=model.description,
-                    problem=model.problem,
-                    install=model.install,
-                    purpose=model.purpose,
-                    gguf=is_gguf(model.path),
-                )
+                ModelEntry(**msgspec.structs.asdict(model), loaded=self.models.find(model.id) is not None)
                 for model in available
             ]
         )
@@ -262,16 +251,17 @@ class _Api:
         return _json({}, status=202)
 
 
-def _checked_model(name: str) -> cache.ModelRef:
-    """The model of this name, with its problem as in the list. Raises ModelNotFound."""
-    return listing.with_problem(resolved.model(name))
+def _checked_model(name: str) -> tuple[ModelRef, ListedModel]:
+    """The model of this name, and its entry of the list. Raises ModelNotFound."""
+    model = resolved.model(name)
+    return model, listing.entry_of(model)
 
 
-def _embeds(model: cache.ModelRef, info: frames.ModelInfo | None) -> bool | None:
+def _embeds(model: ModelRef, info: frames.ModelInfo | None) -> bool | None:
     """Whether a model computes embeddings. None: unknown, because the header of a GGUF file takes long to read."""
     if info is not None:
         return info.embedding_size > 0
-    if is_gguf(model.path):
+    if model.is_gguf:
         return None
     if not (model.path / MODULES).is_file():
         return False

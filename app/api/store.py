@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from ..store import catalog, deletion
-from ..store.local import cache
+from ..store.local import snapshots
 from ..store.offers import offers
 from ..store.pull.jobs import ENDED, Job, Jobs
 from . import keep_alive
@@ -35,7 +35,7 @@ class StoreRoutes:
     async def catalog(self, request: Request) -> Response:
         """GET /admin/catalog: this machine, and the models that it can download."""
         machine = await self.models.machine()
-        installed = [model.id for model in await asyncio.to_thread(cache.available)]
+        installed = [model.id for model in await asyncio.to_thread(snapshots.available)]
         return _json(Catalog(machine=machine, offers=offers(catalog.entries(), machine, installed)))
 
     async def downloads(self, request: Request) -> Response:
@@ -71,7 +71,7 @@ class StoreRoutes:
         removal = await asyncio.to_thread(deletion.plan_removal, body.model)
         async with self.models.without(removal.folders):
             await asyncio.to_thread(removal.execute)
-        return _json({"deleted": removal.name, "freed": removal.frees, "aliases": removal.aliases})
+        return _json(removal.result)
 
     async def _change(self, request: Request, action: Callable[[str], Job]) -> Response:
         body = await read_json(request.scope, request.receive, DownloadBody, self.limit)

@@ -3,37 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from .. import config
-from ..errors import ConfigError, Forbidden, InvalidRequest
-from ..store import listing, preferences
+from ..errors import Forbidden, InvalidRequest
+from ..store import listing, preferences, resolved
 from ..store.installing import install
-from ..store.local import stored
+from ..store.local.verify import verify
 from ..store.names import is_path
+from ..store.records import Imported, Verification
 from . import commands
 from .admin import (
     AliasBody,
     ConfigureBody,
     FitBody,
     ImportBody,
-    Imported,
     Installed,
     InstallProgress,
     ModelBody,
     PruneBody,
     SearchBody,
-    Verification,
 )
-from .body import Body, is_local, read_json
+from .body import Body, WireBody, is_local, read_json
 from .events import EventStream, Report
 from .exchange import unless_gone
-from .file_work import FileWork, import_folder, verify
+from .file_work import FileWork, import_folder
 from .models import Models
 from .places import Places
 
@@ -42,6 +40,7 @@ WAITING = 16
 PRUNE_SECONDS = 1800.0  # maximum duration: a cache may have very many files
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+OfModel = TypeVar("OfModel", ModelBody, FitBody, ConfigureBody)
 
 
 class StoreCommands:
@@ -75,74 +74,46 @@ class StoreCommands:
 
     async def show(self, request: Request) -> Response:
         """POST /admin/show. The reply is ModelFacts."""
-        body = await self._read(request, ModelBody)
-        _check_name(request, body.model)
-        return _json(await self._run(request, commands.run("show", body.model)))
+        return await self._run(request, "show", await self._model(request, ModelBody))
 
     async def inspect(self, request: Request) -> Response:
-        """POST /admin/inspect. The reply is store.inspection.Inspection."""
-        body = await self._read(request, ModelBody)
-        _check_name(request, body.model)
-        return _json(await self._run(request, commands.run("inspect", body.model), uses_hub=True))
+        """POST /admin/inspect. The reply is an Inspection."""
+        return await self._run(request, "inspect", await self._model(request, ModelBody), uses_hub=True)
 
     async def fit(self, request: Request) -> Response:
-        """POST /admin/fit. The reply is a list of store.records.Fit."""
-        body = await self._read(request, FitBody)
-        _check_name(request, body.model)
-        flags = [f"--context={body.context}", f"--parallel={body.parallel}"]
-        if quant := body.quant or self._flag("quant"):
-            flags.append(f"--quant={quant}")
-        if backend := body.backend or self._flag("backend"):
-            flags.append(f"--backend={backend}")
-        result = await self._run(request, commands.run("fit", body.model, flags=flags), uses_hub=True)
-        return _json(result["fits"])
+        """POST /admin/fit. The reply is a FitReport."""
+        body = await self._model(request, FitBody)
+        flags = {"quant": body.quant or self._flag("quant"), "backend": body.backend or self._flag("backend")}
+        return await self._run(request, "fit", msgspec.structs.replace(body, **flags), uses_hub=True)
 
     async def search(self, request: Request) -> Response:
         """POST /admin/search. The reply is a SearchResult."""
-        body = await self._read(request, SearchBody)
-        flags = [f"--limit={body.limit}"]
-        if body.offline:
-            flags.append("--offline")
-        command = commands.run("search", *body.query.split(), flags=flags, param="query")
-        return _json(await self._run(request, command, uses_hub=True))
+        return await self._run(request, "search", await self._read(request, SearchBody), uses_hub=True)
 
     async def prune(self, request: Request) -> Response:
         """POST /admin/prune. The reply is a Pruning."""
-        body = await self._read(request, PruneBody)
-        flags = ["--dry-run" if body.dry_run else "--yes"]
-        if body.everything:
-            flags.append("--all")
-        return _json(await self._run(request, commands.run("prune", flags=flags, seconds=PRUNE_SECONDS)))
+        return await self._run(request, "prune", await self._read(request, PruneBody), seconds=PRUNE_SECONDS)
 
     async def alias(self, request: Request) -> Response:
         """POST /admin/alias. The reply is the aliases after the change."""
         body = await self._read(request, AliasBody)
-        if body.name is None:
-            work = commands.run("alias", body.alias, flags=["--rm"], param="alias")
-        else:
-            _check_name(request, body.name)
-            work = commands.run("alias", body.alias, body.name, param="alias")
-        return _json(await self._run(request, work))
+        _check_name(request, body.name or "")
+        return await self._run(request, "alias", body)
 
     async def aliases(self, request: Request) -> Response:
         """GET /admin/aliases: alias -> name."""
         return _json(preferences.read().aliases)
 
     async def configure(self, request: Request) -> Response:
-        """POST /admin/settings. The reply is the settings of the model after the changes."""
-        body = await self._read(request, ConfigureBody)
-        _check_name(request, body.model)
-        _check_settings(body)
-        changes = [f"{name}={text}" for name, text in body.changes.items()]
-        result = await self._run(request, commands.run("config", body.model, *changes))
-        return _json(result["settings"])
+        """POST /admin/settings. The reply is ModelSettings, after the changes."""
+        return await self._run(request, "settings", await self._model(request, ConfigureBody))
 
     async def verify(self, request: Request) -> Response:
         """POST /admin/verify. The reply is server-sent events: FileProgress, then a Verification or an error."""
         body = await self._read(request, ModelBody)
         if is_path(body.model):
             raise InvalidRequest(f"{body.model[:200]!r} is a folder, whose files have no hashes", param="model")
-        model = await asyncio.to_thread(stored.resolve, body.model)
+        model = await asyncio.to_thread(resolved.stored, body.model)
         self.file_work.places.check()
 
         async def work(report: Report) -> Verification:
@@ -184,23 +155,27 @@ class StoreCommands:
     async def _read(self, request: Request, kind: type[Body]) -> Body:
         return await read_json(request.scope, request.receive, kind, self.limit)
 
-    async def _run(self, request: Request, command: Coroutine[Any, Any, Any], *, uses_hub: bool = False) -> Any:
-        """The result of a command. The command ends if the client disconnects."""
-        places = self.hub_places if uses_hub else self.places
-        return await unless_gone(request.receive, _in_place(places, command))
+    async def _model(self, request: Request, kind: type[OfModel]) -> OfModel:
+        """A body with the name of a model, which only a client on the unix socket may give as a path."""
+        body = await self._read(request, kind)
+        _check_name(request, body.model)
+        return body
 
-    def _flag(self, name: str) -> object:
+    async def _run(
+        self, request: Request, work: str, body: WireBody, *, uses_hub: bool = False, seconds: float = 0.0
+    ) -> Response:
+        """The result of some work in a child process, which ends if the client disconnects."""
+
+        async def in_place() -> bytes:
+            async with (self.hub_places if uses_hub else self.places).enter():
+                return await commands.run(work, body, seconds)
+
+        return Response(await unless_gone(request.receive, in_place()), media_type="application/json")
+
+    def _flag(self, name: str) -> Any:
         """The value of a setting that a flag of `localllm serve` has set: it applies to every load. None: no flag."""
         settings = self.models.settings
         return getattr(settings, name) if name in settings.flags else None
-
-
-async def _in_place(places: Places, command: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        async with places.enter():
-            return await command
-    finally:
-        command.close()  # without effect after its end
 
 
 def _check_name(request: Request, name: str) -> None:
@@ -209,18 +184,6 @@ def _check_name(request: Request, name: str) -> None:
         raise Forbidden(
             f"{name[:200]!r} is a path; the model must be a name", hint="clients on the unix socket may name a folder"
         )
-
-
-def _check_settings(body: ConfigureBody) -> None:
-    """Raises InvalidRequest for a setting that a model cannot have, or a wrong value. The command would take a name
-    with = as a setting of all models."""
-    if "=" in body.model and not is_path(body.model):
-        raise InvalidRequest(f"{body.model[:200]!r} is not the name of a model", param="model")
-    try:
-        values = {name: config.value_of(name, text) for name, text in body.changes.items() if text}
-        config.check_model_settings(body.model, values)
-    except ConfigError as error:
-        raise InvalidRequest(error.message, hint=error.hint, param="changes") from None
 
 
 def _json(value: object) -> Response:

@@ -6,30 +6,36 @@ from ...engine.files.adapter_base import agree
 from ...engine.ranges import RANGES, Range
 from ..api.admin import (
     AdapterEntry,
-    AdapterFolder,
     Catalog,
-    CatalogMatch,
     FileProgress,
-    FileVerdict,
-    HubMatch,
-    Imported,
     InstallProgress,
     LoadedModel,
     LoadFlags,
     ModelEntry,
-    ModelFacts,
-    Pruning,
-    SearchResult,
-    StoredFile,
-    UnusedFiles,
-    Verification,
 )
 from ..frames import Machine
 from ..store.local.ggufs import need_llamacpp
 from ..store.names import adapter_name
 from ..store.offers import Offer, fit_of, speed_of
 from ..store.pull.jobs import Job
-from ..store.records import BackendVerdict, DtypeShare, Fit, Inspection, TemplateVerdict
+from ..store.records import (
+    AdapterFolder,
+    BackendVerdict,
+    CatalogMatch,
+    DtypeShare,
+    FileVerdict,
+    Fit,
+    HubMatch,
+    Imported,
+    Inspection,
+    ModelFacts,
+    Pruning,
+    SearchResult,
+    StoredFile,
+    TemplateVerdict,
+    UnusedFiles,
+    Verification,
+)
 from .answers import ChatEvent, Done, ReasoningPiece, TextPiece, ToolCall, Usage, adapter_selection
 from .client import NO_FLAGS, Client, kept_notice
 

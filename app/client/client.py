@@ -11,10 +11,11 @@ from typing import Any
 import msgspec
 
 from .. import paths
-from ..api.admin import AdapterEntry, AdapterFolder, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status
+from ..api.admin import AdapterEntry, LoadedModel, LoadFlags, LoadProgress, ModelEntry, Status
 from ..config import Settings, loading
 from ..daemon.owner import owner_pid
 from ..errors import DaemonUnreachable, OtherOptions, PortTaken
+from ..store.records import AdapterFolder
 from ..version import VERSION
 from .answers import Calls, ChatEvent, Done, Usage, adapter_selection, pieces, usage_of
 from .store import StoreCalls

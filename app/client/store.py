@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...engine.files.quantization import Quant
-from ..api.admin import (
-    Catalog,
-    FileProgress,
+from ..api.admin import Catalog, FileProgress, Installed, InstallProgress
+from ..errors import DaemonUnreachable
+from ..store.pull.jobs import Job
+from ..store.records import (
+    Fit,
+    FitReport,
     Imported,
-    Installed,
-    InstallProgress,
+    Inspection,
     ModelFacts,
+    ModelSettings,
     Pruning,
     SearchResult,
     Verification,
 )
-from ..errors import DaemonUnreachable
-from ..store.pull.jobs import Job
-from ..store.records import Fit, Inspection
 from .transport import Transport, absolute, full_name
 
 OnFile = Callable[[FileProgress], None]
@@ -65,7 +65,7 @@ class StoreCalls(Transport):
     ) -> list[Fit]:
         """The memory of a model on each backend. `context`: 0 means the largest context that fits."""
         body = {"model": full_name(model), "context": context, "parallel": parallel, "quant": quant, "backend": backend}
-        return msgspec.json.decode(await self._post("/admin/fit", body), type=list[Fit])
+        return msgspec.json.decode(await self._post("/admin/fit", body), type=FitReport).fits
 
     async def search(self, query: str, *, limit: int = 20, offline: bool = False) -> SearchResult:
         """The entries of the catalog and the repositories of the hub with these words."""
@@ -104,7 +104,7 @@ class StoreCalls(Transport):
     async def configure(self, model: str, changes: dict[str, str]) -> dict[str, Any]:
         """Change the settings of one model; an empty text removes a setting. Returns all settings of the model."""
         reply = await self._post("/admin/settings", {"model": full_name(model), "changes": changes})
-        return msgspec.json.decode(reply, type=dict[str, Any])
+        return msgspec.json.decode(reply, type=ModelSettings).settings
 
     async def _work(
         self,

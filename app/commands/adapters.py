@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import msgspec
-
 from .. import config
-from ..client import AdapterEntry, Client
+from ..client import AdapterEntry, AdapterFolder, Client
 from ..errors import AdapterNotFound, DaemonUnreachable, InvalidRequest
 from ..sizes import size
 from ..store import resolved
-from ..store.local import adapter_refs, cache
+from ..store.adapters import folders
 from ..store.names import adapter_name, is_path
 from .console import print_json, say, table
 from .removal import carry_out
@@ -22,10 +20,9 @@ def list_adapters(as_json: bool) -> int:
     """Print the adapters that are loaded, the built-in adapters, and the adapters in the model cache."""
     settings = config.load()
     loaded = asyncio.run(_loaded(settings))
-    adapters = adapter_refs.available()
+    files = folders()
     if as_json:
-        files = [_for_json(adapter) for adapter in adapters]
-        print_json({"loaded": [msgspec.to_builtins(entry) for entry in loaded], "files": files})
+        print_json({"loaded": loaded, "files": files})
         return 0
     if loaded:
         rows = [(f"{entry.model}:{entry.name}", f"{entry.scale:g}", entry.path) for entry in loaded]
@@ -34,8 +31,8 @@ def list_adapters(as_json: bool) -> int:
             _warn(entry)
     else:
         say("no adapter is loaded; localllm adapters load FOLDER loads one")
-    if adapters:
-        table(("FILES", "SIZE", "BASE MODEL"), [(_label(ref), size(ref.size), _base(ref)) for ref in adapters])
+    if files:
+        table(("FILES", "SIZE", "BASE MODEL"), [(_label(folder), size(folder.size), folder.base) for folder in files])
     return 0
 
 
@@ -44,15 +41,8 @@ def _warn(entry: AdapterEntry) -> None:
         say(f"warning: {entry.model}:{entry.name}: {entry.warning}")
 
 
-def _base(adapter: cache.ModelRef) -> str:
-    """The base model of an adapter. A list of the cache has that of a folder, but reads no GGUF file."""
-    from ..store.adapters import base_of
-
-    return adapter.description or base_of(adapter.path)
-
-
-def _label(adapter: cache.ModelRef) -> str:
-    return f"{adapter.id} (built in)" if adapter.bundled else adapter.id
+def _label(folder: AdapterFolder) -> str:
+    return f"{folder.id} (built in)" if folder.bundled else folder.id
 
 
 async def _loaded(settings: config.Settings) -> list[AdapterEntry]:
@@ -61,16 +51,6 @@ async def _loaded(settings: config.Settings) -> list[AdapterEntry]:
             return await client.adapters()
     except DaemonUnreachable:
         return []
-
-
-def _for_json(adapter: cache.ModelRef) -> dict[str, object]:
-    return {
-        "id": adapter.id,
-        "size": adapter.size,
-        "base": _base(adapter),
-        "path": str(adapter.path),
-        "bundled": adapter.bundled,
-    }
 
 
 def load(adapter: str, name: str | None, model: str | None, replace: bool, pinned: bool, as_json: bool) -> int:
@@ -82,7 +62,7 @@ def load(adapter: str, name: str | None, model: str | None, replace: bool, pinne
     options = {"load_inplace": replace, "reuse": not replace, "pinned": pinned}
     entry = asyncio.run(_load(settings, name, path, model, **options))
     if as_json:
-        print_json(msgspec.to_builtins(entry), indent=None)
+        print_json(entry, indent=None)
     else:
         _warn(entry)
         name = f"{entry.model}:{entry.name}"

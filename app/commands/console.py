@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from ...engine.errors import encodable
 from ..errors import AdapterNotFound, AppError, DownloadFailed, InvalidRequest, ModelNotFound, StorageFailed
@@ -89,8 +90,13 @@ def report(error: AppError, as_json: bool) -> int:
 
 
 def print_json(value: object, indent: int | None = 2) -> None:
-    """Print a result to standard output as JSON."""
-    click.echo(json.dumps(_encodable(value), indent=indent))
+    """Print a result, such as a struct of app/store/records.py, to standard output as JSON."""
+    click.echo(json_text(value, indent))
+
+
+def json_text(value: object, indent: int | None = None) -> str:
+    """A result as the JSON that the command line and the API have in common."""
+    return json.dumps(_encodable(msgspec.to_builtins(value)), indent=indent)
 
 
 def _encodable(value: object) -> object:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,14 +16,13 @@ from ...engine.files.quantization import Quant
 from .. import config
 from ..api.admin import LoadFlags
 from ..daemon.loading import load_options, load_settings, shared_settings
-from ..errors import ModelUnusable, NoBackend, WrongKind
+from ..errors import InvalidRequest, ModelUnusable, NoBackend, WrongKind
 from ..sizes import size
 from ..store.checks.files import check, missing_tensor
 from ..store.inspection.memory_fit import fit as fit_files
 from ..store.inspection.opening import Origin, opened
-from ..store.local.cache import ModelRef, has_gguf, is_adapter
-from ..store.local.ggufs import is_gguf
-from ..store.records import Fit
+from ..store.local.refs import ModelRef, read_ref
+from ..store.records import Fit, FitReport
 from ..store.resolved import base_argument
 from ..store.selection import NO_CONFIG
 from .console import one_line, print_json, say
@@ -31,30 +30,43 @@ from .console import one_line, print_json, say
 
 def fit(name: str, context: int, parallel: int, quant: Quant | None, backend: str | None, as_json: bool) -> int:
     """Print the fit on each backend. The exit code is 5 if the model fits on none."""
+    report = measure(name, context, parallel, quant, backend)
+    if as_json:
+        print_json(report)
+    else:
+        for entry in report.fits:
+            _print(entry)
+        if report.hint:
+            say(f"hint: {report.hint}")
+    return 0 if any(entry.fits for entry in report.fits) else ModelUnusable.exit_code
+
+
+def measure(name: str, context: int, parallel: int, quant: Quant | None, backend: str | None) -> FitReport:
+    """The memory of a model on each backend. `context`: 0 means the largest context that fits.
+
+    Raises ModelNotFound, ModelUnusable, WrongKind, NoBackend, DownloadFailed or InvalidRequest.
+    """
     defaults = config.load()
     try:
+        if backend not in (None, backends.AUTO):
+            backends.load(backend)
+    except backends.BackendUnavailable as error:
+        raise InvalidRequest(str(error), hint=error.hint, param="backend") from None
+    try:
         with opened(name) as (path, origin):
-            _refuse_other_kinds(path, origin)
-            path = _checked(path)
+            ref = _model_of(path, origin)
             flags = LoadFlags(quant=quant, backend=backend, context=context or None)
-            settings = load_settings(defaults, origin.name, flags)
-            files = read_model(path, origin.name)
+            settings = load_settings(defaults, ref.id, flags)
+            files = read_model(ref.path, ref.id)
             if missing := missing_tensor(files):
-                raise ModelRefused(f"{origin.name}: {missing}")
-            options = load_options(settings, ModelRef(id=origin.name, path=path))
+                raise ModelRefused(f"{ref.id}: {missing}")
+            options = load_options(settings, ref)
             fits = fit_files(files, options, settings.backend, settings.context, parallel, shared_settings(settings))
     except ModelRefused as error:
         raise ModelUnusable(str(error), hint=error.hint, param="model") from error
     except backends.BackendUnavailable as error:
         raise NoBackend(str(error), hint=error.hint) from error
-    if as_json:
-        print_json({"model": origin.name, "fits": [asdict(entry) for entry in fits]})
-    else:
-        for entry in fits:
-            _print(entry)
-        if hint := _hint(files, fits):
-            say(f"hint: {hint}")
-    return 0 if any(entry.fits for entry in fits) else ModelUnusable.exit_code
+    return FitReport(model=ref.id, fits=fits, hint=_hint(files, fits))
 
 
 def _hint(files: ModelFiles, fits: list[Fit]) -> str:
@@ -63,29 +75,26 @@ def _hint(files: ModelFiles, fits: list[Fit]) -> str:
     return "" if any(entry.runs for entry in fits) else gguf_hint(files.name, model_type)
 
 
-def _refuse_other_kinds(path: Path, origin: Origin) -> None:
-    """Raises ModelUnusable for adapters, weights without config.json, and other files."""
+def _model_of(path: Path, origin: Origin) -> ModelRef:
+    """The model at a path. Raises ModelUnusable for weights and other files, WrongKind for adapters, ModelRefused for a
+    GGUF file with a damaged header: a process with limits reads it here before this process does."""
     if origin.problem:
         raise ModelUnusable(origin.problem, param="model")
-    if is_adapter(path) and not (path / "config.json").exists():
-        hint = f"fit its base model, which reserves memory for adapters: localllm fit {base_argument(path)}"
+    ref = read_ref(path, origin.name)
+    if ref.kind == "adapter":
+        hint = f"fit its base model, which reserves memory for adapters: localllm fit {base_argument(ref)}"
         raise WrongKind(f"{origin.name} is an adapter, not a model", hint=hint, param="model")
-    if (path / "config.json").exists() or is_gguf(path) or has_gguf(path):
-        return
+    if ref.kind == "model":
+        return ref
+    if ref.kind == "gguf":
+        ref = replace(ref, path=model_file(path) or path)
+        if problems := check(ref, ask_backends=False):
+            raise ModelRefused(problems[0])
+        return ref
     if path.suffix != ".safetensors" and not any(path.glob("*.safetensors")):
         message = f"{origin.name} is not a model: it has no config.json and is no GGUF file"
         raise ModelUnusable(message, hint="name a model, the folder of a model, or a GGUF file", param="model")
     raise ModelUnusable(f"{origin.name}: {NO_CONFIG}", hint="name the folder or the repository", param="model")
-
-
-def _checked(path: Path) -> Path:
-    """The path. A process with limits has read the header of a GGUF file before. Raises ModelRefused."""
-    file = model_file(path) if is_gguf(path) or has_gguf(path) else None
-    if file is None:
-        return path
-    if problems := check(file, ask_backends=False):
-        raise ModelRefused(problems[0])
-    return file
 
 
 def _print(entry: Fit) -> None:

@@ -17,7 +17,7 @@ def inspect(name: str, as_json: bool) -> int:
     config.load()
     inspection = inspect_model(name)
     if as_json:
-        print_json(inspection.for_json())
+        print_json(inspection)
     else:
         _print(inspection)
     return 0 if inspection.usable else ModelUnusable.exit_code

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from .. import config
 from ..sizes import size
-from ..store.local import adapter_refs, cache
+from ..store.local import snapshots
 from ..store.local.ggufs import need_llamacpp
+from ..store.records import ListedModel
 from .console import print_json, say, table
 from .removal import carry_out
 
@@ -17,54 +20,41 @@ def list_models(as_json: bool) -> int:
 
     models = listing.listed(wait=True)
     if as_json:
-        print_json([_for_json(model) for model in models])
+        print_json(models)
     else:
         _print(models)
     return 0
 
 
-def _for_json(model: cache.ModelRef) -> dict[str, object]:
-    return {
-        "id": model.id,
-        "bundled": model.bundled,
-        "size": model.size,
-        "unfinished": model.unfinished,
-        "packed": model.packed,
-        "context": model.context,
-        "revision": model.revision,
-        "path": str(model.path),
-        "description": model.description,
-        "purpose": model.purpose,
-        "problem": model.problem or None,
-    }
-
-
-def _print(models: list[cache.ModelRef]) -> None:
-    header = ["MODEL", "SIZE", "CONTEXT", "DESCRIPTION"]
+def _print(models: list[ListedModel]) -> None:
+    is_packed = any(model.packed for model in models)
+    header = ["MODEL", "SIZE", *(["PACKED"] if is_packed else []), "CONTEXT", "DESCRIPTION"]
     rows = [[model.id, size(model.size), str(model.context or "?"), _state(model)] for model in models]
-    packed = [size(model.packed) if model.packed else "" for model in models]
-    if any(packed):
-        header.insert(2, "PACKED")
-        for row, text in zip(rows, packed, strict=True):
-            row.insert(2, text)
+    for row, model in zip(rows, models, strict=True):
+        row[2:2] = [size(model.packed) if model.packed else ""] if is_packed else []
     table(header, rows)
-    for model in models:
-        if model.problem and not model.install:
-            say(f"{model.id} cannot be used: {model.problem}")
-        if model.unfinished:
-            ways = f"localllm pull {model.id} continues it, localllm prune --all deletes them"
-            say(f"{model.id}: an unfinished download and unused files take {size(model.unfinished)} more; {ways}")
-    if notice := need_llamacpp(model.install for model in models):
-        say(notice)
-    if count := len([adapter for adapter in adapter_refs.available() if not adapter.bundled]):
-        say(f"{'1 adapter' if count == 1 else f'{count} adapters'}: localllm adapters list shows them")
-    if any(packed):
+    for line in _notices(models):
+        say(line)
+    if is_packed:
         say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):
         say("for a larger model: localllm pull qwen3:0.6b; localllm search shows more models")
 
 
-def _state(model: cache.ModelRef) -> str:
+def _notices(models: list[ListedModel]) -> Iterator[str]:
+    for model in models:
+        if model.problem and not model.install:
+            yield f"{model.id} cannot be used: {model.problem}"
+        if model.unfinished:
+            ways = f"localllm pull {model.id} continues it, localllm prune --all deletes them"
+            yield f"{model.id}: an unfinished download and unused files take {size(model.unfinished)} more; {ways}"
+    if notice := need_llamacpp(model.install for model in models):
+        yield notice
+    if count := len([adapter for adapter in snapshots.adapters() if not adapter.bundled]):
+        yield f"{'1 adapter' if count == 1 else f'{count} adapters'}: localllm adapters list shows them"
+
+
+def _state(model: ListedModel) -> str:
     """The description of a model; of a model with a problem, a mark before it."""
     if not model.problem:
         return ", ".join(filter(None, (model.description, "" if model.purpose == "chat" else f"{model.purpose} model")))

@@ -9,14 +9,16 @@ from dataclasses import asdict, replace
 from functools import partial
 
 import click
+import msgspec
 
 from .. import config
 from ..sizes import size
-from ..store import resolved
 from ..store.hub.hubs import is_offline, offline_error
-from ..store.local import cache, stored
+from ..store.local.finding import find
+from ..store.local.refs import ModelRef
 from ..store.pull.download import Download, check_space
 from ..store.pull.plan import Plan
+from ..store.resolved import outcome, use_of
 from ..store.transfer.policy import from_environment
 from ..store.transfer.progress import Progress
 from .console import print_json, safe, say
@@ -71,13 +73,13 @@ def _message_of_interruption(download: Download) -> Iterator[None]:
         raise
 
 
-def _stored(download: Download) -> cache.ModelRef:
+def _stored(download: Download) -> ModelRef:
     """The complete model or adapter of a download. Raises DownloadFailed if it is not on this machine."""
     name = str(download.name)
-    model = stored.find(name)
-    if model is None or not (cache.is_complete(model.path) or cache.is_adapter(model.path)):
+    ref = find(name)
+    if ref is None or not ref.is_complete:
         raise offline_error(name)
-    return model
+    return ref
 
 
 def _show_plan(plan: Plan, as_json: bool) -> None:
@@ -107,11 +109,13 @@ def _show_plan(plan: Plan, as_json: bool) -> None:
         say(f"{repository.id}: {safe(plan.warning)}")
 
 
-def _show_result(model: cache.ModelRef, as_json: bool) -> None:
+def _show_result(model: ModelRef, as_json: bool) -> None:
     if as_json:
-        _event("complete", model=model.id, path=str(model.path), size=model.size, **resolved.use_of(model))
+        _event(
+            "complete", model=model.id, path=str(model.path), size=model.size, **msgspec.structs.asdict(use_of(model))
+        )
         return
-    say(resolved.outcome(model, size(model.size)))
+    say(outcome(model, size(model.size)))
 
 
 @contextmanager

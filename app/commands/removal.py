@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from .. import config
 from ..client import AdapterEntry, Client
 from ..daemon.names import is_inside
 from ..errors import DaemonUnreachable, InvalidRequest
 from ..sizes import size
-from ..store import resolved
+from ..store.local.finding import find
 from .console import print_json, say
 
 if TYPE_CHECKING:
@@ -56,8 +57,7 @@ def carry_out(plan: Removal, command: str, *, yes: bool, as_json: bool) -> int:
         asyncio.run(_unload(settings, in_use))
     plan.execute()
     if as_json:
-        result = {"deleted": plan.name, "freed": plan.frees, "aliases": plan.aliases, "unloaded": in_use.names}
-        print_json(result, indent=None)
+        print_json(msgspec.structs.replace(plan.result, unloaded=in_use.names), indent=None)
     else:
         say(f"deleted {_title(plan)}; freed {size(plan.frees)}")
     return 0
@@ -78,7 +78,7 @@ async def _in_use(settings: config.Settings, plan: Removal) -> _InUse:
 
 def _path_of(model: str) -> Path | None:
     """The files of a loaded model; None if they have been deleted."""
-    ref = resolved.find(model, allow_path=True).ref
+    ref = find(model, allow_path=True)
     return None if ref is None else ref.path
 
 

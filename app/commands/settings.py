@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -12,9 +12,7 @@ import msgspec
 from .. import config as configuration
 from .. import config_file, paths
 from ..errors import ConfigError, InvalidRequest
-from ..store import catalog, preferences, resolved
-from ..store.names import HubName, is_path, parse, without_gguf
-from ..store.selection import selects_gguf
+from ..store import preferences, user_choices
 from .console import print_json, say, table
 from .session import UNSET
 
@@ -79,17 +77,21 @@ def _change_all(changes: Sequence[str], as_json: bool) -> int:
 
 
 def _parsed(changes: Sequence[str]) -> dict[str, Any]:
-    """Setting -> value; None: remove it. Raises InvalidRequest for a change that is not NAME=VALUE, ConfigError for a
-    value of the wrong type."""
-    values: dict[str, Any] = {}
+    """The changes NAME=VALUE. Raises InvalidRequest for another text, and the errors of `parse_changes`."""
+    texts = {}
     for change in changes:
         setting, equals, text = change.partition("=")
         if not equals:
             raise InvalidRequest(f"{change!r} is not NAME=VALUE", hint="for example quant=int4; quant= removes it")
-        values[setting] = configuration.value_of(setting, text)
-        if setting == "backend" and text:
-            _check_backend(text)
-    return values
+        texts[setting] = text
+    return parse_changes(texts)
+
+
+def parse_changes(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Setting -> value; None: remove it. Raises ConfigError for an unknown setting or a value of the wrong type."""
+    if backend := texts.get("backend"):
+        _check_backend(backend)
+    return {setting: configuration.value_of(setting, text) for setting, text in texts.items()}
 
 
 def _check_backend(name: str) -> None:
@@ -109,40 +111,18 @@ def _without_key(values: dict[str, Any]) -> dict[str, Any]:
 
 def _config_model(name: str, changes: Sequence[str], as_json: bool) -> int:
     """Apply changes NAME=VALUE to the settings of a model (NAME= removes a setting), and print the settings."""
-    model = _owner(name)
-    tables = preferences.read().settings
-    parsed = _parsed(changes)
-    merged = {**tables.get(model, {}), **parsed}
-    values = {setting: value for setting, value in merged.items() if value is not None}
-    if changes:
-        removed = {setting: getattr(configuration.Settings(), setting) for setting in parsed if setting not in values}
-        configuration.check_model_settings(model, values | removed)
-        preferences.set_settings(model, values)
-    complete = configuration.model_settings({**tables, model: values}, model)
-    inherited = {setting: value for setting, value in complete.items() if setting not in values}
+    result = user_choices.configure(name, _parsed(changes))
     if as_json:
-        result = {"model": model, "file": str(paths.models_file()), "settings": values, "inherited": inherited}
         print_json(result)
-    elif values or inherited:
-        rows = [(setting, str(value), "") for setting, value in sorted(values.items())]
-        rows += [(setting, str(value), "of its repository") for setting, value in sorted(inherited.items())]
+    elif result.settings or result.inherited:
+        rows = [(setting, str(value), "") for setting, value in sorted(result.settings.items())]
+        rows += [(setting, str(value), "of its repository") for setting, value in sorted(result.inherited.items())]
         table(("SETTING", "VALUE", ""), rows)
     else:
-        say(f"{model} has no settings of its own; for example: localllm config {model} context=8192")
+        say(f"{result.model} has no settings of its own; for example: localllm config {result.model} context=8192")
     if changes:
-        say(f"the settings apply when {model} is loaded next; localllm stop {model} unloads it")
+        say(f"the settings apply when {result.model} is loaded next; localllm stop {result.model} unloads it")
     return 0
-
-
-def _owner(name: str) -> str:
-    """The name that has the settings: the id of the model, or its repository if `name` selects none of its GGUF models.
-
-    Raises ModelNotFound.
-    """
-    model = resolved.model(name, allow_path=True).id
-    target = None if is_path(name) else catalog.expand(parse(name))
-    selects_all = isinstance(target, HubName) and not selects_gguf(target)
-    return without_gguf(model) if selects_all else model
 
 
 def _config_all(as_json: bool) -> int:

@@ -21,7 +21,7 @@ from ..api.admin import AdapterEntry
 from ..api.models import Request
 from ..errors import AdapterNotFound, InvalidRequest, Stopping, WorkerDied
 from ..frames import AdapterLoaded, Embed, Generate, LoadAdapter, UnloadAdapter
-from ..store.local import adapter_refs
+from ..store.local import snapshots
 from ..store.names import GUIDE, is_path
 from .process import WorkerProcess
 
@@ -277,7 +277,7 @@ def _describe(model: str, adapter: _Adapter) -> AdapterEntry:
 
 def _builtin(model: str) -> dict[str, Path]:
     """The folders of the built-in adapters of a model, by their names."""
-    return {ref.id: ref.path for ref in adapter_refs.builtin()} if model == GUIDE else {}
+    return {ref.id: ref.path for ref in snapshots.builtin_adapters()} if model == GUIDE else {}
 
 
 def _not_found(

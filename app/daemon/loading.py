@@ -17,8 +17,7 @@ from ..config import Settings
 from ..errors import EmbeddingsUnsupported, InvalidRequest, NoBackend, OtherOptions
 from ..frames import Embed, Fault, Load
 from ..store import preferences
-from ..store.local import cache
-from ..store.local.ggufs import is_gguf
+from ..store.local.refs import ModelRef
 from .process import WorkerProcess
 
 CHECK = (sys.executable, "-P", "-m", "localllm.app.worker.backend_child")
@@ -37,7 +36,7 @@ def load_settings(settings: Settings, model: str, flags: LoadFlags) -> Settings:
     return msgspec.structs.replace(settings, **chosen, own=tuple(chosen))
 
 
-def load_frame(ref: cache.ModelRef, settings: Settings) -> Load:
+def load_frame(ref: ModelRef, settings: Settings) -> Load:
     """The frame that loads a model with these settings."""
     options = load_options(settings, ref)
     return Load(
@@ -50,7 +49,7 @@ def shared_settings(settings: Settings) -> tuple[str, ...]:
     return tuple(name for name in config.LOADING if name not in settings.own)
 
 
-def load_options(settings: Settings, ref: cache.ModelRef) -> LoadOptions:
+def load_options(settings: Settings, ref: ModelRef) -> LoadOptions:
     """The load options for a runner. The value 0 of a setting means automatic; the options have None instead."""
     return LoadOptions(
         context=settings.context or None,
@@ -138,7 +137,7 @@ def _differing_flag(worker: WorkerProcess, flags: LoadFlags) -> InvalidRequest |
     return None
 
 
-async def check_backend(backend: str, ref: cache.ModelRef) -> None:
+async def check_backend(backend: str, ref: ModelRef) -> None:
     """Probe in a child process if a backend can run a model.
 
     Raises the error that a load would raise if the backend cannot run the model, and NoBackend if the child process
@@ -154,9 +153,9 @@ async def check_backend(backend: str, ref: cache.ModelRef) -> None:
         raise NoBackend(f"cannot probe backend {backend}: the probe process exited with status {probe.code}")
 
 
-def check_embeddings(ref: cache.ModelRef, requests: Sequence[Request]) -> None:
+def check_embeddings(ref: ModelRef, requests: Sequence[Request]) -> None:
     """Raises EmbeddingsUnsupported for embeddings of a safetensors model without modules.json. The worker checks the
     other files, and the header of a GGUF file."""
     wants_embeddings = any(isinstance(request, Embed) for request in requests)
-    if wants_embeddings and not is_gguf(ref.path) and not (ref.path / MODULES).is_file():
+    if wants_embeddings and not ref.is_gguf and not (ref.path / MODULES).is_file():
         raise EmbeddingsUnsupported.without_pooling(ref.id)

@@ -28,7 +28,7 @@ from ..errors import (
 from ..frames import Generate, Stats
 from ..purpose import Use, check_use
 from ..store import listing, resolved
-from ..store.local import cache
+from ..store.local.refs import ModelRef
 from ..store.names import is_path
 from .adapters import Adapters
 from .description import describe
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 class _Entry:
     """A model that is loaded or loads, and the tasks that load and unload it."""
 
-    ref: cache.ModelRef
+    ref: ModelRef
     settings: Settings  # the settings that load the model, with those of the model and the flags of the call
     worker: WorkerProcess
     loading: asyncio.Task[object]
@@ -88,12 +88,12 @@ class LoadedModels:
         entry = await self._entry(ref, self._request(ref, flags, exact=exact), progress, keeps=True)
         return entry.worker
 
-    def _request(self, ref: cache.ModelRef, flags: LoadFlags, *, exact: bool = False) -> LoadRequest:
+    def _request(self, ref: ModelRef, flags: LoadFlags, *, exact: bool = False) -> LoadRequest:
         """Raises ConfigError for a malformed setting of the model."""
         return LoadRequest(flags, load_settings(self.settings, ref.id, flags), exact)
 
     async def _entry(
-        self, ref: cache.ModelRef, request: LoadRequest, progress: Progress | None = None, *, keeps: bool = False
+        self, ref: ModelRef, request: LoadRequest, progress: Progress | None = None, *, keeps: bool = False
     ) -> _Entry:
         """A model with a ready worker. Starts the worker if necessary; concurrent calls wait for the same worker.
 
@@ -119,7 +119,7 @@ class LoadedModels:
                 continue
             await asyncio.shield(self._unload_task(entry, drain=0.0))
 
-    async def _loaded_entry(self, ref: cache.ModelRef, settings: Settings, progress: Progress | None) -> _Entry | None:
+    async def _loaded_entry(self, ref: ModelRef, settings: Settings, progress: Progress | None) -> _Entry | None:
         """Wait for the load of a model, which this call starts if necessary. None: the model was unloaded meanwhile."""
         self._refuse_when_stopping()
         if is_inside(ref.path, self._blocked):
@@ -203,7 +203,7 @@ class LoadedModels:
         """
         ref, adapter = await self._names.select(name, local)
         if for_chat:
-            check_use(ref.id, await asyncio.to_thread(listing.purpose, ref.path), "chat")
+            check_use(ref.id, await asyncio.to_thread(listing.purpose, ref), "chat")
         self._adapters.check(ref.id, adapter, ())
         request = self._request(ref, flags, exact=exact)
         entry = await self._entry(ref, request, progress, keeps=True)
@@ -211,14 +211,14 @@ class LoadedModels:
         description = self._describe(entry, await entry.worker.stats(STATS_SECONDS))
         return msgspec.structs.replace(description, kept=kept)
 
-    async def _check_purpose(self, ref: cache.ModelRef, requests: Sequence[Request]) -> None:
+    async def _check_purpose(self, ref: ModelRef, requests: Sequence[Request]) -> None:
         """Raises WrongKind before a load, which may take minutes. The worker of a loaded model checks its requests."""
         if ref.id in self._entries:
             return
         for request in requests:
             if isinstance(request, Generate):
                 use: Use = "chat" if request.prompt is None else "text"
-                check_use(ref.id, await asyncio.to_thread(listing.purpose, ref.path), use)
+                check_use(ref.id, await asyncio.to_thread(listing.purpose, ref), use)
 
     def find(self, model_id: str) -> WorkerProcess | None:
         """The worker of a loaded or loading model; None if there is none."""
@@ -327,7 +327,7 @@ class LoadedModels:
         if self.stopping:
             raise Stopping(STOPPING)
 
-    def _start(self, ref: cache.ModelRef, settings: Settings) -> _Entry:
+    def _start(self, ref: ModelRef, settings: Settings) -> _Entry:
         worker = WorkerProcess(
             load_frame(ref, settings),
             log_dir=self._log_dir,

@@ -9,14 +9,15 @@ from typing import Protocol
 
 from ..errors import InvalidRequest, ModelNotFound
 from ..store import names, resolved
-from ..store.local import cache
+from ..store.local.finding import find_model
+from ..store.local.refs import ModelRef
 from .adapters import Adapters, split_name
 
 
 class Loaded(Protocol):
     """A model that is loaded or loads."""
 
-    ref: cache.ModelRef
+    ref: ModelRef
 
 
 class Names:
@@ -36,7 +37,7 @@ class Names:
             )
         return next(iter(self._loaded))
 
-    async def resolve(self, name: str, local: bool) -> cache.ModelRef:
+    async def resolve(self, name: str, local: bool) -> ModelRef:
         """The model of a name. Raises ModelNotFound, also for a path of a client that is not local; WrongKind for an
         adapter; ModelUnusable for weights that are no complete model."""
         if not local and names.is_path(name):
@@ -44,18 +45,18 @@ class Names:
         entry = self._loaded.get(name)
         return entry.ref if entry else await asyncio.to_thread(resolved.model, name, allow_path=local)
 
-    async def _find(self, name: str, local: bool) -> cache.ModelRef | None:
+    async def _find(self, name: str, local: bool) -> ModelRef | None:
         if names.is_path(name) and not local:
             return None
         entry = self._loaded.get(name)
         if entry is not None:
             return entry.ref
-        model = await asyncio.to_thread(cache.find, name, allow_path=local)
+        model = await asyncio.to_thread(find_model, name, allow_path=local)
         if model is not None:
             names.check_path(model.path)
         return model
 
-    async def select(self, name: str | None, local: bool) -> tuple[cache.ModelRef, str]:
+    async def select(self, name: str | None, local: bool) -> tuple[ModelRef, str]:
         """The model and the adapter of a name; the adapter is empty if the name has none.
 
         The name of a model precedes `model:adapter`: `qwen3:0.6b` is a short name. An adapter alone is last. Raises

@@ -116,8 +116,8 @@ def check_alias(alias: str) -> str:
     name = parse(alias)
     if not isinstance(name, ShortName) or name.revision or name.family == GUIDE or is_path(alias):
         raise InvalidRequest(
-            f"{alias[:200]!r} cannot be an alias", hint="an alias has the form NAME or NAME:TAG", param="name"
+            f"{alias[:200]!r} cannot be an alias", hint="an alias has the form NAME or NAME:TAG", param="alias"
         )
     if find(alias):
-        raise InvalidRequest(f"{alias!r} is a short name of the catalog", hint="choose another alias", param="name")
+        raise InvalidRequest(f"{alias!r} is a short name of the catalog", hint="choose another alias", param="alias")
     return alias

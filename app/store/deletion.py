@@ -14,10 +14,12 @@ from .. import paths
 from ..errors import InvalidRequest, ModelNotFound, StorageFailed
 from . import catalog, preferences, resolved, suggestions
 from .disk_errors import translate_disk_errors
-from .local import adapter_refs, cache, ggufs, stored
+from .local import ggufs, snapshots
 from .local.blobs import blob_of, has_shared, own_bytes
 from .local.blobs import delete as delete_blob
+from .local.finding import find_all
 from .names import GUIDE, WEIGHT_FILES, FileAddress, HubName, ShortName, is_path, parse, parse_hub
+from .records import Removed
 from .selection import first_shard, gguf_quant
 from .transfer.lock import unless_locked
 
@@ -34,6 +36,11 @@ class Removal:
     execute: Callable[[], None]  # raises InvalidRequest if a transfer of the repository runs, or StorageFailed
     folders: tuple[Path, ...] = ()  # the deleted folders of models, and the deleted GGUF files
     aliases: tuple[str, ...] = ()  # the aliases of the deleted files; `execute` removes them too
+
+    @property
+    def result(self) -> Removed:
+        """What `execute` has deleted, for JSON."""
+        return Removed(deleted=self.name, freed=self.frees, aliases=self.aliases)
 
 
 def plan_removal(name: str) -> Removal:
@@ -69,14 +76,14 @@ def _plan_files_removal(name: str) -> Removal:
     if name == GUIDE:
         hint = "uninstall localllm to remove it"
         raise InvalidRequest("guide is built in and cannot be deleted", hint=hint, param="model")
-    if any(adapter.id == name for adapter in adapter_refs.builtin()):
+    if any(adapter.id == name for adapter in snapshots.builtin_adapters()):
         raise InvalidRequest(f"{name} is built in and cannot be deleted", param="name")
     if is_path(name):
         raise _not_stored(name)
     target = _target(name)
     if not target.folder.is_dir():
         message = f"model {target.id!r} is not in {paths.hub_cache_dir()}"
-        raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, stored.ids()), param="model")
+        raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, snapshots.ids()), param="model")
     if (target.quant or target.file) and (plan := _plan_gguf_removal(target)):
         return plan
     if target.revision:
@@ -137,7 +144,7 @@ def _target(name: str) -> HubName:
         target = HubName(parsed.family, parsed.revision)  # a cached repository without an organisation
         if parsed.tag or not target.folder.is_dir():
             message = f"model {name[:200]!r} is not on this machine"
-            raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, stored.ids()), param="model")
+            raise ModelNotFound(message, hint=suggestions.hint_for_stored(name, snapshots.ids()), param="model")
     if isinstance(target, FileAddress):
         target = HubName(target.repo)
     if isinstance(target, ShortName):
@@ -180,8 +187,7 @@ def _selected_snapshots(target: HubName) -> list[Path]:
     """The snapshots of the revision in a name; all snapshots if the name has none."""
     if not target.revision:
         return _snapshots(target)
-    commit = cache.refs(target.folder).get(target.revision, target.revision)
-    return [folder for folder in _snapshots(target) if cache.is_commit(commit, folder.name)]
+    return [target.folder / "snapshots" / commit for commit in snapshots.commits_of(target.folder, target.revision)]
 
 
 def _weights_in(snapshot: Path) -> list[Path]:
@@ -209,18 +215,16 @@ def _only_used_by(folder: Path, links: Sequence[Path]) -> list[Path]:
 def _plan_revision_removal(target: HubName) -> Removal:
     from huggingface_hub import scan_cache_dir
 
-    commit = cache.refs(target.folder).get(target.revision, target.revision)
-    folders = (target.folder / "snapshots").glob("*")
-    snapshots = [folder for folder in folders if cache.is_commit(commit, folder.name)]
-    if len(snapshots) != 1:
+    selected = _selected_snapshots(target)
+    if len(selected) != 1:
         message = f"{target.id} has no revision {target.revision!r} on this machine"
         raise ModelNotFound(message, hint="see localllm list --json")
     scanned = _only(scan_cache_dir(paths.hub_cache_dir()), target.folder)
     if not scanned.repos:
         message = f"cannot delete one revision of {target.id}: its folder is damaged"
         raise StorageFailed(message, hint=f"localllm rm {target.id} deletes all revisions")
-    plan = scanned.delete_revisions(snapshots[0].name)
-    packed = _packed_outside(snapshots)
+    plan = scanned.delete_revisions(selected[0].name)
+    packed = _packed_outside(selected)
 
     def execute() -> None:
         plan.execute()
@@ -228,7 +232,7 @@ def _plan_revision_removal(target: HubName) -> Removal:
 
     frees = plan.expected_freed_size + sum(map(_size, packed))
     name = f"{target.id}@{target.revision}"
-    return Removal(name, frees, partial(_remove_unless_locked, target, execute), tuple(snapshots))
+    return Removal(name, frees, partial(_remove_unless_locked, target, execute), tuple(selected))
 
 
 def plan_adapter_removal(name: str) -> Removal:
@@ -238,7 +242,7 @@ def plan_adapter_removal(name: str) -> Removal:
     adapter = resolved.adapter(name)
     if adapter.bundled:
         raise InvalidRequest(f"{name} is built in and cannot be deleted", param="name")
-    if cache.is_complete(adapter.path):
+    if any(ref.kind == "model" and ref.is_complete for ref in find_all(name)):
         raise InvalidRequest(f"{adapter.id} is also a model", hint=f"delete both with localllm rm {adapter.id}")
     return plan_removal(name)
 
@@ -252,10 +256,10 @@ def plan_packed_removal(name: str) -> Removal:
     return Removal(f"the cached quantised weights of {model.id}", _size(folder), lambda: _remove([folder]))
 
 
-def _packed_outside(snapshots: Sequence[Path]) -> list[Path]:
-    """The folders of cached quantised weights of the snapshots, without those inside a snapshot folder."""
-    folders = [paths.packed_dir(snapshot) for snapshot in snapshots]
-    return [folder for folder in folders if folder.is_dir() and folder.parent not in snapshots]
+def _packed_outside(folders: Sequence[Path]) -> list[Path]:
+    """The folders of cached quantised weights of snapshots, without those inside a snapshot."""
+    packed = [paths.packed_dir(folder) for folder in folders]
+    return [folder for folder in packed if folder.is_dir() and folder.parent not in folders]
 
 
 def _remove(folders: Sequence[Path]) -> None:

@@ -16,13 +16,18 @@ from pathlib import Path
 from ...engine.files.adapter_config import CONFIG as ADAPTER_CONFIG
 from ...engine.files.weight_files import PICKLE_SUFFIXES
 from ..errors import AppError, InvalidRequest, ModelUnusable
+from ..paths import printable
 from . import names
 from .checks import tokenizer
 from .checks.files import check
 from .disk_errors import check_space, translate_disk_errors
-from .local import adapter_refs, cache, ggufs
+from .local import ggufs
+from .local.finding import find_all
 from .local.ggufs import is_gguf
+from .local.refs import ModelRef, is_folder, read_ref
 from .names import LOCAL, MAIN, HubName
+from .records import Imported
+from .resolved import use_of
 from .selection import NO_CONFIG, OTHER_REPO, SUBFOLDERS, Selection, gguf_models, select
 from .transfer import lock, publish
 from .transfer.disk import Disk
@@ -40,9 +45,7 @@ class _File:
     path: Path
 
 
-def import_model(
-    source: Path, name: str = "", *, copy: bool = False, progress: Progress = lambda *_: None
-) -> cache.ModelRef:
+def import_model(source: Path, name: str = "", *, copy: bool = False, progress: Progress = lambda *_: None) -> ModelRef:
     """Add the model or adapter in a folder to the store, and return it. Without `copy`, the files stay where they are.
 
     `source` may also be a GGUF file; all shards of its model are added. `name`: the part after `local/`; empty: the
@@ -54,7 +57,7 @@ def import_model(
     source = source.expanduser().absolute()
     names.check_path(source)
     is_file = is_gguf(source) and source.is_file()
-    if not is_file and not _is_folder(source):
+    if not is_file and not is_folder(source):
         raise _no_folder(source)
     target = _target(name or _default_name(source))
     _refuse_used_name(target)
@@ -71,19 +74,21 @@ def import_model(
         except BaseException:
             shutil.rmtree(target.folder, ignore_errors=True)
             raise
-    is_adapter = selection.kind == "adapter" or ggufs.is_adapter(selection.files[-1].path)
-    find = adapter_refs.resolve if is_adapter else cache.resolve
-    return find(str(target))
+    [ref] = find_all(str(target))
+    return ref
+
+
+def describe(ref: ModelRef, *, copied: bool) -> Imported:
+    """An import for JSON."""
+    use = use_of(ref)
+    path = printable(ref.path)
+    return Imported(id=ref.id, path=path, size=ref.size, copied=copied, purpose=use.purpose, problem=use.problem)
 
 
 def _refuse_damaged(source: Path, model: Path) -> None:
     """Raises ModelUnusable for a model, an adapter or a GGUF file with a problem. `source`: the path of the user."""
-    if problems := check(model) or list(filter(None, [tokenizer.problem(model)])):
+    if problems := check(read_ref(model)) or list(filter(None, [tokenizer.problem(model)])):
         raise ModelUnusable(f"{source}: {problems[0]}", hint=f"localllm inspect {shlex.quote(str(source))} shows more")
-
-
-def _is_folder(path: Path) -> bool:
-    return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir raises an error if the path is too long
 
 
 def _no_folder(path: Path) -> AppError:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+
+import msgspec
 
 from ...engine.errors import ModelRefused
 from ...engine.files.gguf_model import parse_metadata
@@ -15,163 +16,153 @@ from ...engine.files.model_files import MODULES, ModelFiles, read_architecture
 from ...engine.files.pooling import read_pooling
 from ..chat.tokenizer import gguf_metadata
 from ..chat.tokenizer.files import chat_templates, read_json
-from ..errors import ModelNotFound
+from ..paths import printable
 from ..purpose import Purpose, purpose_of
 from . import names
 from .checks import architectures, tokenizer
-from .checks.architectures import Answer, Facts
+from .checks.architectures import Facts
 from .checks.files import check
 from .checks.headers import read_gguf_file
-from .local import cache, ggufs, stored, unfinished
-from .local.cache import ModelRef
-from .local.stored import Kind
+from .local import snapshots, unfinished
+from .local.finding import no_single_model
+from .local.refs import ModelRef
+from .local.unfinished import repair_of_missing
 from .names import LOCAL
+from .records import Kind, ListedModel
 from .selection import NO_CONFIG
 
+Examined = tuple[ModelRef, ListedModel]
 
-def listed(*, wait: bool = False) -> list[ModelRef]:
+
+def listed(*, wait: bool = False) -> list[ListedModel]:
     """Every model and unfinished download, the built-in model first. `problem` says why one cannot be used.
 
     A process asks the backends about architectures that no list had before. With `wait`, the list has its answers;
     without, the process runs in the background, and a later list has them.
     """
-    models = [with_problem(model) for model in cache.bundled()]
-    for folder in cache.repo_folders():
-        models += _with_unfinished(folder, list(_models_of(folder)))
-    undecided = [model.path for model in models if not model.problem and _unanswered(model.path)]
-    if not undecided:
-        return models
+    return [entry for _, entry in examined(wait=wait)]
+
+
+def examined(*, wait: bool = False) -> list[Examined]:
+    """The files of each entry of the list, and the entry."""
+    models = [(ref, entry_of(ref)) for ref in snapshots.bundled()]
+    for folder in snapshots.repo_folders():
+        models += _of_repository(folder)
+    undecided = [ref.path for ref, entry in models if not entry.problem and _unanswered(ref)]
     if not wait:
         architectures.ask_in_background(undecided)
-        return models
-    reasons = architectures.ask(undecided)
-    return [_with_answer(model, reasons[model.path]) if model.path in reasons else model for model in models]
+    answers = architectures.ask(undecided) if wait and undecided else {}
+    replace = msgspec.structs.replace
+    return [
+        (ref, replace(entry, problem=answer.problem or None, install=answer.install))
+        if (answer := answers.get(ref.path))
+        else (ref, entry)
+        for ref, entry in models
+    ]
 
 
-def _with_unfinished(folder: Path, models: list[ModelRef]) -> list[ModelRef]:
-    """The models of a repository with the bytes that none of them has. These are a row of their own without a model."""
+def _of_repository(folder: Path) -> list[Examined]:
+    """The models of a repository, and the bytes that none of them has: without a model, an entry of their own."""
+    models = [(ref, entry_of(ref)) for ref in snapshots.contents_of(folder) if _is_listed(ref)]
     size = unfinished.disk_bytes(folder)
     if not size:
         return models
-    if models:
-        return [replace(models[0], unfinished=size), *models[1:]]
-    name = names.repo_of_folder(folder)
-    return [ModelRef(id=name, path=folder, size=size, problem=unfinished.problem(name))]
+    if not models:
+        name = names.repo_of_folder(folder)
+        ref = ModelRef(name, folder, "weights", is_complete=False, size=size)
+        return [(ref, _entry(ref, unfinished.problem(name), _Checked()))]
+    (ref, entry), *others = models
+    return [(ref, msgspec.structs.replace(entry, unfinished=size)), *others]
 
 
-def _with_answer(model: ModelRef, answer: Answer) -> ModelRef:
-    return replace(model, problem=answer.problem, install=answer.install)
+def _is_listed(ref: ModelRef) -> bool:
+    """False for adapters, and for weights that other programs have stored."""
+    return ref.kind in ("model", "gguf") or (ref.kind == "weights" and ref.id.startswith(f"{LOCAL}/"))
+
+
+def entry_of(ref: ModelRef) -> ListedModel:
+    """The entry of a model, with its first problem. Reads no weights, and starts no process that asks the backends."""
+    if not (ref.is_complete or ref.is_gguf):
+        return _entry(ref, problems_of(ref)[0], _Checked())
+    return _entry(ref, problem_of(ref), _check(ref))
+
+
+def _entry(ref: ModelRef, problem: str, checked: _Checked) -> ListedModel:
+    return ListedModel(
+        id=ref.id,
+        path=printable(ref.path),
+        bundled=ref.bundled,
+        revision=ref.revision,
+        size=ref.size,
+        packed=ref.packed,
+        context=ref.context or checked.context,
+        description=", ".join(filter(None, [checked.architecture, ref.description])),
+        purpose=checked.purpose,
+        problem=problem or None,
+        install="" if checked.problem else architectures.install_command(checked.question),
+        gguf=ref.is_gguf,
+    )
+
+
+def purpose(ref: ModelRef) -> Purpose:
+    """The purpose of a model. Damaged files are those of a chat model: a load names the problem."""
+    return _check(ref).purpose
+
+
+def problems_of(ref: ModelRef) -> list[str]:
+    """All problems of stored files. Reads headers; for a model, it may start a process that asks the backends."""
+    if ref.kind == "weights":
+        return [NO_CONFIG]
+    if ref.kind == "model" and not ref.is_complete:
+        return [_missing_files(ref.id)]
+    if ref.kind == "gguf" and not ref.is_gguf:
+        error = no_single_model(ref.path)
+        return [f"{error}; {error.hint}"]
+    return check(ref) or list(filter(None, [tokenizer.problem(ref.path) or problem_of(ref)]))
+
+
+def problem_of(ref: ModelRef) -> str:
+    """The reason why the files cannot be used; empty if they can. Reads headers, starts no process.
+
+    An architecture about which no process has asked the backends is no problem.
+    """
+    checked = _check(ref)
+    if checked.problem or ref.kind == "adapter":
+        return checked.problem
+    return tokenizer.remembered_problem(ref.path) or architectures.answer(checked.question) or ""
 
 
 def _missing_files(name: str) -> str:
     problem = "imported files have moved or were deleted" if name.startswith(f"{LOCAL}/") else "files are missing"
-    return f"{problem}; {cache.repair_of_missing(name)}"
+    return f"{problem}; {repair_of_missing(name)}"
 
 
-def with_problem(model: ModelRef) -> ModelRef:
-    """The model with its first problem; of a GGUF model, also with its context and its architecture.
-
-    Reads no weights, and starts no process that asks the backends.
-    """
-    kind = stored.kind_of(model.path)
-    checked = _checked(model.path, _version(model.path))
-    problem = _first_problem(model.path, kind, checked)
-    if kind != "gguf":
-        return replace(model, problem=problem, purpose=checked.purpose)
-    description = ", ".join(filter(None, [checked.architecture, model.description]))
-    install = "" if checked.problem else architectures.install_command(checked.question)
-    described = replace(model, context=checked.context, description=description, purpose=checked.purpose)
-    return replace(described, problem=problem, install=install)
-
-
-def purpose(path: Path) -> Purpose:
-    """The purpose of a model: of a folder or a GGUF file. Damaged files are those of a chat model: a load names the
-    problem."""
-    return _checked(path, _version(path)).purpose
-
-
-def problems_of(model: ModelRef) -> list[str]:
-    """All problems of stored files. Reads headers; for a model, it may start a process that asks the backends."""
-    if cache.has_model_files(model.path) and not cache.is_complete(model.path):
-        return [_missing_files(model.id)]
-    if stored.kind_of(model.path) == "weights":
-        return [NO_CONFIG]
-    return check(model.path) or list(filter(None, [tokenizer.problem(model.path) or problem_of(model.path)]))
-
-
-def problem_of(folder: Path) -> str:
-    """The reason why the files in a folder cannot be used; empty if they can. Reads headers, starts no process.
-
-    An architecture about which no process has asked the backends is no problem.
-    """
-    return _first_problem(folder, stored.kind_of(folder), _checked(folder, _version(folder)))
-
-
-def _first_problem(folder: Path, kind: Kind, checked: _Checked) -> str:
-    match kind:
-        case "weights":
-            return NO_CONFIG
-        case "adapter":
-            return checked.problem
-        case "model" | "gguf":
-            reason = tokenizer.remembered_problem(folder)
-            return checked.problem or reason or architectures.answer(checked.question) or ""
-    return ""
-
-
-def _unanswered(folder: Path) -> bool:
+def _unanswered(ref: ModelRef) -> bool:
     """True if the backends have to be asked about the architecture of a model without another problem."""
-    return architectures.answer(_checked(folder, _version(folder)).question) is None
+    return architectures.answer(_check(ref).question) is None
 
 
-def _models_of(folder: Path) -> Iterator[ModelRef]:
-    """The models of one repository, without adapters and without snapshots that have no weights."""
-    yield from map(with_problem, cache.gguf_models(folder))
-    for model in cache.snapshots(folder, _is_listed):
-        if cache.is_complete(model.path):
-            yield with_problem(model)
-        elif cache.has_model_files(model.path):
-            yield replace(model, problem=_missing_files(model.id))
-        else:
-            yield replace(model, description="weights", problem=NO_CONFIG)
-
-
-def _is_listed(snapshot: Path) -> bool:
-    """True for models in a folder, and weight files of other hosts. Other programs also store other weights."""
-    if cache.has_model_files(snapshot):
-        return True
-    if cache.has_gguf(snapshot) or cache.is_adapter(snapshot):
-        return False
-    is_local = snapshot.parent.parent.name.startswith(names.repo_folder(f"{LOCAL}/").name)
-    return is_local and stored.has_weights(snapshot)
-
-
-def _version(folder: Path) -> tuple[tuple[str, int, int], ...]:
+def _version(ref: ModelRef) -> tuple[tuple[str, int, int], ...]:
     """Names, sizes and times of the files that a check reads. A changed file is checked again."""
-    if ggufs.is_gguf(folder):
-        return _version_of_gguf(folder)
     versions = []
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:  # another process may delete the folder now
-        for entry in entries:
-            is_read = entry.name.endswith(".json") or ".safetensors" in entry.name
-            if is_read and entry.is_file():
-                status = entry.stat()
-                versions.append((entry.name, status.st_size, status.st_mtime_ns))
+    with suppress(FileNotFoundError):  # another process may delete the folder now
+        for file in _files_to_check(ref):
+            status = file.stat()
+            versions.append((file.name, status.st_size, status.st_mtime_ns))
     return tuple(sorted(versions))
 
 
-def _version_of_gguf(file: Path) -> tuple[tuple[str, int, int], ...]:
-    """Names, sizes and times of the shards of a GGUF model; empty if another process has deleted it."""
-    versions = []
-    with suppress(FileNotFoundError):
-        for shard in ggufs.model_of(file).files:
-            status = shard.path.stat()
-            versions.append((shard.name, status.st_size, status.st_mtime_ns))
-    return tuple(versions)
+def _files_to_check(ref: ModelRef) -> Iterator[Path]:
+    if ref.is_gguf:
+        yield from ref.weight_files
+        return
+    with os.scandir(ref.path) as entries:
+        for entry in entries:
+            if (entry.name.endswith(".json") or ".safetensors" in entry.name) and entry.is_file():
+                yield Path(entry.path)
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
+class _Checked(msgspec.Struct, frozen=True):
     """The result of a check of headers."""
 
     problem: str = ""
@@ -181,30 +172,25 @@ class _Checked:
     purpose: Purpose = "chat"
 
 
-def _no_single_model(folder: Path) -> str:
-    """The problem of a folder whose GGUF files are several models, or no model."""
-    try:
-        cache.resolve(str(folder), allow_path=True)
-    except ModelNotFound as error:
-        return f"{error}; {error.hint}"
-    return ""
+def _check(ref: ModelRef) -> _Checked:
+    return _checked(ref.path, ref.kind, _version(ref))
 
 
 @lru_cache(maxsize=1000)
-def _checked(folder: Path, version: tuple[object, ...]) -> _Checked:
-    files = (str(folder), *version)
-    if facts := architectures.remembered_facts(files):
-        return _Checked("", architectures.question(folder), facts.architecture, facts.context, facts.purpose)
-    problems = check(folder, ask_backends=False)
-    if not problems and stored.kind_of(folder) == "gguf":
-        if folder.is_dir():
-            return _Checked(problem=_no_single_model(folder))
-        facts = _facts_of_gguf(folder)
+def _checked(path: Path, kind: Kind, version: tuple[object, ...]) -> _Checked:
+    """`version`: that of the files, with which the result stays valid."""
+    files = (str(path), *version)
+    facts = architectures.remembered_facts(files)
+    if facts is None:
+        if problems := check(ModelRef(str(path), path, kind), ask_backends=False):
+            return _Checked(problems[0])
+        if kind == "adapter":
+            return _Checked()
+        if kind == "model":
+            return _Checked(question=architectures.question(path), purpose=_purpose_of_folder(path))
+        facts = _facts_of_gguf(path)
         architectures.remember_facts(files, facts)
-        return _Checked("", architectures.question(folder), facts.architecture, facts.context, facts.purpose)
-    if problems or not (folder / "config.json").exists():
-        return _Checked(problem="".join(problems[:1]))
-    return _Checked(question=architectures.question(folder), purpose=_purpose_of_folder(folder))
+    return _Checked("", architectures.question(path), facts.architecture, facts.context, facts.purpose)
 
 
 def _facts_of_gguf(file: Path) -> Facts:

@@ -22,7 +22,7 @@ from localllm.app.commands import bench, chat, console, daemon, models, removal,
 from localllm.app.config import Settings
 from localllm.app.errors import AppError, ContextTooLong, DaemonUnreachable, InvalidRequest, ModelNotFound
 from localllm.app.store import listing, preferences
-from localllm.app.store.local.cache import ModelRef
+from localllm.app.store.records import ListedModel
 from localllm.backends.pytorch.product_check import ProductResult
 
 from .tiny_qwen import write_model
@@ -372,8 +372,8 @@ def test_list_prints_the_models(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], packed: int
 ) -> None:
     available = [
-        ModelRef(id="guide", path=models.cache.paths.guide_dir(), bundled=True, size=10, context=64),
-        ModelRef(id="org/m", path=models.cache.paths.guide_dir(), size=20, packed=packed, revision="c"),
+        ListedModel(id="guide", bundled=True, size=10, context=64),
+        ListedModel(id="org/m", size=20, packed=packed, revision="c"),
     ]
     monkeypatch.setattr(listing, "listed", lambda wait: available)
     assert models.list_models(False) == 0

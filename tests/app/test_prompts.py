@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from localllm.app import paths
-from localllm.app.store.local import adapter_refs, cache
+from localllm.app.store import resolved
+from localllm.app.store.local import finding
 
 from .hub import Hub, model_files, serving
 from .store.local.test_cache import ADAPTER, WHOLE, make
@@ -93,9 +94,9 @@ def test_question_without_yes_changes_nothing(hub: Hub, keys: bytes, code: int |
         assert words in screen.lower() or is_prune, (args, screen)
         assert "Traceback" not in screen
         assert screen.endswith("\n"), (args, screen)
-    assert cache.find("org/whole") is not None
-    assert adapter_refs.resolve("org/lora").id == "org/lora"
-    assert cache.find("org/m") is None
+    assert finding.find("org/whole") is not None
+    assert resolved.adapter("org/lora").id == "org/lora"
+    assert finding.find("org/m") is None
     assert unused.exists()
     assert not any("/resolve/" in path for _, path in hub.log)
 
@@ -103,7 +104,7 @@ def test_question_without_yes_changes_nothing(hub: Hub, keys: bytes, code: int |
 def test_questions_have_the_size_and_yes_carries_them_out(hub: Hub) -> None:
     code, screen = answer(["pull", "org/m"], b"\n")
     assert (code, "Download 293.8 KiB?" in screen) == (0, True)
-    assert cache.find("org/m") is not None
+    assert finding.find("org/m") is not None
     code, screen = answer(["rm", "org/m"], b"y\n")
     assert (code, "Delete org/m and free 293." in screen) == (0, True)
-    assert cache.find("org/m") is None
+    assert finding.find("org/m") is None

@@ -15,8 +15,8 @@ from transformers import Qwen3ForCausalLM
 
 from localllm.app import paths
 from localllm.app.errors import InvalidRequest
-from localllm.app.store import deletion
-from localllm.app.store.local import adapter_refs
+from localllm.app.store import deletion, resolved
+from localllm.app.store.local import snapshots
 from localllm.backends import cpu
 from localllm.engine.engine import Engine
 from localllm.engine.files.adapter_files import read_adapter
@@ -57,10 +57,10 @@ def test_the_folder_has_two_adapters_of_at_most_4_mb() -> None:
 
 
 def test_the_store_lists_the_adapters_and_deletes_none() -> None:
-    assert [(ref.id, ref.path, ref.description) for ref in adapter_refs.available() if ref.bundled] == [
+    assert [(ref.id, ref.path, ref.description) for ref in snapshots.adapters() if ref.bundled] == [
         (name, FOLDER / name, "guide") for name in NAMES
     ]
-    assert adapter_refs.resolve("steps").path == FOLDER / "steps"
+    assert resolved.adapter("steps").path == FOLDER / "steps"
     with pytest.raises(InvalidRequest, match="built in"):
         deletion.plan_adapter_removal("steps")
 

@@ -12,7 +12,7 @@ from localllm import backends
 from localllm.app import doctor
 from localllm.app.config import Settings
 from localllm.app.daemon.loading import load_frame
-from localllm.app.store.local.cache import ModelRef
+from localllm.app.store.local.refs import ModelRef
 from localllm.app.worker.opening import open_model
 from localllm.backends import platforms
 from localllm.engine.files.model_files import read_model

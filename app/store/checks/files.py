@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ....engine.errors import ModelRefused
-from ....engine.files.adapter_config import CONFIG as ADAPTER_CONFIG
 from ....engine.files.adapter_files import read_adapter_header
 from ....engine.files.families import FAMILIES
 from ....engine.files.gguf_model import parse_metadata
@@ -15,44 +14,35 @@ from ....engine.files.model_config import ModelConfig
 from ....engine.files.model_files import ModelFiles, read_model
 from ...chat.tokenizer.classes import check_class
 from ...paths import RENAME, problem_of_name
-from ..local.ggufs import files_in, is_adapter, is_gguf, model_of
+from ..local.ggufs import files_in
+from ..local.refs import ModelRef
 from .architectures import unsupported
 from .headers import read_gguf_file
 from .tokenizer import TOKENIZER
 
 
-def check(path: Path, *, ask_backends: bool = True) -> list[str]:
-    """The problems of a model, an adapter or a GGUF file; empty if there is none. `path`: a folder, or a GGUF file.
+def check(ref: ModelRef, *, ask_backends: bool = True) -> list[str]:
+    """The problems of a model or an adapter; empty if there is none.
 
     A problem is a sentence for the user. Truncated and damaged weights, missing shards, a missing tokenizer and an
     unsupported architecture are problems. Weights are not compared with their hashes. Without `ask_backends`, an
     architecture of which only a backend knows is no problem, and the check takes about a millisecond.
-    tokenizer_check.py opens the tokenizer.
+    tokenizer.py opens the tokenizer.
     """
-    if problem := problem_of_name(path):
+    if problem := problem_of_name(ref.path):
         return [f"{problem}; {RENAME}"]
-    if is_gguf(path):
-        return _check_gguf_model(path, ask_backends)
-    if (path / ADAPTER_CONFIG).exists() and not (path / "config.json").exists():
-        return _problem_of(read_adapter_header, path)
-    files = [file.path for file in files_in(path)]
-    if files and not any(path.glob("*.safetensors")):
-        return check_gguf(files)
-    return _check_model(path, ask_backends)
+    if ref.kind == "adapter":
+        return check_gguf(ref.weight_files) or _problem_of(read_adapter_header, ref.path)
+    if ref.kind != "gguf":
+        return _check_model(ref.path, ask_backends)
+    if not ref.is_gguf:
+        return check_gguf([file.path for file in files_in(ref.path)])
+    files = ref.weight_files
+    return check_gguf(files) or _problem_of(gguf_config, files[0]) or _unsupported(ref.path, ask_backends)
 
 
-def _check_gguf_model(path: Path, ask_backends: bool) -> list[str]:
-    """`path`: a GGUF file that may not exist, or the first of several shards."""
-    files = [file.path for file in model_of(path).files] if path.is_file() else [path]
-    problems = check_gguf(files)
-    if not problems and is_adapter(path):
-        return _problem_of(read_adapter_header, path)
-    if problems:
-        return problems
-    problems = _problem_of(gguf_config, files[0])
-    if not problems and ask_backends:
-        problems += filter(None, [unsupported(path)])
-    return problems
+def _unsupported(path: Path, ask_backends: bool) -> list[str]:
+    return list(filter(None, [unsupported(path)])) if ask_backends else []
 
 
 def gguf_config(file: Path) -> ModelConfig:
@@ -102,10 +92,9 @@ def _check_model(folder: Path, ask_backends: bool) -> list[str]:
         check_class(folder)
         if missing := missing_tensor(files):
             return [missing]
-        reason = unsupported(folder) if ask_backends else ""
+        return _unsupported(folder, ask_backends)
     except ModelRefused as error:
         return [str(error)]
-    return [reason] if reason else []
 
 
 def _problem_of(read: Callable[[Path], object], path: Path) -> list[str]:

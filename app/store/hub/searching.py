@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 from urllib.parse import urlencode
@@ -13,9 +12,10 @@ from urllib.parse import urlencode
 import msgspec
 
 from ....engine.files.tensor_files import ITEM_BYTES
-from ...errors import DownloadFailed, InvalidRequest
+from ...errors import AppError, DownloadFailed, InvalidRequest
 from .. import catalog
 from ..names import parse_hub
+from ..records import CatalogMatch, HubMatch, SearchResult
 from ..selection import gguf_quants
 from ..transfer.failures import Refused
 from ..transfer.policy import Policy
@@ -60,18 +60,25 @@ class _Model(msgspec.Struct):
     safetensors: _Parameters | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Repository:
-    """A repository on Hugging Face."""
+def search(query: str, limit: int, offline: bool) -> tuple[SearchResult, AppError | None]:
+    """The entries of the catalog, and repositories on Hugging Face unless `query` is empty. `limit`: of each format.
 
-    id: str
-    downloads: int
-    licence: str
-    likes: int = 0
-    size: int = 0  # bytes of the weights; 0: unknown
-    gated: bool = False  # the hub gives access to accounts that accepted the licence
-    formats: tuple[Format, ...] = ("safetensors",)
-    quants: tuple[str, ...] = ()  # of its GGUF models, the fewest bits first; `org/repo:QUANT` names one of them
+    The error is the reason why the hub was not searched.
+    """
+    error: AppError | None = None
+    repositories: list[HubMatch] = []
+    if query and not offline:
+        try:
+            repositories = search_hub(query, limit)
+        except AppError as failure:
+            error = failure
+    entries = [_match(name, entry) for name, entry in search_catalog(query).items()]
+    return SearchResult(catalog=entries, hub=repositories, error=error.message if error else None), error
+
+
+def _match(name: str, entry: catalog.Entry) -> CatalogMatch:
+    sizes = {"size": round(entry.size * catalog.GB), "memory": round(entry.memory * catalog.GB)}
+    return CatalogMatch(name=name, **{**msgspec.structs.asdict(entry), **sizes})
 
 
 def search_catalog(text: str) -> dict[str, catalog.Entry]:
@@ -85,7 +92,7 @@ def search_catalog(text: str) -> dict[str, catalog.Entry]:
     return entries
 
 
-def search_hub(text: str, limit: int) -> list[Repository]:
+def search_hub(text: str, limit: int) -> list[HubMatch]:
     """The most downloaded repositories with safetensors weights for text generation, then those with GGUF models only.
 
     `limit`: of each format. Raises DownloadFailed. The first endpoint that replies has the results. Only the first
@@ -103,8 +110,8 @@ def search_hub(text: str, limit: int) -> list[Repository]:
     raise failure
 
 
-def _search(endpoint: str, text: str, limit: int) -> list[Repository]:
-    repositories: dict[str, Repository] = {}
+def _search(endpoint: str, text: str, limit: int) -> list[HubMatch]:
+    repositories: dict[str, HubMatch] = {}
     with ThreadPoolExecutor(len(_REQUESTS)) as pool:
         replies = pool.map(lambda format: _request(endpoint, text, limit, format), _REQUESTS)
     for repository in [repository for reply in replies for repository in reply]:
@@ -113,7 +120,7 @@ def _search(endpoint: str, text: str, limit: int) -> list[Repository]:
     return list(repositories.values())
 
 
-def _request(endpoint: str, text: str, limit: int, format: Format) -> list[Repository]:
+def _request(endpoint: str, text: str, limit: int, format: Format) -> list[HubMatch]:
     """The repositories of one format."""
     tags, fields = _REQUESTS[format]
     query = {"search": text, "limit": limit, "sort": "downloads", "filter": tags, "expand": fields}
@@ -128,10 +135,10 @@ def _request(endpoint: str, text: str, limit: int, format: Format) -> list[Repos
     return [repository for repository in repositories if _is_name(repository.id)]
 
 
-def _with_gguf(repository: Repository, gguf: Repository) -> Repository:
+def _with_gguf(repository: HubMatch, gguf: HubMatch) -> HubMatch:
     """A repository that has both formats. `gguf`: the same repository as a result of the search for GGUF models."""
     formats = tuple(dict.fromkeys([*repository.formats, *gguf.formats]))
-    return replace(repository, formats=formats, quants=gguf.quants)
+    return msgspec.structs.replace(repository, formats=formats, quants=gguf.quants)
 
 
 def _is_name(id: str) -> bool:
@@ -142,21 +149,21 @@ def _is_name(id: str) -> bool:
         return False
 
 
-def _repository(model: _Model, format: Format) -> Repository:
+def _repository(model: _Model, format: Format) -> HubMatch:
     licences = [tag.removeprefix("license:") for tag in model.tags or [] if tag.startswith("license:")]
-    repository = Repository(
-        model.id,
-        model.downloads or 0,
-        "".join(licences[:1]),
-        model.likes or 0,
-        _size((model.safetensors and model.safetensors.parameters) or {}),
-        bool(model.gated),
-        (format,),
+    repository = HubMatch(
+        id=model.id,
+        downloads=model.downloads or 0,
+        licence="".join(licences[:1]),
+        likes=model.likes or 0,
+        size=_size((model.safetensors and model.safetensors.parameters) or {}),
+        gated=bool(model.gated),
+        formats=(format,),
     )
     if format == "safetensors":
         return repository
     files = [sibling.rfilename for sibling in model.siblings or []]
-    return replace(repository, quants=tuple(sorted(gguf_quants(files), key=_bits)))
+    return msgspec.structs.replace(repository, quants=tuple(sorted(gguf_quants(files), key=_bits)))
 
 
 def _bits(quant: str) -> tuple[int, str]:

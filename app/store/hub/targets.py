@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...errors import InvalidRequest, ModelNotFound
 from .. import catalog, suggestions
-from ..local import stored
+from ..local import snapshots
 from ..names import GUIDE, LOCAL, FileAddress, HubName, LocalPath, ShortName, parse
 
 
@@ -18,8 +18,8 @@ def remote_name(text: str) -> HubName | FileAddress:
         raise InvalidRequest("guide is built in", hint="localllm chat guide", param="model")
     if name is None or isinstance(name, ShortName):
         message = f"no model and no short name {text[:200]!r}"
-        raise ModelNotFound(message, hint=suggestions.hint(text, stored.ids()), param="model")
+        raise ModelNotFound(message, hint=suggestions.hint(text, snapshots.ids()), param="model")
     if isinstance(name, HubName) and name.repo.startswith(f"{LOCAL}/"):
         message = f"no hub has {name}: names with {LOCAL}/ belong to imported models"
-        raise ModelNotFound(message, hint=suggestions.hint(text, stored.ids()), param="model")
+        raise ModelNotFound(message, hint=suggestions.hint(text, snapshots.ids()), param="model")
     return name

@@ -14,7 +14,6 @@ from typing import Any
 
 from .... import backends
 from ....engine.errors import ModelRefused
-from ....engine.files.adapter_config import CONFIG as ADAPTER_CONFIG
 from ....engine.files.adapter_files import AdapterFiles, read_adapter_header
 from ....engine.files.gguf import GgufHeader
 from ....engine.files.gguf_names import gguf_hint
@@ -31,7 +30,8 @@ from ..checks.files import check, check_gguf, missing_tensor
 from ..checks.headers import read_gguf_file
 from ..checks.template import try_folder, try_gguf
 from ..checks.tokenizer import TOKENIZER
-from ..local.ggufs import StoredFile, files_in, is_adapter, is_gguf, model_of, root_of
+from ..local.ggufs import StoredFile, files_in, is_adapter
+from ..local.refs import ModelRef, read_ref
 from ..records import BackendVerdict, DtypeShare, Inspection, Variant
 from ..selection import NO_CONFIG, default_quant, gguf_models, gguf_quant, gguf_variants
 from .opening import Origin, opened
@@ -64,35 +64,24 @@ def inspect_path(path: Path, origin: Origin) -> Inspection:
     """
     if problem := problem_of_name(path):
         raise ModelRefused(problem, RENAME)
-    origin = replace(origin, files=origin.files or _names(path), licence=origin.licence or licence(path))
-    if is_gguf(path) and is_adapter(path):
-        return _inspect_adapter(path, origin)
-    if is_gguf(path):
-        return _inspect_gguf([file.path for file in model_of(path).files], origin)
-    ggufs = files_in(path)
-    has_config = (path / "config.json").exists()
-    weights = [path] if path.suffix.lower() == SAFETENSORS else sorted(path.glob(f"*{SAFETENSORS}"))
-    if (path / ADAPTER_CONFIG).exists() and not has_config:
-        return _inspect_adapter(path, origin)
-    if ggufs and not weights:
-        variants = origin.variants or gguf_variants((file.name, file.size) for file in ggufs)
-        return _inspect_gguf(_one_model(origin.name, ggufs, variants), replace(origin, variants=variants))
-    if has_config:
-        return _inspect_model(path, origin)
-    if (path / PARAMS).exists():
-        raise ModelRefused(f"{origin.name} {OTHER_FORMAT}", f"use a model with config.json and {SINGLE}")
-    if weights:
-        return _inspect_weights(weights, origin)
-    reason = origin.problem or f"{origin.name} is not a model: it has no config.json"
-    raise ModelRefused(reason, "a model is a folder with config.json and weights, as on Hugging Face, or a GGUF file")
+    ref = read_ref(path, origin.name)
+    origin = replace(origin, files=origin.files or _names(path), licence=origin.licence or licence(ref))
+    if ref.kind == "adapter":
+        return _inspect_adapter(ref, origin)
+    if ref.is_gguf:
+        return _inspect_gguf(ref.weight_files, origin)
+    if ref.kind == "gguf":
+        files = files_in(path)
+        variants = origin.variants or gguf_variants((file.name, file.size) for file in files)
+        return _inspect_gguf(_one_model(origin.name, files, variants), replace(origin, variants=variants))
+    if ref.kind == "model":
+        return _inspect_model(ref, origin)
+    return _inspect_weights(path, origin)
 
 
-def licence(path: Path) -> str:
-    """The licence in the front matter of README.md; empty if there is none.
-
-    `path`: a folder with this file, or a GGUF file of a repository with this file.
-    """
-    file = (root_of(path) if is_gguf(path) else path) / README
+def licence(ref: ModelRef) -> str:
+    """The licence in the front matter of README.md; empty if there is none."""
+    file = ref.folder / README
     try:
         if not file.is_file() or file.stat().st_size > MAX_README:
             return ""
@@ -123,7 +112,8 @@ def _names(path: Path) -> tuple[str, ...]:
     return tuple(sorted(file.name for file in path.iterdir() if file.is_file()))
 
 
-def _inspect_model(folder: Path, origin: Origin) -> Inspection:
+def _inspect_model(ref: ModelRef, origin: Origin) -> Inspection:
+    folder = ref.path
     config: Mapping[str, Any] = {}
     tensors: Mapping[str, StoredTensor] = {}
     files = None
@@ -172,8 +162,15 @@ def _inspect_model(folder: Path, origin: Origin) -> Inspection:
     )
 
 
-def _inspect_weights(paths: list[Path], origin: Origin) -> Inspection:
-    """`paths`: safetensors files without config.json."""
+def _inspect_weights(path: Path, origin: Origin) -> Inspection:
+    """`path`: a safetensors file, or a folder with such files only. Raises ModelRefused for other files."""
+    if (path / PARAMS).exists():
+        raise ModelRefused(f"{origin.name} {OTHER_FORMAT}", f"use a model with config.json and {SINGLE}")
+    paths = [path] if path.suffix.lower() == SAFETENSORS else sorted(path.glob(f"*{SAFETENSORS}"))
+    if not paths:
+        reason = origin.problem or f"{origin.name} is not a model: it has no config.json"
+        hint = "a model is a folder with config.json and weights, as on Hugging Face, or a GGUF file"
+        raise ModelRefused(reason, hint)
     problem = f"{origin.name}: {NO_CONFIG}"
     tensors: dict[str, StoredTensor] = {}
     try:
@@ -198,12 +195,11 @@ def _inspect_weights(paths: list[Path], origin: Origin) -> Inspection:
     )
 
 
-def _inspect_adapter(folder: Path, origin: Origin) -> Inspection:
-    """`folder`: an adapter folder, or a GGUF file."""
+def _inspect_adapter(ref: ModelRef, origin: Origin) -> Inspection:
     files: AdapterFiles | None = None
-    problems = check(folder)
+    problems = check(ref)
     if not problems:
-        files = read_adapter_header(folder)
+        files = read_adapter_header(ref.path)
     factors = [] if files is None else list(files.factors.values())
     tensors = [tensor for pair in factors for tensor in (pair.a, pair.b)]
     return Inspection(

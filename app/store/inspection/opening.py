@@ -14,7 +14,8 @@ from ..checks.skeleton import skeleton
 from ..hub.lookup import lookup
 from ..hub.ranges import range_requests
 from ..hub.targets import remote_name
-from ..local import ggufs, stored
+from ..local import ggufs
+from ..local.finding import find
 from ..records import Variant
 from ..remote import RemoteFile, Repository
 from ..selection import gguf_quant, gguf_variants, select, small_files
@@ -105,10 +106,8 @@ def _local(text: str) -> tuple[Path, Origin] | None:
             hint = "a path begins with /, ./, ../ or ~; other names are those of localllm list and localllm search"
             raise ModelNotFound(f"{str(name.path)[:200]} does not exist", hint=hint, param="model")
         return name.path, Origin(str(name.path), str(name.path))
-    ref = stored.find(text)
+    ref = find(text)
     if ref is None:
         return None
-    variants: tuple[Variant, ...] = ()
-    if ggufs.is_gguf(ref.path):
-        variants = gguf_variants((file.name, file.size) for file in ggufs.files_in(ggufs.root_of(ref.path)))
-    return ref.path, Origin(ref.id, str(ref.path), variants=variants)
+    files = ggufs.files_in(ref.folder) if ref.is_gguf else []
+    return ref.path, Origin(ref.id, str(ref.path), variants=gguf_variants((file.name, file.size) for file in files))

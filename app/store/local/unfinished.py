@@ -25,6 +25,13 @@ def problem(repo: str) -> str:
     return f"the download is not complete; localllm pull {repo} continues it"
 
 
+def repair_of_missing(model: str) -> str:
+    """The command that completes a model with missing files. `model`: its id."""
+    if model.startswith(f"{LOCAL}/"):
+        return f"localllm rm {model}, then import the model again"
+    return f"localllm pull {model} downloads them"
+
+
 def refusal(text: str) -> ModelNotFound | None:
     """The error for the name of a repository with only unfinished files; None for all other names."""
     folder = _folder(text)

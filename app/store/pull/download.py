@@ -20,7 +20,8 @@ from ..disk_errors import translate_disk_errors
 from ..hub.hubs import credentials
 from ..hub.ranges import Ranges, range_requests
 from ..hub.targets import remote_name
-from ..local import adapter_refs, cache
+from ..local import snapshots
+from ..local.refs import ModelRef
 from ..names import MAIN, WEIGHT_FILES, HubName
 from ..remote import RemoteFile, Repository
 from ..transfer import lock, publish
@@ -62,7 +63,7 @@ class Download:
         """
         return make_plan(self.name, self._policy, anyway=self._anyway)
 
-    def run(self, plan: Plan) -> cache.ModelRef:
+    def run(self, plan: Plan) -> ModelRef:
         """Download the missing files, check and publish them.
 
         Raises DownloadFailed, StorageFailed, ModelUnusable (a model that no backend runs, or damaged files) or
@@ -113,7 +114,7 @@ class Download:
         transfer.fetch(weights)
         if missing:
             publish.publish(repository.folder, repository.commit, transfer.blob_names, self._disk)
-        if not cache.is_commit(revision := self._revision, repository.commit):
+        if not snapshots.is_commit(revision := self._revision, repository.commit):
             publish.write_ref(repository.folder, revision, repository.commit, self._disk)
 
     @property
@@ -124,8 +125,8 @@ class Download:
     def _is_published(self, plan: Plan) -> bool:
         """True if every file is in the snapshot, the branch names it, and no unfinished file has changed."""
         repository = plan.repository
-        commit = cache.refs(repository.folder).get(self._revision, self._revision)
-        return cache.is_commit(commit, repository.commit) and not (plan.missing or plan.outdated)
+        commit = snapshots.refs(repository.folder).get(self._revision, self._revision)
+        return snapshots.is_commit(commit, repository.commit) and not (plan.missing or plan.outdated)
 
     def _check_headers(self, plan: Plan, transfer: Transfer) -> None:
         """Raises ModelUnusable for a model with a problem. Warns of a chat template that fails."""
@@ -176,24 +177,18 @@ class Download:
         total = sum(file.size for file in plan.missing)
         self.notify(Progress("waiting", min(received, total), total, len(complete), len(plan.missing)))
 
-    def _resolve(self, plan: Plan) -> cache.ModelRef:
+    def _resolve(self, plan: Plan) -> ModelRef:
+        """The files of the download. Raises ModelNotFound if another process has deleted them."""
         repository = plan.repository
-        if plan.kind == "gguf":
-            return _stored_gguf(plan)
         if plan.kind == "file":
-            size_on_disk = sum(file.size for file in plan.files)
-            return cache.ModelRef(str(self.name), repository.snapshot, revision=repository.commit, size=size_on_disk)
-        resolve = adapter_refs.resolve if plan.kind == "adapter" else cache.resolve
-        return resolve(f"{repository.id}@{repository.commit}")
-
-
-def _stored_gguf(plan: Plan) -> cache.ModelRef:
-    """The downloaded GGUF model or adapter. Raises ModelNotFound if another process has deleted it."""
-    repository = plan.repository
-    model = cache.find_file(repository.folder, repository.snapshot / plan.files[-1].name)
-    if model is None:
+            size = sum(file.size for file in plan.files)
+            return ModelRef(str(self.name), repository.snapshot, "weights", revision=repository.commit, size=size)
+        last = repository.snapshot / plan.files[-1].name
+        for ref in snapshots.contents_of(repository.folder):
+            is_kind = ref.kind == plan.kind or (plan.kind == "gguf" and ref.is_gguf)
+            if is_kind and ref.folder == repository.snapshot and (last in ref.weight_files or not ref.is_gguf):
+                return ref
         raise ModelNotFound(f"{repository.id} was deleted meanwhile", hint="run the command again", param="model")
-    return model
 
 
 def check_space(needed: int) -> None:

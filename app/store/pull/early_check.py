@@ -20,7 +20,7 @@ from ..checks.skeleton import Fetch, skeleton
 from ..checks.template import try_folder, try_gguf
 from ..checks.tokenizer import TOKENIZER
 from ..local.ggufs import is_gguf
-from ..local.stored import kind_of
+from ..local.refs import read_ref
 from ..remote import RemoteFile
 
 
@@ -65,9 +65,10 @@ def check_headers(files: Sequence[RemoteFile], stored: Mapping[str, Path], fetch
     gguf = next((file.name for file in files if is_gguf(Path(file.name))), "")
     try:
         with skeleton(files, fetch, stored) as folder:
-            if problem := "".join(check(folder / gguf)[:1]) or tokenizer.problem(folder):
+            ref = read_ref(folder / gguf)
+            if problem := "".join(check(ref)[:1]) or tokenizer.problem(folder):
                 return EarlyCheck(problem)
-            if kind_of(folder / gguf) == "adapter":
+            if ref.kind == "adapter":
                 return EarlyCheck()
             verdict = try_gguf(folder / gguf) if gguf else try_folder(folder)
             return EarlyCheck(template=verdict.reason if verdict.status == "fails" else "")

@@ -92,7 +92,7 @@ class DetailScreen(Dialog[Choice | None]):
     async def _show_remote(self) -> None:
         row, job, assessment = self._row, self._row.job, self._assessment
         if row.entry is not None:
-            self._add([("problem", row.entry.problem)])
+            self._add([("problem", row.entry.problem or "")])
         if job is not None:
             self._add(
                 [("download", f"failed: {job.error}. {job.hint}" if row.failed else ""), ("warning", job.warning)]

@@ -26,18 +26,10 @@ def test_loading_model_has_default_numbers() -> None:
 
 def test_model_entry_defaults() -> None:
     entry = msgspec.to_builtins(ModelEntry(id="m"))
-    assert entry == {
-        "id": "m",
-        "bundled": False,
-        "loaded": False,
-        "size": 0,
-        "context": 0,
-        "description": "",
-        "problem": "",
-        "install": "",
-        "purpose": "chat",
-        "gguf": False,
-    }
+    texts = dict.fromkeys(("path", "revision", "description", "install"), "")
+    numbers = dict.fromkeys(("size", "unfinished", "packed", "context"), 0)
+    flags = dict.fromkeys(("bundled", "loaded", "gguf"), False)
+    assert entry == {"id": "m", **texts, **numbers, **flags, "problem": None, "purpose": "chat"}
 
 
 def test_status_defaults() -> None:

@@ -19,8 +19,9 @@ from localllm.app.api.file_work import FileWork, Stopped
 from localllm.app.api.places import Places
 from localllm.app.errors import Overloaded, StorageFailed
 from localllm.app.store import names
-from localllm.app.store.local import cache
-from localllm.app.store.local.cache import ModelRef
+from localllm.app.store.local import finding
+from localllm.app.store.local.refs import ModelRef
+from localllm.app.store.local.verify import verify
 
 from ..tiny_qwen import write_model
 
@@ -140,7 +141,7 @@ def test_unreadable_file_is_a_typed_error(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(StorageFailed, match="Input/output error"):
-        file_work.verify(ModelRef(id="m", path=snapshot), lambda *_: None)
+        verify(ModelRef(id="m", path=snapshot), lambda *_: None)
 
 
 @pytest.mark.parametrize("calls", [0, 1, 3])
@@ -157,6 +158,6 @@ def test_import_that_is_stopped_leaves_nothing(calls: int, tmp_path: Path, monke
 
     with pytest.raises(Stopped):
         file_work.import_folder(body, progress)
-    assert cache.find("local/mine") is None
+    assert finding.find_model("local/mine") is None
     assert not names.repo_folder("local/mine").exists()
     assert file_work.import_folder(body, lambda *_: None).id == "local/mine"

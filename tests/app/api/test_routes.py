@@ -24,7 +24,8 @@ from localllm.app.config import Settings, loading
 from localllm.app.daemon.server import build
 from localllm.app.developer import Developer
 from localllm.app.errors import ModelNotFound
-from localllm.app.store.local.cache import ModelRef
+from localllm.app.store.local.refs import ModelRef
+from localllm.app.store.records import ListedModel
 from localllm.app.version import VERSION
 
 from ..embedder import write_embedder
@@ -87,6 +88,25 @@ def stops() -> list[bool]:
     return []
 
 
+def list_models(monkeypatch: pytest.MonkeyPatch, known: list[ModelRef], problem: str | None = None) -> None:
+    """Let the list of models have these entries."""
+    entries = [
+        ListedModel(
+            id=ref.id,
+            path=str(ref.path),
+            bundled=ref.bundled,
+            size=ref.size,
+            context=ref.context,
+            description=ref.description,
+            problem=problem,
+        )
+        for ref in known
+    ]
+    monkeypatch.setattr(routes.listing, "listed", lambda: entries)
+    monkeypatch.setattr(routes.listing, "examined", lambda: list(zip(known, entries, strict=True)))
+    monkeypatch.setattr(routes.listing, "entry_of", lambda ref: entries[known.index(ref) if ref in known else 0])
+
+
 @pytest.fixture
 async def client(models: FakeModels, stops: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """A client on the unix socket."""
@@ -97,9 +117,7 @@ async def client(models: FakeModels, stops: list[bool], monkeypatch: pytest.Monk
         ModelRef(id=name, path=tmp_path, context=context, size=9, description="d", bundled=name == "here")
         for name, context in (("here", 64), ("coming", 64), ("org/cold", 0))
     ]
-    monkeypatch.setattr(routes.listing, "listed", lambda: known)
-    monkeypatch.setattr(routes.listing, "with_problem", lambda model: model)
-    monkeypatch.setattr(routes.cache, "is_complete", lambda path: True)
+    list_models(monkeypatch, known)
     monkeypatch.setattr(routes.resolved, "model", lambda name: next(model for model in known if model.id == name))
     app = build(models, Address(url="http://u", stop=lambda: stops.append(True)))  # type: ignore[arg-type]
 
@@ -131,7 +149,7 @@ async def test_models_route_says_which_models_embed(
     gguf = tmp_path / "m.gguf"
     gguf.write_bytes(b"")
     listed = [ModelRef(id=path.name, path=path) for path in (embedder, other, damaged, gguf)]
-    monkeypatch.setattr(routes.listing, "listed", lambda: listed)
+    list_models(monkeypatch, listed)
     cards = (await client.get("/v1/models")).json()["data"]
     assert [card["embeddings"] for card in cards] == [True, False, False, None]
     loaded = SimpleNamespace(model="m", info=INFO)
@@ -142,21 +160,23 @@ async def test_models_route_says_which_models_embed(
 
 
 async def test_models_with_a_problem_are_marked(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = ModelRef(id="broken", path=paths.guide_dir(), problem="model.safetensors is truncated")
-    monkeypatch.setattr(routes.listing, "listed", lambda: [broken])
-    monkeypatch.setattr(routes.listing, "with_problem", lambda model: broken)
+    broken = ModelRef(id="broken", path=paths.guide_dir())
+    problem = "model.safetensors is truncated"
+    list_models(monkeypatch, [broken], problem)
+    monkeypatch.setattr(routes.resolved, "model", lambda name: broken)
     (card,) = (await client.get("/v1/models")).json()["data"]
-    assert card["problem"] == broken.problem
+    assert card["problem"] == problem
     assert (await client.get("/v1/models/here")).json() == card
     (entry,) = (await client.get("/admin/models")).json()
-    assert entry["problem"] == broken.problem
+    assert entry["problem"] == problem
 
 
-async def test_admin_models_route(client: httpx.AsyncClient, models: FakeModels) -> None:
+async def test_admin_models_route(client: httpx.AsyncClient, models: FakeModels, tmp_path: Path) -> None:
     entries = (await client.get("/admin/models")).json()
     assert entries[0] == {
-        "id": "here", "bundled": True, "loaded": True, "size": 9, "context": 64, "description": "d", "problem": "",
-        "install": "", "purpose": "chat", "gguf": False,
+        "id": "here", "path": str(tmp_path), "bundled": True, "loaded": True, "revision": "", "size": 9,
+        "unfinished": 0, "packed": 0, "context": 64, "description": "d", "problem": None, "install": "",
+        "purpose": "chat", "gguf": False,
     }  # fmt: skip
     assert [entry["loaded"] for entry in entries] == [True, True, False]
     assert [model["id"] for model in (await client.get("/admin/loaded")).json()] == ["other", "here"]

@@ -16,7 +16,7 @@ from localllm.app.config import Settings
 from localllm.app.daemon.loading import load_frame, load_settings
 from localllm.app.developer import OF_THE_DAEMON, Developer
 from localllm.app.store import preferences
-from localllm.app.store.local.cache import ModelRef
+from localllm.app.store.local.refs import ModelRef
 from localllm.engine.options import LoadOptions
 
 REF = ModelRef("some/model", Path("/models/some"))

@@ -19,7 +19,7 @@ from localllm.app.daemon import models as loaded_models
 from localllm.app.daemon.models import LoadedModels
 from localllm.app.errors import AppError, InvalidRequest, ModelUnusable, Stopping
 from localllm.app.frames import Load, ModelInfo
-from localllm.app.store.local.cache import ModelRef
+from localllm.app.store.local.refs import ModelRef
 
 from ..samples import model_info
 

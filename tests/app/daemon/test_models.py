@@ -24,7 +24,7 @@ from localllm.app.daemon import loading, process
 from localllm.app.daemon.loading import CHECK
 from localllm.app.errors import NoBackend
 from localllm.app.frames import Load
-from localllm.app.store.local import cache
+from localllm.app.store import resolved
 
 from ...waiting import wait_until
 from .conftest import Daemon, deaths, events, snapshot, until
@@ -115,7 +115,7 @@ def test_probe_that_hangs_or_crashes_is_an_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("LOCALLLM_API_KEY", "secret")
     monkeypatch.setattr(loading, "CHECK", (sys.executable, "-c", script))
     monkeypatch.setattr(loading, "CHECK_SECONDS", 1.0)
-    probe = loading.check_backend("hip", cache.resolve("guide"))
+    probe = loading.check_backend("hip", resolved.model("guide"))
     if not message:
         asyncio.run(probe)
         return

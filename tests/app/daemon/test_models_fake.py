@@ -27,7 +27,7 @@ from localllm.app.errors import (
 )
 from localllm.app.frames import Generate, Load, ModelInfo, Stats
 from localllm.app.store import preferences
-from localllm.app.store.local.cache import ModelRef
+from localllm.app.store.local.refs import ModelRef
 
 from ..samples import model_info
 

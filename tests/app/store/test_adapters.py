@@ -23,7 +23,7 @@ from localllm.app.store import adapters
 def test_folder_outside_the_cache_is_described(tmp_path: Path, configuration: object, base: str, rank: int) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps(configuration))
     (tmp_path / "adapter_model.safetensors").write_bytes(b"12345")
-    folder = next(folder for folder in adapters.folders([tmp_path]) if folder.path == tmp_path)
+    folder = next(folder for folder in adapters.folders([tmp_path]) if folder.path == str(tmp_path))
     assert (folder.id, folder.base, folder.rank) == (str(tmp_path), base, rank)
     assert folder.size == 5 + len(json.dumps(configuration))
 
@@ -31,11 +31,11 @@ def test_folder_outside_the_cache_is_described(tmp_path: Path, configuration: ob
 @pytest.mark.parametrize("content", ["", "{", "[" * 100_000, "\udcff"])
 def test_malformed_configuration_has_no_facts(tmp_path: Path, content: str) -> None:
     (tmp_path / "adapter_config.json").write_bytes(content.encode(errors="surrogateescape"))
-    folder = next(folder for folder in adapters.folders([tmp_path]) if folder.path == tmp_path)
+    folder = next(folder for folder in adapters.folders([tmp_path]) if folder.path == str(tmp_path))
     assert (folder.base, folder.rank) == ("", 0)
 
 
 def test_missing_folder_has_no_facts(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     folder = adapters.folders([missing])[-1]
-    assert (folder.path, folder.rank, folder.size) == (missing, 0, 0)
+    assert (folder.path, folder.rank, folder.size) == (str(missing), 0, 0)

@@ -9,9 +9,8 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.errors import ConfigError, InvalidRequest, ModelNotFound
-from localllm.app.store import catalog, preferences
+from localllm.app.store import catalog, preferences, resolved
 from localllm.app.store.hub import targets
-from localllm.app.store.local import cache
 from localllm.app.store.names import HubName, LocalPath, ShortName, parse
 
 from .local.test_cache import CONFIG, WHOLE, make
@@ -39,10 +38,10 @@ def test_every_bundled_entry_is_complete() -> None:
 
 def test_short_name_is_the_model_of_its_repository() -> None:
     with pytest.raises(ModelNotFound) as missing:
-        cache.resolve("qwen3:0.6b")
+        resolved.model("qwen3:0.6b")
     assert missing.value.hint == "to download it: localllm pull qwen3:0.6b"
     make("Qwen/Qwen3-0.6B", WHOLE)
-    assert cache.resolve("qwen3:0.6b").id == cache.resolve("QWEN3:0.6B").id == "Qwen/Qwen3-0.6B"
+    assert resolved.model("qwen3:0.6b").id == resolved.model("QWEN3:0.6B").id == "Qwen/Qwen3-0.6B"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_unknown_short_name_gets_similar_names(name: str, words: str) -> None:
         targets.remote_name(name)
     assert words in unknown.value.hint
     with pytest.raises(ModelNotFound) as missing:
-        cache.resolve(name)
+        resolved.model(name)
     assert words.partition(" (")[0] in missing.value.hint
 
 
@@ -109,7 +108,7 @@ def test_malformed_user_catalog_is_an_error_that_names_the_file(text: str | byte
     paths.user_catalog_file().write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(ConfigError, match=r"catalog\.toml"):
         catalog.entries()
-    assert cache.resolve("guide").bundled, "the built-in model needs no catalog"
+    assert resolved.model("guide").bundled, "the built-in model needs no catalog"
 
 
 def test_alias_is_another_name_of_a_model(tmp_path: Path) -> None:
@@ -119,16 +118,16 @@ def test_alias_is_another_name_of_a_model(tmp_path: Path) -> None:
     preferences.set_alias("mine", "org/whole")
     preferences.set_alias("mine:path", str(tmp_path))
     preferences.set_alias("loop", "mine")
-    assert cache.resolve("mine").id == "org/whole"
-    assert cache.resolve("mine:path").path == tmp_path
+    assert resolved.model("mine").id == "org/whole"
+    assert resolved.model("mine:path").path == tmp_path
     assert catalog.expand(parse("loop")) == ShortName("mine"), "an alias of an alias is not followed"
     preferences.set_alias("mine", None)
     with pytest.raises(ModelNotFound):
-        cache.resolve("mine")
-    assert cache.resolve("mine:path").path == tmp_path
+        resolved.model("mine")
+    assert resolved.model("mine:path").path == tmp_path
     (tmp_path / "config.json").unlink()
     with pytest.raises(ModelNotFound) as missing:
-        cache.resolve("mine:path")
+        resolved.model("mine:path")
     assert "is an alias of" in missing.value.hint
 
 
@@ -136,8 +135,8 @@ def test_alias_precedes_the_catalog_but_not_the_built_in_model() -> None:
     make("org/whole", WHOLE)
     preferences.set_alias("guide", "org/whole")
     preferences.set_alias("qwen3:0.6b", "org/whole")
-    assert cache.resolve("guide").bundled
-    assert cache.resolve("qwen3:0.6b").id == "org/whole"
+    assert resolved.model("guide").bundled
+    assert resolved.model("qwen3:0.6b").id == "org/whole"
     assert catalog.expand(parse("./guide")) == LocalPath("./guide")
 
 

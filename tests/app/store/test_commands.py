@@ -15,11 +15,12 @@ from huggingface_hub import scan_cache_dir
 from localllm.app import paths
 from localllm.app.commands import models, store
 from localllm.app.errors import AppError, InvalidRequest, ModelNotFound, ModelUnusable
-from localllm.app.store import deletion, listing, preferences
+from localllm.app.store import deletion, listing, preferences, resolved
 from localllm.app.store.hub import searching
 from localllm.app.store.importing import import_model
-from localllm.app.store.local import cache, stored
+from localllm.app.store.local import finding, snapshots
 from localllm.app.store.local.verify import verify
+from localllm.app.store.records import HubMatch
 
 from ... import work
 from ..embedder import write_embedder
@@ -73,7 +74,7 @@ def test_list_marks_models_with_damaged_weights(tiny: Path, damage: str, capsys:
     blob = weights_of(store_model("org/bad", tiny))
     blob.write_bytes(DAMAGES[damage](blob.read_bytes()))
     problems = {model.id: model.problem for model in listing.listed()}
-    assert (problems["guide"], problems["org/good"]) == ("", "")
+    assert (problems["guide"], problems["org/good"]) == (None, None)
     assert problems["org/bad"]
     models.list_models(False)
     printed = capsys.readouterr()
@@ -92,7 +93,7 @@ def test_list_shows_unfinished_downloads_and_missing_files(tiny: Path) -> None:
     assert "files are missing" in entries["org/gone"].problem
     assert entries["org/half"].size >= 100_000
     assert "localllm pull org/half continues" in entries["org/half"].problem
-    assert [model.id for model in cache.available()] == ["guide"]
+    assert [model.id for model in snapshots.available()] == ["guide"]
 
 
 def test_name_of_an_unfinished_download_gets_the_command_that_continues_it() -> None:
@@ -102,18 +103,18 @@ def test_name_of_an_unfinished_download_gets_the_command_that_continues_it() -> 
         (blobs / "abc.localllm.incomplete").write_bytes(bytes(100_000))
     preferences.set_alias("h", "org/half")
     for name in ("org/half", "org/half@main", "org/half:Q4_K_M", "h"):
-        for resolve in (stored.resolve, cache.resolve):
+        for resolve in (resolved.stored, resolved.model):
             with pytest.raises(ModelNotFound, match="the download of org/half is not complete") as caught:
                 resolve(name)
             assert caught.value.hint == f"localllm pull {name} continues it; localllm rm org/half deletes it"
     with pytest.raises(ModelNotFound, match="the import of local/half is not complete"):
-        stored.resolve("local/half")
+        resolved.stored("local/half")
 
 
 def test_name_without_a_main_branch_gets_the_stored_revision_as_its_hint(tiny: Path) -> None:
     store_model("org/m", tiny, ref="v1")
     with pytest.raises(ModelNotFound) as caught:
-        stored.resolve("org/m")
+        resolved.stored("org/m")
     assert caught.value.hint == "did you mean org/m@v1?"
 
 
@@ -136,7 +137,7 @@ def test_unfinished_download_of_another_revision_is_not_that_of_the_name(tiny: P
     folder = store_model("org/m", tiny).parents[1]
     (folder / "blobs" / "abc.localllm.incomplete").write_bytes(bytes(100_000))
     with pytest.raises(ModelNotFound, match="'org/m@v2' is not on this machine"):
-        cache.resolve("org/m@v2")
+        resolved.model("org/m@v2")
 
 
 def test_model_with_missing_weights_is_shown_and_verified_by_its_name(
@@ -149,7 +150,7 @@ def test_model_with_missing_weights_is_shown_and_verified_by_its_name(
     assert store.verify(("org/gone",), False) == 1
     assert "model.safetensors is missing\nhint: localllm pull org/gone" in capsys.readouterr().err
     with pytest.raises(ModelNotFound, match="org/gone: files are missing") as caught:
-        cache.resolve("org/gone")
+        resolved.model("org/gone")
     assert caught.value.hint == "localllm pull org/gone downloads them"
 
 
@@ -161,7 +162,7 @@ def test_entry_of_the_cache_that_is_no_folder_is_not_suggested(kind: str) -> Non
         entry.write_text("")
     else:
         entry.symlink_to("nowhere")
-    for find in (stored.resolve, deletion.plan_removal):
+    for find in (resolved.stored, deletion.plan_removal):
         with pytest.raises(ModelNotFound) as caught:
             find("org/odd")
         assert "org/odd" not in caught.value.hint
@@ -190,7 +191,7 @@ def _expect(actual: object, expected: object) -> None:
 
 def test_verify_finds_one_changed_byte(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     snapshot = store_model("org/m", tiny)
-    assert {verdict.status for verdict in verify(cache.resolve("org/m"))} == {"ok"}
+    assert {verdict.status for verdict in verify(resolved.model("org/m")).files} == {"ok"}
     assert store.verify(("org/m",), False) == 0
     capsys.readouterr()
     for path in (weights_of(snapshot), (snapshot / "config.json").resolve()):
@@ -235,9 +236,9 @@ def test_verify_without_hashes_says_so(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("copy", [False, True])
 def test_imported_model_is_listed_and_rm_keeps_the_files_of_the_user(tiny: Path, copy: bool) -> None:
     model = import_model(tiny, "mine", copy=copy)
-    assert (model.id, listing.with_problem(model).problem) == ("local/mine", "")
+    assert (model.id, listing.entry_of(model).problem) == ("local/mine", None)
     assert "local/mine" in [entry.id for entry in listing.listed()]
-    statuses = {verdict.status for verdict in verify(model)}
+    statuses = {verdict.status for verdict in verify(model).files}
     assert statuses == ({"ok"} if copy else {"unknown"})
     assert "local/mine" in [repo.repo_id for repo in scan_cache_dir(paths.hub_cache_dir()).repos]
     with pytest.raises(InvalidRequest, match="already in the store"):
@@ -245,7 +246,7 @@ def test_imported_model_is_listed_and_rm_keeps_the_files_of_the_user(tiny: Path,
     before = sorted(file.name for file in tiny.iterdir())
     deletion.plan_removal("local/mine").execute()
     assert sorted(file.name for file in tiny.iterdir()) == before
-    assert cache.find("local/mine") is None
+    assert finding.find_model("local/mine") is None
 
 
 def test_import_has_the_name_of_the_folder(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,9 +285,9 @@ def test_rm_of_one_revision_keeps_the_blobs_of_another(tiny: Path, tmp_path: Pat
     plan = deletion.plan_removal("second")
     assert plan.frees < 10_000, "only README.md belongs to this revision alone"
     plan.execute()
-    assert cache.find("org/m@v2") is None
+    assert finding.find_model("org/m@v2") is None
     assert all(file.is_file() for file in kept.iterdir())
-    assert {verdict.status for verdict in verify(cache.resolve("org/m"))} == {"ok"}
+    assert {verdict.status for verdict in verify(resolved.model("org/m")).files} == {"ok"}
 
 
 def test_rm_removes_the_aliases_of_what_it_deletes(tiny: Path) -> None:
@@ -316,7 +317,7 @@ def test_rm_removes_the_aliases_of_what_it_deletes(tiny: Path) -> None:
 def test_rm_accepts_short_names_and_refuses_paths(tiny: Path) -> None:
     store_model("Qwen/Qwen3-0.6B", tiny)
     deletion.plan_removal("qwen3:0.6b").execute()
-    assert cache.find("qwen3:0.6b") is None
+    assert finding.find_model("qwen3:0.6b") is None
     for name in (str(tiny), "unknown", "../../etc"):
         with pytest.raises(AppError):
             deletion.plan_removal(name)
@@ -324,12 +325,12 @@ def test_rm_accepts_short_names_and_refuses_paths(tiny: Path) -> None:
 
 def test_rm_accepts_repositories_without_an_organisation(tiny: Path) -> None:
     store_model("gpt2", tiny)
-    assert cache.find("gpt2") is not None
+    assert finding.find_model("gpt2") is not None
     deletion.plan_removal("gpt2").execute()
-    assert cache.find("gpt2") is None
+    assert finding.find_model("gpt2") is None
 
 
-@pytest.mark.parametrize("find", [deletion.plan_removal, cache.resolve])
+@pytest.mark.parametrize("find", [deletion.plan_removal, resolved.model])
 def test_unknown_names_have_near_matches(find: Callable[[str], object]) -> None:
     with pytest.raises(ModelNotFound) as error:
         find("guid")
@@ -389,7 +390,7 @@ def test_show_has_the_base_model_of_an_adapter(capsys: pytest.CaptureFixture[str
 
 def test_alias_command_adds_lists_and_removes(capsys: pytest.CaptureFixture[str]) -> None:
     store.alias("tiny", "guide", False, False)
-    assert cache.resolve("tiny").id == "guide"
+    assert resolved.model("tiny").id == "guide"
     store.alias(None, None, False, True)
     assert json.loads(capsys.readouterr().out) == {"tiny": "guide"}
     for name, model in (("tiny2", "tiny"), ("guide", "org/m"), ("x", None), ("y/z", "guide"), ("x", "a b")):
@@ -476,9 +477,9 @@ def test_search_lists_the_models_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> 
     answer_search(monkeypatch, lambda _: [model, other, unknown, *unusable])
     both: tuple[searching.Format, ...] = ("safetensors", "gguf")  # this hub ignores the filter
     assert searching.search_hub("m", 3) == [
-        searching.Repository("org/m", 7, "mit", formats=both),
-        searching.Repository("org/n", 0, "", likes=3, size=250, gated=True, formats=both),
-        searching.Repository("org/o", 0, "", formats=both),
+        HubMatch(id="org/m", downloads=7, licence="mit", formats=both),
+        HubMatch(id="org/n", likes=3, size=250, gated=True, formats=both),
+        HubMatch(id="org/o", formats=both),
     ]
 
 
@@ -490,4 +491,4 @@ def test_run_with_a_folder_does_not_walk_it(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr(Path, "rglob", walk)
     with pytest.raises(ModelNotFound, match=r"config\.json is missing"):
-        cache.resolve(str(tmp_path), allow_path=True)
+        resolved.model(str(tmp_path), allow_path=True)

@@ -16,9 +16,10 @@ from localllm.app.cli import main
 from localllm.app.daemon.adapters import Adapters
 from localllm.app.daemon.names import Names
 from localllm.app.errors import InvalidRequest
-from localllm.app.store import listing, prune
+from localllm.app.store import listing, prune, resolved
 from localllm.app.store.hub import searching
-from localllm.app.store.local import cache, stored
+from localllm.app.store.local import finding, snapshots
+from localllm.app.store.records import HubMatch
 
 from ...engine.files.gguf_files import TINY, model
 from ..hub import Hub, model_files, serving
@@ -126,7 +127,7 @@ def test_links_in_the_store_are_not_followed_by_deletions(own_folders: Path) -> 
 def test_hostile_references_name_no_snapshot(content: str) -> None:
     snapshot = make("org/m", WHOLE)
     (snapshot.parent.parent / "refs" / "main").write_text(content)
-    assert cache.find("org/m") is None
+    assert finding.find_model("org/m") is None
     assert [model.id for model in listing.listed()] == ["guide", f"org/m@{'c' * 12}"]
 
 
@@ -143,7 +144,7 @@ def test_repository_with_hostile_file_names_is_not_downloaded(
             for command in (["pull", "--yes", repo], ["inspect", repo], ["fit", repo]):
                 assert main(command) == 2
                 assert "unsafe name" in (error := capsys.readouterr().err) or "same name" in error
-    assert not stored.find("org/evil0")
+    assert not finding.find_model("org/evil0")
     assert not list(paths.hub_cache_dir().glob("models--*"))
     assert not [path for path in own_folders.rglob("*") if "pwned" in path.name]
 
@@ -154,7 +155,7 @@ def test_names_of_folders_in_the_cache_cannot_leave_it() -> None:
     for name in ("models--..--..", "models--", "models--a", "models--a--b--c", "models--org--\x1b[31m", "models--é--x"):
         (folder / name / "snapshots" / ("a" * 40)).mkdir(parents=True)
     assert [model.id for model in listing.listed()] == ["guide"]
-    for id in stored.ids():
+    for id in snapshots.ids():
         if id not in ("guide", "pirate", "steps"):
             assert main(["show", id]) in (2, 3)
             assert main(["inspect", "--", id]) in (2, 3, 10)
@@ -170,7 +171,7 @@ def test_text_of_a_repository_cannot_control_the_terminal(
     snapshot = make("org/m", {**WHOLE, f"a{evil}.json": "{}", "README.md": "---\nlicense: mit\n---"})
     template = {"chat_template": "{{ raise_exception('" + evil + "') }}"}
     (snapshot / "tokenizer_config.json").write_text(json.dumps(template))
-    monkeypatch.setattr(searching, "search_hub", lambda *_: [searching.Repository(f"org/{evil}", 1, evil)])
+    monkeypatch.setattr(searching, "search_hub", lambda *_: [HubMatch(id=f"org/{evil}", downloads=1, licence=evil)])
     for command in (["show", "org/m"], ["verify", "org/m"], ["list"], ["search", "zzz"], ["inspect", "org/m"]):
         main(command)
         printed = capsys.readouterr()
@@ -264,9 +265,9 @@ def test_commands_show_a_cache_with_names_that_are_no_text(
         for command in ("inspect org/m:Q8_0", "fit org/m:Q8_0", "config org/m:Q8_0"):
             assert "rename the file" in check_output(command.split(), capsys), command
         with pytest.raises(InvalidRequest, match="no UTF-8 text"):
-            cache.resolve("org/m:Q8_0")
+            resolved.model("org/m:Q8_0")
         with pytest.raises(InvalidRequest, match="no UTF-8 text"):
             asyncio.run(Names({}, Adapters()).select("org/m:Q8_0", local=True))
         models = [(model.id, model.description, model.problem) for model in listing.listed()]
-        assert any("rename the file" in problem for _, _, problem in models)
+        assert any("rename the file" in (problem or "") for _, _, problem in models)
         msgspec.json.encode(models)  # the daemon sends them

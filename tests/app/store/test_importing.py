@@ -13,10 +13,10 @@ import pytest
 from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
-from localllm.app.store import listing, prune
+from localllm.app.store import listing, prune, resolved
 from localllm.app.store.checks import architectures, tokenizer
 from localllm.app.store.importing import import_model
-from localllm.app.store.local import adapter_refs, cache
+from localllm.app.store.local import snapshots
 from localllm.app.store.names import repo_folder
 from localllm.app.store.transfer import lock
 from localllm.app.store.transfer.disk import Disk
@@ -101,7 +101,7 @@ def test_imported_adapter_has_only_the_files_of_an_adapter(tmp_path: Path, copy:
     adapter = import_model(adapter_folder(tmp_path), copy=copy)
     assert adapter.id == "local/lora"
     assert {file.name for file in adapter.path.iterdir()} == set(adapter_files())
-    assert adapter_refs.resolve("local/lora").path == adapter.path
+    assert resolved.adapter("local/lora").path == adapter.path
 
 
 def test_import_says_if_it_links_or_copies(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,9 +125,9 @@ def test_broken_tokenizer_is_not_ready(tiny: Path, content: bytes, capsys: pytes
 def test_list_remembers_a_broken_tokenizer(tiny: Path) -> None:
     assert main(["import", str(tiny)]) == 0
     (tiny / "tokenizer.json").write_text("{}")
-    assert {model.id: model.problem for model in listing.listed()}["local/tiny"] == "", "no process has opened it"
+    assert {model.id: model.problem for model in listing.listed()}["local/tiny"] is None, "no process has opened it"
     assert main(["show", "local/tiny"]) == 0
-    assert "tokenizer.json" in {model.id: model.problem for model in listing.listed()}["local/tiny"]
+    assert "tokenizer.json" in ({model.id: model.problem for model in listing.listed()}["local/tiny"] or "")
 
 
 @pytest.mark.parametrize(
@@ -189,18 +189,18 @@ def test_full_disk_is_reported_before_the_copy(tiny: Path, monkeypatch: pytest.M
 def test_half_import_is_never_listed_as_a_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state before each change of the disk is the state that a killed process leaves."""
     states: list[list[str]] = []
-    snapshots: set[frozenset[str]] = set()
+    stored: set[frozenset[str]] = set()
 
     def look() -> None:
         for snapshot in (repo_folder("local/tiny") / "snapshots").glob("*"):
-            snapshots.add(frozenset(file.name for file in snapshot.iterdir()))
+            stored.add(frozenset(file.name for file in snapshot.iterdir()))
         usable = [model.id for model in listing.listed() if not model.problem and not model.bundled]
-        states.append(usable + [model.id for model in cache.available() if not model.bundled])
+        states.append(usable + [model.id for model in snapshots.available() if not model.bundled])
 
     look_before_changes(monkeypatch, look)
     import_model(tiny, copy=True)
     look()
-    assert len(snapshots) == 1, "a snapshot appears with all its files"
+    assert len(stored) == 1, "a snapshot appears with all its files"
     ready = states.index(next(state for state in states if state))
     assert ready > 5
     assert all(len(state) == 2 for state in states[ready:]), "complete in both lists, and never gone"

@@ -13,8 +13,7 @@ import pytest
 from localllm.app import paths
 from localllm.app.commands import store
 from localllm.app.errors import StorageFailed
-from localllm.app.store import prune
-from localllm.app.store.local import cache
+from localllm.app.store import prune, resolved
 from localllm.app.store.transfer.lock import lock_file
 
 from .local.test_cache import WHOLE, make
@@ -39,7 +38,7 @@ def blobs() -> Path:
 
 
 def names() -> list[str]:
-    return sorted(path.name for item in prune.find_unused() for path in item.paths)
+    return sorted(Path(path).name for item in prune.find_unused() for path in item.paths)
 
 
 def test_prune_deletes_only_what_nothing_uses(blobs: Path) -> None:
@@ -48,7 +47,7 @@ def test_prune_deletes_only_what_nothing_uses(blobs: Path) -> None:
     assert {item.kind for item in unused} == {"blob", "partial"}
     assert prune.delete(unused) >= 2 * 8192
     assert before - {file.name for file in blobs.iterdir()} == {"orphan", "abc.0123.incomplete"}
-    assert cache.resolve("org/m").size == sum(map(len, WHOLE.values()))
+    assert resolved.model("org/m").size == sum(map(len, WHOLE.values()))
     assert prune.find_unused() == []
 
 
@@ -84,7 +83,7 @@ def test_dry_run_and_a_missing_confirmation_delete_nothing(blobs: Path, capsys: 
 def test_fresh_files_stay_unless_all_are_selected(blobs: Path) -> None:
     (blobs / "fresh").write_bytes(b"x")
     assert names() == ["abc.0123.incomplete", "orphan"]
-    assert "fresh" in [item.paths[0].name for item in prune.find_unused(everything=True)]
+    assert "fresh" in [Path(item.paths[0]).name for item in prune.find_unused(everything=True)]
 
 
 def test_files_of_a_running_download_stay(blobs: Path) -> None:
@@ -146,4 +145,4 @@ def test_used_blobs_are_found_through_links_to_the_cache(tmp_path: Path, monkeyp
         (folder / "blobs" / Path(target).name).write_bytes(b"x")
         (snapshot / f"file{number}").symlink_to(target)
     (folder / "blobs" / "d").write_bytes(b"x")
-    assert [path.name for item in prune.find_unused(everything=True) for path in item.paths] == ["d"]
+    assert [Path(path).name for item in prune.find_unused(everything=True) for path in item.paths] == ["d"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from localllm.app.cli import main
-from localllm.app.store import preferences
-from localllm.app.store.local import cache
+from localllm.app.store import preferences, suggestions
+from localllm.app.store.local import snapshots
 
 from .local.test_cache import ADAPTER, WHOLE, make
 
@@ -70,7 +70,7 @@ def test_every_command_suggests_a_similar_adapter(command: str, capsys: pytest.C
 def test_hint_names_the_model_that_the_user_may_mean(name: str, words: str) -> None:
     make("local/mine", WHOLE)
     preferences.set_alias("small", "Qwen/Qwen3-4B")
-    assert words in cache.hint(name)
+    assert words in suggestions.hint(name, [ref.id for ref in snapshots.available()])
 
 
 def test_sizes_of_the_catalog_are_called_approximate(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,4 +87,4 @@ def test_list_without_downloads_suggests_a_short_name_and_search(capsys: pytest.
 
 
 def test_name_of_a_gguf_file_may_be_a_wrong_path() -> None:
-    assert cache.hint("models/m.gguf") == "no file has this path; to download it: localllm pull models/m.gguf"
+    assert suggestions.hint("models/m.gguf", []) == "no file has this path; to download it: localllm pull models/m.gguf"

@@ -69,7 +69,7 @@ def test_list_marks_a_model_that_no_backend_supports(
 def test_list_without_wait_asks_in_the_background(mamba: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store_model("org/mamba", mamba)
     calls = answering(monkeypatch, done("no backend"))
-    assert problems()["org/mamba"] == ""
+    assert problems()["org/mamba"] is None
     wait_until(lambda: problems()["org/mamba"])
     assert problems()["org/mamba"] == "no backend"
     assert len(calls) == 1
@@ -83,7 +83,7 @@ def test_one_process_answers_about_all_models(mamba: Path, tmp_path: Path, monke
     store_model("org/other", tmp_path / "other")
     calls = answering(monkeypatch, done("first", ""))
     found = {model.id: model.problem for model in listing.listed(wait=True)}
-    assert (found["org/mamba"], found["org/other"], len(calls)) == ("first", "", 1)
+    assert (found["org/mamba"], found["org/other"], len(calls)) == ("first", None, 1)
 
 
 def test_changed_configuration_is_another_question(

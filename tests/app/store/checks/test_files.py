@@ -19,6 +19,7 @@ from localllm.app.store.checks.files import check
 from localllm.app.store.checks.headers import LocalFile, read_gguf, safetensors_head
 from localllm.app.store.checks.headers_child import Answer, Job, answer
 from localllm.app.store.local import ggufs
+from localllm.app.store.local.refs import read_ref
 from localllm.engine.errors import ModelRefused
 from localllm.engine.files.tensor_files import parse_header, read_header
 
@@ -121,13 +122,13 @@ def write_adapter(folder: Path, **config: object) -> None:
 
 
 def test_sound_models_and_adapters_have_no_problem(model: Path, tmp_path: Path) -> None:
-    assert check(model) == []
+    assert check(read_ref(model)) == []
     write_adapter(tmp_path / "adapter")
-    assert check(tmp_path / "adapter") == []
+    assert check(read_ref(tmp_path / "adapter")) == []
     (tmp_path / "m.gguf").write_bytes(gguf_model(TINY))
-    assert check(tmp_path / "m.gguf", ask_backends=False) == check(tmp_path) == []
+    assert check(read_ref(tmp_path / "m.gguf"), ask_backends=False) == check(read_ref(tmp_path)) == []
     (tmp_path / "m.gguf").write_bytes(sound().content())
-    assert check(tmp_path / "m.gguf", ask_backends=False) == [
+    assert check(read_ref(tmp_path / "m.gguf"), ask_backends=False) == [
         "m.gguf: llama.embedding_length must be an integer in 1…1048576, not nothing"
     ]
 
@@ -165,29 +166,32 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_damaged_model_has_a_problem(name: str, copy: Path) -> None:
     damage, message = DAMAGE[name]
     damage(copy)
-    [problem] = check(copy)
+    [problem] = check(read_ref(copy))
     assert message in problem
 
 
 def test_damaged_adapters_and_gguf_files_have_problems(tmp_path: Path) -> None:
     write_adapter(tmp_path / "adapter", use_dora=True)
-    assert "DoRA" in check(tmp_path / "adapter")[0]
+    assert "DoRA" in check(read_ref(tmp_path / "adapter"))[0]
     cut(tmp_path / "adapter" / "adapter_model.safetensors", 9)
     (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "LORA"}')
-    assert "its header needs" in check(tmp_path / "adapter")[0]
+    assert "its header needs" in check(read_ref(tmp_path / "adapter"))[0]
     shard = tmp_path / "m-00002-of-00003.gguf"
     shard.write_bytes(sound().content()[:-100])
-    missing, damaged = check(tmp_path)
+    missing, damaged = check(read_ref(tmp_path))
     assert missing == "shard m-00001-of-00003.gguf is missing"
     assert "ends at byte" in damaged
-    assert check(tmp_path / "other.gguf") == ["other.gguf cannot be read: No such file or directory"]
+    assert check(read_ref(tmp_path / "other.gguf")) == ["other.gguf cannot be read: No such file or directory"]
 
 
 def test_shards_are_counted_for_each_model(tmp_path: Path) -> None:
     """Models with the same name and other numbers of shards are two models."""
     for name in ("a-00002-of-00003", "a-00003-of-00003", "a-00001-of-00002", "a-00002-of-00002", "b-00001-of-99999"):
         (tmp_path / f"{name}.gguf").write_bytes(sound().content())
-    assert check(tmp_path)[:2] == ["shard a-00001-of-00003.gguf is missing", "shard b-00002-of-99999.gguf is missing"]
+    assert check(read_ref(tmp_path))[:2] == [
+        "shard a-00001-of-00003.gguf is missing",
+        "shard b-00002-of-99999.gguf is missing",
+    ]
     models = {model.path.name: model.is_complete for model in ggufs.models_in(tmp_path)}
     assert models == {"a-00001-of-00002.gguf": True, "a-00002-of-00003.gguf": False, "b-00001-of-99999.gguf": False}
 
@@ -199,9 +203,9 @@ def set_config(folder: Path, **changes: object) -> None:
 
 def test_unknown_architecture_is_left_to_the_backends(copy: Path) -> None:
     set_config(copy, model_type="mamba2")
-    [problem] = check(copy)
+    [problem] = check(read_ref(copy))
     assert problem.startswith("no backend supports this model (cuda, cpu: the architecture mamba2 is not among")
-    assert check(copy, ask_backends=False) == []
+    assert check(read_ref(copy), ask_backends=False) == []
 
 
 @pytest.mark.parametrize(
@@ -220,5 +224,5 @@ def test_answer_of_the_backends_is_the_problem(
     monkeypatch.setattr(architectures, "ACCEPTS", (sys.executable, "-c", script))
     monkeypatch.setattr(architectures, "START_SECONDS", 0.5 if "sleep" in script else 60.0)
     monkeypatch.setattr(architectures, "SECONDS_PER_MODEL", 0.0)
-    problems = check(copy)
+    problems = check(read_ref(copy))
     assert problems == [] if message is None else message in problems[0]

@@ -12,8 +12,8 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.cli import main
+from localllm.app.store import resolved
 from localllm.app.store.hub import lookup, metadata, searching
-from localllm.app.store.local import cache
 from localllm.app.store.names import HubName
 from localllm.app.store.transfer import failures
 from localllm.app.store.transfer.leftovers import partials
@@ -65,7 +65,7 @@ def test_list_of_all_requests(hub: Hub) -> None:
     assert requested(hub, "fit", "org/m", "--backend", "cpu") == {INFO} | header
     assert requested(hub, "pull", "org/m", "--yes") == {INFO} | FILES
     assert requested(hub, "pull", "org/m", "--yes") == {INFO}, "complete"
-    blob = cache.resolve("org/m").path / "tokenizer.json"
+    blob = resolved.model("org/m").path / "tokenizer.json"
     blob.resolve().unlink()
     assert requested(hub, "pull", "org/m", "--yes") == {INFO, "/org/m/resolve/{commit}/tokenizer.json"}, "continued"
     assert {path.split("/")[1] for path in requested(hub, "pull", "org/a", "--yes")} == {"api", "org", "content"}
@@ -95,7 +95,7 @@ def test_list_of_all_requests(hub: Hub) -> None:
 )
 def test_commands_on_this_machine_send_no_request(hub: Hub, command: tuple[str, ...]) -> None:
     assert main(["pull", "org/m", "--yes"]) == 0
-    assert requested(hub, *(word.format(model=cache.resolve("org/m").path) for word in command)) == set()
+    assert requested(hub, *(word.format(model=resolved.model("org/m").path) for word in command)) == set()
 
 
 def test_token_goes_to_its_hub_and_to_no_other(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

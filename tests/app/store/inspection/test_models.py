@@ -20,6 +20,7 @@ from localllm.app.store.checks.template import try_templates
 from localllm.app.store.inspection.models import inspect, inspect_path, licence
 from localllm.app.store.inspection.opening import Origin
 from localllm.app.store.inspection.tensors import num_parameters
+from localllm.app.store.local.refs import read_ref
 from localllm.app.store.names import HubName
 from localllm.app.store.records import DtypeShare, Inspection
 from localllm.app.store.remote import RemoteFile
@@ -60,7 +61,7 @@ def test_model_is_described(model: Path) -> None:
     verdicts = {verdict.backend: verdict for verdict in result.backends}
     assert verdicts[result.choice].runs
     assert not verdicts["llamacpp"].runs
-    values = result.for_json()
+    values = msgspec.to_builtins(result)
     assert values.pop("usable") is True
     assert msgspec.convert(json.loads(json.dumps(values)), Inspection) == result
 
@@ -204,7 +205,7 @@ def test_names_that_are_no_model_are_refused(tmp_path: Path) -> None:
 )
 def test_licence_is_read_from_the_front_matter(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "README.md").write_bytes(text.encode())
-    assert licence(tmp_path) == expected
+    assert licence(read_ref(tmp_path)) == expected
 
 
 TEMPLATES = {

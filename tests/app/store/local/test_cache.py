@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from localllm.app import paths
-from localllm.app.errors import AdapterNotFound, InvalidRequest, ModelNotFound
-from localllm.app.store.local import adapter_refs, cache
+from localllm.app.errors import AdapterNotFound, InvalidRequest, ModelNotFound, ModelUnusable, WrongKind
+from localllm.app.store import resolved
+from localllm.app.store.local import snapshots
 from localllm.app.store.names import is_path, parse
 
 
@@ -40,13 +41,13 @@ SHARDED = {
 
 
 def names() -> list[str]:
-    return [model.id for model in cache.available() if not model.bundled]
+    return [model.id for model in snapshots.available() if not model.bundled]
 
 
 def test_complete_models_are_listed_with_their_properties() -> None:
     make("org/whole", WHOLE)
     assert names() == ["org/whole"]
-    model = cache.resolve("org/whole")
+    model = resolved.model("org/whole")
     assert (model.size, model.context, model.description) == (len(CONFIG) + 10, 8192, "llama")
 
 
@@ -58,8 +59,8 @@ def test_incomplete_models_are_not_listed() -> None:
     (snapshot / "model.safetensors").resolve().unlink()
     assert names() == []
     for name in ("org/sharded", "org/gguf", "org/bare", "org/dangling"):
-        with pytest.raises(ModelNotFound):
-            cache.resolve(name)
+        with pytest.raises((ModelNotFound, ModelUnusable)):
+            resolved.model(name)
 
 
 def test_model_is_listed_when_its_last_shard_exists() -> None:
@@ -97,7 +98,7 @@ def test_broken_config_hides_no_other_model() -> None:
 
 def test_context_is_read_from_text_config() -> None:
     make("org/nested", {**WHOLE, "config.json": '{"text_config": {"max_position_embeddings": 5}}'})
-    assert cache.resolve("org/nested").context == 5
+    assert resolved.model("org/nested").context == 5
 
 
 def test_revisions_are_listed_with_their_names() -> None:
@@ -106,9 +107,9 @@ def test_revisions_are_listed_with_their_names() -> None:
     make("org/many", WHOLE, "d" * 40, refs=())
     assert names() == ["org/many", "org/many@refs/pr/1", "org/many@dddddddddddd"]
     for name in ("bbbbbbb", "b" * 40, "v1", "refs/pr/1"):
-        assert cache.resolve(f"org/many@{name}").revision == "b" * 40
+        assert resolved.model(f"org/many@{name}").revision == "b" * 40
     with pytest.raises(ModelNotFound):
-        cache.resolve("org/many@bbb")
+        resolved.model("org/many@bbb")
 
 
 @pytest.mark.parametrize(
@@ -127,14 +128,14 @@ def test_revisions_are_listed_with_their_names() -> None:
 def test_unknown_names_get_a_hint(query: str, hint: str) -> None:
     make("org/whole", WHOLE)
     with pytest.raises(ModelNotFound) as caught:
-        cache.resolve(query)
+        resolved.model(query)
     assert hint in caught.value.hint
 
 
 def test_very_long_name_is_an_unknown_model() -> None:
     for name in ("x" * 10_000, f"org/{'x' * 300}", f"org/repo@{'x' * 10_000}"):
         with pytest.raises(ModelNotFound) as caught:
-            cache.resolve(name)
+            resolved.model(name)
         assert len(str(caught.value)) < 300
 
 
@@ -144,26 +145,26 @@ def test_folder_without_config_is_rejected_without_a_scan(tmp_path: Path, monkey
 
     monkeypatch.setattr(Path, "rglob", walk)
     with pytest.raises(ModelNotFound, match=r"is not a model folder: config\.json is missing"):
-        cache.resolve(str(tmp_path), allow_path=True)
+        resolved.model(str(tmp_path), allow_path=True)
     (tmp_path / "config.json").write_text(CONFIG)
     (tmp_path / "deep").mkdir()
     (tmp_path / "deep" / "file").write_bytes(b"x" * 1000)
-    assert cache.resolve(str(tmp_path), allow_path=True).size == len(CONFIG)
+    assert resolved.model(str(tmp_path), allow_path=True).size == len(CONFIG)
 
 
 def test_paths_are_models_only_with_allow_path(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(CONFIG)
-    assert cache.resolve(str(tmp_path), allow_path=True).path == tmp_path
+    assert resolved.model(str(tmp_path), allow_path=True).path == tmp_path
     with pytest.raises(ModelNotFound):
-        cache.resolve(str(tmp_path))
+        resolved.model(str(tmp_path))
     with pytest.raises(ModelNotFound, match="does not exist"):
-        cache.resolve("./no-such-folder", allow_path=True)
+        resolved.model("./no-such-folder", allow_path=True)
 
 
 def test_names_have_the_maximum_length_of_hugging_face() -> None:
     part, revision = "x" * 96, "v" * 200
     make(f"{part}/{part}", WHOLE)
-    assert cache.resolve(f"{part}/{part}").revision == "c" * 40
+    assert resolved.model(f"{part}/{part}").revision == "c" * 40
     for name, good in (
         (f"org/{part}@{revision}", True),
         (f"org/{part}x", False),
@@ -182,14 +183,14 @@ def test_names_have_the_maximum_length_of_hugging_face() -> None:
 
 def test_commit_prefix_has_at_least_seven_letters() -> None:
     make("org/one", WHOLE, "abcdef0123" * 4, refs=())
-    assert cache.resolve("org/one@abcdef0").revision == "abcdef0123" * 4
+    assert resolved.model("org/one@abcdef0").revision == "abcdef0123" * 4
     for short in ("abcdef", "bcdef01", "abcdef1"):
         with pytest.raises(ModelNotFound):
-            cache.resolve(f"org/one@{short}")
+            resolved.model(f"org/one@{short}")
     make("org/one", WHOLE, "abcdef0999" * 4, refs=())
     with pytest.raises(ModelNotFound):
-        cache.resolve("org/one@abcdef0")
-    assert cache.resolve("org/one@abcdef09").revision == "abcdef0999" * 4
+        resolved.model("org/one@abcdef0")
+    assert resolved.model("org/one@abcdef09").revision == "abcdef0999" * 4
 
 
 def test_main_precedes_other_branches_and_branches_precede_commits() -> None:
@@ -198,24 +199,24 @@ def test_main_precedes_other_branches_and_branches_precede_commits() -> None:
     make("org/tagged", WHOLE, "d" * 40, refs=("v2", "v1"))
     assert "org/tagged@v1" in names()
     with pytest.raises(ModelNotFound):
-        cache.resolve("org/tagged")
+        resolved.model("org/tagged")
 
 
 def test_list_starts_with_the_built_in_model_and_is_sorted() -> None:
     for repo in ("org/b", "Org/A", "org/c"):
         make(repo, WHOLE)
-    guide, *others = cache.available()
-    assert (guide.id, guide.bundled, guide.description) == ("guide", True, cache.GUIDE_DESCRIPTION)
+    guide, *others = snapshots.available()
+    assert (guide.id, guide.bundled, guide.description) == ("guide", True, snapshots.GUIDE_DESCRIPTION)
     assert [model.id for model in others] == ["Org/A", "org/b", "org/c"]
     assert not any(model.bundled for model in others)
-    assert cache.resolve("guide").bundled
+    assert resolved.model("guide").bundled
 
 
 def test_file_of_another_kind_is_not_called_missing(tmp_path: Path) -> None:
     file = tmp_path / "model"
     file.write_bytes(b"GGUF")
     with pytest.raises(ModelNotFound, match="is not a GGUF file") as raised:
-        cache.resolve(str(file), allow_path=True)
+        resolved.model(str(file), allow_path=True)
     assert "ends in .gguf" in raised.value.hint
 
 
@@ -224,14 +225,14 @@ def test_packed_weights_are_not_part_of_the_size(tmp_path: Path) -> None:
     packed = paths.packed_dir(tmp_path)
     packed.mkdir(parents=True)
     (packed / "weights").write_bytes(b"x" * 100)
-    model = cache.resolve(str(tmp_path), allow_path=True)
+    model = resolved.model(str(tmp_path), allow_path=True)
     assert (model.packed, model.context, model.description) == (100, 0, "")
     assert model.size == (tmp_path / "config.json").stat().st_size
     snapshot = make("org/packed", WHOLE)
     inside = paths.packed_dir(snapshot)
     inside.mkdir(parents=True, exist_ok=True)
     (inside / "weights").write_bytes(b"x" * 100)
-    model = cache.resolve("org/packed")
+    model = resolved.model("org/packed")
     assert (model.packed, model.size) == (100, len(CONFIG) + 10)
 
 
@@ -239,11 +240,11 @@ def test_hint_has_at_most_three_similar_names() -> None:
     for number in range(5):
         make(f"org/model-{number}", WHOLE)
     with pytest.raises(ModelNotFound) as caught:
-        cache.resolve("org/model-x")
+        resolved.model("org/model-x")
     assert caught.value.hint.count(" or ") == 2
     assert caught.value.param == "model"
     with pytest.raises(ModelNotFound) as caught:
-        cache.resolve("L-3")
+        resolved.model("L-3")
     assert caught.value.hint == "did you mean org/model-3?"
 
 
@@ -252,8 +253,8 @@ def test_tilde_is_expanded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     (tmp_path / "m" / "config.json").write_text(CONFIG)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert cache.resolve("~/m", allow_path=True).id == str(tmp_path / "m")
-    assert cache.resolve("./m", allow_path=True).id == str(tmp_path / "m")
+    assert resolved.model("~/m", allow_path=True).id == str(tmp_path / "m")
+    assert resolved.model("./m", allow_path=True).id == str(tmp_path / "m")
     for name, good in (
         (".", True),
         ("..", True),
@@ -274,11 +275,11 @@ def test_adapters_are_listed_apart_from_models() -> None:
     folder = make("org/pirate", ADAPTER)
     make("org/empty", {"adapter_config.json": "{}"})
     assert names() == ["org/base"]
-    (adapter,) = (ref for ref in adapter_refs.available() if not ref.bundled)
+    (adapter,) = (ref for ref in snapshots.adapters() if not ref.bundled)
     assert (adapter.id, adapter.path, adapter.description) == ("org/pirate", folder, "org/base")
-    assert adapter_refs.resolve("org/pirate") == adapter_refs.resolve("org/pirate@main")
-    with pytest.raises(ModelNotFound):
-        cache.resolve("org/pirate")
+    assert resolved.adapter("org/pirate") == resolved.adapter("org/pirate@main")
+    with pytest.raises(WrongKind):
+        resolved.model("org/pirate")
 
 
 def test_unknown_adapter_has_a_hint(tmp_path: Path) -> None:
@@ -290,11 +291,11 @@ def test_unknown_adapter_has_a_hint(tmp_path: Path) -> None:
     }
     for name, hint in hints.items():
         with pytest.raises(AdapterNotFound) as refused:
-            adapter_refs.resolve(name, allow_path=True)
+            resolved.adapter(name, allow_path=True)
         assert refused.value.hint == hint
     for name in (str(tmp_path), "../pirate"):
         with pytest.raises(AdapterNotFound):
-            adapter_refs.resolve(name)
-    assert adapter_refs.resolve(str(tmp_path), allow_path=True).path == tmp_path
+            resolved.adapter(name)
+    assert resolved.adapter(str(tmp_path), allow_path=True).path == tmp_path
     with pytest.raises(AdapterNotFound, match="does not exist"):
-        adapter_refs.resolve(str(tmp_path / "none"), allow_path=True)
+        resolved.adapter(str(tmp_path / "none"), allow_path=True)

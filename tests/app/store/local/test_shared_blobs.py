@@ -13,8 +13,8 @@ from huggingface_hub.utils import _shared_blobs
 
 from localllm.app import paths
 from localllm.app.cli import main
-from localllm.app.store import deletion, listing, prune
-from localllm.app.store.local import cache
+from localllm.app.store import deletion, listing, prune, resolved
+from localllm.app.store.local import finding
 from localllm.app.store.local.verify import verify
 
 from ...hub import Hub, model_files, serving
@@ -48,8 +48,8 @@ def share(snapshot: Path) -> Path:
 
 def test_shared_files_are_listed_shown_and_verified(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shared = share(store_model("org/a", tiny))
-    assert {verdict.status for verdict in verify(cache.resolve("org/a"))} == {"ok"}
-    assert [model.problem for model in listing.listed()] == ["", ""]
+    assert {verdict.status for verdict in verify(resolved.model("org/a")).files} == {"ok"}
+    assert [model.problem for model in listing.listed()] == [None, None]
     assert main(["show", "org/a", "--json"]) == 0
     [weights] = [file for file in json.loads(capsys.readouterr().out)["files"] if file["name"] == "model.safetensors"]
     assert weights["hash"] == f"sha256:{hashlib.sha256(shared.read_bytes()).hexdigest()}"
@@ -66,7 +66,7 @@ def test_rm_keeps_files_that_another_repository_shares(tiny: Path) -> None:
     assert plan.frees < shared.stat().st_size, "the weights stay"
     plan.execute()
     assert not (paths.hub_cache_dir() / "models--org--a").exists()
-    assert {verdict.status for verdict in verify(cache.resolve("org/b"))} == {"ok"}
+    assert {verdict.status for verdict in verify(resolved.model("org/b")).files} == {"ok"}
     plan = deletion.plan_removal("org/b")
     assert plan.frees > shared.stat().st_size
     plan.execute()
@@ -83,7 +83,7 @@ def test_rm_of_one_revision_keeps_the_shared_files_of_the_other(tiny: Path) -> N
     (paths.hub_cache_dir() / "models--org--a" / "refs" / "v2").write_text("b" * 40)
     deletion.plan_removal("org/a@v2").execute()
     assert shared.exists()
-    assert {verdict.status for verdict in verify(cache.resolve("org/a"))} == {"ok"}
+    assert {verdict.status for verdict in verify(resolved.model("org/a")).files} == {"ok"}
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def test_pull_completes_a_model_with_shared_files(server: Hub) -> None:
     assert main(["pull", "org/m", "--yes"]) == 0
-    model = cache.resolve("org/m")
+    model = resolved.model("org/m")
     shared = share(model.path)
     (model.path / "README.md").unlink()
     (model.path / "tokenizer.json").unlink()
@@ -111,8 +111,8 @@ def test_pull_completes_a_model_with_shared_files(server: Hub) -> None:
 
 def test_pull_replaces_a_shared_file_that_is_gone(server: Hub) -> None:
     assert main(["pull", "org/m", "--yes"]) == 0
-    share(cache.resolve("org/m").path).unlink()
-    assert cache.find("org/m") is None
+    share(resolved.model("org/m").path).unlink()
+    assert finding.find_model("org/m") is None
     assert main(["pull", "org/m", "--yes"]) == 0
     assert main(["verify", "org/m"]) == 0
 
@@ -125,8 +125,8 @@ def test_prune_deletes_unused_shared_files_that_no_other_repository_uses(tiny: P
     [unused] = prune.find_unused(everything=True)
     assert (unused.repo, unused.disk_bytes) == ("org/a", 0)
     prune.delete([unused])
-    assert {verdict.status for verdict in verify(cache.resolve("org/b"))} == {"ok"}
-    (cache.resolve("org/b").path / "model.safetensors").unlink()
+    assert {verdict.status for verdict in verify(resolved.model("org/b")).files} == {"ok"}
+    (resolved.model("org/b").path / "model.safetensors").unlink()
     [unused] = prune.find_unused(everything=True)
     assert unused.disk_bytes > 100_000
     assert prune.delete([unused]) == unused.disk_bytes

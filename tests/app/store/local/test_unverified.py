@@ -12,8 +12,8 @@ import pytest
 from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.errors import StorageFailed
+from localllm.app.store import resolved
 from localllm.app.store.disk_errors import check_space, translate_disk_errors
-from localllm.app.store.local import cache
 from localllm.app.store.local.verify import verify
 from localllm.app.store.transfer.disk import Disk
 from localllm.app.store.transfer.policy import HEADROOM
@@ -46,10 +46,10 @@ def test_etag_of_the_hub_is_the_hash_of_a_file(hub: Hub, redirects: bool, capsys
     hub.redirects = redirects
     assert main(["pull", "--yes", "org/m"]) == 0
     assert "vouches" not in capsys.readouterr().err
-    folder = cache.resolve("org/m").path
+    folder = resolved.model("org/m").path
     assert (folder / "model.safetensors").readlink().name == hub.sha256(FILES["model.safetensors"])
     assert (folder / "config.json").readlink().name == git_oid(FILES["config.json"])
-    assert {verdict.status for verdict in verify(cache.resolve("org/m"))} == {"ok"}
+    assert {verdict.status for verdict in verify(resolved.model("org/m")).files} == {"ok"}
 
 
 @pytest.mark.parametrize("has_etags", [False, True])
@@ -57,9 +57,9 @@ def test_mirror_without_sizes_names_them_in_the_heads_of_files(hub: Hub, has_eta
     hub.has_sizes = False
     hub.has_etags = has_etags
     assert main(["pull", "--yes", "org/m"]) == 0
-    model = cache.resolve("org/m")
+    model = resolved.model("org/m")
     assert {name: (model.path / name).read_bytes() for name in FILES} == FILES
-    assert ("unknown" in {verdict.status for verdict in verify(model)}) is not has_etags
+    assert ("unknown" in {verdict.status for verdict in verify(model).files}) is not has_etags
 
 
 def test_wrong_bytes_are_noticed_with_an_etag(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_nothing_vouches_for_files_without_a_hash(hub: Hub, capsys: pytest.Captu
     [result] = json.loads(capsys.readouterr().out)
     assert {file["file"] for file in result["files"] if file["status"] == "ok"} == {"merges.txt"}, "no bytes"
 
-    weights = cache.resolve("org/m").path / "model.safetensors"
+    weights = resolved.model("org/m").path / "model.safetensors"
     with weights.open("r+b") as file:  # later damage of the disk is noticed
         file.seek(300_000)
         file.write(bytes(100))
@@ -94,7 +94,7 @@ def test_nothing_vouches_for_files_without_a_hash(hub: Hub, capsys: pytest.Captu
     hub.fault = None
     assert main(["pull", "--yes", "org/m"]) == 0
     assert weights.read_bytes() == FILES["model.safetensors"], "now the hub names the hash"
-    assert {verdict.status for verdict in verify(cache.resolve("org/m"))} == {"ok"}
+    assert {verdict.status for verdict in verify(resolved.model("org/m")).files} == {"ok"}
 
 
 def test_plan_as_json_names_the_files_without_a_hash(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:

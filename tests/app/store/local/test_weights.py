@@ -20,11 +20,11 @@ from localllm.app.api.admin import LoadFlags
 from localllm.app.cli import main
 from localllm.app.daemon.loading import load_settings
 from localllm.app.daemon.names import Names
-from localllm.app.errors import ModelNotFound
-from localllm.app.store import listing
+from localllm.app.errors import ModelNotFound, WrongKind
+from localllm.app.store import listing, resolved
 from localllm.app.store.adapters import folders
 from localllm.app.store.checks import architectures, headers
-from localllm.app.store.local import adapter_refs, cache, ggufs
+from localllm.app.store.local import finding, ggufs, snapshots
 from localllm.engine.files.gguf import GgufHeader
 from localllm.engine.runner import Unavailable
 
@@ -172,9 +172,9 @@ def test_gguf_model_is_downloaded_with_all_shards(run: Run, hub: Hub) -> None:
     assert "try: localllm run org/gguf:Q4_K_M" in errors
     assert snapshot_files() == {*(name.rpartition("/")[2] for name in shards()), "README.md"}
     assert snapshot_download("org/gguf", cache_dir=paths.hub_cache_dir(), local_files_only=True)
-    first = cache.resolve("org/gguf").path
-    assert first.name == "m-Q4_K_M-00001-of-00002.gguf"
-    assert cache.is_complete(first)
+    model = resolved.model("org/gguf")
+    assert model.path.name == "m-Q4_K_M-00001-of-00002.gguf"
+    assert model.is_complete
 
 
 def test_repository_with_only_gguf_files_has_a_default_model(run: Run) -> None:
@@ -188,8 +188,8 @@ def test_name_without_a_selector_prefers_safetensors(run: Run) -> None:
     assert run("pull", "org/both", "--yes")[0] == 0
     assert run("pull", "org/both:Q8_0", "--yes")[0] == 0
     assert set(listed(run)) == {"org/both", "org/both:Q8_0"}
-    assert (cache.resolve("org/both").path / "config.json").exists()
-    assert cache.resolve("org/both:Q8_0").path.name == "m-Q8_0.gguf"
+    assert (resolved.model("org/both").path / "config.json").exists()
+    assert resolved.model("org/both:Q8_0").path.name == "m-Q8_0.gguf"
     assert run("rm", "org/both:Q8_0", "--yes")[0] == 0
     assert set(listed(run)) == {"org/both"}
 
@@ -197,7 +197,7 @@ def test_name_without_a_selector_prefers_safetensors(run: Run) -> None:
 def test_model_without_a_quantisation_in_its_name_has_the_name_of_the_repository(run: Run) -> None:
     assert run("pull", "org/single", "--yes")[0] == 0
     assert listed(run) == {"org/single": None}
-    assert cache.resolve("org/single").path.name == "model.gguf"
+    assert resolved.model("org/single").path.name == "model.gguf"
 
 
 def test_list_shows_architecture_and_context(run: Run) -> None:
@@ -298,9 +298,9 @@ def test_models_of_one_repository_are_deleted_one_by_one(run: Run) -> None:
 
 def test_model_with_a_missing_shard_is_listed_with_its_problem(run: Run) -> None:
     assert run("pull", "org/gguf:Q4_K_M", "--yes")[0] == 0
-    cache.resolve("org/gguf").path.with_name("m-Q4_K_M-00002-of-00002.gguf").unlink()
+    resolved.model("org/gguf").path.with_name("m-Q4_K_M-00002-of-00002.gguf").unlink()
     assert listed(run) == {"org/gguf:Q4_K_M": "shard m-Q4_K_M-00002-of-00002.gguf is missing"}
-    assert cache.find("org/gguf:Q4_K_M") is None
+    assert finding.find_model("org/gguf:Q4_K_M") is None
     assert run("pull", "org/gguf:Q4_K_M", "--yes")[0] == 0
     assert listed(run) == {"org/gguf:Q4_K_M": None}
 
@@ -320,7 +320,7 @@ def test_other_quantisation_is_not_the_name_of_an_adapter(run: Run) -> None:
 def test_aliases_and_settings_of_a_gguf_model(run: Run) -> None:
     assert run("pull", "org/gguf:Q8_0", "--yes")[0] == 0
     assert run("alias", "small", "org/gguf:Q8_0")[0] == 0
-    assert cache.resolve("small").id == "org/gguf:Q8_0"
+    assert resolved.model("small").id == "org/gguf:Q8_0"
     assert run("config", "small", "context=256")[0] == 0
     assert result_of(run, "show", "org/gguf:Q8_0")[1]["settings"] == {"context": 256}
 
@@ -331,7 +331,7 @@ def test_gguf_file_of_another_host_is_a_model(run: Run, hub: Hub) -> None:
     assert code == 0, errors
     [id] = listed(run)
     assert id.startswith("local/a-")
-    assert cache.resolve(address).path == cache.resolve(id).path
+    assert resolved.model(address).path == resolved.model(id).path
     assert run("rm", id, "--yes")[0] == 0
 
 
@@ -340,10 +340,10 @@ def test_gguf_adapter_is_pulled_and_listed_among_the_adapters(run: Run) -> None:
     assert code == 0, errors
     assert "try: localllm adapters load org/lora" in errors
     assert listed(run) == {}
-    adapters = adapter_refs.available()
-    assert adapter_refs.resolve("org/lora").path.name == "lora-f16.gguf"
+    adapters = snapshots.adapters()
+    assert resolved.adapter("org/lora").path.name == "lora-f16.gguf"
     assert [adapter.id for adapter in adapters if not adapter.bundled] == ["org/lora:F16"]
-    assert cache.find("org/lora") is None, "an adapter is no model"
+    assert finding.find_model("org/lora") is None, "an adapter is no model"
     assert result_of(run, "show", "org/lora")[1]["kind"] == "adapter"
     code, inspection = result_of(run, "inspect", "org/lora")
     assert (code, inspection["kind"], inspection["base"], inspection["rank"]) == (0, "adapter", "org/base", 2)
@@ -385,18 +385,18 @@ def test_path_of_a_gguf_file_is_a_model(run: Run, tmp_path: Path, monkeypatch: p
         (tmp_path / name.rpartition("/")[2]).write_bytes(shard)
     second = tmp_path / "m-Q4_K_M-00002-of-00002.gguf"
     for path in (tmp_path, second):
-        found = cache.resolve(str(path), allow_path=True)
+        found = resolved.model(str(path), allow_path=True)
         assert (found.id, found.path.name) == (str(path), "m-Q4_K_M-00001-of-00002.gguf")
     monkeypatch.chdir(tmp_path.parent)
     short = f"{tmp_path.name}/{second.name}"
     assert result_of(run, "show", short)[1]["id"] == str(second), "a file needs no leading ./"
     (tmp_path / "m-Q4_K_M-00001-of-00002.gguf").unlink()
     with pytest.raises(ModelNotFound, match=r"shards are missing: m-Q4_K_M-00001-of-00002\.gguf"):
-        cache.resolve(str(second), allow_path=True)
+        resolved.model(str(second), allow_path=True)
     (tmp_path / "lora.gguf").write_bytes(ADAPTER)
-    with pytest.raises(ModelNotFound, match="is an adapter"):
-        cache.resolve(str(tmp_path / "lora.gguf"), allow_path=True)
-    assert adapter_refs.resolve(str(tmp_path / "lora.gguf"), allow_path=True).path.name == "lora.gguf"
+    with pytest.raises(WrongKind, match="is an adapter"):
+        resolved.model(str(tmp_path / "lora.gguf"), allow_path=True)
+    assert resolved.adapter(str(tmp_path / "lora.gguf"), allow_path=True).path.name == "lora.gguf"
 
 
 def test_inspection_of_a_quantisation_is_not_that_of_another_one_on_this_machine(run: Run) -> None:
@@ -480,7 +480,7 @@ def test_show_has_the_types_and_the_licence_of_a_gguf_model(run: Run, tmp_path: 
     run("pull", "org/gguf:Q8_0")
     shown = result_of(run, "show", "org/gguf:Q8_0")[1]
     assert (shown["weights"], shown["licence"]) == ([{"dtype": "F32", "tensors": 1, "bytes": 16}], "")
-    readme = cache.resolve("org/gguf:Q8_0").path.with_name("README.md")
+    readme = resolved.model("org/gguf:Q8_0").path.with_name("README.md")
     readme.unlink()
     readme.write_text("---\nlicense: mit\n---\n")
     assert result_of(run, "show", "org/gguf:Q8_0")[1]["licence"] == "mit"
@@ -511,7 +511,7 @@ def test_list_reads_the_header_of_a_gguf_file_once(run: Run, monkeypatch: pytest
     assert list_in_a_new_process() == first
     assert "512      llama, GGUF Q8_0" in first
     assert reads == []
-    model = cache.resolve("org/gguf:Q8_0")
+    model = resolved.model("org/gguf:Q8_0")
     os.utime(model.path, ns=(1, 1))
     list_in_a_new_process()
     assert reads == [model.path.name], "a changed file is read again"

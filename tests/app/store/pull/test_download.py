@@ -22,9 +22,9 @@ import pytest
 from localllm.app import paths
 from localllm.app.errors import StorageFailed
 from localllm.app.frames import Load
-from localllm.app.store import deletion, listing, prune
+from localllm.app.store import deletion, listing, prune, resolved
 from localllm.app.store.disk_errors import translate_disk_errors
-from localllm.app.store.local import adapter_refs, cache
+from localllm.app.store.local import finding, snapshots
 from localllm.app.store.local.verify import verify
 from localllm.app.store.names import HubName
 from localllm.app.store.pull import download
@@ -93,7 +93,7 @@ def test_pull_downloads_an_adapter_that_adapters_rm_deletes(hub: Hub) -> None:
     done = localllm(hub, "pull", "org/adapter")
     assert done.returncode == 0, done.stderr
     assert "try: localllm adapters load org/adapter" in done.stderr
-    adapter = adapter_refs.resolve("org/adapter")
+    adapter = resolved.adapter("org/adapter")
     assert {file.name for file in adapter.path.iterdir()} == {
         "README.md",
         "adapter_config.json",
@@ -103,14 +103,14 @@ def test_pull_downloads_an_adapter_that_adapters_rm_deletes(hub: Hub) -> None:
     assert (refused.returncode, "--yes" in refused.stderr) == (2, True)
     removed = localllm(hub, "adapters", "rm", "org/adapter", "--yes", "--json")
     assert json.loads(removed.stdout)["deleted"] == "org/adapter"
-    assert all(adapter.bundled for adapter in adapter_refs.available())
+    assert all(adapter.bundled for adapter in snapshots.adapters())
 
 
 def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None:
     done = localllm(hub, "pull", "org/whole")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "org/whole is ready" in done.stderr
-    model = cache.resolve("org/whole")
+    model = resolved.model("org/whole")
     assert model.revision == commit_of("org/whole")
     assert model.context == 4096
     assert sorted(str(file.relative_to(model.path)) for file in model.path.rglob("*") if file.is_file()) == [
@@ -130,11 +130,11 @@ def test_pull_downloads_a_model_that_list_shows_and_rm_deletes(hub: Hub) -> None
     refused = localllm(hub, "rm", "org/whole")
     assert refused.returncode == 2
     assert "--yes" in refused.stderr
-    assert cache.resolve("org/whole")
+    assert resolved.model("org/whole")
     removed = localllm(hub, "rm", "org/whole", "--yes")
     assert removed.returncode == 0, removed.stderr
     assert "293." in removed.stderr
-    assert "org/whole" not in [model.id for model in cache.available()]
+    assert "org/whole" not in [model.id for model in snapshots.available()]
     assert not list(paths.hub_cache_dir().glob("models--*"))
 
 
@@ -143,13 +143,13 @@ def test_pull_of_a_short_name_leaves_verified_files_and_nothing_to_prune(hub: Hu
     paths.user_catalog_file().write_text('["mine:1b"]\nrepository = "org/whole"')
     done = localllm(hub, "pull", "mine:1b")
     assert done.returncode == 0, done.stderr
-    model = cache.resolve("mine:1b")
+    model = resolved.model("mine:1b")
     assert model.id == "org/whole"
-    assert {verdict.status for verdict in verify(model)} == {"ok"}
+    assert {verdict.status for verdict in verify(model).files} == {"ok"}
     assert prune.find_unused(everything=True) == []
-    assert listing.with_problem(model).problem == ""
+    assert listing.entry_of(model).problem is None
     assert localllm(hub, "rm", "mine:1b", "--yes", "--json").returncode == 0
-    assert cache.find("mine:1b") is None
+    assert finding.find_model("mine:1b") is None
 
 
 def test_config_is_downloaded_first(hub: Hub) -> None:
@@ -187,7 +187,7 @@ def test_weights_that_are_damaged_on_the_hub_are_not_published(hub: Hub, damage:
     refused = localllm(hub, "pull", "org/whole")
     assert (refused.returncode, "Traceback" in refused.stderr) == (5, False), refused.stderr
     assert "ready" not in refused.stderr
-    assert "org/whole" not in [model.id for model in cache.available()]
+    assert "org/whole" not in [model.id for model in snapshots.available()]
 
 
 def test_transfer_continues_where_the_connection_ended(hub: Hub) -> None:
@@ -196,7 +196,7 @@ def test_transfer_continues_where_the_connection_ended(hub: Hub) -> None:
     hub.breaks_in = "model.safetensors"
     done = localllm(hub, "pull", "org/whole")
     assert done.returncode == 0, done.stderr
-    assert (cache.resolve("org/whole").path / "model.safetensors").read_bytes() == weights
+    assert (resolved.model("org/whole").path / "model.safetensors").read_bytes() == weights
 
 
 def test_killed_pull_is_not_listed_and_continues(hub: Hub) -> None:
@@ -212,7 +212,7 @@ def test_killed_pull_is_not_listed_and_continues(hub: Hub) -> None:
         time.sleep(0.02)
     process.kill()
     process.wait()
-    assert "org/whole" not in [model.id for model in cache.available()]
+    assert "org/whole" not in [model.id for model in snapshots.available()]
     received = sum(leftover.received for leftover in partials(folder))
     hub.speed = 0
     again = localllm(hub, "pull", "org/whole", "--json")
@@ -220,7 +220,7 @@ def test_killed_pull_is_not_listed_and_continues(hub: Hub) -> None:
     events = [json.loads(line) for line in again.stdout.splitlines()]
     arrived = max(event["arrived"] for event in events if event["event"] == "progress")
     assert 0 < arrived <= len(weights) - received
-    assert (cache.resolve("org/whole").path / "model.safetensors").read_bytes() == weights
+    assert (resolved.model("org/whole").path / "model.safetensors").read_bytes() == weights
     assert partials(folder) == []
 
 
@@ -234,7 +234,7 @@ def test_ctrl_c_ends_a_pull_at_once(hub: Hub) -> None:
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert "the same command continues the download of org/whole" in err
-    assert "org/whole" not in [model.id for model in cache.available()]
+    assert "org/whole" not in [model.id for model in snapshots.available()]
 
 
 def test_pull_ends_without_an_error_when_the_reader_of_its_events_ends(hub: Hub) -> None:
@@ -253,21 +253,21 @@ def test_pull_ends_without_an_error_when_the_reader_of_its_events_ends(hub: Hub)
 def test_revisions_are_stored_and_deleted_separately(hub: Hub) -> None:
     assert localllm(hub, "pull", "org/tags").returncode == 0
     assert localllm(hub, "pull", "org/tags@fresh").returncode == 0
-    assert {model.id for model in cache.available()} >= {"org/tags", "org/tags@fresh"}
-    assert cache.resolve("org/tags@fresh").revision == commit_of("fresh")
-    assert cache.resolve(f"org/tags@{commit_of('old')[:8]}").id == "org/tags"
+    assert {model.id for model in snapshots.available()} >= {"org/tags", "org/tags@fresh"}
+    assert resolved.model("org/tags@fresh").revision == commit_of("fresh")
+    assert resolved.model(f"org/tags@{commit_of('old')[:8]}").id == "org/tags"
     for unknown in ("nothing", commit_of("fresh")[:6]):
         refused = localllm(hub, "rm", f"org/tags@{unknown}", "--yes")
         assert (refused.returncode, f"no revision {unknown!r}" in refused.stderr) == (3, True), refused.stderr
     assert localllm(hub, "rm", "org/tags@fresh", "--yes").returncode == 0
-    assert [model.id for model in cache.available() if not model.bundled] == ["org/tags"]
+    assert [model.id for model in snapshots.available() if not model.bundled] == ["org/tags"]
 
 
 def test_packed_weights_are_listed_and_deleted_alone_or_with_the_model(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     localllm(hub, "pull", "org/whole")
-    model = cache.resolve("org/whole")
+    model = resolved.model("org/whole")
 
     def keep() -> Path:
         folder = paths.packed_dir(model.path)
@@ -277,8 +277,8 @@ def test_packed_weights_are_listed_and_deleted_alone_or_with_the_model(
 
     beside = keep()
     assert beside.parent == model.path
-    assert cache.resolve("org/whole").packed == 5000
-    assert cache.resolve("org/whole").size == model.size, "packed weights are not part of the size"
+    assert resolved.model("org/whole").packed == 5000
+    assert resolved.model("org/whole").size == model.size, "packed weights are not part of the size"
     assert "PACKED" in localllm(hub, "list").stdout
     freed = localllm(hub, "rm", "org/whole", "--packed", "--yes")
     assert (freed.returncode, beside.exists(), model.path.exists()) == (0, False, True), freed.stderr
@@ -386,7 +386,7 @@ def test_download_leaves_free_space_on_the_disk(room: int, monkeypatch: pytest.M
 
 def test_existing_files_need_no_disk_space(hub: Hub) -> None:
     assert localllm(hub, "pull", "org/whole").returncode == 0
-    (cache.resolve("org/whole").path / "README.md").unlink()
+    (resolved.model("org/whole").path / "README.md").unlink()
     before = len(hub.log)
     again = localllm(hub, "pull", "org/whole")
     assert again.returncode == 0, again.stderr
@@ -400,12 +400,12 @@ def test_pull_of_a_commit_creates_no_ref(hub: Hub, length: int) -> None:
     commit = commit_of("fresh")
     assert localllm(hub, "pull", f"org/tags@{commit[:length]}").returncode == 0
     folder = paths.hub_cache_dir() / "models--org--tags"
-    assert cache.refs(folder) == {}
-    assert [model.id for model in cache.available() if not model.bundled] == [f"org/tags@{commit[:12]}"]
+    assert snapshots.refs(folder) == {}
+    assert [model.id for model in snapshots.available() if not model.bundled] == [f"org/tags@{commit[:12]}"]
     hub.revisions["org/tags"] |= {"a/branch": commit}
     assert localllm(hub, "pull", "org/tags@a/branch").returncode == 0
-    assert cache.refs(folder) == {"a/branch": commit}
-    assert cache.resolve("org/tags@a/branch").id == "org/tags@a/branch"
+    assert snapshots.refs(folder) == {"a/branch": commit}
+    assert resolved.model("org/tags@a/branch").id == "org/tags@a/branch"
 
 
 @pytest.mark.parametrize("sharded", [False, True])

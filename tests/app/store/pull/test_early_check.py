@@ -9,8 +9,7 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.cli import main
-from localllm.app.store import listing, prune
-from localllm.app.store.local import cache
+from localllm.app.store import listing, prune, resolved
 from localllm.app.store.pull.download import Download
 from localllm.app.store.transfer.leftovers import partials
 from localllm.app.store.transfer.transfer import Cancelled
@@ -68,13 +67,13 @@ def test_unusable_model_is_refused_before_its_weights(case: str, hub: Hub, capsy
 def test_refused_revision_leaves_the_old_one(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     hub.repos["org/m"] = WHOLE
     assert main(["pull", "--yes", "org/m"]) == 0
-    folder = cache.resolve("org/m").path
+    folder = resolved.model("org/m").path
     hub.repos["org/m"] = {**WHOLE, "config.json": b'{"model_type": "mamba2"}'}
     hub.revisions["org/m"] = {"main": commit_of("new")}
     assert main(["pull", "--yes", "org/m"]) == 5
     assert {file.name for file in folder.iterdir()} == set(WHOLE)
     assert all(file.read_bytes() == WHOLE[file.name] for file in folder.iterdir())
-    assert cache.resolve("org/m").path == folder
+    assert resolved.model("org/m").path == folder
     assert prune.find_unused(everything=True) == []
 
 
@@ -161,7 +160,7 @@ def test_unfinished_files_without_a_journal_are_deleted_but_not_those_of_other_p
 def test_unfinished_bytes_beside_a_model_are_listed(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     hub.repos["org/m"] = WHOLE
     assert main(["pull", "--yes", "org/m"]) == 0
-    blobs = cache.resolve("org/m").path.parent.parent / "blobs"
+    blobs = resolved.model("org/m").path.parent.parent / "blobs"
     (blobs / ("a" * 64)).write_bytes(bytes(100_000))
     capsys.readouterr()
     assert main(["list", "--json"]) == 0
@@ -188,7 +187,7 @@ def test_chat_template_that_fails_is_a_warning_before_the_weights(hub: Hub, caps
 def test_cut_file_of_a_snapshot_is_downloaded_again(hub: Hub) -> None:
     hub.repos["org/m"] = WHOLE
     assert main(["pull", "--yes", "org/m"]) == 0
-    weights = cache.resolve("org/m").path / "model.safetensors"
+    weights = resolved.model("org/m").path / "model.safetensors"
     with weights.open("r+b") as file:
         file.truncate(100)
     assert main(["pull", "--yes", "org/m"]) == 0

@@ -19,7 +19,8 @@ from huggingface_hub import constants, hf_hub_download, scan_cache_dir, snapshot
 from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.commands import pull
-from localllm.app.store.local import cache
+from localllm.app.store import resolved
+from localllm.app.store.local import finding
 from localllm.app.store.transfer.policy import HEADROOM
 from localllm.app.store.transfer.progress import Progress
 
@@ -184,7 +185,7 @@ def test_offline_mode_of_every_command(
 
 def test_unfinished_model_is_not_called_complete_in_offline_mode(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["pull", "org/three", "--yes"]) == 0
-    next(cache.resolve("org/three").path.glob("*.safetensors")).resolve().unlink()
+    next(resolved.model("org/three").path.glob("*.safetensors")).resolve().unlink()
     go_offline(monkeypatch)
     assert main(["pull", "org/three", "--yes"]) == 10
 
@@ -225,7 +226,7 @@ def test_cache_is_shared_with_huggingface_hub_in_two_revisions(hub: Hub) -> None
     snapshot_download("org/two", cache_dir=folder, local_files_only=True)
     [revision] = next(iter(scan_cache_dir(folder).repos)).revisions
     scan_cache_dir(folder).delete_revisions(revision.commit_hash).execute()
-    assert cache.find("org/two") is None
+    assert finding.find_model("org/two") is None
 
 
 def test_pull_continues_a_download_of_huggingface_hub(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
