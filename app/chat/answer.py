@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from ...engine.request import Delta, TokenLogprobs
 from ...engine.text import StopFilter, TextStream
@@ -21,35 +21,9 @@ from .tokenizer.base import Tokenizer
 Finish = Literal["stop", "length", "tool_calls"]
 
 
-class AnswerReader(Protocol):
-    """Splits the tokens of an answer into text, reasoning and tool calls."""
-
-    @property
-    def calls(self) -> int:
-        """Number of tool calls so far."""
-        ...
-
-    @property
-    def ended(self) -> bool:
-        """True after a stop string, or after the only call: the reader ignores the tokens that follow."""
-        ...
-
-    def push(self, tokens: Sequence[int]) -> int:
-        """Add tokens. Returns the number of tokens with complete text."""
-        ...
-
-    def finish(self, *, cut: bool) -> int:
-        """End the answer: nothing stays pending. Returns the number of tokens that it completes. `cut`: the answer
-        reached its maximum length."""
-        ...
-
-    def take(self) -> Output:
-        """The output since the last call of `take`."""
-        ...
-
-
 class MarkedReader:
-    """Reads answers with markers such as `<think>` (see output/parser.py). Stop strings end the visible answer only."""
+    """Reads answers with markers such as `<think>` (see output/parser.py). It has the interface of HarmonyReader. Stop
+    strings end the visible answer only."""
 
     def __init__(self, tokenizer: Tokenizer, prompt: Prompt, options: ReadingOptions, watch: Watch = ignore) -> None:
         """`watch`: called where calls begin."""
@@ -138,7 +112,7 @@ def hidden_ids(tokenizer: Tokenizer, form: AnswerFormat) -> frozenset[int]:
     return tokenizer.control_ids - {token for text, token in tokenizer.control_tokens.items() if is_shown(text, token)}
 
 
-def make_reader(tokenizer: Tokenizer, prompt: Prompt, options: ReadingOptions) -> AnswerReader:
+def make_reader(tokenizer: Tokenizer, prompt: Prompt, options: ReadingOptions) -> MarkedReader | HarmonyReader:
     """The reader of the format in which the model answers this prompt."""
     if not prompt.harmony:
         return MarkedReader(tokenizer, prompt, options)

@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -167,10 +167,7 @@ class WorkerProcess:
 
     async def wait_idle(self, seconds: float) -> None:
         """Wait until the worker has no requests, at most `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._idle_event.wait()
-        except TimeoutError:
+        if not await _within(seconds, self._idle_event.wait()):
             log.info("%s still has %d requests after %.1f s", self.model, self.unfinished, seconds)
 
     async def stop(self, error: AppError) -> None:
@@ -180,10 +177,7 @@ class WorkerProcess:
             stream.fail(self.expected_end)
         if self._writer is not None and self.state == "ready":
             self._writer.write(frames.pack(frames.Shutdown()))
-            try:
-                async with asyncio.timeout(STOP_SECONDS):
-                    await self._ended.wait()
-            except TimeoutError:
+            if not await _within(STOP_SECONDS, self._ended.wait()):
                 log.warning("worker of %s did not stop within %.0f s: killing it", self.model, STOP_SECONDS)
         await self.kill()
 
@@ -199,12 +193,8 @@ class WorkerProcess:
 
     async def wait_gone(self) -> None:
         """Wait until the process has ended, which frees its device memory; at most GONE_SECONDS."""
-        if self._process is not None:
-            try:
-                async with asyncio.timeout(GONE_SECONDS):
-                    await self._process.wait()
-            except TimeoutError:
-                log.warning("worker of %s (pid %d) has ended, but its process remains", self.model, self.pid)
+        if self._process is not None and not await _within(GONE_SECONDS, self._process.wait()):
+            log.warning("worker of %s (pid %d) has ended, but its process remains", self.model, self.pid)
 
     async def _watch_load(self, loaded: asyncio.Future[ModelInfo]) -> None:
         """End the worker if its load hangs.
@@ -215,7 +205,7 @@ class WorkerProcess:
             self._progressed.clear()
             stage = self._stage or Loading(stage="starting")
             limit = LOAD_SECONDS + stage.more
-            if await self._progresses_within(limit) or await self._progresses_within(WATCH_SECONDS):
+            if await _within(limit, self._progressed.wait()) or await _within(WATCH_SECONDS, self._progressed.wait()):
                 continue
             problem = f"{stage.stage} took more than {limit:g} s"
             log.error("worker of %s (pid %d) hangs: %s", self.model, self.pid, problem)
@@ -224,14 +214,6 @@ class WorkerProcess:
             if not loaded.done():
                 loaded.set_exception(error)
             return
-
-    async def _progresses_within(self, seconds: float) -> bool:
-        """True if a Loading frame arrives within `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                return await self._progressed.wait()
-        except TimeoutError:
-            return False
 
     async def _watch(self, info: ModelInfo) -> None:
         """Kill the worker if it hangs.
@@ -328,10 +310,7 @@ class WorkerProcess:
     async def _reap(self) -> None:
         """Wait for the end of the process, and kill its child processes."""
         assert self._process is not None
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await self._process.wait()
-        except TimeoutError:
+        if not await _within(STOP_SECONDS, self._process.wait()):
             log.warning("worker of %s closed its connection but still runs: killing it", self.model)
         children.kill_group(self._process.pid)
         code = await self._process.wait()
@@ -369,3 +348,13 @@ class WorkerProcess:
         if self._watching is not None and self._watching is not asyncio.current_task():
             self._watching.cancel()
         self._on_over(self)
+
+
+async def _within(seconds: float, work: Awaitable[object]) -> bool:
+    """Wait for work. False if it does not end within `seconds`."""
+    try:
+        async with asyncio.timeout(seconds):
+            await work
+    except TimeoutError:
+        return False
+    return True

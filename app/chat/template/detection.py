@@ -22,34 +22,24 @@ _QUESTION = "Question 7f3a?"
 _QUESTION_TURN = {"role": "user", "content": _QUESTION}
 _THOUGHT = "Thought 7f3a."
 _ANSWER = "Answer 7f3a."
+_EXAMPLES = {"first_tool": {"text": "string", "count": "integer"}, "second_tool": {"flag": "boolean"}}
 _TOOLS = [
     {
         "type": "function",
         "function": {
-            "name": "first_tool",
-            "description": "The first tool.",
+            "name": name,
+            "description": "A tool.",
             "parameters": {
                 "type": "object",
-                "properties": {
-                    "text": {"type": "string", "description": "A text."},
-                    "count": {"type": "integer", "description": "A number."},
-                },
-                "required": ["text"],
+                "properties": {key: {"type": kind, "description": "A value."} for key, kind in properties.items()},
+                "required": [*properties][:1],
             },
         },
-    },
-    {
-        "type": "function",
-        "function": {
-            "name": "second_tool",
-            "description": "The second tool.",
-            "parameters": {
-                "type": "object",
-                "properties": {"flag": {"type": "boolean", "description": "A flag."}},
-                "required": ["flag"],
-            },
-        },
-    },
+    }
+    for name, properties in (
+        ("first_tool", {"text": "string", "count": "integer"}),
+        ("second_tool", {"flag": "boolean"}),
+    )
 ]
 _CALLS: list[tuple[str, dict[str, Any]]] = [
     ("first_tool", {"text": "Oslo and Rome", "count": 3}),

@@ -14,6 +14,7 @@ from ....backends.llamacpp.vocabulary import MAX_TEXT, Attribute, Vocabulary
 from ....engine.errors import ModelRefused
 from ....engine.files.model_files import ModelFiles
 from ...errors import InvalidRequest, OutOfMemory
+from ..calls import harmony
 from ..calls.records import MARKERS
 from .base import TokenTable
 from .gguf_metadata import DEFAULT_TOKENS, chat_templates, token_ids
@@ -28,7 +29,7 @@ _UTF8 = frozenset(range(0xC0)) | frozenset(range(0xC2, 0xF5))
 _WITH_BYTES = ("SPM", "RWKV")
 _WITH_UNKNOWN = ("WPM", "UGM")  # these write the unknown token for other characters
 # Control tokens of gpt-oss, which llama.cpp changes to user-defined tokens so that its answers show them.
-_HARMONY = frozenset({"<|start|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|end|>"})
+_HARMONY = harmony.MARKERS - {harmony.RETURN, harmony.CALL}
 
 
 @dataclass(frozen=True, slots=True)
