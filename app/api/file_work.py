@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from ..store.importing import describe, import_model
+from ..store.changes.importing import describe, import_model
 from ..store.records import Imported
 from .admin import FileProgress, ImportBody
 from .events import Report

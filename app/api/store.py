@@ -10,7 +10,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from ..store import catalog, deletion
+from ..store import catalog
+from ..store.changes import deletion
 from ..store.local import snapshots
 from ..store.offers import offers
 from ..store.pull.jobs import ENDED, Job, Jobs

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ..errors import Forbidden, InvalidRequest
 from ..store import listing, preferences, resolved
-from ..store.installing import install
+from ..store.changes.installing import install
 from ..store.local.verify import verify
 from ..store.names import is_path
 from ..store.records import Imported, Verification

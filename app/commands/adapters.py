@@ -111,7 +111,7 @@ async def _unload(settings: config.Settings, name: str, model: str | None) -> No
 def remove(name: str, yes: bool, as_json: bool) -> int:
     """Delete the files of a downloaded adapter. Asks for confirmation."""
     config.load()
-    from ..store import deletion
+    from ..store.changes import deletion
 
     plan = deletion.plan_adapter_removal(name)
     return carry_out(plan, "localllm adapters rm", yes=yes, as_json=as_json)

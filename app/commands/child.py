@@ -23,7 +23,7 @@ from .console import json_text
 
 
 def show(body: ModelBody) -> ModelFacts:
-    from ..store.show import show
+    from ..store.inspection.show import show
 
     return show(body.model)
 
@@ -47,13 +47,14 @@ def search(body: SearchBody) -> SearchResult:
 
 
 def prune(body: PruneBody) -> Pruning:
-    from ..store.prune import prune
+    from ..store.changes.prune import prune
 
     return prune(everything=body.everything, confirm=lambda count, total: not body.dry_run)
 
 
 def alias(body: AliasBody) -> dict[str, str]:
-    from ..store import preferences, user_choices
+    from ..store import preferences
+    from ..store.changes import user_choices
 
     if body.name is None:
         user_choices.remove_alias(body.alias)
@@ -63,7 +64,7 @@ def alias(body: AliasBody) -> dict[str, str]:
 
 
 def configure(body: ConfigureBody) -> ModelSettings:
-    from ..store.user_choices import configure
+    from ..store.changes.user_choices import configure
     from .settings import parse_changes
 
     try:

@@ -65,7 +65,7 @@ def _state(model: ListedModel) -> str:
 def remove(name: str, packed: bool, yes: bool, as_json: bool) -> int:
     """Delete a downloaded model, or only its cached quantised weights. Asks for confirmation."""
     config.load()
-    from ..store import deletion
+    from ..store.changes import deletion
 
     plan = deletion.plan_packed_removal(name) if packed else deletion.plan_removal(name)
     return carry_out(plan, "localllm rm", yes=yes, as_json=as_json)

@@ -20,7 +20,7 @@ from ..store.local.finding import find
 from .console import print_json, say
 
 if TYPE_CHECKING:
-    from ..store.deletion import Removal
+    from ..store.changes.deletion import Removal
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,8 @@ import msgspec
 from .. import config as configuration
 from .. import config_file, paths
 from ..errors import ConfigError, InvalidRequest
-from ..store import preferences, user_choices
+from ..store import preferences
+from ..store.changes import user_choices
 from .console import print_json, say, table
 from .session import UNSET
 

@@ -12,7 +12,8 @@ import msgspec
 from .. import config
 from ..errors import InvalidRequest
 from ..sizes import size
-from ..store import listing, preferences, resolved, user_choices
+from ..store import listing, preferences, resolved
+from ..store.changes import user_choices
 from ..store.local import snapshots
 from ..store.local.finding import find
 from ..store.local.refs import ModelRef
@@ -30,7 +31,7 @@ MAX_NAMES = 3  # of files without a hash
 def show(name: str, as_json: bool) -> int:
     """Print the provenance of a model or an adapter: repository, revision, hashes, time, licence, settings."""
     config.load()
-    from ..store.show import show as facts_of
+    from ..store.inspection.show import show as facts_of
 
     facts = facts_of(name)
     if as_json:
@@ -109,7 +110,7 @@ def _repair(ref: ModelRef, verdicts: list[FileVerdict]) -> str:
 def prune(dry_run: bool, yes: bool, everything: bool, as_json: bool) -> int:
     """Print the files in the cache that nothing uses, and delete them after a confirmation."""
     config.load()
-    from ..store.prune import prune as delete_unused
+    from ..store.changes.prune import prune as delete_unused
 
     def confirm(count: int, total: int) -> bool:
         """Without a terminal the answer is no."""
@@ -137,7 +138,7 @@ def prune(dry_run: bool, yes: bool, everything: bool, as_json: bool) -> int:
 def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
     """Add a model folder to the store."""
     config.load()
-    from ..store.importing import describe, import_model
+    from ..store.changes.importing import describe, import_model
     from .transfer_bars import file_bar
 
     with file_bar(copy and not as_json and sys.stderr.isatty()) as show:

@@ -409,7 +409,7 @@ def test_rm_deletes_nothing_without_confirmation(
     agrees: bool,
     code: int | None,
 ) -> None:
-    from localllm.app.store import deletion
+    from localllm.app.store.changes import deletion
 
     deleted: list[str] = []
     for kind in ("plan_packed_removal", "plan_removal"):
@@ -434,7 +434,7 @@ def test_rm_deletes_nothing_without_confirmation(
 def test_rm_names_the_aliases_that_it_removes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], aliases: tuple[str, ...], title: str
 ) -> None:
-    from localllm.app.store import deletion
+    from localllm.app.store.changes import deletion
 
     plan = deletion.Removal("m", 10, lambda: None, aliases=aliases)
     monkeypatch.setattr(deletion, "plan_removal", lambda name: plan)
@@ -457,7 +457,7 @@ def test_rm_names_the_aliases_that_it_removes(
 def test_rm_unloads_the_deleted_models_and_adapters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, as_json: bool
 ) -> None:
-    from localllm.app.store import deletion
+    from localllm.app.store.changes import deletion
 
     class Daemon(FakeClient):
         async def adapters(self) -> list[AdapterEntry]:

@@ -18,7 +18,7 @@ from localllm.app import paths
 from localllm.app.cli import cli, main
 from localllm.app.store import preferences
 
-from .store.local.test_cache import ADAPTER, WHOLE, make
+from .store.local.test_snapshots import ADAPTER, WHOLE, make
 from .test_cli import LEAVES
 
 HOSTILE = "$(touch pwned)"

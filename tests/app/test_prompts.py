@@ -17,7 +17,7 @@ from localllm.app.store import resolved
 from localllm.app.store.local import finding
 
 from .hub import Hub, model_files, serving
-from .store.local.test_cache import ADAPTER, WHOLE, make
+from .store.local.test_snapshots import ADAPTER, WHOLE, make
 
 # The child of forkpty executes another program at once.
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

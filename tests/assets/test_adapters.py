@@ -15,7 +15,8 @@ from transformers import Qwen3ForCausalLM
 
 from localllm.app import paths
 from localllm.app.errors import InvalidRequest
-from localllm.app.store import deletion, resolved
+from localllm.app.store import resolved
+from localllm.app.store.changes import deletion
 from localllm.app.store.local import snapshots
 from localllm.backends import cpu
 from localllm.engine.engine import Engine

@@ -96,8 +96,8 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Callable[[], LoadedModels]:
         return function(*args, **kwargs)
 
     monkeypatch.setattr(loaded_models, "WorkerProcess", Worker)
-    monkeypatch.setattr(loaded_models.cache, "resolve", ref)
-    monkeypatch.setattr(loaded_models.cache, "find", ref)
+    monkeypatch.setattr(loaded_models.resolved, "model", ref)
+    monkeypatch.setattr("localllm.app.daemon.names.find_model", ref)
     monkeypatch.setattr(loaded_models.asyncio, "to_thread", at_once)
     return lambda: LoadedModels(Settings())
 

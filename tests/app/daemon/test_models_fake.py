@@ -121,8 +121,8 @@ def workers(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
     FakeWorker.wait = asyncio.Event()
     FakeWorker.wait.set()
     monkeypatch.setattr(loaded_models, "WorkerProcess", FakeWorker)
-    monkeypatch.setattr(loaded_models.cache, "resolve", ref)
-    monkeypatch.setattr(loaded_models.cache, "find", find)
+    monkeypatch.setattr(loaded_models.resolved, "model", ref)
+    monkeypatch.setattr("localllm.app.daemon.names.find_model", find)
     return FakeWorker.workers
 
 
@@ -225,8 +225,8 @@ async def test_preloaded_models_are_loaded_at_the_start(
             raise ModelNotFound("model 'missing' is not on this machine", hint="pull it")
         return ref(name)
 
-    monkeypatch.setattr(loaded_models.cache, "resolve", resolve)
-    monkeypatch.setattr(loaded_models.cache, "find", lambda *_, **__: None)
+    monkeypatch.setattr(loaded_models.resolved, "model", resolve)
+    monkeypatch.setattr("localllm.app.daemon.names.find_model", lambda *_, **__: None)
     models = LoadedModels(Settings(preload=("missing", "a", "b")))
     await lifecycle._preload(models)
     assert [worker.model for worker in workers] == ["a", "b"]

@@ -13,7 +13,7 @@ from localllm.app.store import catalog, preferences, resolved
 from localllm.app.store.hub import targets
 from localllm.app.store.names import HubName, LocalPath, ShortName, parse
 
-from .local.test_cache import CONFIG, WHOLE, make
+from .local.test_snapshots import CONFIG, WHOLE, make
 
 
 def write_catalog(text: str) -> None:

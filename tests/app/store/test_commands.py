@@ -15,9 +15,10 @@ from huggingface_hub import scan_cache_dir
 from localllm.app import paths
 from localllm.app.commands import models, store
 from localllm.app.errors import AppError, InvalidRequest, ModelNotFound, ModelUnusable
-from localllm.app.store import deletion, listing, preferences, resolved
+from localllm.app.store import listing, preferences, resolved
+from localllm.app.store.changes import deletion
+from localllm.app.store.changes.importing import import_model
 from localllm.app.store.hub import searching
-from localllm.app.store.importing import import_model
 from localllm.app.store.local import finding, snapshots
 from localllm.app.store.local.verify import verify
 from localllm.app.store.records import HubMatch

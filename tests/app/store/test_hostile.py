@@ -16,14 +16,15 @@ from localllm.app.cli import main
 from localllm.app.daemon.adapters import Adapters
 from localllm.app.daemon.names import Names
 from localllm.app.errors import InvalidRequest
-from localllm.app.store import listing, prune, resolved
+from localllm.app.store import listing, resolved
+from localllm.app.store.changes import prune
 from localllm.app.store.hub import searching
 from localllm.app.store.local import finding, snapshots
 from localllm.app.store.records import HubMatch
 
 from ...engine.files.gguf_files import TINY, model
 from ..hub import Hub, model_files, serving
-from .local.test_cache import WHOLE, make
+from .local.test_snapshots import WHOLE, make
 from .test_names import HOSTILE
 
 COMMANDS = [

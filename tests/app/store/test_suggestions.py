@@ -8,7 +8,7 @@ from localllm.app.cli import main
 from localllm.app.store import preferences, suggestions
 from localllm.app.store.local import snapshots
 
-from .local.test_cache import ADAPTER, WHOLE, make
+from .local.test_snapshots import ADAPTER, WHOLE, make
 
 # The commands that take the name of a model and need no daemon. {} is the name.
 COMMANDS = [

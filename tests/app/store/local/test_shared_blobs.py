@@ -13,7 +13,8 @@ from huggingface_hub.utils import _shared_blobs
 
 from localllm.app import paths
 from localllm.app.cli import main
-from localllm.app.store import deletion, listing, prune, resolved
+from localllm.app.store import listing, resolved
+from localllm.app.store.changes import deletion, prune
 from localllm.app.store.local import finding
 from localllm.app.store.local.verify import verify
 

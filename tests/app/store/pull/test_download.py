@@ -22,7 +22,8 @@ import pytest
 from localllm.app import paths
 from localllm.app.errors import StorageFailed
 from localllm.app.frames import Load
-from localllm.app.store import deletion, listing, prune, resolved
+from localllm.app.store import listing, resolved
+from localllm.app.store.changes import deletion, prune
 from localllm.app.store.disk_errors import translate_disk_errors
 from localllm.app.store.local import finding, snapshots
 from localllm.app.store.local.verify import verify

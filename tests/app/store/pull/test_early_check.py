@@ -9,7 +9,8 @@ import pytest
 
 from localllm.app import paths
 from localllm.app.cli import main
-from localllm.app.store import listing, prune, resolved
+from localllm.app.store import listing, resolved
+from localllm.app.store.changes import prune
 from localllm.app.store.pull.download import Download
 from localllm.app.store.transfer.leftovers import partials
 from localllm.app.store.transfer.transfer import Cancelled

@@ -13,25 +13,25 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 
-from ...engine.files.adapter_config import CONFIG as ADAPTER_CONFIG
-from ...engine.files.weight_files import PICKLE_SUFFIXES
-from ..errors import AppError, InvalidRequest, ModelUnusable
-from ..paths import printable
-from . import names
-from .checks import tokenizer
-from .checks.files import check
-from .disk_errors import check_space, translate_disk_errors
-from .local import ggufs
-from .local.finding import find_all
-from .local.ggufs import is_gguf
-from .local.refs import ModelRef, is_folder, read_ref
-from .names import LOCAL, MAIN, HubName
-from .records import Imported
-from .resolved import use_of
-from .selection import NO_CONFIG, OTHER_REPO, SUBFOLDERS, Selection, gguf_models, select
-from .transfer import lock, publish
-from .transfer.disk import Disk
-from .transfer.leftovers import FOREIGN_SUFFIX
+from ....engine.files.adapter_config import CONFIG as ADAPTER_CONFIG
+from ....engine.files.weight_files import PICKLE_SUFFIXES
+from ...errors import AppError, InvalidRequest, ModelUnusable
+from ...paths import printable
+from .. import names
+from ..checks import tokenizer
+from ..checks.files import check
+from ..disk_errors import check_space, translate_disk_errors
+from ..local import ggufs
+from ..local.finding import find_all
+from ..local.ggufs import is_gguf
+from ..local.refs import ModelRef, is_folder, read_ref
+from ..names import LOCAL, MAIN, HubName
+from ..records import Imported
+from ..resolved import use_of
+from ..selection import NO_CONFIG, OTHER_REPO, SUBFOLDERS, Selection, gguf_models, select
+from ..transfer import lock, publish
+from ..transfer.disk import Disk
+from ..transfer.leftovers import FOREIGN_SUFFIX
 
 FOLDER = "localllm import takes a folder with config.json, tokenizer.json and *.safetensors, an adapter, or a GGUF file"
 BLOCK = 2**20  # bytes

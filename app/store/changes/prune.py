@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from . import names
-from .disk_errors import translate_disk_errors
-from .local import snapshots
-from .local.blobs import delete as delete_blob
-from .local.blobs import own_bytes, unused_blobs, used_blobs
-from .records import Pruning, UnusedFiles
-from .transfer.leftovers import partials
-from .transfer.lock import is_locked, unless_locked
+from .. import names
+from ..disk_errors import translate_disk_errors
+from ..local import snapshots
+from ..local.blobs import delete as delete_blob
+from ..local.blobs import own_bytes, unused_blobs, used_blobs
+from ..records import Pruning, UnusedFiles
+from ..transfer.leftovers import partials
+from ..transfer.lock import is_locked, unless_locked
 
 STALE_SECONDS = 24 * 3600.0  # a file that changed since then may belong to a download that runs in another program
 

@@ -13,20 +13,21 @@ import pytest
 from localllm.app import paths
 from localllm.app.cli import main
 from localllm.app.errors import AppError, InvalidRequest, ModelUnusable, StorageFailed
-from localllm.app.store import listing, prune, resolved
+from localllm.app.store import listing, resolved
+from localllm.app.store.changes import prune
+from localllm.app.store.changes.importing import import_model
 from localllm.app.store.checks import architectures, tokenizer
-from localllm.app.store.importing import import_model
 from localllm.app.store.local import snapshots
 from localllm.app.store.names import repo_folder
 from localllm.app.store.transfer import lock
 from localllm.app.store.transfer.disk import Disk
 from localllm.app.store.transfer.policy import HEADROOM
 
-from ...engine.files.gguf_files import TINY
-from ...engine.files.gguf_files import model as gguf_model
-from ..disk_changes import look_before_changes
-from ..hub import adapter_files, safetensors
-from ..tiny_qwen import write_model
+from ....engine.files.gguf_files import TINY
+from ....engine.files.gguf_files import model as gguf_model
+from ...disk_changes import look_before_changes
+from ...hub import adapter_files, safetensors
+from ...tiny_qwen import write_model
 
 
 @pytest.fixture

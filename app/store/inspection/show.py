@@ -5,17 +5,17 @@ from __future__ import annotations
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from ...engine.errors import ModelRefused
-from ...engine.files.model_files import ModelFiles, read_model
-from .. import config
-from . import listing, preferences
-from .adapters import base_of
-from .checks.template import try_folder, try_gguf
-from .inspection.models import embeddings_of, gguf_facts, licence
-from .local.refs import ModelRef
-from .local.verify import expected_hash
-from .records import DtypeShare, ModelFacts, StoredFile, TemplateVerdict
-from .resolved import stored
+from ....engine.errors import ModelRefused
+from ....engine.files.model_files import ModelFiles, read_model
+from ... import config
+from .. import listing, preferences
+from ..adapters import base_of
+from ..checks.template import try_folder, try_gguf
+from ..local.refs import ModelRef
+from ..local.verify import expected_hash
+from ..records import DtypeShare, ModelFacts, StoredFile, TemplateVerdict
+from ..resolved import stored
+from .models import embeddings_of, gguf_facts, licence
 
 GGUF_BACKEND = "llamacpp: GGUF files go to llama.cpp"
 

@@ -16,8 +16,9 @@ from starlette.requests import Request
 from localllm.app.api.body import ClientGone
 from localllm.app.api.store_commands import StoreCommands
 from localllm.app.errors import Forbidden, InstallFailed, Overloaded
-from localllm.app.store import installing, listing
-from localllm.app.store.installing import LAST_LINES, MAX_LINE, install, steps
+from localllm.app.store import listing
+from localllm.app.store.changes import installing
+from localllm.app.store.changes.installing import LAST_LINES, MAX_LINE, install, steps
 
 
 def running(monkeypatch: pytest.MonkeyPatch, script: str) -> None:

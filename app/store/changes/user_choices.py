@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .. import config, paths
-from ..errors import InvalidRequest, ModelNotFound
-from . import catalog, preferences, resolved, suggestions
-from .local import snapshots
-from .local.finding import find
-from .names import HubName, is_path, parse, without_gguf
-from .records import ModelSettings
-from .selection import selects_gguf
+from ... import config, paths
+from ...errors import InvalidRequest, ModelNotFound
+from .. import catalog, preferences, resolved, suggestions
+from ..local import snapshots
+from ..local.finding import find
+from ..names import HubName, is_path, parse, without_gguf
+from ..records import ModelSettings
+from ..selection import selects_gguf
 
 
 def remove_alias(alias: str) -> None:

@@ -13,10 +13,11 @@ import pytest
 from localllm.app import paths
 from localllm.app.commands import store
 from localllm.app.errors import StorageFailed
-from localllm.app.store import prune, resolved
+from localllm.app.store import resolved
+from localllm.app.store.changes import prune
 from localllm.app.store.transfer.lock import lock_file
 
-from .local.test_cache import WHOLE, make
+from ..local.test_snapshots import WHOLE, make
 
 
 def old(path: Path) -> Path:

@@ -10,18 +10,18 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from .. import paths
-from ..errors import InvalidRequest, ModelNotFound, StorageFailed
-from . import catalog, preferences, resolved, suggestions
-from .disk_errors import translate_disk_errors
-from .local import ggufs, snapshots
-from .local.blobs import blob_of, has_shared, own_bytes
-from .local.blobs import delete as delete_blob
-from .local.finding import find_all
-from .names import GUIDE, WEIGHT_FILES, FileAddress, HubName, ShortName, is_path, parse, parse_hub
-from .records import Removed
-from .selection import first_shard, gguf_quant
-from .transfer.lock import unless_locked
+from ... import paths
+from ...errors import InvalidRequest, ModelNotFound, StorageFailed
+from .. import catalog, preferences, resolved, suggestions
+from ..disk_errors import translate_disk_errors
+from ..local import ggufs, snapshots
+from ..local.blobs import blob_of, has_shared, own_bytes
+from ..local.blobs import delete as delete_blob
+from ..local.finding import find_all
+from ..names import GUIDE, WEIGHT_FILES, FileAddress, HubName, ShortName, is_path, parse, parse_hub
+from ..records import Removed
+from ..selection import first_shard, gguf_quant
+from ..transfer.lock import unless_locked
 
 if TYPE_CHECKING:
     from huggingface_hub import DeleteCacheStrategy, HFCacheInfo

@@ -9,8 +9,8 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
-from .. import children
-from ..errors import InstallFailed
+from ... import children
+from ...errors import InstallFailed
 
 # The process runs make in a checkout, and pip elsewhere. The daemon imports no backend.
 COMMAND = (sys.executable, "-P", "-c", "from localllm.backends.llamacpp.installing import main; main()")

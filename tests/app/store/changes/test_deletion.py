@@ -10,9 +10,9 @@ from huggingface_hub import DeleteCacheStrategy
 
 from localllm.app import paths
 from localllm.app.errors import AdapterNotFound, InvalidRequest, ModelNotFound, StorageFailed, WrongKind
-from localllm.app.store import deletion
+from localllm.app.store.changes import deletion
 
-from .local.test_cache import ADAPTER, CONFIG, WHOLE, make
+from ..local.test_snapshots import ADAPTER, CONFIG, WHOLE, make
 
 SIZE = len(CONFIG) + 10
 
