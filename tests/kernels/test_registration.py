@@ -19,6 +19,8 @@ from localllm.backends.cpu.device import DEVICE
 from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.reference_check import call_op, pack_value
 
+from .opchecked import copied
+
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
 
 pytestmark = pytest.mark.real
@@ -41,10 +43,6 @@ class Recorder(TorchDispatchMode):
         if func.namespace == "localllm":
             self.calls[func._schema.name.split("::")[1]].append(copied(args))
         return func(*args, **(kwargs or {}))
-
-
-def copied(arguments: Any) -> Any:
-    return tree_map(lambda one: one.clone() if isinstance(one, torch.Tensor) else one, arguments)
 
 
 @cache
