@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.attention import Attend, Rows
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.layer import Layer
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, Weight
@@ -264,13 +264,13 @@ def batch(
     pages = floats(2, sum(needed) + 1, size, kv_heads, dim, dtype=dtype)
     return {
         "query": rows_of_heads(sum(queries), heads, dim, dtype),
-        "key_pages": pages[0],
-        "value_pages": pages[1],
         "rows": Rows(starts.cuda(), lens.cuda(), table.cuda(), tuple(queries), tuple(contexts)),
-        "scale": dim**-0.5,
-        "sinks": torch.randn(heads, device="cuda") if pick.random() < 0.3 else None,
-        "window": pick.choice([0, 0, 0, 1, 7, 63, 64, 65, 200]),
-        "soft_cap": pick.choice([0.0, 0.0, 2.0]),
+        "attend": Attend(
+            *(pages[0], pages[1], dim**-0.5),
+            sinks=torch.randn(heads, device="cuda") if pick.random() < 0.3 else None,
+            window=pick.choice([0, 0, 0, 1, 7, 63, 64, 65, 200]),
+            soft_cap=pick.choice([0.0, 0.0, 2.0]),
+        ),
     }
 
 
@@ -287,8 +287,8 @@ def decode_attention(pick: random.Random) -> object:
 
 
 def with_fp8_cache(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    fp8 = {name: arguments[name].to(torch.float8_e4m3fn) for name in ("key_pages", "value_pages")}
-    return {**arguments, **fp8}
+    keys, values = (pages.to(torch.float8_e4m3fn) for pages in arguments["attend"][:2])
+    return {**arguments, "attend": arguments["attend"]._replace(key_pages=keys, value_pages=values)}
 
 
 def prefill_attention(pick: random.Random) -> None:

@@ -5,14 +5,24 @@ The wrappers call the references for tensors of other dtypes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .. import cpu  # noqa: F401  loads the library
+from ..ops.attention import Attend, Rows
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
 GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}  # values of the enum Activation in kernels.h
 ROTATIONS = {"neox": 0, "interleaved": 1}  # values of the enum Rotation in kernels.h
+
+
+def attention_arguments(rows: Rows, attend: Attend) -> tuple[Any, ...]:
+    """The arguments that follow the queries in all ops of attention over pages of keys and values."""
+    tables = rows.row_starts, rows.context_lens, rows.page_table
+    sinks = None if attend.sinks is None else attend.sinks.float()
+    return attend.key_pages, attend.value_pages, *tables, sinks, attend.scale, attend.window, attend.soft_cap
 
 
 def heads_dense(x: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
-from ..ops.attention import Attention, Rows
+from ..ops.attention import Attend, Attention, Rows
 
 WORKSPACE = 128 << 20  # bytes, the size that FlashInfer recommends
 DIMS = (64, 128, 256)
@@ -28,39 +28,31 @@ IN_FLIGHT = 3  # planners of a ring, so at most this number of copies to the dev
 def attention(fallback: Attention) -> Attention:
     """Attention by FlashInfer if it supports the arguments, else by `fallback`."""
 
-    def paged_attention(
-        query: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        rows: Rows,
-        scale: float,
-        window: int = 0,
-        soft_cap: float = 0.0,
-        sinks: Tensor | None = None,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        if sinks is not None or not rows.exact or not _supported(query, key_pages, value_pages):
-            return fallback.paged(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
+    def paged_attention(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
+        if not rows.exact or not _supported(query, attend):
+            return fallback.paged(query, rows, attend, out)
         options = (
-            *(query.shape[1], *key_pages.shape[1:], query.dtype, query.device),
-            *(scale, window, soft_cap),
+            *(query.shape[1], *attend.key_pages.shape[1:], query.dtype, query.device),
+            *(attend.scale, attend.window, attend.soft_cap),
         )
         key = "flashinfer", options
         if key not in rows.plans:
             rows.plans[key] = _planned(rows, options)
-        result: Tensor = rows.plans[key].run(query, (key_pages, value_pages), out=out)
+        result: Tensor = rows.plans[key].run(query, (attend.key_pages, attend.value_pages), out=out)
         return result
 
     return replace(fallback, paged=paged_attention)
 
 
-def _supported(query: Tensor, key_pages: Tensor, value_pages: Tensor) -> bool:
+def _supported(query: Tensor, attend: Attend) -> bool:
+    key_pages = attend.key_pages
     return (
-        query.dtype in TYPES
+        attend.sinks is None
+        and query.dtype in TYPES
         and key_pages.dtype == query.dtype
         and query.shape[2] in DIMS
         and query.stride(2) == 1
-        and key_pages.stride() == value_pages.stride()
+        and key_pages.stride() == attend.value_pages.stride()
         and key_pages.is_contiguous()
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,35 +90,47 @@ class Rows:
         return RowGroup(count, tokens, slots.flatten(), allowed)
 
 
-def paged_attention(
-    query: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    rows: Rows,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-    sinks: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+class Attend(NamedTuple):
+    """What attention needs of a layer: the same in every step.
+
+    With a window, each query sees the last `window` positions up to its own (0: all positions). With a soft cap, the
+    scaled scores become cap * tanh(score / cap). Sinks are scores that are added to the denominator of each softmax
+    only (Xiao et al., 2023; learned, as in gpt-oss).
+    """
+
+    key_pages: Tensor  # [pages, page_size, kv heads, dim]
+    value_pages: Tensor
+    scale: float
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: Tensor | None = None  # [heads] float32
+
+    @property
+    def page_size(self) -> int:
+        return self.key_pages.shape[1]
+
+    @property
+    def kv_heads(self) -> int:
+        return self.key_pages.shape[2]
+
+
+def paged_attention(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
     """Causal attention of every query over the context of its row -> [tokens, heads, dim].
 
-    query [tokens, heads, dim]; pages [pages, page_size, kv heads, dim], heads a multiple of kv heads (grouped queries:
-    Ainslie et al., 2023). With a window, each query sees the last `window` positions up to its own (0: all positions).
-    With a soft cap, the scaled scores become cap * tanh(score / cap). Sinks [heads] float32 are scores that are added
-    to the denominator of each softmax only (Xiao et al., 2023; learned, as in gpt-oss). Slots beyond the context of a
-    row do not affect the output, even if they contain NaN. If `out` (dense) is not None, it receives the output.
+    query [tokens, heads, dim], heads a multiple of kv heads (grouped queries: Ainslie et al., 2023). Slots beyond the
+    context of a row do not affect the output, even if they contain NaN. If `out` (dense) is not None, it receives the
+    output.
     """
     out = query.new_empty(query.shape) if out is None else out
     query = _aligned(query)
-    for group in rows.groups(key_pages.shape[1], window):
+    for group in rows.groups(attend.page_size, attend.window):
         # queries [rows, heads, queries, dim], keys and values [rows, kv heads, length, dim]
         queries = query[group.tokens].view(group.rows, -1, *query.shape[1:]).transpose(1, 2)
         keys, values = (
             pages.flatten(0, 1).index_select(0, group.slots).view(group.rows, -1, *pages.shape[2:]).transpose(1, 2)
-            for pages in (key_pages, value_pages)
+            for pages in (attend.key_pages, attend.value_pages)
         )
-        attended = _attend(queries, keys, values, group.allowed, scale, soft_cap, sinks)
+        attended = _attend(queries, keys, values, group.allowed, attend)
         out[group.tokens] = attended.transpose(1, 2).flatten(0, 1)
     return out
 
@@ -177,12 +189,11 @@ def _attend(
     key: Tensor,
     value: Tensor,
     allowed: Tensor | None,
-    scale: float,
-    soft_cap: float,
-    sinks: Tensor | None,
+    attend: Attend,
 ) -> Tensor:
     """query, key and value [rows, heads, …, dim]. torch's fused attention supports neither soft caps nor sinks: with
     these the scores are computed explicitly."""
+    scale, soft_cap, sinks = attend.scale, attend.soft_cap, attend.sinks
     if not soft_cap and sinks is None:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=scale, enable_gqa=True)
     repeats = query.shape[1] // key.shape[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,37 +46,43 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
     supported.index_copy_(1, targets, supported.index_select(1, sources))
 
 
+class Append(NamedTuple):
+    """What `append` needs of a layer: the same in every step."""
+
+    key_pages: Tensor  # the pages as in `store`
+    value_pages: Tensor
+    rotation: Rotation
+    query_norm: Tensor | None = None  # [dim]; both norms are None if heads are not normalised
+    key_norm: Tensor | None = None
+    eps: float = 1e-6  # eps and offset as in norm.rms
+    offset: float = 0.0
+
+    @property
+    def kv_heads(self) -> int:
+        return self.key_pages.shape[2]
+
+    def queries(self, qkv: Tensor) -> Tensor:
+        """The queries [tokens, heads, dim], a view of `qkv`."""
+        return qkv.narrow(1, 0, qkv.shape[1] - 2 * self.kv_heads)
+
+
 def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[..., Tensor]:
     """An `append` composed of these ops, for a device without a fused `append`."""
 
-    def append(
-        qkv: Tensor,
-        query_norm: Tensor | None,
-        key_norm: Tensor | None,
-        eps: float,
-        offset: float,
-        cos: Tensor,
-        sin: Tensor,
-        rotation: Rotation,
-        slots: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-    ) -> Tensor:
+    def append(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, target: Append) -> Tensor:
         """Normalise and rotate queries and keys, store keys and values -> queries [tokens, heads, dim].
 
         qkv [tokens, heads + 2 * kv heads, dim], queries first, values last; an implementation may overwrite it and
-        return a view of it. query_norm and key_norm [dim], or both None if heads are not normalised; eps and offset as
-        in norm.rms, cos and sin as in rope, slots and pages as in kv.store.
+        return a view of it. cos and sin as in rope, slots as in kv.store.
         """
-        kv_heads = key_pages.shape[2]
-        query, key, value = qkv.split((qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads), dim=1)
-        if query_norm is not None:
-            query = norm.rms(query, query_norm, eps, offset)
-        if key_norm is not None:
-            key = norm.rms(key, key_norm, eps, offset)
-        rotate = rope.neox if rotation == "neox" else rope.interleaved
+        query, key, value = qkv.split((qkv.shape[1] - 2 * target.kv_heads, target.kv_heads, target.kv_heads), dim=1)
+        if target.query_norm is not None:
+            query = norm.rms(query, target.query_norm, target.eps, target.offset)
+        if target.key_norm is not None:
+            key = norm.rms(key, target.key_norm, target.eps, target.offset)
+        rotate = rope.neox if target.rotation == "neox" else rope.interleaved
         query, key = rotate(query, key, cos, sin)
-        store(key, value, key_pages, value_pages, slots)
+        store(key, value, target.key_pages, target.value_pages, slots)
         return query
 
     return append

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .kv import Rotation
+from .attention import Attend
+from .kv import Append, Rotation
 from .mlp import GatedMlp, Mlp
 from .projection import Product, Projection
 from .step import LayerStep
@@ -47,6 +48,17 @@ class DecoderLayer:
     # Latent attention (mla.py): the first column of the values in the keys of the latent cache; 0: attention with heads
     # of keys and values. `qkv` then has the outputs of mla.LatentInputs.
     value_start: int = 0
+
+    def append(self, step: LayerStep) -> Append:
+        """The writes of keys and values to the pages of the step."""
+        keys, values = step.cache.layers[self.cache_index]
+        query_norm, key_norm = (None, None) if self.joint_head_norms else (self.query_norm, self.key_norm)
+        return Append(keys, values, self.rotation, query_norm, key_norm, self.eps, self.offset)
+
+    def attend(self, step: LayerStep) -> Attend:
+        """The attention over the pages of the step."""
+        keys, values = step.cache.layers[self.cache_index]
+        return Attend(keys, values, self.scale, self.window, self.soft_cap, self.sinks)
 
     @property
     def has_fusable_norms(self) -> bool:
@@ -134,14 +146,21 @@ def _append(ops: Ops, layer: DecoderLayer, x: Tensor, step: LayerStep) -> Tensor
     """The queries [tokens, heads, dim] of the layer's input x [tokens, hidden]. Writes the keys, and the values if the
     cache has values."""
     qkv = layer.qkv(x, ops, step)
-    rotation = *step.rotations[layer.rotation_index], layer.rotation
-    pages = step.cache.layers[layer.cache_index]
-    query: Tensor
     if layer.value_start:
         assert step.query_factors is None, "no architecture has a latent cache and query factors"
         heads = qkv.view(x.shape[0], -1, layer.dim)
-        query = ops.kv.append_latent(heads, *rotation, step.slots, *pages)
+        (pages,) = step.cache.layers[layer.cache_index]
+        rotation = *step.rotations[layer.rotation_index], layer.rotation
+        query: Tensor = ops.kv.append_latent(heads, *rotation, step.slots, pages)
         return query
+    if layer.joint_head_norms:
+        qkv = _norm_joint_heads(ops, layer, qkv)
+    target = layer.append(step)
+    if step.query_factors is not None:
+        assert layer.query_norm is None, "a norm after the factors would undo them"
+        qkv = _multiply_queries(qkv, step.query_factors, 2 * target.kv_heads * layer.dim)
+    heads = qkv.view(x.shape[0], -1, layer.dim)
+    return ops.kv.append(heads, *step.rotations[layer.rotation_index], step.slots, target)
     head_norms: tuple[Tensor | None, ...] = layer.query_norm, layer.key_norm
     if layer.joint_head_norms:
         qkv = _norm_joint_heads(ops, layer, qkv)
@@ -156,11 +175,10 @@ def _append(ops: Ops, layer: DecoderLayer, x: Tensor, step: LayerStep) -> Tensor
 
 def _attend(ops: Ops, layer: DecoderLayer, query: Tensor, step: LayerStep) -> Tensor:
     """The outputs of attention [tokens, heads, value dim]."""
-    pages = step.cache.layers[layer.cache_index]
     if layer.value_start:
-        return ops.attention.latent(query, *pages, step.rows, layer.scale, layer.value_start)
-    options = layer.scale, layer.window, layer.soft_cap, layer.sinks
-    return ops.attention.paged(query, *pages, step.rows, *options)
+        (pages,) = step.cache.layers[layer.cache_index]
+        return ops.attention.latent(query, pages, step.rows, layer.scale, layer.value_start)
+    return ops.attention.paged(query, step.rows, layer.attend(step))
 
 
 def _multiply_queries(qkv: Tensor, factors: Tensor, key_value_width: int) -> Tensor:

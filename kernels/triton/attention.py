@@ -15,7 +15,7 @@ import triton
 from torch import Tensor
 
 from ..ops import attention as reference
-from ..ops.attention import Rows
+from ..ops.attention import Attend, Rows
 from .attention_decode import decode
 from .attention_plan import SHORT_QUERIES, Launch, plan
 from .attention_prefill import prefill
@@ -114,32 +114,23 @@ class Call(NamedTuple):
         }
 
 
-def paged_attention(
-    query: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    rows: Rows,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-    sinks: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+def paged_attention(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
     """The cache has the queries' dtype or float8_e4m3fn. Queries and pages may be strided views. Concurrent calls on
     two streams are safe."""
     device = device_properties(query.device)
     dim = query.shape[2]
-    group = query.shape[1] // key_pages.shape[2]
+    key_pages, value_pages = attend.key_pages, attend.value_pages
     is_supported = _supported(query, key_pages, value_pages) and dim <= MAX_DIM
-    tile_sizes = tiling(group, dim, query.dtype, device) if is_supported else None
+    tile_sizes = tiling(query.shape[1] // attend.kv_heads, dim, query.dtype, device) if is_supported else None
     if tile_sizes is None:
-        return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
+        return reference.paged_attention(query, rows, attend, out)
     out = query.new_empty(query.shape) if out is None else out
     fp8 = _fp8_conversion(query.dtype, key_pages.dtype, device)
     if fp8 == "bits":
         key_pages = key_pages.view(torch.uint8)
         value_pages = value_pages.view(torch.uint8)
-    call = Call(out, query, key_pages, value_pages, sinks, rows, (scale, soft_cap, window), fp8, device)
+    options = attend.scale, attend.soft_cap, attend.window
+    call = Call(out, query, key_pages, value_pages, attend.sinks, rows, options, fp8, device)
     _compute(call, tile_sizes)
     return out
 

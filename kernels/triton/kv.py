@@ -8,41 +8,26 @@ import triton.language as tl
 from torch import Tensor
 
 from ..ops import kv as reference
-from ..ops.kv import Rotation
+from ..ops.kv import Append, Rotation
 from .rope import partner
 from .target import FLOATS, device_properties
 
 
-def append(
-    qkv: Tensor,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
-    eps: float,
-    offset: float,
-    cos: Tensor,
-    sin: Tensor,
-    rotation: Rotation,
-    slots: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-) -> Tensor:
+def append(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, target: Append) -> Tensor:
     """Keys and values of a token are not written if its slot lies outside of the cache."""
     dense = qkv.stride(2) == 1 and all(tensor.is_contiguous() for tensor in (cos, sin, slots))
-    dtypes = qkv.dtype in FLOATS and cos.dtype == torch.float32 and _converts(key_pages)
+    dtypes = qkv.dtype in FLOATS and cos.dtype == torch.float32 and _converts(target.key_pages)
     if not dense or not dtypes:
-        return reference.append(
-            qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages
-        )
+        return reference.append(qkv, cos, sin, slots, target)
     tokens, qkv_heads, dim = qkv.shape
-    kv_heads = key_pages.shape[2]
-    heads = qkv_heads - 2 * kv_heads
+    heads = qkv_heads - 2 * target.kv_heads
     query = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     if tokens:
         _append[(tokens, qkv_heads)](
-            query, qkv, query_norm, key_norm, cos, sin, slots, key_pages, value_pages,
-            qkv.stride(0), qkv.stride(1), heads, kv_heads, dim, cos.shape[1],
-            key_pages.shape[0] * key_pages.shape[1], eps, offset,
-            NEOX=rotation == "neox", DIM=triton.next_power_of_2(dim), num_warps=1,
+            query, qkv, target.query_norm, target.key_norm, cos, sin, slots, target.key_pages, target.value_pages,
+            qkv.stride(0), qkv.stride(1), heads, target.kv_heads, dim, cos.shape[1],
+            target.key_pages.shape[0] * target.key_pages.shape[1], target.eps, target.offset,
+            NEOX=target.rotation == "neox", DIM=triton.next_power_of_2(dim), num_warps=1,
         )  # fmt: skip
     return query
 

@@ -31,10 +31,10 @@ CALLS: list[tuple[int, ...]] = []
 
 
 def theirs(ops: Ops) -> Ops:
-    def paged(query: Any, key_pages: Any, value_pages: Any, rows: Any, *options: Any, **place: Any) -> Any:
+    def paged(query: Any, rows: Any, *others: Any) -> Any:
         assert rows.exact, "it plans from the host's numbers"
         CALLS.append(rows.contexts)
-        return ops.attention.paged(query, key_pages, value_pages, rows, *options, **place)
+        return ops.attention.paged(query, rows, *others)
 
     return replace(ops, attention=Attention(paged=paged))
 

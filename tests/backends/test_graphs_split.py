@@ -338,7 +338,7 @@ def test_models_share_no_state(tmp_path: Path) -> None:
         del actual, expected
     site = prompts(one).segments[1][1]
     assert isinstance(site, Site)
-    references = [weakref.ref(held) for held in (one.kv.keys, site.key_pages, one.model, one.split)]
+    references = [weakref.ref(held) for held in (one.kv.keys, site.attended.key_pages, one.model, one.split)]
     one.close()
     del one, runner, site
     gc.collect()

@@ -25,7 +25,7 @@ from localllm.kernels.ops.cases import (
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.sampling import Draws
 
-_PAGES, _WEIGHT = ("key_pages", "value_pages"), ("weight",)
+_WEIGHT = ("weight",)
 _F32 = {torch.float32: 2e-5}
 _LAYER = {torch.float32: 5e-5, torch.bfloat16: 4e-2}
 _SHORT = [(1, 9), (5, 12), (3, 7)]
@@ -164,7 +164,7 @@ def _vocabularies(op: str) -> Iterator[tuple[str, Make]]:
 def _limits() -> Iterator[Case]:
     tables: list[tuple[str, Iterator[tuple[str, Make]], Mapping[str, Any]]] = [
         ("attention.paged", _attention(), {}),
-        ("kv.append", _append(), {"mutates": _PAGES}),
+        ("kv.append", _append(), {"mutates": kv.TARGET}),
         ("norm.rms", _norms(False), {}),
         ("norm.add_rms", _norms(True), {}),
         ("activation.silu_and_mul", _gates(), {}),

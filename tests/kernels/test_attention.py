@@ -12,6 +12,7 @@ import torch
 from localllm.kernels.ops import attention as reference
 from localllm.kernels.ops.attention import Rows
 from localllm.kernels.ops.cases import attention
+from localllm.kernels.ops.cases.reference_check import copy_to
 
 cpu = pytest.importorskip("localllm.kernels.cpu", reason="the library is not built", exc_type=ImportError)
 
@@ -47,7 +48,8 @@ def step(
     **options: Any,
 ) -> dict[str, Any]:
     made = attention._inputs(lens, heads, kv_heads, dim, page_size, **options)(torch.Generator().manual_seed(3), dtype)
-    return {name: x.to(cache or dtype) if name.endswith("_pages") else x for name, x in made.items()}
+    keys, values = (pages.to(cache or dtype) for pages in made["attend"][:2])
+    return {**made, "attend": made["attend"]._replace(key_pages=keys, value_pages=values)}
 
 
 def latent_step(
@@ -65,10 +67,7 @@ def latent_step(
 
 
 def check(arguments: Mapping[str, Any]) -> None:
-    wide = {
-        name: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
-        for name, x in arguments.items()
-    }
+    wide = {name: copy_to(value, "cpu", wide=True) for name, value in arguments.items()}
     is_latent = "pages" in arguments
     expected = (reference.latent_attention if is_latent else reference.paged_attention)(**wide)
     tolerance = TOLERANCES[arguments["query"].dtype] * expected.abs().max().item()
@@ -196,6 +195,7 @@ def test_a_nan_query_affects_only_its_own_output(token: int) -> None:
 def test_attention_with_scores_of_very_different_size() -> None:
     arguments = step([(1, 200), (9, 40)], F32)
     check({**arguments, "query": arguments["query"] * 1e4})
-    check({**arguments, "sinks": torch.tensor([1e9, -1e9, 100.0, 0.0])})
+    sinks = torch.tensor([1e9, -1e9, 100.0, 0.0])
+    check({**arguments, "attend": arguments["attend"]._replace(sinks=sinks)})
     latents = latent_step([(1, 200), (9, 40)], F32)
     check({**latents, "query": latents["query"] * 1e4})

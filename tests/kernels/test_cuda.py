@@ -15,8 +15,9 @@ from localllm.kernels.ops import Ops
 from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
+from localllm.kernels.ops.cases.kv import TARGET
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
-from localllm.kernels.ops.kv import KV
+from localllm.kernels.ops.kv import KV, Append
 from localllm.kernels.ops.linear import Linear
 from localllm.kernels.ops.norm import Norm
 from localllm.kernels.ops.rope import Rope
@@ -112,7 +113,7 @@ def test_slots_beyond_the_cache_are_skipped(ops: Ops) -> None:
 FEW_TOKENS = 250  # seeds
 
 
-def random_append(seed: int) -> dict[str, object]:
+def random_append(seed: int) -> dict[str, Any]:
     """Arguments of kv.append in a random shape. Half of the shapes fit into vectors."""
     rng = random.Random(seed)
     dim = rng.choice([32, 64, 80, 96, 128, 192, 256]) if seed % 2 else rng.randint(1, 300)
@@ -128,22 +129,22 @@ def random_append(seed: int) -> dict[str, object]:
     pages = torch.randn(2, max(12, tokens // 4 + 1), 4, kv_heads, dim, generator=generator).to(cache)
     return {
         "qkv": torch.randn(tokens, heads + 2 * kv_heads, dim, generator=generator).to(dtype),
-        "query_norm": norms[0] if seed % 3 else None,
-        "key_norm": norms[1] if seed % 3 else None,
-        "eps": 1e-6,
-        "offset": float(seed % 2),
         "cos": angle.cos(),
         "sin": angle.sin(),
-        "rotation": rng.choice(["neox", "interleaved"]),
         "slots": torch.randperm(4 * pages.shape[1], generator=generator)[:tokens],
-        "key_pages": pages[0],
-        "value_pages": pages[1],
+        "target": Append(
+            *pages,
+            rng.choice(["neox", "interleaved"]),
+            *(norms if seed % 3 else (None, None)),
+            1e-6,
+            float(seed % 2),
+        ),
     }
 
 
 @pytest.mark.parametrize("seed", range(FEW_TOKENS + 8))
 def test_append_of_any_shape(ops: Ops, seed: int) -> None:
-    case = Case("kv.append", "random", lambda *_: {}, mutates=("key_pages", "value_pages"))
+    case = Case("kv.append", "random", lambda *_: {}, mutates=TARGET)
     arguments = random_append(seed)
     expected = call_op(case, Ops().kv.append, {k: copy_to(v, "cpu", wide=True) for k, v in arguments.items()})
     found = call_op(case, ops.kv.append, {name: copy_to(value, "cuda") for name, value in arguments.items()})
@@ -152,7 +153,7 @@ def test_append_of_any_shape(ops: Ops, seed: int) -> None:
         if one.dtype == torch.float8_e4m3fn:
             other = other.clamp(-448.0, 448.0)
         step = steps[one.dtype]
-        if arguments["key_pages"].dtype not in (arguments["qkv"].dtype, torch.float8_e4m3fn):
+        if arguments["target"].key_pages.dtype not in (arguments["qkv"].dtype, torch.float8_e4m3fn):
             step = max(step, 4 * steps[arguments["qkv"].dtype])  # the parts, each of which rounds
         torch.testing.assert_close(one.cpu().double(), other, rtol=step, atol=step * max(1.0, other.abs().max() / 64))
 

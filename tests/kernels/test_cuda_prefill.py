@@ -72,11 +72,7 @@ def computed(library: Any, arguments: dict[str, Any], min_queries: int = 1) -> t
     """The output with upper bounds as contexts on the host. Memory that the kernel does not write is NaN."""
     rows = replace(arguments["rows"], contexts=(9999,) * len(arguments["rows"].contexts))
     out = torch.full_like(arguments["query"], UNTOUCHED)
-    others = {name: value for name, value in arguments.items() if name not in ("query", "key_pages", "value_pages")}
-    library.prefill(
-        *(out, arguments["query"], arguments["key_pages"], arguments["value_pages"]),
-        **{**others, "rows": rows, "min_queries": min_queries},
-    )
+    library.prefill(out, arguments["query"], rows, arguments["attend"], min_queries)
     return out
 
 
@@ -97,8 +93,7 @@ def test_equals_reference(library: Any, seed: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_supported_cases_equal_the_reference(library: Any, case: Any, dtype: torch.dtype) -> None:
     arguments = on_device(case.make(torch.Generator().manual_seed(0), dtype))
-    pages = arguments["key_pages"], arguments["value_pages"]
-    if not library.supports(arguments["query"], *pages, arguments["rows"]):
+    if not library.supports(**arguments):
         pytest.skip("left to others")
     check(library, arguments)
 
@@ -128,7 +123,7 @@ def test_decode_rows_together_with_prefill_rows(library: Any, lens: list[tuple[i
 
     arguments = inputs(lens, dim=96 if with_mma(library) else 128, sinks=True, window=100)
     expected, moved = reference(**on_device(arguments, wide=True)), on_device(arguments)
-    assert library.supports(moved["query"], moved["key_pages"], moved["value_pages"], moved["rows"])
+    assert library.supports(**moved)
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     try:
         found = paged_attention(**moved)

@@ -76,8 +76,8 @@ def steps() -> Iterator[Call]:
 
 
 KERNELS: Mapping[str, Callable[[], Iterator[Call]]] = {
-    "cuda-decode": lambda: attention("cuda.attention", DECODE),
-    "cuda-prompts": lambda: attention("cuda.attention", PROMPTS),
+    "cuda-decode": lambda: attention("cuda.attention.paged", DECODE),
+    "cuda-prompts": lambda: attention("cuda.attention.paged", PROMPTS),
     "triton-decode": lambda: attention("triton.attention", DECODE),
     "triton-small-batch": small_batch,
     "decoder-step": steps,
@@ -166,7 +166,7 @@ def test_capture_on_a_stream_without_an_earlier_step(calls: list[Call]) -> None:
             assert torch.equal(results[number], expected[number])
 
 
-@pytest.mark.parametrize("module", ["cuda.attention", "triton.attention"])
+@pytest.mark.parametrize("module", ["cuda.attention.paged", "triton.attention"])
 def test_row_tables_written_by_the_previous_kernel(module: str) -> None:
     """The previous kernel writes page table and lengths, on the same stream or on a stream that this one waits for."""
     library = pytest.importorskip(f"localllm.kernels.{module}", exc_type=ImportError)

@@ -22,11 +22,12 @@ from localllm.backends.cuda.ops import _with_library
 from localllm.kernels.compiled.library import LibraryMissing, find_library
 from localllm.kernels.gpu.properties import GpuProperties
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.attention import Attend, Rows
 from localllm.kernels.ops.cases.layer import inputs as layer_inputs
 from localllm.kernels.ops.cases.lora import random_adapters, random_weights
 from localllm.kernels.ops.cases.moe import random_experts
 from localllm.kernels.ops.cases.reference_check import pack_value
+from localllm.kernels.ops.kv import Append
 from localllm.kernels.ops.linear import Fp8, Int4, Int8, Linear, weight_tensors
 from localllm.kernels.ops.mlp import Experts
 from localllm.kernels.ops.moe import ExpertWeights, Routed
@@ -497,7 +498,7 @@ class TestAttention:
         pages = torch.zeros(2, 3, size, kv_heads, dim).to(cache or dtype)
         whole = torch.zeros(sum(queries) * heads * (dim + apart) + shifted, dtype=dtype)[shifted:]
         query = whole.view(sum(queries), heads, dim + apart)[..., :dim]
-        module("attention.paged").paged_attention(query, pages[0], pages[1], rows, 1.0)
+        module("attention.paged").paged_attention(query, rows, Attend(pages[0], pages[1], 1.0))
         return library.called()
 
     DECODE, PROMPT = [(1, 5), (1, 9)], [(60, 60)]
@@ -589,7 +590,7 @@ class TestAttention:
 class TestAppend:
     @pytest.fixture(autouse=True)
     def _others(self, library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module("layers.kv"), "_append", lambda *_: library.calls.append("append"))
+        monkeypatch.setattr(module("layers.kv").compiled, "append", lambda *_: library.calls.append("append"))
         monkeypatch.setattr(module("layers.kv"), "_composed", lambda *_: library.calls.append("parts"))
 
     def calls(
@@ -604,7 +605,7 @@ class TestAppend:
         qkv = torch.zeros(3, 4, dim + apart, dtype=dtype)[..., :dim]
         pages, angle = torch.zeros(2, 4, 8, 1, dim).to(cache), torch.zeros(3, dim // 2)
         weights = [None, None] if norms is None else [torch.ones(dim, dtype=one) for one in norms]
-        module("layers.kv").append(qkv, *weights, 1e-6, 0.0, angle, angle, "neox", torch.arange(3), *pages)
+        module("layers.kv").append(qkv, angle, angle, torch.arange(3), Append(*pages, "neox", *weights))
         return library.called()
 
     def test_values_within_the_limit_are_supported(self, library: Library) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from localllm.kernels.ops.attention import Attention, Rows
+from localllm.kernels.ops.attention import Attend, Attention, Rows
 
 NAME = "localllm.kernels.flashinfer.attention"
 
@@ -44,7 +44,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Any:
         rows = Rows(torch.tensor([0, 1]).int(), one, one.view(1, 1), (1,), (1,), exact)
         ours = Attention(paged=lambda *_: "ours")  # type: ignore[arg-type,return-value]
         weights = torch.ones(2) if sinks else None
-        return module.attention(ours).paged(torch.zeros(1, 2, dim, dtype=dtype), *pages, rows, 1.0, 0, 0.0, weights)
+        return module.attention(ours).paged(
+            torch.zeros(1, 2, dim, dtype=dtype), rows, Attend(*pages, 1.0, sinks=weights)
+        )
 
     yield of
     sys.modules.pop(NAME, None)

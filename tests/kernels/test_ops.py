@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from localllm.backends.cpu import device as cpu
 from localllm.kernels.ops import MultiPlatformOp, Ops
+from localllm.kernels.ops.attention import Attend
 from localllm.kernels.ops.cases import CASES, reference_check
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
@@ -147,15 +148,11 @@ def test_cpu_kernels_compute_every_case_without_float8(name: str) -> None:
 
 def naive_attention(
     query: torch.Tensor,
-    key_pages: torch.Tensor,
-    value_pages: torch.Tensor,
     rows: Any,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-    sinks: torch.Tensor | None = None,
+    attend: Attend,
 ) -> torch.Tensor:
     """Attention for one query of one head at a time."""
+    key_pages, value_pages, scale, window, soft_cap, sinks = attend
     out, token = torch.empty_like(query), 0
     share = query.shape[1] // key_pages.shape[2]
     size = key_pages.shape[1]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from localllm import kernels
-from localllm.kernels.ops.attention import Rows
+from localllm.kernels.ops.attention import Attend, Rows
 
 FILE = Path(next(iter(kernels.__path__))) / "cuda" / "attention" / "prefill.py"
 PROMPT = [(600, 600)]
@@ -45,9 +45,10 @@ def batch(
     dim: int = 128,
     dtype: torch.dtype = torch.bfloat16,
     cache: torch.dtype = torch.bfloat16,
-) -> tuple[Tensor, Tensor, Tensor, Rows]:
+) -> tuple[Tensor, Rows, Attend]:
     pages = torch.empty(2, 4, page_size, 8, dim).to(cache)
-    return torch.empty(sum(queries for queries, _ in lens), heads, dim, dtype=dtype), pages[0], pages[1], rows(lens)
+    query = torch.empty(sum(queries for queries, _ in lens), heads, dim, dtype=dtype)
+    return query, rows(lens), Attend(pages[0], pages[1], 1.0)
 
 
 @pytest.mark.parametrize("page_size", [8, 16, 32, 64, 128, 256, 384])
@@ -94,12 +95,13 @@ def test_supported_batches(choice: ModuleType, options: dict[str, Any]) -> None:
 
 
 def test_strided_queries_are_supported_and_unaligned_queries_are_not(choice: ModuleType) -> None:
-    query, keys, values, own = batch()
+    query, own, attend = batch()
     beside = torch.empty(len(query), 48, 128, dtype=query.dtype)
-    assert choice.supports(beside[:, :32], keys, values, own)
+    assert choice.supports(beside[:, :32], own, attend)
     shifted = torch.empty(query.numel() + 1, dtype=query.dtype)[1:].view_as(query)
-    assert not choice.supports(shifted, keys, values, own)
-    assert not choice.supports(query, keys, values.transpose(1, 2).contiguous().transpose(1, 2), own)
+    assert not choice.supports(shifted, own, attend)
+    other_strides = attend.value_pages.transpose(1, 2).contiguous().transpose(1, 2)
+    assert not choice.supports(query, own, attend._replace(value_pages=other_strides))
 
 
 def test_nothing_is_supported_without_the_kernel_or_on_other_devices(

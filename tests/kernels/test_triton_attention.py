@@ -13,10 +13,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from localllm.kernels.ops.attention import Rows, latent_attention
+from localllm.kernels.ops.attention import Attend, Rows, latent_attention
 from localllm.kernels.ops.attention import paged_attention as reference
 from localllm.kernels.ops.cases.attention import CASES
 from localllm.kernels.ops.cases.case import TOLERANCES
+from localllm.kernels.ops.cases.reference_check import copy_to
 from localllm.kernels.triton import attention, target
 from localllm.kernels.triton.attention_plan import SHORT_QUERIES, plan
 
@@ -34,16 +35,13 @@ OFTEN = ("mixed", "sinks-soft-cap", "prompt", "window", "odd-dims")  # interpret
 
 def on_device(arguments: Mapping[str, Any], wide: bool = False) -> dict[str, Any]:
     """The tensors on the device; floats in float64 if `wide`."""
+    return {name: copy_to(value, DEVICE, wide) for name, value in arguments.items()}
 
-    def moved(value: Any) -> Any:
-        if isinstance(value, Rows):
-            parts = {name: getattr(value, name).to(DEVICE) for name in ("row_starts", "context_lens", "page_table")}
-            return replace(value, **parts)
-        if isinstance(value, torch.Tensor):
-            return value.to(DEVICE, torch.float64 if wide and value.is_floating_point() else value.dtype)
-        return value
 
-    return {name: moved(value) for name, value in arguments.items()}
+def with_cache(arguments: Mapping[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """The arguments with a cache of this dtype."""
+    keys, values = (pages.to(dtype) for pages in arguments["attend"][:2])
+    return {**arguments, "attend": arguments["attend"]._replace(key_pages=keys, value_pages=values)}
 
 
 def check(arguments: Mapping[str, Any], tolerance: float, rows: Rows | None = None) -> None:
@@ -94,12 +92,12 @@ def inputs(
     held = pages.to(dtype).to(cache or dtype)
     return {
         "query": torch.randn(sum(queries), heads, dim, generator=generator).to(dtype),
-        "key_pages": held[0],
-        "value_pages": held[1],
         "rows": Rows(starts, torch.tensor(contexts, dtype=torch.int32), table, queries, contexts),
-        "scale": dim**-0.5,
-        "sinks": torch.randn(heads, generator=generator) * 2.0 if sinks else None,
-        **options,
+        "attend": Attend(
+            *(held[0], held[1], dim**-0.5),
+            sinks=torch.randn(heads, generator=generator) * 2.0 if sinks else None,
+            **options,
+        ),
     }
 
 
@@ -108,8 +106,8 @@ def latents(
 ) -> dict[str, Any]:
     """Arguments of latent attention. Values that no row may read are NaN."""
     arguments = inputs(lens, heads, 1, start + rank, seed=seed, **more)
-    names = "query", "rows", "scale"
-    return {"pages": arguments["key_pages"], "start": start, **{name: arguments[name] for name in names}}
+    query, rows, attend = arguments["query"], arguments["rows"], arguments["attend"]
+    return {"query": query, "pages": attend.key_pages, "rows": rows, "scale": attend.scale, "start": start}
 
 
 def drawn(seed: int) -> dict[str, Any]:
@@ -171,10 +169,12 @@ def test_fp8_cache_of_a_device_that_does_not_convert_it() -> None:
     values = every[every.isfinite()]
     arguments = inputs([(1, 254)], 1, 1, 16, dtype=torch.float32, cache=torch.float8_e4m3fn)
     slots = arguments["rows"].page_table[0, torch.arange(254) // 16].long() * 16 + torch.arange(254) % 16
-    arguments["value_pages"].flatten(0, 1)[slots] = values.view(-1, 1, 1).expand(-1, 1, 16).to(torch.float8_e4m3fn)
-    plain = {name: arguments[name].float() for name in ("key_pages", "value_pages")}
+    arguments["attend"].value_pages.flatten(0, 1)[slots] = (
+        values.view(-1, 1, 1).expand(-1, 1, 16).to(torch.float8_e4m3fn)
+    )
     actual = attention.paged_attention(**on_device(arguments))
-    torch.testing.assert_close(actual, reference(**{**arguments, **plain}), rtol=0.0, atol=1e-3)  # of up to 448
+    plain = with_cache(arguments, torch.float32)
+    torch.testing.assert_close(actual, reference(**plain), rtol=0.0, atol=1e-3)  # of up to 448
 
 
 # On a device
@@ -212,8 +212,7 @@ class TestOnDevice:
     @pytest.mark.parametrize("queries", [1, 130])
     def test_fp8_cache(self, queries: int) -> None:
         arguments = inputs([(queries, 500), (1, 77)], dtype=torch.bfloat16, cache=torch.float8_e4m3fn)
-        plain = {name: arguments[name].bfloat16() for name in ("key_pages", "value_pages")}
-        expected = reference(**on_device({**arguments, **plain}, wide=True))
+        expected = reference(**on_device(with_cache(arguments, torch.bfloat16), wide=True))
         actual = attention.paged_attention(**on_device(arguments))
         torch.testing.assert_close(actual.double(), expected, rtol=0.0, atol=2e-2)
 

@@ -21,7 +21,7 @@ from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
-from localllm.kernels.ops.kv import KV
+from localllm.kernels.ops.kv import KV, Append
 from localllm.kernels.ops.norm import Norm
 from localllm.kernels.ops.rope import Rope
 from localllm.kernels.ops.sampling import Draws, Sampling
@@ -193,7 +193,7 @@ def test_append_skips_slots_beyond_the_cache() -> None:
     qkv, pages = numbers(3, 4, 16).to(DEVICE), torch.zeros(2, 2, 4, 1, 16, device=DEVICE)
     cos = torch.ones(3, 8, device=DEVICE)
     slots = torch.tensor([-1, 5, 8], device=DEVICE)
-    FAST.kv.append(qkv.clone(), None, None, 1e-6, 0.0, cos, cos * 0, "neox", slots, pages[0], pages[1])
+    FAST.kv.append(qkv.clone(), cos, cos * 0, slots, Append(pages[0], pages[1], "neox"))
     written = pages.flatten(1, 2).cpu()
     assert torch.equal(written[:, 5], qkv[1, 2:].cpu().unsqueeze(1))
     assert (written[:, [0, 1, 2, 3, 4, 6, 7]] == 0).all()

@@ -137,11 +137,18 @@ def test_caches_of_different_dtypes(kind: str) -> None:
     """One side is float64: cache writes and attention."""
     (case,) = (case for case in CASES if str(case) == "kv.append-plain")
     arguments, _ = reference_check.reference_run(case, REFERENCE.kv.append, F32)
-    names = ("qkv", "query_norm", "key_norm") if kind == "query" else case.mutates
-    arguments |= {name: arguments[name].double() for name in names}
-    pages = [[arguments[name].clone() for name in case.mutates] for _ in range(2)]
+    target = arguments["target"]
+    if kind == "query":
+        arguments["qkv"] = arguments["qkv"].double()
+        target = target._replace(query_norm=target.query_norm.double(), key_norm=target.key_norm.double())
+    else:
+        target = target._replace(key_pages=target.key_pages.double(), value_pages=target.value_pages.double())
+    pages = [[x.clone() for x in (target.key_pages, target.value_pages)] for _ in range(2)]
     answers = [
-        ops.kv.append(**arguments | {"qkv": arguments["qkv"].clone(), "key_pages": keys, "value_pages": values})
+        ops.kv.append(
+            **arguments
+            | {"qkv": arguments["qkv"].clone(), "target": target._replace(key_pages=keys, value_pages=values)}
+        )
         for ops, (keys, values) in zip((FAST, REFERENCE), pages, strict=True)
     ]
     near(answers[0], answers[1])

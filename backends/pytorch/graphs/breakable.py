@@ -18,7 +18,7 @@ from torch import Tensor
 from ....engine.batch import Batch
 from ....engine.runner import Pending
 from ....kernels.ops import Ops
-from ....kernels.ops.attention import Attention, Rows
+from ....kernels.ops.attention import Attend, Attention, Rows
 from ....kernels.ops.streams import IN_ORDER, Streams
 from ..device import Recorder
 from ..failures import failures
@@ -27,17 +27,15 @@ from ..runner import TorchRunner
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """The attention between two segments: its query, its pages, and the memory for its output."""
+    """The attention between two segments: its query, and the memory for its output."""
 
-    attend: Callable[..., Tensor]
+    attend: Callable[[Tensor, Rows, Tensor], Tensor]  # a function of query, rows and output
     query: Tensor  # [captured tokens, heads, dim]
     out: Tensor  # [captured tokens, heads, value dim]
-    pages: tuple[Tensor, ...]  # of keys and values, or of latents
-    options: tuple[Any, ...]
 
     def run(self, rows: Rows, tokens: int) -> None:
         """Compute the attention of `rows`, which have `tokens` tokens without padding."""
-        self.attend(self.query[:tokens], *self.pages, rows, *self.options, out=self.out[:tokens])
+        self.attend(self.query[:tokens], rows, self.out[:tokens])
 
 
 class AttentionOutputs:
@@ -98,33 +96,21 @@ class Segments:
             attention.run(rows, tokens)
             segment()
 
-    def _break_paged(
-        self,
-        attend: Callable[..., Tensor],
-        query: Tensor,
-        key_pages: Tensor,
-        value_pages: Tensor,
-        rows: Rows,
-        *options: Any,
-    ) -> Tensor:
-        return self._break(attend, query, query.shape[2], (key_pages, value_pages), options)
+    def _break_paged(self, paged: Callable[..., Tensor], query: Tensor, rows: Rows, attend: Attend) -> Tensor:
+        return self._break(lambda query, rows, out: paged(query, rows, attend, out), query, query.shape[2])
 
     def _break_latent(
-        self, attend: Callable[..., Tensor], query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int
+        self, latent: Callable[..., Tensor], query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int
     ) -> Tensor:
-        return self._break(attend, query, query.shape[2] - start, (pages,), (scale, start))
+        def attend(query: Tensor, rows: Rows, out: Tensor) -> Tensor:
+            return latent(query, pages, rows, scale, start, out)
 
-    def _break(
-        self,
-        attend: Callable[..., Tensor],
-        query: Tensor,
-        value_dim: int,
-        pages: tuple[Tensor, ...],
-        options: tuple[Any, ...],
-    ) -> Tensor:
+        return self._break(attend, query, query.shape[2] - start)
+
+    def _break(self, attend: Callable[[Tensor, Rows, Tensor], Tensor], query: Tensor, value_dim: int) -> Tensor:
         self._replays.append(self._recorder.end())
         out = self._outputs.of(query, value_dim)
-        self._breaks.append(Break(attend, self._recorder.weak(query), out, pages, options))
+        self._breaks.append(Break(attend, self._recorder.weak(query), out))
         self._recorder.begin()
         return out
 

@@ -17,26 +17,23 @@ import torch
 from torch import Tensor
 
 from ....kernels.ops import Ops
-from ....kernels.ops.attention import Rows
+from ....kernels.ops.attention import Attend, Rows
+from ....kernels.ops.kv import Append
 from ....kernels.ops.moe import ExpertWeights, Routed, Routing
 from ....kernels.ops.projection import Product
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The constant arguments of one layer's attention: those of the ops kv.append and attention.paged."""
+    """What one layer's attention needs in every step."""
 
-    head_norms: tuple[Any, ...]  # query norm, key norm, eps, offset
-    rotation: str
-    key_pages: Tensor
-    value_pages: Tensor
-    options: tuple[Any, ...]
+    target: Append
+    attended: Attend
 
     def attend(self, qkv: Tensor, cos: Tensor, sin: Tensor, ops: Ops, slots: Tensor, rows: Rows) -> Tensor:
         """Write keys and values to the cache, and return the outputs of attention [tokens, heads, dim]."""
-        pages = self.key_pages, self.value_pages
-        query = ops.kv.append(qkv, *self.head_norms, cos, sin, self.rotation, slots, *pages)
-        return ops.attention.paged(query, *pages, rows, *self.options)
+        query = ops.kv.append(qkv, cos, sin, slots, self.target)
+        return ops.attention.paged(query, rows, self.attended)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from ....kernels.ops import Ops, linear
-from ....kernels.ops.attention import Attention, Rows
+from ....kernels.ops.attention import Attend, Attention, Rows
+from ....kernels.ops.kv import Append
 from ....kernels.ops.layer import Layer
 from ....kernels.ops.linear import weight_tensors
 from ....kernels.ops.moe import ExpertWeights, Routed, Routing
@@ -149,16 +150,16 @@ class _Tracing:
 
         return forward
 
-    def _append(self, qkv: Tensor, *others: Any) -> Tensor:
+    def _append(self, qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, target: Append) -> Tensor:
         """Store the arguments. The next attention op includes this append."""
-        self._append_arguments = qkv, *others
-        return qkv.narrow(1, 0, qkv.shape[1] - 2 * others[-1].shape[2])
+        self._append_arguments = qkv, cos, sin, target
+        return target.queries(qkv)
 
-    def _attend(self, query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows, *options: Any) -> Tensor:
-        qkv, *head_norms, cos, sin, rotation, _, _, _ = self._append_arguments
+    def _attend(self, query: Tensor, rows: Rows, attend: Attend) -> Tensor:
+        *tensors, target = self._append_arguments
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
-        opaque.attend(qkv, cos, sin, out, len(self.sites))
-        self.sites.append(Site(tuple(head_norms), rotation, key_pages, value_pages, options))
+        opaque.attend(*tensors, out, len(self.sites))
+        self.sites.append(Site(target, attend))
         return out
 
     def _append_latent(self, heads: Tensor, *others: Any) -> Tensor:

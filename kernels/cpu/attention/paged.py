@@ -5,33 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...compiled.arguments import FLOATS, has_dense_heads
+from ...compiled.arguments import FLOATS, attention_arguments, has_dense_heads
 from ...ops import attention as reference
-from ...ops.attention import Rows
+from ...ops.attention import Attend, Rows
 
 _attention = torch.ops.localllm.attention.default
 _latent_attention = torch.ops.localllm.latent_attention.default
 
 
-def paged_attention(
-    query: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-    rows: Rows,
-    scale: float,
-    window: int = 0,
-    soft_cap: float = 0.0,
-    sinks: Tensor | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
+def paged_attention(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
     """Queries and cache may have different dtypes. Queries may be a view of a fused qkv projection."""
-    if not {query.dtype, key_pages.dtype} <= FLOATS:
-        return reference.paged_attention(query, key_pages, value_pages, rows, scale, window, soft_cap, sinks, out)
+    if not {query.dtype, attend.key_pages.dtype} <= FLOATS:
+        return reference.paged_attention(query, rows, attend, out)
     query = query if has_dense_heads(query) else query.contiguous()
-    sinks = None if sinks is None else sinks.float()
     out = query.new_empty(query.shape) if out is None else out
-    tables = rows.row_starts, rows.context_lens, rows.page_table
-    _attention(out, query, key_pages, value_pages, *tables, sinks, scale, window, soft_cap)
+    _attention(out, query, *attention_arguments(rows, attend))
     return out
 
 

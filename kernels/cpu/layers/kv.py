@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ...compiled.arguments import FLOATS, ROTATIONS, heads_dense
+from ...compiled import kv as compiled
+from ...compiled.arguments import FLOATS
 from ...ops import kv as reference
-from ...ops.kv import Rotation
+from ...ops.kv import Append
 
-_store = torch.ops.localllm.store.default
 _copy_pages = torch.ops.localllm.copy_pages.default
-_append = torch.ops.localllm.append.default
 
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
     if {key.dtype, key_pages.dtype} <= FLOATS:
-        _store(heads_dense(key), heads_dense(value), key_pages, value_pages, slots)
+        compiled.store(key, value, key_pages, value_pages, slots)
     else:
         reference.store(key, value, key_pages, value_pages, slots)
 
@@ -28,23 +27,7 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
         _copy_pages(layer_pages, sources, targets)
 
 
-def append(
-    qkv: Tensor,
-    query_norm: Tensor | None,
-    key_norm: Tensor | None,
-    eps: float,
-    offset: float,
-    cos: Tensor,
-    sin: Tensor,
-    rotation: Rotation,
-    slots: Tensor,
-    key_pages: Tensor,
-    value_pages: Tensor,
-) -> Tensor:
-    """The returned queries are a view of qkv, rotated in place."""
-    if not {qkv.dtype, key_pages.dtype} <= FLOATS:
-        return reference.append(
-            qkv, query_norm, key_norm, eps, offset, cos, sin, rotation, slots, key_pages, value_pages
-        )
-    _append(qkv, query_norm, key_norm, eps, offset, cos, sin, ROTATIONS[rotation], slots, key_pages, value_pages)
-    return qkv.narrow(1, 0, qkv.shape[1] - 2 * key_pages.shape[2])
+def append(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, target: Append) -> Tensor:
+    if not {qkv.dtype, target.key_pages.dtype} <= FLOATS:
+        return reference.append(qkv, cos, sin, slots, target)
+    return compiled.append(qkv, cos, sin, slots, target)

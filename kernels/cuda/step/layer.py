@@ -49,13 +49,9 @@ def _attention(
     """The output of the layer's attention, and the residual stream before it. `product`: qkv."""
     before = layer.before_attention, layer.eps, layer.offset
     qkv, stream = _normalised(x, stream, before, product)
-    head_norms = layer.query_norm, layer.key_norm, layer.eps, layer.offset
     heads = qkv.view(len(x), -1, layer.dim)
-    rotation = *step.rotations[layer.rotation_index], layer.rotation
-    pages = step.cache.layers[layer.cache_index]
-    query = ops.kv.append(heads, *head_norms, *rotation, step.slots, *pages)
-    options = layer.scale, layer.window, layer.soft_cap, layer.sinks
-    attention = ops.attention.paged(query, *pages, step.rows, *options)
+    query = ops.kv.append(heads, *step.rotations[layer.rotation_index], step.slots, layer.append(step))
+    attention = ops.attention.paged(query, step.rows, layer.attend(step))
     x = layer.out(attention.flatten(1), ops, step)
     if layer.after_attention is not None:
         x = ops.norm.rms(x, layer.after_attention, layer.eps, layer.offset)

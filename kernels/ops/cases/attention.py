@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..attention import Rows
+from ..attention import Attend, Rows
 from .case import Case, Make
 
 
@@ -17,7 +17,7 @@ def _inputs(
     kv_heads: int = 2,
     dim: int = 32,
     page_size: int = 4,
-    **options: float,
+    **options: Any,
 ) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         needed = [-(-context // page_size) for _, context in lens]
@@ -33,11 +33,8 @@ def _inputs(
         contexts = [context for _, context in lens]
         return {
             "query": torch.randn(sum(queries), heads, dim, generator=generator).to(dtype),
-            "key_pages": pages[0].to(dtype),
-            "value_pages": pages[1].to(dtype),
             "rows": Rows(starts, torch.tensor(contexts, dtype=torch.int32), table, tuple(queries), tuple(contexts)),
-            "scale": dim**-0.5,
-            **options,
+            "attend": Attend(pages[0].to(dtype), pages[1].to(dtype), dim**-0.5, **options),
         }
 
     return make
@@ -46,7 +43,8 @@ def _inputs(
 def _with_sinks(lens: list[tuple[int, int]], heads: int = 4, **options: Any) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         inputs = _inputs(lens, heads, **options)(generator, dtype)
-        return {**inputs, "sinks": torch.randn(heads, generator=generator) * 2.0}
+        sinks = torch.randn(heads, generator=generator) * 2.0
+        return {**inputs, "attend": inputs["attend"]._replace(sinks=sinks)}
 
     return make
 
@@ -54,8 +52,8 @@ def _with_sinks(lens: list[tuple[int, int]], heads: int = 4, **options: Any) -> 
 def _latents(lens: list[tuple[int, int]], heads: int = 4, rotary: int = 8, rank: int = 32, page_size: int = 4) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         arguments = _inputs(lens, heads, 1, rotary + rank, page_size)(generator, dtype)
-        names = "query", "rows", "scale"
-        return {"pages": arguments["key_pages"], "start": rotary, **{name: arguments[name] for name in names}}
+        query, rows, attend = arguments["query"], arguments["rows"], arguments["attend"]
+        return {"query": query, "pages": attend.key_pages, "rows": rows, "scale": attend.scale, "start": rotary}
 
     return make
 

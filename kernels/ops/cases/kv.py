@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..kv import Rotation
+from ..kv import Append, Rotation
 from .case import Case, Make
 
 
@@ -51,19 +51,14 @@ def _append(
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         angle = torch.rand(tokens, half, generator=generator) * 100.0
         weights = torch.randn(2, dim, generator=generator) * 0.1 + (1.0 - offset)
+        query_norm, key_norm = weights.to(dtype) if norms else (None, None)
         pages = torch.randn(2, 12, 4, kv_heads, dim, generator=generator).to(cache or dtype)
         return {
             "qkv": torch.randn(tokens, heads + 2 * kv_heads, dim, generator=generator).to(dtype),
-            "query_norm": weights[0].to(dtype) if norms else None,
-            "key_norm": weights[1].to(dtype) if norms else None,
-            "eps": 1e-6,
-            "offset": offset,
             "cos": angle.cos(),
             "sin": angle.sin(),
-            "rotation": rotation,
             "slots": torch.randperm(48, generator=generator)[:tokens].to(torch.int64),
-            "key_pages": pages[0],
-            "value_pages": pages[1],
+            "target": Append(pages[0], pages[1], rotation, query_norm, key_norm, 1e-6, offset),
         }
 
     return make
@@ -74,34 +69,35 @@ def _append_latent(
 ) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         arguments = _append(tokens, heads - 1, 1, 2 * half + rank, half, False, rotation=rotation)(generator, dtype)
-        names = "cos", "sin", "rotation", "slots"
-        some = {name: arguments[name] for name in names}
-        return {"heads": arguments["qkv"], "pages": arguments["key_pages"], **some}
+        some = {name: arguments[name] for name in ("cos", "sin", "slots")}
+        pages = arguments["target"].key_pages
+        return {"heads": arguments["qkv"], "pages": pages, "rotation": rotation, **some}
 
     return make
 
 
 _PAGES = ("key_pages", "value_pages")
+TARGET = ("target.key_pages", "target.value_pages")  # arguments that append writes
 _FP8 = torch.float8_e4m3fn
 _COARSE = {torch.bfloat16: 7e-2}  # half the relative distance between neighbouring float8_e4m3fn values
 
 CASES = [
-    Case("kv.append", "plain", _append(9), mutates=_PAGES),
-    Case("kv.append", "one-token", _append(1, heads=16, kv_heads=8, dim=128, half=64), mutates=_PAGES),
-    Case("kv.append", "no-norms", _append(5, norms=False), mutates=_PAGES),
-    Case("kv.append", "gemma", _append(5, offset=1.0), mutates=_PAGES),
-    Case("kv.append", "partial", _append(5, half=5), mutates=_PAGES),
-    Case("kv.append", "interleaved", _append(7, rotation="interleaved"), mutates=_PAGES),
-    Case("kv.append", "odd-head", _append(3, heads=3, kv_heads=1, dim=37, half=11), mutates=_PAGES),
-    Case("kv.append", "no-tokens", _append(0), mutates=_PAGES),
-    Case("kv.append", "many", _append(33, heads=2, kv_heads=1), mutates=_PAGES),
-    Case("kv.append", "float8", _append(9, cache=_FP8), _COARSE, mutates=_PAGES),
+    Case("kv.append", "plain", _append(9), mutates=TARGET),
+    Case("kv.append", "one-token", _append(1, heads=16, kv_heads=8, dim=128, half=64), mutates=TARGET),
+    Case("kv.append", "no-norms", _append(5, norms=False), mutates=TARGET),
+    Case("kv.append", "gemma", _append(5, offset=1.0), mutates=TARGET),
+    Case("kv.append", "partial", _append(5, half=5), mutates=TARGET),
+    Case("kv.append", "interleaved", _append(7, rotation="interleaved"), mutates=TARGET),
+    Case("kv.append", "odd-head", _append(3, heads=3, kv_heads=1, dim=37, half=11), mutates=TARGET),
+    Case("kv.append", "no-tokens", _append(0), mutates=TARGET),
+    Case("kv.append", "many", _append(33, heads=2, kv_heads=1), mutates=TARGET),
+    Case("kv.append", "float8", _append(9, cache=_FP8), _COARSE, mutates=TARGET),
     Case(
         "kv.append",
         "float8-interleaved",
         _append(5, dim=128, half=64, rotation="interleaved", cache=_FP8),
         _COARSE,
-        mutates=_PAGES,
+        mutates=TARGET,
     ),
     *(
         Case("kv.append_latent", label, make, mutates=("pages",))

@@ -8,47 +8,46 @@ import pytest
 import torch
 from torch import Tensor
 
-from localllm.kernels.ops.attention import Rows, paged_attention
+from localllm.kernels.ops.attention import Attend, Rows, paged_attention
+from localllm.kernels.ops.cases.reference_check import copy_to
 
 MARK = 7.0  # what the harness puts where a row is handed to the AVX-512 lane
 
 
 def run(tiles: ctypes.CDLL, workers: int, arguments: dict, stride: int = 0, start: int = 0) -> Tensor:
     """`start`: the number of dimensions that a key has and a value has not."""
-    query, rows = arguments["query"], arguments["rows"]
+    query, rows, attend = arguments["query"], arguments["rows"], arguments["attend"]
     tokens, heads, dim = query.shape
     room = torch.full((tokens, heads * dim + stride), torch.nan, dtype=torch.bfloat16)
     room[:, : heads * dim] = query.flatten(1)
     out = torch.full((tokens, heads, dim - start), torch.nan, dtype=torch.bfloat16)
-    sinks = arguments.get("sinks")
     tensors = (
         out,
         room,
-        arguments["key_pages"],
-        arguments["value_pages"],
+        attend.key_pages,
+        attend.value_pages,
         rows.row_starts,
         rows.context_lens,
         rows.page_table,
-        sinks,
+        attend.sinks,
     )
-    _, page_size, kv_heads, _ = arguments["key_pages"].shape
     numbers = (
         len(rows.query_lens),
         tokens,
         heads,
-        kv_heads,
+        attend.kv_heads,
         dim,
         dim - start,
         room.stride(0),
-        page_size,
+        attend.page_size,
         rows.page_table.shape[1],
-        arguments.get("window", 0),
+        attend.window,
     )
     tiles.run_attention(
         *(ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors),
         *map(ctypes.c_int64, numbers),
-        ctypes.c_float(arguments["scale"]),
-        ctypes.c_float(arguments.get("soft_cap", 0.0)),
+        ctypes.c_float(attend.scale),
+        ctypes.c_float(attend.soft_cap),
         workers,
     )
     return out
@@ -79,21 +78,15 @@ def inputs(
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
     return {
         "query": torch.randn(sum(queries), heads, dim, generator=generator).bfloat16() * 2,
-        "key_pages": pages[0].contiguous(),
-        "value_pages": pages[1].contiguous(),
         "rows": Rows(starts, torch.tensor(contexts, dtype=torch.int32), table, tuple(queries), tuple(contexts)),
-        "scale": dim**-0.5,
-        **options,
+        "attend": Attend(pages[0].contiguous(), pages[1].contiguous(), dim**-0.5, **options),
     }
 
 
 def expected(arguments: dict) -> Tensor:
-    wide = {
-        name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in arguments.items()
-    }
-    for pages in ("key_pages", "value_pages"):
-        wide[pages] = wide[pages].nan_to_num()
+    wide = {name: copy_to(value, "cpu", wide=True) for name, value in arguments.items()}
+    for pages in wide["attend"][:2]:
+        pages.nan_to_num_()
     return paged_attention(**wide)
 
 
