@@ -10,7 +10,7 @@ from shapes import Shape
 from torch import Tensor
 from torch.nn import functional as F
 
-from localllm.kernels.ops.attention import Rows, latent_attention
+from localllm.kernels.ops.attention import Attend, Rows, latent_attention
 
 from .work import Arguments, Work, randn
 
@@ -55,8 +55,14 @@ def _scores(queries: int, context: int) -> float:
 def _latent(dtype: torch.dtype, rows: int, queries: int, context: int, heads: int, rotary: int, dim: int) -> Arguments:
     arguments = _paged(dtype, rows, queries, context, heads, 1, dim)
     arguments["rows"].groups(PAGE, 0)  # the reference computes them once for all layers of a step
-    names = "query", "rows", "scale"
-    return {"pages": arguments["key_pages"], "start": rotary, **{name: arguments[name] for name in names}}
+    query, attend = arguments["query"], arguments["attend"]
+    return {
+        "query": query,
+        "pages": attend.key_pages,
+        "rows": arguments["rows"],
+        "scale": attend.scale,
+        "start": rotary,
+    }
 
 
 def _paged(dtype: torch.dtype, rows: int, queries: int, context: int, heads: int, kv_heads: int, dim: int) -> Arguments:
@@ -67,20 +73,18 @@ def _paged(dtype: torch.dtype, rows: int, queries: int, context: int, heads: int
     contexts = torch.full((rows,), context, dtype=torch.int32)
     return {
         "query": randn(dtype, rows * queries, heads, dim),
-        "key_pages": cache[0],
-        "value_pages": cache[1],
         "rows": Rows(starts, contexts, table, (queries,) * rows, (context,) * rows),
-        "scale": dim**-0.5,
+        "attend": Attend(cache[0], cache[1], dim**-0.5),
     }
 
 
-def _contiguous(query: Tensor, key_pages: Tensor, value_pages: Tensor, rows: Rows, scale: float) -> Tensor:
+def _contiguous(query: Tensor, rows: Rows, attend: Attend) -> Tensor:
     """torch's attention, on contiguous keys and values instead of pages."""
     count, queries, context = len(rows.contexts), rows.query_lens[0], rows.contexts[0]
     by_row = query.view(count, queries, -1, query.shape[-1]).transpose(1, 2)
-    keys, values = (pages[1:].reshape(count, -1, *pages.shape[2:])[:, :context] for pages in (key_pages, value_pages))
+    keys, values = (pages[1:].reshape(count, -1, *pages.shape[2:])[:, :context] for pages in attend[:2])
     mask = _mask(queries, context, query.device) if 1 < queries < context else None
-    options = {"attn_mask": mask, "is_causal": 1 < queries == context, "scale": scale, "enable_gqa": True}
+    options = {"attn_mask": mask, "is_causal": 1 < queries == context, "scale": attend.scale, "enable_gqa": True}
     return F.scaled_dot_product_attention(by_row, keys.transpose(1, 2), values.transpose(1, 2), **options)
 
 

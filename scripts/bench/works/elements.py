@@ -13,6 +13,7 @@ from shapes import Shape
 from torch import Tensor
 
 from localllm.kernels.ops.cases.lora import random_adapters, random_weights
+from localllm.kernels.ops.kv import Append
 from localllm.kernels.ops.sampling import Draws
 
 from .work import Arguments, Work, randn
@@ -127,10 +128,11 @@ class Elements:
         return {"pages": cache, "sources": ids[:pages], "targets": ids[pages:]}
 
     def append(self, tokens: int) -> Arguments:
-        norms = {"query_norm": self._randn(self.shape.head_dim), "key_norm": self._randn(self.shape.head_dim)}
+        norms = self._randn(self.shape.head_dim), self._randn(self.shape.head_dim)
         qkv = self._heads(tokens, self.shape.heads + 2 * self.shape.kv_heads)
-        scalars = {"eps": 1e-6, "offset": 0.0, "rotation": "neox"}
-        return {"qkv": qkv, **norms, **scalars, **self.rotations(tokens), **self.pages(tokens)}
+        pages = self.pages(tokens)
+        target = Append(pages["key_pages"], pages["value_pages"], "neox", *norms)
+        return {"qkv": qkv, "slots": pages["slots"], "target": target, **self.rotations(tokens)}
 
     def _heads(self, tokens: int, heads: int) -> Tensor:
         return self._randn(tokens, heads, self.shape.head_dim)
