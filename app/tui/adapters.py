@@ -18,7 +18,7 @@ from . import selection
 from .ask import AskScreen
 from .connection import Connection
 from .dialog import Dialog, ask
-from .text import joined, known, one_line, visible
+from .text import joined, one_line, phrase, visible
 
 STEP = 0.1  # change of the scale by one key press
 KEYS = "←/→ scale · s type a scale · c compare · l load a folder · u unload · Esc closes"
@@ -215,7 +215,7 @@ def facts(row: Row, model: str) -> str:
     entry = row.entry
     texts = []
     if entry is not None:
-        texts = ["loaded", known("default of the daemon, ×{:g}", entry.scale)]
+        texts = ["loaded", phrase("default of the daemon, ×{:g}", entry.scale)]
     if row.folder is not None:
         texts += _folder_facts(row.folder, model, is_loaded=entry is not None)
     return joined(texts)
@@ -225,8 +225,8 @@ def _folder_facts(folder: AdapterFolder, model: str, *, is_loaded: bool) -> list
     where = "" if is_loaded else "downloaded, not loaded"
     return [
         "built in" if folder.bundled else where,
-        known("rank {}", folder.rank),
-        known("{}", folder.size and size(folder.size)),
+        phrase("rank {}", folder.rank),
+        phrase("{}", folder.size and size(folder.size)),
         "" if has_base(folder, model) else f"made for {one_line(folder.base, 40)}",
     ]
 

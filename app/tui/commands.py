@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from ..errors import InvalidRequest
 from .parameters import PARAMETERS
-from .text import known
+from .text import phrase
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Command:
     @property
     def completion(self) -> str:
         """The text of the command in the prompt box. It ends with a space if the command takes arguments."""
-        return f"/{self.name}{known(' ', self.arguments)}"
+        return f"/{self.name}{phrase(' ', self.arguments)}"
 
     @property
     def description(self) -> str:
-        return f"{self.arguments}  {self.sentence}".strip() + known("  ({})", self.key)
+        return f"{self.arguments}  {self.sentence}".strip() + phrase("  ({})", self.key)
 
 
 COMMANDS = (

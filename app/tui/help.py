@@ -11,7 +11,7 @@ from textual.widgets import Static
 
 from .commands import COMMANDS, Command
 from .dialog import Dialog
-from .text import known
+from .text import phrase
 
 KEYS = (
     ("Enter", "Send"),
@@ -70,7 +70,7 @@ class HelpScreen(Dialog[None]):
 
 
 def _row(command: Command) -> tuple[str, str]:
-    also = known(" Also {}.", ", ".join(f"/{alias}" for alias in command.aliases))
+    also = phrase(" Also {}.", ", ".join(f"/{alias}" for alias in command.aliases))
     return f"/{command.name} {command.arguments}", command.sentence + also
 
 

@@ -14,7 +14,7 @@ from ..errors import InvalidRequest
 from .dialog import Dialog
 from .fields import Field, Fields
 from .parameters import PARAMETERS, format_value, parse
-from .text import clean, joined, known, one_line
+from .text import clean, joined, one_line, phrase
 
 # What applies if a parameter without a default of the model is not set.
 IMPLIED = {
@@ -36,12 +36,12 @@ class NewSettings(NamedTuple):
 
 def model_text(model: str, running: LoadedModel | None, context: int) -> str:
     """The model, its context and the format of its weights."""
-    texts = [one_line(model), known("context {:,} tokens", context)]
+    texts = [one_line(model), phrase("context {:,} tokens", context)]
     if running is None:
         texts.append("not loaded")
     else:
         texts.append(f"weights {running.dtype}, quant {running.quant or 'none'}" if running.dtype else "")
-        texts.append(known("on {}", running.backend))
+        texts.append(phrase("on {}", running.backend))
     return f"{joined(texts)}\nF2, then Ctrl+S changes context and quant"
 
 

@@ -47,15 +47,15 @@ def joined(texts: Iterable[str]) -> str:
     return " · ".join(text for text in texts if text)
 
 
-def known(phrase: str, value: object) -> str:
-    """The phrase with the value in it; empty if the value is unknown or absent: 0, None, False or empty."""
-    return phrase.format(value) if value else ""
+def phrase(form: str, value: object) -> str:
+    """`form` with the value in it; empty if the value is unknown or absent: 0, None, False or empty."""
+    return form.format(value) if value else ""
 
 
-def some(texts: Sequence[str], limit: int) -> str:
+def first_texts(texts: Sequence[str], limit: int) -> str:
     """The first texts, separated by commas, and the number of the others."""
     more = len(texts) - limit
-    return ", ".join(texts[:limit]) + known(" and {} more", max(0, more))
+    return ", ".join(texts[:limit]) + phrase(" and {} more", max(0, more))
 
 
 def explain(error: AppError) -> str:

@@ -13,7 +13,7 @@ from textual.widgets import Static
 from ..connection import Connection
 from ..conversation import Conversation, Message
 from ..dialog import ClosesOnce, Work
-from ..text import joined, known, one_line, visible
+from ..text import joined, one_line, phrase, visible
 from .message import MessageView
 from .status import seconds
 
@@ -144,8 +144,8 @@ def figures(answer: Message) -> str:
     """The figures of an answer that has ended."""
     count = answer.completion_tokens
     texts = [
-        known("{} token" if count == 1 else "{} tokens", count),
-        known("{:.1f} tok/s", answer.tokens_per_second),
-        known("first {}", answer.ttft and seconds(answer.ttft)),
+        phrase("{} token" if count == 1 else "{} tokens", count),
+        phrase("{:.1f} tok/s", answer.tokens_per_second),
+        phrase("first {}", answer.ttft and seconds(answer.ttft)),
     ]
     return joined(texts) or answer.finish

@@ -17,7 +17,7 @@ from ..history.screen import HistoryScreen
 from ..models.browser import ModelChoice
 from ..models.screen import ModelScreen
 from ..settings import NewSettings, SettingsScreen
-from ..text import clean, known, one_line
+from ..text import clean, one_line, phrase
 from ..theme import DARK, LIGHT
 from .screen import ChatScreen
 
@@ -81,7 +81,7 @@ async def _use_adapter(screen: ChatScreen, adapter: str) -> None:
     """Select a loaded adapter for the next answer; empty: the base model alone."""
     conversation = screen.conversation
     conversation.adapter = adapter
-    screen.say(f"The next answer uses {known('the adapter {}', selection.label(adapter)) or 'the base model alone'}.")
+    screen.say(f"The next answer uses {phrase('the adapter {}', selection.label(adapter)) or 'the base model alone'}.")
     name = adapter and selection.split(adapter)[0]
     for entry in screen.connection.adapters_of(conversation.model):
         if entry.name == name and entry.warning:

@@ -14,7 +14,7 @@ from textual.widgets import Markdown, Static
 
 from ..connection import Connection
 from ..conversation import Conversation, Message
-from ..text import fold, known, one_line, visible
+from ..text import fold, one_line, phrase, visible
 from .answer import Channel, run
 from .streaming import StreamingMarkdown
 
@@ -165,7 +165,7 @@ class MessageView(Vertical, can_focus=True):
         if omitted and not self._expanded:
             return f"{visible(head)}\n… {omitted:,} more characters (Enter on this message expands it)"
         rest = max(0, len(self.message.content) - MAX_CHARACTERS)
-        more = known("\n… {:,} more characters: use copy or /export", rest)
+        more = phrase("\n… {:,} more characters: use copy or /export", rest)
         return visible(self.message.content[:MAX_CHARACTERS]) + more
 
     def _show_reasoning(self) -> None:

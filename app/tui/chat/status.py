@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...client import LoadedModel
 from ..conversation import Message
 from ..segments import Segment, SegmentLine
-from ..text import known
+from ..text import phrase
 
 
 @dataclass(frozen=True)
@@ -26,19 +26,19 @@ class Figures:
         """(rank, text) from left to right. If space is short, the highest ranks are dropped first."""
         segments = [
             (0, self.state),
-            (1, known("not saved", self.unsaved)),
-            (2, known("adapter {}", self.adapter)),
+            (1, phrase("not saved", self.unsaved)),
+            (2, phrase("adapter {}", self.adapter)),
             *(_model_segments(self.running) if self.running is not None else ()),
-            (3, known("{:.1f} tokens/s", self.rate or (self.answer and self.answer.tokens_per_second))),
+            (3, phrase("{:.1f} tokens/s", self.rate or (self.answer and self.answer.tokens_per_second))),
         ]
         if self.answer is None:
-            return [*segments, (7, known("context of {:,} tokens", self.context))]
+            return [*segments, (7, phrase("context of {:,} tokens", self.context))]
         return [*segments, *self._answer_segments(self.answer)]
 
     def _answer_segments(self, answer: Message) -> list[Segment]:
         used = f"{answer.prompt_tokens + answer.completion_tokens:,}"
         return [
-            (4, f"{used}{known(' of {:,}', self.context)} tokens used"),
+            (4, f"{used}{phrase(' of {:,}', self.context)} tokens used"),
             (5, f"first token after {seconds(answer.ttft)}"),
             (6, f"{answer.cached_tokens / answer.prompt_tokens:.0%} of the prompt reused"),
         ]
@@ -46,8 +46,8 @@ class Figures:
 
 def _model_segments(model: LoadedModel) -> list[Segment]:
     cache = f"cache {model.cache_used / model.cache_tokens:.0%} full" if model.cache_tokens else ""
-    form = known("{}", model.dtype) + known(", {}" if model.dtype else "{}", model.quant)
-    return [(8, known("on {}", model.backend)), (9, form), (11, model.device), (10, cache)]
+    form = phrase("{}", model.dtype) + phrase(", {}" if model.dtype else "{}", model.quant)
+    return [(8, phrase("on {}", model.backend)), (9, form), (11, model.device), (10, cache)]
 
 
 def seconds(duration: float) -> str:

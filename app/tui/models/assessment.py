@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ...client import Fit, Inspection
 from ...errors import AppError
 from ..connection import Connection
-from ..text import joined, known, one_line
+from ..text import joined, one_line, phrase
 from .facts import MAX_LENGTH, size_text, speed_text
 
 MAX_REASON = 60  # characters of the reason of a refusal on one line with other facts
@@ -65,7 +65,7 @@ def _conclusion(assessment: Assessment, inspection: Inspection) -> list[str]:
     if reason := refusal(inspection):
         return [f"cannot run here: {one_line(reason, MAX_REASON)}"]
     if inspection.kind == "adapter":
-        return ["adapter" + known(" of {}", inspection.base)]
+        return ["adapter" + phrase(" of {}", inspection.base)]
     if not assessment.fits:
         return [f"runs on {inspection.choice}"]
     best = min(assessment.fits, key=lambda fit: (not fit.fits, not fit.runs, fit.backend != inspection.choice))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ...client import AdapterFolder, DtypeShare, Fit, Inspection, LoadedModel, ModelFacts, TemplateVerdict
 from ...sizes import size
-from ..text import joined, known, some
+from ..text import first_texts, joined, phrase
 from .assessment import refusal
 from .facts import size_text, speed_text, tokens_text
 
@@ -112,7 +112,7 @@ def _template(template: TemplateVerdict | None) -> str:
         return "none: chat is not possible, only plain completions"
     if template.status == "fails":
         return f"fails: {template.reason}"
-    return "works" + known(", renders system messages", template.system) + known(", renders tools", template.tools)
+    return "works" + phrase(", renders system messages", template.system) + phrase(", renders tools", template.tools)
 
 
 def _variants(inspection: Inspection) -> str:
@@ -125,15 +125,17 @@ def _variants(inspection: Inspection) -> str:
 def _refused(inspection: Inspection) -> list[str]:
     """The files that localllm never downloads or loads."""
     return [
-        known("{}: pickle weights could run code; never downloaded or loaded", some(inspection.pickles, MAX_NAMES)),
-        known("{}: code of the repository; never downloaded or run", some(inspection.code, MAX_NAMES)),
+        phrase(
+            "{}: pickle weights could run code; never downloaded or loaded", first_texts(inspection.pickles, MAX_NAMES)
+        ),
+        phrase("{}: code of the repository; never downloaded or run", first_texts(inspection.code, MAX_NAMES)),
     ]
 
 
 def _backends(inspection: Inspection) -> list[str]:
     texts = []
     for verdict in inspection.backends:
-        answer = "yes" + known(", selected", verdict.backend == inspection.choice) if verdict.runs else "no"
+        answer = "yes" + phrase(", selected", verdict.backend == inspection.choice) if verdict.runs else "no"
         texts.append(f"{verdict.backend}: {answer}, {verdict.says}")
     return texts
 
@@ -147,7 +149,7 @@ def _fit(fit: Fit) -> list[str]:
     memory = [
         f"{size(fit.free)} free",
         f"weights {size(fit.weights)}",
-        known("adapters {}", size_text(fit.adapters)),
+        phrase("adapters {}", size_text(fit.adapters)),
         f"KV cache {size(fit.cache)} for {fit.context:,} tokens",
     ]
     return [joined([first, speed_text(fit.tokens_per_second or 0.0)]), joined(memory)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...client import AdapterFolder, HubMatch, Job, LoadedModel, Machine, ModelEntry, Offer, fit_of, speed_of
 from ...sizes import size
-from ..text import joined, known, one_line, some
+from ..text import first_texts, joined, one_line, phrase
 from .rows import ENDED, Row
 
 OVERHEAD = 1.15  # memory of a model divided by the size of its weights, with a short context
@@ -52,7 +52,7 @@ def progress(job: Job) -> str:
         [
             state,
             f"{job.received / job.total:.0%} of {size(job.total)}" if job.total else "",
-            known("{}/s", size_text(job.speed)),
+            phrase("{}/s", size_text(job.speed)),
             f"{duration(job.eta)} left" if job.eta is not None else "",
         ]
     )
@@ -97,7 +97,7 @@ def speed_text(speed: float) -> str:
 def short_count(number: int) -> str:
     """A number as text in thousands or millions; empty if it is 0."""
     if number < 1000:
-        return known("{}", number)
+        return phrase("{}", number)
     return f"{number / 1000:.0f} k" if number < 999_500 else f"{number / 1e6:.1f} M"
 
 
@@ -108,7 +108,7 @@ def size_text(bytes: float) -> str:
 
 def tokens_text(context: int) -> str:
     """A context as text; empty if it is 0, which stands for unknown."""
-    return known("{:,} tokens", context)
+    return phrase("{:,} tokens", context)
 
 
 def _repair(problem: str) -> str:
@@ -126,7 +126,7 @@ def _local_facts(row: Row, entry: ModelEntry, machine: Machine, running: LoadedM
         problem, _, _ = entry.problem.partition("; localllm ")  # the advice is a command; here it is a key
         return [one_line(f"cannot be used: {problem}", MAX_LENGTH), _repair(entry.problem)]
     loaded = _loaded(entry, running)
-    names = [loaded, known("alias {}", ", ".join(row.aliases))]
+    names = [loaded, phrase("alias {}", ", ".join(row.aliases))]
     if entry.bundled:
         return [*names, "built-in, tiny", *sizes]
     fit = "" if loaded else FITS[fit_of(int(entry.size * OVERHEAD), machine)]
@@ -135,32 +135,34 @@ def _local_facts(row: Row, entry: ModelEntry, machine: Machine, running: LoadedM
 
 def _loaded(entry: ModelEntry, running: LoadedModel | None) -> str:
     if running is None:
-        return known("loaded", entry.loaded)
+        return phrase("loaded", entry.loaded)
     return f"loaded, {running.backend}" if running.state == "ready" else "loading"
 
 
 def _adapter_facts(row: Row, folder: AdapterFolder) -> list[str]:
-    missing = known("its base model {} is not on this machine", one_line(folder.base))
+    missing = phrase("its base model {} is not on this machine", one_line(folder.base))
     return [
         "" if row.base else missing or "its base model is unknown",
-        known("rank {}", folder.rank),
+        phrase("rank {}", folder.rank),
         size_text(folder.size),
-        known("built-in", folder.bundled),
+        phrase("built-in", folder.bundled),
     ]
 
 
 def _offer_facts(offer: Offer) -> list[str]:
     speed = speed_text(offer.speed) if offer.fit in ("fits", "tight") else ""
-    gated = known(GATED, offer.gated)
+    gated = phrase(GATED, offer.gated)
     return [size_text(offer.size), FITS[offer.fit], speed, offer.licence, gated, offer.description]
 
 
 def _hub_facts(match: HubMatch, verdict: str) -> list[str]:
     return [
         verdict or size_text(match.size),
-        known("GGUF {}", some([one_line(quant, 30) for quant in match.quants], MAX_QUANTS)),  # a filter can name one
+        phrase(
+            "GGUF {}", first_texts([one_line(quant, 30) for quant in match.quants], MAX_QUANTS)
+        ),  # a filter can name one
         one_line(match.licence, 30),
-        known(GATED, match.gated),
-        known("{} downloads", short_count(match.downloads)),
-        known("{} likes", short_count(match.likes)),
+        phrase(GATED, match.gated),
+        phrase("{} downloads", short_count(match.downloads)),
+        phrase("{} likes", short_count(match.likes)),
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from textual.binding import Binding, BindingType
 
-from ..text import joined, known
+from ..text import joined, phrase
 from .rows import Row
 
 # `priority`: the filter line has other uses for some of these keys.
@@ -47,9 +47,9 @@ def _keys_of(row: Row) -> list[str]:
         return [_enter(row)]
     return [
         _enter(row),
-        known("Ctrl+L install llama.cpp", row.lacks_llamacpp),
+        phrase("Ctrl+L install llama.cpp", row.lacks_llamacpp),
         "Ctrl+O details" if row.is_usable or row.is_adapter or row.lacks_llamacpp else "Ctrl+D download",
-        known("Ctrl+K check files", row.is_local),
-        known("Ctrl+S settings · Ctrl+A alias", row.entry),
-        known("Ctrl+X delete", row.is_local and not row.is_bundled),
+        phrase("Ctrl+K check files", row.is_local),
+        phrase("Ctrl+S settings · Ctrl+A alias", row.entry),
+        phrase("Ctrl+X delete", row.is_local and not row.is_bundled),
     ]
