@@ -8,7 +8,7 @@ from .. import config
 from ..errors import ModelUnusable
 from ..sizes import size
 from ..store.inspection.models import inspect as inspect_model
-from ..store.records import Inspection, TemplateVerdict
+from ..store.records import Inspection, TemplateVerdict, Variant
 from .console import one_line, print_json, weights_text
 
 
@@ -30,37 +30,44 @@ def _print(inspection: Inspection) -> None:
 
 def _lines(inspection: Inspection) -> list[tuple[str, str]]:
     """The title and the text of each line. A title is empty if the line continues the line before."""
-    lines = [
-        ("name", inspection.name),
-        ("source", inspection.source + ("" if inspection.local else ", not downloaded")),
-        ("kind", inspection.kind),
-        ("architecture", inspection.architecture or "unknown"),
-        ("parameters", _count(inspection.parameters)),
-        ("weights", _weights(inspection)),
-        ("licence", inspection.licence or "unknown"),
-    ]
-    if inspection.kind == "adapter":
-        unnamed = "not named" if inspection.rank else "unknown"  # a file that cannot be read has rank 0
-        lines += [("base model", inspection.base or unnamed), ("rank", str(inspection.rank or "unknown"))]
-    else:
-        context = f"{inspection.context} tokens" if inspection.context else "unknown"
-        if inspection.rope_scaling:
-            context += f" (rope scaling: {inspection.rope_scaling})"
-        lines += [("quantisation", inspection.quantization or "none"), ("context", context)]
-    if inspection.embeddings:
-        lines.append(("embeddings", inspection.embeddings))
-    if len(inspection.variants) > 1:
-        sizes = [f"{variant.quant} {size(variant.bytes)}" for variant in inspection.variants]
-        lines.append(("variants", ", ".join(sizes)))
-    if inspection.template is not None:
-        lines.append(("chat template", _template(inspection.template)))
-    lines += _titled("refused", _refused(inspection))
-    lines += _titled("problem", list(inspection.problems))
-    lines += _titled("warning", list(inspection.warnings))
-    lines += _titled("backends", _backends(inspection))
-    if inspection.hint:
-        lines.append(("hint", inspection.hint))
-    return lines
+    facts = {
+        "name": inspection.name,
+        "source": inspection.source + ("" if inspection.local else ", not downloaded"),
+        "kind": inspection.kind,
+        "architecture": inspection.architecture or "unknown",
+        "parameters": _count(inspection.parameters),
+        "weights": _weights(inspection),
+        "licence": inspection.licence or "unknown",
+        **(_of_adapter(inspection) if inspection.kind == "adapter" else _of_model(inspection)),
+        "embeddings": inspection.embeddings,
+        "variants": _variants(inspection.variants),
+        "chat template": _template(inspection.template) if inspection.template else "",
+    }
+    several = {
+        "refused": _refused(inspection),
+        "problem": list(inspection.problems),
+        "warning": list(inspection.warnings),
+        "backends": _backends(inspection),
+        "hint": list(filter(None, [inspection.hint])),
+    }
+    lines = [(title, text) for title, text in facts.items() if text]
+    return lines + [line for title, texts in several.items() for line in _titled(title, texts)]
+
+
+def _of_adapter(inspection: Inspection) -> dict[str, str]:
+    unnamed = "not named" if inspection.rank else "unknown"  # a file that cannot be read has rank 0
+    return {"base model": inspection.base or unnamed, "rank": str(inspection.rank or "unknown")}
+
+
+def _of_model(inspection: Inspection) -> dict[str, str]:
+    context = f"{inspection.context} tokens" if inspection.context else "unknown"
+    if inspection.rope_scaling:
+        context += f" (rope scaling: {inspection.rope_scaling})"
+    return {"quantisation": inspection.quantization or "none", "context": context}
+
+
+def _variants(variants: tuple[Variant, ...]) -> str:
+    return ", ".join(f"{variant.quant} {size(variant.bytes)}" for variant in variants) if len(variants) > 1 else ""
 
 
 def _titled(title: str, texts: list[str]) -> list[tuple[str, str]]:

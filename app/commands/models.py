@@ -27,15 +27,19 @@ def list_models(as_json: bool) -> int:
 
 
 def _print(models: list[ListedModel]) -> None:
-    is_packed = any(model.packed for model in models)
-    header = ["MODEL", "SIZE", *(["PACKED"] if is_packed else []), "CONTEXT", "DESCRIPTION"]
-    rows = [[model.id, size(model.size), str(model.context or "?"), _state(model)] for model in models]
-    for row, model in zip(rows, models, strict=True):
-        row[2:2] = [size(model.packed) if model.packed else ""] if is_packed else []
-    table(header, rows)
+    columns = {
+        "MODEL": [model.id for model in models],
+        "SIZE": [size(model.size) for model in models],
+        "PACKED": [size(model.packed) if model.packed else "" for model in models],
+        "CONTEXT": [str(model.context or "?") for model in models],
+        "DESCRIPTION": [_state(model) for model in models],
+    }
+    if not any(columns["PACKED"]):
+        del columns["PACKED"]
+    table(list(columns), list(zip(*columns.values(), strict=True)))
     for line in _notices(models):
         say(line)
-    if is_packed:
+    if "PACKED" in columns:
         say("PACKED: disk space of cached quantised weights; free it with localllm rm --packed MODEL")
     if all(model.bundled for model in models):
         say("for a larger model: localllm pull qwen3:0.6b; localllm search shows more models")

@@ -37,23 +37,27 @@ def pull(names: Sequence[str], *, yes: bool, anyway: bool, as_json: bool, limit:
             _show_result(_stored(download), as_json)
             say("offline mode is on: localllm did not compare it with the hub")
         return 0
-    plans = [download.plan() for download in downloads]
-    for plan in plans:
+    plans = {download: download.plan() for download in downloads}
+    for plan in plans.values():
         _show_plan(plan, as_json)
-    remaining = sum(plan.missing_bytes - plan.received_bytes for plan in plans)
-    check_space(sum(plan.needed_bytes for plan in plans))  # for all together, before the first byte
-    asks = sys.stdin.isatty() and sys.stderr.isatty() and not (yes or as_json)
-    if asks and remaining and not click.confirm(f"Download {size(remaining)}?", default=True, err=True):
+    check_space(sum(plan.needed_bytes for plan in plans.values()))  # for all together, before the first byte
+    remaining = sum(plan.missing_bytes - plan.received_bytes for plan in plans.values())
+    if not (yes or as_json or _confirms(remaining)):
         say("downloaded nothing")
         return 1
-    for download, plan in zip(downloads, plans, strict=True):
-        with _display(as_json) as notify:
-            download.notify = notify
+    for download, plan in plans.items():
+        with _display(as_json) as download.notify, _message_of_interruption(download):
             download.warn = partial(_warn, as_json)
-            with _message_of_interruption(download):
-                model = download.run(plan)
+            model = download.run(plan)
         _show_result(model, as_json)
     return 0
+
+
+def _confirms(remaining: int) -> bool:
+    """Without a terminal, and without a byte to download, there is no question."""
+    if not (remaining and sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    return click.confirm(f"Download {size(remaining)}?", default=True, err=True)
 
 
 def _warn(as_json: bool, sentence: str) -> None:

@@ -19,7 +19,7 @@ from ..store.local.finding import find
 from ..store.local.refs import ModelRef
 from ..store.local.verify import WRONG
 from ..store.names import LOCAL
-from ..store.records import CatalogMatch, FileVerdict, HubMatch, SearchResult, Verification
+from ..store.records import CatalogMatch, FileVerdict, HubMatch, Pruning, SearchResult, Verification
 from .console import one_line, print_json, say, table, weights_text
 
 DAMAGED = 1  # exit code of verify
@@ -125,14 +125,17 @@ def prune(dry_run: bool, yes: bool, everything: bool, as_json: bool) -> int:
     if result.unused:
         rows = [(item.repo, item.kind, size(item.disk_bytes), Path(item.paths[0]).name) for item in result.unused]
         table(("REPOSITORY", "KIND", "SIZE", "FILE"), rows)
-    if result.deleted:
-        say(f"freed {size(result.freed)}")
-    elif result.unused:
-        command = "localllm prune --all --yes" if everything else "localllm prune --yes"
-        say(f"{size(result.bytes)} can be freed; {command} deletes these files")
-    else:
-        say("nothing to delete" if everything else "nothing to delete; --all includes files of the last 24 hours")
+    say(_outcome(result, everything))
     return 0
+
+
+def _outcome(result: Pruning, everything: bool) -> str:
+    if result.deleted:
+        return f"freed {size(result.freed)}"
+    if result.unused:
+        command = "localllm prune --all --yes" if everything else "localllm prune --yes"
+        return f"{size(result.bytes)} can be freed; {command} deletes these files"
+    return "nothing to delete" if everything else "nothing to delete; --all includes files of the last 24 hours"
 
 
 def import_(path: str, name: str, copy: bool, as_json: bool) -> int:

@@ -241,18 +241,21 @@ def _from_address(text: str) -> HubName | FileAddress:
     try:
         parts = urlsplit(text)
         host = parts.hostname or ""
-        is_plain = not (parts.username or parts.password or parts.fragment or "\\" in text) and parts.port != 0
+        has_extras = parts.username or parts.password or parts.fragment or "\\" in text or parts.port == 0
         segments = [unquote(segment, errors="strict") for segment in parts.path.split("/")[1:]]
     except ValueError:
         raise _malformed(text) from None
     if parts.scheme != "https" and host not in LOOPBACK:
         raise InvalidRequest(f"{text[:200]!r} is not encrypted", hint="use an address with https://", param="model")
     _refuse_segments(text, *segments)
-    if not host or not is_plain:
+    if has_extras or not host:
         raise _malformed(text)
-    if host in HUB_HOSTS:
-        return _from_hub_page(text, HUB_HOSTS[host], segments)
-    if not segments or not segments[-1].lower().endswith(WEIGHT_FILES):
+    return _from_hub_page(text, HUB_HOSTS[host], segments) if host in HUB_HOSTS else _file_address(text, segments)
+
+
+def _file_address(text: str, segments: list[str]) -> FileAddress:
+    """`segments`: those of the path, decoded."""
+    if not "".join(segments[-1:]).lower().endswith(WEIGHT_FILES):
         hint = "an address ends in .gguf or .safetensors; a repository has a name such as Qwen/Qwen3-0.6B"
         raise InvalidRequest(f"{text[:200]!r} is not the address of a weight file", hint=hint, param="model")
     return FileAddress(text, segments[-1])

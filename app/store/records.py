@@ -51,13 +51,13 @@ class Inspection(msgspec.Struct, frozen=True):
     kind: Literal["model", "adapter", "gguf"]
     source: str  # the folder, or the repository and its commit
     local: bool  # False: not downloaded
-    architecture: str  # model_type; empty: unknown
-    parameters: int | None  # values of all weights before quantisation; None: unknown
-    bytes: int  # of all tensors
-    dtypes: tuple[DtypeShare, ...]  # the largest share first
-    quantization: str  # format of quantised weights; empty: none
-    context: int  # tokens; 0: unknown
-    licence: str  # empty: unknown
+    architecture: str = ""  # model_type; empty: unknown
+    parameters: int | None = None  # values of all weights before quantisation; None: unknown
+    bytes: int = 0  # of all tensors
+    dtypes: tuple[DtypeShare, ...] = ()  # the largest share first
+    quantization: str = ""  # format of quantised weights; empty: none
+    context: int = 0  # tokens; 0: unknown
+    licence: str = ""  # empty: unknown
     rope_scaling: str = ""  # the method that extends the context of the original training; empty: none
     embeddings: str = ""  # the vectors of an embedding model; empty: no embedding model
     template: TemplateVerdict | None = None  # None: adapters have none

@@ -50,14 +50,15 @@ def adapter(name: str, *, allow_path: bool = False) -> ModelRef:
 
     Raises AdapterNotFound, WrongKind, ModelUnusable, or InvalidRequest for a path that is no text.
     """
-    refs = [] if is_path(name) and not allow_path else _found(name, allow_path)
+    refs = _found(name, allow_path)
     for ref in refs:
         if ref.kind == "adapter":
             check_path(ref.path)
             return ref
-    if refs and not (is_path(name) and refs[0].kind == "weights"):
+    is_folder_name = allow_path and is_path(name)
+    if refs and (refs[0].kind != "weights" or not is_folder_name):
         raise _no_adapter(refs[0])
-    if allow_path and is_path(name):
+    if is_folder_name:
         return _adapter_folder(Path(name).expanduser().absolute())
     if error := unfinished.refusal(name):
         raise AdapterNotFound(error.message, hint=error.hint, param="lora_path")

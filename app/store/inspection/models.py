@@ -10,12 +10,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .... import backends
 from ....engine.errors import ModelRefused
-from ....engine.files.adapter_files import AdapterFiles, read_adapter_header
-from ....engine.files.gguf import GgufHeader
+from ....engine.files.adapter_files import read_adapter_header
+from ....engine.files.gguf import GgufTensor
 from ....engine.files.gguf_names import gguf_hint
 from ....engine.files.json_files import read_json
 from ....engine.files.model_files import ModelFiles, read_model, read_tensors
@@ -112,54 +112,73 @@ def _names(path: Path) -> tuple[str, ...]:
     return tuple(sorted(file.name for file in path.iterdir() if file.is_file()))
 
 
+def _inspection(
+    origin: Origin,
+    kind: Literal["model", "adapter", "gguf"],
+    shares: tuple[DtypeShare, ...],
+    problems: Sequence[str],
+    files: ModelFiles | None = None,
+    **facts: Any,
+) -> Inspection:
+    """`shares`: the tensors by dtype. `files`: those of a model that localllm reads. `facts`: the other fields."""
+    read = {} if files is None else {"rope_scaling": _rope_scaling(files), "warnings": files.warnings}
+    return Inspection(
+        name=origin.name,
+        kind=kind,
+        source=origin.source,
+        local=origin.local,
+        bytes=sum(share.bytes for share in shares),
+        dtypes=shares,
+        pickles=tuple(name for name in origin.files if Path(name).suffix.lower() in PICKLE_SUFFIXES),
+        problems=tuple(problems),
+        embeddings=embeddings_of(files),
+        **{"licence": origin.licence, **read, **facts},
+    )
+
+
 def _inspect_model(ref: ModelRef, origin: Origin) -> Inspection:
-    folder = ref.path
     config: Mapping[str, Any] = {}
     tensors: Mapping[str, StoredTensor] = {}
     files = None
     problems = []
     hint = ""
     try:
-        config = read_json(folder / "config.json")
+        config = read_json(ref.file)
         if origin.problem:
             raise ModelRefused(origin.problem)
-        tensors = read_tensors(folder)
-        files = read_model(folder, origin.name)
-        if not (folder / TOKENIZER).exists():
-            problems.append(f"{TOKENIZER} is missing")
-        elif origin.local and (problem := tokenizer.problem(folder)):  # elsewhere the file is a hole
-            problems.append(problem)
-        if missing := missing_tensor(files):
-            problems.append(missing)
+        tensors = read_tensors(ref.path)
+        files = read_model(ref.path, ref.id)
+        problems = _problems_of(files, origin.local)
     except ModelRefused as error:
-        problems.append(str(error))
+        problems = [str(error)]
         hint = error.hint
-    verdicts = backend_verdicts(files, problems[0] if problems else "")
-    choice = _choice(files) if not problems else ""
+    choice = "" if problems else _choice(files)
     architecture = _text(config.get("model_type"))
-    return Inspection(
-        name=origin.name,
-        kind="model",
-        source=origin.source,
-        local=origin.local,
+    return _inspection(
+        origin,
+        "model",
+        _shares(tensors.values()),
+        problems,
+        files,
         architecture=architecture,
-        parameters=num_parameters(tensors, config) if files is not None else None,
-        bytes=sum(tensor.num_bytes for tensor in tensors.values()),
-        dtypes=dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors.values()),
+        parameters=None if files is None else num_parameters(tensors, config),
         quantization=_quantization(config, files),
-        context=_context(config, files),
-        rope_scaling=_rope_scaling(files),
-        embeddings=embeddings_of(files),
-        licence=origin.licence,
-        template=try_folder(folder),
-        pickles=_pickles(origin.files),
+        context=_number(config.get("max_position_embeddings")) if files is None else files.config.max_positions,
+        template=try_folder(ref.path),
         code=_code(origin.files, config),
-        problems=tuple(problems),
-        warnings=() if files is None else files.warnings,
-        backends=verdicts,
+        backends=backend_verdicts(files, "".join(problems[:1])),
         choice=choice,
         hint="" if choice else hint or gguf_hint(origin.name, architecture),
     )
+
+
+def _problems_of(files: ModelFiles, is_local: bool) -> list[str]:
+    """The problems of a tokenizer, which is a hole in the skeleton of a remote model, and of missing tensors."""
+    if not (files.path / TOKENIZER).exists():
+        problem = f"{TOKENIZER} is missing"
+    else:
+        problem = tokenizer.problem(files.path) if is_local else ""
+    return list(filter(None, [problem, missing_tensor(files)]))
 
 
 def _inspect_weights(path: Path, origin: Origin) -> Inspection:
@@ -178,88 +197,57 @@ def _inspect_weights(path: Path, origin: Origin) -> Inspection:
             tensors.update(read_header(path))
     except ModelRefused as error:
         problem = str(error)
-    return Inspection(
-        name=origin.name,
-        kind="model",
-        source=origin.source,
-        local=origin.local,
-        architecture="",
-        parameters=num_parameters(tensors, {}) or None,
-        bytes=sum(tensor.num_bytes for tensor in tensors.values()),
-        dtypes=dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors.values()),
-        quantization="",
-        context=0,
-        licence=origin.licence,
-        problems=(problem,),
-        backends=backend_verdicts(None, NO_CONFIG),
-    )
+    verdicts = backend_verdicts(None, NO_CONFIG)
+    parameters = num_parameters(tensors, {}) or None
+    return _inspection(origin, "model", _shares(tensors.values()), [problem], parameters=parameters, backends=verdicts)
 
 
 def _inspect_adapter(ref: ModelRef, origin: Origin) -> Inspection:
-    files: AdapterFiles | None = None
-    problems = check(ref)
-    if not problems:
-        files = read_adapter_header(ref.path)
-    factors = [] if files is None else list(files.factors.values())
-    tensors = [tensor for pair in factors for tensor in (pair.a, pair.b)]
-    return Inspection(
-        name=origin.name,
-        kind="adapter",
-        source=origin.source,
-        local=origin.local,
-        architecture=files.base_class if files is not None else "",
+    code = _code(origin.files, {})
+    if problems := check(ref):
+        return _inspection(origin, "adapter", (), problems, code=code)
+    files = read_adapter_header(ref.path)
+    factors = files.factors.values()
+    return _inspection(
+        origin,
+        "adapter",
+        _shares(tensor for pair in factors for tensor in (pair.a, pair.b)),
+        (),
+        architecture=files.base_class,
         parameters=sum(pair.rank * (pair.in_features + pair.out_features) for pair in factors) or None,
-        bytes=sum(tensor.num_bytes for tensor in tensors),
-        dtypes=dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors),
-        quantization="",
-        context=0,
-        licence=origin.licence,
-        base=files.base if files is not None else "",
-        rank=files.rank if files is not None else 0,
-        pickles=_pickles(origin.files),
-        code=_code(origin.files, {}),
-        problems=tuple(problems),
+        base=files.base,
+        rank=files.rank,
+        code=code,
     )
 
 
 def _inspect_gguf(paths: list[Path], origin: Origin) -> Inspection:
     """`paths`: one GGUF file, or the shards of one model."""
-    headers: list[GgufHeader] = []
-    files = None
-    problems = check_gguf(paths)
-    if not problems:
-        headers = [read_gguf_file(path) for path in paths]
-    if headers:
-        try:
-            files = read_model(paths[0], origin.name)
-        except ModelRefused as error:
-            problems.append(str(error))
-    choice, missing = _choice_of_gguf(files) if files is not None else ("", [])
-    problems += missing
-    metadata = headers[0].metadata if headers else {}
+    quant = gguf_quant(paths[0].name)
+    if problems := check_gguf(paths):
+        verdicts = backend_verdicts(None, problems[0])
+        return _inspection(
+            origin, "gguf", (), problems, quantization=quant, backends=verdicts, variants=origin.variants
+        )
+    headers = [read_gguf_file(path) for path in paths]
     tensors = [tensor for header in headers for tensor in header.tensors]
+    metadata = headers[0].metadata
     architecture = _text(metadata.get("general.architecture"))
-    shares = _shares(headers)
-    context = metadata.get(f"{architecture}.context_length", 0)
-    return Inspection(
-        name=origin.name,
-        kind="gguf",
-        source=origin.source,
-        local=origin.local,
+    shares = _shares(tensors)
+    files, choice, problem = _choice_of_gguf(paths[0], origin.name)
+    return _inspection(
+        origin,
+        "gguf",
+        shares,
+        [problem] if problem else [],
+        files,
         architecture=architecture,
         parameters=sum(tensor.num_values for tensor in tensors) or None,
-        bytes=sum(share.bytes for share in shares),
-        dtypes=shares,
-        quantization=gguf_quant(paths[0].name) or (shares[0].dtype if shares else ""),
-        context=context if type(context) is int else 0,
-        rope_scaling=_rope_scaling(files),
-        embeddings=embeddings_of(files),
+        quantization=quant or "".join(share.dtype for share in shares[:1]),
+        context=_number(metadata.get(f"{architecture}.context_length")),
         licence=_text(metadata.get("general.license")) or origin.licence,
-        template=try_gguf(paths[0]) if headers else None,
-        pickles=_pickles(origin.files),
-        problems=tuple(problems),
-        warnings=() if files is None else files.warnings,
-        backends=backend_verdicts(files, problems[0] if files is None else ""),
+        template=try_gguf(paths[0]),
+        backends=backend_verdicts(files, "" if files else problem),
         choice=choice,
         variants=origin.variants,
     )
@@ -274,11 +262,12 @@ def embeddings_of(files: ModelFiles | None) -> str:
 def gguf_facts(paths: Sequence[Path]) -> tuple[str, tuple[DtypeShare, ...]]:
     """The licence in the metadata of a GGUF model, and its weights of each type. `paths`: its sound files."""
     headers = [read_gguf_file(path) for path in paths]
-    return _text(headers[0].metadata.get("general.license")), _shares(headers)
+    tensors = (tensor for header in headers for tensor in header.tensors)
+    return _text(headers[0].metadata.get("general.license")), _shares(tensors)
 
 
-def _shares(headers: Sequence[GgufHeader]) -> tuple[DtypeShare, ...]:
-    return dtype_shares((tensor.dtype, tensor.num_bytes) for header in headers for tensor in header.tensors)
+def _shares(tensors: Iterable[StoredTensor | GgufTensor]) -> tuple[DtypeShare, ...]:
+    return dtype_shares((tensor.dtype, tensor.num_bytes) for tensor in tensors)
 
 
 def backend_verdicts(files: ModelFiles | None, problem: str) -> tuple[BackendVerdict, ...]:
@@ -302,14 +291,18 @@ def _choice(files: ModelFiles | None) -> str:
         return ""
 
 
-def _choice_of_gguf(files: ModelFiles) -> tuple[str, list[str]]:
-    """The backend that runs a GGUF model, and the problem if it is not installed."""
+def _choice_of_gguf(path: Path, name: str) -> tuple[ModelFiles | None, str, str]:
+    """A GGUF model, the backend that runs it, and the problem if its files or the installation have one."""
     try:
-        return backends.choose(backends.AUTO, files).info.backend, []
+        files = read_model(path, name)
+    except ModelRefused as error:
+        return None, "", str(error)
+    try:
+        return files, backends.choose(backends.AUTO, files).info.backend, ""
     except backends.BackendUnavailable as error:
-        return "", [str(error)]
+        return files, "", str(error)
     except ModelRefused:
-        return "", []
+        return files, "", ""
 
 
 def _quantization(config: Mapping[str, Any], files: ModelFiles | None) -> str:
@@ -325,24 +318,12 @@ def _quantization(config: Mapping[str, Any], files: ModelFiles | None) -> str:
     return _text(table.get("quant_method")) or "unknown" if isinstance(table, dict) else ""
 
 
-def _context(config: Mapping[str, Any], files: ModelFiles | None) -> int:
-    if files is not None:
-        return files.config.max_positions
-    context = config.get("max_position_embeddings")
-    return context if type(context) is int else 0
-
-
-def _rope_scaling(files: ModelFiles | None) -> str:
+def _rope_scaling(files: ModelFiles) -> str:
     """The method, and the positions of the original training; empty without scaling."""
-    ropes = files.config.ropes.values() if files is not None else ()
-    for rope in ropes:
+    for rope in files.config.ropes.values():
         if rope.kind != "default":
             return f"{rope.kind}, factor {rope.factor:g}, trained with {rope.original_positions} tokens"
     return ""
-
-
-def _pickles(names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for name in names if Path(name).suffix.lower() in PICKLE_SUFFIXES)
 
 
 def _code(names: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
@@ -354,3 +335,7 @@ def _code(names: Iterable[str], config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _text(value: object) -> str:
     return value[:100] if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int:
+    return value if type(value) is int else 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
 
 from ....engine.errors import ModelRefused
 from ....engine.files.model_files import ModelFiles, read_model
@@ -13,7 +15,7 @@ from ..adapters import base_of
 from ..checks.template import try_folder, try_gguf
 from ..local.refs import ModelRef
 from ..local.verify import expected_hash
-from ..records import DtypeShare, ModelFacts, StoredFile, TemplateVerdict
+from ..records import DtypeShare, ListedModel, ModelFacts, StoredFile, TemplateVerdict
 from ..resolved import stored
 from .models import embeddings_of, gguf_facts, licence
 
@@ -23,38 +25,52 @@ GGUF_BACKEND = "llamacpp: GGUF files go to llama.cpp"
 def show(name: str) -> ModelFacts:
     """Raises ModelNotFound, or InvalidRequest for a path that is no text."""
     ref = stored(name)
-    is_model = ref.kind in ("model", "gguf")
-    blobs = [(name, *expected_hash(path)) for name, path in ref.files if path.is_file()]
-    files = [StoredFile(name, blob.stat().st_size, digest) for name, digest, blob in blobs]
-    newest = max((blob.stat().st_mtime for _, _, blob in blobs), default=0.0)
-    problems = listing.problems_of(ref)
-    readable = _readable(ref) if is_model and not problems else None
     entry = listing.entry_of(ref)
+    problems = listing.problems_of(ref)
     preferred = preferences.read()
     named_licence, weights = _gguf_facts(ref)
+    files = [_stored_file(name, path) for name, path in ref.files if path.is_file()]
     return ModelFacts(
         id=ref.id,
         kind=ref.kind,
         path=str(ref.path),
         repository=ref.repository,
         revision=ref.revision,
-        stored=datetime.fromtimestamp(newest, UTC).isoformat(timespec="seconds") if newest else "",
+        stored=_time_of(ref),
         size=sum(file.size for file in files),
         context=entry.context or None,
         description=entry.description,
-        purpose=entry.purpose if is_model else None,
-        backend=GGUF_BACKEND if ref.kind == "gguf" else "",
-        base=base_of(ref) if ref.kind == "adapter" else "",
-        weights=weights,
-        embeddings=embeddings_of(readable),
         licence=named_licence or licence(ref),
+        weights=weights,
         template=_template(ref),
         aliases=[alias for alias, target in preferred.aliases.items() if target == ref.id],
         problems=problems,
-        warnings=[] if readable is None else list(readable.warnings),
         settings=config.model_settings(preferred.settings, ref.id),
         files=files,
+        **_of_kind(ref, entry, problems),
     )
+
+
+def _of_kind(ref: ModelRef, entry: ListedModel, problems: list[str]) -> dict[str, Any]:
+    """The facts that only an adapter, or only a model has."""
+    if ref.kind == "adapter":
+        return {"base": base_of(ref)}
+    if ref.kind == "weights":
+        return {}
+    facts = {"purpose": entry.purpose, "backend": GGUF_BACKEND if ref.kind == "gguf" else ""}
+    files = None if problems else _readable(ref)
+    return facts if files is None else {**facts, "embeddings": embeddings_of(files), "warnings": list(files.warnings)}
+
+
+def _stored_file(name: str, path: Path) -> StoredFile:
+    digest, blob = expected_hash(path)
+    return StoredFile(name, blob.stat().st_size, digest)
+
+
+def _time_of(ref: ModelRef) -> str:
+    """The time at which the last file was stored, in ISO 8601; empty without a file."""
+    times = [expected_hash(path)[1].stat().st_mtime for _, path in ref.files if path.is_file()]
+    return datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds") if times else ""
 
 
 def _template(ref: ModelRef) -> TemplateVerdict | None:
