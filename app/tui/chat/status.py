@@ -46,7 +46,7 @@ class Figures:
 
 def _model_segments(model: LoadedModel) -> list[Segment]:
     cache = f"cache {model.cache_used / model.cache_tokens:.0%} full" if model.cache_tokens else ""
-    form = phrase("{}", model.dtype) + phrase(", {}" if model.dtype else "{}", model.quant)
+    form = ", ".join(filter(None, (model.dtype, model.quant)))
     return [(8, phrase("on {}", model.backend)), (9, form), (11, model.device), (10, cache)]
 
 
