@@ -19,8 +19,8 @@ from ...engine.files.model_config import ModelConfig
 from ...engine.files.moe_config import MoeConfig
 from ...engine.files.tensor_files import StoredTensor
 from ...engine.lora import Adapter
-from ...kernels.ops.lora import LoraWeights
-from ...kernels.ops.projection import Adapted, Projection
+from ...kernels.ops.lora import Adapted, LoraWeights
+from ...kernels.ops.projection import Projection
 from .device import Device
 from .mapped import MappedFiles
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from .step import Adapters
+from .projection import Product, Projection
+from .step import Adapters, HeadStep, LayerStep
 
 if TYPE_CHECKING:
     from . import Ops
-    from .projection import Projection
 
 Ints = NDArray[np.int32]
 
@@ -40,6 +40,24 @@ class LoraWeights(NamedTuple):
     def rank(self) -> int:
         """The maximum rank of an adapter."""
         return self.b.shape[2]
+
+
+class Adapted(NamedTuple):
+    """A projection with the LoRA factors of all adapter slots."""
+
+    base: Projection
+    lora: LoraWeights
+
+    @property
+    def product(self) -> Product | None:
+        return self.base.product
+
+    def __call__(
+        self, x: Tensor, ops: Ops, step: LayerStep | HeadStep | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        if step is None or step.adapters is None:
+            return self.base(x, ops, step, dtype)
+        return ops.lora.project(self.base, x, ops, self.lora, step.adapters, dtype)
 
 
 def add(out: Tensor, x: Tensor, weights: LoraWeights, adapters: Adapters) -> None:

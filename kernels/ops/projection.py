@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from .lora import LoraWeights
 from .step import HeadStep, LayerStep
 
 if TYPE_CHECKING:
@@ -65,21 +64,3 @@ class SideBySide(NamedTuple):
         self, x: Tensor, ops: Ops, step: LayerStep | HeadStep | None = None, dtype: torch.dtype | None = None
     ) -> Tensor:
         return torch.cat([product(x, ops, step, dtype) for product in self.products], dim=-1)
-
-
-class Adapted(NamedTuple):
-    """A projection with the LoRA factors of all adapter slots."""
-
-    base: Projection
-    lora: LoraWeights
-
-    @property
-    def product(self) -> Product | None:
-        return self.base.product
-
-    def __call__(
-        self, x: Tensor, ops: Ops, step: LayerStep | HeadStep | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor:
-        if step is None or step.adapters is None:
-            return self.base(x, ops, step, dtype)
-        return ops.lora.project(self.base, x, ops, self.lora, step.adapters, dtype)

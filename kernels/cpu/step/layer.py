@@ -13,8 +13,9 @@ from ...compiled.arguments import GATES, ROTATIONS
 from ...ops import Ops
 from ...ops import layer as reference
 from ...ops.layer import DecoderLayer
+from ...ops.lora import Adapted
 from ...ops.mlp import Experts, GatedMlp
-from ...ops.projection import Adapted, Product, Projection
+from ...ops.projection import Product, Projection
 from ...ops.step import LayerStep
 from ..lora.products import is_supported, tile_arguments
 from ..moe.experts import Prepared as PreparedExperts

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ..attention import Rows
 from ..layer import DecoderLayer
+from ..lora import Adapted
 from ..mla import LatentInputs, LatentOutputs
 from ..mlp import Experts, Gate, GatedMlp, Mlp
 from ..moe import Routing
-from ..projection import Adapted, Product, Projection
+from ..projection import Product, Projection
 from ..step import Cache, LayerStep, SampledRows
 from .case import Case, Make
 from .lora import random_adapters, random_weights, select_adapters

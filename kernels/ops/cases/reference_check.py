@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ..layer import DecoderLayer
+from ..lora import Adapted
 from ..mla import LatentInputs, LatentOutputs
 from ..mlp import Experts, GatedMlp
 from ..moe import ExpertWeights
-from ..projection import Adapted, Product
+from ..projection import Product
 
 if TYPE_CHECKING:
     from .. import Ops
