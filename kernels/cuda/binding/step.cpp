@@ -85,10 +85,10 @@ void step_op(Tensor x_out, Tensor stream_out, Tensor x, Tensor stream, Tensor la
       {"layers", &layers}, {"shared", &shared},         {"cos", &cos}, {"sin", &sin},
       {"keys", &keys},     {"values", &values}};
   for (auto& [name, tensor] : aligned_tensors) refuse_unaligned(OP, *tensor, name);
-  Stream stream(x);
+  Stream on(x);
   if (!step_fits(args)) refuse(OP, ": this GPU has too little shared memory for this model");
   if (memory.size(0) < step_shared(args)) refuse(OP, ": shared has ", memory.size(0), " bytes, too few");
-  step(args, stream);
+  step(args, on);
 }
 
 }  // namespace
