@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,128 +16,166 @@ from ..mla import LatentInputs, LatentOutputs
 from ..mlp import Experts, Gate, GatedMlp, Mlp
 from ..moe import Routing
 from ..projection import Product, Projection
-from ..step import Cache, LayerStep, SampledRows
+from ..step import Adapters, Cache, LayerStep, SampledRows
 from .case import Case, Make
 from .lora import random_adapters, random_weights, select_adapters
 from .moe import random_experts
 
 
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The sizes and the options of random layers."""
+
+    heads: int = 4
+    kv_heads: int = 2
+    dim: int = 32
+    hidden: int = 48
+    inner: int = 72
+    layers: int = 0  # number of layers of a stack; 0: one layer without a stack
+    bias: bool = False
+    adapted: bool = False  # row r has the adapter of slot r % 3; slot 0 is the base model
+    head_norms: bool = True
+    joint_head_norms: bool = False
+    before_norms: bool = True
+    after_norms: bool = False
+    offset: float = 0.0
+    gate: Gate = "silu_and_mul"
+    experts: int = 0  # the MLP has this many experts; 0: the MLP is dense
+    shared: bool = True  # a mixture has a shared expert as well
+    clear: bool = False  # the router always chooses the same experts, also with rounded inputs
+    window: int = 0
+    soft_cap: float = 0.0
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Random weights of the layers of a model."""
+
+    model: Model
+    generator: torch.Generator
+    dtype: torch.dtype
+
+    def random(self, *shape: int, size: float = 1.0, mean: float = 0.0) -> Tensor:
+        return (torch.randn(*shape, generator=self.generator) * size + mean).to(self.dtype)
+
+    def norm(self, present: bool, width: int) -> Tensor | None:
+        return self.random(width, size=0.1, mean=1.0 - self.model.offset) if present else None
+
+    def projection(self, in_features: int, *widths: int) -> Projection:
+        """A random projection with slices of these widths, and the factors of three slots if the model is adapted."""
+        shift = None
+        if self.model.bias:
+            shift = (torch.randn(sum(widths), generator=self.generator) * 0.1).to(self.dtype).float()
+        base = Product("dense", self.random(sum(widths), in_features, size=in_features**-0.5), shift)
+        if not self.model.adapted:
+            return base
+        return Adapted(base, random_weights((0, 8, 16), in_features, widths, self.generator, self.dtype))
+
+    def mlp(self) -> Mlp:
+        model = self.model
+        dense = GatedMlp(
+            self.projection(model.hidden, model.inner, model.inner),
+            self.projection(model.inner, model.hidden),
+            model.gate,
+        )
+        if not model.experts:
+            return dense
+        weights = random_experts("dense", model.experts, model.hidden, model.inner, self.generator, self.dtype)
+        routing = Routing(2, "softmax", True)
+        router = self.projection(model.hidden, model.experts)
+        if model.clear:
+            bias = torch.arange(model.experts) / 2.0
+            router = Product("dense", self.random(model.experts, model.hidden, size=1e-3), bias)
+        if not model.shared:
+            return Experts(router, routing, None, weights)
+        return Experts(router, routing, None, weights, dense, self.projection(model.hidden, 1))
+
+    def layer(self, index: int) -> DecoderLayer:
+        model = self.model
+        queries, keys = model.heads * model.dim, model.kv_heads * model.dim
+        joint = model.joint_head_norms
+        return DecoderLayer(
+            self.norm(model.before_norms, model.hidden),
+            self.norm(model.before_norms, model.hidden),
+            self.norm(model.after_norms, model.hidden),
+            self.norm(model.after_norms, model.hidden),
+            self.norm(model.head_norms, queries if joint else model.dim),
+            self.norm(model.head_norms, keys if joint else model.dim),
+            self.projection(model.hidden, queries, keys, keys),
+            self.projection(queries, model.hidden),
+            self.mlp(),
+            "neox",
+            model.dim,
+            1e-6,
+            model.offset,
+            model.dim**-0.5,
+            window=model.window,
+            soft_cap=model.soft_cap,
+            sinks=model.sinks,
+            joint_head_norms=joint,
+            cache_index=index,
+        )
+
+
 def inputs(
     lens: list[tuple[int, int]],  # number of queries and context length of each row
-    heads: int = 4,
-    kv_heads: int = 2,
-    dim: int = 32,
-    hidden: int = 48,
-    inner: int = 72,
-    *,
-    layers: int = 0,  # number of layers of a stack; 0: one layer without a stack
+    *sizes: Any,  # the first fields of Model
     last: tuple[int, ...] | None = None,  # step.sampled has the last tokens of these rows
-    bias: bool = False,
-    adapted: bool = False,  # row r has the adapter of slot r % 3; slot 0 is the base model
-    head_norms: bool = True,
-    joint_head_norms: bool = False,
-    before_norms: bool = True,
-    after_norms: bool = False,
-    offset: float = 0.0,
-    gate: Gate = "silu_and_mul",
-    experts: int = 0,  # the MLP has this many experts; 0: the MLP is dense
-    shared: bool = True,  # a mixture has a shared expert as well
-    clear: bool = False,  # the router always chooses the same experts, also with rounded inputs
     page_size: int = 4,
-    **options: Any,
-) -> Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]:
+    **options: Any,  # other fields of Model
+) -> Make:
     """Makes random arguments of `decoder` or `decoders`, for test inputs."""
+    model = Model(*sizes, **options)
 
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         from .. import Ops
 
-        def random(*shape: int, size: float = 1.0, mean: float = 0.0) -> Tensor:
-            return (torch.randn(*shape, generator=generator) * size + mean).to(dtype)
-
-        projection = partial(_projection, generator, dtype, bias, adapted)
-
-        def norm(present: bool, width: int) -> Tensor | None:
-            return random(width, size=0.1, mean=1.0 - offset) if present else None
-
-        def mlp() -> Mlp:
-            dense = GatedMlp(projection(hidden, inner, inner), projection(inner, hidden), gate)
-            if not experts:
-                return dense
-            weights = random_experts("dense", experts, hidden, inner, generator, dtype)
-            routing = Routing(2, "softmax", True)
-            router = projection(hidden, experts)
-            if clear:
-                router = Product("dense", random(experts, hidden, size=1e-3), torch.arange(experts) / 2.0)
-            if not shared:
-                return Experts(router, routing, None, weights)
-            return Experts(router, routing, None, weights, dense, projection(hidden, 1))
-
-        def layer(index: int) -> DecoderLayer:
-            return DecoderLayer(
-                norm(before_norms, hidden),
-                norm(before_norms, hidden),
-                norm(after_norms, hidden),
-                norm(after_norms, hidden),
-                norm(head_norms, heads * dim if joint_head_norms else dim),
-                norm(head_norms, kv_heads * dim if joint_head_norms else dim),
-                projection(hidden, heads * dim, kv_heads * dim, kv_heads * dim),
-                projection(heads * dim, hidden),
-                mlp(),
-                "neox",
-                dim,
-                1e-6,
-                offset,
-                dim**-0.5,
-                joint_head_norms=joint_head_norms,
-                cache_index=index,
-                **options,
-            )
-
-        stack = tuple(layer(index) for index in range(max(layers, 1)))
-        queries = [query_len for query_len, _ in lens]
-        contexts = [context_len for _, context_len in lens]
-        row_pages = -(-max(contexts) // page_size)
-        table = torch.randperm(len(lens) * row_pages, generator=generator).view(len(lens), row_pages).int() + 1
-        slots = [
-            int(table[row, place // page_size]) * page_size + place % page_size
-            for row, (queried, context) in enumerate(lens)
-            for place in range(context - queried, context)
-        ]
-        tokens = sum(queries)
-        angle = torch.rand(tokens, dim // 2, generator=generator) * 100.0
-        starts = torch.tensor([0, *queries]).cumsum(0).int()
-        pages = random(2, len(stack), len(lens) * row_pages + 1, page_size, kv_heads, dim)
-        x = random(tokens, hidden)
-        stream = random(tokens, hidden)
-        rows = Rows(starts, torch.tensor(contexts).int(), table, tuple(queries), tuple(contexts))
+        weights = Weights(model, generator, dtype)
+        stack = tuple(weights.layer(index) for index in range(max(model.layers, 1)))
+        table, slots = _pages(lens, page_size, generator)
+        tokens = sum(queries for queries, _ in lens)
+        angle = torch.rand(tokens, model.dim // 2, generator=generator) * 100.0
+        rows = _rows(lens, table)
+        pages = weights.random(2, len(stack), table.numel() + 1, page_size, model.kv_heads, model.dim)
+        x = weights.random(tokens, model.hidden)
+        stream = weights.random(tokens, model.hidden)
+        adapter_rows = [(queries, row % 3) for row, (queries, _) in enumerate(lens)]
+        adapters = random_adapters(adapter_rows, generator) if model.adapted else None
+        sampled = None if last is None else _sampled(rows, last, adapters)
         cache = Cache(pages[0], pages[1])
-        adapter_rows = [(query_len, row % 3) for row, query_len in enumerate(queries)]
-        adapters = random_adapters(adapter_rows, generator) if adapted else None
-        sampled = None
-        if last is not None:
-            which = torch.tensor(last, dtype=torch.int32)
-            tensors = torch.arange(len(last) + 1).int(), rows.context_lens[which], table[which]
-            sampled_rows = Rows(*tensors, (1,) * len(last), tuple(contexts[row] for row in last))
-            sampled_tokens = starts[1:][which] - 1
-            sampled_adapters = None if adapters is None else select_adapters(adapters, sampled_tokens)
-            sampled = SampledRows(sampled_tokens, sampled_rows, sampled_adapters)
-        step = LayerStep(rows, torch.tensor(slots), [(angle.cos(), angle.sin())], cache, adapters, sampled)
-        model = {"stack": stack} if layers else {"layer": stack[0]}
-        return {"ops": Ops(), **model, "x": x, "stream": stream, "step": step}
+        step = LayerStep(rows, slots, [(angle.cos(), angle.sin())], cache, adapters, sampled)
+        layers = {"stack": stack} if model.layers else {"layer": stack[0]}
+        return {"ops": Ops(), **layers, "x": x, "stream": stream, "step": step}
 
     return make
 
 
-def _projection(
-    generator: torch.Generator, dtype: torch.dtype, bias: bool, adapted: bool, in_features: int, *widths: int
-) -> Projection:
-    """A random projection with slices of these widths. `adapted`: with factors of three adapter slots."""
-    shift = (torch.randn(sum(widths), generator=generator) * 0.1).to(dtype).float() if bias else None
-    weight = (torch.randn(sum(widths), in_features, generator=generator) * in_features**-0.5).to(dtype)
-    base = Product("dense", weight, shift)
-    if not adapted:
-        return base
-    return Adapted(base, random_weights((0, 8, 16), in_features, widths, generator, dtype))
+def _pages(lens: list[tuple[int, int]], page_size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A page table with random pages from 1 on, and the cache slot of each token of the step."""
+    row_pages = -(-max(context for _, context in lens) // page_size)
+    table = torch.randperm(len(lens) * row_pages, generator=generator).view(len(lens), row_pages).int() + 1
+    slots = [
+        int(table[row, place // page_size]) * page_size + place % page_size
+        for row, (queries, context) in enumerate(lens)
+        for place in range(context - queries, context)
+    ]
+    return table, torch.tensor(slots)
+
+
+def _rows(lens: list[tuple[int, int]], table: Tensor) -> Rows:
+    queries, contexts = zip(*lens, strict=True)
+    starts = torch.tensor([0, *queries]).cumsum(0).int()
+    return Rows(starts, torch.tensor(contexts).int(), table, queries, contexts)
+
+
+def _sampled(rows: Rows, last: tuple[int, ...], adapters: Adapters | None) -> SampledRows:
+    """The last tokens of the rows `last`."""
+    which = torch.tensor(last, dtype=torch.int32)
+    tensors = torch.arange(len(last) + 1).int(), rows.context_lens[which], rows.page_table[which]
+    sampled_rows = Rows(*tensors, (1,) * len(last), tuple(rows.contexts[row] for row in last))
+    tokens = rows.row_starts[1:][which] - 1
+    return SampledRows(tokens, sampled_rows, None if adapters is None else select_adapters(adapters, tokens))
 
 
 def latent_inputs(
@@ -149,17 +186,15 @@ def latent_inputs(
     query_rank: int = 0,  # see LatentInputs.queries; 0: none
     adapted: bool = False,
     **more: Any,
-) -> Callable[[torch.Generator, torch.dtype], Mapping[str, Any]]:
+) -> Make:
     """Makes the arguments that `inputs` makes, but with latent attention."""
 
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
-        def random(*shape: int, size: float, mean: float = 0.0) -> Tensor:
-            return (torch.randn(*shape, generator=generator) * size + mean).to(dtype)
-
         arguments = inputs(lens, heads, 1, dim, adapted=adapted, **more)(generator, dtype)
         layer: DecoderLayer = arguments["layer"]
         step: LayerStep = arguments["step"]
-        projection = partial(_projection, generator, dtype, False, adapted)
+        weights = Weights(Model(adapted=adapted), generator, dtype)
+        projection, random = weights.projection, weights.random
         hidden = arguments["x"].shape[1]
         queries = 2 * heads * dim
         qkv = LatentInputs(
