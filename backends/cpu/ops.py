@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ...kernels.compiled import activation, embedding, norm, rope
+from ...kernels.compiled import embedding
+from ...kernels.compiled.ops import ACTIVATION, NORM, ROPE
 from ...kernels.cpu.attention import paged
 from ...kernels.cpu.layers import kv
 from ...kernels.cpu.lora import products as lora
@@ -11,25 +12,18 @@ from ...kernels.cpu.products import linear
 from ...kernels.cpu.sampling import draw
 from ...kernels.cpu.step import layer, stack
 from ...kernels.ops import Ops
-from ...kernels.ops.activation import Activation
 from ...kernels.ops.attention import Attention
 from ...kernels.ops.kv import KV
 from ...kernels.ops.layer import Layer
 from ...kernels.ops.linear import Linear
 from ...kernels.ops.lora import Lora
 from ...kernels.ops.moe import Moe
-from ...kernels.ops.norm import Norm
-from ...kernels.ops.rope import Rope
 from ...kernels.ops.sampling import Sampling
 
 OPS = Ops(
-    norm=Norm(rms=norm.rms_norm, add_rms=norm.add_rms_norm, layer=norm.layer_norm),
-    activation=Activation(
-        silu_and_mul=activation.silu_and_mul,
-        gelu_and_mul=activation.gelu_and_mul,
-        gelu_tanh_and_mul=activation.gelu_tanh_and_mul,
-    ),
-    rope=Rope(neox=rope.rope, interleaved=rope.interleaved_rope),
+    norm=NORM,
+    activation=ACTIVATION,
+    rope=ROPE,
     linear=Linear(
         dense=linear.dense,
         int8=linear.int8,

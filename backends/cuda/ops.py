@@ -9,13 +9,10 @@ from types import MappingProxyType
 from ...kernels.compiled.library import LibraryMissing, find_cuda_library
 from ...kernels.gpu.architectures import require_code
 from ...kernels.ops import Ops
-from ...kernels.ops.activation import Activation
 from ...kernels.ops.layer import Layer
 from ...kernels.ops.linear import Linear
 from ...kernels.ops.lora import Lora
 from ...kernels.ops.moe import Moe
-from ...kernels.ops.norm import Norm
-from ...kernels.ops.rope import Rope
 from ...kernels.triton.problem import triton_problem
 from .driver import Driver, DriverFailed
 
@@ -24,7 +21,8 @@ def _with_library(ops: Ops) -> Ops:
     """`ops`, with the CUDA C++ kernels for all ops that have one. Raises LibraryMissing if they are not built, or not
     for this GPU."""
     _require_code_for_gpu()
-    from ...kernels.compiled import activation, embedding, norm, rope
+    from ...kernels.compiled import embedding
+    from ...kernels.compiled.ops import ACTIVATION, NORM, ROPE
     from ...kernels.cuda.attention import paged
     from ...kernels.cuda.layers import kv
     from ...kernels.cuda.lora import products as lora
@@ -34,13 +32,9 @@ def _with_library(ops: Ops) -> Ops:
 
     return replace(
         ops,
-        norm=Norm(rms=norm.rms_norm, add_rms=norm.add_rms_norm, layer=norm.layer_norm),
-        activation=Activation(
-            silu_and_mul=activation.silu_and_mul,
-            gelu_and_mul=activation.gelu_and_mul,
-            gelu_tanh_and_mul=activation.gelu_tanh_and_mul,
-        ),
-        rope=Rope(neox=rope.rope, interleaved=rope.interleaved_rope),
+        norm=NORM,
+        activation=ACTIVATION,
+        rope=ROPE,
         linear=Linear(
             dense=linear.dense,
             int8=linear.int8,

@@ -76,12 +76,9 @@ def as_plain(weight: Any) -> Any:
 
 def quantised(weight: Any, dtype: torch.dtype) -> Quantised | None:
     """The weight as the kernels read it; None if they do not support it."""
+    if isinstance(weight, Tensor):
+        return _dense(weight) if weight.dtype == dtype and weight.stride(1) == 1 else None
     match weight:
-        case Tensor():
-            out_features, in_features = weight.shape
-            if weight.dtype != dtype or weight.stride(1) != 1:
-                return None
-            return Quantised("dense", weight, weight, None, out_features, in_features, in_features)
         case Int8(data, scale):
             out_features, in_features = data.shape
             if in_features > MAX_IN_FEATURES:
@@ -100,6 +97,11 @@ def quantised(weight: Any, dtype: torch.dtype) -> Quantised | None:
         case Packed(data, records, group, in_features):
             return Quantised("int4", data, records, None, len(data), in_features, group, records="by_group")
     return None
+
+
+def _dense(weight: Tensor) -> Quantised:
+    out_features, in_features = weight.shape
+    return Quantised("dense", weight, weight, None, out_features, in_features, in_features)
 
 
 def compute(x: Tensor, routed: Routed, weights: ExpertWeights, gate_up: Quantised, down: Quantised) -> Tensor:

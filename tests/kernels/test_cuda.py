@@ -12,15 +12,12 @@ import pytest
 import torch
 
 from localllm.kernels.ops import Ops
-from localllm.kernels.ops.activation import Activation
 from localllm.kernels.ops.cases import CASES
 from localllm.kernels.ops.cases.case import Case
 from localllm.kernels.ops.cases.kv import TARGET
 from localllm.kernels.ops.cases.reference_check import call_op, copy_to
 from localllm.kernels.ops.kv import KV, Append
 from localllm.kernels.ops.linear import Linear
-from localllm.kernels.ops.norm import Norm
-from localllm.kernels.ops.rope import Rope
 
 pytestmark = [
     pytest.mark.real,
@@ -38,13 +35,14 @@ RUNS = [(case, dtype) for case in CASES if case.op in OPS for dtype in case.tole
 @pytest.fixture(scope="module")
 def ops() -> Ops:
     importlib.import_module("localllm.kernels.cuda")
-    from localllm.kernels.compiled import activation, embedding, norm, rope
+    from localllm.kernels.compiled import embedding
+    from localllm.kernels.compiled.ops import ACTIVATION, NORM, ROPE
     from localllm.kernels.cuda.layers import kv
 
     return Ops(
-        norm=Norm(norm.rms_norm, norm.add_rms_norm, norm.layer_norm),
-        activation=Activation(activation.silu_and_mul, activation.gelu_and_mul, activation.gelu_tanh_and_mul),
-        rope=Rope(rope.rope, rope.interleaved_rope),
+        norm=NORM,
+        activation=ACTIVATION,
+        rope=ROPE,
         linear=Linear(embedding=embedding.embedding),
         kv=KV(kv.store, kv.copy_pages, kv.append),
     )

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor
 
 from ...compiled import kv as compiled
-from ...compiled import norm, rope
 from ...compiled.arguments import FLOATS, has_dense_heads
+from ...compiled.ops import NORM, ROPE
 from ...ops import kv as reference
 from ...ops.kv import Append
-from ...ops.norm import Norm
-from ...ops.rope import Rope
 
 _copy_cache_pages = torch.ops.localllm.copy_cache_pages.default
 CACHE_DTYPES = FLOATS | {torch.float8_e4m3fn}
@@ -30,7 +28,7 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
     _copy_cache_pages(pages, sources.contiguous(), targets.contiguous())
 
 
-_composed = reference.composed(Norm(rms=norm.rms_norm), Rope(neox=rope.rope, interleaved=rope.interleaved_rope), store)
+_composed = reference.composed(NORM, ROPE, store)
 
 
 def append(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, target: Append) -> Tensor:
