@@ -77,7 +77,7 @@ def as_plain(weight: Any) -> Any:
 def quantised(weight: Any, dtype: torch.dtype) -> Quantised | None:
     """The weight as the kernels read it; None if they do not support it."""
     if isinstance(weight, Tensor):
-        return _dense(weight) if weight.dtype == dtype and weight.stride(1) == 1 else None
+        return _dense(weight, dtype)
     match weight:
         case Int8(data, scale):
             out_features, in_features = data.shape
@@ -99,7 +99,9 @@ def quantised(weight: Any, dtype: torch.dtype) -> Quantised | None:
     return None
 
 
-def _dense(weight: Tensor) -> Quantised:
+def _dense(weight: Tensor, dtype: torch.dtype) -> Quantised | None:
+    if weight.dtype != dtype or weight.stride(1) != 1:
+        return None
     out_features, in_features = weight.shape
     return Quantised("dense", weight, weight, None, out_features, in_features, in_features)
 
