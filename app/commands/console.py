@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
-import msgspec
 
 from ...engine.errors import encodable
 from ..errors import AdapterNotFound, AppError, DownloadFailed, InvalidRequest, ModelNotFound, StorageFailed
@@ -96,6 +95,8 @@ def print_json(value: object, indent: int | None = 2) -> None:
 
 def json_text(value: object, indent: int | None = None) -> str:
     """A result as the JSON that the command line and the API have in common."""
+    import msgspec
+
     return json.dumps(_encodable(msgspec.to_builtins(value)), indent=indent)
 
 

@@ -225,7 +225,7 @@ async def test_unexpected_exception_is_a_500_without_details(monkeypatch: pytest
     def broken() -> list[Any]:
         raise RuntimeError("secret of the house")
 
-    monkeypatch.setattr(listing, "listed", broken)
+    monkeypatch.setattr(listing, "examined", broken)
     response = await ask("/v1/models")
     assert response.status_code == 500
     assert response.headers["x-should-retry"] == "false"
