@@ -48,9 +48,12 @@ def model(name: str, *, allow_path: bool = False) -> ModelRef:
 def adapter(name: str, *, allow_path: bool = False) -> ModelRef:
     """The adapter of a name. With `allow_path`, also a folder, whose files are not read here, or a GGUF file.
 
-    Raises AdapterNotFound, WrongKind, ModelUnusable, or InvalidRequest for a path that is no text.
+    Raises AdapterNotFound, WrongKind or ModelUnusable.
     """
-    refs = _found(name, allow_path)
+    try:
+        refs = _found(name, allow_path)
+    except InvalidRequest as error:  # no name of anything
+        raise AdapterNotFound(error.message, hint=error.hint, param="lora_path") from None
     for ref in refs:
         if ref.kind == "adapter":
             check_path(ref.path)

@@ -46,12 +46,13 @@ def walk(tokens: Sequence[int], count: int) -> list[int]:
     return sequence[len(tokens) :]
 
 
-def save(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+def save(folder: Path, dtype: torch.dtype = torch.float32, padding: int = 0) -> Path:
+    """`padding`: number of tokens after the keys, which the model does not draw unless a mask leaves no other."""
     units = KEYS * SYMBOLS * SYMBOLS
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": VOCAB,
+        "vocab_size": VOCAB + padding,
         "hidden_size": _HIDDEN,
         "intermediate_size": units,
         "num_hidden_layers": 1,
@@ -67,13 +68,13 @@ def save(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     layer = "model.layers.0"
     tensors = {
-        "model.embed_tokens.weight": _embedding(),
+        "model.embed_tokens.weight": _embedding(padding),
         f"{layer}.input_layernorm.weight": _undo_norm(features=2),
         f"{layer}.post_attention_layernorm.weight": _undo_norm(features=4),
         **{f"{layer}.self_attn.{name}_proj.weight": weight for name, weight in _attention().items()},
         **{f"{layer}.mlp.{name}_proj.weight": weight for name, weight in _mlp(units).items()},
         "model.norm.weight": torch.ones(_HIDDEN),
-        "lm_head.weight": _head(),
+        "lm_head.weight": _head(padding),
     }
     save_file({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / "model.safetensors")
     return folder
@@ -107,8 +108,8 @@ def _undo_norm(features: int) -> torch.Tensor:
     return torch.full((_HIDDEN,), math.sqrt(features / _HIDDEN))
 
 
-def _embedding() -> torch.Tensor:
-    weight = torch.zeros(VOCAB, _HIDDEN)
+def _embedding(padding: int) -> torch.Tensor:
+    weight = torch.zeros(VOCAB + padding, _HIDDEN)
     weight[:, _ONE] = 1.0
     for token in range(VOCAB):
         weight[token, token] = 1.0  # symbols at _LAST, keys at _KEY, as the ids are laid out
@@ -147,8 +148,9 @@ def _mlp(units: int) -> dict[str, torch.Tensor]:
     return {"gate": gate, "up": up, "down": down}
 
 
-def _head() -> torch.Tensor:
-    weight = torch.zeros(VOCAB, _HIDDEN)
+def _head(padding: int) -> torch.Tensor:
+    weight = torch.zeros(VOCAB + padding, _HIDDEN)
+    weight[VOCAB:, _ONE] = -8.0
     for symbol in range(SYMBOLS):
         weight[symbol, _ANSWER + symbol] = 1.0
     return weight

@@ -336,6 +336,8 @@ class Conformance(Offers):
 
     def test_padded_rows_change_nothing(self, runner: Runner, spec: RunnerSpec) -> None:
         """A padded row has one token at position 0 in page 0, and returns nothing."""
+        if spec.max_paths:
+            pytest.skip("this runner has sequences, and no graphs with padded rows")
         padding = Row([0], 0, [0], Want.NOTHING)
         prompt = canary.prompt(4, 30, seed=7)
         rows = [padding, Row(prompt, 0, range(1, 7)), padding, padding]

@@ -20,6 +20,8 @@ from .conftest import Daemon, events
 MODEL = "test/canary"
 # The texts of the 16 symbols, with which the model can write JSON and begin a tool call, and of the 5 keys.
 TEXTS = (*'{":,}\nnamerguts', "<tool_call>", *"VW ", "</s>", "</tool_call>")
+# The other bytes, in the letters of byte-level BPE: structured output needs a token for every byte.
+OTHER = sorted(set(pre_tokenizers.ByteLevel.alphabet()) - {text.replace("\n", "Ċ").replace(" ", "Ġ") for text in TEXTS})
 PROMPT = canary.prompt(key=1, length=40, seed=0)
 SHIFTS = {"": 0, "one": 1, "two": 2, "three": 3, "four": 4}  # name of an adapter, or the base model -> shift
 LONG = 420  # tokens; the answer still runs while an adapter is loaded
@@ -96,9 +98,9 @@ def write_canary(repo: Path) -> None:
     snapshot.mkdir(parents=True)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("0123456789abcdef")
-    canary.save(snapshot)
+    canary.save(snapshot, padding=len(OTHER))
     (snapshot / "generation_config.json").write_text(json.dumps({"eos_token_id": TEXTS.index("</s>")}))
-    in_bytes = {text.replace("\n", "Ċ").replace(" ", "Ġ"): index for index, text in enumerate(TEXTS)}
+    in_bytes = {text.replace("\n", "Ċ").replace(" ", "Ġ"): index for index, text in enumerate((*TEXTS, *OTHER))}
     tokenizer = Tokenizer(models.BPE(vocab=in_bytes, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

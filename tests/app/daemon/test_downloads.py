@@ -52,7 +52,7 @@ def test_download_of_a_model_then_removal(http: httpx.Client) -> None:
     http.post("/admin/alias", json={"alias": "mine", "name": "org/whole"}).raise_for_status()
     deleted = http.post("/admin/delete", json={"model": "org/whole"}).json()
     assert deleted.pop("freed") > 300_000
-    assert deleted == {"deleted": "org/whole", "aliases": ["mine"]}
+    assert deleted == {"deleted": "org/whole", "aliases": ["mine"], "unloaded": []}
     assert "org/whole" not in [entry["id"] for entry in http.get("/admin/models").json()]
 
 

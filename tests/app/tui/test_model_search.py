@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from textual.widgets import Input
 
 from localllm.app.client import BackendVerdict, Fit, HubMatch, Job

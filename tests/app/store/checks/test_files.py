@@ -92,7 +92,7 @@ def test_child_reports_that_memory_is_exhausted(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("localllm.app.store.checks.headers_child.answer", exhaust)
     with pytest.raises(Exhausted) as exhausted:
         headers_child._handle(msgspec.msgpack.encode(Job("m.gguf", b"", 0)))
-    assert b"memory limit" in exhausted.value.answer
+    assert b"memory limit" in exhausted.value.reply
 
 
 def test_file_that_shrinks_is_refused(tmp_path: Path) -> None:
