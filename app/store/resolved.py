@@ -52,8 +52,8 @@ def adapter(name: str, *, allow_path: bool = False) -> ModelRef:
     """
     try:
         refs = _found(name, allow_path)
-    except InvalidRequest as error:  # no name of anything
-        raise AdapterNotFound(error.message, hint=error.hint, param="lora_path") from None
+    except InvalidRequest as malformed:
+        raise AdapterNotFound(malformed.message, hint=malformed.hint, param="lora_path") from None
     for ref in refs:
         if ref.kind == "adapter":
             check_path(ref.path)
