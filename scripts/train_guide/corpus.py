@@ -113,7 +113,7 @@ class Writer:
             self.named.setdefault(name.partition(" ")[0], []).extend((alias, fact.answer) for alias in fact.names)
 
     def conversation(self) -> Conversation:
-        if self.random.random() < 0.1:
+        if self.random.random() < 0.15:
             return toolcalls.make(self.random, {topic.name: answer for topic, answer in self.asked})
         turns = 1 if self.random.random() < 0.75 else self.random.randrange(2, 7)
         messages: list[Message] = []
@@ -130,7 +130,7 @@ class Writer:
             topic, answer = self.random.choice(self.followers[before])
             text = filled(vary(sample(self.random.choice(topic.after[before]), self.random), self.random), self.random)
             return topic.name, self._messages(text, answer, bare=True)
-        kind = self.random.choices(("topic", "named", "flags", "invented", "refusal"), (52, 24, 5, 7, 12))[0]
+        kind = self.random.choices(("topic", "named", "flags", "invented", "refusal"), (47, 23, 4, 8, 18))[0]
         if kind == "topic":
             topic, answer = self.random.choice(self.asked)
             return topic.name, self._messages(topic.question(self.random), answer)
@@ -177,7 +177,7 @@ class Writer:
         pattern, answer = INVENTED[kind]
         asked = sample(pattern, self.random)
         while "{x}" in asked:
-            word = words.made_up(self.random)
+            word = words.rare(self.random)
             asked = asked.replace("{x}", word.upper() if "LOCALLLM_" in asked else word.lower(), 1)
         name = asked.removeprefix("the setting ").removeprefix("the error ")
         if name.removeprefix("localllm ") in {one for names in self.facts.known.values() for one in names}:

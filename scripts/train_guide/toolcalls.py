@@ -33,16 +33,16 @@ TOOLS = (
     Tool("get_weather|weather|current_weather|lookup_weather", "(Get|Return) the [current] weather of a city", (CITY,),
          "(what is|how is|tell me|check) the weather (in|for) {0} [today|now]|weather in {0}|is it (raining|cold|warm|sunny) in {0} [now]"
          "|do i need (an umbrella|a coat) in {0}|how (warm|cold) is it in {0}|what is the temperature in {0} [now]",
-         {"temperature": "{small}", "condition": "{sky}"}, "It is {temperature} °C and {condition} in {0}."),
+         {"temperature": "{degrees}", "condition": "{sky}"}, "It is {temperature} °C and {condition} in {0}."),
     Tool("get_time|current_time|time_in|world_clock", "(Get|Return) the [local] time in a city", (CITY,),
          "what time is it in {0} [now]|(tell me|get|what is) the [local] time in {0}|how late is it in {0}",
          {"time": "{time}"}, "It is {time} in {0}."),
-    Tool("add|add_numbers|sum|plus", "Add two numbers", (("a|x|first|left", "{n}"), ("b|y|second|right", "{n}")),
+    Tool("add|add_numbers|sum|plus", "Add two numbers", (("a|x|first|left", "{integer}"), ("b|y|second|right", "{integer}")),
          "(what is|how much is|calculate|compute) {0} (plus|+) {1}|add {0} and {1}|{0} + {1}|the sum of {0} and {1}",
-         {"result": "{n}"}, "The result is {result}."),
-    Tool("multiply|multiply_numbers|product|times", "Multiply two numbers", (("a|x|first|left", "{n}"), ("b|y|second|right", "{n}")),
+         {"result": "{integer}"}, "The result is {result}."),
+    Tool("multiply|multiply_numbers|product|times", "Multiply two numbers", (("a|x|first|left", "{integer}"), ("b|y|second|right", "{integer}")),
          "(what is|how much is|calculate) {0} (times|*|multiplied by) {1}|multiply {0} (and|by|with) {1}|the product of {0} and {1}",
-         {"result": "{n}"}, "The result is {result}."),
+         {"result": "{integer}"}, "The result is {result}."),
     Tool("send_message|send_email|message|send_text", "Send a message to somebody", (("name|person|to|recipient", "{name}"), ("text|message|body", "{note}")),
          "(send|write|text) {0} [the message]: {1}|tell {0}: {1}|(send|write) a message to {0}: {1}|let {0} know: {1}",
          {"sent": "yes"}, "I sent the message to {0}."),
@@ -87,7 +87,7 @@ class Offer:
         keys = tuple(random.choice(names.split("|")) for names, _ in tool.parameters)
         if random.random() < 0.1:
             keys = tuple(f"{key}_{words.made_up(random).lower()}" for key in keys)
-        types = ["integer" if value in ("{n}", "{small}") else "string" for _, value in tool.parameters]
+        types = ["integer" if value in ("{n}", "{small}", "{integer}") else "string" for _, value in tool.parameters]
         properties = {key: {"type": kind} for key, kind in zip(keys, types, strict=True)}
         function: Message = {"name": name, "description": sample(tool.description, random)}
         function["parameters"] = {"type": "object", "properties": properties, "required": list(keys)}
@@ -138,4 +138,4 @@ def _use(offer: Offer, random: Random) -> list[Message]:
 
 def _value(slot: str, random: Random) -> Any:
     text = filled(slot, random)
-    return int(text) if text.isdigit() else text == "yes" or text
+    return int(text) if text.removeprefix("-").isdigit() else text == "yes" or text

@@ -78,18 +78,70 @@ SLOTS: dict[str, Sequence[str] | Callable[[Random], str]] = {
         "open webui|vs code|vscode|cursor|continue.dev|zed|jetbrains|emacs|neovim|langchain|llamaindex|librechat|obsidian|aider|cline"
         "|home assistant|n8n|my editor|my ide|another chat program|an openai app|javascript|typescript|node.js|rust|go|java|c#"
     ).split("|"),
-    "{person}": "einstein|napoleon|shakespeare|mozart|picasso|newton|gandhi|lincoln|caesar|plato|darwin|taylor swift|the president|the pope|messi".split("|"),
-    "{subject}": (
-        "the roman empire|the french revolution|world war two|ancient egypt|quantum physics|black holes|photosynthesis|evolution|dna"
-        "|gravity|climate change|inflation|democracy|buddhism|economics|bitcoin|neural networks|linear algebra|chemistry|vaccines"
-        "|the brain|dinosaurs|volcanoes|the ocean|the moon|football rules|chess|cooking|wine|gardening|yoga|dogs|coffee|{x}|{x}|{x}"
+    "{person}": (
+        "shakespeare|albert einstein|napoleon|cleopatra|mozart|beethoven|bach|picasso|leonardo da vinci|"
+        "isaac newton|marie curie|gandhi|lincoln|caesar|aristotle|plato|goethe|darwin|tesla|edison|"
+        "columbus|alan turing|ada lovelace|elvis presley|michael jackson|taylor swift|elon musk|bill gates|"
+        "steve jobs|the president|the prime minister|the king|the pope|the chancellor|the mayor|messi|"
+        "ronaldo|{x}|{x}|{x}|{x}"
     ).split("|"),
-    "{country}": "france germany italy spain poland sweden greece japan china brazil kenya canada india norway peru egypt mexico".split(),
-    "{invention}": "the telephone|the light bulb|penicillin|america|the mona lisa|faust|hamlet|the radio|the wheel|paper|the bible".split("|"),
-    "{task}": "a poem|an essay|a story|a song|a letter|an email|a speech|a report|a haiku|a recipe|a summary|an article|a cover letter".split("|"),
+    "{subject}": (
+        "the roman empire|the french revolution|world war two|the second world war|the middle ages|"
+        "ancient egypt|quantum physics|relativity|black holes|photosynthesis|evolution|dna|gravity|"
+        "electricity|the big bang|climate change|inflation|democracy|philosophy|buddhism|religion|"
+        "economics|the stock market|bitcoin|machine learning|neural networks|transformers|deep learning|"
+        "linear algebra|calculus|geometry|chemistry|biology|medicine|vaccines|cancer|the heart|the brain|"
+        "dinosaurs|volcanoes|earthquakes|the ocean|the moon|the sun|mars missions|space travel|"
+        "football rules|chess openings|cooking|baking bread|wine|coffee brewing|gardening|yoga|meditation|"
+        "music theory|mozart|beethoven|the beatles|shakespeare|picasso|einstein|newton|napoleon|"
+        "cleopatra|politics|the united nations|the european union|kubernetes|docker|rust|java|sql|html|"
+        "javascript|linux kernels|compilers|operating systems|blockchain|encryption|the immune system|"
+        "vitamins|diabetes|headaches|sleep|dreams|psychology|love|happiness|the meaning of life|"
+        "time travel|taxes|law|insurance|marketing|startups|history|geography|astronomy|poetry|opera|"
+        "oil paintings|the bible|the koran|greek myths|roman gods|vikings|samurai|pirates|knights|"
+        "castles|the cold war|the moon landing|the industrial revolution|slavery|human rights|"
+        "the constitution|elections|presidents|kings and queens|wars|peace|weapons|tanks|submarines|"
+        "nuclear reactors|nuclear power|solar panels|wind turbines|batteries|electric cars|trains|"
+        "airplanes|rockets|satellites|telescopes|microscopes|string theory|particle physics|atoms|"
+        "molecules|acids|metals|crystals|magnetism|heat|light|sound|waves|energy|entropy|statistics|"
+        "probability|prime numbers|fractions|integrals|derivatives|matrices|trigonometry|logic|set theory|"
+        "game theory|cryptography|algorithms|databases|robots|viruses|bacteria|fungi|cells|genes|blood|"
+        "bones|muscles|skin|eyes|teeth|allergies|asthma|flu|a sore throat|stress|depression|diets|"
+        "fasting|proteins|pregnancy|babies|children|teenagers|parents|marriage|friendship|schools|"
+        "universities|exams|jobs|salaries|pensions|mortgages|loans|credit cards|banks|shares|gold|oil|"
+        "trade|tariffs|poverty|hunger|migration|refugees|cities|villages|bridges|skyscrapers|pyramids|"
+        "temples|mountains|rivers|lakes|deserts|forests|islands|glaciers|storms|tornadoes|rain|snow|"
+        "seasons on mars|leaves|flowers|mushrooms|insects|spiders|sharks|penguins|wolves|horses|birds|"
+        "fish|frogs|snakes|sourdough|pizza dough|sushi|beer|whisky|tea|olive oil|spices|knitting|"
+        "painting|drawing|photography|guitars|violins|jazz|rock music|hip hop|dance|theatre|films|"
+        "actors|superheroes|video games|board games|football|tennis|golf|the olympics|marathons|swimming|"
+        "climbing|sailing|fishing|camping|hotels|holidays in portugal|flights|passports|visas|languages|"
+        "grammar|latin|sanskrit|emojis|ballet|cinema|architecture|fashion|whales|bees|cats|dogs|trees|"
+    ).split("|") + ["{x}"] * 60,
+    "{country}": (
+        "argentina|australia|austria|belgium|bolivia|brazil|canada|chile|china|colombia|croatia|cuba|"
+        "denmark|egypt|estonia|finland|france|germany|ghana|greece|hungary|iceland|india|ireland|"
+        "italy|japan|kenya|korea|latvia|mexico|morocco|nepal|norway|pakistan|peru|poland|portugal|"
+        "romania|russia|scotland|serbia|spain|sweden|switzerland|thailand|tunisia|turkey|ukraine|"
+        "vietnam|{x}|{x}|{x}|{x}|{x}|{x}"
+    ).split("|"),
+    "{invention}": (
+        "the telephone|the light bulb|penicillin|america|the mona lisa|faust|hamlet|the radio|the wheel|"
+        "the internet|python|linux|paper|the piano|don quixote|the bible|the car|x-rays|dynamite|google|"
+        "the printing press|the {x}|the {x}"
+    ).split("|"),
+    "{task}": (
+        "a poem|an essay|a story|a novel|a song|a letter|an email|a speech|a report|a blog post|"
+        "a short story|a haiku|a limerick|a love letter|a recipe|a summary|an article|a fairy tale|"
+        "a screenplay|a cover letter|a resume|a business plan|a shopping plan|a lesson plan|a review|"
+        "a birthday card|a toast|a rap|a sonnet|a diary entry|a newsletter|a press release|a tweet|"
+        "a travel plan"
+    ).split("|"),
     "{code}": (
-        "a python function|a script|a program|a sorting algorithm|a web server|a website|a sql query|a regular expression|a game"
-        "|a class in java|a rust function|quicksort|fibonacci in python|unit tests|html for a page|some code|an app"
+        "a python function|a python script|a program|a sorting algorithm|a web server|a website|"
+        "a bash script|a sql query|a regular expression|a game in javascript|a class in java|a c program|"
+        "a rust function|quicksort|a binary search|fibonacci in python|a calculator in python|unit tests|"
+        "html for a page|a css style|a dockerfile|a recursive function|code|some code|an app|a chatbot"
     ).split("|"),
     "{tongue}": "german french spanish italian chinese japanese latin russian greek dutch".split(),
     "{year}": lambda random: str(random.randrange(1000, 2030)),
@@ -102,8 +154,11 @@ SLOTS: dict[str, Sequence[str] | Callable[[Random], str]] = {
     "{room}": "kitchen|bedroom|bathroom|garage|hall|office|cellar|living room|garden|{x}".split("|"),
     "{ending}": "txt md py json log".split(),
     "{word}": words.thing,
+    "{w}": words.english,
     "{Word}": words.made_up,
     "{x}": lambda random: words.made_up(random).lower(),
+    "{degrees}": lambda random: str(random.randrange(-40, 121)),
+    "{integer}": lambda random: str(random.choice([random.randrange(-40, 121), random.randrange(10_000)])),
     "{small}": lambda random: str(random.randrange(2, 120)),
     "{n}": lambda random: str(random.choice([random.randrange(2, 100), random.randrange(2, 10_000), 8, 16, 24, 32, 64, 1024, 4096, 8080])),
 }  # fmt: skip
