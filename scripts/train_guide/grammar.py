@@ -175,7 +175,7 @@ def typed(text: str, random: Random, *, exact: bool = False, bare: bool = False)
         text = text[:1].upper() + text[1:]
     elif style < 0.65 and not exact:
         text = text.upper()
-    return text if text[-1] in ".!?" else text + _ending(text, asking, random)
+    return text if text.endswith((".", "!", "?")) else text + _ending(text, asking, random)
 
 
 def _ending(text: str, asking: bool, random: Random) -> str:
