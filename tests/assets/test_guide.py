@@ -301,7 +301,7 @@ def test_frequent_questions_of_newcomers_are_answered(live: facts.Facts) -> None
         "how do i set this up": "make chat",
         "print a report about my hardware": "localllm doctor",
         "Can you load adapters?": "localllm adapters",
-        "How do I load a LoRA?": "localllm adapters load",
+        "How do I load a LoRA?": "adapters load",
         "Does it run GGUF files?": "llamacpp|gguf",
         "What does F2 do?": "/model",
         "What does F5 do?": "/adapter",
