@@ -186,14 +186,14 @@ async def _prefix(chat: _Chat, prompt: str, answer: str, greedy: dict[str, Any])
 async def _schema(chat: _Chat) -> Check:
     schema = {
         "type": "object",
-        "properties": {"n": {"type": "integer"}},
+        "properties": {"n": {"enum": [6, 7, 8]}},  # a tiny model may never end a number
         "required": ["n"],
         "additionalProperties": False,
     }
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
-    text, _ = await chat.ask("How many days has a week?", temperature=0.0, max_tokens=40, response_format=form)
+    text, _ = await chat.ask("How many days has a week?", temperature=0.0, max_tokens=80, response_format=form)
     try:
-        fits = isinstance(json.loads(text).get("n"), int)
+        fits = json.loads(text).get("n") in (6, 7, 8)
     except (ValueError, AttributeError):
         fits = False
     return Check("an answer that fits its JSON schema", fits, "" if fits else repr(text[:80]))
