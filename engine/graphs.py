@@ -27,6 +27,28 @@ def token_sizes(max_tokens: int) -> tuple[int, ...]:
     return TOKEN_SIZES[: bisect_right(TOKEN_SIZES, max_tokens)]
 
 
+def limited_sizes(
+    rows: tuple[int, ...], tokens: tuple[int, ...], token_graphs: int, limit: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The bucket sizes `rows` and `tokens`, thinned out until their graphs are at most `limit`: one for each size in
+    rows, `token_graphs` for each size in tokens.
+
+    Decode steps are the most frequent, so their sizes come first. Both keep their largest sizes, and sizes in even
+    distances between these, which keeps the padding of all steps small.
+    """
+    rows = _thinned(rows, limit)
+    return rows, _thinned(tokens, (limit - len(rows)) // token_graphs)
+
+
+def _thinned(sizes: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """At most `count` of the ascending `sizes`, in even distances: the largest, and the smallest if count > 1."""
+    if len(sizes) <= count:
+        return sizes
+    last = len(sizes) - 1
+    steps = max(1, count - 1)
+    return tuple(sizes[last - step * last // steps] for step in reversed(range(count)))
+
+
 def bucket(size: int, sizes: Sequence[int]) -> int | None:
     """The smallest element of `sizes` that is at least `size`; None if all are smaller. `sizes` is ascending."""
     index = bisect_left(sizes, size)

@@ -13,11 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...engine.batch import Ints
 from ...engine.options import Graphs
 from ...kernels.ops import Ops
 from ...kernels.ops.lora import Lora
 from ...kernels.ops.streams import InOrder, Streams
 from .slot_memory import DeviceMemory, SlotMemory
+
+# Replays captured work for the rows of a step, whose context lengths [rows] are the argument: kernels of some devices
+# read them on the host. Work without attention takes NO_ROWS.
+Captured = Callable[[Ints], None]
+NO_ROWS: Ints = np.empty(0, np.int32)
 
 
 class Recorder(Protocol):
@@ -35,8 +41,8 @@ class Recorder(Protocol):
         """Begin a capture."""
         ...
 
-    def end(self) -> Callable[[], None]:
-        """End the capture. The result is a function that replays all work since `begin`."""
+    def end(self) -> Captured:
+        """End the capture. The result replays all work since `begin`."""
         ...
 
     def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -81,6 +87,7 @@ class Device:
     # Streams.after_router.
     streams: Callable[..., Streams] = InOrder
     graphs: Graphs = "full"  # the mode if LoadOptions.graphs is "auto"
+    max_graphs: int | None = None  # number of graphs that the device can store; None: no limit but memory
     layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of one layer
     step_work: float = float("inf")  # multiplications of the device in the time that a step may delay other rows
     # Third-party attention: the name in LoadOptions.attention -> a function that puts that attention into the ops. The

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...engine.batch import Batch
+from ...engine.batch import Batch, Ints
 from ...engine.runner import RunnerSpec
 from ...kernels.ops.attention import Rows
 from ...kernels.ops.step import Adapters
@@ -146,16 +146,17 @@ class Inputs:
         adapters = self.adapters.decode_frame(rows) if adapted else NO_ADAPTERS
         return _read(columns, (1,) * rows, (self._context,) * rows, np.arange(rows), True, False, adapters)
 
-    def fill(self, batch: Batch, rows: int) -> None:
-        """Start the copy of a decode step to the `frame` of `rows` rows. Padding rows get inert values, which change
-        nothing."""
+    def fill(self, batch: Batch, rows: int) -> Ints:
+        """Start the copy of a decode step to the `frame` of `rows` rows -> the context lengths of the batch's rows.
+        Padding rows get inert values, which change nothing."""
         assert self._tables is not None
         host = next(self._hosts)
         count = batch.num_rows
         table = batch.page_tables[0]
         page = table[np.arange(count), batch.positions // self._page_size].astype(np.int64)
         slots = page * self._page_size + batch.positions % self._page_size
-        columns = [batch.tokens, batch.positions, batch.positions + np.int32(1), batch.carry, *_row_settings(batch)]
+        contexts = batch.positions + np.int32(1)
+        columns = [batch.tokens, batch.positions, contexts, batch.carry, *_row_settings(batch)]
         numbers = host.numpy()
         write_padded(numbers[: 2 * rows].view(np.int64), slots, 0)
         fixed = 2 * rows  # becomes the number of words in all columns except the page table
@@ -173,6 +174,7 @@ class Inputs:
         if not unchanged:
             self._tables[:rows, : table.shape[1]].copy_(copied[fixed:].view(rows, -1))
             self._copied_table = table, rows
+        return contexts
 
     @contextmanager
     def preserved(self) -> Iterator[None]:

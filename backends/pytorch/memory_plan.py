@@ -9,7 +9,7 @@ import torch
 from ...engine.errors import ContextRefused, ModelTooLarge, SettingRefused
 from ...engine.files.model_config import ModelConfig
 from ...engine.files.model_files import ModelFiles
-from ...engine.graphs import decode_sizes, token_sizes
+from ...engine.graphs import decode_sizes, limited_sizes, token_sizes
 from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import Graphs, LoadOptions
@@ -173,7 +173,10 @@ def _captured_sizes(
         rows = decode_sizes(options.max_rows)
     if graphs in ("split", "breakable"):
         tokens = token_sizes(capturable_tokens(config, step_tokens(config, options, device), device))
-    return rows, tokens
+    if device.max_graphs is None:
+        return rows, tokens
+    captures = 2 if options.adapter_slots else 1  # of each size: also with adapters
+    return limited_sizes(rows, tokens, config.num_layers + 1, device.max_graphs // captures)
 
 
 def number_of_graphs(rows: Sequence[int], tokens: Sequence[int], layers: int) -> int:

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from localllm.backends.pytorch.device import Captured
+from localllm.engine.batch import Ints
+
 
 class _Notes(TorchDispatchMode):
     def __init__(self) -> None:
@@ -46,14 +49,14 @@ class Tape:
         self._notes = _Notes()
         self._notes.__enter__()
 
-    def end(self) -> Callable[[], None]:
+    def end(self) -> Captured:
         assert self._notes is not None
         notes, self._notes = self._notes, None
         notes.__exit__(None, None, None)
 
-        def replay() -> None:
+        def replay(contexts: Ints) -> None:
             for func, args, kwargs, result in notes.calls:
-                _put(func(*args, **kwargs), result)
+                _put(func(*self.updated(func, args, contexts), **kwargs), result)
 
         return replay
 
@@ -69,6 +72,10 @@ class Tape:
             notes.__enter__()  # the session's end leaves it
         notes.calls.append((function, inputs, {}, result))
         return result
+
+    def updated(self, func: Callable[..., Any], args: tuple[Any, ...], contexts: Ints) -> tuple[Any, ...]:
+        """The arguments of a captured call in a replay."""
+        return args
 
     def weak(self, tensor: Tensor) -> Tensor:
         return tensor

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from localllm.backends import cuda
+from localllm.backends.pytorch.device import NO_ROWS
 from localllm.backends.pytorch.graphs.cuda import CudaRecorder
 from localllm.backends.pytorch.graphs.parallel import ParallelExperts
 from localllm.engine.files.model_files import read_model
@@ -60,7 +61,7 @@ def test_two_queues_compute_the_same_bits_in_graphs(replays: int) -> None:
     for _ in range(0, replays, 100):
         for _ in range(100):
             for replay in graphs:
-                replay()
+                replay(NO_ROWS)
         assert torch.equal(states[0], states[1])
         assert torch.equal(states[0], states[2])
         assert states[0].isfinite().all()

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from localllm.backends.cpu.device import DEVICE
+from localllm.backends.pytorch.device import Captured, Device
 from localllm.backends.pytorch.graphs.breakable import AttentionOutputs, BreakableReplay, Segments
 from localllm.backends.pytorch.graphs.full import FullReplay
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.inputs import Inputs
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
-from localllm.engine.batch import Want
+from localllm.engine.batch import Ints, Want
 from localllm.engine.errors import SettingRefused
 from localllm.engine.files.adapter_files import read_adapter
 from localllm.engine.files.model_files import read_model
@@ -26,6 +28,7 @@ from localllm.engine.options import Graphs, LoadOptions
 from localllm.engine.request import Sampling
 from localllm.engine.runner import Runner
 from localllm.kernels.ops import Ops
+from localllm.kernels.ops.attention import Attend, Attention, Rows, paged_attention
 from localllm.kernels.ops.layer import Layer
 
 from . import canary
@@ -78,6 +81,73 @@ def test_the_first_adapter_is_loaded_while_others_decode(tmp_path: Path) -> None
     expected["adapted"] = canary.walk(canary.under(prompts[0], 2), 40)
     assert talk.finish() == expected
     runner.close()
+
+
+# A kernel that gets the context lengths as host numbers, as on an NPU.
+@torch.library.custom_op("localllm_test::attend", mutates_args=())
+def attend_on_host(
+    query: Tensor, keys: Tensor, values: Tensor, table: Tensor, contexts: list[int], scale: float
+) -> Tensor:
+    lens = torch.tensor(contexts, dtype=torch.int32)
+    starts = torch.arange(len(contexts) + 1, dtype=torch.int32)
+    rows = Rows(starts, lens, table, (1,) * len(contexts), tuple(contexts))
+    return paged_attention(query, rows, Attend(keys, values, scale))
+
+
+def attention_on_host(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
+    if max(rows.query_lens) > 1:
+        return paged_attention(query, rows, attend, out)
+    result: Tensor = torch.ops.localllm_test.attend(
+        query, attend.key_pages, attend.value_pages, rows.page_table, list(rows.contexts), attend.scale
+    )
+    return result
+
+
+class HostTape(Tape):
+    """A recorder whose replays update the host numbers of attention."""
+
+    def updated(self, func: Callable[..., Any], args: tuple[Any, ...], contexts: Ints) -> tuple[Any, ...]:
+        if func is not torch.ops.localllm_test.attend.default:
+            return args
+        padding = [1] * (len(args[4]) - len(contexts))
+        return *args[:4], [*contexts.tolist(), *padding], *args[5:]
+
+
+class StaleTape(HostTape):
+    """A recorder whose replays have the host numbers of an earlier step."""
+
+    first: Ints | None = None
+
+    def updated(self, func: Callable[..., Any], args: tuple[Any, ...], contexts: Ints) -> tuple[Any, ...]:
+        if self.first is None or len(self.first) != len(contexts):
+            self.first = contexts
+        return super().updated(func, args, self.first)
+
+
+def with_host_numbers(recorder: type[Tape]) -> Device:
+    ops = replace(DEVICE.ops, attention=Attention(paged=attention_on_host), layer=Layer())
+    return replace(DEVICE, ops=ops, recorder=recorder)
+
+
+class TestHostNumbers(Conformance):
+    backend = "cpu"
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+        files = read_model(canary.save(tmp_path_factory.mktemp("canary")))
+        return open_runner(files, BUDGET, with_host_numbers(HostTape), 2**30)
+
+
+@pytest.mark.parametrize(("recorder", "is_right"), [(HostTape, True), (StaleTape, False)])
+def test_stale_host_numbers_change_the_probabilities(recorder: type[Tape], is_right: bool, tmp_path: Path) -> None:
+    shape = next(one for one in TINIES if one.label == "qwen3")
+    logits = expected(shape, tmp_path)
+    options = LoadOptions(dtype="float32", threads=1, cache_bytes=2**20, max_rows=4, max_step_tokens=16)
+    errors, _ = difference(
+        open_runner(read_model(tmp_path), options, with_host_numbers(recorder), 2**30), shape, logits
+    )
+    assert (errors.abs().max().item() < 1e-3) == is_right
 
 
 class TestTapedInPieces(Conformance):
@@ -183,7 +253,7 @@ class Strict(Tape):
         super().begin()
         self.recording = True
 
-    def end(self) -> Callable[[], None]:
+    def end(self) -> Captured:
         self.recording = False
         return super().end()
 

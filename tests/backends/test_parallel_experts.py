@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from localllm.backends.cpu.device import DEVICE
-from localllm.backends.pytorch.graphs.parallel import LAYERS, ParallelExperts, SharedExperts
+from localllm.backends.pytorch.device import NO_ROWS, Captured
+from localllm.backends.pytorch.graphs.parallel import LAYERS, ParallelExperts, SharedExperts, Timer
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.opening import open_runner
 from localllm.engine.files.model_files import read_model
@@ -150,7 +151,7 @@ class CheckedTape(Tape):
         self._allow_forks(True)
         super().begin()
 
-    def end(self) -> Callable[[], None]:
+    def end(self) -> Captured:
         is_forked = any(streams.is_forked for streams in self.streams.values())
         assert not is_forked, "a capture ends between a fork and its join"
         self._allow_forks(False)
@@ -202,12 +203,12 @@ def test_captured_steps_have_the_fastest_streams(fastest: str, tmp_path: Path, m
     assert actual == expected
 
 
-def timer(*times: float) -> Callable[[ModuleType, Callable[[], None]], float]:
+def timer(*times: float) -> Timer:
     """A timer that returns these milliseconds for one queue, a fork before the router and a fork after it."""
     values = iter(list(times) * 1000)
 
-    def milliseconds(module: ModuleType, replay: Callable[[], None]) -> float:
-        replay()
+    def milliseconds(module: ModuleType, replay: Captured) -> float:
+        replay(NO_ROWS)
         return next(values)
 
     return milliseconds

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from localllm.backends.pytorch.device import NO_ROWS
 from localllm.backends.pytorch.graphs import cuda
 from localllm.backends.pytorch.graphs.cuda import CudaRecorder
 
@@ -103,7 +104,7 @@ def test_captures_share_a_memory_pool(touchy: Touchy) -> None:
             recorder.begin()
             replays.append(recorder.end())
     assert touchy.alive == {0: 3}
-    replays[1]()
+    replays[1](NO_ROWS)
 
 
 @pytest.mark.parametrize("pieces", [0, 1, 2], ids="recorded before it breaks off: {}".format)
@@ -127,7 +128,7 @@ def test_later_sessions_work_after_a_failed_session(touchy: Touchy, pieces: int,
     references.clear()
     with recorder.session():
         recorder.begin()
-        recorder.end()()
+        recorder.end()(NO_ROWS)
 
 
 def test_first_error_is_raised_on_a_broken_device(touchy: Touchy) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from localllm.engine.graphs import bucket, decode_sizes, token_sizes
+from localllm.engine.graphs import bucket, decode_sizes, limited_sizes, token_sizes
 
 
 @pytest.mark.parametrize(("size", "found"), [(1, 1), (2, 2), (3, 4), (8, 8), (9, None)])
@@ -32,3 +32,22 @@ def test_the_last_decode_size_fits_all_rows(most: int) -> None:
     *others, last = decode_sizes(most)
     assert last >= most
     assert all(size < most for size in others)
+
+
+@pytest.mark.parametrize("layers", [1, 28, 80])
+@pytest.mark.parametrize("limit", [1, 2, 12, 13, 30, 200, 1800, 10**6])
+def test_limited_sizes_keep_decode_and_the_largest(layers: int, limit: int) -> None:
+    rows, tokens = decode_sizes(64), token_sizes(2048)
+    kept_rows, kept_tokens = limited_sizes(rows, tokens, layers + 1, limit)
+    graphs = len(kept_rows) + len(kept_tokens) * (layers + 1)
+    assert graphs <= limit
+    assert set(kept_rows) <= set(rows)
+    assert set(kept_tokens) <= set(tokens)
+    assert kept_rows[-1] == 64
+    assert list(kept_tokens) == sorted(set(kept_tokens))
+    assert not kept_tokens or kept_tokens[-1] == 2048
+    if limit >= len(rows):
+        assert kept_rows == rows
+        assert len(kept_tokens) == min(len(tokens), (limit - len(rows)) // (layers + 1))
+    if limit == 10**6:
+        assert (kept_rows, kept_tokens) == (rows, tokens)

@@ -20,7 +20,7 @@ from ....engine.runner import Pending
 from ....kernels.ops import Ops
 from ....kernels.ops.attention import Attend, Attention, Rows
 from ....kernels.ops.streams import IN_ORDER, Streams
-from ..device import Recorder
+from ..device import NO_ROWS, Captured, Recorder
 from ..failures import failures
 from ..runner import TorchRunner
 
@@ -72,7 +72,7 @@ class Segments:
     def __init__(self, recorder: Recorder, outputs: AttentionOutputs) -> None:
         self._recorder = recorder
         self._outputs = outputs
-        self._replays: list[Callable[[], None]] = []
+        self._replays: list[Captured] = []
         self._breaks: list[Break] = []
 
     def capture(self, work: Callable[[Ops], Tensor], ops: Ops) -> Tensor:
@@ -91,10 +91,10 @@ class Segments:
     def replay(self, rows: Rows, tokens: int) -> None:
         """Run the segments, and between them the attention of `rows`, which have `tokens` tokens without padding."""
         first, *others = self._replays
-        first()
+        first(NO_ROWS)
         for attention, segment in zip(self._breaks, others, strict=True):
             attention.run(rows, tokens)
-            segment()
+            segment(NO_ROWS)
 
     def _break_paged(self, paged: Callable[..., Tensor], query: Tensor, rows: Rows, attend: Attend) -> Tensor:
         return self._break(lambda query, rows, out: paged(query, rows, attend, out), query, query.shape[2])

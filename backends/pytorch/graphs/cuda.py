@@ -11,6 +11,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ....engine.batch import Ints
+from ..device import Captured
+
 
 @cache
 def _stream(device: int) -> torch.cuda.Stream:
@@ -57,12 +60,15 @@ class CudaRecorder:
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
-    def end(self) -> Callable[[], None]:
+    def end(self) -> Captured:
         assert self._graph is not None
         graph = self._graph
         self._graph = None
         graph.capture_end()
-        replay: Callable[[], None] = graph.replay
+
+        def replay(contexts: Ints) -> None:
+            graph.replay()  # its kernels read the contexts on the device
+
         return replay
 
     def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -79,10 +79,10 @@ class FullReplay:
         runner = self._runner
         with failures("the step failed"):
             runner.kv.copy(batch.page_copies[0], runner.device)
-            runner.inputs.fill(batch, len(self._frame.answers))
+            contexts = runner.inputs.fill(batch, len(self._frame.answers))
             if self._frame.step.adapters is not None:
                 runner.inputs.adapters.fill(batch, self._frame.step.adapters)
-            self._replay()
+            self._replay(contexts)
             rows = batch.num_rows
             answers = self._answers
             if answers is None or answers.wants is not batch.wants or answers.drafts is not batch.drafts:

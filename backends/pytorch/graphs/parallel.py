@@ -20,7 +20,7 @@ from ....kernels.ops.attention import Rows
 from ....kernels.ops.mlp import Experts
 from ....kernels.ops.step import Cache, LayerStep
 from ....kernels.ops.streams import IN_ORDER, InOrder, Streams
-from ..device import Device
+from ..device import NO_ROWS, Captured, Device
 from ..failures import failures
 
 LAYERS = 4  # measured one after the other, so that the weights of a layer are not in the L2 cache
@@ -39,15 +39,15 @@ class SharedExperts(NamedTuple):
     dtype: torch.dtype  # of activations
 
 
-Timer = Callable[[ModuleType, Callable[[], None]], float]
+Timer = Callable[[ModuleType, Captured], float]
 
 
-def milliseconds(module: ModuleType, replay: Callable[[], None]) -> float:
+def milliseconds(module: ModuleType, replay: Captured) -> float:
     """Milliseconds of a replay on the device. `module`: Device.module."""
     start = module.Event(enable_timing=True)
     end = module.Event(enable_timing=True)
     start.record()
-    replay()
+    replay(NO_ROWS)
     end.record()
     end.synchronize()
     elapsed: float = start.elapsed_time(end)
