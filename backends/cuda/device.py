@@ -19,7 +19,6 @@ from ...engine.runner import Runner
 from ...kernels.compiled.library import find_cuda_library
 from ...kernels.gpu.limits import gpu_limits
 from ...kernels.gpu.properties import gpu_properties
-from ...kernels.ops import Ops
 from ...kernels.ops.layer import Layer
 from ...kernels.triton.problem import triton_problem
 from ..pytorch.device import Device
@@ -32,8 +31,8 @@ from .memory import METER, free_memory, limit_allocator
 from .ops import CANDIDATES, LORA_BACKENDS, MISSING, OPS
 
 
-def _flashinfer(ops: Ops) -> Ops:
-    """`ops` with FlashInfer's attention. Raises SettingRefused if FlashInfer is not installed."""
+def _flashinfer(device: Device) -> Device:
+    """`device` with FlashInfer's attention. Raises SettingRefused if FlashInfer is not installed."""
     if find_spec("flashinfer") is None:
         raise SettingRefused(
             "attention flashinfer: FlashInfer is not installed",
@@ -43,8 +42,10 @@ def _flashinfer(ops: Ops) -> Ops:
     from ...kernels.flashinfer.attention import attention
 
     # Leave out the device's op `decoders`: it computes all layers with its own attention, not with FlashInfer's.
+    ops = device.ops
     layer = Layer(decoder=ops.layer.decoder, prepare=ops.layer.prepare)
-    return replace(ops, attention=attention(ops.attention), layer=layer)
+    ops = replace(ops, attention=attention(ops.attention), layer=layer)
+    return replace(device, ops=ops, captures_attention=False)
 
 
 DEVICE = Device(

@@ -18,13 +18,14 @@ def with_attention(device: Device, options: LoadOptions) -> Device:
         raise SettingRefused(
             f"attention {name} is not supported on {device.name}", "set attention to auto", setting="attention"
         )
-    if options.graphs == "full":
+    device = device.attentions[name](device)
+    if options.graphs == "full" and not device.captures_attention:
         raise SettingRefused(
             f"attention {name} plans each step on the host, so graphs = full cannot capture it",
             "set graphs to breakable or off, or attention to auto",
             setting="graphs",
         )
-    return replace(device, ops=device.attentions[name](device.ops), captures_attention=False)
+    return device
 
 
 def with_lora_backend(device: Device, options: LoadOptions) -> Device:

@@ -87,12 +87,13 @@ class Device:
     # Streams.after_router.
     streams: Callable[..., Streams] = InOrder
     graphs: Graphs = "full"  # the mode if LoadOptions.graphs is "auto"
+    captured_rows: int | None = None  # rows of the largest captured decode step; None: those of the load options
     max_graphs: int | None = None  # number of graphs that the device can store; None: no limit but memory
     layer_work: float = float("inf")  # multiplications of the device while the host launches the kernels of one layer
     step_work: float = float("inf")  # multiplications of the device in the time that a step may delay other rows
-    # Third-party attention: the name in LoadOptions.attention -> a function that puts that attention into the ops. The
-    # function raises SettingRefused if the attention is not installed.
-    attentions: Mapping[str, Callable[[Ops], Ops]] = field(default_factory=dict)
+    # Other implementations of attention: the name in LoadOptions.attention -> a function that puts that attention into
+    # the device. The function raises SettingRefused if the attention is not installed.
+    attentions: Mapping[str, Callable[[Device], Device]] = field(default_factory=dict)
     # Supported values of LoadOptions.lora_backend besides "auto", and the LoRA products of each. torch_native: the
     # reference; triton: kernels over tiles of one request each; csgmv: the same kernels, over tiles that join the
     # requests of an adapter; cpp: C++ kernels over tiles that join requests.

@@ -170,7 +170,7 @@ def _captured_sizes(
     rows: tuple[int, ...] = ()
     tokens: tuple[int, ...] = ()
     if graphs != "off" and device.captures_attention:
-        rows = decode_sizes(options.max_rows)
+        rows = decode_sizes(min(options.max_rows, device.captured_rows or options.max_rows))
     if graphs in ("split", "breakable"):
         tokens = token_sizes(capturable_tokens(config, step_tokens(config, options, device), device))
     if device.max_graphs is None:

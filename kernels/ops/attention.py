@@ -15,6 +15,14 @@ from torch.nn import functional as F
 LATENT_SCORES = 2**24  # scores of latent attention that the reference computes at a time, of whole heads
 
 
+class RowRun(NamedTuple):
+    """Neighbouring rows with equal numbers of queries."""
+
+    rows: slice  # of the rows of the step
+    tokens: slice  # the tokens of the rows in the step
+    queries: int  # of each row
+
+
 @dataclass(frozen=True)
 class RowGroup:
     """Neighbouring rows with equal numbers of queries, and the cache slots that they read: the last `length` positions
@@ -61,15 +69,18 @@ class Rows:
         return groups
 
     def _groups(self, page_size: int, window: int) -> Iterator[RowGroup]:
+        return (self._group(*run, page_size, window) for run in self.runs())
+
+    def runs(self) -> Iterator[RowRun]:
+        """The runs of these rows, in order."""
         row = 0
         token = 0
         for queries, members in groupby(self.query_lens):
             count = len(tuple(members))
-            rows = slice(row, row + count)
-            tokens = slice(token, token + count * queries)
-            row = rows.stop
-            token = tokens.stop
-            yield self._group(rows, tokens, queries, page_size, window)
+            run = RowRun(slice(row, row + count), slice(token, token + count * queries), queries)
+            row = run.rows.stop
+            token = run.tokens.stop
+            yield run
 
     def _group(self, rows: slice, tokens: slice, queries: int, page_size: int, window: int) -> RowGroup:
         device = self.page_table.device

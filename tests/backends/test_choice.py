@@ -13,6 +13,7 @@ import pytest
 from localllm.backends import cpu
 from localllm.backends.cpu.device import DEVICE as CPU
 from localllm.backends.pytorch.choice import with_attention, with_lora_backend
+from localllm.backends.pytorch.device import Device
 from localllm.backends.pytorch.graphs.runner import GraphRunner
 from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.runner import TorchRunner
@@ -30,13 +31,15 @@ from .tape import Tape
 CALLS: list[tuple[int, ...]] = []
 
 
-def theirs(ops: Ops) -> Ops:
+def theirs(device: Device) -> Device:
+    ops = device.ops
+
     def paged(query: Any, rows: Any, *others: Any) -> Any:
         assert rows.exact, "it plans from the host's numbers"
         CALLS.append(rows.contexts)
         return ops.attention.paged(query, rows, *others)
 
-    return replace(ops, attention=Attention(paged=paged))
+    return replace(device, ops=replace(ops, attention=Attention(paged=paged)), captures_attention=False)
 
 
 TAPED = replace(CPU, ops=Ops(), recorder=Tape, graphs="breakable", attentions=MappingProxyType({"flashinfer": theirs}))
@@ -105,5 +108,5 @@ def test_cuda_offers_flashinfer_if_installed(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setitem(sys.modules, "flashinfer", None)
     with pytest.raises(SettingRefused, match="not installed") as refused:
-        DEVICE.attentions["flashinfer"](Ops())
+        DEVICE.attentions["flashinfer"](DEVICE)
     assert "localllm[flashinfer]" in refused.value.hint

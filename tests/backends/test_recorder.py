@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from localllm.backends.pytorch.device import NO_ROWS
-from localllm.backends.pytorch.graphs import cuda
+from localllm.backends.pytorch.graphs import recorder
 from localllm.backends.pytorch.graphs.cuda import CudaRecorder
 
 from .tape import Tape
@@ -92,7 +92,7 @@ def touchy(monkeypatch: pytest.MonkeyPatch) -> Touchy:
     }
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(cuda, "_stream", lambda device: "side")
+    monkeypatch.setattr(recorder, "capture_stream", lambda module, device: "side")
     return module
 
 

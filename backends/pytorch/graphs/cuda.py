@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Any, cast
 
 import torch
@@ -13,55 +9,20 @@ from torch import Tensor
 
 from ....engine.batch import Ints
 from ..device import Captured
+from .recorder import GraphRecorder
 
 
-@cache
-def _stream(device: int) -> torch.cuda.Stream:
-    """The capture stream of a device. There is only one, because libraries and kernels allocate memory for every stream
-    that they run on. Replays of all recorders of a device are therefore serial; streams.py has parallel work."""
-    return torch.cuda.Stream(device)
-
-
-class CudaRecorder:
-    """See device.Recorder. All captures share one memory pool."""
+class CudaRecorder(GraphRecorder):
+    """See device.Recorder."""
 
     def __init__(self) -> None:
-        self._stream = _stream(torch.cuda.current_device())
-        self._pool = torch.cuda.graph_pool_handle()
-        self._graph: torch.cuda.CUDAGraph | None = None
-
-    @contextmanager
-    def session(self) -> Iterator[None]:
-        torch.cuda.synchronize()
-        was_enabled = gc.isenabled()
-        gc.disable()  # a tensor that is collected during a capture would free its memory outside of the capture
-        try:
-            with torch.cuda.stream(self._stream):
-                try:
-                    yield
-                except BaseException:
-                    self._discard()
-                    raise
-        finally:
-            if was_enabled:
-                gc.enable()
-        torch.cuda.current_stream().wait_stream(self._stream)
-
-    def _discard(self) -> None:
-        """Discard the captures of a failed session. torch cannot reuse a memory pool without captures."""
-        if self._graph is not None:
-            with suppress(RuntimeError):
-                self.end()  # a capture must end on the stream where it began
-        self._pool = torch.cuda.graph_pool_handle()
-        with suppress(RuntimeError):
-            torch.cuda.synchronize()
+        super().__init__(torch.cuda)
 
     def begin(self) -> None:
         self._graph = torch.cuda.CUDAGraph()
         self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
 
     def end(self) -> Captured:
-        assert self._graph is not None
         graph = self._graph
         self._graph = None
         graph.capture_end()
@@ -70,9 +31,6 @@ class CudaRecorder:
             graph.replay()  # its kernels read the contexts on the device
 
         return replay
-
-    def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
-        return function(*inputs)
 
     def weak(self, tensor: Tensor) -> Tensor:
         """See device.Recorder.weak."""

@@ -1,0 +1,170 @@
+"""Attention over the pages of the KV cache.
+
+The kernels get the context lengths as lists of host numbers: `recorder.py` gives captured kernels the lists of each
+step. They read pages as [pages, page_size, kv heads * dim], which the cache is.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch_npu
+from torch import Tensor
+
+from ...kernels.ops.attention import Attend, Attention, RowRun, Rows, paged_attention
+
+MASK_SIZE = 2048  # of the triangle that stands for every causal mask
+CAUSAL, BAND = 3, 4  # sparse modes: aligned to the last query and the last key; BAND also has a window
+DIM_UNIT, MAX_DIM = 16, 512
+MAX_GROUP = 64  # query heads per kv head
+MAX_WIDTH = 65535  # heads * dim of the queries, and of the keys
+PAGE_UNIT, MAX_PAGE = 128, 512
+ATB_DIM, ATB_PAGE = 256, 128
+RAGGED_DIM = 128  # dimension of the heads of a call with rows of different lengths
+
+
+def is_supported(query: Tensor, attend: Attend) -> bool:
+    """Whether the kernels compute this attention, by their documentation."""
+    _, heads, dim = query.shape
+    return (
+        query.dtype in (torch.bfloat16, torch.float16)
+        and attend.key_pages.dtype == query.dtype
+        and not attend.soft_cap
+        and dim % DIM_UNIT == 0
+        and dim <= MAX_DIM
+        and heads <= MAX_GROUP * attend.kv_heads
+        and heads * dim < MAX_WIDTH
+        and attend.page_size % PAGE_UNIT == 0
+        and attend.page_size <= MAX_PAGE
+    )
+
+
+def by_length(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
+    """See kernels.ops.attention.paged_attention. One call for neighbouring rows with the same number of queries."""
+    if not is_supported(query, attend):
+        return paged_attention(query, rows, attend, out)
+    return _joined([_attend_run(query, rows, run, attend) for run in rows.runs()], out)
+
+
+def ragged(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
+    """As `by_length`, with one call for all rows of a prefill step. The documentation excludes pages from such a call
+    (input_layout TND), but SGLang and vLLM make it."""
+    is_prefill = min(rows.query_lens) > 1 or (max(rows.query_lens) > 1 and not attend.window)
+    is_ragged = is_prefill and query.dtype == torch.bfloat16 and query.shape[2] == RAGGED_DIM
+    if not (is_ragged and is_supported(query, attend)):
+        return by_length(query, rows, attend, out)
+    attended, scores = torch_npu.npu_fused_infer_attention_score_v2(
+        query.contiguous(),
+        *_pages(attend),
+        **_constants(query, attend),
+        **_causal_mask(query, attend.window),
+        block_table=rows.page_table,
+        actual_seq_qlen=list(accumulate(rows.query_lens)),
+        actual_seq_kvlen=list(rows.contexts),
+        input_layout="TND",
+    )
+    return _joined([_with_sinks(attended, scores, attend)], out)
+
+
+def by_pages(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
+    """As `by_length`, with the op of the library ATB for decode steps."""
+    is_decode = max(rows.query_lens) == 1 and not attend.window and attend.sinks is None
+    is_small = query.shape[2] <= ATB_DIM and attend.page_size <= ATB_PAGE
+    if not (is_decode and is_small and is_supported(query, attend)):
+        return by_length(query, rows, attend, out)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
+    torch_npu._npu_paged_attention(
+        query.contiguous(),
+        attend.key_pages,
+        attend.value_pages,
+        attend.kv_heads,
+        query.shape[1],
+        attend.scale,
+        rows.page_table,
+        torch.tensor(rows.contexts, dtype=torch.int32),
+        out,
+    )
+    return out
+
+
+def _attend_run(query: Tensor, rows: Rows, run: RowRun, attend: Attend) -> Tensor:
+    """The outputs [tokens, heads, dim] of the rows of a run. The layout is BSND, which pages support."""
+    table = rows.page_table[run.rows]
+    contexts = rows.contexts[run.rows]
+    if run.queries > 1:
+        mask = _causal_mask(query, attend.window)
+    elif attend.window and attend.window < max(contexts):
+        mask = {"atten_mask": _window_mask(rows.context_lens[run.rows], table.shape[1] * attend.page_size, attend)}
+    else:
+        mask = {}
+    attended, scores = torch_npu.npu_fused_infer_attention_score_v2(
+        query[run.tokens].contiguous().view(len(contexts), run.queries, *query.shape[1:]),
+        *_pages(attend),
+        **_constants(query, attend),
+        **mask,
+        block_table=table.contiguous(),
+        actual_seq_kvlen=list(contexts),
+        input_layout="BSND",
+    )
+    # scores [rows, heads, queries, 1]
+    return _with_sinks(attended.flatten(0, 1), scores.transpose(1, 2).flatten(0, 1), attend)
+
+
+def _pages(attend: Attend) -> tuple[Tensor, Tensor]:
+    """The pages of the keys and of the values, [pages, page_size, kv heads * dim]."""
+    return attend.key_pages.flatten(2), attend.value_pages.flatten(2)
+
+
+def _constants(query: Tensor, attend: Attend) -> dict[str, Any]:
+    """The arguments that are the same in every step."""
+    return {
+        "num_query_heads": query.shape[1],
+        "num_key_value_heads": attend.kv_heads,
+        "softmax_scale": attend.scale,
+        "block_size": attend.page_size,
+        "return_softmax_lse": attend.sinks is not None,
+    }
+
+
+def _causal_mask(query: Tensor, window: int) -> dict[str, Any]:
+    """The arguments that mask the positions after each query, and those before its window."""
+    triangle = {"atten_mask": _triangle(query.device)}
+    if not window:
+        return triangle | {"sparse_mode": CAUSAL}
+    return triangle | {"sparse_mode": BAND, "pre_tokens": window - 1, "next_tokens": 0}
+
+
+@cache
+def _triangle(device: torch.device) -> Tensor:
+    return torch.ones(MASK_SIZE, MASK_SIZE, dtype=torch.bool, device=device).triu(1)
+
+
+def _window_mask(context_lens: Tensor, length: int, attend: Attend) -> Tensor:
+    """[rows, 1, 1, length] bool: True at the positions before the window of a single query, for which the kernel
+    ignores pre_tokens."""
+    starts = (context_lens - attend.window).view(-1, 1, 1, 1)
+    return torch.arange(length, device=context_lens.device) < starts
+
+
+def _with_sinks(attended: Tensor, scores: Tensor, attend: Attend) -> Tensor:
+    """attended [tokens, heads, dim] with the sinks in the denominators of its softmax. `scores` [tokens, heads, 1]
+    float32 are the logarithms of the denominators without sinks."""
+    if attend.sinks is None:
+        return attended
+    share = torch.sigmoid(scores - attend.sinks.view(-1, 1))
+    return (attended * share).to(attended.dtype)
+
+
+def _joined(outputs: list[Tensor], out: Tensor | None) -> Tensor:
+    """The outputs of all rows, in `out` if it is not None."""
+    if out is None:
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return torch.cat(outputs, out=out)
+
+
+ATTENTION = Attention(paged=by_length)
+# Names in the setting `attention` -> other implementations.
+OTHERS = {"ragged": ragged, "pages": by_pages}

@@ -1,0 +1,45 @@
+"""Writes to the paged KV cache of the NPU."""
+
+from __future__ import annotations
+
+import torch_npu
+from torch import Tensor
+
+from ...kernels.ops.kv import KV, Rotation, composed
+from .elementwise import NORM, ROPE
+
+
+def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
+    """See kernels.ops.kv.store. Only padding tokens have the same slots, in page 0, which nothing reads."""
+    torch_npu.npu_scatter_pa_kv_cache(
+        key.to(key_pages.dtype).contiguous(),
+        value.to(value_pages.dtype).contiguous(),
+        key_pages,
+        value_pages,
+        slots,
+        cache_mode="Norm",
+    )
+
+
+def store_atb(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
+    """As `store`, with the op of the library ATB."""
+    torch_npu._npu_reshape_and_cache(
+        key.to(key_pages.dtype).contiguous(),
+        value.to(value_pages.dtype).contiguous(),
+        key_pages,
+        value_pages,
+        slots.int(),
+    )
+
+
+def append_latent(heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, slots: Tensor, pages: Tensor) -> Tensor:
+    """See kernels.ops.kv.append_latent."""
+    query, key = heads.split((heads.shape[1] - 1, 1), dim=1)
+    rotate = ROPE.neox if rotation == "neox" else ROPE.interleaved
+    query, key = rotate(query, key, cos, sin)
+    places = pages.view(-1, *key.shape[1:])
+    torch_npu.npu_scatter_nd_update_(places, slots.unsqueeze(1), key.to(pages.dtype).contiguous())
+    return query
+
+
+WRITES = KV(store=store, append=composed(NORM, ROPE, store), append_latent=append_latent)

@@ -1,0 +1,67 @@
+"""What the graph recorders of torch's devices share: the capture stream, the memory pool, and the end of a failure."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from ..device import Captured
+
+
+@cache
+def capture_stream(module: ModuleType, device: int) -> Any:
+    """The capture stream of a device. There is only one, because libraries and kernels allocate memory for every stream
+    that they run on. Replays of all recorders of a device are therefore serial; streams.py has parallel work."""
+    return module.Stream(device)
+
+
+class GraphRecorder:
+    """See device.Recorder. All captures share one memory pool. A subclass begins and ends a capture."""
+
+    def __init__(self, module: ModuleType) -> None:
+        """`module`: torch.cuda (also for HIP) or torch.npu."""
+        self._module = module
+        self._stream = capture_stream(module, module.current_device())
+        self._pool = module.graph_pool_handle()
+        self._graph: Any = None
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        self._module.synchronize()
+        was_enabled = gc.isenabled()
+        gc.disable()  # a tensor that is collected during a capture would free its memory outside of the capture
+        try:
+            with self._module.stream(self._stream):
+                try:
+                    yield
+                except BaseException:
+                    self._discard()
+                    raise
+        finally:
+            if was_enabled:
+                gc.enable()
+        self._module.current_stream().wait_stream(self._stream)
+
+    def _discard(self) -> None:
+        """Discard the captures of a failed session. torch cannot reuse a memory pool without captures."""
+        if self._graph is not None:
+            with suppress(RuntimeError):
+                self.end()  # a capture must end on the stream where it began
+        self._pool = self._module.graph_pool_handle()
+        with suppress(RuntimeError):
+            self._module.synchronize()
+
+    def begin(self) -> None:
+        raise NotImplementedError
+
+    def end(self) -> Captured:
+        raise NotImplementedError
+
+    def call(self, function: Callable[..., tuple[Tensor, ...]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        return function(*inputs)
