@@ -7,6 +7,7 @@ A backend is a module `backends.<name>` with the names of the protocol `engine.r
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
@@ -17,6 +18,9 @@ from ..engine.runner import Backend, DeviceInfo, Unavailable
 
 if TYPE_CHECKING:
     from ..engine.files.model_files import ModelFiles
+
+# torch would import torch_npu with itself, and fail without CANN. The backend npu imports it.
+os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 ORDER = ("cuda", "hip", "npu", "xpu", "mlx", "cpu", "llamacpp")
 AUTO = "auto"

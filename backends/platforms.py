@@ -14,6 +14,8 @@ from .pytorch.references import with_references
 if TYPE_CHECKING:
     from .pytorch.product_check import ProductResult
 
+GPUS = {"cuda": "cuda", "npu": "npu"}  # backend -> torch's type of its device
+
 
 def platforms() -> dict[str, Ops]:
     """Backend name -> ops, for each backend that has a `device` module. Imports torch but no vendor library."""
@@ -30,15 +32,13 @@ def gpu_products(name: str, dtype: str) -> Iterator[ProductResult]:
 
     `dtype`: the name of the activations' dtype. Imports torch.
     """
-    if not find_spec(f"{__package__}.{name}.device"):
+    if name not in GPUS:
         return
     import torch
 
     from .pytorch.product_check import run_products
 
-    device = import_module(f"{__package__}.{name}.device").DEVICE
-    if device.type != "cpu":
-        yield from run_products(device.ops, device.type, getattr(torch, dtype))
+    yield from run_products(platforms()[name], GPUS[name], getattr(torch, dtype))
 
 
 def matrix(reference_ops: Sequence[str] = ()) -> list[MultiPlatformOp]:

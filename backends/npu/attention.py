@@ -11,7 +11,6 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-import torch_npu
 from torch import Tensor
 
 from ...kernels.ops.attention import Attend, Attention, RowRun, Rows, paged_attention
@@ -56,7 +55,7 @@ def ragged(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None)
     is_ragged = is_prefill and query.dtype == torch.bfloat16 and query.shape[2] == RAGGED_DIM
     if not (is_ragged and is_supported(query, attend)):
         return by_length(query, rows, attend, out)
-    attended, scores = torch_npu.npu_fused_infer_attention_score_v2(
+    attended, scores = torch.ops.npu.npu_fused_infer_attention_score_v2(
         query.contiguous(),
         *_pages(attend),
         **_constants(query, attend),
@@ -76,7 +75,7 @@ def by_pages(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = Non
     if not (is_decode and is_small and is_supported(query, attend)):
         return by_length(query, rows, attend, out)
     out = torch.empty_like(query, memory_format=torch.contiguous_format) if out is None else out
-    torch_npu._npu_paged_attention(
+    torch.ops.atb._npu_paged_attention(
         query.contiguous(),
         attend.key_pages,
         attend.value_pages,
@@ -100,7 +99,7 @@ def _attend_run(query: Tensor, rows: Rows, run: RowRun, attend: Attend) -> Tenso
         mask = {"atten_mask": _window_mask(rows.context_lens[run.rows], table.shape[1] * attend.page_size, attend)}
     else:
         mask = {}
-    attended, scores = torch_npu.npu_fused_infer_attention_score_v2(
+    attended, scores = torch.ops.npu.npu_fused_infer_attention_score_v2(
         query[run.tokens].contiguous().view(len(contexts), run.queries, *query.shape[1:]),
         *_pages(attend),
         **_constants(query, attend),

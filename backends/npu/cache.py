@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch_npu
+import torch
 from torch import Tensor
 
 from ...kernels.ops.kv import KV, Rotation, composed
@@ -11,7 +11,7 @@ from .elementwise import NORM, ROPE
 
 def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
     """See kernels.ops.kv.store. Only padding tokens have the same slots, in page 0, which nothing reads."""
-    torch_npu.npu_scatter_pa_kv_cache(
+    torch.ops.npu.npu_scatter_pa_kv_cache(
         key.to(key_pages.dtype).contiguous(),
         value.to(value_pages.dtype).contiguous(),
         key_pages,
@@ -23,7 +23,7 @@ def store(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, sl
 
 def store_atb(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor, slots: Tensor) -> None:
     """As `store`, with the op of the library ATB."""
-    torch_npu._npu_reshape_and_cache(
+    torch.ops.atb._npu_reshape_and_cache(
         key.to(key_pages.dtype).contiguous(),
         value.to(value_pages.dtype).contiguous(),
         key_pages,
@@ -38,7 +38,7 @@ def append_latent(heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, s
     rotate = ROPE.neox if rotation == "neox" else ROPE.interleaved
     query, key = rotate(query, key, cos, sin)
     places = pages.view(-1, *key.shape[1:])
-    torch_npu.npu_scatter_nd_update_(places, slots.unsqueeze(1), key.to(pages.dtype).contiguous())
+    torch.ops.npu.npu_scatter_nd_update_(places, slots.unsqueeze(1), key.to(pages.dtype).contiguous())
     return query
 
 

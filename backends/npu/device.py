@@ -1,66 +1,95 @@
-"""An Ascend NPU as a torch device."""
+"""An Ascend NPU as a torch device. Its functions, not this module, import torch_npu: doctor reads OPS without it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 
 import torch
-import torch_npu
 
 from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
 from ...engine.options import LoadOptions
 from ...engine.runner import Runner
+from ...kernels.ops import Ops
 from ..pytorch.device import Device
-from ..pytorch.opening import open_runner, plan_memory
+from ..pytorch.opening import DTYPES, open_runner, plan_memory
+from ..pytorch.selftest import self_tested
 from ..pytorch.streams import SideStream
 from .attention import OTHERS
 from .defaults import MAX_GRAPHS, PAGE_SIZE, tier
-from .memory import METER, free_memory, total_memory
+from .installation import package_version
 from .ops import OPS
-from .recorder import NpuRecorder
+
+
+def open_on_npu(files: ModelFiles, options: LoadOptions) -> Runner:
+    """Load a model on the first NPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
+    import torch_npu
+
+    from .memory import free_memory
+
+    npu = device()
+    if options.self_test_dir is not None:
+        chip = torch_npu.npu.get_device_name()
+        dtype = DTYPES.get(options.dtype, npu.dtype)
+        ops, replacements = self_tested((OPS, Ops()), npu.type, dtype, options.self_test_dir, chip, _versions())
+        npu = replace(npu, ops=ops, warnings=replacements)
+    return open_runner(files, options, npu, free_memory())
+
+
+def plan_on_npu(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
+    """The memory of a model on the first NPU. Raises ModelRefused or SettingRefused."""
+    from .memory import free_memory
+
+    return plan_memory(files, options, device(), free_memory())
+
+
+def _versions() -> Iterator[str]:
+    """What the verdicts of the self-test depend on, besides torch and the chip: torch_npu, CANN and these sources."""
+    import torch_npu
+
+    yield package_version("torch_npu")
+    yield str(torch_npu.npu.utils.get_cann_version())
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        yield hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _with(paged: Callable[..., torch.Tensor], device: Device) -> Device:
     return replace(device, ops=replace(device.ops, attention=replace(device.ops.attention, paged=paged)))
 
 
-DEVICE = Device(
-    "npu",
-    "npu",
-    torch_npu.npu,
-    OPS,
-    dtype=torch.bfloat16,
-    overlap=True,
-    pinned=True,
-    cache_share=0.8,  # as SGLang's mem_fraction_static on this chip
-    context_share=0.9,
-    meter=METER,
-    page_size=PAGE_SIZE,
-    row_tokens=None,
-    recorder=NpuRecorder,
-    max_graphs=MAX_GRAPHS,
-    streams=partial(SideStream, torch_npu.npu),
-    graphs="full",  # not measured
-    attentions=MappingProxyType({name: partial(_with, paged) for name, paged in OTHERS.items()}),
-    step_seconds=600.0,  # a first step may compile kernels
-)
+def device() -> Device:
+    """The first NPU, with the defaults for its memory."""
+    import torch_npu
 
+    from .memory import METER, total_memory
+    from .recorder import NpuRecorder
 
-def open_on_npu(files: ModelFiles, options: LoadOptions) -> Runner:
-    """Load a model on the first NPU. Raises ModelRefused, SettingRefused or RunnerFailed."""
-    return open_runner(files, options, _device(), free_memory())
-
-
-def plan_on_npu(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
-    """The memory of a model on the first NPU. Raises ModelRefused or SettingRefused."""
-    return plan_memory(files, options, _device(), free_memory())
-
-
-def _device() -> Device:
-    """DEVICE with the defaults for the memory of this NPU."""
+    module = torch_npu.npu
     _, step_tokens, captured_rows = tier(total_memory())
-    return replace(DEVICE, step_tokens=step_tokens, captured_rows=captured_rows)
+    return Device(
+        "npu",
+        "npu",
+        module,
+        OPS,
+        dtype=torch.bfloat16,
+        overlap=True,
+        pinned=True,
+        cache_share=0.8,  # as SGLang's mem_fraction_static on this chip
+        context_share=0.9,
+        meter=METER,
+        page_size=PAGE_SIZE,
+        step_tokens=step_tokens,
+        row_tokens=None,
+        recorder=NpuRecorder,
+        captured_rows=captured_rows,
+        max_graphs=MAX_GRAPHS,
+        streams=partial(SideStream, module),
+        graphs="full",  # not measured
+        attentions=MappingProxyType({name: partial(_with, paged) for name, paged in OTHERS.items()}),
+        step_seconds=600.0,  # a first step may compile kernels
+    )

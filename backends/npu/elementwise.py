@@ -6,7 +6,6 @@ A dtype or a shape that an op of torch_npu does not have is computed by the refe
 from __future__ import annotations
 
 import torch
-import torch_npu
 from torch import Tensor
 
 from ...kernels.ops import norm as norms
@@ -23,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     """See kernels.ops.norm.rms_norm."""
     if offset not in (0.0, 1.0):
         return norms.rms_norm(x, weight, eps, offset)
-    op = torch_npu.npu_gemma_rms_norm if offset else torch_npu.npu_rms_norm
+    op = torch.ops.npu.npu_gemma_rms_norm if offset else torch.ops.npu.npu_rms_norm
     output: Tensor = op(x, weight.to(x.dtype), epsilon=eps)[0]
     return output
 
@@ -33,13 +32,13 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
     if offset:
         total = x + residual
         return rms_norm(total, weight, eps, offset), total
-    output, _, total = torch_npu.npu_add_rms_norm(x, residual, weight.to(x.dtype), epsilon=eps)
+    output, _, total = torch.ops.npu.npu_add_rms_norm(x, residual, weight.to(x.dtype), epsilon=eps)
     return output, total
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """See kernels.ops.activation.silu_and_mul."""
-    output: Tensor = torch_npu.npu_swiglu(gate_up, dim=-1)
+    output: Tensor = torch.ops.npu.npu_swiglu(gate_up, dim=-1)
     return output
 
 
@@ -55,14 +54,14 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
 
 def _geglu(gate_up: Tensor, approximate: int) -> Tensor:
     """`approximate`: 0: the error function; 1: tanh. The gates are the left half."""
-    output: Tensor = torch_npu.npu_geglu(gate_up, dim=-1, approximate=approximate, activate_left=True)[0]
+    output: Tensor = torch.ops.npu.npu_geglu(gate_up, dim=-1, approximate=approximate, activate_left=True)[0]
     return output
 
 
 def clamped_swiglu_and_mul(gate_up: Tensor) -> Tensor:
     """See kernels.ops.activation.clamped_swiglu_and_mul. npu_fast_gelu(x) is x * sigmoid(1.702 * x)."""
     gate, up = gate_up.chunk(2, dim=-1)
-    activated: Tensor = torch_npu.npu_fast_gelu(gate.clamp(max=SWIGLU_LIMIT))
+    activated: Tensor = torch.ops.npu.npu_fast_gelu(gate.clamp(max=SWIGLU_LIMIT))
     return activated * (up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0)
 
 
@@ -88,7 +87,7 @@ def _rotate(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor, mode: str) -> 
         reference = ropes.rope if mode == "half" else ropes.interleaved_rope
         return reference(query, key, cos, sin)
     positions = torch.arange(tokens, device=query.device)
-    rotated = torch_npu.npu_mrope(
+    rotated = torch.ops.npu.npu_mrope(
         positions,
         query.flatten(1).float(),
         key.flatten(1).float(),
@@ -108,7 +107,7 @@ def _spread(table: Tensor, mode: str) -> Tensor:
 
 
 def _rotary_mul(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
-    rotated: Tensor = torch_npu.npu_rotary_mul(x[None].float(), cos, sin, mode)
+    rotated: Tensor = torch.ops.npu.npu_rotary_mul(x[None].float(), cos, sin, mode)
     return rotated[0].to(x.dtype)
 
 

@@ -66,7 +66,7 @@ class Ops:
         implementation = dict(self)[name]
         if implementation is dict(Ops())[name]:
             return "reference"
-        return f"{implementation.__module__.split('.kernels.')[-1]}.{implementation.__name__}"
+        return f"{implementation.__module__.split('.kernels.')[-1].split('.backends.')[-1]}.{implementation.__name__}"
 
     def with_references(self, names: Iterable[str]) -> Ops:
         """These ops, but the ops in `names` ("family.name", "family" or "all") are references.
