@@ -14,7 +14,7 @@ from .pytorch.references import with_references
 if TYPE_CHECKING:
     from .pytorch.product_check import ProductResult
 
-GPUS = {"cuda": "cuda", "npu": "npu"}  # backend -> torch's type of its device
+DEVICES = {"cuda": "cuda", "npu": "npu"}  # backend -> torch's type of its device
 
 
 def platforms() -> dict[str, Ops]:
@@ -27,18 +27,23 @@ def platforms() -> dict[str, Ops]:
     return platforms
 
 
-def gpu_products(name: str, dtype: str) -> Iterator[ProductResult]:
-    """Tests the products of a backend's GPU with the widths of real models; yields nothing for other backends.
+def device_checks(name: str, dtype: str) -> Iterator[ProductResult]:
+    """Tests the ops of a backend's GPU or NPU, its products with the widths of real models, and what its module `check`
+    tests; yields nothing for other backends.
 
     `dtype`: the name of the activations' dtype. Imports torch.
     """
-    if name not in GPUS:
+    if name not in DEVICES:
         return
     import torch
 
-    from .pytorch.product_check import run_products
+    from .pytorch.product_check import run_ops, run_products
 
-    yield from run_products(platforms()[name], GPUS[name], getattr(torch, dtype))
+    arguments = platforms()[name], DEVICES[name], getattr(torch, dtype)
+    if find_spec(f"{__package__}.{name}.check"):
+        yield from import_module(f"{__package__}.{name}.check").checks(*arguments)
+    yield from run_ops(*arguments)
+    yield from run_products(*arguments)
 
 
 def matrix(reference_ops: Sequence[str] = ()) -> list[MultiPlatformOp]:

@@ -95,9 +95,9 @@ async def _selftest(flags: LoadFlags) -> Report:
         async for check in _checks(_Chat(client)):
             report.checks.append(check)
             say(f"{len(report.checks)} checks finished")
-    from ...backends.platforms import gpu_products  # imports torch
+    from ...backends.platforms import device_checks  # imports torch
 
-    for result in gpu_products(info.backend, info.dtype):
+    for result in device_checks(info.backend, info.dtype):
         report.checks.append(_product_check(result))
         say(f"{len(report.checks)} checks finished")
     return report

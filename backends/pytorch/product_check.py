@@ -1,5 +1,6 @@
-"""Tests and measures the products of a device with the widths of real models and 1 to 16 and 64 rows, for
-`localllm selftest`. The self-test at the start of a model (selftest.py) uses small cases, which take less time."""
+"""Tests the ops of a device with small cases, then tests and measures its products with the widths of real models and
+1 to 16 and 64 rows, for `localllm selftest`. The self-test at the start of a model (selftest.py) has the small cases
+only, which take less time."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from ...kernels.ops import Ops
 from ...kernels.ops.cases.case import REAL_ROWS, Case
 from ...kernels.ops.cases.linear import REAL_CASES
 from ...kernels.ops.cases.reference_check import call_op, device_arguments, mismatch, reference_run
+from .selftest import find_defect
 
 ROWS = (*range(1, 17), REAL_ROWS)
 TIMED_ROWS = (1, 16, REAL_ROWS)
@@ -28,6 +30,14 @@ class ProductResult:
     title: str  # op, implementation and widths
     defect: str  # empty: all results are right
     seconds: Mapping[int, float]  # rows -> duration of a product, with its launches
+
+
+def run_ops(ops: Ops, device: str, dtype: torch.dtype) -> Iterator[ProductResult]:
+    """The result of every op that is no reference, on torch's `device` with activations of `dtype`."""
+    for name, _ in ops:
+        title = ops.title(name)
+        if title != "reference":
+            yield ProductResult(f"{name} ({title})", find_defect(name, ops, device, dtype), {})
 
 
 def run_products(ops: Ops, device: str, dtype: torch.dtype) -> Iterator[ProductResult]:

@@ -108,7 +108,7 @@ class _Testing:
             self._mark.write(title)
             try:
                 with _watched():
-                    verdicts[title] = _fault(name, ops, self._device, self._dtype)
+                    verdicts[title] = find_defect(name, ops, self._device, self._dtype)
             except OutOfMemory as error:  # no verdict on the kernel: the next start tests it again
                 return str(error)
             if not _usable(self._device):
@@ -137,7 +137,7 @@ def _watched() -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _fault(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
+def find_defect(name: str, ops: Ops, device: str, dtype: torch.dtype) -> str:
     """The defect of the op, empty if all tested cases pass. Raises OutOfMemory if a case does not fit in memory."""
     start = time.perf_counter()
     for case in _sample([case for case in CASES if case.op == name]):
