@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from decimal import Context, Decimal
 from fractions import Fraction
 
 from .place import Place
 
 _LARGEST = 2**53
 _SMALLEST = 1e-15
+_FIFTEEN_DIGITS = Context(prec=15)
 _MAX_STEP = 2**16  # llguidance multiplies two multipleOf of a value in 32 bits
+_INEXACT = "the number cannot be enforced exactly: more than 15 digits, closer to 0 than 1e-15, or beyond 2^53"
 
 # Inclusive keyword, exclusive keyword, direction into the range.
 _SIDES = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
@@ -43,7 +46,7 @@ def exact(place: Place) -> Number:
     is_exact = value == int(value) or (abs(value) >= _SMALLEST and float(f"{value:.15g}") == value)
     place.require(
         abs(value) <= _LARGEST and is_exact,
-        "the number cannot be enforced exactly: more than 15 digits, closer to 0 than 1e-15, or beyond 2^53",
+        _INEXACT,
     )
     return value
 
@@ -88,9 +91,16 @@ def _inside(place: Place, inwards: int, step: Fraction | None, excluded: int) ->
     if step:
         steps = Fraction(str(value)) / step * inwards
         inside = (math.floor(steps) + 1 if excluded else math.ceil(steps)) * inwards * step
-        return int(inside) if inside.denominator == 1 else float(inside)
-    step_inside = excluded * inwards * (abs(value) * 1e-14 or _SMALLEST)
-    return float(f"{value + step_inside:.15g}") if excluded else value
+        result = int(inside) if inside.denominator == 1 else float(inside)
+        place.require(Fraction(str(result)) == inside, _INEXACT)
+        return result
+    return inwards * _next(abs(value)) if excluded else value
+
+
+def _next(value: Number) -> Number:
+    """The next larger number of at most 15 digits, or the next integer if that has more."""
+    larger = float(Decimal(str(value)).next_plus(_FIFTEEN_DIGITS))
+    return max(_SMALLEST, min(value + 1, larger))
 
 
 def _check_search(multiple: Place, minimum: Number, maximum: Number) -> None:

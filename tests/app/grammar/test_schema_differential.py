@@ -94,7 +94,7 @@ FORMATS: dict[str, list[str]] = {
     "base64url": ["QQ==", "-_-_", "+/+/", "QQ"],
 }
 NUMBERS: list[int | float] = [0, 1, -1, 2, 3, 5, 7, 10, 15, 100, -12, 0.5, 0.1, 0.3, -0.5, 1.5, 2.25, 0.15, 99.9, 1e-7]
-EDGES: list[int | float] = [2**53, 2**53 + 1, 2**53 - 1, -(2**53), 2**63, 1e300, 2**40]
+EDGES: list[int | float] = [2**53, 2**53 + 1, 2**53 - 1, -(2**53), 2**63, 1e300, 2**50]
 VALUES: list[Any] = [None, True, False, *NUMBERS, *TEXTS[:12], [], {}, [1], ["a", 1], {"a": 1}, 1.0, 2.0]
 
 
