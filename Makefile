@@ -1,6 +1,7 @@
 # make chat      chat with the built-in model
 # make test      run the checks and the tests
-# make test-all  make test with slow tests and coverage, then the address sanitizer, aarch64 and the exam of guide
+# make test-all  make test with slow tests and coverage, then make test-npu, the address sanitizer, aarch64 and the exam of guide
+# make test-npu  run the tests of the Ascend backend over torch_npu and a fake of its runtime; downloads 45 MB once
 # make bench     run all benchmarks of this machine and its GPU; takes many minutes and 5 GB of disk; stop other programs
 # make wheel     build dist/localllm-*.whl for Linux with the CUDA kernels of all GPUs; needs nvcc and takes many minutes
 # make build     compile the CPU kernels for every instruction set; MAX_JOBS=1 uses one core, CUDA=1 adds the CUDA kernels,
@@ -28,7 +29,7 @@ endif
 LLAMACPP := build/llamacpp/$(shell echo '$(CMAKE_ARGS)' | cksum | cut -d' ' -f1)
 LLAMACPP_ARGS := -DLLAVA_BUILD=OFF -DCMAKE_PROJECT_INCLUDE=$(CURDIR)/scripts/llamacpp.cmake $(CMAKE_ARGS)
 
-.PHONY: build chat test test-all wheel lint bench bench-cuda clean
+.PHONY: build chat test test-all test-npu wheel lint bench bench-cuda clean
 
 chat: $(VENV)/.runtime
 	@$(REBUILD) >/dev/null || true
@@ -44,9 +45,14 @@ test-all: $(VENV)/.dev build lint
 	! command -v nvcc >/dev/null || $(MAKE) wheel
 	scripts/test --all
 	! command -v nvcc >/dev/null || $(BIN)/python -m scripts.cuda_resources
+	$(MAKE) test-npu
 	scripts/sanitize
 	scripts/aarch64
 	$(BIN)/python -m scripts.train_guide.evaluate
+
+# torch_npu, beside the packages of .venv, over a fake of CANN that gcc compiles: tests/npu/conftest.py.
+test-npu: $(VENV)/.dev
+	tests/npu/run pytest tests/npu
 
 # The CPU kernels for every instruction set. The set-up compiles only those that this machine uses.
 build: $(VENV)/.runtime

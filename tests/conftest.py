@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -59,6 +60,8 @@ class TierCount:
                 continue
             outcomes = ", ".join(f"{number} {outcome}" for outcome, number in sorted(count.items())) or "none"
             terminalreporter.write_line(f"tier {tier}: {outcomes}")
+        if "LOCALLLM_NPU_FAKE" not in os.environ:
+            terminalreporter.write_line("tests/npu: not run; make test-npu builds their environment")
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if session.config.getoption("--expect-tiers") and not in_worker():
