@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from random import Random
+from string import ascii_uppercase
 
 from . import toolcalls, words
 from .chatml import Conversation, Message, assistant, user
 from .facts import Facts
-from .grammar import sample, typed
+from .grammar import sample, spelled, typed
 from .noise import disturb, vary
 from .topics import Topic, filled, framed, load
 
@@ -21,16 +22,32 @@ MAX_CHARACTERS = 5000  # characters of one conversation; at most 2048 tokens
 
 # Questions about a thing that the user names, by the kind of the thing. `framed` adds many general ones.
 NAMED = {
-    "command": "what does {} do|what happens when i run {}|how do i use {}|when do i use {}|i do not understand {}",
+    "command": "what does {} do|what happens when i run {}|how do i use {}|when do i use {}|i do not understand {}|{}|what is {} good for",
     "flag": "what does {} do|which command(s|) (has|have|takes|take|knows) {}|what happens with {}|where can i use {}|is there a flag {}",
     "setting": "what is the default of {}|how do i (set|change) {}|which values can {} have|where do i set {}|(meaning|environment variable) of {}",
     "slash": "what does {} do|what happens when i type {}|what is {} in the chat|how do i use {}",
-    "key": "what does {} do|what happens when i press {}|what is {} for|pressing {}|which key is {}",
+    "key": "what does {} do|what (happens|does it do) (when|if) i (press|hit|push) {}|what is {} for|(pressing|press|hit) {}|which key is {}|{}|does {} do (anything|something)",
     "route": "what does {} do|what does {} return|how do i call {}|what is behind {}|when do i use {}",
     "error": "what does {} mean|i get {}|it says {}|{}, what now|why {}|what is {}|help, {}|{} shows up, why",
     "page": "what is in {}|what does {} say|what can i read in {}",
     "make": "what does {} do|what happens with {}|when do i run {}",
     "backend": "does {} work|is {} supported|what is {}|can i use {}|state of {}",
+}
+# Questions that give the purpose of a thing in the words of the program, and ask for the thing.
+CHAT_KEYS = (
+    "(key|shortcut|hotkey|keyboard shortcut|key binding|keys) (to|for) {}|(which|what) (key|shortcut|keys) (do i press|do i use|is there|should i press) to {}"
+    "|{} (with the keyboard|by keyboard|with a key|with a shortcut|key|shortcut)|what do i press (to|for) {}|what (do|should|must) i (press|hit) to {}"
+    "|how (do|can) i {} (with a key|with the keyboard|with a shortcut)|which key: {}|is there a (key|shortcut) (to|for) {}"
+)
+PURPOSES = {
+    "slash": CHAT_KEYS
+    + "|slash command (to|for) {}|which slash command (is for|lets me|is there to) {}|chat command to {}|how do i {} in the chat",
+    "key": CHAT_KEYS,
+    "flag": "(flag|option|switch|argument) (for|to set) [the] {}|(which|what) (flag|option) (is for|sets|changes|controls|gives) [the] {}|is there a (flag|option) for {}|{} (flag|option)",
+    "setting": "(which|what) setting (is for|sets|changes|controls|gives) [the] {}|setting for [the] {}|where do i set [the] {}|{} (setting|in the settings)",
+    "route": "(route|endpoint|url|path) (to|for) {}|(which|what) (route|endpoint|url) (is for|do i use to|do i call to) {}|{} (over http|with curl|over the api)",
+    "make": "make target (to|for) {}|(which|what) make target (is for|do i use to) {}|{} with make|how do i {} (in|from) a clone",
+    "page": "(page|docs|documentation|doc page|a page|chapter) (on|about|for) [the] {}|where (do|can) i read [more] about {}|where is [the] {} (documented|described|explained)|{} (docs|documentation|page|reference)|(more|details|information) (on|about) {} in the docs|where are the {} docs",
 }
 FLAGS = (
     "(which|what) (flags|options|arguments|switches) (does {} (have|take|know)|are there for {}|can i use with {})"
@@ -41,18 +58,20 @@ HAS = (
     "|is {flag} (available|possible|allowed) (in|with|for) {}|{} (with|and) {flag}, does that work|has {} [a] {flag}"
 )
 # Kinds of names: (patterns of invented names, the answer). {x} is a word that does not exist.
+# {part} is a part of names that exist.
 INVENTED = {
-    "flag": ("--{x}|--{x}|--gpu|--verbose|--debug|--stream|--format|--device|--batch-size|--num-predict|--{x}-{x}",
+    "flag": ("--{x}|--{x}|--gpu|--verbose|--debug|--stream|--format|--device|--batch-size|--num-predict|--{x}-{x}|--{part}-{part}|--{part}-{x}|--{part}",
              "I do not know `{}`. `localllm COMMAND --help` lists the flags of a command."),
-    "command": ("localllm ({x}|{x}|{x}|train|convert|login|update|upgrade|install|push|create|quantize|embed|restart|logs|status|merge)",
+    "command": (("localllm ({x}|{x}|train|convert|login|update|upgrade|install|push|create|quantize|embed|restart|logs|status|merge|delete|remove|start|kill|rename"
+                "|download|open|ask|models|info|ls|ui|web|help|version|settings|tune|finetune|share|sync|export|clean|quit|exit|dance|sing|talk|copy|test|benchmark)"),
                 "I do not know the command `{}`. `localllm --help` lists all commands."),
-    "slash": ("/{x}|/{x}|/save|/load|/undo|/voice|/image|F6|F7|F8|F9|F10|F11|F12|Ctrl+Y|Ctrl+B|Ctrl+G|Ctrl+T|Ctrl+V",
+    "slash": ("/{x}|/{x}|/save|/load|/undo|/voice|/image|F{digit}|F1{digit}|Ctrl+{letter}|Ctrl+{letter}|Alt+{letter}",
               "I do not know `{}`. `F1` in the chat shows all keys and commands."),
-    "route": ("/v1/({x}|{x}|images/generations|audio/speech|audio/transcriptions|responses|files|batches|moderations|fine_tuning)",
+    "route": ("/v1/({x}|{x}|images/generations|audio/speech|audio/transcriptions|responses|files|batches|moderations|fine_tuning|images|audio|rerank|{part}s)|/v2/({x}|{part})|/api/({x}|{part}|generate|chat|tags)",
               "I do not know the route `{}`. `/openapi.json` lists the routes."),
-    "setting": ("the setting ({x}_{x}|{x}|max_{x}|{x}_size|cache_{x})|LOCALLLM_({x}|{x}_{x})",
+    "setting": ("[the] setting ({x}_{x}|{x}|{part}_{x}|{x}_{part}|{part}_{part})|LOCALLLM_({x}|{part}_{x}|{part}_{part})",
                 "I do not know the setting `{}`. `localllm config` shows all settings."),
-    "error": ("the error ({x}_{x}|{x}_not_found|{x}_failed|{x}_error)",
+    "error": ("[the] error ({x}_{x}|{x}_{part}|{part}_{x}|{part}_{part})",
               "I do not know the error `{}`. `localllm doctor` shows the problems of this machine."),
 }  # fmt: skip
 # System prompts that change nothing.
@@ -109,8 +128,16 @@ class Writer:
             for name in pair[0].after:
                 self.followers.setdefault(name, []).append(pair)
         self.named: dict[str, list[tuple[str, str]]] = {}  # kind -> pairs of a name and an answer
+        self.purposes: dict[str, list[tuple[str, str]]] = {}  # kind -> pairs of a purpose and an answer
+        taken: set[tuple[str, str]] = set()
         for name, fact in facts.table.items():
-            self.named.setdefault(name.partition(" ")[0], []).extend((alias, fact.answer) for alias in fact.names)
+            kind = name.partition(" ")[0]
+            self.named.setdefault(kind, []).extend((alias, fact.answer) for alias in fact.names)
+            group = "key" if kind == "slash" else kind  # keys and slash commands are asked alike
+            new = [purpose for purpose in fact.purposes if (group, purpose) not in taken]
+            self.purposes.setdefault(kind, []).extend((purpose, fact.answer) for purpose in new)
+            taken.update((group, purpose) for purpose in new)
+        self.parts = {kind: re.findall(r"[a-z]{3,}", " ".join(names).lower()) for kind, names in facts.known.items()}
 
     def conversation(self) -> Conversation:
         if self.random.random() < 0.15:
@@ -130,13 +157,18 @@ class Writer:
             topic, answer = self.random.choice(self.followers[before])
             text = filled(vary(sample(self.random.choice(topic.after[before]), self.random), self.random), self.random)
             return topic.name, self._messages(text, answer, bare=True)
-        kind = self.random.choices(("topic", "named", "flags", "invented", "refusal"), (47, 23, 4, 8, 18))[0]
+        kind = self.random.choices(
+            ("topic", "named", "purpose", "flags", "invented", "refusal"), (45, 20, 8, 4, 8, 15)
+        )[0]
         if kind == "topic":
             topic, answer = self.random.choice(self.asked)
             return topic.name, self._messages(topic.question(self.random), answer)
         if kind == "refusal":
             topic, answer = self.random.choice(self.refusals)
             return "", self._messages(topic.question(self.random), answer)
+        if kind == "purpose":
+            text, answer = self._purpose()
+            return "", self._messages(vary(text, self.random), answer)
         text, answer = {"named": self._named, "flags": self._flags, "invented": self._invented}[kind]()
         if self.random.random() < 0.25:
             text = disturb(text, self.random)
@@ -151,7 +183,19 @@ class Writer:
         name, answer = self.random.choice(self.named[kind])
         return self._about(kind, name), answer
 
+    def _purpose(self) -> tuple[str, str]:
+        """A question for the thing that has a purpose."""
+        kind = self.random.choice(["command", "key", "key", *PURPOSES])
+        purpose, answer = self.random.choice(self.purposes[kind])
+        if kind == "command":
+            return framed("how", purpose, self.random), answer
+        return sample(PURPOSES[kind], self.random).replace("{}", purpose), answer
+
     def _about(self, kind: str, name: str) -> str:
+        if kind in ("key", "slash"):
+            name = spelled(name, self.random)
+        if kind == "command" and name.startswith("localllm ") and self.random.random() < 0.15:
+            name += self.random.choice([" guide", " qwen", " --json", " now", " a model"])
         if self.random.random() < 0.5:
             return framed("what", name, self.random)
         return sample(NAMED[kind], self.random).replace("{}", name)
@@ -176,10 +220,15 @@ class Writer:
         kind = self.random.choice(list(INVENTED))
         pattern, answer = INVENTED[kind]
         asked = sample(pattern, self.random)
-        while "{x}" in asked:
-            word = words.rare(self.random)
-            asked = asked.replace("{x}", word.upper() if "LOCALLLM_" in asked else word.lower(), 1)
-        name = asked.removeprefix("the setting ").removeprefix("the error ")
+        for slot, word in (
+            ("{x}", lambda: words.rare(self.random)),
+            ("{part}", lambda: self.random.choice(self.parts[kind])),
+            ("{letter}", lambda: self.random.choice(ascii_uppercase)),
+            ("{digit}", lambda: str(self.random.randrange(10))),
+        ):
+            while slot in asked:
+                asked = asked.replace(slot, word().upper() if asked[:2] in ("LO", "Ct", "Al") else word().lower(), 1)
+        name = re.sub("^(the )?(setting|error) ", "", asked)
         if name.removeprefix("localllm ") in {one for names in self.facts.known.values() for one in names}:
             return self._named()
         return self._about(kind, asked), answer.format(name)

@@ -22,10 +22,11 @@ MAX_SENTENCE = 260  # characters
 
 @dataclass(frozen=True)
 class Fact:
-    """An answer, and the names by which a question may ask for it, such as `localllm pull` or `F2`."""
+    """An answer, and the names and purposes by which a question may ask for it: `F2`, or `delete a model`."""
 
     answer: str
     names: tuple[str, ...] = ()
+    purposes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,10 @@ class Facts:
     @classmethod
     def load(cls, file: Path) -> Facts:
         data = json.loads(file.read_text("utf-8"))
-        table = {name: Fact(fact["answer"], tuple(fact["names"])) for name, fact in data["table"].items()}
+        table = {
+            name: Fact(fact["answer"], tuple(fact["names"]), tuple(fact["purposes"]))
+            for name, fact in data["table"].items()
+        }
         return cls(table, data["known"])
 
     def answer(self, topic: Topic) -> str:
@@ -157,6 +161,12 @@ def _usage(name: str, command: Any) -> str:
     return " ".join(usage.replace("[OPTIONS]", "").replace("[ARGS]...", "").split())
 
 
+def _purposes(text: str) -> tuple[str, ...]:
+    """The clauses of the first sentence of a text, as a question writes them: `delete a chat`."""
+    clauses = re.split(r"; |: ", re.split(r"\.(?: |$)| \(", text)[0])
+    return tuple(clause if clause[1:2].isupper() else clause[0].lower() + clause[1:] for clause in clauses if clause)
+
+
 def _paragraphs(command: Any) -> list[str]:
     return [" ".join(part.split()) for part in (command.help or "").replace("\b", "").split("\n\n")]
 
@@ -173,7 +183,7 @@ def _command_facts(commands: dict[str, Any]) -> Iterator[tuple[str, Fact]]:
             f"More: `localllm {name} --help`.",
         ]
         names = (f"localllm {name}", f"`localllm {name}`", f"the command {name}", f"the {name} command")
-        yield f"command {name}", Fact(" ".join(filter(None, parts)), names)
+        yield f"command {name}", Fact(" ".join(filter(None, parts)), names, _purposes(summary)[:1])
 
 
 def _flag_facts(commands: dict[str, Any]) -> Iterator[tuple[str, Fact]]:
@@ -183,7 +193,8 @@ def _flag_facts(commands: dict[str, Any]) -> Iterator[tuple[str, Fact]]:
             owners.setdefault(flag, {}).setdefault(text, []).append(name)
     for flag, texts in owners.items():
         parts = [f"`{flag}` ({_listed(names)}): {text}" for text, names in texts.items()]
-        yield f"flag {flag}", Fact(" ".join(parts[:3]), (flag, f"`{flag}`", f"the flag {flag}", f"the option {flag}"))
+        names = (flag, f"`{flag}`", f"the flag {flag}", f"the option {flag}", f"the {flag} flag")
+        yield f"flag {flag}", Fact(" ".join(parts[:3]), names, _purposes(next(iter(texts)))[:1])
     for name, command in commands.items():
         flags = [f"`{flag}`" for flag in _options(command)]
         listed = f"{', '.join(flags[:12]) or 'only `--help`'}{' and others' * (len(flags) > 12)}"
@@ -206,7 +217,11 @@ def _setting_facts() -> Iterator[tuple[str, Fact]]:
         names = (setting.env, *bare, f"`{setting.name}`", f"the setting {setting.name}")
         yield (
             f"setting {setting.name}",
-            Fact(f"{text} Change it: `localllm config {setting.name}=VALUE`, or `{setting.env}`.", names),
+            Fact(
+                f"{text} Change it: `localllm config {setting.name}=VALUE`, or `{setting.env}`.",
+                names,
+                _purposes(setting.meaning)[:1],
+            ),
         )
     for setting in config.describe(Developer):
         yield f"setting {setting.env}", Fact(f"`{setting.env}` is for developers: {setting.meaning}", (setting.env,))
@@ -219,10 +234,8 @@ def _slash_facts() -> Iterator[tuple[str, Fact]]:
         key = f"`{one.key}` or " if one.key else ""
         others = f" Also {', '.join(f'`/{alias}`' for alias in one.aliases)}." if one.aliases else ""
         text = f"{key}`{' '.join((f'/{one.name}', one.arguments)).strip()}` in the chat: {one.sentence}{others}"
-        yield (
-            f"slash {one.name}",
-            Fact(text, tuple(f"/{name}" for name in one.names) + ((one.key,) if re.match(r"F\d", one.key) else ())),
-        )
+        keys = (one.key, f"the {one.key} key", f"{one.key} in the chat") if re.match(r"F\d", one.key) else ()
+        yield f"slash {one.name}", Fact(text, (*(f"/{name}" for name in one.names), *keys), _purposes(one.sentence)[:1])
 
 
 def _key_facts() -> Iterator[tuple[str, Fact]]:
@@ -235,16 +248,23 @@ def _key_facts() -> Iterator[tuple[str, Fact]]:
         "MODEL_KEYS": "on the model screen (`F2`)",
         "HISTORY_KEYS": "in the history (`F3`)",
     }
-    uses: dict[str, list[str]] = {}
+    uses: dict[str, list[tuple[str, str, list[str]]]] = {}  # key -> text, place, purposes
     for table, place in places.items():
         for row, text in getattr(screen, table, ()):
-            keys = re.fullmatch(r"(  )?(\S+(?:, \S+)*)", row)
-            for key in keys[2].split(", ") if keys else ():
-                where = "on a message of the chat" if keys and keys[1] else place
-                listed = ", ".join(f"`{one}`" for one in keys[2].split(", ")) if keys else ""
-                uses.setdefault(key, []).append(f"{listed} {where}: {text}.")
-    for key, texts in uses.items():
-        yield f"key {key}", Fact(" ".join(texts), (key, f"the key {key}", f"{key} in the chat"))
+            match = re.fullmatch(r"(  )?(\S+(?:, \S+)*)", row)
+            keys = match[2].split(", ") if match else []
+            where = "on a message of the chat" if match and match[1] else place
+            listed = ", ".join(f"`{key}`" for key in keys)
+            clauses = _purposes(text)
+            for index, key in enumerate(keys):  # `e, r`: `Edit your message; generate another answer`
+                own = clauses[index : index + 1] if len(clauses) == len(keys) else clauses
+                suffix = " on a message" if match and match[1] else ""
+                purposes = [purpose + suffix for purpose in own]
+                uses.setdefault(key, []).append((f"{listed} {where}: {text}.", where.partition(" (")[0], purposes))
+    for key, rows in uses.items():
+        names = (f"the key {key}", f"the {key} key", f"{key} key", *(f"{key} {where}" for _, where, _ in rows))
+        texts = " ".join(text for text, _, _ in rows)
+        yield f"key {key}", Fact(texts, (key, *names), tuple(one for _, _, own in rows for one in own))
     bindings = [(one.key.split(",")[0], one.description) for one in Adapters.BINDINGS]
     listed = ", ".join(f"`{key}` {text}" for key, text in bindings)
     yield (
@@ -267,7 +287,11 @@ def _route_facts() -> Iterator[tuple[str, Fact]]:
     for path, (method, summary) in _routes().items():
         yield (
             f"route {path}",
-            Fact(f"`{method} {path}` of the API: {summary}.", (path, f"{method} {path}", f"the route {path}")),
+            Fact(
+                f"`{method} {path}` of the API: {summary}.",
+                (path, f"{method} {path}", f"the route {path}"),
+                _purposes(summary)[:1],
+            ),
         )
 
 
@@ -287,7 +311,11 @@ def _page_facts(pages: dict[str, str]) -> Iterator[tuple[str, Fact]]:
         title = text.partition("\n")[0].removeprefix("# ")
         sections = [one for one in re.findall(r"^## (.*)$", text, re.MULTILINE) if len(one) < 25][:5]
         listed = f" Sections: {', '.join(sections)}." if sections else ""
-        yield f"page {name}", Fact(f"The page `{name}` ({title}) knows more.{listed}", (name, f"the page {name}"))
+        purposes = (title.lower(), name.removesuffix(".md").rpartition("/")[2].lower())
+        yield (
+            f"page {name}",
+            Fact(f"The page `{name}` ({title}) knows more.{listed}", (name, f"the page {name}"), purposes),
+        )
 
 
 def _make_facts() -> Iterator[tuple[str, Fact]]:
@@ -295,7 +323,11 @@ def _make_facts() -> Iterator[tuple[str, Fact]]:
     for target, text in re.findall(r"^# make ([a-z-]+) +(.*)$", head, re.MULTILINE):
         yield (
             f"make {target}",
-            Fact(f"`make {target}` in a clone: {' '.join(text.split())}.", (f"make {target}", f"`make {target}`")),
+            Fact(
+                f"`make {target}` in a clone: {' '.join(text.split())}.",
+                (f"make {target}", f"`make {target}`"),
+                _purposes(" ".join(text.split()))[:1],
+            ),
         )
 
 

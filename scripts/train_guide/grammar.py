@@ -123,6 +123,19 @@ def typo(text: str, random: Random) -> str:
     return text[:index] + text[index + 1 :]
 
 
+ARROW = re.compile(r"(?<![+\w])(Up|Down|Left|Right)\b")
+
+
+def spelled(key: str, random: Random) -> str:
+    """The name of a key as people write it: `Ctrl+X` is also `ctrl-x`, `control x` and `CTRL + X`."""
+    modifier = random.choice(["Ctrl", "Ctrl", "Ctrl", "Control", "CTRL"])
+    joint = random.choice(["+", "+", "+", "-", " ", " + "])
+    text = re.sub(r"(Ctrl|Alt|Shift)\+", lambda match: match[1].replace("Ctrl", modifier) + joint, key)
+    if random.random() < 0.4:
+        text = ARROW.sub(random.choice([r"\1 arrow", r"arrow \1"]), text).replace("Esc", "Escape")
+    return text if random.random() < 0.4 else text.lower()
+
+
 PROPER = {
     word.lower(): word
     for word in (

@@ -37,6 +37,8 @@ HOW = (
     "|i cannot figure out how to {}|do you know how to {}|steps to {}|command to {}|let me {}|any way to {}"
     "|i want to know how to {}|someone told me that i can {}, how|my task is to {}|where do i {}|why can i not {}"
     "|i failed to {}|i am unable to {}|i should {}, what now|suppose i want to {}|say i want to {}|i must {}"
+    "|how can i {}|is there (a|any) way to {}|need to {}|want to {}|trying to {}|looking for a way to {}|how exactly do i {}"
+    "|what do i (press|use|type) to {}|(wanna|gotta|must) {}|i wonder how to {}|best way to {}|how could one {}|where can i {}"
     "|how does + work|what about +|tell me about +|is + possible|i need help with +|+|+, how|explain +|how is + done"
     "|what is the (command|procedure|way) for +|is there a command for +|does localllm support +|what do i need for +"
 )
@@ -52,7 +54,7 @@ WHAT = (
 )
 # The most frequent forms. The many others above teach the model to ignore the words around the topic.
 PLAIN = {
-    "how": "how (do|can|should|would) i {}|how do you {}|how to {}|(can|could) i {}|can (it|you) {}|i (want|need) to {}|is it possible to {}",
+    "how": "how (do|can|should|would) i {}|how do you {}|how to {}|(can|could) i {}|can (it|you) {}|i (want|need) to {}|is it possible to {}|{}|is there a way to {}",
     "what": "what (is|are) {}|what does {} (do|mean)|what is {} for|explain {}|tell me about {}|{}",
 }  # fmt: skip
 SLOTS: dict[str, Sequence[str] | Callable[[Random], str]] = {

@@ -230,6 +230,26 @@ def test_a_refusal_is_right_only_if_the_key_is_one() -> None:
     assert evaluate.Question("unknown", ["?"], "do not know").right(answer)
 
 
+def test_the_corpus_refuses_only_names_that_do_not_exist(live: facts.Facts) -> None:
+    writer = corpus.Writer(live, Random(9))
+    exchanges = [writer._invented() for _ in range(3000)]
+    refusals = [answer for _, answer in exchanges if answer.startswith("I do not know")]
+    assert len(refusals) > 2000
+    assert not [answer for answer in refusals if evaluate.falsehoods(answer, live)]
+    assert not [question for question, _ in exchanges if "{" in question]
+
+
+def test_keys_are_written_in_the_ways_of_people() -> None:
+    random = Random(4)
+    assert {"Ctrl+K", "ctrl k", "ctrl-k", "control k"} <= {grammar.spelled("Ctrl+K", random) for _ in range(300)}
+    assert {"F2", "f2"} == {grammar.spelled("F2", random) for _ in range(50)}
+
+
+def test_each_key_of_a_row_has_its_own_purpose(live: facts.Facts) -> None:
+    assert live.table["key Ctrl+X"].purposes == ("delete a model or an adapter", "cancel a download")
+    assert live.table["key k"].purposes == ("copy its code block on a message",)
+
+
 @pytest.mark.parametrize(
     ("pattern", "number"), [("a", 1), ("(a|b) [c]", 4), ("(a|(b|c) d)", 3), ("[x|y] z", 3), ("a|b", 2)]
 )
