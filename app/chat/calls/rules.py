@@ -11,7 +11,7 @@ from typing import Any
 
 from .reading import ARGUMENT_KEYS, OTHER_KEYS
 from .records import CallFormat, Field, Literal
-from .values import MAX_CHAIN, constants, dumps, entries_json, types_of
+from .values import MAX_CHAIN, allows, constants, dumps, entries_json, listed_types, type_of, types_of
 from .writing import Notation, literal, notation_of
 
 _KEY = r"[^\s<>\"'=:,(){}\[\]]{1,128}"
@@ -252,11 +252,10 @@ class Rules:
             return self._until(_TEXT, tail)
         if "$ref" in schema:
             return self._defined(schema, tool, name, lambda target: self._value(target, tail, tool, name))
-        options = schema.get("anyOf") or schema.get("oneOf")
+        options = _options(schema, name, tool)
         if options:
-            _check_keywords(schema, {"anyOf", "oneOf", "type"}, name, tool)
             return f"({' | '.join(self._value(option, tail, tool, name) for option in options)})"
-        values = constants(schema)
+        values = _constants(schema, name, tool)
         if values is not None:
             return self._choice(values, tail)
         types = types_of(schema, root)
@@ -328,11 +327,10 @@ class Rules:
             return self._any_value(notation)
         if "$ref" in schema:
             return self._defined(schema, tool, name, lambda target: self._notated(target, tool, notation, name))
-        options = schema.get("anyOf") or schema.get("oneOf")
+        options = _options(schema, name, tool)
         if options:
-            _check_keywords(schema, {"anyOf", "oneOf", "type"}, name, tool)
             return f"({' | '.join(self._notated(option, tool, notation, name) for option in options)})"
-        values = constants(schema)
+        values = _constants(schema, name, tool)
         if values is not None:
             return f"({' | '.join(self._constant(value, tool, notation, name) for value in values)})"
         kinds = sorted(types_of(schema, root))
@@ -435,6 +433,32 @@ def _check_keywords(schema: Mapping[str, Any], allowed: set[str], name: str, too
     others = schema.keys() - allowed
     if others:
         raise SchemaRefused(tool.where, f"the keyword {min(others)!r} of {name}")
+
+
+def _options(schema: Mapping[str, Any], name: str, tool: ToolSchema) -> Sequence[Any]:
+    """The schemas in `anyOf`. Raises SchemaRefused for another keyword that excludes values of theirs."""
+    options: Sequence[Any] = schema.get("anyOf", ())
+    if options:
+        _check_keywords(schema, {"anyOf", "type"}, name, tool)
+        _check_type(schema, [types_of(option, tool.schema) for option in options], name, tool)
+    return options
+
+
+def _constants(schema: Mapping[str, Any], name: str, tool: ToolSchema) -> Sequence[Any] | None:
+    """The values in `const` or `enum`; None: there are none. Raises SchemaRefused for another keyword that excludes
+    some of them."""
+    values: Sequence[Any] | None = constants(schema)
+    if values is not None:
+        _check_keywords(schema, {"const" if "const" in schema else "enum", "type"}, name, tool)
+        _check_type(schema, [frozenset({type_of(value)}) for value in values], name, tool)
+    return values
+
+
+def _check_type(schema: Mapping[str, Any], choices: Sequence[frozenset[str]], name: str, tool: ToolSchema) -> None:
+    """Raises SchemaRefused if `type` excludes a type of one of the choices, or types that are unknown (empty)."""
+    listed = listed_types(schema)
+    if listed and not all(types and all(allows(listed, kind) for kind in types) for types in choices):
+        raise SchemaRefused(tool.where, f"the keyword 'type' of {name}, which excludes some of its choices")
 
 
 def _pattern_of(schema: Mapping[str, Any], name: str, tool: ToolSchema | None) -> str:

@@ -60,19 +60,18 @@ def types_of(schema: Any, root: Any, depth: int = 8) -> frozenset[str]:
     schema = resolve(schema, root)
     if not isinstance(schema, dict) or not depth:
         return frozenset()
-    known = _listed_types(schema)
+    known = listed_types(schema) or frozenset(map(type_of, constants(schema) or []))
     for keyword, combine in (("anyOf", _union), ("oneOf", _union), ("allOf", _intersection)):
         if not known and isinstance(schema.get(keyword), list):
             known = combine([types_of(option, root, depth - 1) for option in schema[keyword]])
     return known
 
 
-def _listed_types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """The types in `type`, or those of the values in `const` or `enum`."""
+def listed_types(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types in the keyword `type`; empty: none."""
     named = schema.get("type", [])
     names = [named] if isinstance(named, str) else named
-    values = constants(schema) or []
-    return frozenset(name for name in names if isinstance(name, str)) & TYPES or frozenset(map(type_of, values))
+    return frozenset(name for name in names if isinstance(name, str)) & TYPES
 
 
 def constants(schema: Mapping[str, Any]) -> Any:
@@ -117,7 +116,7 @@ def json_of(text: str, types: frozenset[str]) -> str:
     if types == {"string"}:
         return dumps(text)
     value = parsed(text)
-    if value is not None and (not types or _allows(types, type_of(value[0]))):
+    if value is not None and (not types or allows(types, type_of(value[0]))):
         return text.strip() if _is_json(text) else dumps(value[0])
     return dumps(text)
 
@@ -193,7 +192,8 @@ def _key(node: ast.expr | None) -> str:
     raise ValueError("a key must be a text")
 
 
-def _allows(types: frozenset[str], name: str) -> bool:
+def allows(types: frozenset[str], name: str) -> bool:
+    """Whether one of the types includes the type `name`."""
     return name in types or (name == "integer" and "number" in types)
 
 

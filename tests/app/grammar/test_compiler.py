@@ -256,6 +256,32 @@ def test_references_in_formats_that_are_no_json(
         compiler.compile_forced_calls(form, [tool("f", endless)], parallel=False)
 
 
+@pytest.mark.parametrize("title", ["gemma-4", "lfm2", "qwen3-coder"])
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        ({"type": "string", "anyOf": [{"type": "string"}, {"type": "integer"}]}, "'type' of a"),
+        ({"type": "string", "anyOf": [{"type": "string"}, {}]}, "'type' of a"),
+        ({"type": ["number", "null"], "anyOf": [{"type": "integer"}, {"const": None}]}, ""),
+        ({"type": "string", "enum": ["x", 1]}, "'type' of a"),
+        ({"type": "string", "enum": ["x", "y"]}, ""),
+        ({"enum": ["x", "yy"], "maxLength": 1}, "'maxLength' of a"),
+        ({"enum": ["x", "y"], "const": "x"}, "'enum' of a"),
+        ({"anyOf": [{"const": "x"}], "oneOf": [{"type": "string"}, {"const": "y"}]}, "'oneOf' of a"),
+    ],
+)
+def test_keywords_beside_choices_in_formats_that_are_no_json(
+    compiler: GrammarCompiler, title: str, schema: dict[str, Any], problem: str
+) -> None:
+    form = next(form for form in FORMATS if form.title == title)
+    strict = tool("f", closed(a=schema))
+    refusal = pytest.raises(UnsupportedParameter, match=problem) if problem else contextlib.nullcontext()
+    with refusal:
+        compiler.compile_forced_calls(form, [strict], parallel=False)
+    lax = {"type": "function", "function": strict["function"] | {"strict": False}}
+    compiler.compile_forced_calls(form, [lax], parallel=False)
+
+
 MOVE = {
     "type": "object",
     "properties": {"x": {"type": "integer"}},
