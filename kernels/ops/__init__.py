@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -16,6 +17,8 @@ from .moe import Moe
 from .norm import Norm
 from .rope import Rope
 from .sampling import Sampling
+
+PACKAGES = re.compile(r"^localllm\.(kernels|backends)\.")  # of implementations; not displayed
 
 # The ops that are replaced together with a family or an op. A fused op contains smaller ops, so it is replaced when one
 # of them is replaced. Packed weights and prepared layers are private to a set of ops, so the ops that write them and
@@ -66,7 +69,7 @@ class Ops:
         implementation = dict(self)[name]
         if implementation is dict(Ops())[name]:
             return "reference"
-        return f"{implementation.__module__.split('.kernels.')[-1].split('.backends.')[-1]}.{implementation.__name__}"
+        return f"{PACKAGES.sub('', implementation.__module__)}.{implementation.__name__}"
 
     def with_references(self, names: Iterable[str]) -> Ops:
         """These ops, but the ops in `names` ("family.name", "family" or "all") are references.
