@@ -1,0 +1,108 @@
+"""Mixtures of experts: routing, grouped products of every format, and the layouts of fused kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from localllm.backends.npu import experts
+from localllm.backends.npu.experts import FusedMoEMode, fused_columns
+from localllm.backends.npu.formats import WeightFormats
+from localllm.backends.npu.products import Dense, Int4Columns
+from localllm.kernels.ops import moe as reference
+from localllm.kernels.ops.activation import silu_and_mul
+from localllm.kernels.ops.cases.moe import random_experts
+from localllm.kernels.ops.cases.reference_check import copy_to
+from localllm.kernels.ops.moe import ExpertWeights, Routed, Routing
+
+from .op_cases import OpsOfTorchNpu, check_cases
+
+DEVICE = "npu"
+BF16 = torch.bfloat16
+
+
+def packed(op: str, **more: Any) -> ExpertWeights:
+    weights = random_experts(op, 4, 64, 64, torch.Generator().manual_seed(3), BF16, **more)
+    return experts.moe(WeightFormats()).pack(copy_to(weights, DEVICE), BF16)
+
+
+@pytest.mark.emulated
+def test_experts_and_routes_equal_references() -> None:
+    called = check_cases("moe", experts.moe(WeightFormats()))
+    assert called >= {
+        "npu_moe_gating_top_k_softmax",
+        "npu_moe_gating_top_k",
+        "npu_moe_init_routing_v2",
+        "npu_grouped_matmul",
+        "npu_dequant_swiglu_quant",
+        "npu_dynamic_quant",
+        "npu_moe_finalize_routing",
+    }
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("op", ["dense", "int8", "int4"])
+def test_each_token_gets_its_own_experts(op: str) -> None:
+    """A permutation of the tokens permutes the results."""
+    weights = packed(op)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(9, 64, generator=generator).to(DEVICE, BF16)
+    chosen = torch.rand(9, 4, generator=generator).argsort(1)[:, :2].int().to(DEVICE)
+    shares = torch.rand(9, 2, generator=generator).to(DEVICE)
+    order = torch.randperm(9, generator=generator).to(DEVICE)
+    result = experts.experts(x, Routed(chosen, shares), weights)
+    permuted = experts.experts(x[order], Routed(chosen[order], shares[order]), weights)
+    assert torch.equal(permuted.cpu(), result[order].cpu())
+    swapped = experts.experts(x, Routed(chosen.flip(1).contiguous(), shares.flip(1).contiguous()), weights)
+    torch.testing.assert_close(swapped.cpu(), result.cpu(), rtol=0.02, atol=1e-3)
+
+
+@pytest.mark.emulated
+def test_one_expert_has_a_sum_instead_of_a_count() -> None:
+    """npu_grouped_matmul refuses a list of one count."""
+    weights = random_experts("dense", 1, 64, 64, torch.Generator().manual_seed(3), BF16)
+    on_device = experts.moe(WeightFormats()).pack(copy_to(weights, DEVICE), BF16)
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
+    routed = Routed(torch.zeros(3, 1, dtype=torch.int32), torch.ones(3, 1))
+    result = experts.experts(x.to(DEVICE), copy_to(routed, DEVICE), on_device)
+    expected = reference.experts(x, routed, weights)
+    torch.testing.assert_close(result.cpu(), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(("group", "kind"), [(32, Int4Columns), (48, Dense)])
+def test_int4_of_incomplete_groups_becomes_floats(group: int, kind: type[Any]) -> None:
+    weights = random_experts("int4", 4, 64, 64, torch.Generator().manual_seed(3), BF16, group=group)
+    formats = WeightFormats()
+    on_device = experts.moe(formats).pack(copy_to(weights, DEVICE), BF16)
+    assert isinstance(on_device.gate_up, kind)
+    assert isinstance(on_device.down, kind)
+    assert ("experts are floats" in formats.warning()) == (kind is Dense)
+
+
+@pytest.mark.emulated
+def test_unsupported_groups_of_experts_are_routed_by_the_reference() -> None:
+    """npu_moe_gating_top_k needs at least three experts in a group."""
+    logits = torch.randn(5, 8, generator=torch.Generator().manual_seed(2))
+    routing = Routing(2, "sigmoid", True, groups=4, top_groups=2)
+    with OpsOfTorchNpu() as called:
+        routed = experts.route(logits.to(DEVICE), routing)
+    assert not called.names
+    assert torch.equal(routed.experts.cpu(), reference.route(logits, routing).experts)
+
+
+def test_modes_have_the_numbers_of_sglang() -> None:
+    assert {mode.name: mode.value for mode in FusedMoEMode} == {"FUSED_DEEP_MOE": 1, "DISPATCH_FFN_COMBINE": 2}
+
+
+def test_fused_deep_moe_alternates_tiles_of_gates_and_ups() -> None:
+    """A product with permuted columns has permuted outputs: tile by tile, it computes the same activations."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(3, 32, generator=generator)
+    gate_up = torch.randn(2, 32, 2 * 192, generator=generator)
+    tiles = (x @ fused_columns(gate_up, FusedMoEMode.FUSED_DEEP_MOE)).split(128, dim=-1)
+    activated = torch.cat([silu_and_mul(tile) for tile in tiles], dim=-1)
+    torch.testing.assert_close(activated, silu_and_mul(x @ gate_up))
+    assert fused_columns(gate_up, FusedMoEMode.DISPATCH_FFN_COMBINE) is gate_up

@@ -1,0 +1,204 @@
+"""Products of packed weights, and the packing of every format that the NPU multiplies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from localllm.backends.npu import products
+from localllm.backends.npu.formats import WeightFormats
+from localllm.backends.npu.products import Dense, Int4Columns, Int8Columns
+from localllm.backends.pytorch.quant import int4, int8
+from localllm.backends.pytorch.quant.awq import Awq
+from localllm.backends.pytorch.quant.gptq import Gptq
+from localllm.engine.files.quantization import Quantization
+from localllm.kernels.ops.linear import Int4, Int8, Weight, map_tensors
+
+from .op_cases import check_cases
+
+DEVICE = "npu"
+BF16 = torch.bfloat16
+GROUP = 32
+
+
+def linear(formats: WeightFormats | None = None) -> Any:
+    return products.linear(formats or WeightFormats())
+
+
+def plain(out_features: int = 64, in_features: int = 96) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(out_features, in_features, generator=generator) / in_features**0.5
+
+
+def on_device(weight: Weight) -> Any:
+    return map_tensors(weight, lambda tensor: tensor.to(DEVICE))
+
+
+def unpacked(weight: Any) -> Tensor:
+    """The weight [out_features, in_features] in float64 that a product reads, from the layout of its columns."""
+    on_cpu = map_tensors(weight, lambda tensor: tensor.cpu())
+    match on_cpu:
+        case Dense():
+            return on_cpu.data.double().t()
+        case Int8Columns():
+            return (on_cpu.data.double() * on_cpu.scale).t()
+    assert isinstance(on_cpu, Int4Columns)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    nibbles = (on_cpu.data.unsqueeze(-1) >> shifts & 15).flatten(-2).double()
+    numbers = torch.where(nibbles > 7, nibbles - 16, nibbles)
+    group = on_cpu.group or len(numbers)
+    scale, offset = (part.double().repeat_interleave(group, 0)[: len(numbers)] for part in on_cpu[1:3])
+    return ((numbers + offset) * scale).t()
+
+
+def exact(weight: Weight) -> Tensor:
+    """The weight in float64, with int4 scales rounded to bfloat16 as the NPU needs them."""
+    match weight:
+        case Int4():
+            return weight._replace(scale=weight.scale.bfloat16().double()).dense()
+        case Int8():
+            return weight._replace(scale=weight.scale.double()).dense()
+    assert isinstance(weight, Tensor)
+    return weight.double()
+
+
+def cut(weight: Any, sizes: Sequence[int]) -> list[Any]:
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [
+        map_tensors(weight, lambda tensor, start=start, size=size: tensor[start : start + size])
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+FORMATS = {
+    "dense": lambda: plain().bfloat16(),
+    "int8": lambda: int8.quantise(plain()),
+    "int4": lambda: int4.quantise(plain()),
+    "int4-one-group": lambda: int4.quantise(plain(64, 48)),
+}
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("name", FORMATS)
+def test_unpacking_returns_the_weight(name: str) -> None:
+    weight = FORMATS[name]()
+    packed = linear().pack_slices(cut(on_device(weight), [32, 32]), 64, BF16)
+    assert torch.equal(unpacked(packed), exact(weight))
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_many_outputs_are_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slices cross the ends of blocks."""
+    monkeypatch.setattr(products, "MAX_WIDTH", 40)
+    weight = FORMATS[name]()
+    formats = WeightFormats()
+    ops = linear(formats)
+    packed = ops.pack_slices(cut(on_device(weight), [24, 24, 16]), 64, BF16)
+    assert packed.data.shape[0] == 2
+    rows = torch.cat([unpacked(map_tensors(packed, lambda tensor, i=i: tensor[i])) for i in range(2)])
+    assert torch.equal(rows, exact(weight))
+    assert "are ND: more than 40 outputs" in formats.warning()
+    whole = products.linear(WeightFormats())
+    monkeypatch.setattr(products, "MAX_WIDTH", 65535)
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(1)).to(DEVICE, BF16)
+    bias = torch.randn(64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    expected = getattr(whole, name)(x, whole.pack(on_device(weight), BF16), bias)
+    assert torch.equal(getattr(ops, name)(x, packed, bias).cpu(), expected.cpu())
+
+
+class OneWeight:
+    """The tensors of one projection in a quantised file."""
+
+    def __init__(self, **tensors: Tensor) -> None:
+        self.tensors = {f"w.{name}": tensor for name, tensor in tensors.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.tensors
+
+    def dtype(self, name: str) -> str:
+        return ""
+
+    def read(self, name: str, shape: Sequence[int], dtypes: Sequence[str]) -> Tensor:
+        assert self.tensors[name].shape == tuple(shape)
+        return self.tensors[name]
+
+
+def words(nibbles: Tensor, order: Sequence[int]) -> Tensor:
+    """nibbles [rows, columns] -> [rows, columns / 8] int32; the lowest four bits are column order[0]."""
+    grouped = nibbles.unflatten(1, (-1, 8)).long()
+    total = sum(grouped[..., column] << 4 * place for place, column in enumerate(order))
+    return torch.where(total >= 2**31, total - 2**32, total).int()
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_stored_nibbles_are_repacked(method: str) -> None:
+    """The weight that the NPU reads is (nibble - zero) * scale, from the order of nibbles in the file."""
+    out_features, in_features = 64, 96
+    generator = torch.Generator().manual_seed(7)
+    nibbles = torch.randint(0, 16, (out_features, in_features), generator=generator)
+    zeros = torch.randint(1, 16, (out_features, in_features // GROUP), generator=generator)
+    scales = (torch.rand(in_features // GROUP, out_features, generator=generator) / 8).bfloat16().half()
+    if method == "gptq":
+        order = range(8)
+        qweight = words(nibbles, order).t().contiguous()
+        qzeros = words((zeros - 1).t(), order)
+        scheme: Any = Gptq(Quantization("gptq", "int4", GROUP, symmetric=False, zeros_less_one=True))
+    else:
+        order = (0, 2, 4, 6, 1, 3, 5, 7)
+        qweight = words(nibbles.t(), order)
+        qzeros = words(zeros.t(), order)
+        scheme = Awq(Quantization("awq", "int4", GROUP, symmetric=False))
+    loaded = scheme.load(OneWeight(qweight=qweight, qzeros=qzeros, scales=scales), "w", out_features, in_features)
+    packed = linear().pack(on_device(loaded.rows(0, out_features)), BF16)
+    per_input = [part.repeat_interleave(GROUP, 1).double() for part in (zeros, scales.t())]
+    expected = (nibbles - per_input[0]) * per_input[1]
+    assert loaded.product == "int4_wide"
+    assert torch.equal(unpacked(packed), expected)
+    x = torch.randn(5, in_features, generator=generator).to(BF16)
+    result = linear().int4_wide(x.to(DEVICE), packed).cpu().double()
+    torch.testing.assert_close(result, x.double() @ expected.t(), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.emulated
+def test_products_equal_references() -> None:
+    check_cases("linear", linear())
+
+
+@pytest.mark.emulated
+def test_int8_rounds_each_row_with_its_own_scale() -> None:
+    weight = FORMATS["int8"]()
+    x = torch.randn(4, 96, generator=torch.Generator().manual_seed(1)) * torch.tensor([[1e-3], [1.0], [1e3], [0.0]])
+    ops = linear()
+    result = ops.int8(x.to(DEVICE, BF16), ops.pack(on_device(weight), BF16)).cpu().double()
+    expected = x.double() @ exact(weight).t()
+    assert ((result - expected).abs() <= 0.03 * expected.abs().amax(1, keepdim=True)).all()
+
+
+@pytest.mark.emulated
+def test_formats_without_a_product_are_named() -> None:
+    from localllm.backends.pytorch.quant import fp8
+
+    formats = WeightFormats()
+    ops = linear(formats)
+    weight = on_device(fp8.quantise(plain()))
+    packed = ops.pack(weight, BF16)
+    assert type(packed) is type(weight)
+    assert formats.warning() == (
+        "slower weights: 1 weights are computed by references: no product of torch.bfloat16 with Fp8 weights"
+    )
+
+
+def test_sample_on_the_cpu_has_the_size_and_layout_of_the_weight() -> None:
+    """A load estimates its memory with a sample on the CPU. Transposed values share no memory with an embedding."""
+    weight = torch.linspace(-1.0, 1.0, 64 * 256).view(64, 256)
+    packed = linear().pack(weight, BF16)
+    assert packed.data.shape == (256, 64)
+    words = linear().pack(int4.quantise(weight), BF16)
+    assert words.data.shape == (256, 8)
+    assert torch.equal(unpacked(words), exact(int4.quantise(weight)))
