@@ -14,7 +14,7 @@ from .chatml import Conversation, Message, assistant, user
 from .facts import Facts
 from .grammar import sample, spelled, typed
 from .noise import disturb, vary
-from .topics import Topic, filled, framed, load
+from .topics import Topic, complete, filled, framed, load
 
 HELDOUT = Path(__file__).with_name("heldout.txt")
 DEVELOPMENT = Path(__file__).with_name("development.txt")
@@ -37,7 +37,7 @@ NAMED = {
 CHAT_KEYS = (
     "(key|shortcut|hotkey|keyboard shortcut|key binding|keys) (to|for) {}|(which|what) (key|shortcut|keys) (do i press|do i use|is there|should i press) to {}"
     "|{} (with the keyboard|by keyboard|with a key|with a shortcut|key|shortcut)|what do i press (to|for) {}|what (do|should|must) i (press|hit) to {}"
-    "|how (do|can) i {} (with a key|with the keyboard|with a shortcut)|which key: {}|is there a (key|shortcut) (to|for) {}"
+    "|how (do|can) i {} (with a key|with the keyboard|with a shortcut)|which key *|(key|shortcut|hotkey) that *|is there a (key|shortcut) (to|for) {}"
 )
 PURPOSES = {
     "slash": CHAT_KEYS
@@ -58,20 +58,20 @@ HAS = (
     "|is {flag} (available|possible|allowed) (in|with|for) {}|{} (with|and) {flag}, does that work|has {} [a] {flag}"
 )
 # Kinds of names: (patterns of invented names, the answer). {x} is a word that does not exist.
-# {part} is a part of names that exist.
+# {part} is a part of names that exist, {near} a name that exists with an error.
 INVENTED = {
-    "flag": ("--{x}|--{x}|--gpu|--verbose|--debug|--stream|--format|--device|--batch-size|--num-predict|--{x}-{x}|--{part}-{part}|--{part}-{x}|--{part}",
+    "flag": ("--{x}|--{x}|--gpu|--verbose|--debug|--stream|--format|--device|--batch-size|--num-predict|--{x}-{x}|--{part}-{part}|--{part}-{x}|--{part}|{near}|{near}",
              "I do not know `{}`. `localllm COMMAND --help` lists the flags of a command."),
-    "command": (("localllm ({x}|{x}|train|convert|login|update|upgrade|install|push|create|quantize|embed|restart|logs|status|merge|delete|remove|start|kill|rename"
+    "command": (("localllm ({x}|{x}|{x}|{near}|{near}|{near}|{near}|train|convert|login|update|upgrade|install|push|create|quantize|embed|restart|logs|status|merge|delete|remove|start|kill|rename"
                 "|download|open|ask|models|info|ls|ui|web|help|version|settings|tune|finetune|share|sync|export|clean|quit|exit|dance|sing|talk|copy|test|benchmark)"),
                 "I do not know the command `{}`. `localllm --help` lists all commands."),
-    "slash": ("/{x}|/{x}|/save|/load|/undo|/voice|/image|F{digit}|F1{digit}|Ctrl+{letter}|Ctrl+{letter}|Alt+{letter}",
+    "slash": ("/{x}|/{x}|/save|/load|/undo|/voice|/image|F{digit}|F1{digit}|Ctrl+{letter}|Ctrl+{letter}|Alt+{letter}|{near}|{near}",
               "I do not know `{}`. `F1` in the chat shows all keys and commands."),
-    "route": ("/v1/({x}|{x}|images/generations|audio/speech|audio/transcriptions|responses|files|batches|moderations|fine_tuning|images|audio|rerank|{part}s)|/v2/({x}|{part})|/api/({x}|{part}|generate|chat|tags)",
+    "route": ("/v1/({x}|{x}|images/generations|audio/speech|audio/transcriptions|responses|files|batches|moderations|fine_tuning|images|audio|rerank|{part}s)|/v2/({x}|{part})|{near}|{near}|/api/({x}|{part}|generate|chat|tags)",
               "I do not know the route `{}`. `/openapi.json` lists the routes."),
-    "setting": ("[the] setting ({x}_{x}|{x}|{part}_{x}|{x}_{part}|{part}_{part})|LOCALLLM_({x}|{part}_{x}|{part}_{part})",
+    "setting": ("[the] setting ({x}_{x}|{x}|{part}_{x}|{x}_{part}|{part}_{part}|{near})|LOCALLLM_({x}|{part}_{x}|{part}_{part}|{near})",
                 "I do not know the setting `{}`. `localllm config` shows all settings."),
-    "error": ("[the] error ({x}_{x}|{x}_{part}|{part}_{x}|{part}_{part})",
+    "error": ("[the] error ({x}_{x}|{x}_{part}|{part}_{x}|{part}_{part}|{near})",
               "I do not know the error `{}`. `localllm doctor` shows the problems of this machine."),
 }  # fmt: skip
 # System prompts that change nothing.
@@ -189,7 +189,7 @@ class Writer:
         purpose, answer = self.random.choice(self.purposes[kind])
         if kind == "command":
             return framed("how", purpose, self.random), answer
-        return sample(PURPOSES[kind], self.random).replace("{}", purpose), answer
+        return complete(sample(PURPOSES[kind], self.random), purpose), answer
 
     def _about(self, kind: str, name: str) -> str:
         if kind in ("key", "slash"):
@@ -220,9 +220,11 @@ class Writer:
         kind = self.random.choice(list(INVENTED))
         pattern, answer = INVENTED[kind]
         asked = sample(pattern, self.random)
+        existing = [name for name in self.facts.known[kind] if "{" not in name]
         for slot, word in (
             ("{x}", lambda: words.rare(self.random)),
             ("{part}", lambda: self.random.choice(self.parts[kind])),
+            ("{near}", lambda: words.near(self.random.choice(existing), self.random)),
             ("{letter}", lambda: self.random.choice(ascii_uppercase)),
             ("{digit}", lambda: str(self.random.randrange(10))),
         ):

@@ -39,6 +39,7 @@ HOW = (
     "|i failed to {}|i am unable to {}|i should {}, what now|suppose i want to {}|say i want to {}|i must {}"
     "|how can i {}|is there (a|any) way to {}|need to {}|want to {}|trying to {}|looking for a way to {}|how exactly do i {}"
     "|what do i (press|use|type) to {}|(wanna|gotta|must) {}|i wonder how to {}|best way to {}|how could one {}|where can i {}"
+    "|(which|what) command *|what *|a command that *|is there (something|a command|a way) that *"
     "|how does + work|what about +|tell me about +|is + possible|i need help with +|+|+, how|explain +|how is + done"
     "|what is the (command|procedure|way) for +|is there a command for +|does localllm support +|what do i need for +"
 )
@@ -198,7 +199,15 @@ class Topic:
 def framed(kind: str, phrase: str, random: Random) -> str:
     """A question of the kind `how` or `what` about a phrase."""
     frame = grammar.sample(PLAIN[kind] if random.random() < 0.3 else {"how": HOW, "what": WHAT}[kind], random)
-    return frame.replace("+", _gerund(phrase)) if "+" in frame else frame.replace("{}", phrase)
+    return complete(frame, phrase)
+
+
+def complete(frame: str, phrase: str) -> str:
+    """The frame with the phrase in place of `{}`, with its gerund for `+`, or with its third person for `*`."""
+    verb, space, rest = phrase.partition(" ")
+    third = f"{verb}{'es' if verb.endswith(('s', 'x', 'sh', 'ch')) else 's'}{space}{rest}"
+    frame = frame.replace("+", _gerund(phrase)) if "+" in frame else frame.replace("*", third)
+    return frame.replace("{}", phrase)
 
 
 def filled(text: str, random: Random) -> str:

@@ -51,6 +51,13 @@ def rare(random: Random) -> str:
     return english(random)
 
 
+def near(name: str, random: Random) -> str:
+    """A name with one letter more or less in its second half, or with an ending."""
+    index = random.randrange(len(name) // 2 + 1, len(name) + 1)
+    more = name[:index] + random.choice(LETTERS[:26]) + name[index:]
+    return random.choice([name + "s", name + random.choice("2x"), more, name[: index - 1] + name[index:]])
+
+
 def english(random: Random) -> str:
     """An English word that no topic and no synonym contains: the subject of a question about another thing."""
     return random.choice(_english())
