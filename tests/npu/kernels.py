@@ -79,7 +79,7 @@ def poison(tensor: Tensor) -> Tensor:
         if ACL.fake_pending(_stream()) == 0 and not ACL.fake_is_capturing(_stream()):
             _fill_poison(cpu)  # at once: no queued work uses the memory
         else:
-            queue(lambda: _fill_poison(cpu), first=True)
+            queue(lambda: _fill_poison(cpu))
     return tensor
 
 
