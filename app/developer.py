@@ -27,7 +27,8 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         Meta(
             description="Kernels of LoRA adapters. auto: the fastest on this device; torch_native: products of torch, "
             "one adapter after the other; triton: Triton kernels, one request per tile; csgmv: Triton kernels, tiles "
-            "that join the requests of an adapter; cpp: C++ kernels. A device refuses a value that it does not support."
+            "that join the requests of an adapter; cpp: C++ kernels; ascend: grouped products. A device refuses other "
+            "values."
         ),
     ] = "auto"
     self_test: Annotated[
@@ -44,6 +45,14 @@ class Developer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             "gains time."
         ),
     ] = "measured"
+    weight_layout: Annotated[
+        Literal["auto", "plain"],
+        Meta(description="Layout of weights in memory; plain: no layout of the device's matrix units (NPUs only)."),
+    ] = "auto"
+    prefetch: Annotated[
+        Literal["off", "on"],
+        Meta(description="Load the weights of an MLP into the cache during attention (NPUs only, never measured)."),
+    ] = "off"
     reference_ops: Annotated[
         tuple[str, ...],
         Meta(

@@ -21,6 +21,8 @@ Graphs = Literal["auto", "full", "split", "breakable", "off"]
 RopeScaling = Literal["auto", "none", "linear", "yarn"]
 Compiler = Literal["inductor", "eager"]
 Streams = Literal["one", "measured"]
+WeightLayout = Literal["auto", "plain"]  # plain: rows of the matrix in order, also where another layout is faster
+Prefetch = Literal["off", "on"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class LoadOptions:
     reference_ops: tuple[str, ...] = ()  # names of ops or op families, or "all", that the references compute
     # Streams of captured steps. measured: a second stream computes shared experts where it gains time.
     streams: Streams = "measured"
+    weight_layout: WeightLayout = "auto"
+    prefetch: Prefetch = "off"  # on: the weights of an MLP are loaded into the cache of the device during attention
     adapter_slots: int = 8  # maximum number of adapters in one step
     adapter_rank: int = 16  # maximum rank of an adapter
     lora_backend: str = "auto"  # implementation of LoRA products; the device lists those that it supports
@@ -63,6 +67,9 @@ NOT_GGUF: Mapping[str, Sequence[object]] = {
     "rope_scale": (None,),
     "rope_base": (None,),
 }
+
+# Options of few devices -> the values that the other ones support.
+RARE: Mapping[str, Sequence[object]] = {"weight_layout": ("auto",), "prefetch": ("off",)}
 
 
 def check_supported(options: LoadOptions, supported: Mapping[str, Sequence[object]], backend: str) -> None:

@@ -72,6 +72,8 @@ def load_options(settings: Settings, ref: ModelRef) -> LoadOptions:
         reference_ops=settings.developer.reference_ops,
         attention=settings.developer.attention,
         lora_backend=settings.developer.lora_backend,
+        weight_layout=settings.developer.weight_layout,
+        prefetch=settings.developer.prefetch,
         adapter_slots=settings.adapter_slots,
         adapter_rank=settings.adapter_rank,
         self_test_dir=paths.self_test_dir() if settings.developer.self_test == "on" else None,

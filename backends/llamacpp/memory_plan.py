@@ -11,7 +11,7 @@ from ...engine.files.gguf import TYPES
 from ...engine.files.gguf_values import Array
 from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
-from ...engine.options import LoadOptions, check_supported
+from ...engine.options import RARE, LoadOptions, check_supported
 from ..machine import memory
 from .library import MAX_SEQUENCES, BuildDevice, gpus_of
 from .rope import check_context, check_rope, default_context
@@ -41,6 +41,7 @@ SUPPORTED: Mapping[str, Sequence[object]] = {
     "attention": ("auto",),
     "lora_backend": ("auto",),
     "reference_ops": ((),),
+    **RARE,
 }
 # Value of the option cache_dtype -> (ggml_type, bytes of one value).
 CACHE_TYPES = {name.lower(): (kind, size / count) for kind, (name, count, size) in TYPES.items()}

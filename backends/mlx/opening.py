@@ -14,7 +14,7 @@ from ...engine.files.model_files import ModelFiles
 from ...engine.files.tied_head import with_stored_head
 from ...engine.lora import fitting_slots, slots_hint
 from ...engine.memory_plan import MemoryPlan
-from ...engine.options import NOT_GGUF, LoadOptions, check_supported
+from ...engine.options import NOT_GGUF, RARE, LoadOptions, check_supported
 from ...engine.runner import CacheGroup, Runner, RunnerSpec
 from .adapter import find_targets
 from .architectures import is_described
@@ -39,6 +39,7 @@ SUPPORTED: Mapping[str, Sequence[object]] = {
     "lora_backend": ("auto",),
     "reference_ops": ((),),
     **NOT_GGUF,
+    **RARE,
 }
 ROOM = 1  # number of columns in the groups for each column of the pool
 MEMORY_CACHE = 2**30  # bytes of freed memory that MLX keeps for the next arrays

@@ -13,17 +13,21 @@ import torch
 
 from ...engine.files.model_files import ModelFiles
 from ...engine.memory_plan import MemoryPlan
-from ...engine.options import LoadOptions
+from ...engine.options import RARE, LoadOptions
 from ...engine.runner import Runner
 from ...kernels.ops import Ops
+from ...kernels.ops.lora import Lora
 from ..pytorch.device import Device
 from ..pytorch.opening import DTYPES, open_runner, plan_memory
 from ..pytorch.selftest import self_tested
 from ..pytorch.streams import SideStream
 from .attention import OTHERS
 from .defaults import MAX_GRAPHS, PAGE_SIZE, tier
+from .formats import WeightFormats
 from .installation import package_version
+from .lora import LORA
 from .ops import OPS
+from .prefetch import with_prefetch
 
 
 def open_on_npu(files: ModelFiles, options: LoadOptions) -> Runner:
@@ -32,12 +36,14 @@ def open_on_npu(files: ModelFiles, options: LoadOptions) -> Runner:
 
     from .memory import free_memory
 
-    npu = device()
+    npu = device(options)
     if options.self_test_dir is not None:
         chip = torch_npu.npu.get_device_name()
         dtype = DTYPES.get(options.dtype, npu.dtype)
         ops, replacements = self_tested((OPS, Ops()), npu.type, dtype, options.self_test_dir, chip, _versions())
         npu = replace(npu, ops=ops, warnings=replacements)
+    if options.prefetch == "on":
+        npu = replace(npu, ops=with_prefetch(npu.ops, npu.streams()))
     return open_runner(files, options, npu, free_memory())
 
 
@@ -45,7 +51,7 @@ def plan_on_npu(files: ModelFiles, options: LoadOptions) -> MemoryPlan:
     """The memory of a model on the first NPU. Raises ModelRefused or SettingRefused."""
     from .memory import free_memory
 
-    return plan_memory(files, options, device(), free_memory())
+    return plan_memory(files, options, device(options), free_memory())
 
 
 def _versions() -> Iterator[str]:
@@ -62,8 +68,8 @@ def _with(paged: Callable[..., torch.Tensor], device: Device) -> Device:
     return replace(device, ops=replace(device.ops, attention=replace(device.ops.attention, paged=paged)))
 
 
-def device() -> Device:
-    """The first NPU, with the defaults for its memory."""
+def device(options: LoadOptions = LoadOptions()) -> Device:
+    """The first NPU, with the defaults for its memory, for one model."""
     import torch_npu
 
     from .memory import METER, total_memory
@@ -91,5 +97,8 @@ def device() -> Device:
         streams=partial(SideStream, module),
         graphs="full",  # not measured
         attentions=MappingProxyType({name: partial(_with, paged) for name, paged in OTHERS.items()}),
+        lora_backends=MappingProxyType({"torch_native": Lora(), "ascend": LORA}),
+        layout=WeightFormats(plain=options.weight_layout == "plain"),
+        options=frozenset(RARE),
         step_seconds=600.0,  # a first step may compile kernels
     )

@@ -7,7 +7,6 @@ a tensor on the host, so graphs can capture it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
 from typing import Any, NamedTuple
@@ -19,8 +18,7 @@ from ...kernels.ops import moe as reference
 from ...kernels.ops.linear import Int4, Int8, Weight
 from ...kernels.ops.moe import ExpertGate, ExpertWeights, Moe, Routed, Routing
 from .elementwise import ACTIVATION
-from .formats import WeightFormats
-from .products import DTYPE, WORD, Columns, Int4Columns, Int8Columns, count_reference, laid_out, stack
+from .products import DTYPE, WORD, Columns, Int4Columns, Int8Columns, stack
 
 MAX_EXPERTS = 1024  # of a grouped product
 MAX_ROUTED = 2048  # experts of npu_moe_gating_top_k; those of a group count as a multiple of 32
@@ -168,24 +166,16 @@ def _combine(results: Tensor, routed: Routed, positions: Tensor, bias: Tensor | 
     return output
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Packs the weights of experts."""
-
-    formats: WeightFormats
-
-    def pack_slices(self, slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
-        """See moe.pack_slices. int4 weights whose sizes the grouped product does not support become floats."""
-        slices = iter(slices)
-        first = next(slices)
-        slices = chain([first], slices)
-        if dtype != DTYPE or experts > MAX_EXPERTS or not isinstance(first, Tensor | Int8 | Int4):
-            count_reference(self.formats, first, dtype)
-            return reference.pack_slices(slices, experts, out_features, dtype)
-        if isinstance(first, Int4) and (out_features % WORD or first.in_features % first.group):
-            self.formats.count_slower("of experts are floats: the NPU has no int4 product of their sizes")
-            slices = _floats(slices)
-        return laid_out(stack(slices, experts, out_features), self.formats)
+def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
+    """See moe.pack_slices. int4 weights whose sizes the grouped product does not support become floats."""
+    slices = iter(slices)
+    first = next(slices)
+    slices = chain([first], slices)
+    if dtype != DTYPE or experts > MAX_EXPERTS or not isinstance(first, Tensor | Int8 | Int4):
+        return reference.pack_slices(slices, experts, out_features, dtype)
+    if isinstance(first, Int4) and (out_features % WORD or first.in_features % first.group):
+        slices = _floats(slices)
+    return stack(slices, experts, out_features)
 
 
 def _floats(slices: Iterable[Any]) -> Iterator[Tensor]:
@@ -193,6 +183,4 @@ def _floats(slices: Iterable[Any]) -> Iterator[Tensor]:
         yield weight.dense()
 
 
-def moe(formats: WeightFormats) -> Moe:
-    """The experts of a model whose weights `formats` lays out."""
-    return Moe(route=route, experts=experts, pack_slices=Packing(formats).pack_slices)
+MOE = Moe(route=route, experts=experts, pack_slices=pack_slices)

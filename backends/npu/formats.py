@@ -9,9 +9,12 @@ from collections import Counter
 from collections.abc import Mapping
 from enum import IntEnum
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from .products import MAX_WIDTH, Columns, Dense, Int8Columns
 
 
 class NPUACLFormat(IntEnum):
@@ -42,24 +45,33 @@ class WeightFormats:
         self._plain = plain
         self._slower: Counter[str] = Counter()  # end of a sentence about weights -> their number
 
-    def lay_out(self, weight: Tensor) -> Tensor:
-        """The weight [..., in_features, out_features], in FRACTAL_NZ if its shape allows it. Tensors of other devices
-        (samples on the CPU) stay unchanged."""
-        if weight.device.type != "npu":
-            return weight
-        if self._plain or not is_aligned(weight):
-            shape = " x ".join(map(str, weight.shape[-2:]))
-            self.count_slower("are ND: weight_layout is plain" if self._plain else f"are ND: {shape} is not aligned")
-            return weight
-        cast: Tensor = torch.ops.npu.npu_format_cast(weight, int(NPUACLFormat.FRACTAL_NZ))
-        return cast
+    def lay_out(self, op: str, weight: Any) -> Any:
+        """A packed weight of the product `op`, in FRACTAL_NZ if that is possible. int4 weights stay ND: their products
+        read FRACTAL_NZ only in graphs that CANN compiles."""
+        if isinstance(weight, Dense | Int8Columns):
+            reason = self._reason_for_nd(weight)
+            if not reason:
+                data = torch.ops.npu.npu_format_cast(weight.data, int(NPUACLFormat.FRACTAL_NZ))
+                weight = weight._replace(data=data)
+            self._count(reason and f"are ND: {reason}")
+        if isinstance(weight, Dense) and op != "dense":
+            self._count("of experts are floats: their sizes have no int4 product")
+        if not isinstance(weight, Columns | Tensor):
+            self._count(f"in {op} are computed by references")
+        return weight
 
-    def count_slower(self, reason: str) -> None:
-        """Count a weight; `reason` ends the sentence "N weights ..."."""
-        self._slower[reason] += 1
+    def _reason_for_nd(self, weight: Dense | Int8Columns) -> str:
+        if self._plain:
+            return "weight_layout is plain"
+        if isinstance(weight, Int8Columns) and weight.blocks > 1:
+            return f"more than {MAX_WIDTH} outputs"
+        shape = " x ".join(map(str, weight.data.shape[-2:]))
+        return "" if is_aligned(weight.data) else f"{shape} is not aligned"
 
-    def warning(self) -> str:
-        """A sentence about the weights that are slower than they could be, for the warnings of a load; empty if there
-        are none."""
-        listed = [f"{count} weights {reason}" for reason, count in sorted(self._slower.items())]
-        return f"slower weights: {'; '.join(listed)}" if listed else ""
+    def _count(self, reason: str) -> None:
+        if reason:
+            self._slower[reason] += 1
+
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about the weights that are slower than they could be, for the user."""
+        return tuple(f"{count} weights {reason} (slower)" for reason, count in sorted(self._slower.items()))

@@ -6,24 +6,17 @@ from ...kernels.ops import Ops
 from .attention import ATTENTION
 from .cache import WRITES
 from .elementwise import ACTIVATION, NORM, ROPE
-from .experts import moe
-from .formats import WeightFormats
+from .experts import MOE
 from .lora import LORA
-from .products import linear
+from .products import LINEAR
 
-
-def npu_ops(formats: WeightFormats) -> Ops:
-    """The ops of one model, whose weights `formats` lays out."""
-    return Ops(
-        norm=NORM,
-        activation=ACTIVATION,
-        rope=ROPE,
-        linear=linear(formats),
-        moe=moe(formats),
-        lora=LORA,
-        kv=WRITES,
-        attention=ATTENTION,
-    )
-
-
-OPS = npu_ops(WeightFormats())
+OPS = Ops(
+    norm=NORM,
+    activation=ACTIVATION,
+    rope=ROPE,
+    linear=LINEAR,
+    moe=MOE,
+    lora=LORA,
+    kv=WRITES,
+    attention=ATTENTION,
+)

@@ -8,7 +8,6 @@ references.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -20,7 +19,6 @@ from torch.nn import functional as F
 
 from ...kernels.ops import linear as reference
 from ...kernels.ops.linear import Int4, Int8, Linear, Weight, map_tensors, weight_tensors
-from .formats import WeightFormats
 
 DTYPE = torch.bfloat16  # of activations; the references compute other ones
 MAX_WIDTH = 65535  # inputs and outputs of a quantised product
@@ -39,6 +37,7 @@ class Int8Columns(NamedTuple):
 
     data: Tensor  # [..., in_features, out_features] int8
     scale: Tensor  # [..., out_features] float32
+    blocks: int = 1
 
 
 class Int4Columns(NamedTuple):
@@ -48,6 +47,7 @@ class Int4Columns(NamedTuple):
     scale: Tensor  # [..., groups, out_features] bfloat16, as the product requires
     offset: Tensor  # as scale
     group: int  # inputs per scale, a multiple of 32; 0: all inputs
+    blocks: int = 1
 
 
 Columns = Dense | Int8Columns | Int4Columns
@@ -86,13 +86,12 @@ def int4_wide(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.d
 def _by_block(product: Product, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
     """The product of x [..., in_features] with each block of outputs. The NPU's products refuse empty tensors."""
     rows = x.flatten(0, -2)
-    count = 1 if weight.data.ndim == 2 else len(weight.data)
     if not len(rows):
-        return x.new_empty(*x.shape[:-1], count * weight.scale.shape[-1])
-    if count == 1:
+        return x.new_empty(*x.shape[:-1], weight.blocks * weight.scale.shape[-1])
+    if weight.blocks == 1:
         return product(rows, weight, bias).view(*x.shape[:-1], -1)
-    blocks = [map_tensors(weight, itemgetter(block)) for block in range(count)]
-    biases = [None] * count if bias is None else bias.chunk(count)
+    blocks = [map_tensors(weight, itemgetter(block)) for block in range(weight.blocks)]
+    biases = [None] * weight.blocks if bias is None else bias.chunk(weight.blocks)
     outputs = [product(rows, block, shift) for block, shift in zip(blocks, biases, strict=True)]
     return torch.cat(outputs, dim=1).view(*x.shape[:-1], -1)
 
@@ -116,50 +115,25 @@ def _int4(x: Tensor, weight: Int4Columns, bias: Tensor | None) -> Tensor:
     return output
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """Packs weights for the products."""
-
-    formats: WeightFormats
-
-    def pack_slices(self, slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
-        """See linear.pack_slices."""
-        slices = iter(slices)
-        first = next(slices)
-        slices = chain([first], slices)
-        blocks = _block_count(first, out_features) if dtype == DTYPE else 0
-        if not blocks:
-            count_reference(self.formats, first, dtype)
-            return reference.pack_slices(slices, out_features, dtype)
-        columns = stack(slices, blocks, out_features // blocks)
-        if blocks > 1:
-            self.formats.count_slower(f"are ND: more than {MAX_WIDTH} outputs")
-            return columns
-        return laid_out(map_tensors(columns, itemgetter(0)), self.formats)
-
-
-def linear(formats: WeightFormats) -> Linear:
-    """The products of a model whose weights `formats` lays out."""
-    return Linear(dense=dense, int8=int8, int4=int4, int4_wide=int4_wide, pack_slices=Packing(formats).pack_slices)
-
-
-def laid_out(weight: Columns, formats: WeightFormats) -> Columns:
-    """The weight in its fastest format. int4 stays ND: FRACTAL_NZ is only for graphs that CANN compiles."""
-    return weight if isinstance(weight, Int4Columns) else weight._replace(data=formats.lay_out(weight.data))
-
-
-def count_reference(formats: WeightFormats, weight: Weight, dtype: torch.dtype) -> None:
-    """Count a quantised weight that stays as it is in the files."""
-    if not isinstance(weight, Tensor):
-        formats.count_slower(f"are computed by references: no product of {dtype} with {type(weight).__name__} weights")
+def pack_slices(slices: Iterable[Weight], out_features: int, dtype: torch.dtype) -> Any:
+    """See linear.pack_slices."""
+    slices = iter(slices)
+    first = next(slices)
+    slices = chain([first], slices)
+    blocks = _block_count(first, out_features) if dtype == DTYPE else 0
+    if not blocks:
+        return reference.pack_slices(slices, out_features, dtype)
+    columns: Any = stack(slices, blocks, out_features // blocks)
+    return map_tensors(columns, itemgetter(0)) if blocks == 1 else columns._replace(blocks=blocks)
 
 
 def _block_count(weight: Weight, out_features: int) -> int:
     """The number of equal blocks of outputs that the product of the weight's format supports; 0: it supports none."""
     if isinstance(weight, Tensor):
         return 1
-    units = {Int8: 1, Int4: WORD}
-    unit = units.get(type(weight), MAX_WIDTH + 1)
+    if not isinstance(weight, Int8 | Int4):
+        return 0
+    unit = WORD if isinstance(weight, Int4) else 1
     counts = range(1, MAX_BLOCKS + 1)
     return next((n for n in counts if out_features % (n * unit) == 0 and out_features // n <= MAX_WIDTH), 0)
 
@@ -222,3 +196,6 @@ def _words(numbers: Tensor) -> Tensor:
     shifts = torch.arange(0, 4 * WORD, 4, dtype=torch.int32)
     nibbles: Tensor = numbers.unflatten(1, (-1, WORD)) & 15
     return (nibbles << shifts).sum(-1, dtype=torch.int32)
+
+
+LINEAR = Linear(dense=dense, int8=int8, int4=int4, int4_wide=int4_wide, pack_slices=pack_slices)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -65,6 +65,29 @@ class Meter:
     graph: int  # bytes of a captured graph, without its intermediate results
 
 
+class Layout(Protocol):
+    """The layout of packed weights in the memory of a device, if it is not that of their bytes in the packed file."""
+
+    def lay_out(self, op: str, weight: Any) -> Any:
+        """A packed weight of the product `op` (a field of Linear), on the device, in the layout that the product reads.
+        Its tensors keep shapes and dtypes."""
+        ...
+
+    def warnings(self) -> Iterable[str]:
+        """Warnings about the weights that were laid out until now."""
+        ...
+
+
+class AsPacked:
+    """Weights stay as they are packed."""
+
+    def lay_out(self, op: str, weight: Any) -> Any:
+        return weight
+
+    def warnings(self) -> Iterable[str]:
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A torch device with its ops and limits. Code with this record does not check the type of the device."""
@@ -96,8 +119,10 @@ class Device:
     attentions: Mapping[str, Callable[[Device], Device]] = field(default_factory=dict)
     # Supported values of LoadOptions.lora_backend besides "auto", and the LoRA products of each. torch_native: the
     # reference; triton: kernels over tiles of one request each; csgmv: the same kernels, over tiles that join the
-    # requests of an adapter; cpp: C++ kernels over tiles that join requests.
+    # requests of an adapter; cpp: C++ kernels over tiles that join requests; ascend: grouped products.
     lora_backends: Mapping[str, Lora] = field(default_factory=lambda: {"torch_native": Lora()})
+    layout: Layout = AsPacked()
+    options: frozenset[str] = frozenset()  # the options of engine.options.RARE that the device supports
     slot_memory: Callable[[Device], SlotMemory] = DeviceMemory
     meter: Meter | None = None  # None: the KV cache's share leaves enough memory for every workspace
     joins_requests: bool = True  # whether a tile of the LoRA products may have tokens of several requests

@@ -11,7 +11,7 @@ from ...engine.errors import ModelRefused, ModelTooLarge
 from ...engine.files.model_files import ModelFiles
 from ...engine.files.tied_head import with_stored_head
 from ...engine.memory_plan import MemoryPlan
-from ...engine.options import NOT_GGUF, LoadOptions, check_supported
+from ...engine.options import NOT_GGUF, RARE, LoadOptions, check_supported
 from ...engine.runner import Runner
 from .choice import with_attention, with_lora_backend
 from .device import Device
@@ -80,6 +80,7 @@ def _plan(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
 def _configured(device: Device, options: LoadOptions) -> Device:
     """The device with the ops that the options select. Raises SettingRefused."""
     check_supported(options, NOT_GGUF, device.name)
+    check_supported(options, {name: values for name, values in RARE.items() if name not in device.options}, device.name)
     if device.recorder is None:
         check_supported(options, {"graphs": ("auto", "off")}, device.name)
     device = with_lora_backend(with_attention(device, options), options)
@@ -124,7 +125,8 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
             slots = weights.slots.limit(spec.num_adapters)
             spec = replace(spec, num_adapters=slots, adapters_per_step=slots)
             model.set_context(spec.max_context)
-        spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes)
+        warnings = (*spec.warnings, *device.layout.warnings())
+        spec = replace(spec, weight_bytes=weights.bytes, token_bytes=weights.token_bytes, warnings=warnings)
         kv = cache(spec.groups[0].num_pages)
     recorder = None if device.recorder is None else device.recorder()
     split = None

@@ -339,7 +339,7 @@ class Weights:
     ) -> Product:
         """A product with a packed weight, of which a token reads the share `token_share`."""
         device = self._device.type
-        on_device = map_tensors(weight, lambda tensor: tensor.to(device))
+        on_device = self._device.layout.lay_out(product, map_tensors(weight, lambda tensor: tensor.to(device)))
         bias = torch.cat(list(biases)) if biases else None
         size = memory_bytes(on_device)
         self.bytes += size

@@ -57,6 +57,15 @@ def test_device_without_the_attention_refuses_by_name(tmp_path: Path) -> None:
     assert "auto" in refused.value.hint
 
 
+@pytest.mark.parametrize("option", [{"weight_layout": "plain"}, {"prefetch": "on"}])
+def test_options_of_few_devices_are_refused_by_the_others(tmp_path: Path, option: Any) -> None:
+    (name,) = option
+    files = read_model(canary.save(tmp_path))
+    with pytest.raises(SettingRefused, match=f"{name} .* is not supported by cpu"):
+        open_runner(files, replace(BUDGET, **option), CPU, 2**30)
+    assert open_runner(files, replace(BUDGET, **option), replace(CPU, options=frozenset([name])), 2**30)
+
+
 def test_full_graphs_are_refused() -> None:
     with pytest.raises(SettingRefused, match="graphs = full") as refused:
         with_attention(TAPED, replace(CHOSEN, graphs="full"))

@@ -216,6 +216,21 @@ def test_expected_bytes_are_near_the_loaded_bytes(quant: Quant, label: str, tmp_
     assert expected == pytest.approx(runner.spec.weight_bytes, rel=0.01 if quant == "none" else 0.07)
 
 
+class OneLayout:
+    """A layout of weights that notes their products."""
+
+    def __init__(self) -> None:
+        self.ops: list[str] = []
+
+    def lay_out(self, op: str, weight: Any) -> Any:
+        assert weight_tensors(weight)
+        self.ops.append(op)
+        return weight
+
+    def warnings(self) -> tuple[str, ...]:
+        return (f"{len(self.ops)} weights",)
+
+
 class TestKept:
     """The packed file."""
 
@@ -241,6 +256,19 @@ class TestKept:
         second = self.open(files, folder, quant)
         assert torch.equal(first, logits(second))
         assert len(placed) > 4 * files.config.num_layers, "memory near the workers, before anything is read"
+
+    def test_weights_are_laid_out_after_a_conversion_and_after_a_read(self, tmp_path: Path) -> None:
+        """The packed file has no memory formats of a device."""
+        files, folder = files_of("qwen2_moe", tmp_path / "model"), tmp_path / "packed"
+        options = replace(BUDGET, quant="int8", packed_dir=folder)
+        ops = []
+        for _ in range(2):
+            layout = OneLayout()
+            runner = open_runner(files, options, replace(DEVICE, layout=layout), FREE)
+            ops.append(sorted(layout.ops))
+            assert f"{len(layout.ops)} weights" in runner.spec.warnings
+        assert ops[0] == ops[1]
+        assert {"int8", "dense"} == set(ops[0])
 
     @pytest.mark.parametrize("damage", ["config", "weights", "cut", "text", "mark", "version"])
     def test_other_packed_file_is_replaced(self, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch_npu
 from torch import Tensor
 
 from localllm.backends.npu.formats import ALIGNMENT, NPUACLFormat, WeightFormats, is_aligned
+from localllm.backends.npu.products import LINEAR
+from localllm.kernels.ops.cases.moe import random_weight
+from localllm.kernels.ops.linear import map_tensors, weight_tensors
 
 TILE_ROWS = 16
 TILE_BYTES = 32
@@ -60,34 +65,55 @@ def test_alignment_depends_on_the_dtype(dtype: torch.dtype, shape: tuple[int, ..
     assert is_aligned(torch.empty(shape, dtype=dtype)) is aligned
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_samples_pass_unchanged_and_uncounted(device: str) -> None:
-    weight = torch.empty(16, 17, dtype=torch.bfloat16, device=device)
-    formats = WeightFormats()
-    assert formats.lay_out(weight) is weight
-    assert formats.warning() == ""
+@pytest.mark.parametrize("op", ["dense", "int8", "int4"])
+def test_samples_on_the_cpu_are_packed_without_a_format(op: str) -> None:
+    """A load estimates its memory with samples, which only a device that has formats lays out."""
+    weight = random_weight(op, 64, 64, torch.Generator().manual_seed(1), torch.bfloat16)
+    packed = LINEAR.pack(weight, torch.bfloat16)
+    assert all(tensor.device.type == "cpu" for tensor in weight_tensors(packed))
 
 
 @pytest.mark.emulated
 class TestOnNpu:
-    def test_aligned_weight_becomes_nz_with_the_same_values(self) -> None:
-        weight = torch.randn(32, 48).bfloat16()
-        formats = WeightFormats()
-        cast = formats.lay_out(weight.to("npu"))
-        assert torch_npu.get_npu_format(cast) == NPUACLFormat.FRACTAL_NZ
-        assert torch.equal(cast.cpu(), weight)
-        assert formats.warning() == ""
+    @staticmethod
+    def packed(op: str, out_features: int, in_features: int) -> Any:
+        weight = random_weight(op, out_features, in_features, torch.Generator().manual_seed(1), torch.bfloat16)
+        return LINEAR.pack(map_tensors(weight, lambda tensor: tensor.to("npu")), torch.bfloat16)
 
-    def test_other_weights_stay_nd_and_are_named(self) -> None:
+    @pytest.mark.parametrize("op", ["dense", "int8"])
+    def test_aligned_weight_becomes_nz_with_the_same_values(self, op: str) -> None:
+        packed = self.packed(op, 96, 64)
         formats = WeightFormats()
-        for columns in (24, 24, 16):
-            weight = torch.ones(32, columns, dtype=torch.bfloat16, device="npu")
-            laid_out = formats.lay_out(weight)
-            assert (laid_out is weight) == (columns == 24)
-        assert formats.warning() == "slower weights: 2 weights are ND: 32 x 24 is not aligned"
+        laid_out = formats.lay_out(op, packed)
+        assert torch_npu.get_npu_format(laid_out.data) == NPUACLFormat.FRACTAL_NZ
+        for tensor, other in zip(weight_tensors(laid_out), weight_tensors(packed), strict=True):
+            assert torch.equal(tensor.cpu(), other.cpu())
+        assert not formats.warnings()
+
+    @pytest.mark.parametrize(
+        ("op", "out_features", "warning"),
+        [
+            ("dense", 24, "2 weights are ND: 64 x 24 is not aligned (slower)"),
+            ("int8", 48, "2 weights are ND: 64 x 48 is not aligned (slower)"),
+            ("fp8", 64, "2 weights in fp8 are computed by references (slower)"),
+            ("mxfp4", 64, "2 weights in mxfp4 are computed by references (slower)"),
+        ],
+    )
+    def test_other_weights_stay_and_are_counted(self, op: str, out_features: int, warning: str) -> None:
+        formats = WeightFormats()
+        for _ in range(2):
+            packed = self.packed(op, out_features, 64)
+            assert formats.lay_out(op, packed) is packed
+        assert formats.warnings() == (warning,)
+
+    def test_int4_stays_nd_without_a_warning(self) -> None:
+        formats = WeightFormats()
+        packed = self.packed("int4", 64, 64)
+        assert formats.lay_out("int4", packed) is packed
+        assert not formats.warnings()
 
     def test_plain_turns_nz_off(self) -> None:
         formats = WeightFormats(plain=True)
-        weight = torch.ones(32, 16, dtype=torch.bfloat16, device="npu")
-        assert formats.lay_out(weight) is weight
-        assert formats.warning() == "slower weights: 1 weights are ND: weight_layout is plain"
+        packed = self.packed("dense", 64, 64)
+        assert formats.lay_out("dense", packed) is packed
+        assert formats.warnings() == ("1 weights are ND: weight_layout is plain (slower)",)

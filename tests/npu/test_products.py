@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from localllm.backends.npu import products
 from localllm.backends.npu.formats import WeightFormats
-from localllm.backends.npu.products import Dense, Int4Columns, Int8Columns
+from localllm.backends.npu.products import LINEAR, Dense, Int4Columns, Int8Columns
 from localllm.backends.pytorch.quant import int4, int8
 from localllm.backends.pytorch.quant.awq import Awq
 from localllm.backends.pytorch.quant.gptq import Gptq
@@ -23,10 +24,6 @@ from .op_cases import check_cases
 DEVICE = "npu"
 BF16 = torch.bfloat16
 GROUP = 32
-
-
-def linear(formats: WeightFormats | None = None) -> Any:
-    return products.linear(formats or WeightFormats())
 
 
 def plain(out_features: int = 64, in_features: int = 96) -> Tensor:
@@ -86,7 +83,7 @@ FORMATS = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_unpacking_returns_the_weight(name: str) -> None:
     weight = FORMATS[name]()
-    packed = linear().pack_slices(cut(on_device(weight), [32, 32]), 64, BF16)
+    packed = LINEAR.pack_slices(cut(on_device(weight), [32, 32]), 64, BF16)
     assert torch.equal(unpacked(packed), exact(weight))
 
 
@@ -96,19 +93,16 @@ def test_many_outputs_are_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     """Slices cross the ends of blocks."""
     monkeypatch.setattr(products, "MAX_WIDTH", 40)
     weight = FORMATS[name]()
-    formats = WeightFormats()
-    ops = linear(formats)
-    packed = ops.pack_slices(cut(on_device(weight), [24, 24, 16]), 64, BF16)
-    assert packed.data.shape[0] == 2
-    rows = torch.cat([unpacked(map_tensors(packed, lambda tensor, i=i: tensor[i])) for i in range(2)])
+    packed = LINEAR.pack_slices(cut(on_device(weight), [24, 24, 16]), 64, BF16)
+    assert packed.blocks == len(packed.data) == 2
+    rows = torch.cat([unpacked(map_tensors(packed, itemgetter(block))) for block in range(2)])
     assert torch.equal(rows, exact(weight))
-    assert "are ND: more than 40 outputs" in formats.warning()
-    whole = products.linear(WeightFormats())
+    assert WeightFormats().lay_out(name, packed) is packed
     monkeypatch.setattr(products, "MAX_WIDTH", 65535)
     x = torch.randn(3, 96, generator=torch.Generator().manual_seed(1)).to(DEVICE, BF16)
     bias = torch.randn(64, generator=torch.Generator().manual_seed(2)).to(DEVICE)
-    expected = getattr(whole, name)(x, whole.pack(on_device(weight), BF16), bias)
-    assert torch.equal(getattr(ops, name)(x, packed, bias).cpu(), expected.cpu())
+    expected = getattr(LINEAR, name)(x, LINEAR.pack(on_device(weight), BF16), bias)
+    assert torch.equal(getattr(LINEAR, name)(x, packed, bias).cpu(), expected.cpu())
 
 
 class OneWeight:
@@ -155,50 +149,35 @@ def test_stored_nibbles_are_repacked(method: str) -> None:
         qzeros = words(zeros.t(), order)
         scheme = Awq(Quantization("awq", "int4", GROUP, symmetric=False))
     loaded = scheme.load(OneWeight(qweight=qweight, qzeros=qzeros, scales=scales), "w", out_features, in_features)
-    packed = linear().pack(on_device(loaded.rows(0, out_features)), BF16)
+    packed = LINEAR.pack(on_device(loaded.rows(0, out_features)), BF16)
     per_input = [part.repeat_interleave(GROUP, 1).double() for part in (zeros, scales.t())]
     expected = (nibbles - per_input[0]) * per_input[1]
     assert loaded.product == "int4_wide"
     assert torch.equal(unpacked(packed), expected)
     x = torch.randn(5, in_features, generator=generator).to(BF16)
-    result = linear().int4_wide(x.to(DEVICE), packed).cpu().double()
+    result = LINEAR.int4_wide(x.to(DEVICE), packed).cpu().double()
     torch.testing.assert_close(result, x.double() @ expected.t(), rtol=0.01, atol=0.01)
 
 
 @pytest.mark.emulated
 def test_products_equal_references() -> None:
-    check_cases("linear", linear())
+    check_cases("linear", LINEAR)
 
 
 @pytest.mark.emulated
 def test_int8_rounds_each_row_with_its_own_scale() -> None:
     weight = FORMATS["int8"]()
     x = torch.randn(4, 96, generator=torch.Generator().manual_seed(1)) * torch.tensor([[1e-3], [1.0], [1e3], [0.0]])
-    ops = linear()
-    result = ops.int8(x.to(DEVICE, BF16), ops.pack(on_device(weight), BF16)).cpu().double()
+    result = LINEAR.int8(x.to(DEVICE, BF16), LINEAR.pack(on_device(weight), BF16)).cpu().double()
     expected = x.double() @ exact(weight).t()
     assert ((result - expected).abs() <= 0.03 * expected.abs().amax(1, keepdim=True)).all()
-
-
-@pytest.mark.emulated
-def test_formats_without_a_product_are_named() -> None:
-    from localllm.backends.pytorch.quant import fp8
-
-    formats = WeightFormats()
-    ops = linear(formats)
-    weight = on_device(fp8.quantise(plain()))
-    packed = ops.pack(weight, BF16)
-    assert type(packed) is type(weight)
-    assert formats.warning() == (
-        "slower weights: 1 weights are computed by references: no product of torch.bfloat16 with Fp8 weights"
-    )
 
 
 def test_sample_on_the_cpu_has_the_size_and_layout_of_the_weight() -> None:
     """A load estimates its memory with a sample on the CPU. Transposed values share no memory with an embedding."""
     weight = torch.linspace(-1.0, 1.0, 64 * 256).view(64, 256)
-    packed = linear().pack(weight, BF16)
+    packed = LINEAR.pack(weight, BF16)
     assert packed.data.shape == (256, 64)
-    words = linear().pack(int4.quantise(weight), BF16)
+    words = LINEAR.pack(int4.quantise(weight), BF16)
     assert words.data.shape == (256, 8)
     assert torch.equal(unpacked(words), exact(int4.quantise(weight)))

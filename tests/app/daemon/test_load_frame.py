@@ -45,6 +45,8 @@ DEVELOPER: dict[str, tuple[Any, dict[str, Any]]] = {
     "attention": ("flashinfer", {"attention": "flashinfer"}),
     "lora_backend": ("torch_native", {"lora_backend": "torch_native"}),
     "streams": ("one", {"streams": "one"}),
+    "weight_layout": ("plain", {"weight_layout": "plain"}),
+    "prefetch": ("on", {"prefetch": "on"}),
     "reference_ops": (("norm", "rope.neox"), {"reference_ops": ("norm", "rope.neox")}),
     "self_test": ("off", {"self_test_dir": None}),
 }
