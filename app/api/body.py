@@ -33,6 +33,7 @@ Body = TypeVar("Body", bound=WireBody)
 Decoded = TypeVar("Decoded")
 Converted = TypeVar("Converted")
 
+# msgspec names the field and the reason of an error only in its text: its errors have no attributes.
 _WHERE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
 _PART_TYPE = re.compile(r"content\[\d+\]\.type$")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`$", re.DOTALL)

@@ -219,10 +219,10 @@ def repo_of_folder(folder: Path) -> str:
     return repo
 
 
-def is_repo_folder(folder: Path) -> bool:
-    """True if the name of the repository in a folder of the shared cache is a name that `parse` accepts."""
+def is_repository(text: str) -> bool:
+    """True if `parse` accepts a text as the name of a repository, which the cache may have without an organisation."""
     try:
-        return isinstance(parse(repo_of_folder(folder)), HubName | ShortName)
+        return isinstance(parse(text), HubName | ShortName)
     except InvalidRequest:
         return False
 

@@ -10,6 +10,7 @@ This module reads the cache without huggingface_hub, because the import of huggi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from .refs import ADAPTER_CONFIG, ModelRef, base_in, describe, describe_gguf, ha
 
 GUIDE_DESCRIPTION = "tiny built-in model: answers questions about localllm"
 SHORTEST_COMMIT = 7
+_COMMIT = re.compile(rf"[0-9a-f]{{{SHORTEST_COMMIT},}}")
 
 
 def available() -> list[ModelRef]:
@@ -58,7 +60,7 @@ def builtin_adapters() -> list[ModelRef]:
 def repo_folders() -> list[Path]:
     """The folders of all repositories in the cache, in alphabetical order, without names that no hub has."""
     entries = paths.hub_cache_dir().glob("models--*")
-    folders = [entry for entry in entries if names.is_repo_folder(entry) and entry.is_dir()]
+    folders = [entry for entry in entries if names.is_repository(names.repo_of_folder(entry)) and entry.is_dir()]
     return sorted(folders, key=lambda folder: folder.name.lower())
 
 
@@ -88,10 +90,15 @@ def contents(snapshot: Path, id: str) -> Iterator[ModelRef]:
 
 
 def snapshots(repo_folder: Path) -> dict[str, str]:
-    """Commit → id of the snapshots: `org/repo` for the branch main, `org/repo@revision` for the others."""
+    """Commit → id of the snapshots: `org/repo` for the branch main, `org/repo@revision` for the others.
+
+    Every id selects its snapshot: a folder whose name is no commit, and a branch that no name can have, do not count.
+    """
     repo = names.repo_of_folder(repo_folder)
-    labels = {commit: name for name, commit in reversed(refs(repo_folder).items())}
-    commits = sorted(folder.name for folder in (repo_folder / "snapshots").glob("*"))
+    branches = refs(repo_folder).items()
+    labels = {commit: name for name, commit in reversed(branches) if names.is_repository(f"{repo}@{name}")}
+    folders = (folder.name for folder in (repo_folder / "snapshots").glob("*"))
+    commits = sorted(name for name in folders if _COMMIT.fullmatch(name))
     named = {commit: labels.get(commit, commit[:12]) for commit in commits}
     return {commit: repo if label == MAIN else f"{repo}@{label}" for commit, label in named.items()}
 

@@ -112,6 +112,17 @@ def test_revisions_are_listed_with_their_names() -> None:
         resolved.model("org/many@bbb")
 
 
+def test_every_listed_name_selects_its_snapshot() -> None:
+    make("org/odd", WHOLE, "main", refs=("main",))  # other programs can write such folders
+    make("org/odd", WHOLE, "of mine", refs=("mine",))
+    make("org/odd", WHOLE, "e" * 40, refs=("v1+cpu",))
+    assert names() == ["org/odd@eeeeeeeeeeee"]
+    assert resolved.model("org/odd@eeeeeeeeeeee").revision == "e" * 40
+    for name in ("org/odd", "org/odd@main", "org/odd@mine"):
+        with pytest.raises(ModelNotFound):
+            resolved.model(name)
+
+
 @pytest.mark.parametrize(
     ("query", "hint"),
     [
