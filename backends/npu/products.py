@@ -193,7 +193,7 @@ def _words(numbers: Tensor) -> Tensor:
     if numbers.device.type == "npu":
         words: Tensor = torch.ops.npu.npu_convert_weight_to_int4pack(numbers)
         return words
-    shifts = torch.arange(0, 4 * WORD, 4, dtype=torch.int32)
+    shifts = torch.arange(0, 4 * WORD, 4, dtype=torch.int32, device=numbers.device)
     nibbles: Tensor = numbers.unflatten(1, (-1, WORD)) & 15
     return (nibbles << shifts).sum(-1, dtype=torch.int32)
 

@@ -17,7 +17,7 @@ from localllm.kernels.ops.cases.moe import random_experts
 from localllm.kernels.ops.cases.reference_check import copy_to
 from localllm.kernels.ops.moe import ExpertWeights, Routed, Routing
 
-from .op_cases import OpsOfTorchNpu, check_cases
+from .op_cases import OpsOfTorchNpu, check_cases, check_contract
 
 DEVICE = "npu"
 BF16 = torch.bfloat16
@@ -28,18 +28,25 @@ def packed(op: str, **more: Any) -> ExpertWeights:
     return MOE.pack(copy_to(weights, DEVICE), BF16)
 
 
+OPS = {
+    "npu_moe_gating_top_k_softmax",
+    "npu_moe_gating_top_k",
+    "npu_moe_init_routing_v2",
+    "npu_grouped_matmul",
+    "npu_dequant_swiglu_quant",
+    "npu_dynamic_quant",
+    "npu_moe_finalize_routing",
+}
+
+
+@pytest.mark.contract
+def test_calls_fit_the_schemas_and_meta_kernels() -> None:
+    assert check_contract("moe", MOE) >= OPS
+
+
 @pytest.mark.emulated
 def test_experts_and_routes_equal_references() -> None:
-    called = check_cases("moe", MOE)
-    assert called >= {
-        "npu_moe_gating_top_k_softmax",
-        "npu_moe_gating_top_k",
-        "npu_moe_init_routing_v2",
-        "npu_grouped_matmul",
-        "npu_dequant_swiglu_quant",
-        "npu_dynamic_quant",
-        "npu_moe_finalize_routing",
-    }
+    assert check_cases("moe", MOE) >= OPS
 
 
 @pytest.mark.emulated

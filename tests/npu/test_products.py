@@ -19,7 +19,7 @@ from localllm.backends.pytorch.quant.gptq import Gptq
 from localllm.engine.files.quantization import Quantization
 from localllm.kernels.ops.linear import Int4, Int8, Weight, map_tensors
 
-from .op_cases import check_cases
+from .op_cases import check_cases, check_contract
 
 DEVICE = "npu"
 BF16 = torch.bfloat16
@@ -157,6 +157,12 @@ def test_stored_nibbles_are_repacked(method: str) -> None:
     x = torch.randn(5, in_features, generator=generator).to(BF16)
     result = LINEAR.int4_wide(x.to(DEVICE), packed).cpu().double()
     torch.testing.assert_close(result, x.double() @ expected.t(), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.contract
+def test_calls_fit_the_schemas_and_meta_kernels() -> None:
+    called = check_contract("linear", LINEAR)
+    assert called == {"npu_dynamic_quant", "npu_quant_matmul", "npu_weight_quant_batchmatmul"}
 
 
 @pytest.mark.emulated
