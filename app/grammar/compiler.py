@@ -178,7 +178,7 @@ class GrammarCompiler:
         return ToolSchema(function["name"], schema | {"x-guidance": _JSON}, where, is_strict)
 
     def compile_harmony_calls(self, tools: Sequence[dict[str, Any]], *, forced: bool) -> TokenGrammar:
-        """The grammar of an answer in the format of output/harmony.py, with a call at its end.
+        """The grammar of an answer in the format of chat/output/harmony.py, with a call at its end.
 
         `forced`: the answer has a call, whose arguments match the schema of the tool. Otherwise it may have a call, as
         in compile_optional_calls. Raises InvalidRequest.

@@ -1,4 +1,4 @@
-"""Grammars of answers with tool calls in the format of output/harmony.py, in the syntax of llguidance."""
+"""Grammars of answers with tool calls in the format of chat/output/harmony.py, in the syntax of llguidance."""
 
 from __future__ import annotations
 

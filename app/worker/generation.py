@@ -184,7 +184,7 @@ def _is_parallel(frame: Generate, prompt: Prompt) -> bool:
 
 
 def _harmony_grammar(frame: Generate, model: OpenModel, prompt: Prompt) -> TokenGrammar:
-    """The grammar of an answer with forced or strict tools, in the format of output/harmony.py."""
+    """The grammar of an answer with forced or strict tools, in the format of chat/output/harmony.py."""
     if prompt.inside_answer:  # the grammar begins with a header
         raise UnsupportedParameter(
             "continue_final_message: not supported with forced or strict tools for this model",

@@ -296,7 +296,7 @@ class Weights:
         return [self.take(f"{name}.bias", (out,)).float() for name, out in zip(names, out_features, strict=True)]
 
     def tied_head(self, embedding: str, head: str, out_features: int, in_features: int) -> Projection:
-        """The output head with the weight of the embedding. A head in the files is a copy (tied_head.py)."""
+        """The output head with the weight of the embedding. The files may have a copy (engine/files/tied_head.py)."""
         assert self._tied_product is not None, "the embedding is loaded first"
         if f"{head}.weight" in self.tensors:
             self.tensors.check(f"{head}.weight", (out_features, in_features), STORED)

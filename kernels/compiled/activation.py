@@ -1,4 +1,4 @@
-"""Gated activations (activation.cpp, activation.cu); kernels/ops/activation.py defines them."""
+"""Gated activations (cpu/layers/activation.cpp, cuda/layers/activation.cu); kernels/ops/activation.py defines them."""
 
 from __future__ import annotations
 

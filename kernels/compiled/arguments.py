@@ -14,8 +14,8 @@ from .. import cpu  # noqa: F401  loads the library
 from ..ops.attention import Attend, Rows
 
 FLOATS = frozenset({torch.float32, torch.bfloat16, torch.float16})
-GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}  # values of the enum Activation in kernels.h
-ROTATIONS = {"neox": 0, "interleaved": 1}  # values of the enum Rotation in kernels.h
+GATES = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}  # values of the enum Activation in cpu/kernels.h
+ROTATIONS = {"neox": 0, "interleaved": 1}  # values of the enum Rotation in cpu/kernels.h
 
 
 def attention_arguments(rows: Rows, attend: Attend) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The token embedding (embedding.cpp, embedding.cu); kernels/ops/linear.py defines it."""
+"""The token embedding (cpu/layers/embedding.cpp, cuda/layers/embedding.cu); kernels/ops/linear.py defines it."""
 
 from __future__ import annotations
 

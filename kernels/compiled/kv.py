@@ -1,4 +1,4 @@
-"""Writes to the paged cache (kv.cpp, append.cpp, kv.cu, append.cu); kernels/ops/kv.py defines them."""
+"""Writes to the paged cache (kv and append in cpu/layers and cuda/layers); kernels/ops/kv.py defines them."""
 
 from __future__ import annotations
 

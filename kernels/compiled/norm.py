@@ -1,4 +1,4 @@
-"""Norms (norm.cpp, norm.cu); kernels/ops/norm.py defines them."""
+"""Norms (cpu/layers/norm.cpp, cuda/layers/norm.cu); kernels/ops/norm.py defines them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding (rope.cpp, rope.cu), in place; kernels/ops/rope.py defines it."""
+"""Rotary position embedding (cpu/layers/rope.cpp, cuda/layers/rope.cu), in place; kernels/ops/rope.py defines it."""
 
 from __future__ import annotations
 

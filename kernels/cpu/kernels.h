@@ -1,9 +1,9 @@
 // All CPU kernels and their arguments: raw pointers and numbers that the caller has checked. This file does not need
 // torch.
 //
-// A kernel computes one worker's share (worker.h). If its workers share memory, `shared` points to that memory, and the
-// function `<kernel>_shared` of the table returns its size in bytes. Strides count elements. The innermost dimension is
-// dense.
+// A kernel computes one worker's share (team/worker.h). If its workers share memory, `shared` points to that memory, and
+// the function `<kernel>_shared` of the table returns its size in bytes. Strides count elements. The innermost dimension
+// is dense.
 #pragma once
 
 #include "bound.h"
@@ -106,7 +106,7 @@ struct AttentionArgs {
 struct LinearArgs {  // out = x @ weightᵀ + bias
   void* out;
   const void* x;
-  const void* weight;  // packed (layout.h)
+  const void* weight;  // packed (products/layout.h)
   const float* bias;   // [out_features] or null
   Type out_type, x_type;
   Format format;
@@ -140,7 +140,7 @@ struct ExpertsArgs {  // out[t] = sum of weights[t, c] * down(gate(gate_up(x[t])
   Type type;      // type of x, out and the activations
   const float* weights;  // [tokens, top_k]
   ExpertPlan plan;
-  const void* gate_up;        // packed (layout.h), experts * 2 * inner outputs: gates first, then ups
+  const void* gate_up;        // packed (products/layout.h), experts * 2 * inner outputs: gates first, then ups
   const void* down;           // packed, experts * hidden outputs
   const float* gate_up_bias;  // [experts, 2 * inner] or null
   const float* down_bias;     // [experts, hidden] or null
@@ -168,7 +168,7 @@ struct RouteArgs {
   float scale;
 };
 
-struct PackArgs {  // converts a weight [out_features, in_features] to the packed layout of layout.h
+struct PackArgs {  // converts a weight [out_features, in_features] to the packed layout of products/layout.h
   void* packed;
   // f32, bf16, f16, int8 or e4m3 [out_features, in_features]. int4: bytes [out_features, ceil(in_features / 2)], even
   // inputs in the low nibble.
@@ -277,7 +277,7 @@ struct Variant {
   void (*bound)(const BoundArgs&, const Worker&);
 };
 
-// The ISA variant in use: the fastest usable one, or the one that use_variant selected (dispatch.h).
+// The ISA variant in use: the fastest usable one, or the one that use_variant selected (isa/dispatch.h).
 const Variant& variant();
 
 }  // namespace localllm

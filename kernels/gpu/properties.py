@@ -1,4 +1,4 @@
-"""The properties of an NVIDIA GPU that Python code dispatches on. cuda/gpu.h has those of the CUDA C++ code."""
+"""The properties of an NVIDIA GPU that Python code dispatches on. cuda/device/gpu.h has those of the CUDA C++ code."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Triton's driver compiles C code with the headers of Python at run time. The class here has the same interface, so Triton
 loads and launches kernels through it. A launch takes some microseconds more of the host. It has no clusters, no
 cooperative launches, no tensor descriptors and no kernels that overlap: target.py chooses kernels without them.
-triton_problem.py names the versions of Triton that have this interface.
+problem.py names the versions of Triton that have this interface.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Whether Triton works on this machine. Its own driver needs a C compiler and Python's headers at run time; on an
-NVIDIA GPU triton_driver.py takes its place."""
+NVIDIA GPU, driver.py takes its place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-DRIVER_VERSIONS = ("3.6.", "3.7.")  # versions of Triton with the interface of triton_driver.py
+DRIVER_VERSIONS = ("3.6.", "3.7.")  # versions of Triton with the interface of driver.py
 
 
 @cache
@@ -25,7 +25,7 @@ def triton_problem() -> str:
 
 @cache
 def driver_supported() -> bool:
-    """True if triton_driver.py can take the place of Triton's own driver: NVIDIA's driver is installed, and Triton has
+    """True if driver.py can take the place of Triton's own driver: NVIDIA's driver is installed, and Triton has
     a version with the same interface."""
     try:
         ctypes.CDLL("libcuda.so.1")

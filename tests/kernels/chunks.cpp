@@ -1,5 +1,5 @@
-// Checks that the loops of Chunks (worker.h) compute each item once. Prints the items that each of 4 workers computes if
-// worker 1 is slow.
+// Checks that the loops of Chunks (kernels/cpu/team/worker.h) compute each item once. Prints the items that each of 4
+// workers computes if worker 1 is slow.
 #include <atomic>
 #include <chrono>
 #include <cstdio>

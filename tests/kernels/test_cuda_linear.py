@@ -241,7 +241,7 @@ def test_tiled_products_round_activations_to_e4m3(linear: Linear) -> None:
 
 @pytest.mark.parametrize("op", FORMATS)
 def test_a_row_has_the_same_bits_in_every_batch(linear: Linear, op: str) -> None:
-    """A batch of one row is not compared if its activations are not rounded: one_row.cu adds in another order."""
+    """A batch of one row is not compared if its activations are not rounded: its kernel adds in another order."""
     from localllm.kernels.cuda.products.linear import INT4_WIDE, small_batch
 
     generator = torch.Generator().manual_seed(2)

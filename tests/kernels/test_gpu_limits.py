@@ -26,7 +26,7 @@ QUERYING = {
     "kernels/triton/target.py",
     "kernels/triton/driver.py",
 }
-# kernels/triton/target.py limits the numbers of driver.py.
+# kernels/triton/target.py limits the numbers of kernels/triton/driver.py.
 UNLIMITED = {"kernels/cuda/device/gpu.h", "kernels/triton/driver.py"}
 
 
@@ -111,7 +111,7 @@ class FakeDriver:
 
 
 def with_driver(driver: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module target.py, with a driver of Triton."""
+    """The module kernels/triton/target.py, with a driver of Triton."""
     pytest.importorskip("triton")
     from localllm.kernels.triton import target
 

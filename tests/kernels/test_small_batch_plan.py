@@ -138,7 +138,7 @@ def test_the_fastest_tiles_are_chosen(plans: dict[Shape, Plan], shape: tuple[int
 
 
 def test_every_plan_has_a_compiled_kernel(plans: dict[Shape, Plan]) -> None:
-    """The kernels that start_tiles (products/small_batch/launch.cuh) compiles."""
+    """The kernels that start_tiles (kernels/cuda/products/small_batch/launch.cuh) compiles."""
     compiled = {}
     for format in FORMATS:
         many = format in ("bf16", "int8", "fp8", "fp8-128", "int4-128")

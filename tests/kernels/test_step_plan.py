@@ -43,7 +43,7 @@ SHAPES = [
 
 
 def test_a_step_fits_or_the_plan_reports_that_it_does_not(tmp_path: Path) -> None:
-    """With only one stage of the ring a step does not fit (step_fits in step.cu)."""
+    """With only one stage of the ring a step does not fit (step_fits in kernels/cuda/step/step.cu)."""
     (tmp_path / "cuda_runtime.h").write_text(RUNTIME)
     (tmp_path / "plan.cpp").write_text(PROGRAM)
     flags = ["-std=c++17", f"-I{tmp_path}", f"-I{FOLDER}", "-o", "plan", "plan.cpp"]

@@ -60,7 +60,7 @@ def _raise_exception(message: object) -> NoReturn:
     raise _Raised(str(message))
 
 
-# Without the marks of protected text (special_tokens.py), which no template may escape.
+# Without the marks of protected text (chat/tokenizer/special_tokens.py), which no template may escape.
 _NOT_ASCII = re.compile("[\x7f-\U000ffeff\U000fff02-\U0010ffff]")
 
 

@@ -35,7 +35,7 @@ class ChatTokenizer:
 
     def __init__(self, folder: Path, eos_ids: Iterable[int] = (), *, parsed: AbstractSet[str] = MARKERS) -> None:
         """`eos_ids`: end-of-sequence ids of the model's configuration; the eos_token of the tokenizer is added, and
-        the end tokens of harmony.py if the vocabulary has them. `parsed`: the markers that the parser of answers
+        the end tokens of calls/harmony.py if the vocabulary has them. `parsed`: the markers that the parser of answers
         acts on.
 
         Raises ModelRefused naming the file that is missing or broken.

@@ -1,7 +1,7 @@
 """Inspects models, adapters and GGUF files by their configuration and headers. Reads no weights, runs no code of them.
 
 A folder with the small files of a repository, and with sparse files for its weights, is inspected like a model: see
-skeleton.py.
+checks/skeleton.py.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-// Access to the weights of each format in a panel (layout.h). bf16 and int8 panels already have the tile layout; int4,
-// fp8 and MXFP4 weights are expanded to tiles in the `expanded_tiles` buffer, some steps at a time.
+// Access to the weights of each format in a panel (products/layout.h). bf16 and int8 panels already have the tile
+// layout; int4, fp8 and MXFP4 weights are expanded to tiles in the `expanded_tiles` buffer, some steps at a time.
 #pragma once
 
 #include "plan.h"

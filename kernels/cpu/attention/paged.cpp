@@ -1,7 +1,7 @@
 // Attention over the paged cache (defined in kernels/ops/attention.py). Attention over latents is attention with one kv
 // head and values that are parts of the keys; prefill() computes all its rows.
 //
-// 1. Rows of one token: workers take keys until none are left (Chunks in worker.h).
+// 1. Rows of one token: workers take keys until none are left (Chunks in team/worker.h).
 // 2. Blocks of longer rows: workers take items from a shared list, the most expensive first, so that all workers finish
 //    at about the same time.
 // 3. Rows with several chunks: their partial results are merged.

@@ -121,7 +121,7 @@ static inline void look_up(const LoraArgs& args, const Worker& worker) {
 }
 
 // A block of B, transposed: the factors of WIDTH outputs for each rank. The factors of two ranks alternate if the
-// elements have two bytes, as in Pairs of tile.h.
+// elements have two bytes, as in Pairs of products/tile.h.
 template <class T>
 constexpr int LANE = 4 / sizeof(T);  // elements of a 4-byte lane
 

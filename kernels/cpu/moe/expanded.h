@@ -1,4 +1,4 @@
-// A segment's activations as floats, for weight formats of expand.h.
+// A segment's activations as floats, for weight formats of products/expand.h.
 #pragma once
 
 #include "../products/expand.h"

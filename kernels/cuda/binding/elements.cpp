@@ -1,4 +1,4 @@
-// The CUDA implementations of ops whose schemas the CPU library defines (../cpu/schema.cpp, loaded first). Checks
+// The CUDA implementations of ops whose schemas the CPU library defines (cpu/binding/schema.cpp, loaded first). Checks
 // shapes, dtypes and strides. Indices are device data and not checked; kernels skip indices outside the cache.
 #include "../../cpu/binding/checks.h"
 #include "../../cpu/binding/element_arguments.h"

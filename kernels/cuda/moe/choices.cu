@@ -1,5 +1,5 @@
 // Products of a mixture of experts for few tokens, with quantised weights: each choice is a row with the weights of its
-// expert (one_row.cuh).
+// expert (products/one_row/one_row.cuh).
 #include "../products/one_row/one_row.cuh"
 
 namespace localllm::cuda {

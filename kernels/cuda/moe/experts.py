@@ -1,7 +1,7 @@
 """Mixture of experts on CUDA devices. kernels/ops/moe.py has the reference.
 
-The weights are those that linear.py packs; MXFP4 weights are plain. CUDA C++ multiplies the choices of few tokens with
-quantised weights (choices.cu), Triton all other choices. The reference computes what neither supports.
+The weights are those that products/linear.py packs; MXFP4 weights are plain. CUDA C++ multiplies the choices of few
+tokens with quantised weights (choices.cu), Triton all other choices. The reference computes what neither supports.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ torch.library.register_fake("localllm::choice_products", lambda *_: None, allow_
 
 
 def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
-    """The weight as linear.py packs it. The scales of 8 outputs are contiguous, so if the outputs of an expert are no
-    multiple of 8, the weight is not packed. MXFP4 weights stay plain."""
+    """The weight as products/linear.py packs it. The scales of 8 outputs are contiguous, so if the outputs of an expert
+    are no multiple of 8, the weight is not packed. MXFP4 weights stay plain."""
     slices = iter(slices)
     first = next(slices)
     slices = chain([first], slices)

@@ -47,7 +47,7 @@ NARROW_OUTPUTS = 32  # outputs per multiprocessor of a narrow product
 
 
 class Packed(NamedTuple):
-    """A weight [out_features, in_features] in the layout of formats.cuh. No pending kernel may write it."""
+    """A weight [out_features, in_features] in the layout of small_batch/formats.cuh. No pending kernel may write it."""
 
     data: Tensor  # [out_features, bytes per output] uint8; bf16: [out_features, in_features]
     scale: Tensor | None  # [out_features] float32, for int8 and for fp8 without groups

@@ -13,7 +13,7 @@ struct SmallBatch {
   void* out;
   const void* x;         // [rows, x_stride] bf16, or int8 from round_rows.cu
   const uint8_t* weight;    // [out_features, row_bytes]
-  const uint32_t* records;  // [out_features / 8][subgroups][8], scales and zero points (formats.cuh); null: none
+  const uint32_t* records;  // [out_features / 8][subgroups][8] (small_batch/formats.cuh); null: none
   const float* scale;       // [out_features]; null: none
   const float* row_scale;   // [rows], scales of int8 activations; null: none
   const float* subgroup_scale;  // [rows][subgroups], scales of groups of int8 activations; null: none

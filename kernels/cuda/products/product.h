@@ -12,7 +12,8 @@ struct ProductArgs {
   void* out;            // [rows, out_features], or [rows, out_features / 2] with a gate
   const void* x;        // [rows, in_features] bf16
   const void* weight;   // [out_features, row_bytes]; padding after the last input is zero
-  // Scales and zero points of groups (formats.cuh); mxfp4: the exponents (kernels/ops/linear_mxfp4.py). null: none
+  // Scales and zero points of groups (small_batch/formats.cuh); mxfp4: the exponents (kernels/ops/linear_mxfp4.py);
+  // null: none
   const void* records;
   const float* scale;   // [out_features]; null: none
   const void* bias;     // [out_features]; null: none
@@ -38,8 +39,8 @@ bool product_fits(const ProductArgs& args, bool normed);
 int64_t product_shared(const ProductArgs& args);
 void product(const ProductArgs& args, cudaStream_t stream);
 
-// The kernels for one row with quantised weights (one_row.cu). Both functions return false if these kernels do not support
-// `args`.
+// The kernels for one row with quantised weights (one_row/one_row.cu). Both functions return false if these kernels do not
+// support `args`.
 bool takes_one_row(const ProductArgs& args);
 bool one_row(const ProductArgs& args, cudaStream_t stream);
 
@@ -62,11 +63,11 @@ bool choice_products(const ChoiceArgs& args, cudaStream_t stream);
 bool one_row_hopper(const ProductArgs& args, cudaStream_t stream);
 
 // The tiled kernels (tiled/kernel.cuh), for int8, int4 and fp8 weights, without norm, gate and LoRA product.
-// `args.shared` has tiled_shared(args) bytes. `arrivals`: zeros (counters.h), zero again after the product.
+// `args.shared` has tiled_shared(args) bytes. `arrivals`: zeros (device/counters.h), zero again after the product.
 int64_t tiled_shared(const ProductArgs& args);
 void tiled_product(const ProductArgs& args, int32_t* arrivals, cudaStream_t stream);
 
-// Inputs of an output that share a record (formats.cuh) or, without records, a scale.
+// Inputs of an output that share a record (small_batch/formats.cuh) or, without records, a scale.
 inline int64_t record_inputs(const ProductArgs& args) {
   if (args.format != Weights::int4 && args.format != Weights::int4_wide) return args.group;
   return args.group >= args.in_features || args.group % 128 == 0 ? 128 : args.group % 64 == 0 ? 64 : 32;

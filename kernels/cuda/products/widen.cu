@@ -1,4 +1,5 @@
-// Dequantises int4 and fp8 weights (layout: formats.cuh) into bf16 in memory. torch multiplies them with many rows.
+// Dequantises int4 and fp8 weights (layout: small_batch/formats.cuh) into bf16 in memory. torch multiplies them with many
+// rows.
 #include <algorithm>
 
 #include "product.h"

@@ -44,7 +44,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenModel]:
 
 @pytest.fixture(scope="module")
 def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenModel]:
-    """A model that answers in the format of output/harmony.py."""
+    """A model that answers in the format of app/chat/output/harmony.py."""
     tokenizer = ChatTokenizer(write_harmony_tokenizer(tmp_path_factory.mktemp("harmony")))
     renderer = TemplateRenderer()
     runner: Any = SimpleNamespace(spec=replace(SPEC, vocab_size=tokenizer.vocab_size, max_context=1024))

@@ -1,5 +1,5 @@
-"""If the system refuses the tile registers, the library uses AVX-512 and not the references. dispatch.cpp is
-compiled against headers that report a CPU with all instructions."""
+"""If the system refuses the tile registers, the library uses AVX-512 and not the references.
+kernels/cpu/isa/dispatch.cpp is compiled against headers that report a CPU with all instructions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-// Prints the usable ISA variants and the one in use, for a test of dispatch.cpp. The variants have names and no kernels.
+// Prints the usable ISA variants and the one in use, for a test of kernels/cpu/isa/dispatch.cpp. The variants
+// have names and no kernels.
 #include <cstdio>
 
 #include "isa/dispatch.h"

@@ -31,7 +31,8 @@ struct FloatFormat {
   static constexpr int X_BYTES = 2, RECORD_BYTES = 4;
 };
 
-// e4m3 (E4m3 in formats.cuh). GROUPED: a scale for each group of inputs, a power of two of chunks; else for each output.
+// e4m3 (E4m3 in small_batch/formats.cuh). GROUPED: a scale for each group of inputs, a power of two of chunks;
+// otherwise for each output.
 template <bool GROUPED>
 struct E4m3Row : FloatFormat {
   using Sum = float;
@@ -73,7 +74,7 @@ struct E4m3Row : FloatFormat {
   }
 };
 
-// int4 (Nibbles<true, PER_CHUNK> in formats.cuh), with PER_CHUNK groups per chunk.
+// int4 (Nibbles<true, PER_CHUNK> in small_batch/formats.cuh), with PER_CHUNK groups per chunk.
 template <int PER_CHUNK>
 struct WideHalfBytes : FloatFormat, PlainSum<float> {
   using Format = Nibbles<true, PER_CHUNK>;

@@ -96,7 +96,7 @@ static __device__ inline int exchange(const int (&values)[4], int t) {
   return (t & 1 ? pair[1] : pair[0]) + __shfl_xor_sync(0xffffffffu, sent, 1);
 }
 
-// int4 with int8 activations in groups, PER_CHUNK groups per chunk. Layout: see Nibbles in formats.cuh.
+// int4 with int8 activations in groups, PER_CHUNK groups per chunk. Layout: see Nibbles in small_batch/formats.cuh.
 template <int PER_CHUNK>
 struct HalfBytes : PlainSum<float> {
   using Group = Rounded;

@@ -1,5 +1,6 @@
 // The weight formats in the tiled kernel (kernel.cuh). A chunk is 128 inputs. Each format describes its chunk in shared
-// memory and multiplies a warp's rows and outputs of a chunk by mma.sync. Layouts of the weights: formats.cuh.
+// memory and multiplies a warp's rows and outputs of a chunk by mma.sync. Layouts of the weights:
+// small_batch/formats.cuh.
 //
 //   lane = 4 g + t    activations: rows g and g + 8 of 16; weights: output g of 8
 //                     sums: rows g (0, 1) and g + 8 (2, 3), outputs 2 t and 2 t + 1

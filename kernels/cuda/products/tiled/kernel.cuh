@@ -24,7 +24,7 @@ struct Tiled {
   void* out;                 // [rows, out_features]
   const void* x;             // [rows, x_stride]: bf16, or int8 from round_rows.cu, padded to chunks
   const uint8_t* weight;     // [out_features, row_bytes]
-  const uint32_t* records;   // [out_features / 8][subgroups][8], scales and zero points (formats.cuh); null: none
+  const uint32_t* records;   // [out_features / 8][subgroups][8] (small_batch/formats.cuh); null: none
   const float* scale;        // [out_features]; null: none
   const float* row_scale;    // int8: [rows]; int4: [subgroups][row_pitch]; null: none
   const void* bias;          // [out_features]; null: none

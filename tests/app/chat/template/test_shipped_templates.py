@@ -99,7 +99,7 @@ NOT_RENDERED = {
     "fireworks-ai-llama-3-firefunction-v2",
     "llama-cpp-deepseek-r1",
 }
-HARMONY = "openai-gpt-oss-120b"  # test_harmony.py
+HARMONY = "openai-gpt-oss-120b"  # chat/output/test_harmony.py
 
 END_TOKENS = (
     "<｜end▁of▁sentence｜>",
