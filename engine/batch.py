@@ -12,32 +12,32 @@ Ints = NDArray[np.int32]
 
 
 class Want(IntEnum):
-    """What a row must return. A drawn token or a hidden state is called an answer."""
+    """What a row must return. A drawn token or a hidden state is called a sample."""
 
-    NOTHING = 0  # no answer: a prefill chunk that is not the last one of its prompt
+    NOTHING = 0  # no sample: a prefill chunk that is not the last one of its prompt
     TOKEN = 1  # the next token, and one more token for each draft
     HIDDEN = 2  # the hidden state of the row's last token, for embeddings
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerSampling:
-    """Sampling parameters, one value per answer (see Batch). Answers that draw no token have neutral values."""
+class SampleSettings:
+    """Sampling parameters, one value per sample (see Batch). Samples that draw no token have neutral values."""
 
-    temperature: NDArray[np.float32]  # [answers]
-    top_k: Ints  # [answers]; 0: off
-    top_p: NDArray[np.float32]  # [answers]
-    min_p: NDArray[np.float32]  # [answers]
-    repetition_penalty: NDArray[np.float32]  # [answers]
-    presence_penalty: NDArray[np.float32]  # [answers]
-    frequency_penalty: NDArray[np.float32]  # [answers]
-    seed: NDArray[np.uint64]  # [answers]
-    draw: Ints  # [answers] position of the drawn token, which selects its random numbers
-    logprobs: Ints  # [answers] number of likeliest tokens to list; -1: no log-probabilities
-    bias_answers: Ints  # [biases] index of the answer; one element for each logit_bias entry of each answer
+    temperature: NDArray[np.float32]  # [samples]
+    top_k: Ints  # [samples]; 0: off
+    top_p: NDArray[np.float32]  # [samples]
+    min_p: NDArray[np.float32]  # [samples]
+    repetition_penalty: NDArray[np.float32]  # [samples]
+    presence_penalty: NDArray[np.float32]  # [samples]
+    frequency_penalty: NDArray[np.float32]  # [samples]
+    seed: NDArray[np.uint64]  # [samples]
+    draw: Ints  # [samples] position of the drawn token, which selects its random numbers
+    logprobs: Ints  # [samples] number of likeliest tokens to list; -1: no log-probabilities
+    bias_samples: Ints  # [biases] index of the sample; one element for each logit_bias entry of each sample
     bias_tokens: Ints  # [biases]
     bias_values: NDArray[np.float32]  # [biases]
-    history_answers: Ints  # [pairs] index of the answer; a pair: an answer with penalties, a token before it
-    history_tokens: Ints  # [pairs] the token; the pairs of one answer have different tokens
+    history_samples: Ints  # [pairs] index of the sample; a pair: a sample with penalties, a token before it
+    history_tokens: Ints  # [pairs] the token; the pairs of one sample have different tokens
     history_prompt: Ints  # [pairs] occurrences of the token in the prompt
     history_output: Ints  # [pairs] occurrences of the token in the output, including the drafts before the drawn token
 
@@ -65,7 +65,7 @@ class Batch:
     the replacement from now on. 0: no replacement. The order is that of the events: a replacement may be freed later.
     The first batch of an engine lists all pages.
 
-    Answers are drawn tokens and hidden states: rows that want a token have 1 + drafts answers, rows that want hidden
+    Samples are drawn tokens and hidden states: rows that want a token have 1 + drafts samples, rows that want hidden
     states one, other rows none. They are numbered in order of rows and positions.
     """
 
@@ -79,9 +79,9 @@ class Batch:
     adapter_scales: NDArray[np.float32]  # [rows] factor that multiplies the adapter's contribution
     carry: Ints  # [rows] row of the previous step that draws this row's last token; -1: `tokens` has it
     wants: NDArray[np.uint8]  # [rows] values of Want
-    sampling: AnswerSampling
-    mask_answers: Ints  # [masked answers] index of the answer
-    masks: NDArray[np.uint32]  # [masked answers, ceil(vocab / 32)], bit t % 32 of word t // 32: token t is allowed
+    sampling: SampleSettings
+    mask_samples: Ints  # [masked samples] index of the sample
+    masks: NDArray[np.uint32]  # [masked samples, ceil(vocab / 32)], bit t % 32 of word t // 32: token t is allowed
     page_copies: tuple[Ints, ...]  # for each cache group [copies, 2]: pages (source, target) to copy before the step
     state_copies: Ints  # [copies, 2] state slots or snapshots (source, target) to copy before the step
     freed_pages: tuple[Ints, ...] = ()  # for each cache group [pages, 2]: (page, replacement), see above
@@ -100,16 +100,16 @@ class Batch:
         return self.positions[self.row_starts[1:] - 1] + np.int32(1)
 
     @property
-    def answer_starts(self) -> Ints:
-        """[rows + 1] offsets: row r has the answers answer_starts[r]…answer_starts[r + 1] - 1."""
+    def sample_starts(self) -> Ints:
+        """[rows + 1] offsets: row r has the samples sample_starts[r]…sample_starts[r + 1] - 1."""
         starts = np.zeros(len(self.wants) + 1, np.int32)
         ((self.wants != Want.NOTHING) + self.drafts).cumsum(out=starts[1:])
         return starts
 
     @property
-    def answer_tokens(self) -> Ints:
-        """[answers] for each answer, the index in `tokens` of the token before it, whose logits it needs."""
-        starts = self.answer_starts
+    def sample_tokens(self) -> Ints:
+        """[samples] for each sample, the index in `tokens` of the token before it, whose logits it needs."""
+        starts = self.sample_starts
         counts = np.diff(starts)
         first = self.row_starts[1:] - counts - starts[:-1]
         return np.repeat(first, counts) + np.arange(starts[-1], dtype=np.int32)

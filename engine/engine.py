@@ -159,7 +159,7 @@ class Engine:
         try:
             result = self._result(pending)
         except OutOfMemory as error:
-            return self._answers_without_memory(error)
+            return self._lose_step(error)
         computed = time.perf_counter()
         self._began = None
         with self._state:
@@ -216,12 +216,12 @@ class Engine:
         try:
             result = self._result(before)
         except OutOfMemory as earlier:
-            return self._answers_without_memory(earlier)
+            return self._lose_step(earlier)
         with self._state:
             deltas = self._commit(result)
         return deltas + self._without_memory(error)
 
-    def _answers_without_memory(self, error: OutOfMemory) -> list[Delta]:
+    def _lose_step(self, error: OutOfMemory) -> list[Delta]:
         """Handle a started step that ran out of memory. The step after it is lost too, because it reads tokens and
         pages of the first."""
         after = self._in_flight

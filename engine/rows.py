@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from .batch import AnswerSampling, Batch, Ints, Want
+from .batch import Batch, Ints, SampleSettings, Want
 
 if TYPE_CHECKING:
     from .history import TokenHistory
@@ -37,7 +37,7 @@ class Row:
     start: int
     end: int
     carry: int  # row of the previous step that draws this row's last token; -1: the host has all tokens
-    has_answer: bool  # whether the row returns a token or a hidden state, as its request wants
+    has_sample: bool  # whether the row returns a token or a hidden state, as its request wants
     drafts: tuple[int, ...] = ()  # the proposed tokens at positions end…, which the step verifies
     masks: tuple[NDArray[np.uint32], ...] = ()  # the allowed tokens of each token that the row draws; empty: all
 
@@ -47,9 +47,9 @@ class BatchBuilder:
     array."""
 
     def __init__(self) -> None:
-        self._answering: list[Sequence | None] = []  # the sequence of each row; None: the row returns nothing
+        self._sampled: list[Sequence | None] = []  # the sequence of each row; None: the row returns nothing
         self._draft_counts = NO_DRAFTS  # number of drafts of each row
-        self._answers = _Answers([], [])
+        self._samples = _Samples([], [])
         self._leases: list[Lease] = []  # the lease of each row
         self._changes: list[int] = []  # Lease.changes of each lease when its page table was built
         self._tables: tuple[Ints, ...] = ()  # for each cache group: the page table of these leases
@@ -65,18 +65,18 @@ class BatchBuilder:
         starts = np.array([row.start for row in rows], np.int32)
         ends = np.array([row.end for row in rows], np.int32)
         draft_counts = NO_DRAFTS
-        mask_answers = NO_INTS
+        mask_samples = NO_INTS
         masks = NO_MASKS
         special = [row for row in rows if row.drafts or row.masks]
         if special:
             draft_counts = [len(row.drafts) for row in rows]
-            mask_answers, masks = _masks(rows)
-        self._update_answers(rows, draft_counts)
+            mask_samples, masks = _masks(rows)
+        self._update_samples(rows, draft_counts)
         self._update_leases(rows)
-        answers = self._answers
+        samples = self._samples
         counts = ends - starts
         if draft_counts:
-            counts += answers.drafts
+            counts += samples.drafts
         row_starts = np.zeros(len(rows) + 1, np.int32)
         counts.cumsum(out=row_starts[1:])
         tokens = _tokens(rows)
@@ -87,27 +87,27 @@ class BatchBuilder:
             tokens=np.array(tokens, np.int32),
             positions=positions,
             row_starts=row_starts,
-            drafts=answers.drafts,
+            drafts=samples.drafts,
             page_tables=self._tables,
             states=self._states,
             adapters=self._adapters,
             adapter_scales=self._scales,
             carry=np.array([row.carry for row in rows], np.int32),
-            wants=answers.wants,
-            sampling=answers.sampling(ends, rows),
-            mask_answers=mask_answers,
+            wants=samples.wants,
+            sampling=samples.sampling(ends, rows),
+            mask_samples=mask_samples,
             masks=masks,
             page_copies=tuple(map(_pairs, page_copies)),
             state_copies=_pairs(state_copies),
             freed_pages=tuple(map(_pairs, freed_pages)),
         )
 
-    def _update_answers(self, rows: list[Row], draft_counts: list[int]) -> None:
-        answering = [row.sequence if row.has_answer else None for row in rows]
-        if answering != self._answering or draft_counts != self._draft_counts:
-            self._answering = answering
+    def _update_samples(self, rows: list[Row], draft_counts: list[int]) -> None:
+        sampled = [row.sequence if row.has_sample else None for row in rows]
+        if sampled != self._sampled or draft_counts != self._draft_counts:
+            self._sampled = sampled
             self._draft_counts = draft_counts
-            self._answers = _Answers(answering, draft_counts)
+            self._samples = _Samples(sampled, draft_counts)
 
     def _update_leases(self, rows: list[Row]) -> None:
         leases = [row.lease for row in rows]
@@ -141,7 +141,7 @@ def _page_table(leases: list[Lease], group: int, stale: Iterable[int], before: I
     return table
 
 
-class _Answer(NamedTuple):
+class _Sample(NamedTuple):
     """A token or a hidden state that a step returns. A row with drafts draws several tokens."""
 
     row: int
@@ -149,33 +149,33 @@ class _Answer(NamedTuple):
     offset: int  # number of the row's drafts before the drawn token
 
 
-class _Answers:
-    """Arrays with one element for each answer of a step. They stay valid while the same sequences have answers, with
+class _Samples:
+    """Arrays with one element for each sample of a step. They stay valid while the same sequences have samples, with
     the same draft counts."""
 
-    def __init__(self, answering: list[Sequence | None], draft_counts: list[int]) -> None:
-        """`answering`: the sequence of each row; None: the row returns nothing. `draft_counts`: the number of drafts of
+    def __init__(self, sampled: list[Sequence | None], draft_counts: list[int]) -> None:
+        """`sampled`: the sequence of each row; None: the row returns nothing. `draft_counts`: the number of drafts of
         each row; empty: no row has drafts."""
-        drafts = draft_counts or [0] * len(answering)
-        answers: list[_Answer] = []
-        for row, sequence in enumerate(answering):
+        drafts = draft_counts or [0] * len(sampled)
+        samples: list[_Sample] = []
+        for row, sequence in enumerate(sampled):
             if sequence is not None:
-                answers += [_Answer(row, sequence, offset) for offset in range(1 + drafts[row])]
-        self._histories: list[tuple[int, int, int, TokenHistory]] = []  # _Answer's index, row, offset, history
-        for index, (row, sequence, offset) in enumerate(answers):
+                samples += [_Sample(row, sequence, offset) for offset in range(1 + drafts[row])]
+        self._histories: list[tuple[int, int, int, TokenHistory]] = []  # _Sample's index, row, offset, history
+        for index, (row, sequence, offset) in enumerate(samples):
             if sequence.history is not None:
                 self._histories.append((index, row, offset, sequence.history))
-        self._rows = _column(answers, "row", np.intp)
-        self._offsets = _column(answers, "offset", np.int32)
-        self._one_each = self._rows.tolist() == list(range(len(answering)))
-        self._parameters = _parameters([answer.sequence.request.sampling for answer in answers])
+        self._rows = _column(samples, "row", np.intp)
+        self._offsets = _column(samples, "offset", np.int32)
+        self._one_each = self._rows.tolist() == list(range(len(sampled)))
+        self._parameters = _parameters([sample.sequence.request.sampling for sample in samples])
         self.drafts: Ints = np.array(drafts, np.int32)
-        self.wants = np.full(len(answering), Want.NOTHING, np.uint8)
-        wants_hidden = _column(answers, "sequence.request.wants_hidden", np.bool_)
+        self.wants = np.full(len(sampled), Want.NOTHING, np.uint8)
+        wants_hidden = _column(samples, "sequence.request.wants_hidden", np.bool_)
         self.wants[self._rows] = np.where(wants_hidden, Want.HIDDEN, Want.TOKEN)
 
-    def sampling(self, ends: Ints, rows: list[Row]) -> AnswerSampling:
-        """The sampling parameters of all answers. `ends` [rows]: position of each row's first drawn token."""
+    def sampling(self, ends: Ints, rows: list[Row]) -> SampleSettings:
+        """The sampling parameters of all samples. `ends` [rows]: position of each row's first drawn token."""
         draw = ends if self._one_each else ends[self._rows] + self._offsets
         if not self._histories:
             return replace(self._parameters, draw=draw)
@@ -188,7 +188,7 @@ class _Answers:
         return replace(
             self._parameters,
             draw=draw,
-            history_answers=np.repeat(indices, [table.shape[1] for table in tables]),
+            history_samples=np.repeat(indices, [table.shape[1] for table in tables]),
             history_tokens=table[0],
             history_prompt=table[1],
             history_output=table[2],
@@ -221,31 +221,31 @@ def _tokens(rows: list[Row]) -> list[int]:
 
 
 def _masks(rows: list[Row]) -> tuple[Ints, NDArray[np.uint32]]:
-    """(indices [masked answers], masks [masked answers, words]) of the drawn tokens that have a mask."""
+    """(indices [masked samples], masks [masked samples, words]) of the drawn tokens that have a mask."""
     masked: list[int] = []
     masks: list[NDArray[np.uint32]] = []
-    answers = 0
+    samples = 0
     for row in rows:
-        masked += range(answers, answers + len(row.masks))
+        masked += range(samples, samples + len(row.masks))
         masks += row.masks
-        answers += row.has_answer + len(row.drafts)
+        samples += row.has_sample + len(row.drafts)
     if not masked:
         return NO_INTS, NO_MASKS
     return np.array(masked, np.int32), np.stack(masks)
 
 
-def _parameters(settings: list[Sampling]) -> AnswerSampling:
+def _parameters(settings: list[Sampling]) -> SampleSettings:
     """The sampling parameters that do not change from step to step. `settings`: one for each drawn token."""
     temperature = _column(settings, "temperature", np.float64)
     temperature[temperature < MIN_TEMPERATURE] = 0.0
     top_p = _column(settings, "top_p", np.float64)
     logprobs = [-1 if sampling.logprobs is None else sampling.logprobs for sampling in settings]
-    bias_answers: list[int] = []
+    bias_samples: list[int] = []
     biases: list[tuple[int, float]] = []
-    for answer, sampling in enumerate(settings):
-        bias_answers += [answer] * len(sampling.logit_bias)
+    for sample, sampling in enumerate(settings):
+        bias_samples += [sample] * len(sampling.logit_bias)
         biases += sampling.logit_bias
-    return AnswerSampling(
+    return SampleSettings(
         temperature=temperature.astype(np.float32),
         top_k=_column(settings, "top_k", np.int32),
         top_p=np.maximum(top_p, MIN_TOP_P).astype(np.float32),
@@ -256,10 +256,10 @@ def _parameters(settings: list[Sampling]) -> AnswerSampling:
         seed=_column(settings, "seed", np.uint64),
         draw=NO_INTS,
         logprobs=np.array(logprobs, np.int32),
-        bias_answers=np.array(bias_answers, np.int32),
+        bias_samples=np.array(bias_samples, np.int32),
         bias_tokens=np.array([token for token, _ in biases], np.int32),
         bias_values=np.array([value for _, value in biases], np.float32),
-        history_answers=NO_INTS,
+        history_samples=NO_INTS,
         history_tokens=NO_INTS,
         history_prompt=NO_INTS,
         history_output=NO_INTS,

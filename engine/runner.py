@@ -84,13 +84,13 @@ class RunnerSpec:
 class StepResult:
     """The results of one step. Row r of the batch has the results row_starts[r]…row_starts[r + 1] - 1.
 
-    A row has one result for each of its answers (see Batch), up to the answer that rejects a draft. The answers after
+    A row has one result for each of its samples (see Batch), up to the sample that rejects a draft. The samples after
     it have no results.
     """
 
     tokens: NDArray[np.int32]  # [results]; undefined for Want.HIDDEN
-    row_starts: NDArray[np.int32]  # [rows + 1]; equals Batch.answer_starts if no draft is rejected
-    logprobs: NDArray[np.float32] | None = None  # [results], of the tokens; None: no answer lists log-probabilities
+    row_starts: NDArray[np.int32]  # [rows + 1]; equals Batch.sample_starts if no draft is rejected
+    logprobs: NDArray[np.float32] | None = None  # [results], of the tokens; None: no sample lists log-probabilities
     top_tokens: NDArray[np.int32] | None = None  # [results, k], likeliest first; k: the largest number in the batch
     top_logprobs: NDArray[np.float32] | None = None  # [results, k], of the tokens in top_tokens
     hidden: NDArray[np.float32] | None = None  # [results, hidden]; None: no row wants hidden states

@@ -1,6 +1,6 @@
 """Sampling in numpy: the reference for the sampler of every backend.
 
-A backend must do the same steps in the same order, answer by answer, in float32 or better. If two candidates are
+A backend must do the same steps in the same order, sample by sample, in float32 or better. If two candidates are
 closer than its rounding error, it may choose either. `candidates` does steps 1–7, `draw` does step 8:
 
     1 logit_bias          x[t] += bias
@@ -21,7 +21,7 @@ chunking and any backend. All integers are unsigned 32-bit and wrap:
     mix(h):  h ^= h >> 16;  h *= 0x85EBCA6B;  h ^= h >> 13;  h *= 0xC2B2AE35;  h ^= h >> 16     (murmur3 fmix32)
     k = mix(low 32 bits of seed + 0x9E3779B9)
     k = mix((k ^ high 32 bits of seed) + 0x9E3779B9)
-    k = mix((k ^ draw position) + 0x9E3779B9)                                                    (one per answer)
+    k = mix((k ^ draw position) + 0x9E3779B9)                                                    (one per sample)
     h = mix((k ^ token id) + 0x9E3779B9)                                                         (one per token)
     u = ((h >> 8) | 1) / 2**24      24 bits, odd: exact in float32, never 0 and never 1
     g = -ln(-ln(u))
@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .batch import AnswerSampling, Batch, Ints, Want
+from .batch import Batch, Ints, SampleSettings, Want
 from .grammar import unpack_mask
 from .runner import StepResult
 
@@ -82,62 +82,62 @@ def log_softmax(logits: Floats) -> Floats:
 
 
 def candidates(
-    logits: NDArray[np.float32], sampling: AnswerSampling, answer: int, mask: NDArray[np.bool_] | None
+    logits: NDArray[np.float32], sampling: SampleSettings, index: int, mask: NDArray[np.bool_] | None
 ) -> Floats:
-    """[vocab] float64 scores of the tokens for `answer`; -inf: excluded. `mask` is [vocab] bool of the allowed tokens.
+    """[vocab] float64 scores of the tokens for `index`; -inf: excluded. `mask` is [vocab] bool of the allowed tokens.
 
     Raises ValueError if the mask allows no token.
     """
     x = logits.astype(np.float64)
-    biases = _of_answer(answer, sampling.bias_answers, sampling.bias_tokens, sampling.bias_values)
+    biases = _of_sample(index, sampling.bias_samples, sampling.bias_tokens, sampling.bias_values)
     for token, value in zip(*biases, strict=True):
         x[token] += value
-    _penalise(x, sampling, answer)
+    _penalise(x, sampling, index)
     if mask is not None:
         if not mask.any():
-            raise ValueError(f"the mask of answer {answer} allows no token at all")
+            raise ValueError(f"the mask of sample {index} allows no token at all")
         x[~mask] = -np.inf
-    if sampling.temperature[answer] == 0.0:
+    if sampling.temperature[index] == 0.0:
         return x
-    x /= float(sampling.temperature[answer])
-    if 0 < sampling.top_k[answer] < len(x):
-        x[x < np.sort(x)[-sampling.top_k[answer]]] = -np.inf
-    if sampling.top_p[answer] < 1.0:
+    x /= float(sampling.temperature[index])
+    if 0 < sampling.top_k[index] < len(x):
+        x[x < np.sort(x)[-sampling.top_k[index]]] = -np.inf
+    if sampling.top_p[index] < 1.0:
         values, groups = np.unique(-x, return_inverse=True)  # descending x; equal values form one group
         mass = np.bincount(groups, weights=np.exp(log_softmax(x)), minlength=len(values))
         larger = np.concatenate(([0.0], np.cumsum(mass)[:-1]))
-        x[larger[groups] >= float(sampling.top_p[answer])] = -np.inf
-    if sampling.min_p[answer] > 0.0:
-        x[x < x.max() + np.log(float(sampling.min_p[answer]))] = -np.inf
+        x[larger[groups] >= float(sampling.top_p[index])] = -np.inf
+    if sampling.min_p[index] > 0.0:
+        x[x < x.max() + np.log(float(sampling.min_p[index]))] = -np.inf
     return x
 
 
-def _penalise(x: Floats, sampling: AnswerSampling, answer: int) -> None:
-    tokens, in_prompt, in_output = _of_answer(
-        answer, sampling.history_answers, sampling.history_tokens, sampling.history_prompt, sampling.history_output
+def _penalise(x: Floats, sampling: SampleSettings, index: int) -> None:
+    tokens, in_prompt, in_output = _of_sample(
+        index, sampling.history_samples, sampling.history_tokens, sampling.history_prompt, sampling.history_output
     )
-    penalty = float(sampling.repetition_penalty[answer])
+    penalty = float(sampling.repetition_penalty[index])
     used = tokens[(in_prompt > 0) | (in_output > 0)]
     x[used] = np.where(x[used] > 0, x[used] / penalty, x[used] * penalty)
-    x[tokens] -= float(sampling.frequency_penalty[answer]) * in_output
-    x[tokens] -= float(sampling.presence_penalty[answer]) * (in_output > 0)
+    x[tokens] -= float(sampling.frequency_penalty[index]) * in_output
+    x[tokens] -= float(sampling.presence_penalty[index]) * (in_output > 0)
 
 
-def draw(x: Floats, sampling: AnswerSampling, answer: int) -> int:
-    """The token that `answer` draws from its candidates."""
-    if sampling.temperature[answer] == 0.0:
+def draw(x: Floats, sampling: SampleSettings, index: int) -> int:
+    """The token that `index` draws from its candidates."""
+    if sampling.temperature[index] == 0.0:
         return int(x.argmax())
-    return int((x + gumbel(int(sampling.seed[answer]), int(sampling.draw[answer]), len(x))).argmax())
+    return int((x + gumbel(int(sampling.seed[index]), int(sampling.draw[index]), len(x))).argmax())
 
 
 def sample(logits: NDArray[np.float32], batch: Batch) -> StepResult:
-    """The result that a runner must give for `batch` when the logits of its answers are `logits` [answers, vocab]."""
+    """The result that a runner must give for `batch` when the logits of its samples are `logits` [samples, vocab]."""
     sampling = batch.sampling
-    masks = dict(zip(batch.mask_answers.tolist(), unpack_mask(batch.masks, logits.shape[1]), strict=True))
-    wants = np.repeat(batch.wants, np.diff(batch.answer_starts))
+    masks = dict(zip(batch.mask_samples.tolist(), unpack_mask(batch.masks, logits.shape[1]), strict=True))
+    wants = np.repeat(batch.wants, np.diff(batch.sample_starts))
     drawn = np.zeros(len(logits), np.int32)
-    for answer in np.flatnonzero(wants == Want.TOKEN).tolist():
-        drawn[answer] = draw(candidates(logits[answer], sampling, answer, masks.get(answer)), sampling, answer)
+    for index in np.flatnonzero(wants == Want.TOKEN).tolist():
+        drawn[index] = draw(candidates(logits[index], sampling, index, masks.get(index)), sampling, index)
     returned, row_starts = verify(batch, drawn)
     tokens = drawn[returned]
     listed = int(sampling.logprobs.max(initial=-1))
@@ -155,12 +155,12 @@ def sample(logits: NDArray[np.float32], batch: Batch) -> StepResult:
 
 
 def verify(batch: Batch, drawn: Ints) -> tuple[NDArray[np.bool_], Ints]:
-    """Compare the drawn tokens [answers] with the drafts. Returns (whether each answer has a result [answers] bool,
+    """Compare the drawn tokens [samples] with the drafts. Returns (whether each sample has a result [samples] bool,
     StepResult.row_starts [rows + 1]).
 
     A row returns its tokens up to and including the first that differs from the draft at its position.
     """
-    starts = batch.answer_starts
+    starts = batch.sample_starts
     returned = np.ones(len(drawn), np.bool_)
     for row in np.flatnonzero(batch.drafts).tolist():
         last = batch.row_starts[row + 1]
@@ -172,6 +172,6 @@ def verify(batch: Batch, drawn: Ints) -> tuple[NDArray[np.bool_], Ints]:
     return returned, row_starts
 
 
-def _of_answer(answer: int, answers: Ints, *columns: NDArray[Any]) -> list[NDArray[Any]]:
-    chosen = answers == answer
+def _of_sample(index: int, samples: Ints, *columns: NDArray[Any]) -> list[NDArray[Any]]:
+    chosen = samples == index
     return [column[chosen] for column in columns]

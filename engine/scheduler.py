@@ -340,7 +340,7 @@ class Scheduler:
         """Record that the step is launched. From now on later steps may read the positions that it writes."""
         for index, row in enumerate(rows):
             sequence = row.sequence
-            if row.has_answer:
+            if row.has_sample:
                 sequence.unknown += 1
                 sequence.last_row = index
                 sequence.drafting = bool(row.drafts)
@@ -357,7 +357,7 @@ class Scheduler:
         step = self._launched.popleft()
         self._release_adapters(step)
         for row, start, end in zip(step.rows, starts[:-1], starts[1:], strict=True):
-            if not row.has_answer or row.sequence.finish is not None:
+            if not row.has_sample or row.sequence.finish is not None:
                 continue
             if row.sequence.request.wants_hidden:
                 deltas.append(self._finish_with_hidden(row.sequence, start, result))
@@ -378,8 +378,8 @@ class Scheduler:
                 self._end_early(row.sequence, "no_memory", error)
         self._cache.evict_all()  # pages that these steps should have written are in the prefix tree already
 
-    def _append_tokens(self, row: Row, tokens: list[int], answer: int, result: StepResult) -> Delta:
-        """Append the drawn tokens of a row to its sequence, up to the end of the request. `answer`: index of the row's
+    def _append_tokens(self, row: Row, tokens: list[int], first: int, result: StepResult) -> Delta:
+        """Append the drawn tokens of a row to its sequence, up to the end of the request. `first`: index of the row's
         first result in `result`."""
         sequence = row.sequence
         request = sequence.request
@@ -404,16 +404,16 @@ class Scheduler:
                 self._remove(sequence, finish)
                 break
         listed = request.sampling.logprobs
-        logprobs = () if listed is None else _logprobs(result, answer, tokens, listed)
+        logprobs = () if listed is None else _logprobs(result, first, tokens, listed)
         return Delta(request.id, tuple(tokens), logprobs, finish, sequence.cached, error)
 
-    def _finish_with_hidden(self, sequence: Sequence, answer: int, result: StepResult) -> Delta:
-        """End a sequence with its hidden state, which has the index `answer` in `result`."""
+    def _finish_with_hidden(self, sequence: Sequence, index: int, result: StepResult) -> Delta:
+        """End a sequence with its hidden state, which has the index `index` in `result`."""
         if result.hidden is None:
             raise EngineError("the backend returned no hidden states, although a request wants one")
         sequence.unknown -= 1
         self._remove(sequence, "stop")
-        hidden = result.hidden[answer].copy()  # the delta must not keep the array of the whole step
+        hidden = result.hidden[index].copy()  # the delta must not keep the array of the whole step
         return Delta(sequence.request.id, (), (), "stop", sequence.cached, hidden=hidden)
 
     def _accept_drafts(self, row: Row, tokens: list[int]) -> None:
@@ -480,13 +480,13 @@ def _follow(grammar: Grammar, token: int) -> tuple[Finish | None, str]:
     return ("stop" if finished else None), ""
 
 
-def _logprobs(result: StepResult, answer: int, tokens: list[int], count: int) -> tuple[TokenLogprobs, ...]:
-    """The log-probabilities of `tokens`, whose results begin at index `answer`, with the `count` likeliest tokens of
+def _logprobs(result: StepResult, first: int, tokens: list[int], count: int) -> tuple[TokenLogprobs, ...]:
+    """The log-probabilities of `tokens`, whose results begin at index `first`, with the `count` likeliest tokens of
     each."""
     if result.logprobs is None or result.top_tokens is None or result.top_logprobs is None:
         raise EngineError("the backend returned no log-probabilities, although a request lists them")
     listed: list[TokenLogprobs] = []
-    for index, token in enumerate(tokens, answer):
+    for index, token in enumerate(tokens, first):
         top = zip(result.top_tokens[index, :count].tolist(), result.top_logprobs[index, :count].tolist(), strict=True)
         listed.append(TokenLogprobs(token, float(result.logprobs[index]), tuple(top)))
     return tuple(listed)

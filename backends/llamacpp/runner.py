@@ -19,7 +19,7 @@ from .library import failed, library
 from .sampler import Draws, Samplers
 
 Floats = NDArray[np.float32]
-# Logits [answers, vocab] and hidden states [answers, hidden]. The rows of answers of the other kind are undefined.
+# Logits [samples, vocab] and hidden states [samples, hidden]. The rows of samples of the other kind are undefined.
 Outputs = tuple[Floats, Floats | None]
 
 NO_CELLS = 1  # results of llama_decode
@@ -175,9 +175,9 @@ class LlamaRunner:
         """The outputs of a batch with adapters or hidden states, which need several calls of llama.cpp. `places`: the
         sequence of each token [tokens]. `last`: the wish of each row at its last token [tokens]."""
         rows = np.repeat(np.arange(batch.num_rows), np.diff(batch.row_starts))
-        answers = batch.answer_starts
-        logits = _zeros(answers[-1], self._spec.vocab_size)
-        hidden = _zeros(answers[-1], self._hidden_size) if Want.HIDDEN in batch.wants else None
+        samples = batch.sample_starts
+        logits = _zeros(samples[-1], self._spec.vocab_size)
+        hidden = _zeros(samples[-1], self._hidden_size) if Want.HIDDEN in batch.wants else None
         groups = _groups(batch)
         for slot, scale in sorted(groups, key=lambda pair: pair != self._selected):  # a change takes llama.cpp long
             members = groups[slot, scale]
@@ -191,7 +191,7 @@ class LlamaRunner:
                 outputs = last[chosen] == want
                 call = self._place(batch.positions[chosen], places[chosen], outputs, hidden=want == Want.HIDDEN)
                 self._decode(call, tokens[chosen])
-                target[answers[rows[chosen[outputs]]]] = self._outputs(call)
+                target[samples[rows[chosen[outputs]]]] = self._outputs(call)
         return logits, hidden
 
     def _place(self, positions: Ints, places: Ints, outputs: NDArray[np.bool_], *, hidden: bool = False) -> _Call:
@@ -223,9 +223,9 @@ class LlamaRunner:
             return _zeros(0, width)
         values = self._c.llama_get_embeddings if call.hidden else self._c.llama_get_logits
         computed = np.ctypeslib.as_array(values(self._context), (count, width))
-        answers = call.order[call.outputs]
-        in_place = bool((answers[:-1] < answers[1:]).all())
-        return computed if in_place else computed[np.argsort(answers)]
+        samples = call.order[call.outputs]
+        in_place = bool((samples[:-1] < samples[1:]).all())
+        return computed if in_place else computed[np.argsort(samples)]
 
     def _finish(self) -> None:
         """Wait for the step that the device computes."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.batch import AnswerSampling, Batch, Ints, Want
+from ...engine.batch import Batch, Ints, SampleSettings, Want
 from ...engine.grammar import unpack_mask
 from ...engine.runner import StepResult
 from ...engine.sampling import GOLDEN, draw_key
@@ -23,7 +23,7 @@ SPARE_MASS = 1e-4  # of all tokens; more than the rounding errors of sums in flo
 FEW_TOKENS = 512  # with more tokens, their random bits tell which of them can have the best score
 MAX_THREADS = 4  # with more threads, the interpreter lock limits the speed
 THREAD_WORK = 2**20  # logits that a thread reads; with less work, starting the thread takes longer
-PASSES = 8  # times that a random answer reads its logits; a greedy answer reads them once
+PASSES = 8  # times that a random sample reads its logits; a greedy sample reads them once
 BLOCKS = 16  # number of blocks of a row for each of its largest logits
 
 
@@ -34,13 +34,13 @@ class Samplers:
         self._count = min(threads, MAX_THREADS)
         self._pool = ThreadPoolExecutor(self._count - 1, "sampler") if self._count > 1 else None
 
-    def share(self, function: Callable[[list[int]], None], answers: list[int], work: int) -> None:
-        """Call the function with all answers, divided over threads. `work`: the number of logits that it reads."""
-        count = min(self._count, len(answers), work // THREAD_WORK)
+    def share(self, function: Callable[[list[int]], None], samples: list[int], work: int) -> None:
+        """Call the function with all samples, divided over threads. `work`: the number of logits that it reads."""
+        count = min(self._count, len(samples), work // THREAD_WORK)
         if self._pool is None or count < 2:
-            function(answers)
+            function(samples)
             return
-        first, *others = (answers[start::count] for start in range(count))
+        first, *others = (samples[start::count] for start in range(count))
         tasks = [self._pool.submit(function, share) for share in others]
         function(first)
         for task in tasks:
@@ -52,32 +52,32 @@ class Samplers:
 
 
 class Draws:
-    """The answers of one step, without their logits."""
+    """The samples of one step, without their logits."""
 
     def __init__(self, batch: Batch, vocab: int, samplers: Samplers) -> None:
         sampling = batch.sampling
         wants = batch.wants[batch.wants != Want.NOTHING]
-        self._answers = len(wants)
-        self._starts = batch.answer_starts
+        self._samples = len(wants)
+        self._starts = batch.sample_starts
         self._sampling = sampling
         self._drawing: list[int] = np.flatnonzero(wants == Want.TOKEN).tolist()
         self._listed = {index: count for index, count in enumerate(sampling.logprobs.tolist()) if count >= 0}
-        self._adjusted = {*sampling.bias_answers.tolist(), *sampling.history_answers.tolist()}
+        self._adjusted = {*sampling.bias_samples.tolist(), *sampling.history_samples.tolist()}
         self._greedy = (sampling.temperature == 0).tolist()
         self._masks = _Masks(batch, vocab)
         self._vocab = vocab
         self._samplers = samplers
 
     def sample(self, logits: Logits, hidden: NDArray[np.float32] | None) -> StepResult:
-        """The result of the step. `logits`: [answers, vocab], which are not changed; rows of hidden states are ignored.
-        `hidden`: [answers, hidden], or None."""
-        tokens = np.zeros(self._answers, np.int32)
+        """The result of the step. `logits`: [samples, vocab], which are not changed; rows of hidden states are ignored.
+        `hidden`: [samples, hidden], or None."""
+        tokens = np.zeros(self._samples, np.int32)
 
-        def draw(answers: list[int]) -> None:
-            for answer in answers:
-                tokens[answer] = self._draw(logits[answer], answer)
+        def draw(samples: list[int]) -> None:
+            for sample in samples:
+                tokens[sample] = self._draw(logits[sample], sample)
 
-        random = sum(not self._greedy[answer] for answer in self._drawing)
+        random = sum(not self._greedy[sample] for sample in self._drawing)
         passes = len(self._drawing) + (PASSES - 1) * random
         self._samplers.share(draw, self._drawing, passes * self._vocab)
         if not self._listed:
@@ -86,59 +86,59 @@ class Draws:
         self._samplers.share(likeliest.list, list(self._listed), PASSES * len(self._listed) * self._vocab)
         return StepResult(tokens, self._starts, likeliest.chosen, likeliest.tokens, likeliest.logprobs, hidden)
 
-    def _draw(self, row: Logits, answer: int) -> int:
-        if answer in self._adjusted:
-            row = _adjust(row, self._sampling, answer)
-        row = self._masks.apply(row, answer)
-        if self._greedy[answer]:
+    def _draw(self, row: Logits, sample: int) -> int:
+        if sample in self._adjusted:
+            row = _adjust(row, self._sampling, sample)
+        row = self._masks.apply(row, sample)
+        if self._greedy[sample]:
             return int(row.argmax())
-        return _draw(row, self._sampling, answer)
+        return _draw(row, self._sampling, sample)
 
 
 class _Masks:
-    """The allowed tokens of the answers that have a mask."""
+    """The allowed tokens of the samples that have a mask."""
 
     def __init__(self, batch: Batch, vocab: int) -> None:
-        self._index = {answer: index for index, answer in enumerate(batch.mask_answers.tolist())}
+        self._index = {sample: index for index, sample in enumerate(batch.mask_samples.tolist())}
         self._masks = batch.masks
         self._vocab = vocab
 
-    def apply(self, x: Logits, answer: int) -> Logits:
-        """The logits `x` [vocab] of an answer; -inf for the tokens that its mask excludes."""
-        index = self._index.get(answer)
+    def apply(self, x: Logits, sample: int) -> Logits:
+        """The logits `x` [vocab] of a sample; -inf for the tokens that its mask excludes."""
+        index = self._index.get(sample)
         if index is None:
             return x
         allowed = unpack_mask(self._masks[index : index + 1], self._vocab)[0]
         return np.where(allowed, x, np.float32(-np.inf))
 
 
-def _adjust(row: Logits, sampling: AnswerSampling, answer: int) -> Logits:
-    """A copy of the logits [vocab] with the biases and penalties of an answer."""
+def _adjust(row: Logits, sampling: SampleSettings, sample: int) -> Logits:
+    """A copy of the logits [vocab] with the biases and penalties of a sample."""
     x = row.copy()
-    biases = sampling.bias_answers == answer
+    biases = sampling.bias_samples == sample
     np.add.at(x, sampling.bias_tokens[biases], sampling.bias_values[biases])
-    history = sampling.history_answers == answer
+    history = sampling.history_samples == sample
     tokens = sampling.history_tokens[history]
     in_output = sampling.history_output[history]
-    penalty = sampling.repetition_penalty[answer]
+    penalty = sampling.repetition_penalty[sample]
     values = x[tokens]
     values = np.where(values > 0, values / penalty, values * penalty)
-    values -= sampling.frequency_penalty[answer] * in_output + sampling.presence_penalty[answer] * (in_output > 0)
+    values -= sampling.frequency_penalty[sample] * in_output + sampling.presence_penalty[sample] * (in_output > 0)
     x[tokens] = values
     return x
 
 
-def _draw(row: Logits, sampling: AnswerSampling, answer: int) -> int:
-    """The token that a random answer draws from the logits [vocab].
+def _draw(row: Logits, sampling: SampleSettings, sample: int) -> int:
+    """The token that a random sample draws from the logits [vocab].
 
     Each filter keeps the tokens from some logit on, so it suffices to test the token with the best score. If the test
     of top_p fails, the next token is the best one among those with larger logits.
     """
-    temperature = float(sampling.temperature[answer])
-    top_k = int(sampling.top_k[answer])
-    top_p = float(sampling.top_p[answer])
-    min_p = float(sampling.min_p[answer])
-    key = draw_key(int(sampling.seed[answer]), int(sampling.draw[answer]))
+    temperature = float(sampling.temperature[sample])
+    top_k = int(sampling.top_k[sample])
+    top_p = float(sampling.top_p[sample])
+    min_p = float(sampling.min_p[sample])
+    key = draw_key(int(sampling.seed[sample]), int(sampling.draw[sample]))
     tokens = _largest(row, top_k) if 0 < top_k < len(row) else None
     draw = _Draw(row, tokens, temperature, key)
     if min_p > 0:
@@ -248,7 +248,7 @@ def _bits(key: NDArray[np.uint32], tokens: Ids) -> NDArray[np.uint32]:
 
 
 class _Likeliest:
-    """Log-probabilities of the raw logits: of the drawn tokens, and of the `count` likeliest tokens of each answer."""
+    """Log-probabilities of the raw logits: of the drawn tokens, and of the `count` likeliest tokens of each sample."""
 
     def __init__(self, logits: Logits, drawn: Ints, count: int) -> None:
         self._logits = logits
@@ -258,15 +258,15 @@ class _Likeliest:
         self.tokens = np.zeros((len(drawn), count), np.int32)
         self.logprobs = np.zeros((len(drawn), count), np.float32)
 
-    def list(self, answers: list[int]) -> None:
-        """Compute the log-probabilities of these answers, of the fields `chosen`, `tokens` and `logprobs`."""
-        for answer in answers:
-            row = self._logits[answer]
+    def list(self, samples: list[int]) -> None:
+        """Compute the log-probabilities of these samples, of the fields `chosen`, `tokens` and `logprobs`."""
+        for sample in samples:
+            row = self._logits[sample]
             largest = float(row.max())
             shift = largest + math.log(_masses(row, largest, 1.0).sum())
-            self.chosen[answer] = row[self._drawn[answer]] - shift
+            self.chosen[sample] = row[self._drawn[sample]] - shift
             if self._count:
                 ids = _largest(row, self._count)
                 ids = ids[np.argsort(-row[ids], kind="stable")][: self._count]
-                self.tokens[answer] = ids
-                self.logprobs[answer] = row[ids] - shift
+                self.tokens[sample] = ids
+                self.logprobs[sample] = row[ids] - shift

@@ -30,8 +30,8 @@ IDLE = 5.0  # seconds
 class _Last(NamedTuple):
     """The tokens that the last step drew, as lazy arrays."""
 
-    tokens: mx.array  # [answers]
-    starts: Ints  # [rows + 1], index of each row's first answer
+    tokens: mx.array  # [samples]
+    starts: Ints  # [rows + 1], index of each row's first sample
 
 
 class _Output(NamedTuple):
@@ -55,7 +55,7 @@ class MlxPending:
         on_end: Callable[[], None],
         on_out_of_memory: Callable[[], None],  # raises RunnerFailed if no step may follow
     ) -> None:
-        self._row_starts = batch.answer_starts
+        self._row_starts = batch.sample_starts
         self._drawn = drawn
         self._hidden = hidden
         self._on_end = on_end
@@ -187,24 +187,24 @@ class MlxRunner:
             self._caches.make(make)
         self._caches.keep(self._planner.groups)
         outputs += [self._compute(call, batch, tokens) for call in plan.calls]
-        return self._answer(batch, plan, outputs)
+        return self._sample(batch, plan, outputs)
 
-    def _answer(self, batch: Batch, plan: Plan, outputs: list[_Output]) -> MlxPending:
+    def _sample(self, batch: Batch, plan: Plan, outputs: list[_Output]) -> MlxPending:
         """Sample tokens from the outputs, and start the computation of the step."""
-        answer_rows: list[int] = np.flatnonzero(batch.wants != Want.NOTHING).tolist()
-        answering = [output for output in outputs if not set(answer_rows).isdisjoint(output.rows)]
-        silent = [self._caches.groups[call.group] for call in plan.calls if set(answer_rows).isdisjoint(call.rows)]
+        sample_rows: list[int] = np.flatnonzero(batch.wants != Want.NOTHING).tolist()
+        sampled = [output for output in outputs if not set(sample_rows).isdisjoint(output.rows)]
+        silent = [self._caches.groups[call.group] for call in plan.calls if set(sample_rows).isdisjoint(call.rows)]
         waited = [array for group in silent for array in group.arrays]
         drawn = None
         hidden = None
-        if answer_rows:
-            drawn = sample(_ordered([output.logits for output in answering], answering, answer_rows), batch)
+        if sample_rows:
+            drawn = sample(_ordered([output.logits for output in sampled], sampled, sample_rows), batch)
             waited += drawn.arrays
         if (batch.wants == Want.HIDDEN).any():
-            hidden = _ordered([output.hidden for output in answering], answering, answer_rows).astype(mx.float32)
+            hidden = _ordered([output.hidden for output in sampled], sampled, sample_rows).astype(mx.float32)
             waited.append(hidden)
         mx.async_eval(waited)
-        self._last = None if drawn is None else _Last(drawn.tokens, batch.answer_starts)
+        self._last = None if drawn is None else _Last(drawn.tokens, batch.sample_starts)
         pending = MlxPending(batch, drawn, hidden, self._idle_timer.restart, self._lose_steps)
         self._last_pending = ref(pending)
         return pending
@@ -310,13 +310,13 @@ class MlxRunner:
         mx.clear_cache()
 
 
-def _ordered(arrays: list[mx.array], outputs: list[_Output], answer_rows: Sequence[int]) -> mx.array:
-    """The values [answers, …] in the batch's order. `arrays` has one array [rows, …] for each output."""
+def _ordered(arrays: list[mx.array], outputs: list[_Output], sample_rows: Sequence[int]) -> mx.array:
+    """The values [samples, …] in the batch's order. `arrays` has one array [rows, …] for each output."""
     positions = {row: position for position, row in enumerate(chain.from_iterable(x.rows for x in outputs))}
-    if not positions.keys() >= set(answer_rows):
-        raise RunnerFailed("a row without pages wants an answer: this is a bug in the engine")
+    if not positions.keys() >= set(sample_rows):
+        raise RunnerFailed("a row without pages wants a sample: this is a bug in the engine")
     joined = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays)
-    return _gathered(joined, np.array([positions[row] for row in answer_rows]))
+    return _gathered(joined, np.array([positions[row] for row in sample_rows]))
 
 
 def _gathered(array: mx.array, indices: NDArray[Any]) -> mx.array:

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ...engine.batch import AnswerSampling, Batch
+from ...engine.batch import Batch, SampleSettings
 
 GOLDEN = 0x9E3779B9
 EXCLUDED = float("-inf")
@@ -16,12 +16,12 @@ EXCLUDED = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One token for each answer (see Batch), and log-probabilities if a row asks for them."""
+    """One token for each sample (see Batch), and log-probabilities if a row asks for them."""
 
-    tokens: mx.array  # [answers] uint32
-    chosen: mx.array | None = None  # [answers] float32
-    top_tokens: mx.array | None = None  # [answers, k] int32, likeliest first
-    top: mx.array | None = None  # [answers, k] float32
+    tokens: mx.array  # [samples] uint32
+    chosen: mx.array | None = None  # [samples] float32
+    top_tokens: mx.array | None = None  # [samples, k] int32, likeliest first
+    top: mx.array | None = None  # [samples, k] float32
 
     @property
     def logprobs(self) -> tuple[mx.array | None, ...]:
@@ -34,11 +34,11 @@ class Drawn:
 
 
 def sample(logits: mx.array, batch: Batch) -> Drawn:
-    """Draw one token for each answer of the batch. `logits`: [answers, vocab], of any float dtype."""
+    """Draw one token for each sample of the batch. `logits`: [samples, vocab], of any float dtype."""
     sampling = batch.sampling
     greedy = not (sampling.temperature > 0).any()
     num_listed = int(sampling.logprobs.max(initial=-1))
-    adjustments = len(sampling.bias_answers) + len(sampling.history_answers) + len(batch.mask_answers)
+    adjustments = len(sampling.bias_samples) + len(sampling.history_samples) + len(batch.mask_samples)
     if greedy and not adjustments and num_listed < 0:
         return Drawn(mx.argmax(logits, axis=-1))
     logits = logits.astype(mx.float32)
@@ -55,34 +55,34 @@ def _adjusted(logits: mx.array, batch: Batch) -> mx.array:
     """A copy of the logits after logit_bias, penalties and the masks of allowed tokens."""
     sampling = batch.sampling
     x = mx.array(logits)
-    if len(sampling.bias_answers):
-        indices = mx.array(sampling.bias_answers), mx.array(sampling.bias_tokens)
+    if len(sampling.bias_samples):
+        indices = mx.array(sampling.bias_samples), mx.array(sampling.bias_tokens)
         x = x.at[indices].add(mx.array(sampling.bias_values))
-    if len(sampling.history_answers):
+    if len(sampling.history_samples):
         x = _penalised(x, sampling)
-    if len(batch.mask_answers):
-        answers = mx.array(batch.mask_answers)
+    if len(batch.mask_samples):
+        samples = mx.array(batch.mask_samples)
         bits = (mx.array(batch.masks)[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
-        allowed = bits.reshape(len(answers), -1)[:, : x.shape[1]] == 1
-        x[answers] = mx.where(allowed, x[answers], EXCLUDED)
+        allowed = bits.reshape(len(samples), -1)[:, : x.shape[1]] == 1
+        x[samples] = mx.where(allowed, x[samples], EXCLUDED)
     return x
 
 
-def _penalised(x: mx.array, sampling: AnswerSampling) -> mx.array:
-    answers = mx.array(sampling.history_answers)
+def _penalised(x: mx.array, sampling: SampleSettings) -> mx.array:
+    samples = mx.array(sampling.history_samples)
     tokens = mx.array(sampling.history_tokens)
     in_output = mx.array(sampling.history_output)
     repeated = (mx.array(sampling.history_prompt) > 0) | (in_output > 0)
-    repetition = mx.array(sampling.repetition_penalty)[answers]
-    presence = mx.array(sampling.presence_penalty)[answers]
-    frequency = mx.array(sampling.frequency_penalty)[answers]
-    values = x[answers, tokens]
+    repetition = mx.array(sampling.repetition_penalty)[samples]
+    presence = mx.array(sampling.presence_penalty)[samples]
+    frequency = mx.array(sampling.frequency_penalty)[samples]
+    values = x[samples, tokens]
     values = mx.where(repeated, mx.where(values > 0, values / repetition, values * repetition), values)
-    x[answers, tokens] = values - frequency * in_output - presence * (in_output > 0)
+    x[samples, tokens] = values - frequency * in_output - presence * (in_output > 0)
     return x
 
 
-def _draw(x: mx.array, sampling: AnswerSampling) -> mx.array:
+def _draw(x: mx.array, sampling: SampleSettings) -> mx.array:
     random = sampling.temperature > 0
     x = x / mx.array(np.where(random, sampling.temperature, np.float32(1)))[:, None]
     top_k = np.where(random, sampling.top_k, 0)
@@ -118,7 +118,7 @@ def _filtered(x: mx.array, top_k: NDArray[np.int32], top_p: NDArray[np.float32])
 
 
 def gumbel(seeds: NDArray[np.uint64], positions: NDArray[np.int32], vocab: int) -> mx.array:
-    """[answers, vocab] float32: the noise that engine/sampling.py defines."""
+    """[samples, vocab] float32: the noise that engine/sampling.py defines."""
     key = mx.zeros(len(seeds), mx.uint32)
     for word in (seeds & np.uint64(0xFFFFFFFF), seeds >> np.uint64(32), positions):
         key = _mix((key ^ mx.array(word.astype(np.uint32))) + mx.array(GOLDEN, mx.uint32))
@@ -136,7 +136,7 @@ def _mix(h: mx.array) -> mx.array:
 
 
 def _likeliest(logprobs: mx.array, count: int) -> tuple[mx.array, mx.array]:
-    """(ids, values), each [answers, count], the largest value first. Among equal values the smallest id comes first;
+    """(ids, values), each [samples, count], the largest value first. Among equal values the smallest id comes first;
     MLX's sort does not define their order."""
     ids: list[mx.array] = []
     values: list[mx.array] = []

@@ -22,14 +22,14 @@ class BatchAdapters(NamedTuple):
     """The adapters of a batch, on the device."""
 
     tokens: Adapters | None  # the adapters of all tokens; None: no row has an adapter
-    answers: Adapters | None  # the adapter of each drawn token or hidden state; None: none has an adapter
+    samples: Adapters | None  # the adapter of each drawn token or hidden state; None: none has an adapter
 
 
 NO_ADAPTERS = BatchAdapters(None, None)
 
 
 class AdapterInputs:
-    """Fills the buffer for each step with adapters: the columns of the tokens, then the columns of the answers.
+    """Fills the buffer for each step with adapters: the columns of the tokens, then the columns of the samples.
 
     Two host buffers alternate, as in Inputs.
     """
@@ -42,17 +42,17 @@ class AdapterInputs:
         self._hosts = cycle([torch.empty(words, dtype=torch.int32, pin_memory=device.pinned) for _ in range(2)])
         self._device = torch.zeros(words, dtype=torch.int32, device=device.type)
 
-    def send(self, batch: Batch, answers: NDArray[np.int64], frame: Adapters | None = None) -> BatchAdapters:
+    def send(self, batch: Batch, samples: NDArray[np.int64], frame: Adapters | None = None) -> BatchAdapters:
         """Start the copy of the adapter slots and scales of a batch's tokens to the device. `frame`: the views of a
-        captured step that get them. `answers`: indices of the rows that return a drawn token or a hidden state."""
+        captured step that get them. `samples`: indices of the rows that return a drawn token or a hidden state."""
         if frame is None and not batch.adapters.any():
             return NO_ADAPTERS
         tokens = self._columns(batch, np.arange(batch.num_rows), np.diff(batch.row_starts), frame)
         columns = [tokens]
         chosen = tokens
-        answers_all = len(answers) == batch.num_rows == batch.num_tokens
-        if frame is not None or not answers_all:
-            chosen = self._columns(batch, answers, np.ones(len(answers), np.int64))
+        all_sampled = len(samples) == batch.num_rows == batch.num_tokens
+        if frame is not None or not all_sampled:
+            chosen = self._columns(batch, samples, np.ones(len(samples), np.int64))
             columns.append(chosen)
         firsts = self._copy(columns)
         sent = self._views(tokens, 0) if frame is None else frame

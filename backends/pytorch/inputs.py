@@ -29,10 +29,10 @@ class Step:
     tokens: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int32
     slots: Tensor  # [tokens] int64, position in the KV cache of each token's key and value
-    last: Tensor  # [answers] int32, for each drawn token or hidden state: index of the last token of its row
+    last: Tensor  # [samples] int32, for each drawn token or hidden state: index of the last token of its row
     rows: Rows
     adapters: Adapters | None = None  # adapters of all tokens; None: no row has an adapter
-    answer_adapters: Adapters | None = None  # adapters of the tokens `last`; None: no such token has an adapter
+    sample_adapters: Adapters | None = None  # adapters of the tokens `last`; None: no such token has an adapter
     last_rows: Rows | None = None  # rows of the tokens `last`; None: the last layer computes all tokens
     streams: Streams = IN_ORDER  # as in LayerStep; a second stream only in a captured step
 
@@ -51,33 +51,33 @@ class Sent:
 
     step: Step
     carried: Carried | None
-    answers: NDArray[np.int64]  # [answers] the row of each answer (drawn token or hidden state), on the host
-    answer_rows: Tensor  # [answers] int64, the row of each answer, on the device
-    settings: dict[str, Tensor]  # name -> column [answers]: the sampling settings with one value per answer
+    samples: NDArray[np.int64]  # [samples] the row of each sample (drawn token or hidden state), on the host
+    sample_rows: Tensor  # [samples] int64, the row of each sample, on the device
+    settings: dict[str, Tensor]  # name -> column [samples]: the sampling settings with one value per sample
 
     def last_only(self) -> Step:
         """This step, changed so that the last layer computes only the tokens whose hidden states are needed."""
         rows = self.step.rows
-        count = len(self.answers)
+        count = len(self.samples)
         lens = rows.context_lens
         table = rows.page_table
         if count < len(rows.query_lens):
-            lens = lens.index_select(0, self.answer_rows)
-            table = table.index_select(0, self.answer_rows)
+            lens = lens.index_select(0, self.sample_rows)
+            table = table.index_select(0, self.sample_rows)
         starts = torch.arange(count + 1, dtype=torch.int32, device=table.device)
-        contexts = tuple(rows.contexts[row] for row in self.answers.tolist())
+        contexts = tuple(rows.contexts[row] for row in self.samples.tolist())
         return replace(self.step, last_rows=Rows(starts, lens, table, (1,) * count, contexts, rows.exact))
 
     def first(self, rows: int) -> Sent:
-        """This batch with the answers of its first `rows` rows only. Every row has one answer."""
+        """This batch with the samples of its first `rows` rows only. Every row has one sample."""
         settings = {name: column[:rows] for name, column in self.settings.items()}
-        return replace(self, answers=self.answers[:rows], answer_rows=self.answer_rows[:rows], settings=settings)
+        return replace(self, samples=self.samples[:rows], sample_rows=self.sample_rows[:rows], settings=settings)
 
-    def with_answers(self, answers: NDArray[np.int64], rows: Tensor) -> Sent:
-        """This batch with answers for some rows only. Their indices are `answers` in main memory and `rows` on the
+    def with_samples(self, samples: NDArray[np.int64], rows: Tensor) -> Sent:
+        """This batch with samples for some rows only. Their indices are `samples` in main memory and `rows` on the
         device."""
         settings = {name: column[rows] for name, column in self.settings.items()}
-        return replace(self, answers=answers, answer_rows=rows, settings=settings)
+        return replace(self, samples=samples, sample_rows=rows, settings=settings)
 
 
 _FLOATS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
@@ -110,12 +110,12 @@ class Inputs:
 
     def send(self, batch: Batch) -> Sent:
         """Start the copy of a batch, then write its carried tokens (see `carry`)."""
-        answers = batch.wants.nonzero()[0]  # Want.NOTHING is 0
+        samples = batch.wants.nonzero()[0]  # Want.NOTHING is 0
         carried = bool((batch.carry >= 0).any())
-        columns, rows = self._columns(batch, answers, carried)
+        columns, rows = self._columns(batch, samples, carried)
         width = batch.page_tables[0].shape[1]
-        adapters = self.adapters.send(batch, answers)
-        sent = _read(self._copy(columns, width), rows.query_lens, rows.contexts, answers, carried, adapters=adapters)
+        adapters = self.adapters.send(batch, samples)
+        sent = _read(self._copy(columns, width), rows.query_lens, rows.contexts, samples, carried, adapters=adapters)
         self.carry(sent)
         return sent
 
@@ -125,7 +125,7 @@ class Inputs:
             self._ops.sampling.carry(sent.step.tokens, sent.carried.ends, sent.carried.carry, self._drawn)
 
     def frame(self, rows: int, *, adapted: bool = False) -> Sent:
-        """Views at fixed addresses for a captured step of at most `rows` rows with one token and one answer each.
+        """Views at fixed addresses for a captured step of at most `rows` rows with one token and one sample each.
         `fill` writes the values of a step to the views; this call writes inert rows. `adapted`: rows may have
         adapters."""
         device = self._device.device
@@ -141,7 +141,7 @@ class Inputs:
             column.fill_(_FRAME.get(name, 0))
         order = torch.arange(rows + 1, dtype=torch.int32, device=device)
         row_order = order[:rows]
-        columns |= {"row_starts": order, "last": row_order, "ends": row_order, "answers": row_order.long()}
+        columns |= {"row_starts": order, "last": row_order, "ends": row_order, "samples": row_order.long()}
         columns["page_table"] = self._tables[:rows]
         adapters = self.adapters.decode_frame(rows) if adapted else NO_ADAPTERS
         return _read(columns, (1,) * rows, (self._context,) * rows, np.arange(rows), True, False, adapters)
@@ -204,35 +204,35 @@ class Inputs:
     def fill_tokens(self, batch: Batch, frame: Step) -> Sent:
         """Start the copy of a step to a `token_frame`. Padding tokens get inert values, which change nothing."""
         tokens = len(frame.tokens)
-        answers = batch.wants.nonzero()[0]
+        samples = batch.wants.nonzero()[0]
         carried = bool((batch.carry >= 0).any())
-        columns, lens = self._columns(batch, answers, carried)
+        columns, lens = self._columns(batch, samples, carried)
         padded_sizes = dict(zip(_FIXED, self._fixed_sizes(tokens), strict=True))
         for name, size in padded_sizes.items():
             columns[name].append(np.zeros(size - sum(map(len, columns[name])), np.int32))
         copied = self._copy(columns, batch.page_tables[0].shape[1])
-        lengths = {"slots": 2 * batch.num_tokens, "answers": 2 * len(answers), "last": len(answers)}
+        lengths = {"slots": 2 * batch.num_tokens, "samples": 2 * len(samples), "last": len(samples)}
         for name in padded_sizes:
             copied[name] = copied[name][: lengths.get(name, batch.num_tokens)]
-        adapters = NO_ADAPTERS if frame.adapters is None else self.adapters.send(batch, answers, frame.adapters)
-        sent = _read(copied, lens.query_lens, lens.contexts, answers, carried, adapters=adapters)
+        adapters = NO_ADAPTERS if frame.adapters is None else self.adapters.send(batch, samples, frame.adapters)
+        sent = _read(copied, lens.query_lens, lens.contexts, samples, carried, adapters=adapters)
         self.carry(sent)
         return sent
 
     def _fixed_sizes(self, tokens: int) -> list[int]:
-        """Sizes of the columns _FIXED in words of 4 bytes. There are at most as many answers as tokens."""
+        """Sizes of the columns _FIXED in words of 4 bytes. There are at most as many samples as tokens."""
         rows = min(tokens, self._max_rows)
         return [2 * tokens, 2 * rows, tokens, tokens, rows]
 
     def keep(self, sent: Sent, tokens: Tensor) -> None:
         """Store the tokens that this step draws; `carry` writes them to the inputs of the next step."""
-        if len(sent.answers) == len(sent.step.rows.query_lens):
+        if len(sent.samples) == len(sent.step.rows.query_lens):
             self._drawn[: len(tokens)].copy_(tokens)
         else:
-            self._drawn.index_copy_(0, sent.answer_rows, tokens.int())
+            self._drawn.index_copy_(0, sent.sample_rows, tokens.int())
 
     def _columns(
-        self, batch: Batch, answers: NDArray[np.int64], carried: bool
+        self, batch: Batch, samples: NDArray[np.int64], carried: bool
     ) -> tuple[dict[str, list[NDArray[Any]]], _Lens]:
         """The columns to copy, as arrays of 4-byte words. Columns of 8-byte numbers come first, for their alignment."""
         lens = batch.row_starts[1:] - batch.row_starts[:-1]
@@ -242,13 +242,13 @@ class Inputs:
         page = batch.page_tables[0][row_of, batch.positions // self._page_size].astype(np.int64)
         columns: dict[str, list[NDArray[Any]]] = {
             "slots": [(page * self._page_size + batch.positions % self._page_size).view(np.int32)],
-            "answers": [answers.astype(np.int64).view(np.int32)],
+            "samples": [samples.astype(np.int64).view(np.int32)],
             "tokens": [batch.tokens],
             "positions": [batch.positions],
-            "last": [ends[answers]],
+            "last": [ends[samples]],
             "row_starts": [batch.row_starts],
             "context_lens": [contexts],
-            **_answer_settings(batch),
+            **_sample_settings(batch),
         }
         if carried:
             columns |= {"ends": [ends], "carry": [batch.carry]}
@@ -274,7 +274,7 @@ class _Lens:
     contexts: tuple[int, ...]
 
 
-_FIXED = ("slots", "answers", "tokens", "positions", "last")  # columns that a captured prefill reads
+_FIXED = ("slots", "samples", "tokens", "positions", "last")  # columns that a captured prefill reads
 
 # Columns of a captured decode step with one word per row, and their inert values. The slots come before these columns,
 # the settings after them.
@@ -286,7 +286,7 @@ def _read(
     columns: dict[str, Tensor],
     query_lens: tuple[int, ...],
     contexts: tuple[int, ...],
-    answers: NDArray[np.int64],
+    samples: NDArray[np.int64],
     carried: bool,
     exact: bool = True,
     adapters: BatchAdapters = NO_ADAPTERS,
@@ -301,8 +301,8 @@ def _read(
     return Sent(
         step,
         Carried(columns["ends"], columns["carry"]) if carried else None,
-        answers,
-        columns["answers"].view(torch.int64),
+        samples,
+        columns["samples"].view(torch.int64),
         dict(zip(_SETTINGS, settings, strict=True)),
     )
 
@@ -310,23 +310,23 @@ def _read(
 def _row_settings(batch: Batch) -> list[NDArray[Any]]:
     """Sampling settings of a step with one token per row, each [rows]. Rows that return nothing have zeros."""
     columns = _settings(batch)
-    answers = batch.wants.nonzero()[0]
-    if len(answers) == batch.num_rows:
+    samples = batch.wants.nonzero()[0]
+    if len(samples) == batch.num_rows:
         return columns
     rows = [np.zeros(batch.num_rows, np.int32) for _ in columns]
     for row, column in zip(rows, columns, strict=True):
-        row[answers] = column
+        row[samples] = column
     return rows
 
 
-def _answer_settings(batch: Batch) -> dict[str, list[NDArray[Any]]]:
-    """Sampling settings of all answers, as the columns `floats` and `integers`."""
+def _sample_settings(batch: Batch) -> dict[str, list[NDArray[Any]]]:
+    """Sampling settings of all samples, as the columns `floats` and `integers`."""
     columns = _settings(batch)
     return {"floats": columns[: len(_FLOATS)], "integers": columns[len(_FLOATS) :]}
 
 
 def _settings(batch: Batch) -> list[NDArray[Any]]:
-    """The settings in the order of _SETTINGS, each [answers] int32. Floats are reinterpreted as int32."""
+    """The settings in the order of _SETTINGS, each [samples] int32. Floats are reinterpreted as int32."""
     rows = batch.sampling
     halves = rows.seed.astype("<u8").view("<i4").reshape(-1, 2).T
     return [*(getattr(rows, name).view(np.int32) for name in _FLOATS), rows.top_k, rows.draw, *halves]

@@ -174,7 +174,7 @@ class Decoder:
         self.query_factors = None if scaling is None else QueryFactors(scaling, context, device, self.dtype)
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
-        """The final hidden states [answers, hidden] of the tokens `step.last`, normalised. Keys and values of all
+        """The final hidden states [samples, hidden] of the tokens `step.last`, normalised. Keys and values of all
         tokens go to the cache."""
         rotations = [rotary.rows(step.positions) for rotary in self.rotaries]
         x = ops.linear.embedding(step.tokens, self.embedding, self.embedding_scale, self.dtype)
@@ -186,7 +186,7 @@ class Decoder:
         if self.stream_scale != 1.0:
             x = x * self.stream_scale
         stream = torch.zeros_like(x)
-        sampled = None if step.last_rows is None else SampledRows(step.last, step.last_rows, step.answer_adapters)
+        sampled = None if step.last_rows is None else SampledRows(step.last, step.last_rows, step.sample_adapters)
         factors = None
         if self.query_factors is not None:
             factors = self.query_factors.rows(step.positions, step.rows.contexts)
@@ -194,14 +194,14 @@ class Decoder:
             step.rows, step.slots, rotations, kv.cache, step.adapters, sampled, step.streams, factors
         )
         x, stream = ops.layer.decoders(ops, self.stack, x, stream, layer_step)
-        is_decode = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # one token and one answer per row
+        is_decode = step.last.shape[0] == len(step.rows.query_lens) == x.shape[0]  # one token and one sample per row
         if sampled is None and not is_decode:
             x = x.index_select(0, step.last)
             stream = stream.index_select(0, step.last)
         return self.norm.add(x, stream, ops)[0]
 
     def logits(self, hidden: Tensor, ops: Ops, adapters: Adapters | None = None) -> Tensor:
-        """The logits [answers, vocab] float32 of hidden states [answers, hidden]. `adapters` has the adapter of each
+        """The logits [samples, vocab] float32 of hidden states [samples, hidden]. `adapters` has the adapter of each
         hidden state; None: no row has an adapter."""
         logits = self.head(hidden, ops, HeadStep(adapters), torch.float32)
         if self.logit_scale != 1.0:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...engine.batch import AnswerSampling, Batch, Want
+from ...engine.batch import Batch, SampleSettings, Want
 from ...engine.runner import CacheGroup, RunnerSpec
 from .device import Device
 from .failures import failures
@@ -99,7 +99,7 @@ def _step(spec: RunnerSpec, lens: Sequence[int], start: int) -> Batch:
         adapter_scales=np.ones(rows, np.float32),
         carry=np.full(rows, -1, np.int32),
         wants=np.full(rows, Want.TOKEN, np.uint8),
-        sampling=AnswerSampling(
+        sampling=SampleSettings(
             temperature=np.ones(rows, np.float32),
             top_k=zeros,
             top_p=np.full(rows, 0.9, np.float32),
@@ -110,15 +110,15 @@ def _step(spec: RunnerSpec, lens: Sequence[int], start: int) -> Batch:
             seed=np.zeros(rows, np.uint64),
             draw=zeros,
             logprobs=np.full(rows, LOGPROBS, np.int32),
-            bias_answers=none,
+            bias_samples=none,
             bias_tokens=none,
             bias_values=np.zeros(0, np.float32),
-            history_answers=none,
+            history_samples=none,
             history_tokens=none,
             history_prompt=none,
             history_output=none,
         ),
-        mask_answers=np.arange(rows, dtype=np.int32),
+        mask_samples=np.arange(rows, dtype=np.int32),
         masks=np.full((rows, -(-spec.vocab_size // 32)), 0xFFFFFFFF, np.uint32),
         page_copies=(np.zeros((0, 2), np.int32),),
         state_copies=np.zeros((0, 2), np.int32),

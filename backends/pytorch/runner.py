@@ -29,11 +29,11 @@ class Model(Protocol):
     """A model that a file in models/ has built."""
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
-        """Hidden states [answers, hidden] of the tokens `step.last`. Keys and values of all tokens go to the cache."""
+        """Hidden states [samples, hidden] of the tokens `step.last`. Keys and values of all tokens go to the cache."""
         ...
 
     def logits(self, hidden: Tensor, ops: Ops, adapters: Adapters | None = None) -> Tensor:
-        """The logits [answers, vocab] float32 of hidden states [answers, hidden]. `adapters` has the adapter of each
+        """The logits [samples, vocab] float32 of hidden states [samples, hidden]. `adapters` has the adapter of each
         hidden state; None: no row has an adapter."""
         ...
 
@@ -52,11 +52,11 @@ class TorchPending:
         hidden: Tensor | None,
         device: Device,
         late_compiles: int = 0,
-        answers: NDArray[np.int64] | None = None,
+        samples: NDArray[np.int64] | None = None,
     ) -> None:
-        """`row_starts`: see StepResult. `answers`: indices of the drawn tokens that are returned; None: all."""
+        """`row_starts`: see StepResult. `samples`: indices of the drawn tokens that are returned; None: all."""
         self._row_starts = row_starts
-        self._answers = answers
+        self._samples = samples
         self._late_compiles = late_compiles
         self._tokens = device.fetch(drawn.tokens)
         self._hidden = None if hidden is None else device.fetch(hidden)
@@ -67,17 +67,17 @@ class TorchPending:
     def result(self) -> StepResult:
         with failures("the step failed"):
             self._event.synchronize()
-            tokens = self._answer_values(self._tokens).astype(np.int32, copy=False)
+            tokens = self._sample_values(self._tokens).astype(np.int32, copy=False)
             hidden = None if self._hidden is None else self._hidden.numpy()
             result = StepResult(tokens, self._row_starts, hidden=hidden, late_compiles=self._late_compiles)
             if self._logprobs is None:
                 return result
-            chosen, top_tokens, top = map(self._answer_values, self._logprobs)
+            chosen, top_tokens, top = map(self._sample_values, self._logprobs)
             return replace(result, logprobs=chosen, top_tokens=top_tokens.astype(np.int32), top_logprobs=top)
 
-    def _answer_values(self, values: Tensor) -> np.ndarray:
+    def _sample_values(self, values: Tensor) -> np.ndarray:
         array: np.ndarray = values.numpy()
-        return array if self._answers is None else array[self._answers]
+        return array if self._samples is None else array[self._samples]
 
 
 class Split(Protocol):
@@ -94,7 +94,7 @@ class Split(Protocol):
 
 
 class TorchRunner:
-    """See engine.runner.Runner. In a step of more than `capturable` tokens the last layer computes only the answers.
+    """See engine.runner.Runner. In a step of more than `capturable` tokens the last layer computes only the samples.
 
     In a shorter step the last layer computes all tokens. A captured step must do this, because a capture does not
     depend on the rows; and a step must give the same bits with and without graphs.
@@ -133,25 +133,25 @@ class TorchRunner:
             if is_decode or self.split is None or sent.step.adapters is not None:
                 is_long = batch.num_tokens > max(batch.num_rows, self._capturable)
                 step = sent.last_only() if is_long else sent.step
-                return self.answer(batch, sent, self.model(step, self.device.ops, self.kv))
+                return self.sample(batch, sent, self.model(step, self.device.ops, self.kv))
             late = self.split.late
             hidden = self.split(sent.step, self.device.ops, self.kv)
-            return self.answer(batch, sent, hidden, self.split.late - late)
+            return self.sample(batch, sent, hidden, self.split.late - late)
 
     def prefill(self, step: Step, ops: Ops) -> Tensor:
-        """Hidden states [answers, hidden] of a step in which some row has several tokens. The compiled segments have no
+        """Hidden states [samples, hidden] of a step in which some row has several tokens. The compiled segments have no
         LoRA products: a step with adapters runs the model itself, so that no adapter waits for a compilation."""
         forward = self.model if self.split is None or step.adapters is not None else self.split
         return forward(step, ops, self.kv)
 
-    def answer(self, batch: Batch, sent: Sent, hidden: Tensor, late_compiles: int = 0) -> TorchPending:
-        """Draw a token for each answer from `hidden` [answers, hidden], and store the tokens for the next step."""
-        logits = self.model.logits(hidden, self.device.ops, sent.step.answer_adapters)
+    def sample(self, batch: Batch, sent: Sent, hidden: Tensor, late_compiles: int = 0) -> TorchPending:
+        """Draw a token for each sample from `hidden` [samples, hidden], and store the tokens for the next step."""
+        logits = self.model.logits(hidden, self.device.ops, sent.step.sample_adapters)
         drawn = sample(logits, batch, sent, self.device)
         self.inputs.keep(sent, drawn.tokens)
         wants_hidden = (batch.wants == Want.HIDDEN).any()
         returned = hidden.to(torch.float32, copy=True) if wants_hidden else None
-        return TorchPending(batch.answer_starts, drawn, returned, self.device, late_compiles)
+        return TorchPending(batch.sample_starts, drawn, returned, self.device, late_compiles)
 
     def prepare_adapter(self, adapter: Adapter) -> None:
         """See engine.runner.Runner."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...engine.batch import AnswerSampling, Batch
+from ...engine.batch import Batch, SampleSettings
 from ...kernels.ops.sampling import Draws, Logprobs
 from .device import Device
 from .inputs import Sent
@@ -17,9 +17,9 @@ from .inputs import Sent
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One token for each answer (see Batch)."""
+    """One token for each sample (see Batch)."""
 
-    tokens: Tensor  # [answers] int64
+    tokens: Tensor  # [samples] int64
     logprobs: Logprobs | None
 
 
@@ -30,17 +30,17 @@ def is_plain(batch: Batch) -> bool:
 
 def _has_adjustments(batch: Batch) -> bool:
     rows = batch.sampling
-    return bool(len(rows.bias_answers) or len(rows.history_answers) or len(batch.mask_answers))
+    return bool(len(rows.bias_samples) or len(rows.history_samples) or len(batch.mask_samples))
 
 
 def draw_plainly(logits: Tensor, settings: dict[str, Tensor], device: Device) -> Tensor:
-    """[answers] int64, the tokens of a batch with `is_plain`. A captured step calls this function: it supports all
+    """[samples] int64, the tokens of a batch with `is_plain`. A captured step calls this function: it supports all
     settings, because the settings of a replay are not known at the capture."""
     return device.ops.sampling.draw(logits, _draws(settings, logits.shape[1]))
 
 
 def sample(logits: Tensor, batch: Batch, sent: Sent, device: Device) -> Drawn:
-    """Draw one token for each answer from logits [answers, vocab] float32, which may be overwritten."""
+    """Draw one token for each sample from logits [samples, vocab] float32, which may be overwritten."""
     rows = batch.sampling
     settings = sent.settings
     ops = device.ops.sampling
@@ -59,20 +59,20 @@ def _adjust(logits: Tensor, batch: Batch, settings: dict[str, Tensor], device: D
     rows = batch.sampling
     ops = device.ops.sampling
 
-    def send(answers: NDArray[Any], *columns: NDArray[Any]) -> list[Tensor]:
-        return [device.send(column) for column in (answers.astype(np.int64), *columns)]
+    def send(samples: NDArray[Any], *columns: NDArray[Any]) -> list[Tensor]:
+        return [device.send(column) for column in (samples.astype(np.int64), *columns)]
 
-    if len(rows.bias_answers):
-        ops.bias(logits, *send(rows.bias_answers, rows.bias_tokens.astype(np.int64), rows.bias_values))
-    if len(rows.history_answers):
+    if len(rows.bias_samples):
+        ops.bias(logits, *send(rows.bias_samples, rows.bias_tokens.astype(np.int64), rows.bias_values))
+    if len(rows.history_samples):
         history = (rows.history_tokens.astype(np.int64), rows.history_prompt, rows.history_output)
         penalties = (settings[f"{name}_penalty"] for name in ("repetition", "presence", "frequency"))
-        ops.penalise(logits, *send(rows.history_answers, *history), *penalties)
-    if len(batch.mask_answers):
-        ops.mask(logits, *send(batch.mask_answers, batch.masks.view(np.int32)))
+        ops.penalise(logits, *send(rows.history_samples, *history), *penalties)
+    if len(batch.mask_samples):
+        ops.mask(logits, *send(batch.mask_samples, batch.masks.view(np.int32)))
 
 
-def _max_k(rows: AnswerSampling, vocab: int) -> int:
+def _max_k(rows: SampleSettings, vocab: int) -> int:
     """The value of Draws.max_k. A row with top_p and without top_k needs all logits in order."""
     is_random = rows.temperature > 0
     has_top_k = (rows.top_k > 0) & is_random

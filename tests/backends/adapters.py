@@ -123,7 +123,7 @@ def run_batch(
 
 
 def logprobs_of(result: StepResult) -> Tensor:
-    """[answers, vocab]."""
+    """[samples, vocab]."""
     assert result.top_tokens is not None
     assert result.top_logprobs is not None
     order = torch.from_numpy(result.top_tokens.copy()).long()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from localllm.engine.batch import AnswerSampling, Batch, Want
+from localllm.engine.batch import Batch, SampleSettings, Want
 from localllm.engine.request import Sampling
 from localllm.engine.runner import Runner, StepResult
 
@@ -33,13 +33,13 @@ class Row:
 def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]] = ()) -> Batch:
     starts = np.cumsum([0, *(len(row.tokens) for row in rows)]).astype(np.int32)
     width = max(len(row.pages) for row in rows)
-    answers = [row for row in rows if row.want != Want.NOTHING]
-    masked = [index for index, row in enumerate(answers) if row.mask is not None]
+    samples = [row for row in rows if row.want != Want.NOTHING]
+    masked = [index for index, row in enumerate(samples) if row.mask is not None]
     words = -(-vocab // 32)
     masks = np.zeros((len(masked), words), np.uint32)
     for at, index in enumerate(masked):
         bits = np.zeros(words * 32, np.uint8)
-        bits[:vocab] = answers[index].mask
+        bits[:vocab] = samples[index].mask
         masks[at] = np.packbits(bits, bitorder="little").view(np.uint32)
     return Batch(
         tokens=np.concatenate([np.asarray(row.tokens, np.int32) for row in rows]),
@@ -52,15 +52,15 @@ def make_batch(rows: Sequence[Row], vocab: int, copies: Sequence[tuple[int, int]
         adapter_scales=np.ones(len(rows), np.float32),
         carry=np.array([row.carry for row in rows], np.int32),
         wants=np.array([row.want for row in rows], np.uint8),
-        sampling=answer_sampling(answers),
-        mask_answers=np.array(masked, np.int32),
+        sampling=sample_settings(samples),
+        mask_samples=np.array(masked, np.int32),
         masks=masks,
         page_copies=(np.array(copies, np.int32).reshape(-1, 2),),
         state_copies=np.zeros((0, 2), np.int32),
     )
 
 
-def answer_sampling(rows: Sequence[Row]) -> AnswerSampling:
+def sample_settings(rows: Sequence[Row]) -> SampleSettings:
     """The sampling parameters of a step in which each row draws one token."""
 
     def column(name: str, dtype: type) -> np.ndarray:
@@ -80,16 +80,16 @@ def answer_sampling(rows: Sequence[Row]) -> AnswerSampling:
     def entries(values: list, at: int, dtype: type = np.int32) -> np.ndarray:
         return np.array([entry[at] for entry in values], dtype)
 
-    return AnswerSampling(
+    return SampleSettings(
         **{name: column(name, np.float32) for name in floats},
         top_k=column("top_k", np.int32),
         seed=column("seed", np.uint64),
         draw=np.array(draws, np.int32),
         logprobs=np.array(logprobs, np.int32),
-        bias_answers=entries(biases, 0),
+        bias_samples=entries(biases, 0),
         bias_tokens=entries(biases, 1),
         bias_values=entries(biases, 2, np.float32),
-        history_answers=entries(history, 0),
+        history_samples=entries(history, 0),
         history_tokens=entries(history, 1),
         history_prompt=entries(history, 2),
         history_output=entries(history, 3),

@@ -29,7 +29,7 @@ def logprobs(runner: Runner, rows: Sequence[Row]) -> Tensor:
 
 
 def forced(runner: Runner, prompts: Sequence[Sequence[int]]) -> tuple[list[tuple[int, int]], Tensor]:
-    """((prompt, position) of each answer, [answers, vocab]) of two prompts of one length: whole, in chunks, one token
+    """((prompt, position) of each sample, [samples, vocab]) of two prompts of one length: whole, in chunks, one token
     at a time beside each other, beside a chunk, and behind a cached beginning."""
     size, length = runner.spec.groups[0].page_size, len(prompts[0])
     many = -(-length // size)
@@ -73,7 +73,7 @@ def expected(shape: Tiny, folder: Path, dtype: torch.dtype = torch.float32) -> l
 
 
 def difference(runner: Runner, shape: Tiny, logits: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """(errors of the runner's log-probabilities, expected log-probabilities), each [answers, vocab]."""
+    """(errors of the runner's log-probabilities, expected log-probabilities), each [samples, vocab]."""
     places, actual = forced(runner, prompts_of(shape))
     right = torch.stack([logits[prompt][position] for prompt, position in places]).log_softmax(-1)
     return actual - right, right

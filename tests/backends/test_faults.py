@@ -191,16 +191,16 @@ def test_out_of_memory_answers_end_only_their_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: bool
 ) -> None:
     talk = Conversation(opened(replace(DEVICE, overlap=overlap, recorder=None), tmp_path))
-    prompt, fetched = canary.prompt(1, 30, seed=1), TorchPending._answer_values
+    prompt, fetched = canary.prompt(1, 30, seed=1), TorchPending._sample_values
     talk.submit("a", prompt, 12)
     for _ in range(4):
         talk.step()
 
     def short(*_: Any) -> Any:
-        monkeypatch.setattr(TorchPending, "_answer_values", fetched)
+        monkeypatch.setattr(TorchPending, "_sample_values", fetched)
         raise MemoryError
 
-    monkeypatch.setattr(TorchPending, "_answer_values", short)
+    monkeypatch.setattr(TorchPending, "_sample_values", short)
     talk.step()
     talk.submit("b", prompt, 12)
     talk.finish()

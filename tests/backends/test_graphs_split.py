@@ -131,14 +131,14 @@ def prompts(runner: Runner) -> SplitModel:
     return inner.split
 
 
-def prompt(tokens: int, answers: int = 2, start: int = 0) -> Step:
+def prompt(tokens: int, samples: int = 2, start: int = 0) -> Step:
     """A step of one row in the first pages; `start` is its first position."""
     at, end = torch.arange(start, start + tokens, dtype=torch.int32), start + tokens
     ends, context = torch.tensor([0, tokens], dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
     table = torch.arange(1, 9, dtype=torch.int32)[None]
     rows = Rows(ends, context, table, (tokens,), (end,))
     drawn = torch.randint(0, VOCAB, (tokens,), generator=torch.Generator().manual_seed(tokens))
-    return Step(drawn.int(), at, at.long() + BUDGET.page_size, at[tokens - answers :] - start, rows)
+    return Step(drawn.int(), at, at.long() + BUDGET.page_size, at[tokens - samples :] - start, rows)
 
 
 @pytest.mark.parametrize("tiny", KINDS)
@@ -150,8 +150,8 @@ def test_segments_equal_the_model(tmp_path: Path, tiny: str) -> None:
     assert attentions == [False, True] * layers + [False]
     assert split.compiler.kinds <= 4, "the pieces between two layers are alike"
     with torch.inference_mode():
-        for tokens, answers in [(23, 5), (7, 1), (2, 0), (48, 2)]:
-            step = prompt(tokens, answers)
+        for tokens, samples in [(23, 5), (7, 1), (2, 0), (48, 2)]:
+            step = prompt(tokens, samples)
             actual = split(step, TAPED.ops, runner.kv)
             assert actual.equal(runner.model(step, TAPED.ops, runner.kv))
         chunks, actual = (prompt(23), prompt(7, start=23)), []
@@ -219,8 +219,8 @@ def test_inductor_equals_the_model(tmp_path: Path, tiny: str) -> None:
 def check_equal(runner: TorchRunner) -> None:
     """The compiled segments equal the model at several sizes, and are compiled once."""
     with torch.inference_mode():
-        for tokens, answers in [(23, 5), (7, 1), (48, 0), (2, 2)]:
-            step = prompt(tokens, answers)
+        for tokens, samples in [(23, 5), (7, 1), (48, 0), (2, 2)]:
+            step = prompt(tokens, samples)
             actual, expected = (model(step, TAPED.ops, runner.kv) for model in (runner.split, runner.model))
             torch.testing.assert_close(actual, expected, atol=2e-5, rtol=2e-5)
     assert prompts(runner).compiler.late == 0

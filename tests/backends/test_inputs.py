@@ -74,7 +74,7 @@ def test_unchanged_page_table_is_not_copied() -> None:
     assert frame.step.rows.page_table[0, 0] == 1, "another frame lies in the same place"
 
 
-def test_last_rows_have_the_rows_with_an_answer() -> None:
+def test_last_rows_have_the_rows_with_a_sample() -> None:
     """The numbers on the host equal those on the device, because kernels use both."""
     starts, wants = (0, 8, 20, 3), (Want.NOTHING, Want.TOKEN, Want.NOTHING, Want.HIDDEN)
     rows = [
@@ -82,16 +82,16 @@ def test_last_rows_have_the_rows_with_an_answer() -> None:
         for at, (start, want) in enumerate(zip(starts, wants, strict=True))
     ]
     for asked in (rows, rows[1::2]):
-        answered = [row for row in asked if row.want]
+        sampled = [row for row in asked if row.want]
         step = Inputs(SPEC, DEVICE).send(make_batch(asked, 96)).last_only()
         result = step.last_rows
         assert result is not None
-        assert result.contexts == tuple(row.start + len(row.tokens) for row in answered)
+        assert result.contexts == tuple(row.start + len(row.tokens) for row in sampled)
         assert result.context_lens.tolist() == list(result.contexts)
-        assert result.page_table.tolist() == [list(row.pages) for row in answered]
-        assert result.query_lens == (1,) * len(answered)
-        assert result.row_starts.tolist() == list(range(len(answered) + 1))
-        assert len(step.last) == len(answered)
+        assert result.page_table.tolist() == [list(row.pages) for row in sampled]
+        assert result.query_lens == (1,) * len(sampled)
+        assert result.row_starts.tolist() == list(range(len(sampled) + 1))
+        assert len(step.last) == len(sampled)
 
 
 def test_fetched_values_survive_the_next_step() -> None:

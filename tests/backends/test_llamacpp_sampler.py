@@ -41,10 +41,10 @@ def test_sampler_equals_the_oracle(seed: int) -> None:
     logits = (rng.normal(size=(len(rows), VOCAB)) * rng.uniform(0.5, 5.0)).astype(np.float32)
     if seed % 3 == 0:
         logits = logits.round()  # ties everywhere
-    answers = [index for index, row in enumerate(rows) if row.want == Want.TOKEN]
+    samples = [index for index, row in enumerate(rows) if row.want == Want.TOKEN]
     rows = [row for row in rows if row.want != Want.HIDDEN]
-    if answers:
-        check(logits[answers], rows)
+    if samples:
+        check(logits[samples], rows)
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)

@@ -29,13 +29,13 @@ def test_sampler_equals_the_oracle(seed: int) -> None:
     logits = (rng.normal(size=(len(rows), VOCAB)) * rng.uniform(0.5, 5.0)).astype(np.float32)
     if seed % 3 == 0:
         logits = logits.round()  # ties everywhere
-    answers = np.array([index for index, row in enumerate(rows) if row.want == Want.TOKEN], int)
+    samples = np.array([index for index, row in enumerate(rows) if row.want == Want.TOKEN], int)
     batch = make_batch(rows, VOCAB)
-    if not len(answers):
+    if not len(samples):
         return
-    drawn, expected = sampler.sample(mx.array(logits[answers]), batch), oracle.sample(logits[answers], batch)
+    drawn, expected = sampler.sample(mx.array(logits[samples]), batch), oracle.sample(logits[samples], batch)
     assert np.array(drawn.tokens).tolist() == expected.tokens.tolist()
-    counts = [rows[index].sampling.logprobs for index in answers if rows[index].sampling.logprobs is not None]
+    counts = [rows[index].sampling.logprobs for index in samples if rows[index].sampling.logprobs is not None]
     if not counts:
         assert drawn.chosen is None
         return

@@ -34,9 +34,9 @@ def draw(device: Any, logits: np.ndarray, rows: list[Row]) -> tuple[np.ndarray, 
     batch = make_batch(rows, logits.shape[1])
     sent = Inputs(SPEC, device).send(batch)
     with torch.inference_mode():
-        drawn = sample(torch.from_numpy(logits[sent.answers]).to(device.name), batch, sent, device)
+        drawn = sample(torch.from_numpy(logits[sent.samples]).to(device.name), batch, sent, device)
     listed = None if drawn.logprobs is None else Logprobs(*(one.cpu() for one in drawn.logprobs))
-    return Drawn(drawn.tokens.cpu(), listed), oracle.sample(logits[sent.answers], batch)
+    return Drawn(drawn.tokens.cpu(), listed), oracle.sample(logits[sent.samples], batch)
 
 
 def random_sampling(rng: np.random.Generator) -> Sampling:
@@ -84,9 +84,9 @@ def test_equals_the_oracle(device: Any, seed: int) -> None:
     if seed % 3 == 0:
         logits = logits.round()  # ties everywhere
     drawn, expected = draw(device, logits, rows)
-    answers = [index for index, row in enumerate(rows) if row.want == Want.TOKEN]
+    samples = [index for index, row in enumerate(rows) if row.want == Want.TOKEN]
     assert drawn.tokens.tolist() == expected.tokens.tolist()
-    asked = [rows[index].sampling.logprobs for index in answers if rows[index].sampling.logprobs is not None]
+    asked = [rows[index].sampling.logprobs for index in samples if rows[index].sampling.logprobs is not None]
     if not asked:
         assert drawn.logprobs is None
         return

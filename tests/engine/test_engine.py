@@ -333,7 +333,7 @@ class Short(TokenDevice):
         self.batches.append(batch)
 
         def spoil() -> None:
-            self.last = StepResult(np.full(batch.answer_starts[-1], 77, np.int32), batch.answer_starts)
+            self.last = StepResult(np.full(batch.sample_starts[-1], 77, np.int32), batch.sample_starts)
             self.write(batch, np.full((batch.num_tokens, 3), 77))
             self.run_states(batch, np.full(batch.num_tokens, 77), np.full(batch.num_tokens, 77))
 

@@ -123,7 +123,7 @@ def test_backend_without_hidden_states_is_an_error() -> None:
 
 
 def test_sampling_of_other_rows_stays_theirs() -> None:
-    """The arrays of sampling parameters count the answers of rows with hidden states."""
+    """The arrays of sampling parameters count the samples of rows with hidden states."""
     device = TokenDevice(SPEC)
     engine = Engine(device)
     engine.submit(hidden("h", (1, 2)))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from localllm.engine.batch import AnswerSampling, Batch
+from localllm.engine.batch import Batch, SampleSettings
 from localllm.engine.engine import Engine
 from localllm.engine.grammar import unpack_mask
 from localllm.engine.request import Request, Sampling
@@ -27,7 +27,7 @@ def batch_of(*samplings: Sampling, prompt: tuple[int, ...] = (1, 2, 1), output: 
     return device.batches[-1]
 
 
-def rows_of(sampling: Sampling, **changes: object) -> AnswerSampling:
+def rows_of(sampling: Sampling, **changes: object) -> SampleSettings:
     return replace(batch_of(sampling).sampling, **changes)  # type: ignore[arg-type]
 
 
@@ -161,7 +161,7 @@ def test_bias_and_mask_come_before_the_greedy_choice() -> None:
     assert x.tolist() == pytest.approx([1.0, -97.0, 2.0, 4.0, 3.0, 0.5, 2.0, 2.5])
     mask = np.array([1, 1, 1, 0, 0, 1, 1, 1], bool)
     assert draw(candidates(LOGITS, rows, 0, mask), rows, 0) == 7
-    with pytest.raises(ValueError, match="answer 0 allows no token"):
+    with pytest.raises(ValueError, match="sample 0 allows no token"):
         candidates(LOGITS, rows, 0, np.zeros(8, bool))
 
 
@@ -169,7 +169,7 @@ def test_penalties() -> None:
     """Token 1 stands in the prompt, 3 in the output (twice), 2 in both."""
     sampling = Sampling(repetition_penalty=2.0, presence_penalty=0.25, frequency_penalty=0.5)
     history = {
-        "history_answers": np.zeros(3, np.int32),
+        "history_samples": np.zeros(3, np.int32),
         "history_tokens": np.array([1, 2, 3], np.int32),
         "history_prompt": np.array([2, 1, 0], np.int32),
         "history_output": np.array([0, 1, 2], np.int32),
@@ -182,13 +182,13 @@ def test_histories_count_all_tokens_so_far() -> None:
     batch = batch_of(Sampling(frequency_penalty=1.0), Sampling(), Sampling(presence_penalty=1.0), output=3)
     rows = batch.sampling
     for row in (0, 2):
-        of_row = rows.history_answers == row
+        of_row = rows.history_samples == row
         assert rows.history_prompt[of_row].sum() == 3
         assert rows.history_output[of_row].sum() == 3
         assert rows.history_tokens[of_row][:2].tolist() == [1, 2]
         assert rows.history_prompt[of_row][:2].tolist() == [2, 1]
         assert len(set(rows.history_tokens[of_row].tolist())) == of_row.sum()
-    assert not (rows.history_answers == 1).any()
+    assert not (rows.history_samples == 1).any()
 
 
 def test_a_tiny_temperature_becomes_greedy_and_the_largest_top_k_fits_int32() -> None:

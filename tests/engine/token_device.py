@@ -63,13 +63,13 @@ class Step:
 
     device: TokenDevice
     batch: Batch
-    answer: StepResult | None = None
+    computed: StepResult | None = None
 
     def result(self) -> StepResult:
         self.device.log.append("result")
         self.device.compute_until(self)
-        assert self.answer is not None
-        return self.answer
+        assert self.computed is not None
+        return self.computed
 
 
 @dataclass
@@ -147,7 +147,7 @@ class TokenDevice:
             assert not batch.drafts[row] or (batch.carry[row] < 0 and batch.wants[row] == Want.TOKEN)
         for array in (batch.states, batch.carry, batch.wants, batch.drafts, batch.adapter_scales):
             assert len(array) == batch.num_rows
-        assert all(len(getattr(batch.sampling, name)) == batch.answer_starts[-1] for name in PER_ANSWER)
+        assert all(len(getattr(batch.sampling, name)) == batch.sample_starts[-1] for name in PER_SAMPLE)
         for copies in (*batch.page_copies, batch.state_copies):
             assert len(set(copies[:, 1].tolist())) == len(copies)
         assert ((batch.adapter_scales == 1) | (batch.adapters > 0)).all()
@@ -166,10 +166,10 @@ class TokenDevice:
             assert (batch.states == -1).all()
 
     def compute_until(self, step: Step) -> None:
-        while step.answer is None:
+        while step.computed is None:
             job = self.queue.popleft()
             if isinstance(job, Step):
-                job.answer = self.last = self.compute(job.batch)
+                job.computed = self.last = self.compute(job.batch)
             else:
                 job()
 
@@ -187,16 +187,16 @@ class TokenDevice:
         adapters = (self.adapter_ids[batch.adapters] ^ scales)[rows]
         self.write(batch, np.stack([tokens, batch.positions, adapters], axis=-1))
         states = self.run_states(batch, tokens, adapters)
-        logits = np.zeros((len(batch.answer_tokens), self.spec.vocab_size), np.float32)
-        for answer, token in enumerate(batch.answer_tokens.tolist()):
+        logits = np.zeros((len(batch.sample_tokens), self.spec.vocab_size), np.float32)
+        for index, token in enumerate(batch.sample_tokens.tolist()):
             digests = self.digests(batch, int(rows[token]), int(batch.positions[token]))
-            logits[answer] = logits_of(digests + states[token : token + 1], self.spec.vocab_size)
+            logits[index] = logits_of(digests + states[token : token + 1], self.spec.vocab_size)
         result = sample(logits, batch)
         if Want.HIDDEN not in batch.wants:
             return result
-        counts = np.diff(result.row_starts)  # answers after a rejected draft have no result
-        answers = np.arange(counts.sum()) + np.repeat(batch.answer_starts[:-1] - result.row_starts[:-1], counts)
-        return replace(result, hidden=logits[answers, : self.spec.hidden_size])
+        counts = np.diff(result.row_starts)  # samples after a rejected draft have no result
+        samples = np.arange(counts.sum()) + np.repeat(batch.sample_starts[:-1] - result.row_starts[:-1], counts)
+        return replace(result, hidden=logits[samples, : self.spec.hidden_size])
 
     def write(self, batch: Batch, cells: np.ndarray) -> None:
         """Copy pages, then put the cells [tokens, 3] of the batch's tokens into all groups."""
@@ -234,7 +234,7 @@ class TokenDevice:
         return found
 
 
-PER_ANSWER = (
+PER_SAMPLE = (
     "temperature",
     "top_k",
     "top_p",

@@ -37,7 +37,7 @@ def expected_token(logits: torch.Tensor, how: Draws, row: int) -> int:
         top_k = column(how.top_k, 0).astype(int)
         seed = how.seed_low.numpy().view(np.uint32) + (how.seed_high.numpy().view(np.uint32).astype(np.uint64) << 32)
         draw = how.position.numpy()
-        bias_answers = history_answers = np.empty(0, int)
+        bias_samples = history_samples = np.empty(0, int)
         bias_tokens = history_tokens = history_prompt = history_output = np.empty(0, int)
         bias_values = np.empty(0)
         repetition_penalty, frequency_penalty, presence_penalty = np.ones(len(logits)), *np.zeros((2, len(logits)))

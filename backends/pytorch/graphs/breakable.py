@@ -148,4 +148,4 @@ class BreakableReplay:
             runner.kv.copy(batch.page_copies[0], runner.device)
             sent = runner.inputs.fill_tokens(batch, self._frame)
             self._segments.replay(sent.step.rows, batch.num_tokens)
-            return runner.answer(batch, sent, self._hidden[: len(sent.answers)])
+            return runner.sample(batch, sent, self._hidden[: len(sent.samples)])

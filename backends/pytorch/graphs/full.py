@@ -24,19 +24,19 @@ from ..runner import TorchPending, TorchRunner
 from ..sampler import Drawn, draw_plainly, is_plain, sample
 
 
-class _Answers(NamedTuple):
+class _Samples(NamedTuple):
     """The rows that draw a token or give a hidden state. Cached for batches with the same arrays: the engine reuses
     its arrays while the same rows decode."""
 
     wants: NDArray[np.uint8]
     drafts: Ints
-    starts: Ints  # Batch.answer_starts
+    starts: Ints  # Batch.sample_starts
     rows: NDArray[np.int64] | None  # the rows that draw a token or give a hidden state; None: all rows
 
     @classmethod
-    def of(cls, batch: Batch) -> _Answers:
+    def of(cls, batch: Batch) -> _Samples:
         rows = batch.wants.nonzero()[0]
-        return cls(batch.wants, batch.drafts, batch.answer_starts, rows if len(rows) < batch.num_rows else None)
+        return cls(batch.wants, batch.drafts, batch.sample_starts, rows if len(rows) < batch.num_rows else None)
 
 
 class FullReplay:
@@ -56,7 +56,7 @@ class FullReplay:
         """Captures the step. `adapted`: rows may have adapters. `streams`: the streams of the captured work."""
         self._runner = runner
         self._frame = runner.inputs.frame(rows, adapted=adapted)
-        self._answers: _Answers | None = None  # of the previous step
+        self._samples: _Samples | None = None  # of the previous step
         with failures("capturing a step failed"), recorder.session():
             self._work(IN_ORDER)  # the first call compiles, loads and allocates, which a capture does not allow
             recorder.begin()
@@ -70,7 +70,7 @@ class FullReplay:
         step = replace(frame.step, streams=streams)
         ops = runner.device.ops
         runner.inputs.carry(frame)
-        logits = runner.model.logits(runner.model(step, ops, runner.kv), ops, step.answer_adapters)
+        logits = runner.model.logits(runner.model(step, ops, runner.kv), ops, step.sample_adapters)
         runner.inputs.keep(frame, draw_plainly(logits, frame.settings, runner.device))
         return logits
 
@@ -79,23 +79,23 @@ class FullReplay:
         runner = self._runner
         with failures("the step failed"):
             runner.kv.copy(batch.page_copies[0], runner.device)
-            contexts = runner.inputs.fill(batch, len(self._frame.answers))
+            contexts = runner.inputs.fill(batch, len(self._frame.samples))
             if self._frame.step.adapters is not None:
                 runner.inputs.adapters.fill(batch, self._frame.step.adapters)
             self._replay(contexts)
             rows = batch.num_rows
-            answers = self._answers
-            if answers is None or answers.wants is not batch.wants or answers.drafts is not batch.drafts:
-                answers = _Answers.of(batch)
-                self._answers = answers
+            samples = self._samples
+            if samples is None or samples.wants is not batch.wants or samples.drafts is not batch.drafts:
+                samples = _Samples.of(batch)
+                self._samples = samples
             if is_plain(batch):
                 drawn = Drawn(runner.inputs.drawn(rows), None)
-                return TorchPending(answers.starts, drawn, None, runner.device, answers=answers.rows)
+                return TorchPending(samples.starts, drawn, None, runner.device, samples=samples.rows)
             sent = self._frame.first(rows)
             logits = self._logits[:rows]
-            if answers.rows is not None:
-                sent = sent.with_answers(answers.rows, runner.device.send(answers.rows))
-                logits = logits[sent.answer_rows]
+            if samples.rows is not None:
+                sent = sent.with_samples(samples.rows, runner.device.send(samples.rows))
+                logits = logits[sent.sample_rows]
             drawn = sample(logits, batch, sent, runner.device)
             runner.inputs.keep(sent, drawn.tokens)
-            return TorchPending(answers.starts, drawn, None, runner.device)
+            return TorchPending(samples.starts, drawn, None, runner.device)

@@ -63,11 +63,11 @@ class SplitModel:
             self.segments.append((segment, work))
 
     def __call__(self, step: Step, ops: Ops, kv: PagedKV) -> Tensor:
-        """Hidden states [answers, hidden]. Keys and values go to the cache of the traced model, not to `kv`."""
-        answers = len(step.last)
+        """Hidden states [samples, hidden]. Keys and values go to the cache of the traced model, not to `kv`."""
+        samples = len(step.last)
         # Inductor would compile again for a dimension of size 1, so pad; and for inputs that are aligned differently,
         # so clone.
-        last = F.pad(step.last, (0, max(0, 2 - answers)))
+        last = F.pad(step.last, (0, max(0, 2 - samples)))
         inputs = step.tokens.clone(), step.positions.clone(), last
         values = self._constants | dict(zip(self._inputs, inputs, strict=True))
         outputs: tuple[Tensor, ...]
@@ -83,7 +83,7 @@ class SplitModel:
             for node in segment.spent:
                 del values[node]
         hidden: Tensor = values[self._hidden]
-        return hidden[:answers]
+        return hidden[:samples]
 
     @property
     def late(self) -> int:
@@ -137,8 +137,8 @@ class _Tracing:
 
     def example(self) -> tuple[Tensor, ...]:
         """Arguments of the traced forward pass: tokens, positions and last."""
-        tokens, answers = EXAMPLE
-        return tuple(torch.zeros(size, dtype=torch.int32, device=self._device) for size in (tokens, tokens, answers))
+        tokens, samples = EXAMPLE
+        return tuple(torch.zeros(size, dtype=torch.int32, device=self._device) for size in (tokens, tokens, samples))
 
     def forward(self, model: Forwards) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """`model` as a function of tokens, positions and last: the fields of Step that tracing reads."""
