@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .runner import CacheGroup
 
 
-class Group:
+class GroupPages:
     """The pages of one cache group. A lease has `per_block` pages for each block of `block` tokens."""
 
     def __init__(self, index: int, group: CacheGroup, block: int, *, records_freed: bool = False) -> None:

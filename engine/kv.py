@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import TYPE_CHECKING
 
-from .groups import Group
+from .groups import GroupPages
 from .radix import Node, PrefixTree
 from .states import StatePool
 
@@ -70,7 +70,7 @@ class KVCache:
         self._max_paths = spec.max_paths
         self._num_leases = 0
         self._groups = [
-            Group(index, group, self._block, records_freed=spec.max_paths > 0)
+            GroupPages(index, group, self._block, records_freed=spec.max_paths > 0)
             for index, group in enumerate(spec.groups)
         ]
         self._windows = [group for group in self._groups if group.window]
@@ -81,7 +81,7 @@ class KVCache:
         for group in self._windows:
             self._check_window(group)
 
-    def _check_window(self, group: Group) -> None:
+    def _check_window(self, group: GroupPages) -> None:
         needed = min(self._max_context, group.window + self._max_tokens + 3 * self._block)
         if group.num_tokens < needed:
             raise ValueError(f"a window of {group.window} needs pages for {needed} positions, not {group.num_tokens}")
@@ -182,18 +182,18 @@ class KVCache:
         lease.capacity = min([len(lease.pages[group.index]) * group.page_size for group in self._groups])
         return True
 
-    def _missing(self, group: Group, lease: Lease, length: int) -> int:
+    def _missing(self, group: GroupPages, lease: Lease, length: int) -> int:
         """How many more pages the lease needs for `length` positions; 0 or negative if it has enough."""
         if group.window:
             length = min(length, lease.next_share + self._max_tokens)
         return -(-length // group.page_size) - len(lease.pages[group.index])
 
-    def _available(self, group: Group) -> int:
+    def _available(self, group: GroupPages) -> int:
         """The number of pages that are free or can be evicted."""
         unused = len(group.unread) if group.window else self._tree.num_unused
         return len(group.pool) + unused * group.per_block
 
-    def _allocate(self, group: Group) -> int:
+    def _allocate(self, group: GroupPages) -> int:
         if not len(group.pool):
             if group.window:
                 self._tree.prune(group.evict())
@@ -255,7 +255,7 @@ class KVCache:
             group.enter([node])
         lease.changes += 1
 
-    def _move_window(self, lease: Lease, group: Group, first: int) -> None:
+    def _move_window(self, lease: Lease, group: GroupPages, first: int) -> None:
         """Record that the window of the lease has passed all blocks before block `first`."""
         passed = range(lease.first_blocks[group.index], first)
         group.leave(lease.path[passed.start : first])

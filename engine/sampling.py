@@ -103,10 +103,10 @@ def candidates(
     if 0 < sampling.top_k[index] < len(x):
         x[x < np.sort(x)[-sampling.top_k[index]]] = -np.inf
     if sampling.top_p[index] < 1.0:
-        values, groups = np.unique(-x, return_inverse=True)  # descending x; equal values form one group
-        mass = np.bincount(groups, weights=np.exp(log_softmax(x)), minlength=len(values))
+        values, ranks = np.unique(-x, return_inverse=True)  # descending x; equal values have one rank
+        mass = np.bincount(ranks, weights=np.exp(log_softmax(x)), minlength=len(values))
         larger = np.concatenate(([0.0], np.cumsum(mass)[:-1]))
-        x[larger[groups] >= float(sampling.top_p[index])] = -np.inf
+        x[larger[ranks] >= float(sampling.top_p[index])] = -np.inf
     if sampling.min_p[index] > 0.0:
         x[x < x.max() + np.log(float(sampling.min_p[index]))] = -np.inf
     return x

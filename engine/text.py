@@ -50,7 +50,7 @@ class TextStream:
         return text
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the text so far ends with a complete character."""
         return len(self._decode(self._window)) == len(self._emitted)
 

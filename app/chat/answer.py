@@ -55,9 +55,9 @@ class MarkedReader:
         return self._parser.in_calls
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the text so far ends with a complete character."""
-        return self._text.is_whole
+        return self._text.is_complete
 
     def take(self) -> Output:
         output = self._output

@@ -51,12 +51,12 @@ def exact(place: Place) -> Number:
     return value
 
 
-def bounds(schema: Place, *, whole: bool) -> dict[str, Number]:
+def bounds(schema: Place, *, integers: bool) -> dict[str, Number]:
     """The bounds of a schema. A bound that llguidance reads differently, such as one between two multiples, becomes the
-    first number inside. `whole`: only integers. Raises SchemaProblem."""
+    first number inside. `integers`: only those. Raises SchemaProblem."""
     multiple = schema.child("multipleOf") if schema.has("multipleOf") else None
     step = Fraction(str(_step(multiple))) if multiple else None
-    if whole:
+    if integers:
         step = Fraction(step.numerator if step else 1)
     result = _side(schema, *_SIDES[0], step) | _side(schema, *_SIDES[1], step)
     if multiple and {"minimum", "maximum"} <= result.keys():

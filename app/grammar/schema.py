@@ -162,7 +162,7 @@ class _Rewriter:
     def _bounds(self, keyword: _Keyword) -> dict[str, Any]:
         if keyword.types.isdisjoint({"integer", "number"}):
             return {}
-        return bounds(keyword.schema, whole="number" not in keyword.types)
+        return bounds(keyword.schema, integers="number" not in keyword.types)
 
     def _size(self, keyword: _Keyword) -> dict[str, Any]:
         return {keyword.name: size(keyword.place)}

@@ -7,7 +7,7 @@ from typing import Any
 from .library import failed, library
 from .sequences import TO_END
 
-WHOLE = -1  # both ends of a range of positions: all positions
+ALL = -1  # both ends of a range of positions: all positions
 
 
 class ContextMemory:
@@ -33,5 +33,5 @@ class StreamMemory(ContextMemory):
     def copy(self, source: int, target: int, start: int, end: int) -> None:
         """See sequences.Memory. llama.cpp copies all bytes of the cache, when it computes the next batch."""
         assert not start, "the copy of a part would replace the whole cache of the target"
-        super().copy(source, target, WHOLE, WHOLE)
+        super().copy(source, target, ALL, ALL)
         self.remove(target, end, TO_END)

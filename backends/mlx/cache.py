@@ -29,7 +29,7 @@ class LayerShape:
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class ResidentGroup:
     """The caches, one for each layer, of the rows that one call of the model computes: RowCache for one row, BatchCache
     for several rows."""
 
@@ -74,7 +74,7 @@ class Pool:
         positions = np.arange(start, end)
         return np.asarray(pages)[positions // self._page_size] * self._page_size + positions % self._page_size
 
-    def write(self, group: Group, spans: Sequence[Span]) -> None:
+    def write(self, group: ResidentGroup, spans: Sequence[Span]) -> None:
         """Copy the keys and values of these spans from the group to their pages, lazily."""
         end = group.layers[0].size()
         rows = np.concatenate([np.full(span.length - span.start, span.row) for span in spans])
@@ -124,7 +124,7 @@ class Caches:
     def __init__(self, shapes: Sequence[LayerShape], num_pages: int, page_size: int) -> None:
         self._windows = [shape.window for shape in shapes]
         self.pool = Pool(shapes, num_pages, page_size)
-        self.groups: dict[int, Group] = {}
+        self.groups: dict[int, ResidentGroup] = {}
 
     def write(self, writes: Sequence[Write], copies: Sequence[Sequence[int]]) -> None:
         for write in writes:
@@ -135,7 +135,7 @@ class Caches:
     def make(self, make: Make) -> None:
         rows = [self._row(source) for source in make.sources]
         layers = rows[0] if len(rows) == 1 else [BatchCache.of(list(layer)) for layer in zip(*rows, strict=True)]
-        self.groups[make.group] = Group(layers, [source.length for source in make.sources])
+        self.groups[make.group] = ResidentGroup(layers, [source.length for source in make.sources])
 
     def _row(self, source: Source) -> list[RowCache]:
         if source.group:

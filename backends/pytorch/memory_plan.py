@@ -191,8 +191,8 @@ def step_tokens(config: ModelConfig, options: LoadOptions, device: Device) -> in
     if options.max_step_tokens is not None:
         return max(options.max_step_tokens, options.max_rows)
     tokens = min(device.step_tokens, device.step_work / (config.num_layers * layer_weights(config)))
-    whole = int(tokens) // MIN_STEP_TOKENS * MIN_STEP_TOKENS
-    return max(whole, min(device.step_tokens, MIN_STEP_TOKENS), options.max_rows)
+    multiple = int(tokens) // MIN_STEP_TOKENS * MIN_STEP_TOKENS
+    return max(multiple, min(device.step_tokens, MIN_STEP_TOKENS), options.max_rows)
 
 
 def _requested_context(files: ModelFiles, options: LoadOptions) -> int:

@@ -9,7 +9,7 @@ pytest.importorskip("mlx_lm", reason="mlx and mlx-lm are not installed")
 
 import mlx.core as mx
 
-from localllm.backends.mlx.cache import Caches, Group, LayerShape, Pool
+from localllm.backends.mlx.cache import Caches, LayerShape, Pool, ResidentGroup
 from localllm.backends.mlx.plan import Make, Source, Span, Write
 
 from .mlx_operations import operations
@@ -35,7 +35,7 @@ def gather(caches: Caches, group: int, *rows: tuple[int, int, int]) -> None:
     caches.make(Make(group, [Source(length, source, row, []) for source, row, length in rows]))
 
 
-def extend(group: Group, new: int) -> None:
+def extend(group: ResidentGroup, new: int) -> None:
     """Add random keys and values, as a call of a model does."""
     rows = len(group.lengths)
     group.set_offsets()
@@ -45,7 +45,7 @@ def extend(group: Group, new: int) -> None:
     group.lengths = [length + new for length in group.lengths]
 
 
-def rows_of(group: Group) -> list[list[np.ndarray]]:
+def rows_of(group: ResidentGroup) -> list[list[np.ndarray]]:
     """Each row's keys and values of each layer, [kv heads, positions, dim]."""
     actual = []
     for row, length in enumerate(group.lengths):
@@ -58,7 +58,7 @@ def same(one: list[np.ndarray], other: list[np.ndarray], length: int) -> bool:
     return all(np.array_equal(a[:, :length], b[:, :length]) for a, b in zip(one, other, strict=True))
 
 
-def uneven(caches: Caches) -> Group:
+def uneven(caches: Caches) -> ResidentGroup:
     """Group 9: rows of 37, 5 and 40 positions."""
     for number, length in ((1, 30), (2, 33), (3, 2)):
         begin(caches, number, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.engine.groups import Group
+from localllm.engine.groups import GroupPages
 from localllm.engine.kv import KVCache, Lease
 from localllm.engine.radix import Node, PrefixTree
 
@@ -17,7 +17,7 @@ def check_cache(cache: KVCache, leases: list[Lease]) -> None:
     _check_states(cache, leases, nodes)
 
 
-def _check_group(cache: KVCache, group: Group, leases: list[Lease], nodes: list[Node]) -> None:
+def _check_group(cache: KVCache, group: GroupPages, leases: list[Lease], nodes: list[Node]) -> None:
     index = group.index
     unshared = [page for lease in leases for page in lease.pages[index][len(lease.path) * group.per_block :]]
     shared = [page for node in nodes for page in node.pages[index]]

@@ -25,7 +25,7 @@ class CallReader(Protocol):
         ...
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the text so far ends with a complete character."""
         ...
 
@@ -76,7 +76,7 @@ class LazyGrammar:
         self._reader.push([token])
         if not self._reader.in_calls:
             self._matcher = None
-        elif self._begun is not None and self._reader.is_whole:
+        elif self._begun is not None and self._reader.is_complete:
             matcher, text = self._begun
             self._matcher = _advance(matcher, self._encode(text), strict=False)
 

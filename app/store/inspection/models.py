@@ -97,8 +97,8 @@ def licence(ref: ModelRef) -> str:
 def _one_model(name: str, files: list[StoredFile], variants: tuple[Variant, ...]) -> list[Path]:
     """The files of one model, which represents the variants. Raises ModelRefused if several models could do this."""
     selected = default_quant(variants)
-    whole = [file for file in files if not is_adapter(file.path)]
-    models = [model for model in gguf_models(whole) if gguf_quant(model[0].name) == selected]
+    bases = [file for file in files if not is_adapter(file.path)]
+    models = [model for model in gguf_models(bases) if gguf_quant(model[0].name) == selected]
     if len(models) > 1:
         first = ", ".join(model[0].name for model in models[:3])
         raise ModelRefused(f"{name} has {len(models)} GGUF models", f"name one of the files: {first}")
