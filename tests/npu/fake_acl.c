@@ -208,9 +208,16 @@ void fake_call(void *handle, PyObject *function, int first) {
 }
 void fake_fail(const char *reason) { failure = refuse(ACL_ERROR_RT_AICORE_EXCEPTION, reason); }
 void fake_early(int value) { early = value; }
-int fake_is_capturing(void *stream) { return ((Stream *)stream)->model != NULL; }
 size_t fake_used_bytes(void) { return used_bytes; }
-size_t fake_pending(void *stream) { return ((Stream *)stream)->queue.count - ((Stream *)stream)->queue.done; }
+// 0: no queued item of the stream uses memory; 1: some does; 2: the stream is in a capture.
+int fake_state(void *handle) {
+    lock();
+    Items *queue = &((Stream *)handle)->queue;
+    int state = ((Stream *)handle)->model ? 2 : 0;
+    for (size_t i = queue->done; !state && i < queue->count; i++) state = queue->list[i - queue->base].kind != WAIT;
+    unlock(ACL_SUCCESS);
+    return state;
+}
 
 // Device
 
@@ -341,7 +348,8 @@ aclError aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t timeout) 
 aclError aclrtSynchronizeDevice(void) { return synchronize(NULL, 0); }
 aclError aclrtSynchronizeDeviceWithTimeout(int32_t timeout) { return synchronize(NULL, 0); }
 aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus *status) {
-    *status = fake_pending(stream) ? ACL_STREAM_STATUS_NOT_READY : ACL_STREAM_STATUS_COMPLETE;
+    Items *queue = &((Stream *)stream)->queue;
+    *status = queue->done < queue->count ? ACL_STREAM_STATUS_NOT_READY : ACL_STREAM_STATUS_COMPLETE;
     return ACL_SUCCESS;
 }
 

@@ -26,9 +26,8 @@ ACL.fake_call.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int]
 ACL.fake_call.restype = None
 ACL.fake_fail.argtypes = [ctypes.c_char_p]
 ACL.fake_fail.restype = None
-for _name in ("fake_is_capturing", "fake_pending"):
-    getattr(ACL, _name).argtypes = [ctypes.c_void_p]
-ACL.fake_pending.restype = ctypes.c_size_t
+ACL.fake_state.argtypes = [ctypes.c_void_p]
+IDLE, CAPTURING = 0, 2  # of fake_state
 
 calls: Counter[str] = Counter()  # of the ops of torch_npu, by name
 Compute = Callable[..., Any]
@@ -40,7 +39,7 @@ def order(*, early: bool) -> None:
 
 
 def _stream() -> int:
-    stream: int = torch_npu.npu.current_stream().npu_stream
+    stream: int = torch_npu._C._npu_getCurrentRawStream(0)
     return stream
 
 
@@ -73,13 +72,16 @@ def queue(work: Callable[[], Any], *, first: bool = False) -> None:
     ACL.fake_call(_stream(), guarded, first)
 
 
-def poison(tensor: Tensor) -> Tensor:
+def poison(tensor: Tensor, *, is_output: bool = False) -> Tensor:
+    """`is_output`: queued work will write the tensor, so poison before that work is needed only in captures."""
     if tensor.numel():
         cpu = alias(tensor)
-        if ACL.fake_pending(_stream()) == 0 and not ACL.fake_is_capturing(_stream()):
-            _fill_poison(cpu)  # at once: no queued work uses the memory
-        else:
-            queue(lambda: _fill_poison(cpu))
+        stream = _stream()
+        state = ACL.fake_state(stream)
+        if state == IDLE:
+            _fill_poison(cpu)
+        elif state == CAPTURING or not is_output:
+            queue(lambda: _fill_poison(cpu), first=True)
     return tensor
 
 
@@ -180,7 +182,7 @@ class _Op:
         if outputs is None:
             synchronize()
             return _map(self._compute(*host_args, **host_kwargs), lambda result: result.to("npu"))
-        results = _map(outputs, lambda meta: poison(_allocate(meta)))
+        results = _map(outputs, lambda meta: poison(_allocate(meta), is_output=True))
         targets = _map(results, alias)
         compute = self._compute
 
