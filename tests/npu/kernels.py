@@ -20,6 +20,8 @@ import torch_npu
 from torch import Tensor
 
 from .environment import LIBRARIES
+from .ops import OPS
+from .ops.rules import Call, Op
 
 ACL = ctypes.PyDLL(str(LIBRARIES / "libascendcl.so"))
 ACL.fake_call.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_int]
@@ -100,8 +102,9 @@ def _map(value: Any, change: Callable[[Tensor], Any]) -> Any:
 class _Host:
     """Arguments for the CPU: tensors as aliases, the device and the generator of the CPU."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, has_host_tensors: bool) -> None:
         self._name = name
+        self._has_host_tensors = has_host_tensors
 
     def __call__(self, value: Any) -> Any:
         if isinstance(value, torch.device):
@@ -113,7 +116,7 @@ class _Host:
     def _tensor(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "npu":
             return alias(tensor)
-        if tensor.dim() and self._name not in HOST_INDICES:
+        if tensor.dim() and not self._has_host_tensors:
             raise RuntimeError(f"{self._name}: expected all tensors on the same device, and one is on {tensor.device}")
         return tensor.clone()
 
@@ -144,57 +147,64 @@ def _meta(value: Any) -> Any:
     )
 
 
-class _Op:
+class Kernel:
     """The kernel of one op."""
 
-    def __init__(self, name: str, compute: Compute | None = None, check: Compute | None = None) -> None:
-        """`compute`: the work, on CPU tensors; None: the op itself."""
+    def __init__(self, name: str, record: Op | None = None) -> None:
+        """`record`: the reference and the rules of an op of torch_npu; None: the work is the op itself, on the CPU."""
         space, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
         self.name = name
-        self._op = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
-        self._compute = compute or self._op
-        self._check = check
-        self._host = _Host(name)
+        self.op = getattr(getattr(getattr(torch.ops, space), base), overload or "default")
+        self._record = record
+        self._is_out = record is not None and overload == "out"
+        self.has_meta = torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta")
+        self._host = _Host(name, name in HOST_INDICES or bool(record and record.host))
         self._shapes: dict[Any, Any] = {}
-        schema = self._op._schema
-        self._written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+        schema = self.op._schema
+        self.written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
         self._positions = {a.name: i for i, a in enumerate(schema.arguments)}
         self._has_outputs = any(r.alias_info is None for r in schema.returns)
 
     def _outputs(self, args: Any, kwargs: Any) -> Any:
         """The shapes of the results. None: only the result itself tells them."""
+        if self._record is not None and hasattr(self._record, "shapes"):
+            return self._record.shapes(self.bind(args, kwargs))
         key = (_key(args), _key(tuple(kwargs.items())))
         if key not in self._shapes:
             try:
-                self._shapes[key] = self._op(*map(_meta, args), **{k: _meta(v) for k, v in kwargs.items()})
+                self._shapes[key] = self.op(*map(_meta, args), **{k: _meta(v) for k, v in kwargs.items()})
             except NotImplementedError:
                 self._shapes[key] = None
         return self._shapes[key]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._check is not None:
+        if self._record is not None:
             calls[self.name] += 1
-            self._check(*args, **kwargs)
-        outputs = self._outputs(args, kwargs) if self._has_outputs else ()
+            self._record.check(self.bind(args, kwargs))
+        outputs = self._outputs(args, kwargs) if self._has_outputs and not self._is_out else ()
         host_args = [self._host(value) for value in args]
         host_kwargs = {name: self._host(value) for name, value in kwargs.items()}
         if outputs is None:
             synchronize()
-            return _map(self._compute(*host_args, **host_kwargs), lambda result: result.to("npu"))
-        results = _map(outputs, lambda meta: poison(_allocate(meta), is_output=True))
+            return _map(self._compute(host_args, host_kwargs), lambda result: result.to("npu"))
+        results = kwargs["out"] if self._is_out else _map(outputs, lambda meta: poison(_allocate(meta), is_output=True))
         targets = _map(results, alias)
-        compute = self._compute
-
-        def work() -> None:
-            _store(targets, compute(*host_args, **host_kwargs))
-
-        queue(work)
+        queue(lambda: _store(targets, self._compute(host_args, host_kwargs)))
         return results if self._has_outputs else self._mutated(args, kwargs)
 
+    def bind(self, args: Any, kwargs: Any) -> Call:
+        """The arguments by name, with the defaults of the schema."""
+        values = {a.name: a.default_value for a in self.op._schema.arguments}
+        values |= dict(zip(values, args, strict=False)) | kwargs
+        return Call(**values)
+
+    def _compute(self, args: Any, kwargs: Any) -> Any:
+        return self.op(*args, **kwargs) if self._record is None else self._record.compute(self.bind(args, kwargs))
+
     def _mutated(self, args: Any, kwargs: Any) -> Any:
-        tensors = [kwargs[name] if name in kwargs else args[self._positions[name]] for name in self._written]
-        count = len(self._op._schema.returns)
+        tensors = [kwargs[name] if name in kwargs else args[self._positions[name]] for name in self.written]
+        count = len(self.op._schema.returns)
         return None if count == 0 else tensors[0] if count == 1 else tuple(tensors)
 
 
@@ -203,6 +213,9 @@ def _allocate(meta: Tensor) -> Tensor:
 
 
 def _store(targets: Any, results: Any) -> None:
+    """Copy results to the outputs. None: the work has written them itself."""
+    if results is None:
+        return
     if isinstance(targets, Tensor):
         targets.copy_(results)
     elif targets:
@@ -308,4 +321,7 @@ def install() -> None:
     """Replace the kernels of torch_npu."""
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::") and _is_replaced(name):
-            replace(name, SPECIAL.get(name) or _Op(name))
+            replace(name, SPECIAL.get(name) or Kernel(name))
+    for record in OPS:
+        for name in record.names:
+            replace(name, Kernel(name, record))

@@ -1,0 +1,8 @@
+"""The ops of torch_npu that the NPU backend calls: documented rules, references, right and wrong calls."""
+
+from __future__ import annotations
+
+from . import attention, cache, elementwise
+from .rules import Op
+
+OPS: tuple[Op, ...] = (*elementwise.OPS, *cache.OPS, *attention.OPS)

@@ -1,0 +1,107 @@
+"""Graphs of torch_npu over the fake: replays, host numbers that change, and two streams."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch_npu
+from torch import Tensor
+
+from localllm.backends.npu.recorder import NpuRecorder
+from localllm.backends.pytorch.streams import SideStream
+
+from .ops.attention import FusedInferAttentionScoreV2
+from .test_ops import arguments, example_call
+
+pytestmark = pytest.mark.emulated
+NPU = torch.device("npu", 0)
+
+
+def captured(work: Callable[[], Tensor], *, update: bool = False) -> tuple[torch_npu.npu.NPUGraph, Tensor]:
+    graph = torch_npu.npu.NPUGraph()
+    graph.auto_dispatch_capture = update
+    side = torch_npu.npu.Stream()
+    torch_npu.npu.synchronize()
+    with torch_npu.npu.graph(graph, stream=side, auto_dispatch_capture=update):
+        output = work()
+    return graph, output
+
+
+def test_a_replay_computes_again_and_poisons_its_outputs_first(order: str) -> None:
+    x = torch.zeros(4, device=NPU)
+    graph, output = captured(lambda: x * 2 + 1)
+    for value in (1.0, 5.0):
+        x.fill_(value)
+        graph.replay()
+        assert torch.equal(output.cpu(), torch.full((4,), 2 * value + 1))
+
+
+def test_a_capture_refuses_to_wait(order: str) -> None:
+    x = torch.zeros(4, device=NPU)
+    with pytest.raises(RuntimeError, match="107027"):
+        captured(lambda: x.cpu())
+
+
+def test_replays_get_new_lengths(order: str) -> None:
+    op = FusedInferAttentionScoreV2()
+    values = arguments(op, "npu")
+    graph, output = captured(lambda: torch.ops.npu.npu_fused_infer_attention_score_v2(**values)[0], update=True)
+    for lens in ([200, 100, 2], [3, 128, 129], [256, 256, 256]):
+        graph.update(cpu_update_input=[{"actual_seq_kvlen": lens}])
+        graph.replay()
+        call = example_call(op)
+        for name in ("query", "key", "value"):
+            setattr(call, name, values[name].cpu())
+        call.actual_seq_kvlen = lens
+        torch.testing.assert_close(output.cpu(), op.compute(call)[0], rtol=0, atol=0)
+
+
+def test_a_replay_without_new_lengths_fails(order: str) -> None:
+    values = arguments(FusedInferAttentionScoreV2(), "npu")
+    graph, _ = captured(lambda: torch.ops.npu.npu_fused_infer_attention_score_v2(**values)[0], update=True)
+    graph.replay()
+    with pytest.raises(RuntimeError):
+        torch_npu.npu.synchronize()
+
+
+def forked(x: Tensor, streams: SideStream, *, fork: bool = True, join: bool = True) -> Tensor:
+    first = x + 1
+    if fork:
+        streams._side.wait_stream(torch_npu.npu.current_stream())
+    with torch_npu.npu.stream(streams._side):
+        second = first * 10
+    if join:
+        streams.join()
+    return first + second
+
+
+def test_two_streams(order: str) -> None:
+    x = torch.ones(4, device=NPU)
+    streams = SideStream(torch_npu.npu)
+    torch_npu.npu.synchronize()
+    assert torch.equal(forked(x, streams).cpu(), torch.full((4,), 22.0))
+    recorder = NpuRecorder()
+    with recorder.session():
+        recorder.begin()
+        output = forked(x, streams)
+        replay = recorder.end()
+    for value in (1.0, 2.0):
+        x.fill_(value)
+        replay(())  # type: ignore[arg-type]
+        assert torch.equal(output.cpu(), torch.full((4,), 11 * (value + 1)))
+
+
+@pytest.mark.parametrize(("order", "fork", "join"), [("early", False, True), ("late", True, False)], indirect=["order"])
+def test_a_missing_wait_reads_poison(order: str, fork: bool, join: bool) -> None:
+    x = torch.ones(4, device=NPU)
+    torch_npu.npu.synchronize()
+    assert forked(x, SideStream(torch_npu.npu), fork=fork, join=join).cpu().isnan().all()
+
+
+def test_a_capture_must_join_its_streams() -> None:
+    x = torch.ones(4, device=NPU)
+    streams = SideStream(torch_npu.npu)
+    with pytest.raises(RuntimeError, match="107025"):
+        captured(lambda: forked(x, streams, join=False))
