@@ -4,9 +4,9 @@
 // an item that runs waits for it. So a missing wait between streams reads memory that is not written yet. `fake_early`
 // selects the other extreme: when the host waits, all other streams run first.
 //
-// An event is a position in a queue: it is complete if the queue ran that far. An external event is a flag that items set
-// and reset. A captured model is a list of lanes, one for each stream; a replay is one item that runs the lanes. A task
-// group is an item with its own items, which an update replaces in the order of the update's stream.
+// An event is a position in a queue: it is complete if the queue ran that far. A captured model is a list of lanes, one
+// for each stream; a replay is one item that runs the lanes. A task group is an item with its own items, which an update
+// replaces in the order of the update's stream.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
@@ -27,13 +27,13 @@ extern void PyEval_RestoreThread(void *);
 typedef struct Items Items;
 typedef struct Stream Stream;
 typedef struct Model Model;
-typedef struct { bool external, set; Stream *stream; Model *model; int lane; size_t position; double time; } Event;
-typedef enum { CALL, COPY, FILL, WAIT, LANE_WAIT, FLAG_WAIT, FLAG_SET, FLAG_RESET, REPLAY, GROUP, UPDATE } Kind;
+typedef struct { uint64_t value; Stream *stream; Model *model; int lane; size_t position; double time; } Event;
+typedef enum { CALL, COPY, FILL, WAIT, LANE_WAIT, VALUE_WAIT, VALUE_WRITE, REPLAY, GROUP, UPDATE } Kind;
 typedef struct {
     Kind kind;
-    void *target;        // CALL: the function; COPY, FILL: memory; WAIT: Stream; FLAG_*: Event; REPLAY: Model; else Items
+    void *target;        // CALL: the function; COPY, FILL, VALUE_*: memory; WAIT: Stream; REPLAY: Model; else Items
     const void *source;  // COPY: memory; UPDATE: the new Items
-    size_t size;         // COPY, FILL: bytes; *WAIT: the position
+    size_t size;         // COPY, FILL: bytes; WAIT, LANE_WAIT: the position; VALUE_*: the value
     int value;           // FILL: the byte; LANE_WAIT: the lane
 } Item;
 struct Items { Item *list; size_t count, capacity, done, base; bool running; };  // list[i] is at the position base + i
@@ -122,12 +122,23 @@ static void run_lane(Model *model, size_t *progress, int lane, size_t end) {
     while (progress[lane] < end) run(&model->lanes[lane].list[progress[lane]++], model, progress);
 }
 
-static void wait_flag(Event *event) {
-    while (!event->set) {
-        Stream *setter = event->stream;  // of the last call that sets the flag
-        if (!setter || setter->queue.done >= event->position || setter->queue.running)
+static bool writes(Items *queue, void *address) {
+    for (size_t i = queue->done; i < queue->count; i++) {
+        Item *item = &queue->list[i - queue->base];
+        if (item->kind == VALUE_WRITE && item->target == address) return true;
+    }
+    return false;
+}
+
+// External events of torch_npu are values in memory: a record writes 1, a wait waits for 1 and writes 0.
+static void wait_value(Item *item) {
+    while (*(uint64_t *)item->target < item->size) {
+        int writer = 0;
+        while (writer < stream_count && (streams[writer]->queue.running || !writes(&streams[writer]->queue, item->target)))
+            writer++;
+        if (writer == stream_count)
             return fake_fail("a replay waits for an external event that nothing records: graph.update was not called");
-        run_queue(&setter->queue, setter->queue.done + 1);
+        run_queue(&streams[writer]->queue, streams[writer]->queue.done + 1);
     }
 }
 
@@ -155,9 +166,8 @@ static void run(Item *item, Model *model, size_t *progress) {
             if (((Stream *)item->target)->queue.done < item->size) run_queue(&((Stream *)item->target)->queue, item->size);
             break;
         case LANE_WAIT: run_lane(model, progress, item->value, item->size); break;
-        case FLAG_WAIT: wait_flag(item->target); break;
-        case FLAG_SET: ((Event *)item->target)->set = true; break;
-        case FLAG_RESET: ((Event *)item->target)->set = false; break;
+        case VALUE_WAIT: wait_value(item); break;
+        case VALUE_WRITE: *(uint64_t *)item->target = item->size; break;
         case REPLAY: replay(item->target); break;
         case GROUP:
             for (size_t i = 0; i < ((Items *)item->target)->count; i++) run(&((Items *)item->target)->list[i], model, progress);
@@ -209,6 +219,7 @@ void fake_call(void *handle, PyObject *function, int first) {
     }
 }
 void fake_fail(const char *reason) { failure = refuse(ACL_ERROR_RT_AICORE_EXCEPTION, reason); }
+void *fake_capture(void *stream) { return ((Stream *)stream)->model; }
 void fake_early(int value) { early = value; }
 size_t fake_used_bytes(void) { return used_bytes; }
 // 0: no queued item of the stream uses memory; 1: some does; 2: the stream is in a capture.
@@ -364,7 +375,6 @@ aclError aclrtStreamQuery(aclrtStream stream, aclrtStreamStatus *status) {
 
 aclError aclrtCreateEventExWithFlag(aclrtEvent *event, uint32_t flag) {
     Event *created = calloc(1, sizeof *created);
-    created->external = flag & ACL_EVENT_EXTERNAL;
     return *event = created, ACL_SUCCESS;
 }
 aclError aclrtCreateEventWithFlag(aclrtEvent *event, uint32_t flag) { return aclrtCreateEventExWithFlag(event, flag); }
@@ -376,16 +386,19 @@ aclError aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     event->time = now.tv_sec * 1e3 + now.tv_nsec / 1e6;
-    if (event->external) enqueue(stream, (Item){FLAG_SET, event});
     event->stream = stream;
-    event->model = event->external ? NULL : stream->model;
+    event->model = stream->model;
     event->lane = stream->lane;
     event->position = event->model ? stream->model->lanes[stream->lane].count : stream->queue.count;
     return ACL_SUCCESS;
 }
 
-aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream) {
-    return ((Event *)event)->external ? enqueue(stream, (Item){FLAG_RESET, event}) : ACL_SUCCESS;
+aclError aclrtResetEvent(aclrtEvent event, aclrtStream stream) { return ACL_SUCCESS; }
+aclError aclrtValueWrite(void *address, uint64_t value, uint32_t flag, aclrtStream stream) {
+    return enqueue(stream, (Item){VALUE_WRITE, address, NULL, value});
+}
+aclError aclrtValueWait(void *address, uint64_t value, uint32_t flag, aclrtStream stream) {
+    return enqueue(stream, (Item){VALUE_WAIT, address, NULL, value});
 }
 
 static aclError join_capture(Stream *stream, Model *model) {
@@ -401,7 +414,6 @@ static aclError join_capture(Stream *stream, Model *model) {
 aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
     Event *event = handle;
     Stream *stream = stream_handle;
-    if (event->external) return enqueue(stream, (Item){FLAG_WAIT, event});
     if (!event->stream) return ACL_SUCCESS;  // never recorded
     if (event->model && event->model != capturing)
         return refuse(ACL_ERROR_RT_EVENT_CAPTURED, "the event was recorded in a capture that ended");
@@ -416,7 +428,7 @@ aclError aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
 }
 
 static bool is_complete(Event *event) {
-    return event->external ? event->set : !event->stream || event->stream->queue.done >= event->position;
+    return !event->stream || event->stream->queue.done >= event->position;
 }
 aclError aclrtSynchronizeEvent(aclrtEvent handle) {
     Event *event = handle;

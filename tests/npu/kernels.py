@@ -10,7 +10,7 @@ Outputs have poison (NaN, or large integers) until their work runs.
 from __future__ import annotations
 
 import ctypes
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -29,6 +29,8 @@ ACL.fake_call.restype = None
 ACL.fake_fail.argtypes = [ctypes.c_char_p]
 ACL.fake_fail.restype = None
 ACL.fake_state.argtypes = [ctypes.c_void_p]
+ACL.fake_capture.argtypes = [ctypes.c_void_p]
+ACL.fake_capture.restype = ctypes.c_void_p  # None: the stream is in no capture
 IDLE, CAPTURING = 0, 2  # of fake_state
 
 calls: Counter[str] = Counter()  # of the ops of torch_npu, by name
@@ -75,16 +77,37 @@ def queue(work: Callable[[], Any], *, first: bool = False) -> None:
 
 
 def poison(tensor: Tensor, *, is_output: bool = False) -> Tensor:
-    """`is_output`: queued work will write the tensor, so poison before that work is needed only in captures."""
-    if tensor.numel():
-        cpu = alias(tensor)
-        stream = _stream()
-        state = ACL.fake_state(stream)
-        if state == IDLE:
-            _fill_poison(cpu)
-        elif state == CAPTURING or not is_output:
-            queue(lambda: _fill_poison(cpu), first=True)
+    """`is_output`: queued work will write the tensor, so poison just before that work shows nothing."""
+    if not tensor.numel():
+        return tensor
+    cpu = alias(tensor)
+    stream = _stream()
+    state = ACL.fake_state(stream)
+    if state == IDLE:
+        _fill_poison(cpu)
+    elif state == CAPTURING and not _was_used(tensor, stream):
+        queue(lambda: _fill_poison(cpu), first=True)
+    elif not is_output:
+        queue(lambda: _fill_poison(cpu))
     return tensor
+
+
+# The memory that the arguments of a capture's work have, by capture. The allocator may give it to later outputs of the
+# same capture, so it has no poison at the start of a replay.
+_used: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+
+
+def _use(tensor: Tensor, stream: int) -> None:
+    capture = ACL.fake_capture(stream)
+    if capture:
+        start = tensor.untyped_storage().data_ptr()
+        _used[capture].append((start, start + tensor.untyped_storage().nbytes()))
+
+
+def _was_used(tensor: Tensor, stream: int) -> bool:
+    start = tensor.untyped_storage().data_ptr()
+    end = start + tensor.untyped_storage().nbytes()
+    return any(first < end and start < last for first, last in _used[ACL.fake_capture(stream)])
 
 
 def synchronize() -> None:
@@ -115,6 +138,7 @@ class _Host:
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if tensor.device.type == "npu":
+            _use(tensor, _stream())
             return alias(tensor)
         if tensor.dim() and not self._has_host_tensors:
             raise RuntimeError(f"{self._name}: expected all tensors on the same device, and one is on {tensor.device}")
