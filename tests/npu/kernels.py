@@ -315,7 +315,7 @@ KEPT = {
     f"aten::{name}"
     for name in "resize_ set_ set_.source_Storage set_.source_Storage_storage_offset set_.source_Tensor record_stream "
     "is_pinned _pin_memory empty_like new_empty_strided _copy_from_and_resize _lazy_clone is_set_to".split()
-}
+} | {"npu::npu_change_data_ptr"}
 
 
 def _is_replaced(name: str) -> bool:
@@ -346,6 +346,15 @@ def install() -> None:
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::") and _is_replaced(name):
             replace(name, SPECIAL.get(name) or Kernel(name))
+        elif name.startswith(("npu::npu_", "npu::_npu", "atb::")) and name not in KEPT:
+            replace(name, _without_reference(name))
     for record in OPS:
         for name in record.names:
             replace(name, Kernel(name, record))
+
+
+def _without_reference(name: str) -> Compute:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"the fake NPU has no reference for {name}: add one to tests/npu/ops")
+
+    return kernel
