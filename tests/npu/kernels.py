@@ -284,6 +284,12 @@ def _contiguous(tensor: Tensor, *, memory_format: torch.memory_format = torch.co
     return tensor if tensor.is_contiguous(memory_format=memory_format) else tensor.clone(memory_format=memory_format)
 
 
+def _format_cast(tensor: Tensor, acl_format: int, *, customize_dtype: Any = None, input_dtype: Any = None) -> Tensor:
+    """The format of the result is `acl_format` to torch_npu; its memory stays row-major."""
+    options = {"dtype": tensor.dtype, "device": tensor.device, "acl_format": acl_format}
+    return _copy(torch.ops.npu.empty_with_format(tensor.size(), **options), tensor)
+
+
 def _scalar(tensor: Tensor) -> Any:
     synchronize()
     return alias(tensor).item()
@@ -301,6 +307,7 @@ def _EMPTY_STRIDED(*args: Any, **kwargs: Any) -> Tensor:
 
 SPECIAL: dict[str, Compute] = {
     "aten::copy_": _copy,
+    "npu::npu_format_cast": _format_cast,
     "aten::_to_copy": _to_copy,
     "aten::contiguous": _contiguous,
     "aten::_local_scalar_dense": _scalar,
@@ -346,6 +353,8 @@ def install() -> None:
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::") and _is_replaced(name):
             replace(name, SPECIAL.get(name) or Kernel(name))
+        elif name in SPECIAL:
+            replace(name, SPECIAL[name])
         elif name.startswith(("npu::npu_", "npu::_npu", "atb::")) and name not in KEPT:
             replace(name, _without_reference(name))
     for record in OPS:

@@ -86,6 +86,7 @@ def test_each_rule_has_a_wrong_call(record_property: Any) -> None:
 
 @named
 @pytest.mark.emulated
+@torch.inference_mode()
 def test_an_op_on_the_fake_gives_the_result_of_its_reference(name: str, op: Op) -> None:
     if name.endswith(".out"):
         pytest.skip("graphs call it: test_graphs")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import attention, cache, elementwise
+from . import attention, cache, elementwise, grouped, moe, products
 from .rules import Op
 
-OPS: tuple[Op, ...] = (*elementwise.OPS, *cache.OPS, *attention.OPS)
+OPS: tuple[Op, ...] = (*elementwise.OPS, *cache.OPS, *attention.OPS, *moe.OPS, *products.OPS, *grouped.OPS)
