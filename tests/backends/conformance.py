@@ -188,11 +188,12 @@ class Offers:
 
 @pytest.mark.real
 class Conformance(Offers):
-    """Subclass with `backend` set; `same_bits` is False where a row's logits may differ in their last bits with the
-    number of rows beside it."""
+    """Subclass with `backend` set, and with `page` if pages do not have PAGE tokens; `same_bits` is False where
+    a row's logits may differ in their last bits with the number of rows beside it."""
 
     backend: str
     same_bits = True
+    page = PAGE
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -234,8 +235,10 @@ class Conformance(Offers):
 
     def test_prefix_hit_equals_cold_run(self, planned: Runner) -> None:
         talk = Conversation(planned)
-        prompt = canary.prompt(3, 50, seed=3)
-        other = [*prompt[:41], *canary.prompt(0, 25, seed=4)[1:]]
+        common = self.page + 33
+        hit = common // self.page * self.page
+        prompt = canary.prompt(3, common + 9, seed=3)
+        other = [*prompt[:common], *canary.prompt(0, 25, seed=4)[1:]]
         talk.submit("cold", prompt, 40)
         talk.finish()
         talk.submit("again", prompt, 40)
@@ -244,8 +247,8 @@ class Conformance(Offers):
         assert talk.tokens["cold"] == talk.tokens["again"] == canary.walk(prompt, 40)
         assert talk.tokens["branch"] == canary.walk(other, 40)
         assert talk.cached["cold"] == 0
-        assert talk.cached["again"] >= 40
-        assert talk.cached["branch"] >= 40
+        assert talk.cached["again"] >= hit
+        assert talk.cached["branch"] >= hit
 
     def test_identical_prompts_in_one_batch(self, planned: Runner) -> None:
         talk, prompt = Conversation(planned), canary.prompt(4, 45, seed=5)
@@ -275,10 +278,11 @@ class Conformance(Offers):
 
     def test_preempted_requests_equal_solo_runs(self, planned: Runner) -> None:
         """Memory for three of the eight: the young give way and are computed again."""
+        length = max(30, self.page - 28)  # the answers need another page
         if planned.spec.groups:
-            planned.spec = replace(planned.spec, groups=(CacheGroup(PAGE, 45),))
+            planned.spec = replace(planned.spec, groups=(CacheGroup(self.page, 3 * -(-(length + 90) // self.page)),))
         talk = Conversation(planned)
-        prompts = {f"r{number}": canary.prompt(number % canary.KEYS, 30, seed=number) for number in range(8)}
+        prompts = {f"r{number}": canary.prompt(number % canary.KEYS, length, seed=number) for number in range(8)}
         for name, prompt in prompts.items():
             talk.submit(name, prompt, 90)
         assert talk.finish() == {name: canary.walk(prompt, 90) for name, prompt in prompts.items()}
