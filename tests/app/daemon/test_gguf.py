@@ -54,7 +54,7 @@ def client(file: Path) -> Iterator[httpx.Client]:
 
 
 def body(client: httpx.Client, **more: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "How do I download a model?"}]
+    messages = [{"role": "user", "content": "What is the command to download a model?"}]
     return {"model": client.headers["x-model"], "messages": messages, "temperature": 0, "max_tokens": 24} | more
 
 

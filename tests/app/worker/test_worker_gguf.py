@@ -178,7 +178,7 @@ def test_settings_of_other_backends_do_not_disable_gguf_models(gguf: Path) -> No
     assert (loaded.info.backend, loaded.info.context) == ("llamacpp", 2048)
     for name in loaded.info.unapplied:
         assert any(f"localllm config tiny {name}=" in warning for warning in loaded.info.warnings), name
-    (result,) = ask(worker, messages=[{"role": "user", "content": "How do I download a model?"}])
+    (result,) = ask(worker, messages=[{"role": "user", "content": "What is the command to download a model?"}])
     assert "localllm pull" in result.text()
     worker.send(frames.Shutdown())
     assert worker.close()[0] == 0
