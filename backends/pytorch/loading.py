@@ -27,7 +27,7 @@ from .weights import Weights
 
 MIN_PACKED_BYTES = 64 * 2**20  # smaller models get no packed file: quantising them is fast
 EMBEDDING = "model.embed_tokens.weight"
-_SAMPLE = (64, 256)  # shape of the sample weight
+_EXAMPLE = (64, 256)  # shape of the example weight
 
 _MXFP4 = ("blocks", "scales", ".weight_packed", ".weight_scale")  # ends of the names of MXFP4 tensors
 
@@ -47,10 +47,10 @@ class Loader:
         self._adapter_rank = options.adapter_rank
         self._packed: PackedFile | None = None
         if options.packed_dir is not None and self._quant != "none" and files.weight_bytes >= MIN_PACKED_BYTES:
-            sample = self._sample(torch.float32)
-            expert_sample = self._expert_sample(torch.float32)
-            key = fingerprint(files, self._quant, sample, expert_sample)
-            kinds = type(sample), type(expert_sample)
+            example = self._example(torch.float32)
+            expert_example = self._expert_example(torch.float32)
+            key = fingerprint(files, self._quant, example, expert_example)
+            kinds = type(example), type(expert_example)
             self._packed = PackedFile(options.packed_dir / f"{self._quant}.safetensors", key, *kinds)
 
     def expected_token_bytes(self) -> int:
@@ -70,8 +70,8 @@ class Loader:
         @cache
         def value_bytes(stored: str, is_expert: bool) -> float:
             """Bytes in memory per value of a packed weight that has the dtype `stored` in the file."""
-            sample = self._expert_sample if is_expert else self._sample
-            return memory_bytes(sample(DTYPES[stored])) / prod(_SAMPLE)
+            example = self._expert_example if is_expert else self._example
+            return memory_bytes(example(DTYPES[stored])) / prod(_EXAMPLE)
 
         @cache
         def mxfp4_bytes(is_expert: bool) -> float:
@@ -121,11 +121,11 @@ class Loader:
 
     def _mxfp4_bytes(self, is_expert: bool) -> float:
         """Bytes of a packed MXFP4 weight in memory, divided by its bytes in the file."""
-        out_features, in_features = _SAMPLE
+        out_features, in_features = _EXAMPLE
         numbers = torch.zeros(out_features, in_features // 2, dtype=torch.uint8)
-        sample = Mxfp4(numbers, torch.zeros(out_features, in_features // GROUP, dtype=torch.uint8))
+        example = Mxfp4(numbers, torch.zeros(out_features, in_features // GROUP, dtype=torch.uint8))
         pack = self._pack_expert if is_expert else self._pack
-        return memory_bytes(pack(sample)) / memory_bytes(sample)
+        return memory_bytes(pack(example)) / memory_bytes(example)
 
     def _table_bytes(self) -> int:
         """Bytes of the embedding table; 0 if the output head has the same weight and shares its memory."""
@@ -139,8 +139,8 @@ class Loader:
 
     def _keeps_values(self, stored: torch.dtype) -> bool:
         """Whether a packed weight has a tensor that equals the weight in the file, which has the dtype `stored`."""
-        plain = self._plain_sample(stored)
-        packed = weight_tensors(self._sample(stored))
+        plain = self._plain_example(stored)
+        packed = weight_tensors(self._example(stored))
         return any(tensor.dtype == stored and torch.equal(tensor, plain) for tensor in packed)
 
     def load(self, build: Callable[[Weights], Model], adapter_slots: int) -> tuple[Model, Weights]:
@@ -156,24 +156,24 @@ class Loader:
             self._packed.write(weights.products)
         return model, weights
 
-    def _sample(self, stored: torch.dtype) -> Any:
-        """A small sample weight of dtype `stored`, quantised and packed in the same way as the model's weights."""
-        return self._pack(self._quantised_sample(stored))
+    def _example(self, stored: torch.dtype) -> Any:
+        """A small example weight of dtype `stored`, quantised and packed in the same way as the model's weights."""
+        return self._pack(self._quantised_example(stored))
 
-    def _expert_sample(self, stored: torch.dtype) -> Any:
-        """The same sample, packed in the same way as the model's experts."""
-        return self._pack_expert(self._quantised_sample(stored))
+    def _expert_example(self, stored: torch.dtype) -> Any:
+        """The same example, packed in the same way as the model's experts."""
+        return self._pack_expert(self._quantised_example(stored))
 
-    def _pack(self, sample: Any) -> Any:
-        return self._device.ops.linear.pack(sample, self._dtype)
+    def _pack(self, example: Any) -> Any:
+        return self._device.ops.linear.pack(example, self._dtype)
 
-    def _pack_expert(self, sample: Any) -> Any:
-        return self._device.ops.moe.pack_slices([sample], 1, _SAMPLE[0], self._dtype)
+    def _pack_expert(self, example: Any) -> Any:
+        return self._device.ops.moe.pack_slices([example], 1, _EXAMPLE[0], self._dtype)
 
-    def _quantised_sample(self, stored: torch.dtype) -> Any:
-        plain = self._plain_sample(stored)
+    def _quantised_example(self, stored: torch.dtype) -> Any:
+        plain = self._plain_example(stored)
         quantise = ON_LOAD[self._quant]
         return plain if quantise is None else quantise(plain)
 
-    def _plain_sample(self, stored: torch.dtype) -> torch.Tensor:
-        return torch.linspace(-1.0, 1.0, prod(_SAMPLE)).view(_SAMPLE).to(stored)
+    def _plain_example(self, stored: torch.dtype) -> torch.Tensor:
+        return torch.linspace(-1.0, 1.0, prod(_EXAMPLE)).view(_EXAMPLE).to(stored)

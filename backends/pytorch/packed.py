@@ -42,8 +42,8 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 log = logging.getLogger(__name__)
 
 
-def fingerprint(files: ModelFiles, quant: str, *samples: Any) -> str:
-    """SHA-256 of the model files' headers, sizes and times, of `quant`, and of `samples`: constant weights that
+def fingerprint(files: ModelFiles, quant: str, *examples: Any) -> str:
+    """SHA-256 of the model files' headers, sizes and times, of `quant`, and of `examples`: constant weights that
     this device has quantised and packed, so their bytes depend on the device's layouts of packed weights."""
     digest = hashlib.sha256(f"{VERSION} {quant}".encode())
     digest.update((files.path / "config.json").read_bytes())
@@ -52,9 +52,9 @@ def fingerprint(files: ModelFiles, quant: str, *samples: Any) -> str:
         digest.update(f"{file.name} {status.st_size} {status.st_mtime_ns}".encode())
         with file.open("rb") as opened:
             digest.update(opened.read(8 + struct.unpack("<Q", opened.read(8))[0]))
-    for sample in samples:
-        digest.update(type(sample).__name__.encode())
-        for part in weight_tensors(sample):
+    for example in examples:
+        digest.update(type(example).__name__.encode())
+        for part in weight_tensors(example):
             digest.update(_bytes(part))
     return digest.hexdigest()
 

@@ -49,7 +49,7 @@ class Loaded(NamedTuple):
     @property
     def product(self) -> str:
         """The name of the op in kernels.ops.Linear that multiplies this weight."""
-        match self._sample():
+        match self._example():
             case Int8():
                 return "int8"
             case Int4():
@@ -63,13 +63,13 @@ class Loaded(NamedTuple):
     @property
     def format(self) -> tuple[object, ...]:
         """A key that is equal for weights with the same product, dtypes, group size and number of inputs."""
-        return self.product, self.in_features, *_kind(self._sample())
+        return self.product, self.in_features, *_kind(self._example())
 
     def joins(self, other: Loaded) -> bool:
         """Whether the two weights can be concatenated along their outputs and multiplied by one product."""
         return self.format == other.format and _equal(self.order, other.order)
 
-    def _sample(self) -> Weight:
+    def _example(self) -> Weight:
         return self.rows(0, min(EIGHT, self.out_features))
 
 
