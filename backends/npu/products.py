@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ...kernels.ops import linear as reference
 from ...kernels.ops.linear import Int4, Int8, Linear, Weight, map_tensors, weight_tensors
@@ -58,8 +57,9 @@ def dense(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype
     """See linear.dense."""
     if not isinstance(weight, Dense):
         return reference.dense(x, weight, bias, dtype)
-    shift = None if bias is None else bias.to(x.dtype)
-    return F.linear(x, weight.data.t(), shift).to(dtype or x.dtype)
+    rows = x.flatten(0, -2)  # no view of the weight: it may be FRACTAL_NZ
+    product = rows @ weight.data if bias is None else torch.addmm(bias.to(x.dtype), rows, weight.data)
+    return _shaped(product, x).to(dtype or x.dtype)
 
 
 def int8(x: Tensor, weight: Any, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -89,11 +89,17 @@ def _by_block(product: Product, x: Tensor, weight: Any, bias: Tensor | None) -> 
     if not len(rows):
         return x.new_empty(*x.shape[:-1], weight.blocks * weight.scale.shape[-1])
     if weight.blocks == 1:
-        return product(rows, weight, bias).view(*x.shape[:-1], -1)
+        return _shaped(product(rows, weight, bias), x)
     blocks = [map_tensors(weight, itemgetter(block)) for block in range(weight.blocks)]
     biases = [None] * weight.blocks if bias is None else bias.chunk(weight.blocks)
     outputs = [product(rows, block, shift) for block, shift in zip(blocks, biases, strict=True)]
-    return torch.cat(outputs, dim=1).view(*x.shape[:-1], -1)
+    return _shaped(torch.cat(outputs, dim=1), x)
+
+
+def _shaped(product: Tensor, x: Tensor) -> Tensor:
+    """A product [rows, out_features] with the first dimensions of x [..., in_features]."""
+    output: Tensor = product.unflatten(0, x.shape[:-1])
+    return output
 
 
 def _int8(x: Tensor, weight: Int8Columns, bias: Tensor | None) -> Tensor:

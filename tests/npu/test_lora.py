@@ -49,6 +49,16 @@ def test_products_equal_references() -> None:
     check_cases("lora", lora.LORA)
 
 
+@pytest.mark.contract
+def test_grouped_products_fit_the_schema_and_the_meta_kernel() -> None:
+    adapters = random_adapters(ROWS, torch.Generator().manual_seed(2), captured=True)
+    factors = copy_to(random_weights(RANKS, 64, (64, 16, 16), torch.Generator(), BF16), "meta")
+    x, out = (torch.empty(len(adapters.slots), width, dtype=BF16, device="meta") for width in (64, 96))
+    with OpsOfTorchNpu() as called:
+        lora.add(out, x, factors, copy_to(adapters, "meta"))
+    assert called.names == {"npu_grouped_matmul"}
+
+
 @pytest.mark.emulated
 @pytest.mark.parametrize("strided", [False, True], ids=["dense", "pool"])
 @pytest.mark.parametrize("widths", [(48,), (64, 16, 16)], ids=["one", "qkv"])
