@@ -6,16 +6,18 @@ a tensor on the host, so graphs can capture it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ...kernels.ops import moe as reference
 from ...kernels.ops.linear import Int4, Int8, Weight
+from ...kernels.ops.linear_int4 import spread
 from ...kernels.ops.moe import ExpertGate, ExpertWeights, Moe, Routed, Routing
 from .elementwise import ACTIVATION
 from .products import DTYPE, WORD, Columns, Int4Columns, Int8Columns, stack
@@ -167,20 +169,25 @@ def _combine(results: Tensor, routed: Routed, positions: Tensor, bias: Tensor | 
 
 
 def pack_slices(slices: Iterable[Weight], experts: int, out_features: int, dtype: torch.dtype) -> Any:
-    """See moe.pack_slices. int4 weights whose sizes the grouped product does not support become floats."""
+    """See moe.pack_slices. int4 weights become floats if an expert's outputs are no multiple of WORD."""
     slices = iter(slices)
     first = next(slices)
     slices = chain([first], slices)
     if dtype != DTYPE or experts > MAX_EXPERTS or not isinstance(first, Tensor | Int8 | Int4):
         return reference.pack_slices(slices, experts, out_features, dtype)
-    if isinstance(first, Int4) and (out_features % WORD or first.in_features % first.group):
-        slices = _floats(slices)
+    if isinstance(first, Int4):
+        slices = map(_regrouped if out_features % WORD == 0 else Int4.dense, cast(Iterator[Int4], slices))
     return stack(slices, experts, out_features)
 
 
-def _floats(slices: Iterable[Any]) -> Iterator[Tensor]:
-    for weight in slices:
-        yield weight.dense()
+def _regrouped(weight: Int4) -> Int4:
+    """The weight with smaller groups, if its last group is shorter: the grouped product needs groups of one size."""
+    if weight.group >= weight.in_features or weight.in_features % weight.group == 0:
+        return weight
+    group = math.gcd(weight.group, weight.in_features)
+    groups = weight.in_features // group
+    scale, zero = (spread(part, weight.group // group, groups) for part in (weight.scale, weight.zero))
+    return weight._replace(scale=scale, zero=zero, group=group)
 
 
 MOE = Moe(route=route, experts=experts, pack_slices=pack_slices)

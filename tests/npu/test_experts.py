@@ -10,7 +10,7 @@ import torch
 from localllm.backends.npu import experts
 from localllm.backends.npu.experts import MOE, FusedMoEMode, fused_columns
 from localllm.backends.npu.formats import WeightFormats
-from localllm.backends.npu.products import Dense, Int4Columns
+from localllm.backends.npu.products import Dense
 from localllm.kernels.ops import moe as reference
 from localllm.kernels.ops.activation import silu_and_mul
 from localllm.kernels.ops.cases.moe import random_experts
@@ -79,15 +79,27 @@ def test_one_expert_has_a_sum_instead_of_a_count() -> None:
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize(("group", "kind"), [(32, Int4Columns), (48, Dense)])
-def test_int4_of_incomplete_groups_becomes_floats(group: int, kind: type[Any]) -> None:
+@pytest.mark.parametrize(("group", "inputs"), [(32, 32), (48, 16), (64, 0), (96, 0)])
+def test_int4_has_groups_of_one_size(group: int, inputs: int) -> None:
+    """npu_grouped_matmul needs groups that divide the inputs, here 64."""
     weights = random_experts("int4", 4, 64, 64, torch.Generator().manual_seed(3), BF16, group=group)
     on_device = MOE.pack(copy_to(weights, DEVICE), BF16)
-    assert isinstance(on_device.gate_up, kind)
-    assert isinstance(on_device.down, kind)
+    assert on_device.gate_up.group == on_device.down.group == inputs
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(1)).to(BF16)
+    routed = Routed(torch.arange(18).view(9, 2).remainder(4).int(), torch.rand(9, 2))
+    result = experts.experts(x.to(DEVICE), copy_to(routed, DEVICE), on_device)
+    expected = reference.experts(x, routed, weights._replace(op="int4_wide"))
+    torch.testing.assert_close(result.cpu(), expected, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.emulated
+def test_int4_of_odd_outputs_becomes_floats() -> None:
+    weights = random_experts("int4", 3, 37, 29, torch.Generator().manual_seed(3), BF16)
+    on_device = MOE.pack(copy_to(weights, DEVICE), BF16)
+    assert isinstance(on_device.down, Dense)
     formats = WeightFormats(plain=True)
     formats.lay_out("int4", on_device.down)
-    assert any("experts are floats" in warning for warning in formats.warnings()) == (kind is Dense)
+    assert any("experts are floats" in warning for warning in formats.warnings())
 
 
 @pytest.mark.emulated
