@@ -370,6 +370,7 @@ class Conformance(Offers):
             )
         )
         second_known = canary.walk(prompts[1], 1)
+        results = [steps[0].result().tokens.tolist()]  # at most two steps are in flight, as in the engine
         steps.append(
             runner.run(
                 make_batch(
@@ -382,7 +383,7 @@ class Conformance(Offers):
                 )
             )
         )
-        results = [step.result().tokens.tolist() for step in steps]
+        results += [step.result().tokens.tolist() for step in steps[1:]]
         walks = [canary.walk(prompt, 3) for prompt in prompts]
         assert results[0] == [walk[0] for walk in walks]
         assert tuple(results[1]) == (walks[2][1], walks[0][1])
