@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import cycle
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,9 +19,16 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from localllm.backends.npu.device import device
+from localllm.backends.npu.installation import start
 from localllm.backends.npu.recorder import NpuRecorder
 from localllm.backends.pytorch.device import NO_ROWS, Captured
+from localllm.backends.pytorch.graphs.parallel import ParallelExperts
+from localllm.backends.pytorch.graphs.runner import GraphRunner
+from localllm.backends.pytorch.opening import open_runner
 from localllm.backends.pytorch.streams import SideStream
+from localllm.engine.files.model_files import read_model
+from localllm.engine.options import Graphs, LoadOptions
 from localllm.kernels.ops import Ops
 from localllm.kernels.ops.cases.moe import random_experts
 from localllm.kernels.ops.cases.reference_check import copy_to
@@ -27,10 +38,14 @@ from localllm.kernels.ops.projection import Product
 from localllm.kernels.ops.step import Cache, LayerStep
 from localllm.kernels.ops.streams import IN_ORDER, Streams
 
+from ..backends.batches import Row, make_batch
+from ..backends.tiny import TINIES, VOCAB
+
 pytestmark = pytest.mark.emulated
 
 HIDDEN, INNER, TOKENS = 16, 24, 6
 STEPS = 5
+TINY = next(tiny for tiny in TINIES if tiny.label == "qwen2_moe")
 
 
 class NoWaits:
@@ -142,3 +157,44 @@ def test_result_of_the_second_stream_may_be_freed_after_the_join() -> None:
         total = total + part
         del part
     assert (total.cpu() == 36.0).all()
+
+
+@pytest.mark.usefixtures("order")
+@pytest.mark.parametrize(
+    ("graphs", "times"),
+    [("full", (1.0, 0.5, 0.9)), ("breakable", (1.0, 0.9, 0.5))],
+    ids=["before the router", "after the router"],
+)
+def test_captured_steps_of_a_model_have_the_measured_streams(
+    graphs: Graphs, times: tuple[float, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy decoding of several rows, whose experts change with each step. Steps without a graph never fork."""
+    start()
+    TINY.save(tmp_path)
+    files = read_model(tmp_path)
+    options = LoadOptions(cache_bytes=2**21, max_rows=4, max_step_tokens=16, threads=1, graphs=graphs)
+    measured = cycle(times)
+
+    def milliseconds(module: ModuleType, replay: Captured) -> float:
+        replay(NO_ROWS)
+        return next(measured)
+
+    monkeypatch.setattr(ParallelExperts.__init__, "__defaults__", (milliseconds,))
+    tokens = []
+    for streams in ("one", "measured"):
+        runner = open_runner(files, replace(options, streams=streams), device(options), 2**30)
+        assert isinstance(runner, GraphRunner)
+        sizes = {*runner.spec.graph_rows, *runner.spec.graph_tokens}
+        assert set(runner.second_queue_tokens) == (sizes if streams == "measured" else set())
+        tokens.append(decoded(runner))
+    assert tokens[0] == tokens[1]
+
+
+def decoded(runner: GraphRunner) -> list[list[int]]:
+    """The tokens of a prompt, and of steps with one to four rows."""
+    rows = [Row([5, 9, 77, 3, 20, 101][: 3 + row], 0, [1 + row]) for row in range(4)]
+    results = [runner.run(make_batch([row], VOCAB)).result().tokens.tolist() for row in rows]
+    for position in range(8):
+        rows = [Row([7 + position + row], 3 + row + position, [1 + row]) for row in range(1 + position % 4)]
+        results.append(runner.run(make_batch(rows, VOCAB)).result().tokens.tolist())
+    return results
