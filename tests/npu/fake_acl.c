@@ -187,14 +187,29 @@ static bool is_refused(Stream *stream) {
     return capturing->mode == ACL_MODEL_RI_CAPTURE_MODE_GLOBAL || pthread_equal(capturing->thread, pthread_self());
 }
 
+// Python's functions around the items that run for one wait of the host.
+static PyObject *on_start, *on_end;
+void fake_hooks(PyObject *start, PyObject *end) { on_start = start, on_end = end; }
+
+static void call(PyObject *function) {
+    int lock_state = PyGILState_Ensure();
+    PyObject *result = PyObject_CallNoArgs(function);
+    if (result) Py_DecRef(result);
+    PyGILState_Release(lock_state);
+}
+
 // The host waits for `stream` (all streams: NULL) to reach `end`.
 static aclError synchronize(Stream *stream, size_t end) {
     lock();
     if (is_refused(stream)) return unlock(refuse(ACL_ERROR_RT_STREAM_CAPTURED, "the host waits during a capture"));
+    bool works = false;
+    for (int i = 0; i < stream_count; i++) works |= streams[i]->queue.done < streams[i]->queue.count;
+    if (works && on_start) call(on_start);
     for (int i = 0; i < stream_count; i++)
         if ((early || !stream) && streams[i] != stream && !streams[i]->queue.running)
             run_queue(&streams[i]->queue, streams[i]->queue.count);
     if (stream && stream->queue.done < end) run_queue(&stream->queue, end);
+    if (works && on_end) call(on_end);
     aclError error = failure;
     failure = ACL_SUCCESS;
     return unlock(error);

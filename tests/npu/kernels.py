@@ -63,13 +63,29 @@ def _fill_poison(cpu: Tensor) -> None:
         cpu.fill_(0x77 if cpu.element_size() == 1 else 0x7777)
 
 
+_modes: list[torch.inference_mode] = []  # queued work runs in inference mode
+
+
+def _start() -> None:
+    _modes.append(torch.inference_mode())
+    _modes[-1].__enter__()
+
+
+def _end() -> None:
+    _modes.pop().__exit__(None, None, None)
+
+
+ACL.fake_hooks.argtypes = [ctypes.py_object, ctypes.py_object]
+ACL.fake_hooks.restype = None
+ACL.fake_hooks(_start, _end)
+
+
 def queue(work: Callable[[], Any], *, first: bool = False) -> None:
     """Queue work on the current stream. `first`: a replay runs it before all other work of its capture."""
 
     def guarded() -> None:
         try:
-            with torch.inference_mode():
-                work()
+            work()
         except Exception as error:
             ACL.fake_fail(f"{type(error).__name__}: {error}".encode())
 
