@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ...kernels.ops import kv as reference
 from ...kernels.ops.kv import KV, Rotation, composed
 from .elementwise import NORM, ROPE
 
@@ -32,13 +33,18 @@ def store_atb(key: Tensor, value: Tensor, key_pages: Tensor, value_pages: Tensor
     )
 
 
-def append_latent(heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, slots: Tensor, pages: Tensor) -> Tensor:
-    """See kernels.ops.kv.append_latent."""
+def append_latent(
+    heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, slots: Tensor, pages: tuple[Tensor, ...]
+) -> Tensor:
+    """See kernels.ops.kv.append_latent. One op writes the rotated keys and the latents."""
+    if len(pages) == 1:
+        return reference.append_latent(heads, cos, sin, rotation, slots, pages)
     query, key = heads.split((heads.shape[1] - 1, 1), dim=1)
     rotate = ROPE.neox if rotation == "neox" else ROPE.interleaved
     query, key = rotate(query, key, cos, sin)
-    places = pages.view(-1, *key.shape[1:])
-    torch.ops.npu.npu_scatter_nd_update_(places, slots.unsqueeze(1), key.to(pages.dtype).contiguous())
+    rotated_pages, latent_pages = pages
+    rotated, latent = key.split((rotated_pages.shape[3], latent_pages.shape[3]), dim=2)
+    store(rotated, latent, rotated_pages, latent_pages, slots)
     return query
 
 

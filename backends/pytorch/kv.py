@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -13,8 +16,8 @@ COPY_PAGES = 64  # number of pages, of all layers together, that are copied at a
 
 
 class PagedKV:
-    """The tensors `keys` and `values`, each [layers, num_pages + 1, page_size, kv_heads, head_dim]; page 0 is padding.
-    A latent cache has one part, its keys, and no values.
+    """The tensors `keys` and `values`, each [layers, num_pages + 1, page_size, kv_heads, dim of the part]; page 0 is
+    padding. A latent cache has one part, its keys, and no values; or two, see step.Cache.
 
     All parts are one allocation, which is not cleared, so the system maps memory only for used pages. A page is written
     before it is read: attention reads nothing beyond the context of a row.
@@ -26,21 +29,25 @@ class PagedKV:
         num_pages: int,
         page_size: int,
         kv_heads: int,
-        head_dim: int,
+        dims: Sequence[int],
         dtype: torch.dtype,
         device: str,
-        parts: int = 2,
     ) -> None:
-        shape = (parts, layers, num_pages + 1, page_size, kv_heads, head_dim)
-        pages = torch.empty(shape, dtype=dtype, device=device)
-        self.keys = pages[0]
-        self.values = pages[1] if parts == 2 else None
+        """`dims`: dimension of a head in each part."""
+        shape = (layers, num_pages + 1, page_size, kv_heads)
+        sizes = [math.prod(shape) * dim for dim in dims]
+        memory = torch.empty(sum(sizes), dtype=dtype, device=device)
+        parts = [part.view(*shape, dim) for part, dim in zip(memory.split(sizes), dims, strict=True)]
+        self.keys = parts[0]
+        self.values = parts[1] if len(parts) == 2 else None
         self.cache = Cache(self.keys, self.values)
-        self._layer_pages = pages.flatten(0, 1)  # [parts * layers, num_pages + 1, …]: first all keys, then all values
+        # Each [arrays, num_pages + 1, …]. Parts of equal dimension are one tensor, so one call copies a page.
+        self._copied = parts if len(set(dims)) > 1 else [memory.view(-1, *parts[0].shape[1:])]
 
     def clear(self) -> None:
         """Fill all pages with zeros."""
-        self._layer_pages.zero_()
+        for pages in self._copied:
+            pages.zero_()
 
     def copy(self, copies: Ints, device: Device) -> None:
         """Copy pages by `copies` [copies, 2], rows of (source, target). All sources are read before any write."""
@@ -51,4 +58,5 @@ class PagedKV:
         count = len(copies) if is_chain else COPY_PAGES
         for start in range(0, len(copies), count):
             sources, targets = device.send(copies[start : start + count].T.astype(np.int64))
-            device.ops.kv.copy_pages(self._layer_pages, sources, targets)
+            for pages in self._copied:
+                device.ops.kv.copy_pages(pages, sources, targets)

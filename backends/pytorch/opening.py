@@ -96,15 +96,17 @@ def _load(files: ModelFiles, options: LoadOptions, device: Device, free: int) ->
 
     def cache(pages: int) -> PagedKV:
         parts, heads, dim = config.cache_shape
+        dims = (dim,) * parts
+        if device.latent_parts and config.latent is not None:
+            dims = config.latent.rotary_dim, config.latent.rank
         return PagedKV(
             config.num_layers,
             pages,
             spec.groups[0].page_size,
             heads,
-            dim,
+            dims,
             cache_dtype(config, options, dtype, device),
             device.type,
-            parts,
         )
 
     with torch.inference_mode():

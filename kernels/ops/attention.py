@@ -147,21 +147,23 @@ def paged_attention(query: Tensor, rows: Rows, attend: Attend, out: Tensor | Non
 
 
 def latent_attention(
-    query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int, out: Tensor | None = None
+    query: Tensor, pages: tuple[Tensor, ...], rows: Rows, scale: float, start: int, out: Tensor | None = None
 ) -> Tensor:
     """Causal attention over a latent cache (MLA: DeepSeek-V2, 2024) -> [tokens, heads, dim - start].
 
-    query [tokens, heads, dim], absorbed: in the space of the latents; pages [pages, page_size, 1, dim]: the keys of all
-    heads. The values are the columns of the keys from `start` on. Slots beyond the context of a row do not affect the
-    output, even if they contain NaN. If `out` (dense) is not None, it receives the output.
+    query [tokens, heads, dim], absorbed: in the space of the latents; pages: the keys of all heads, one tensor [pages,
+    page_size, 1, dim], or one with the columns before `start` and one with the others. The values are the columns of
+    the keys from `start` on. Slots beyond the context of a row do not affect the output, even if they contain NaN. If
+    `out` (dense) is not None, it receives the output.
     """
     tokens, heads, dim = query.shape
     out = query.new_empty(tokens, heads, dim - start) if out is None else out
     wide = torch.promote_types(query.dtype, torch.float32)
-    for group in rows.groups(pages.shape[1], 0):
+    for group in rows.groups(pages[0].shape[1], 0):
         # queries [rows, heads, queries, dim], keys [rows, length, dim]
         queries = query[group.tokens].unflatten(0, (group.rows, -1)).transpose(1, 2).to(wide)
-        keys = pages.flatten(0, 2).index_select(0, group.slots).view(group.rows, -1, dim).to(wide)
+        parts = [part.flatten(0, 2).index_select(0, group.slots) for part in pages]
+        keys = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)).view(group.rows, -1, dim).to(wide)
         if group.allowed is not None:
             is_stored = group.allowed.any(2).transpose(1, 2)  # NaN * 0 is NaN, so other values become zeros
             keys = keys.masked_fill(~is_stored, 0.0)

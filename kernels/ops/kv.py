@@ -91,17 +91,20 @@ def composed(norm: Norm, rope: Rope, store: Callable[..., None]) -> Callable[...
 append = composed(Norm(), Rope(), store)
 
 
-def append_latent(heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, slots: Tensor, pages: Tensor) -> Tensor:
+def append_latent(
+    heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, slots: Tensor, pages: tuple[Tensor, ...]
+) -> Tensor:
     """Rotate queries and keys, store the keys in a latent cache -> queries [tokens, query heads, dim].
 
     heads [tokens, query heads + 1, dim], the key last. The first dimensions are rotated, as in rope; the others are in
-    the space of the latents. pages [pages, page_size, 1, dim], contiguous; slots as in `store`. An implementation may
-    overwrite heads and return a view of it.
+    the space of the latents. pages: one tensor [pages, page_size, 1, dim], or one with the rotated dimensions and one
+    with the others; contiguous. slots as in `store`. An implementation may overwrite heads and return a view of it.
     """
     query, key = heads.split((heads.shape[1] - 1, 1), dim=1)
     rotate = Rope().neox if rotation == "neox" else Rope().interleaved
     query, key = rotate(query, key, cos, sin)
-    _put(key, pages, slots)
+    for part, places in zip(key.split([each.shape[3] for each in pages], dim=2), pages, strict=True):
+        _put(part, places, slots)
     return query
 
 

@@ -149,7 +149,7 @@ def _append(ops: Ops, layer: DecoderLayer, x: Tensor, step: LayerStep) -> Tensor
     if layer.value_start:
         assert step.query_factors is None, "no architecture has a latent cache and query factors"
         heads = qkv.view(x.shape[0], -1, layer.dim)
-        (pages,) = step.cache.layers[layer.cache_index]
+        pages = step.cache.layers[layer.cache_index]
         rotation = *step.rotations[layer.rotation_index], layer.rotation
         query: Tensor = ops.kv.append_latent(heads, *rotation, step.slots, pages)
         return query
@@ -161,22 +161,12 @@ def _append(ops: Ops, layer: DecoderLayer, x: Tensor, step: LayerStep) -> Tensor
         qkv = _multiply_queries(qkv, step.query_factors, 2 * target.kv_heads * layer.dim)
     heads = qkv.view(x.shape[0], -1, layer.dim)
     return ops.kv.append(heads, *step.rotations[layer.rotation_index], step.slots, target)
-    head_norms: tuple[Tensor | None, ...] = layer.query_norm, layer.key_norm
-    if layer.joint_head_norms:
-        qkv = _norm_joint_heads(ops, layer, qkv)
-        head_norms = None, None
-    if step.query_factors is not None:
-        assert layer.query_norm is None, "a norm after the factors would undo them"
-        qkv = _multiply_queries(qkv, step.query_factors, 2 * pages[0].shape[2] * layer.dim)
-    heads = qkv.view(x.shape[0], -1, layer.dim)
-    query = ops.kv.append(heads, *head_norms, layer.eps, layer.offset, *rotation, step.slots, *pages)
-    return query
 
 
 def _attend(ops: Ops, layer: DecoderLayer, query: Tensor, step: LayerStep) -> Tensor:
     """The outputs of attention [tokens, heads, value dim]."""
     if layer.value_start:
-        (pages,) = step.cache.layers[layer.cache_index]
+        pages = step.cache.layers[layer.cache_index]
         return ops.attention.latent(query, pages, step.rows, layer.scale, layer.value_start)
     return ops.attention.paged(query, step.rows, layer.attend(step))
 

@@ -17,12 +17,13 @@ class Cache:
     """The pages of all layers: one tensor if all layers have the same shape, else one tensor per layer.
 
     keys and values [layers, pages, page_size, kv heads, dim], or a tuple of [pages, page_size, kv heads, dim]. A latent
-    cache has no values: they are columns of its keys.
+    cache has no values: they are columns of its keys. If the device has latent_parts, its keys are the rotated keys,
+    and its values are the latents.
     """
 
     keys: Tensor | tuple[Tensor, ...]
     values: Tensor | tuple[Tensor, ...] | None
-    # Views: key pages and value pages of each layer; in a latent cache the key pages only.
+    # Views: key pages and value pages of each layer; in a latent cache of one part the key pages only.
     layers: tuple[tuple[Tensor, ...], ...] = field(init=False)
 
     def __post_init__(self) -> None:

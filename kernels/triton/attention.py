@@ -136,21 +136,22 @@ def paged_attention(query: Tensor, rows: Rows, attend: Attend, out: Tensor | Non
 
 
 def latent_attention(
-    query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int, out: Tensor | None = None
+    query: Tensor, pages: tuple[Tensor, ...], rows: Rows, scale: float, start: int, out: Tensor | None = None
 ) -> Tensor:
     """The cache has the queries' dtype. Queries and pages may be strided views. Concurrent calls on two streams are
-    safe."""
+    safe. Pages in two parts have the reference."""
+    keys, *others = pages
     device = device_properties(query.device)
     tokens, heads, dim = query.shape
     rank = dim - start
     group = _latent_group(heads)
-    is_supported = _supported(query, pages, pages) and pages.dtype == query.dtype and rank <= MAX_DIM
+    is_supported = not others and _supported(query, keys, keys) and keys.dtype == query.dtype and rank <= MAX_DIM
     tile_sizes = tiling(group, rank, query.dtype, device, start) if is_supported else None
     if tile_sizes is None:
         return reference.latent_attention(query, pages, rows, scale, start, out)
     out = query.new_empty(tokens, heads, rank) if out is None else out
     # Programs of the same positions read the same memory, each for `group` heads.
-    latents = pages[..., start:].expand(-1, -1, heads // group, -1)
+    latents = keys[..., start:].expand(-1, -1, heads // group, -1)
     call = Call(out, query[..., start:], latents, latents, None, rows, (scale, 0.0, 0), "", device, start)
     _compute(call, tile_sizes)
     return out

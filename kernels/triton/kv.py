@@ -32,19 +32,22 @@ def append(qkv: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, target: Append)
     return query
 
 
-def append_latent(heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, slots: Tensor, pages: Tensor) -> Tensor:
-    """A key is not written if its slot lies outside of the cache."""
+def append_latent(
+    heads: Tensor, cos: Tensor, sin: Tensor, rotation: Rotation, slots: Tensor, pages: tuple[Tensor, ...]
+) -> Tensor:
+    """A key is not written if its slot lies outside of the cache. Pages in two parts have the reference."""
+    keys, *others = pages
     dense = heads.stride(2) == 1 and all(tensor.is_contiguous() for tensor in (cos, sin, slots))
-    dtypes = heads.dtype in FLOATS and cos.dtype == torch.float32 and pages.dtype in FLOATS
-    if not dense or not dtypes:
+    dtypes = heads.dtype in FLOATS and cos.dtype == torch.float32 and keys.dtype in FLOATS
+    if others or not dense or not dtypes:
         return reference.append_latent(heads, cos, sin, rotation, slots, pages)
     tokens, all_heads, dim = heads.shape
     query = torch.empty(tokens, all_heads - 1, dim, dtype=heads.dtype, device=heads.device)
     if tokens:
         _append[(tokens, all_heads)](
-            query, heads, None, None, cos, sin, slots, pages, pages,
+            query, heads, None, None, cos, sin, slots, keys, keys,
             heads.stride(0), heads.stride(1), all_heads - 1, 1, dim, cos.shape[1],
-            pages.shape[0] * pages.shape[1], 0.0, 0.0,
+            keys.shape[0] * keys.shape[1], 0.0, 0.0,
             NEOX=rotation == "neox", DIM=triton.next_power_of_2(dim), num_warps=1,
         )  # fmt: skip
     return query

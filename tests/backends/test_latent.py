@@ -141,6 +141,26 @@ def test_page_copies_copy_all_layers(tmp_path: Path) -> None:
     assert torch.equal(kv.keys[:, [2, 3, 4]], before[:, [2, 3, 4]])
 
 
+@pytest.mark.parametrize("label", LABELS)
+def test_rotated_keys_and_latents_apart_give_the_same_logits(label: str, tmp_path: Path) -> None:
+    wide(label).save(tmp_path)
+    files = read_model(tmp_path)
+    together, apart = (open_runner(files, BUDGET, replace(DEVICE, latent_parts=parts), FREE) for parts in (False, True))
+    assert isinstance(together, TorchRunner)
+    assert isinstance(apart, TorchRunner)
+    torch.testing.assert_close(logits(apart), logits(together), rtol=0, atol=1e-5)
+    assert apart.spec == together.spec
+    assert apart.kv.keys.untyped_storage().nbytes() == together.kv.keys.untyped_storage().nbytes()
+    assert apart.kv.values is not None
+    assert (apart.kv.keys.shape[4], apart.kv.values.shape[4]) == (8, 64)
+    with torch.inference_mode():
+        apart.kv.copy(np.array([[1, 2]], np.int32), DEVICE)
+        for part in (apart.kv.keys, apart.kv.values):
+            part[:, 0] = 0.0  # of padding
+            assert part[:, 1].any()
+            assert torch.equal(part[:, 2], part[:, 1])
+
+
 def test_large_steps_compute_some_heads_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores of all heads would need much memory."""
     wide("deepseek_v3").save(tmp_path)

@@ -13,7 +13,7 @@ from localllm.backends.pytorch.kv import COPY_PAGES, PagedKV
 @pytest.mark.parametrize("chained", [False, True], ids=["apart", "chained"])
 @pytest.mark.parametrize("count", [0, 1, COPY_PAGES, COPY_PAGES + 1, 3 * COPY_PAGES])
 def test_all_sources_are_read_before_a_target_is_written(count: int, chained: bool) -> None:
-    kv = PagedKV(3, 2 * count + 1, page_size=4, kv_heads=2, head_dim=8, dtype=torch.bfloat16, device="cpu")
+    kv = PagedKV(3, 2 * count + 1, page_size=4, kv_heads=2, dims=(8, 8), dtype=torch.bfloat16, device="cpu")
     for pages in (kv.keys, kv.values):
         pages.normal_()
     before = torch.stack([kv.keys, kv.values])
@@ -28,7 +28,7 @@ def test_all_sources_are_read_before_a_target_is_written(count: int, chained: bo
 
 def test_cache_has_an_extra_page_for_padding() -> None:
     """Page 0 is for padding and not part of num_pages."""
-    kv = PagedKV(3, 5, page_size=4, kv_heads=2, head_dim=8, dtype=torch.bfloat16, device="cpu")
+    kv = PagedKV(3, 5, page_size=4, kv_heads=2, dims=(8, 8), dtype=torch.bfloat16, device="cpu")
     assert kv.keys.shape == kv.values.shape == (3, 6, 4, 2, 8)
     assert kv.keys.untyped_storage().nbytes() == 2 * 3 * 6 * 4 * 2 * 8 * 2
     keys, values = kv.cache.layers[2]

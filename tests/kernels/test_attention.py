@@ -63,7 +63,7 @@ def latent_step(
 ) -> dict[str, Any]:
     made = attention._latents(lens, heads, rotary, rank, page_size)(torch.Generator().manual_seed(3), dtype)
     # A copy, so that AddressSanitizer reports reads behind the last slot.
-    return {**made, "pages": made["pages"].to(cache or dtype, copy=True)}
+    return {**made, "pages": tuple(part.to(cache or dtype, copy=True) for part in made["pages"])}
 
 
 def check(arguments: Mapping[str, Any]) -> None:
@@ -178,6 +178,15 @@ def test_latent_attention_reads_queries_with_gaps() -> None:
     part = torch.full((len(query), 16, 70), torch.nan)[:, :, 3:67]
     part.copy_(query)
     assert torch.equal(latent_attention(**{**arguments, "query": part}), expected)
+
+
+def test_rotated_keys_and_latents_may_lie_apart() -> None:
+    arguments = latent_step(MIXED, F32)
+    (keys,) = arguments["pages"]
+    expected = reference.latent_attention(**arguments)
+    apart = {**arguments, "pages": (keys[..., :16].contiguous(), keys[..., 16:].contiguous())}
+    for attend in (latent_attention, reference.latent_attention):
+        assert torch.equal(attend(**apart), expected)
 
 
 @pytest.mark.parametrize("token", [0, 4])

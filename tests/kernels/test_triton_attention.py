@@ -107,7 +107,7 @@ def latents(
     """Arguments of latent attention. Values that no row may read are NaN."""
     arguments = inputs(lens, heads, 1, start + rank, seed=seed, **more)
     query, rows, attend = arguments["query"], arguments["rows"], arguments["attend"]
-    return {"query": query, "pages": attend.key_pages, "rows": rows, "scale": attend.scale, "start": start}
+    return {"query": query, "pages": (attend.key_pages,), "rows": rows, "scale": attend.scale, "start": start}
 
 
 def drawn(seed: int) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class AttentionOutputs:
         def paged(query: Tensor, *_: Any) -> Tensor:
             return self.of(query, query.shape[2])
 
-        def latent(query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int) -> Tensor:
+        def latent(query: Tensor, pages: tuple[Tensor, ...], rows: Rows, scale: float, start: int) -> Tensor:
             return self.of(query, query.shape[2] - start)
 
         return Attention(paged=paged, latent=latent)
@@ -100,7 +100,13 @@ class Segments:
         return self._break(lambda query, rows, out: paged(query, rows, attend, out), query, query.shape[2])
 
     def _break_latent(
-        self, latent: Callable[..., Tensor], query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int
+        self,
+        latent: Callable[..., Tensor],
+        query: Tensor,
+        pages: tuple[Tensor, ...],
+        rows: Rows,
+        scale: float,
+        start: int,
     ) -> Tensor:
         def attend(query: Tensor, rows: Rows, out: Tensor) -> Tensor:
             return latent(query, pages, rows, scale, start, out)

@@ -41,7 +41,7 @@ class LatentSite:
     """The constant arguments of one layer's latent attention: those of kv.append_latent and attention.latent."""
 
     rotation: str
-    pages: Tensor
+    pages: tuple[Tensor, ...]
     scale: float
     start: int
 

@@ -167,7 +167,7 @@ class _Tracing:
         self._append_arguments = heads, *others
         return heads.narrow(1, 0, heads.shape[1] - 1)
 
-    def _attend_latent(self, query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int) -> Tensor:
+    def _attend_latent(self, query: Tensor, pages: tuple[Tensor, ...], rows: Rows, scale: float, start: int) -> Tensor:
         heads, cos, sin, rotation, _, _ = self._append_arguments
         tokens, query_heads, dim = query.shape
         out = query.new_empty(tokens, query_heads, dim - start)

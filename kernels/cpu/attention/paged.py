@@ -24,12 +24,14 @@ def paged_attention(query: Tensor, rows: Rows, attend: Attend, out: Tensor | Non
 
 
 def latent_attention(
-    query: Tensor, pages: Tensor, rows: Rows, scale: float, start: int, out: Tensor | None = None
+    query: Tensor, pages: tuple[Tensor, ...], rows: Rows, scale: float, start: int, out: Tensor | None = None
 ) -> Tensor:
-    """Queries and cache may have different dtypes. Tokens of the query may have any stride."""
-    if not {query.dtype, pages.dtype} <= FLOATS:
+    """Queries and cache may have different dtypes. Tokens of the query may have any stride. Pages in two parts have the
+    reference."""
+    keys, *others = pages
+    if others or not {query.dtype, keys.dtype} <= FLOATS:
         return reference.latent_attention(query, pages, rows, scale, start, out)
     query = query if has_dense_heads(query) else query.contiguous()
     out = query.new_empty(*query.shape[:2], query.shape[2] - start) if out is None else out
-    _latent_attention(out, query, pages, rows.row_starts, rows.context_lens, rows.page_table, scale, start)
+    _latent_attention(out, query, keys, rows.row_starts, rows.context_lens, rows.page_table, scale, start)
     return out

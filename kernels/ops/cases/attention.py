@@ -49,16 +49,29 @@ def _with_sinks(lens: list[tuple[int, int]], heads: int = 4, **options: Any) -> 
     return make
 
 
-def _latents(lens: list[tuple[int, int]], heads: int = 4, rotary: int = 8, rank: int = 32, page_size: int = 4) -> Make:
+def _latents(
+    lens: list[tuple[int, int]],
+    heads: int = 4,
+    rotary: int = 8,
+    rank: int = 32,
+    page_size: int = 4,
+    *,
+    apart: bool = False,
+) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         arguments = _inputs(lens, heads, 1, rotary + rank, page_size)(generator, dtype)
         query, rows, attend = arguments["query"], arguments["rows"], arguments["attend"]
-        return {"query": query, "pages": attend.key_pages, "rows": rows, "scale": attend.scale, "start": rotary}
+        keys = attend.key_pages
+        pages = (keys[..., :rotary].contiguous(), keys[..., rotary:].contiguous()) if apart else (keys,)
+        return {"query": query, "pages": pages, "rows": rows, "scale": attend.scale, "start": rotary}
 
     return make
 
 
 _MIXED = [(1, 9), (1, 1), (1, 16), (5, 5), (3, 12), (3, 3), (1, 6)]
+
+# Sizes of a real model with latent attention, in pages that the NPU reads.
+_APART = {"heads": 4, "rotary": 64, "rank": 512, "page_size": 128}
 
 _WIDE = {"heads": 8, "kv_heads": 2, "dim": 128, "page_size": 16}  # sizes of a real model
 
@@ -99,6 +112,10 @@ CASES = [
             ("wide-decode", _latents([(1, 300), (1, 64)], heads=16, rotary=64, rank=512, page_size=16)),
             ("wide-mixed", _latents([(33, 90), (1, 64), (3, 40)], heads=16, rotary=64, rank=512, page_size=16)),
             ("many-heads", _latents([(1, 40), (9, 33)], heads=40, rotary=16, rank=64, page_size=16)),
+            ("apart", _latents(_MIXED, apart=True)),
+            ("apart-decode", _latents([(1, 300), (1, 64)], apart=True, **_APART)),
+            ("apart-mixed", _latents([(16, 90), (1, 64), (3, 40)], apart=True, **_APART)),
+            ("apart-long", _latents([(33, 290), (130, 130)], apart=True, **_APART)),
         ]
     ),
 ]

@@ -65,12 +65,19 @@ def _append(
 
 
 def _append_latent(
-    tokens: int, heads: int = 4, rank: int = 24, half: int = 4, rotation: Rotation = "interleaved"
+    tokens: int,
+    heads: int = 4,
+    rank: int = 24,
+    half: int = 4,
+    rotation: Rotation = "interleaved",
+    *,
+    apart: bool = False,
 ) -> Make:
     def make(generator: torch.Generator, dtype: torch.dtype) -> Mapping[str, Any]:
         arguments = _append(tokens, heads - 1, 1, 2 * half + rank, half, False, rotation=rotation)(generator, dtype)
         some = {name: arguments[name] for name in ("cos", "sin", "slots")}
-        pages = arguments["target"].key_pages
+        keys = arguments["target"].key_pages
+        pages = (keys[..., : 2 * half].contiguous(), keys[..., 2 * half :].contiguous()) if apart else (keys,)
         return {"heads": arguments["qkv"], "pages": pages, "rotation": rotation, **some}
 
     return make
@@ -109,6 +116,8 @@ CASES = [
             ("one-head", _append_latent(5, heads=1)),
             ("odd-dims", _append_latent(7, heads=3, rank=37, half=5)),
             ("wide", _append_latent(17, heads=16, rank=512, half=32)),
+            ("apart", _append_latent(5, apart=True)),
+            ("apart-neox", _append_latent(5, rank=37, half=5, rotation="neox", apart=True)),
         ]
     ),
     Case("kv.store", "float8", _store(9, cache=_FP8), _COARSE, mutates=_PAGES),

@@ -185,6 +185,7 @@ def latent_inputs(
     heads: int = 4,
     query_rank: int = 0,  # see LatentInputs.queries; 0: none
     adapted: bool = False,
+    apart: bool = False,  # whether the cache has rotated keys and latents apart
     **more: Any,
 ) -> Make:
     """Makes the arguments that `inputs` makes, but with latent attention."""
@@ -210,10 +211,11 @@ def latent_inputs(
         layer = replace(layer, query_norm=None, key_norm=None, qkv=qkv, out=out, rotation="interleaved")
         keys = step.cache.layers[0][0]
         pages = random(1, *keys.shape[:3], dim + rank, size=1.0)
+        cache = Cache(pages[..., :dim].contiguous(), pages[..., dim:].contiguous()) if apart else Cache(pages, None)
         return {
             **arguments,
             "layer": replace(layer, dim=dim + rank, value_start=dim),
-            "step": step._replace(cache=Cache(pages, None)),
+            "step": step._replace(cache=cache),
         }
 
     return make
@@ -290,6 +292,7 @@ CASES = [
             ("latent-wide", latent_inputs([(1, 40), (5, 33)], 512, 64, heads=16, hidden=64, page_size=16)),
         ]
     ),
+    Case("layer.decoder", "latent-apart", latent_inputs(_MIXED, apart=True), _TOLERANCES, CACHE, ("layer",)),
     *(
         Case("layer.decoders", label, make, _TOLERANCES, mutates=CACHE, packs=("stack",))
         for label, make in [

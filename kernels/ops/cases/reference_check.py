@@ -52,7 +52,10 @@ def call_op(case: Case, op: Any, arguments: Mapping[str, Any]) -> list[Tensor]:
     result = op(**arguments)
     returned = [result] if isinstance(result, Tensor) else list(result or ())
     namespace = SimpleNamespace(**arguments)
-    written = [attrgetter(name)(namespace) for name in case.mutates]
+    written: list[Tensor] = []
+    for name in case.mutates:
+        value = attrgetter(name)(namespace)
+        written += [value] if isinstance(value, Tensor) else value
     return written + returned
 
 

@@ -58,7 +58,7 @@ def _latent(dtype: torch.dtype, rows: int, queries: int, context: int, heads: in
     query, attend = arguments["query"], arguments["attend"]
     return {
         "query": query,
-        "pages": attend.key_pages,
+        "pages": (attend.key_pages,),
         "rows": arguments["rows"],
         "scale": attend.scale,
         "start": rotary,
