@@ -37,3 +37,20 @@ def order(request: pytest.FixtureRequest) -> Iterator[str]:
     kernels.order(early=request.param == "early")
     yield request.param
     kernels.order(early=False)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if not IS_ACTIVE:
+        return
+    from tests.npu import kernels
+    from tests.npu.ops import OPS
+    from tests.npu.ops.rules import doubts, read_rules
+
+    names = [name for op in OPS for name in op.names]
+    calls = sum(kernels.calls.values())
+    line = (
+        f"{len(names)} ops of torch_npu with {len(read_rules())} rules; {calls} calls of {len(kernels.calls)} checked"
+    )
+    terminalreporter.write_line(f"tests/npu: {line}")
+    for text, count in doubts.items():
+        terminalreporter.write_line(f"tests/npu: {count} calls break a rule that others break on NPUs: {text}")

@@ -43,6 +43,7 @@ class Score:
     sparse_mode: int
     block_size: int
     wants_lse: bool
+    latent_heads: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
     ragged: bool = field(init=False)
     queries: int = field(init=False)  # of each row; 0: rows differ
 
@@ -121,12 +122,12 @@ def _check_pages(s: Score) -> None:
     rule(dtype_of(table, torch.int32), f"{name}: block_table is int32")
     rule(contiguous(table), f"{name}: block_table is contiguous")
     rule(s.kv_lens is not None, f"{name}: pages need kv lengths")
-    if s.queries == 1:
+    if s.query_rope is not None:
+        rule(s.block_size in (16, 128), f"{name}: block_size of latent attention is 16 or 128")
+    elif s.queries == 1:
         unit = 32 if s.key.dtype == torch.int8 else 16
         is_block = 0 < s.block_size <= 512 and s.block_size % unit == 0
         rule(is_block, f"{name}: for one query, block_size is a multiple of 16 (32 for int8), at most 512")
-    elif s.query_rope is not None:
-        rule(s.block_size in (16, 128), f"{name}: block_size of latent attention is 16 or 128")
     else:
         is_block = s.block_size % 128 == 0 and 128 <= s.block_size <= 512
         rule(is_block, f"{name}: block_size is a multiple of 128, at most 512")
@@ -177,8 +178,37 @@ def _check_sink(s: Score) -> None:
     )
 
 
+def _check_latent(s: Score) -> None:
+    """The rules of absorbed latent attention: 512 dimensions, and 64 that are rotated."""
+    name = s.name
+    if s.query_rope is None or s.key_rope is None:
+        return
+    rule(
+        s.query_rope.dtype == s.query.dtype and s.key_rope.dtype == s.key.dtype,
+        f"{name}: ropes have the dtypes of query and key",
+    )
+    shapes = s.query_rope.shape[:2] == s.query.shape[:2] and s.key_rope.shape[:2] == s.key.shape[:2]
+    rule(shapes, f"{name}: ropes have the rows and heads of query and key")
+    rule(s.table is not None, f"{name}: latent attention needs pages")
+    rule(s.kv_heads == 1, f"{name}: latent attention has one kv head")
+    heads = s.heads if s.layout == "BSH" else 1
+    size_rule(
+        s.dim() == 512 and s.query_rope.shape[-1] // heads == 64, f"{name}: latents have 512, ropes 64 dimensions"
+    )
+    size_rule(s.heads in s.latent_heads, f"{name}: the heads of latent attention are powers of 2, at most 128")
+    lens = s.query_lens or []
+    most = (
+        max((end - start for start, end in zip([0, *lens], lens, strict=False)), default=0) if s.ragged else s.queries
+    )
+    rule(most <= 16, f"{name}: rows of latent attention have at most 16 queries")
+    mode = (0, True) if most == 1 else (3, False)
+    rule(
+        (s.sparse_mode, s.mask is None) == mode, f"{name}: latent attention has no mask for 1 query, else sparse mode 3"
+    )
+
+
 def check(s: Score) -> None:
-    for part in (_check_tensors, _check_lengths, _check_pages, _check_mask, _check_sink):
+    for part in (_check_tensors, _check_lengths, _check_pages, _check_latent, _check_mask, _check_sink):
         part(s)
 
 
@@ -371,8 +401,7 @@ class _Fused(Op):
         yield "pages need kv lengths", {self.kv_lens: None}
         pages = {name: torch.zeros(5, 72, 256).bfloat16() for name in ("key", "value")}
         yield "for one query, block_size", {**lone, **pages, "block_size": 72, self.kv_lens: [1, 1, 1]}
-        rope = {"query_rope": torch.zeros(3, 2, 4, 64).bfloat16(), "key_rope": torch.zeros(5, 128, 128).bfloat16()}
-        yield "latent attention is 16 or 128", {**rope, "block_size": 64, self.kv_lens: [1, 1, 1]}
+        yield from self._wrong_latents(c)
         pages = {name: torch.zeros(5, 64, 256).bfloat16() for name in ("key", "value")}
         yield "block_size is a multiple of 128", {**pages, "block_size": 64, self.kv_lens: [1, 1, 1]}
         pages = {name: torch.zeros(5, 2, 128, 128).bfloat16() for name in ("key", "value")}
@@ -397,6 +426,30 @@ class _Fused(Op):
         yield "modes 0, 3 and 4", {**ragged, "sparse_mode": 2}
         yield "modes 3 and 4 only", {**ragged, "sparse_mode": 0, "atten_mask": torch.zeros(1, 6, 256, dtype=torch.bool)}
 
+    def _wrong_latents(self, c: Call) -> Iterator[tuple[str, Changes]]:
+        latent = {
+            "query": torch.zeros(3, 2, 32, 512).bfloat16(),
+            "query_rope": torch.zeros(3, 2, 32, 64).bfloat16(),
+            "key": torch.zeros(5, 128, 512).bfloat16(),
+            "value": torch.zeros(5, 128, 512).bfloat16(),
+            "key_rope": torch.zeros(5, 128, 64).bfloat16(),
+            "num_key_value_heads": 1,
+            self.heads: 32,
+        }
+        check(self.score(Call(**{**vars(c), **latent})))
+        yield "latent attention is 16 or 128", {**latent, "block_size": 64, self.kv_lens: [1, 1, 1]}
+        yield "dtypes of query and key", {**latent, "query_rope": latent["query_rope"].half()}
+        yield "rows and heads of query", {**latent, "key_rope": torch.zeros(4, 128, 64).bfloat16()}
+        packed = {"key": torch.zeros(3, 256, 1, 512).bfloat16(), "key_rope": torch.zeros(3, 256, 1, 64).bfloat16()}
+        yield "needs pages", {**latent, **packed, "value": packed["key"], "block_table": None}
+        yield "one kv head", {**latent, "num_key_value_heads": 2}
+        yield "latents have 512", {**latent, "query_rope": torch.zeros(3, 2, 32, 32).bfloat16()}
+        odd = {name: torch.zeros(3, 2, 24, dim).bfloat16() for name, dim in (("query", 512), ("query_rope", 64))}
+        yield "powers of 2", {**latent, **odd, self.heads: 24}
+        many = {name: torch.zeros(3, 17, 32, dim).bfloat16() for name, dim in (("query", 512), ("query_rope", 64))}
+        yield "at most 16 queries", {**latent, **many}
+        yield "else sparse mode 3", {**latent, "sparse_mode": 0, "atten_mask": None}
+
 
 class FusedInferAttentionScore(_Fused):
     names = ("npu::npu_fused_infer_attention_score", "npu::npu_fused_infer_attention_score.out")
@@ -413,6 +466,7 @@ class FusedInferAttentionScore(_Fused):
             *(c.key_antiquant_scale, c.value_antiquant_scale, c.key_antiquant_mode),
             *(c.num_heads, c.num_key_value_heads, c.scale, c.pre_tokens, c.next_tokens),
             *(c.input_layout, c.sparse_mode, c.block_size, c.softmax_lse_flag),
+            latent_heads=(32, 64, 128),
         )
 
 
@@ -449,6 +503,7 @@ class Workspace(Op):
         "npu::_npu_fused_infer_attention_score_v2_get_max_workspace",
         "atb::_npu_paged_attention_get_workspace",
     )
+    has_rules = False
 
     def shapes(self, c: Call) -> Any:
         return torch.empty(1024, dtype=torch.uint8, device="meta")
@@ -464,6 +519,7 @@ class Outputs(Op):
         "npu::_npu_fused_infer_attention_score_infer_output",
         "npu::_npu_fused_infer_attention_score_v2_infer_output",
     )
+    has_rules = False
 
     def shapes(self, c: Call) -> Any:
         arguments = {name: value for name, value in vars(c).items() if name not in ("query", "value")}

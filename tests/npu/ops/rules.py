@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,6 +66,7 @@ class Op:
     """An op of torch_npu. The check and the wrong calls are beside the reference, in one class for each op."""
 
     names: tuple[str, ...]  # of the op and its overloads with the same arguments
+    has_rules = True  # False: a helper of captures, without documentation
     host: tuple[str, ...] = ()  # the arguments that are tensors of the host
 
     def example(self) -> Changes:
@@ -82,4 +85,12 @@ class Op:
         yield from ()
 
 
-Compute = Callable[[Call], Any]
+def read_rules() -> list[str]:
+    """The places of the enforced rules in the sources of this package."""
+    places = []
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            is_rule = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+            if is_rule and node.func.id in ("rule", "size_rule") and file.name != "rules.py":
+                places.append(f"{file.name}:{node.lineno}")
+    return places
