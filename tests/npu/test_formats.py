@@ -38,6 +38,12 @@ def untiled(flat: Tensor, rows: int, columns: int) -> Tensor:
     return flat[tile * TILE_ROWS * width + row % TILE_ROWS * width + column % width]
 
 
+def test_formats_have_the_numbers_of_torch_npu() -> None:
+    assert {name: int(torch_npu.Format[name]) for name in ("UNDEFINED", "ND", "FRACTAL_NZ")} == {
+        one.name: one.value for one in NPUACLFormat
+    }
+
+
 @pytest.mark.parametrize("dtype", ALIGNMENT)
 def test_aligned_weights_are_those_whose_tiles_are_complete(dtype: torch.dtype) -> None:
     for rows, columns in SHAPES:

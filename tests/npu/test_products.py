@@ -159,6 +159,22 @@ def test_stored_nibbles_are_repacked(method: str) -> None:
     torch.testing.assert_close(result, x.double() @ expected.t(), rtol=0.01, atol=0.01)
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("name", FORMATS)
+def test_product_is_that_of_the_dequantised_weight(name: str, dtype: torch.dtype) -> None:
+    """With a bias of any float dtype."""
+    weight = FORMATS[name]()
+    reference = exact(weight)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(3, reference.shape[1], generator=generator).to(BF16)
+    bias = torch.randn(64, generator=generator).to(dtype)
+    op = getattr(LINEAR, name.partition("-")[0])
+    result = op(x.to(DEVICE), LINEAR.pack(on_device(weight), BF16), bias.to(DEVICE), torch.float32)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.cpu().double(), x.double() @ reference.t() + bias.double(), rtol=0.02, atol=0.04)
+
+
 @pytest.mark.contract
 def test_calls_fit_the_schemas_and_meta_kernels() -> None:
     called = check_contract("linear", LINEAR)
