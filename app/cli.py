@@ -366,7 +366,7 @@ def import_(path: str, name: str, copy: bool, as_json: bool) -> int:
 
     The model gets the name local/NAME. The store has links to the files at PATH, or copies of them with --copy.
     localllm rm deletes the links or copies, never the files at PATH. PATH is the folder of a complete model or adapter,
-    or a GGUF file, of which all shards are added.
+    or a GGUF file; all its shards are added.
 
     \b
     Examples:

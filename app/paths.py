@@ -116,7 +116,7 @@ def compiled_dir() -> Path:
 
 
 def architectures_file() -> Path:
-    """The file of the answers of the backends about architectures."""
+    """The file that remembers which architectures the backends support."""
     return cache_dir() / "architectures.json"
 
 

@@ -48,7 +48,7 @@ def choose_for(name: str, files: ModelFiles, shared: Collection[str]) -> Applied
 def without_refused(
     call: Callable[[LoadOptions], Result], name: str, options: LoadOptions, shared: Collection[str]
 ) -> Applied[Result]:
-    """`call` with the options, of which the backend refuses none.
+    """Run `call` with options that the backend accepts.
 
     Options in `shared`, the settings of all models, are replaced if the backend refuses them. `name`: of the model.
     Raises the errors of `call`.

@@ -222,7 +222,7 @@ class Engine:
         return deltas + self._without_memory(error)
 
     def _lose_step(self, error: OutOfMemory) -> list[Delta]:
-        """Handle a started step that ran out of memory. The step after it is lost too, because it reads tokens and
+        """Handle a started step that ran out of memory. The step after it is also lost, because it reads tokens and
         pages of the first."""
         after = self._in_flight
         self._in_flight = None

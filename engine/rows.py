@@ -37,7 +37,7 @@ class Row:
     start: int
     end: int
     carry: int  # row of the previous step that draws this row's last token; -1: the host has all tokens
-    has_sample: bool  # whether the row returns a token or a hidden state, as its request wants
+    has_sample: bool  # whether the row returns a token or a hidden state (the request says which)
     drafts: tuple[int, ...] = ()  # the proposed tokens at positions end…, which the step verifies
     masks: tuple[NDArray[np.uint32], ...] = ()  # the allowed tokens of each token that the row draws; empty: all
 

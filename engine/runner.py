@@ -166,7 +166,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A backend that cannot run here. `reason` tells the user why, and what to do.
+    """A backend that cannot run here. `reason` is a text for the user: the cause and the remedy.
 
     `install`: the shell command that installs the package that the backend lacks; empty if that is not the reason.
     """

@@ -1,6 +1,6 @@
-"""An event loop whose clock jumps to the next timer when nothing else is to be done.
+"""An event loop whose clock jumps to the next timer when no callback is ready.
 
-Waits take no time, and end in the order of their times, on a busy machine too. For tests without threads, sockets and
+Waits take no time and end in the order of their times, also on a busy machine. For tests without threads, sockets and
 processes.
 """
 

@@ -13,7 +13,7 @@ class Places:
     """Lets a few requests run, and a few more wait. All others are refused."""
 
     def __init__(self, work: str, *, running: int, waiting: int) -> None:
-        """`work`: what the requests do, for the text of the error."""
+        """`work`: the purpose of the requests, for the text of the error."""
         self._work = work
         self._limit = running + waiting
         self._entered = 0  # requests that run or wait

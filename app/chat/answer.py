@@ -83,7 +83,7 @@ class MarkedReader:
         return self._text.settle()
 
     def _filter(self) -> None:
-        """Pass the output of the parser on, without what follows a stop string."""
+        """Pass the output of the parser on, up to a stop string."""
         new = self._parser.take()
         new.text = self._stops.feed(new.text)
         self._output.add(new)

@@ -1,4 +1,4 @@
-"""`localllm pull`: shows what it downloads, and how far it has come."""
+"""`localllm pull`: lists the files of the download, and shows its progress."""
 
 from __future__ import annotations
 

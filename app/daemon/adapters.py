@@ -226,7 +226,7 @@ class Adapters:
 
 
 def _succeed(adapter: _Adapter, previous: _Adapter, *, replace: bool, reuse: bool) -> None:
-    """Give an adapter what it has from an earlier one of the same name. `replace`, `reuse`: as in Adapters.load. Raises
+    """Give an adapter the state of an earlier adapter of the same name. `replace`, `reuse`: as in Adapters.load. Raises
     InvalidRequest."""
     is_reused = reuse and not replace and previous.path == adapter.path
     if not replace and not is_reused:

@@ -102,7 +102,7 @@ class GrammarCompiler:
         except ValueError as error:
             raise _unreadable(tokenizer, str(error)) from None
         self._control_tokens = {text: token for text, token in tokenizer.control_tokens.items() if token < size}
-        self._compiled: dict[str, LLMatcher] = {}  # the last grammars, in the state of their start
+        self._compiled: dict[str, LLMatcher] = {}  # grammar -> its matcher in the start state; the most recent ones
         longest_first = sorted(map(re.escape, self._control_tokens), key=len, reverse=True)
         self._controls = re.compile(f"({'|'.join(longest_first) or '(?!)'})")
         self._trials = BoundedChild(

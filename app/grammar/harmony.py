@@ -24,7 +24,7 @@ def one_call(functions: Sequence[tuple[str, str]], expression: Expression) -> li
 
 
 def text_with_calls(functions: Sequence[tuple[str, str]], expression: Expression) -> list[str]:
-    """The rules of any messages, the last of which may be a call. `functions`: as in one_call."""
+    """The rules of any number of messages. The last one may be a call. `functions`: as in one_call."""
     return [
         "start: other* (answer | call)",
         f"other: {_message(expression, 'analysis')} | {_message(expression, 'commentary')}",

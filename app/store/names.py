@@ -1,4 +1,4 @@
-"""Names of models and adapters, as users type them. The parser reads no file and asks no network.
+"""Names of models and adapters, as users type them. The parser reads no file and sends no request.
 
     guide  qwen3:0.6b  my-alias          short name: the built-in model, the catalog, an alias
     org/repo  org/repo@revision          repository of Hugging Face; `hf:` in front says the same

@@ -70,7 +70,7 @@ class Inspection(msgspec.Struct, frozen=True):
     backends: tuple[BackendVerdict, ...] = ()  # in order of preference; empty for an adapter
     choice: str = ""  # the backend that would run the model; empty: none
     hint: str = ""  # how to go on if no backend runs the model
-    variants: tuple[Variant, ...] = ()  # the GGUF models of the repository, of which this is one
+    variants: tuple[Variant, ...] = ()  # all GGUF models of the repository, including this one
 
     usable: bool = False  # a backend of this machine runs the model; the files of an adapter are sound
 
@@ -94,7 +94,9 @@ class Fit(msgspec.Struct, frozen=True):
     adapters: int = 0  # all adapter slots
     cache: int = 0  # KV cache of `parallel` sequences of `context` positions
     max_cache: int = 0  # KV cache that a load may use at most
-    remaining: int = 0  # what weights, adapters and the largest KV cache leave: for intermediate results, graphs
+    remaining: int = (
+        0  # bytes that weights, adapters and the largest KV cache leave for intermediate results and graphs
+    )
     tokens_per_second: float | None = None  # of one sequence at an empty context, estimated; None: unknown
     notes: tuple[str, ...] = ()  # for the user: settings of all models that a load on this backend would not have
     runs: bool = True  # False: the backend is unavailable or cannot run this model, whatever its size

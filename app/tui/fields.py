@@ -1,4 +1,4 @@
-"""Labelled fields in two columns. The notice below them describes the field with the focus, or says what is wrong."""
+"""Labelled fields in two columns. The notice below them describes the field with the focus, or shows the error."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ SUPPORTED: Mapping[str, Sequence[object]] = {
 }
 # Value of the option cache_dtype -> (ggml_type, bytes of one value).
 CACHE_TYPES = {name.lower(): (kind, size / count) for kind, (name, count, size) in TYPES.items()}
-# Architectures of which llama.cpp computes one sequence at a time: it refuses to copy a sequence in a common cache.
+# Architectures for which llama.cpp computes one sequence at a time: it refuses to copy a sequence in a common cache.
 ONE_SEQUENCE = frozenset({"deepseek4"})
 # Keys in the metadata of architectures with recurrent states.
 _STATE_KEYS = ("ssm.state_size", "wkv.head_size", "shortconv.l_cache", "kda.head_dim")

@@ -107,7 +107,7 @@ def _refuse(files: ModelFiles) -> None:
 
 
 def _check_model(files: ModelFiles, model: Any) -> None:
-    """Raises ModelRefused for a model that is not what its metadata says."""
+    """Raises ModelRefused if the model contradicts its metadata."""
     c = library().c
     if c.llama_model_has_encoder(model) or not c.llama_model_has_decoder(model):
         raise ModelRefused(f"{files.name}: its architecture {files.config.model_type:.50} is an encoder")

@@ -83,7 +83,7 @@ def write_adapter(adapter: AdapterFiles, model: ModelFiles, file: Path) -> None:
 
 def check_tied(name: str, model: ModelFiles) -> None:
     """Raises ModelRefused for factors of a tensor that is both the embedding and the output head of the model.
-    llama.cpp uses factors of the embedding for the head too, where their shapes end the process."""
+    llama.cpp would also use the factors of the embedding for the head, and abort because of their shapes."""
     if name in (OUTPUT, EMBEDDING) and OUTPUT not in model.tensors:
         raise ModelRefused(
             f"it changes {name}, but the model has one tensor for its embedding and its output head, and llama.cpp "

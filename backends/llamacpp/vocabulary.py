@@ -151,7 +151,7 @@ def _escaped(characters: set[str]) -> str:
 
 
 def _with_stack(size: int, function: Callable[[], T]) -> T:
-    """Call the function in a thread with a stack of `size` bytes. Raises MemoryError, and what the function raises."""
+    """Call the function in a thread with a stack of `size` bytes. Raises MemoryError and the errors of the function."""
     results: list[T] = []
     errors: list[BaseException] = []
 

@@ -23,7 +23,8 @@ Classes: TypeAlias = Callable[[dict[str, Any]], tuple[Any, Any]]
 
 
 def arguments(config: ModelConfig) -> dict[str, Any]:
-    """Keys of config.json for mlx-lm's classes: values of ModelConfig, and neutral values for what `build` replaces."""
+    """Keys of config.json for mlx-lm's classes. They have the values of ModelConfig; the parts that `build` replaces
+    have neutral values."""
     return {
         "hidden_size": config.hidden_size,
         "num_hidden_layers": config.num_layers,

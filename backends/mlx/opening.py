@@ -139,9 +139,9 @@ def _plan(files: ModelFiles, options: LoadOptions, loaded: Loaded, free: int, sl
 def _measure(
     files: ModelFiles, options: LoadOptions, free: int, weights: int, token_weights: int, page_bytes: int
 ) -> MemoryPlan:
-    """The memory of a model: `weights` bytes of weights, of which a token reads `token_weights`, and pages of
+    """The memory of a model: `weights` bytes of weights (a token reads `token_weights` bytes of them), and pages of
     `page_bytes` bytes. `free`: bytes before the load. Without a setting, the cache is no larger than the rows need,
-    because other programs need memory too. Raises ModelRefused for a context above that of the model."""
+    because other programs also need memory. Raises ModelRefused for a context above that of the model."""
     limit = files.config.max_positions
     context = limit if options.context is None else options.context
     if not 1 <= context <= limit:

@@ -114,7 +114,7 @@ def _without_unused(text: Mapping[str, Any], weights: Weights) -> Weights:
 
 
 def _is_unused(text: Mapping[str, Any], name: str) -> bool:
-    """Whether transformers ignores a stored tensor too."""
+    """Whether transformers also ignores this stored tensor."""
     if _UNUSED.search(name):
         return True
     if "lm_head." in name:

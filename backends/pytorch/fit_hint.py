@@ -27,7 +27,7 @@ def fitting_options(plan: Callable[[LoadOptions], MemoryPlan], options: LoadOpti
         if options.cache_bytes < needed <= rest:
             return f"use a smaller context, or set cache_mib to {-(-needed // MIB)} or more"
     flags = []
-    # A plan that fits has failed for lack of memory: its context is too large too.
+    # If the plan says that the load fits, the load ran out of memory all the same: halve the context.
     limit = current.context // 2 if current.fits(options.context or 1) else current.max_positions
     context = min(current.largest_context(), limit)
     if context >= min(MIN_CONTEXT, current.max_positions):

@@ -337,7 +337,7 @@ class Weights:
         *,
         token_share: float = 1.0,
     ) -> Product:
-        """A product with a packed weight, of which a token reads the share `token_share`."""
+        """A product with a packed weight. `token_share`: the share of the weight that one token reads."""
         device = self._device.type
         on_device = self._device.layout.lay_out(product, map_tensors(weight, lambda tensor: tensor.to(device)))
         bias = torch.cat(list(biases)) if biases else None

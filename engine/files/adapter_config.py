@@ -85,7 +85,7 @@ UNSUPPORTED = MappingProxyType(
 )
 PARAMETERS = "target_parameters"  # names of parameters that belong to no linear layer: the weights of experts
 BIASES = ("none", "all", "lora_only")  # the trained biases; the file has them as tensors of their own
-_LAYER = re.compile(r"^(?:.*?\.)?layers\.(\d+)\.")  # the begin of the name of a module in a layer
+_LAYER = re.compile(r"^(?:.*?\.)?layers\.(\d+)\.")  # the beginning of the name of a module in a layer
 # Values of init_lora_weights that leave the base model as it is, and values that change it.
 _KEEPS_BASE = ("gaussian", "eva", "orthogonal", "mica")
 _CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")

@@ -182,8 +182,8 @@ def _read_peft(config: AdapterConfig, tensors: Mapping[str, StoredTensor]) -> di
 def _text_factors(
     config: AdapterConfig, pairs: Mapping[str, tuple[_Named, _Named]], *, transposed: bool
 ) -> dict[str, Factors]:
-    """The factors of the text model, by the names of its modules in a causal language model. `pairs` has the names of
-    the modules in the model that was trained, which the configuration has too."""
+    """The factors of the text model, by the names of its modules in a causal language model. `pairs` and the
+    configuration have the names of the modules in the model that was trained."""
     factors: dict[str, Factors] = {}
     for trained, (a, b) in pairs.items():
         _refuse_experts(trained)

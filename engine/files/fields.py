@@ -164,7 +164,7 @@ class Fields:
 
     def _read(self, key: str, valid: Callable[[Any], bool], expected: str, default: Any = None) -> Any:
         """The value of the field `key`, validated. If the field is absent, the result is `default`, which is not
-        validated. If `default` is None too, `valid` gets None."""
+        validated. If `default` is also None, `valid` gets None."""
         value = self._get(key)
         if value is None and default is not None:
             return default

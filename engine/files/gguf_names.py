@@ -1,4 +1,4 @@
-"""The architectures of config.json of which llama.cpp runs GGUF files, for the hint of a refused model."""
+"""The architectures of config.json that llama.cpp supports as GGUF files, for the hint of a refused model."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class GpuLimits:
         return _limit("PROCESSORS", self.processors, processors)
 
     def limit_memory(self, free: int, total: int) -> tuple[int, int]:
-        """(free, total) bytes of a GPU with less memory, of which the same number of bytes is in use."""
+        """(free, total) bytes of a GPU with less memory. The number of bytes in use is the same."""
         limit = _limit("MEMORY", self.memory, total)
         return max(0, limit - (total - free)), limit
 

@@ -173,7 +173,7 @@ def _attend(ops: Ops, layer: DecoderLayer, query: Tensor, step: LayerStep) -> Te
 
 def _multiply_queries(qkv: Tensor, factors: Tensor, key_value_width: int) -> Tensor:
     """qkv [tokens, width] with its queries multiplied by `factors` [tokens, 1]. The factors come before the rotation,
-    so a traced step, which computes rotation and attention as one op, has them too."""
+    so they also apply in a traced step, which computes rotation and attention as one op."""
     query, key_value = qkv.split([qkv.shape[1] - key_value_width, key_value_width], dim=1)
     return torch.cat((query * factors, key_value), dim=1)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 class LatentInputs(NamedTuple):
     """The input projection: hidden -> (heads + 1) * (rotary + rank), the absorbed queries and one key. The first
-    `rotary` dimensions of each head are to be rotated."""
+    `rotary` dimensions of each head get RoPE."""
 
     down: Projection  # hidden -> the input of `queries`, or the queries; then the latent and the shared part of the key
     query_norm: Tensor | None  # of the input of `queries`; None if and only if `queries` is None

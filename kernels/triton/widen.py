@@ -120,8 +120,8 @@ def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def e2m1(number, dtype: tl.constexpr):
-    """Converts e2m1 values in the low 4 bits of `number`, uint8, to `dtype`. The shifted bits of a value are the
-    float32 value / 2^126."""
+    """Converts e2m1 values in the low 4 bits of `number`, uint8, to `dtype`. The bits of a
+    number, shifted to the fields of a float32, are the number / 2^126."""
     bits = ((number & 7).to(tl.int32) << 22) | ((number & 8).to(tl.int32) << 28)
     return (bits.to(tl.float32, bitcast=True) * 8.507059173023462e37).to(dtype)  # 2^126
 

@@ -267,7 +267,7 @@ def _options() -> argparse.Namespace:
     add("--steps", type=int, default=32, help="timed steps of a decode job")
     add("--threads", type=int, default=cores(), help="default: physical cores")
     add("--fit", action="store_true", help="default limits of context and cache instead of those that the jobs need")
-    add("--check-layers", type=int, help="layers of which outputs are checked; 0: none; default: 4 on a GPU")
+    add("--check-layers", type=int, help="number of layers whose outputs are checked; 0: none; default: 4 on a GPU")
     add("--folder", help="folder for temporary files")
     options = arguments.parse_args()
     steps = {"decode": options.steps, "profile": options.steps}

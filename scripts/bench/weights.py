@@ -74,7 +74,7 @@ def _share(file: Path, same_width: list[Tensor], seed: int) -> dict[str, StoredT
 
 
 def _write(file: Path, width: int, values: int, length: int, seed: int) -> None:
-    """Write `length` numbers, the first `values` of which repeat: ones for width 0, else normal values, so small that a
+    """Write `length` numbers by repeating `values` numbers: ones for width 0, else normal values, so small that a
     product with `width` inputs stays finite."""
     random = np.random.default_rng([seed, width])
     numbers = random.standard_normal(values, np.float32) / np.float32(width**0.5) if width else np.ones(values, "f4")

@@ -1,4 +1,4 @@
-"""Disks for tests: one fails at a chosen call, the other loses what was not synced when the power is cut."""
+"""Disks for tests: one fails at a chosen call, the other loses unsynced data when the power is cut."""
 
 from __future__ import annotations
 

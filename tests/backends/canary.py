@@ -27,7 +27,10 @@ CONTEXT = 512
 _HIDDEN, _DIM, _THETA = 128, 64, 1e12
 # Where features lie in the residual stream: one-hot last symbol, key, symbol read back, answer, and a constant 1.
 _LAST, _KEY, _BACK, _ANSWER, _ONE = 0, SYMBOLS, 2 * SYMBOLS, 3 * SYMBOLS, 4 * SYMBOLS
-_FAST, _SLOW = range(8), 31  # pairs of a head that turn fast enough to tell positions apart, and one that stands
+_FAST, _SLOW = (
+    range(8),
+    31,
+)  # pairs of dimensions: RoPE rotates these enough to distinguish positions, and this one hardly
 _SHARPNESS = 600.0  # of both heads, in units of score
 
 

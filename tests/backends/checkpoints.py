@@ -20,7 +20,9 @@ GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 Tensors = dict[str, torch.Tensor]
-Stored = tuple[Tensors, torch.Tensor]  # tensors by what follows the projection's name, and the weight they mean
+Stored = tuple[
+    Tensors, torch.Tensor
+]  # tensors by the end of their name after the projection, and the weight that they encode
 
 
 def packed(numbers: np.ndarray, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:

@@ -134,7 +134,7 @@ class Script:
 
 
 class Offers:
-    """The tests of what a RunnerSpec offers: drafts, windows, snapshots of states. `walk` has the known tokens."""
+    """The tests of the features in a RunnerSpec: drafts, windows, snapshots of states. `walk` has the known tokens."""
 
     @staticmethod
     def walk(prompt: Sequence[int], count: int) -> list[int]:

@@ -243,7 +243,7 @@ BAD_TENSORS: list[tuple[str, str, Callable[[Tensors], object], str]] = [
     ("a column long", "awq", changed("qweight", lambda t: torch.cat([t, t[:, :1]], 1)), "must be [48, 10]"),
     ("blocks short", "fp8-blocks", changed("weight_scale_inv", lambda t: t[:, :1]), "must be [3, 2] (config"),
     ("floats", "awq", changed("qweight", lambda t: t.float()), "qweight' must be I32, not F32"),
-    ("another shape told", "compressed-int4", changed("weight_shape", lambda t: t + 1), "weight_shape is [81, 49]"),
+    ("another stored shape", "compressed-int4", changed("weight_shape", lambda t: t + 1), "weight_shape is [81, 49]"),
     ("groups of other sizes", "gptq", changed("g_idx", lambda t: t * 0), "to groups of 32"),
     ("groups that are not there", "gptq", changed("g_idx", lambda t: t + 7), "to groups of 32"),
     ("a bias", "gptq", lambda t: t.update({f"{UP}.bias": torch.ones(80)}), "not part of"),

@@ -1,4 +1,4 @@
-"""The tests of what a RunnerSpec offers pass on the token device, and fail on devices that break an offer."""
+"""The tests of the features in a RunnerSpec pass on the token device, and fail on devices that break a feature."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_segments_equal_the_model(tmp_path: Path, tiny: str) -> None:
             actual = split(step, TAPED.ops, runner.kv)
             assert actual.equal(runner.model(step, TAPED.ops, runner.kv))
         chunks, actual = (prompt(23), prompt(7, start=23)), []
-        for model in (split, runner.model):  # what the first has stored, in every layer, the second reads
+        for model in (split, runner.model):  # the second chunk reads the keys and values that the first has stored
             runner.kv.clear()
             actual.append([model(step, TAPED.ops, runner.kv) for step in chunks])
         assert actual[0][1].equal(actual[1][1])

@@ -271,7 +271,7 @@ def test_rows_are_computed_in_order_of_their_sequences(canary_files: ModelFiles)
 
 
 def test_results_outlive_the_next_step(runner: LlamaRunner) -> None:
-    """llama.cpp has one buffer of logits. Steps that carry no tokens overlap too, for example if all rows wait."""
+    """llama.cpp has one buffer of logits. Steps that carry no tokens also overlap, for example if all rows wait."""
     prompts = [canary.prompt(key, 30, seed=key) for key in (1, 2)]
     steps = [
         runner.run(make_batch([Row(prompt, 0, range(1 + 6 * index, 7 + 6 * index))], canary.VOCAB))

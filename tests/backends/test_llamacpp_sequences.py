@@ -77,7 +77,7 @@ def serve(
 
 
 def random_spec(rng: random.Random) -> RunnerSpec:
-    """Limits that are small now and then: tokens of a step, pages, page size, paths."""
+    """Random limits, sometimes small: tokens of a step, pages, page size, paths."""
     rows = rng.randrange(1, 9)
     page_size = rng.choice([1, 2, 4, 8, 16])
     return replace(
@@ -90,7 +90,7 @@ def random_spec(rng: random.Random) -> RunnerSpec:
 
 
 def doubled_requests(seed: int) -> list[Request]:
-    """Requests of which some are equal to others, so that their rows compute equal pages."""
+    """Requests, with some equal pairs whose rows compute equal pages."""
     requests = requests_of(seed, 24)
     first = [replace(each, id=f"r{24 + number}") for number, each in enumerate(requests_of(seed, 24)[:12])]
     pairs = zip(requests[:12], first, strict=True)

@@ -19,7 +19,7 @@ from .tiny import HIDDEN, TINIES, Tiny
 VOCAB = 2_000_000  # so the embedding, and a head, of 192 MB as stored
 ALLOWED = 128 * 2**20  # 30 to 90 MB are taken, as memory that is given back is not always gone at once
 SLOW = pytest.mark.slow
-CLEAR = Path("/proc/self/clear_refs")  # makes the peak what is held now
+CLEAR = Path("/proc/self/clear_refs")  # resets the peak to the memory in use now
 
 PROGRAM = """
 import sys
@@ -35,7 +35,7 @@ def held(key):
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 budget = LoadOptions(cache_bytes=2**20, max_rows=1, quant=sys.argv[2])
-open_on_cpu(read_model(sys.argv[3]), budget, 2**33).close()  # what is made once in a process is made
+open_on_cpu(read_model(sys.argv[3]), budget, 2**33).close()  # makes all one-time allocations of the process
 Path("/proc/self/clear_refs").write_text("5")
 before = held("VmRSS:")
 runner = open_on_cpu(read_model(sys.argv[1]), budget, 2**33)

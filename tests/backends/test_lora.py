@@ -158,7 +158,7 @@ def test_decode_with_several_adapters(loaded: Loaded) -> None:
 
 
 def test_prefill_beside_decode(loaded: Loaded) -> None:
-    """Rows that continue, and rows that begin with other lengths."""
+    """One step with a decode row, a row that continues its prompt, and two rows that begin theirs."""
     loaded.check([Row(loaded.prompts[slot][:8], 0, pages(slot)) for slot in (1, 0)], [1, 0])
     rows = [
         Row(loaded.prompts[1][8:9], 8, pages(1)),

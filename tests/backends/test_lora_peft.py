@@ -171,7 +171,7 @@ WRAPPERS = {
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, torch.Tensor]:
-    """An adapter of llama with ranks and alphas by the beginning of names, and what PEFT computes with it."""
+    """An adapter of llama with ranks and alphas by the beginning of names, and the output of PEFT with it."""
     root = tmp_path_factory.mktemp("adapter")
     tiny = tiny_of("llama")
     base = tiny.save(root / "model")

@@ -180,11 +180,11 @@ from localllm.engine.engine import Engine
 from localllm.engine.files.model_files import read_model
 from localllm.engine.request import Request
 from localllm.engine.options import LoadOptions
-engine, told = Engine(choose("mlx").backend.open(read_model(Path({str(tmp_path)!r})), LoadOptions(context=64))), []
+engine, output = Engine(choose("mlx").backend.open(read_model(Path({str(tmp_path)!r})), LoadOptions(context=64))), []
 engine.submit(Request("a", (5, 9, 77), 8))
 while engine.has_work:
-    told += [token for delta in engine.step() for token in delta.tokens]
-print(told)
+    output += [token for delta in engine.step() for token in delta.tokens]
+print(output)
 engine.close()
 """
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

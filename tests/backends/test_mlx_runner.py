@@ -379,7 +379,8 @@ def test_only_temporary_groups_are_waited_for(
 
 
 def test_row_continues_with_equal_pages_of_another_row(loaded: Loaded) -> None:
-    """The engine replaced its pages by equal ones. The newest positions of its last page are only in its group."""
+    """The engine replaced the pages of the row by equal ones. The last positions of the last page are only in the
+    group of the row."""
     text, runner = tokens(10, 20), loaded.runner
     runner.run(make_batch([Row(text[:16], 0, [1, 2])], 131)).result()
     runner.run(make_batch([Row(text, 0, [4, 5, 6])], 131)).result()
@@ -722,7 +723,7 @@ class FakeTimer:
 
     @classmethod
     def advance(cls, seconds: float) -> None:
-        """Move the clock, and call what is due."""
+        """Move the clock, and make the calls that are due."""
         cls.now += seconds
         for timer in [timer for timer in cls.running if timer.due <= cls.now]:
             cls.running.remove(timer)

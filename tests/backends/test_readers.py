@@ -48,7 +48,7 @@ def loaded(checkpoint: Checkpoint, out_features: int, in_features: int) -> tuple
     config = parse_quantization(Fields({"quantization_config": dict(checkpoint.config)}, "config.json"))
     assert config is not None
     stored, meant = checkpoint.make(out_features, in_features, np.random.default_rng(3))
-    if "weight_packed" in stored and in_features % 8:  # what a writer leaves behind the last input means nothing
+    if "weight_packed" in stored and in_features % 8:  # the bits after the last input have no meaning
         stored["weight_packed"][:, -1] |= -1 << 4 * (in_features % 8)
     tensors = Held({f"p.{part}": value for part, value in (stored | checkpoint.more("p", out_features)).items()})
     result = STORED[config.method](config).load(tensors, "p", out_features, in_features)

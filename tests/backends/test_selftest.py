@@ -180,7 +180,7 @@ def test_out_of_memory_gives_no_verdict(tmp_path: Path) -> None:
     assert run(tmp_path, with_rms(rms)) == (with_rms(rms), ())
 
 
-# Another process that tests lanes of which one does this.
+# Another process that tests lanes; one of them does this.
 ENDING = f"""
 import os, signal, sys, time
 from pathlib import Path

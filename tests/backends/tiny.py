@@ -98,7 +98,7 @@ class Tiny:
     more: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     rewrite: Rewrite | None = None  # of config.json after saving
     context: int | None = None  # LoadOptions.context
-    length: int = 45  # tokens of a prompt that shows what is special
+    length: int = 45  # tokens of a prompt that uses the special features
     shard_size: str = "5GB"
     multimodal: str = ""  # model_type of a multimodal model that has this text model
 

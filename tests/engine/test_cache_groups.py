@@ -1,4 +1,4 @@
-"""Caches of every shape: groups with unlike pages, windows, states. Each request gives what it gives alone."""
+"""Caches of every shape: groups with unlike pages, windows, states. Each request has the same output as alone."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_chunks_of_any_size(max_tokens: int) -> None:
     assert_equal_to_solo(deltas, requests_of(3, 8), spec)
 
 
-def test_the_yardstick_by_hand() -> None:
-    """A group without a window, one with, and a state: hash what each reads, draw, append."""
+def test_expected_tokens_by_hand() -> None:
+    """Computes the expected tokens by hand: a group without a window, a group with one, and a state."""
     spec = shape(CacheGroup(4, 128), CacheGroup(2, 128, window=3), states=2)
     request = Request("r", (5, 6, 7), 12, Sampling(temperature=0.9, top_k=30, seed=77))
     device = TokenDevice(spec)

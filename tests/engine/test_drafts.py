@@ -31,7 +31,7 @@ DRAFTING = replace(WITH_ADAPTERS, max_drafts=4)
 
 @dataclass
 class Script:
-    """A drafter that proposes what follows in one text."""
+    """A drafter that proposes the next tokens of one text."""
 
     text: list[int]
     limits: list[int] = field(default_factory=list)

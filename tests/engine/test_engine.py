@@ -189,7 +189,7 @@ def test_a_failing_launch_is_a_failing_step() -> None:
 
 
 class BrokenGrammar(Modulo):
-    """Breaks in the way its `taken` tells, after two tokens."""
+    """Fails after two tokens. `kind`: the kind of failure."""
 
     kind = ""
 
@@ -401,7 +401,7 @@ def test_an_engine_fails_if_steps_keep_running_out_of_memory(late: bool) -> None
 
 
 def test_close_closes_the_runner_after_a_failure() -> None:
-    """Closing may hang on it, so nothing waits for that before the failure is told."""
+    """Closing a broken runner may hang, so the failure is reported before the runner is closed."""
     device = TokenDevice(SPEC, fail_at=0)
     engine, app = start(device)
     engine.submit(Request("a", (1, 2), 20))

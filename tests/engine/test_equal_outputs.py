@@ -1,4 +1,4 @@
-"""Whatever the company, the chunks, the memory and the overlap: each request gives what it gives alone."""
+"""Each request has the same output as alone, for all batches, chunks, sizes of memory, with and without overlap."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Prophet:
         following = [text[len(tokens) :] for text in self.texts if text[: len(tokens)] == tokens]
         if not following or self.rng.random() < 0.1:
             return []
-        drafts = self.rng.choice(following)[: self.rng.randrange(limit + 3)]  # too many, now and then
+        drafts = self.rng.choice(following)[: self.rng.randrange(limit + 3)]  # sometimes more than the limit
         return [token if self.rng.random() < self.acceptance else self.rng.randrange(100) for token in drafts]
 
 
@@ -129,7 +129,7 @@ def serve(
 
 
 def assert_equal_to_solo(deltas: list[Delta], make: list[Request], spec: RunnerSpec) -> None:
-    """Finished requests gave exactly what they give alone; cancelled ones a beginning of it."""
+    """A finished request has the same output as alone; a cancelled one has a beginning of that output."""
     out = outputs(deltas)
     ends = [delta for delta in deltas if delta.finish]
     finish = {delta.request_id: delta.finish for delta in ends}
@@ -148,7 +148,7 @@ WITH_ADAPTERS = replace(SPEC, num_adapters=2, adapters_per_step=2)
 
 
 def test_solo_itself_is_the_plain_loop() -> None:
-    """The yardstick, measured by hand: hash the whole context, draw, append."""
+    """Computes the expected tokens by hand: hash the context, draw, append."""
     device = TokenDevice(SPEC)
     engine = Engine(device)
     request = Request("r", (5, 6, 7), 12, Sampling(temperature=0.9, top_k=30, seed=77))
@@ -176,7 +176,7 @@ def test_plenty_of_room(seed: int, overlap: bool) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_preemption_storms(seed: int, overlap: bool) -> None:
-    """Memory for a tenth of what all of them would like to hold."""
+    """The KV cache has room for a tenth of the tokens of all requests."""
     demand = sum(len(each.prompt) + each.max_tokens for each in requests_of(seed, 30))
     spec = replace(WITH_ADAPTERS, overlap=overlap, groups=(CacheGroup(4, demand // 10 // 4),), max_rows=30)
     deltas, engine = serve(spec, requests_of(seed, 30), seed)

@@ -23,7 +23,7 @@ def hidden(name: str, prompt: tuple[int, ...], **fields: object) -> Request:
 
 
 def mixed(seed: int, count: int) -> list[Request]:
-    """Requests of which about half want a hidden state."""
+    """Requests; about half of them return a hidden state."""
     rng = random.Random(seed)
     return [
         hidden(each.id, each.prompt, adapter=each.adapter) if rng.random() < 0.5 else each

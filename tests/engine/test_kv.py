@@ -261,7 +261,13 @@ def test_pages_behind_the_window_are_released_and_stay_for_hits() -> None:
     changes = lease.changes
     kv.share(lease, tokens, 17)
     assert lease.changes > changes, "the page table is built again"
-    assert [page > 0 for page in lease.pages[1]] == [False, False, False, True, True]  # 13…16 and what they read
+    assert [page > 0 for page in lease.pages[1]] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]  # the pages of positions 13…16 and of their windows
     assert all(lease.pages[0])
     check_cache(kv, [lease])
     again = kv.open(None, tokens)

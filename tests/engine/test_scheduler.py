@@ -41,7 +41,7 @@ def counts(batch: Batch) -> list[int]:
     return np.diff(batch.row_starts).tolist()
 
 
-# what is refused
+# Refused requests.
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -125,7 +125,7 @@ def test_requests_without_prompt_or_room_are_refused() -> None:
         Request("a", (1,), 0)
 
 
-# who is in a step
+# The rows of a step.
 
 
 def test_prompts_are_chunked_to_the_budget_that_running_rows_leave() -> None:
@@ -197,7 +197,7 @@ def test_slots_refuse_by_the_length_of_one_slot() -> None:
         engine.submit(request("a", 250, 10))
 
 
-# prefix hits and memory
+# Prefix hits and memory.
 
 
 def test_a_second_turn_computes_only_what_is_new() -> None:
@@ -284,7 +284,9 @@ def test_preemption_takes_the_youngest_and_it_comes_back_first(overlap: bool) ->
     alone = [batch.num_rows for batch in device.batches].index(1)  # late does not overtake young, though it would fit
     assert all(batch.num_rows == 1 for batch in device.batches[alone : 30 - 1])
     assert outputs(deltas) == {each.id: solo(each) for each in requests}
-    assert {delta.cached for delta in deltas} == {0}  # what a resumed one found again is not a prompt hit
+    assert {delta.cached for delta in deltas} == {
+        0
+    }  # pages that a resumed request reuses do not count as cached prompt tokens
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -322,7 +324,7 @@ def test_all_memory_is_released_at_the_end() -> None:
     assert (stats.running, stats.waiting, stats.cache_used, stats.cache_tokens) == (0, 0, 0, 80)
 
 
-# the end of a request
+# The end of a request.
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -335,7 +337,7 @@ def test_a_stop_id_ends_it_and_is_the_last_token(overlap: bool) -> None:
     length = tokens.index(stop) + 1
     assert outputs(deltas)["a"] == tokens[:length]
     assert [delta.finish for delta in deltas] == [None] * (length - 1) + ["stop"]
-    assert len(device.batches) == length + overlap  # one step too many was under way
+    assert len(device.batches) == length + overlap  # with overlap, the next step was already in flight
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -380,7 +382,7 @@ def test_a_blocked_request_runs_after_a_cancellation() -> None:
     assert device.batches[-1].num_rows == 2
 
 
-# adapters
+# Adapters.
 
 
 def test_rows_name_the_slot_of_their_adapter() -> None:

@@ -129,7 +129,7 @@ class TokenDevice:
         self.closed = True
 
     def check(self, batch: Batch) -> None:
-        """What the seam promises of every batch."""
+        """Check the properties that every Batch has (see Batch)."""
         spec, counts = self.spec, np.diff(batch.row_starts)
         assert not self.closed
         assert 0 < batch.num_rows <= spec.max_rows
@@ -268,7 +268,7 @@ def outputs(deltas: list[Delta]) -> dict[str, tuple[int, ...]]:
 
 
 def solo(request: Request, spec: RunnerSpec = SPEC) -> tuple[int, ...]:
-    """What the request gives alone, in one go, with plenty of room: what it must give in any company."""
+    """The output of a request alone, with one prefill and enough memory. In any batch the output must be equal."""
     groups = tuple([replace(group, num_pages=4096 // group.page_size) for group in spec.groups])
     roomy = replace(spec, max_tokens=4096, groups=groups, num_snapshots=0, max_drafts=0, overlap=False)
     engine = Engine(TokenDevice(roomy))
@@ -280,7 +280,7 @@ def solo(request: Request, spec: RunnerSpec = SPEC) -> tuple[int, ...]:
 
 @dataclass
 class App:
-    """Collects what the engine tells; `wait` returns once so many requests have ended."""
+    """Collects the deltas and failures of the engine. `wait` returns when enough requests have ended."""
 
     deltas: list[Delta] = field(default_factory=list)
     failures: list[RunnerFailed] = field(default_factory=list)

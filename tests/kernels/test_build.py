@@ -15,7 +15,7 @@ import pytest
 
 from localllm.kernels.compiled.library import LibraryMissing, find_library
 
-FORBIDDEN = {  # what a lane's code must not name
+FORBIDDEN = {  # lane -> pattern of instructions and registers that its code must not have
     "generic": r"%[yz]mm|%k[0-7]\b|%tmm",
     "avx2": r"%zmm|%k[1-7]\b|%tmm|\{vex\}",
     "avxvnni": r"%zmm|%k[1-7]\b|%tmm",
@@ -60,7 +60,7 @@ def test_no_function_is_shared_between_variants(lane: str) -> None:
         names = subprocess.run(["nm", "-C", "--defined-only", source], capture_output=True, text=True, check=True)
         for line in names.stdout.splitlines():
             _, kind, name = line.split(maxsplit=2)
-            if f"localllm::{lane}::" not in name:  # others may have it too: the linker may take theirs
+            if f"localllm::{lane}::" not in name:  # other variants may define it: the linker may take theirs
                 assert kind.islower(), f"{source.name}: {name} ({kind}) is seen from outside the lane"
                 assert kind not in "wvu", f"{source.name}: {name} is weak ({kind}), and not in the lane's namespace"
 

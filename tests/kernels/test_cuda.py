@@ -204,8 +204,8 @@ def refused_attention() -> list[tuple[tuple[Any, ...], str]]:
 
 
 def test_bad_arguments_are_refused_by_name(ops: Ops) -> None:
-    for op, arguments, told in refused():
-        with pytest.raises(RuntimeError, match=re.escape(told)):
+    for op, arguments, message in refused():
+        with pytest.raises(RuntimeError, match=re.escape(message)):
             getattr(torch.ops.localllm, op)(*arguments)
 
 

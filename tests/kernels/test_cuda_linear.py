@@ -312,7 +312,7 @@ def test_one_row_has_the_bits_that_it_has_among_two(
     bias = torch.randn(out_features, generator=generator).cuda()
     for gate in (-1, 0) if out_features % 16 == 0 else (-1,):
         both = small_batch(x, weight, bias, torch.bfloat16, None, gate=gate)
-        for _ in range(5):  # what one call leaves in shared memory is nothing to the next
+        for _ in range(5):  # data that one call leaves in shared memory must not affect the next
             assert torch.equal(small_batch(x[:1], weight, bias, torch.bfloat16, None, gate=gate), both[:1])
 
 

@@ -176,7 +176,7 @@ def test_a_captured_step_computes_any_context(ops: Ops, name: str) -> None:
 
 
 def test_a_step_with_an_empty_context_ends(ops: Ops) -> None:
-    """The result is that of a context with only the token."""
+    """The result is the same as with a context of one token, the new one."""
     case = stack_case(1, **SMALL)
     there = device_arguments(
         case, ops, case.make(torch.Generator().manual_seed(4), torch.bfloat16), "cuda", torch.bfloat16

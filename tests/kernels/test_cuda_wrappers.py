@@ -384,7 +384,7 @@ class TestLayer:
 
 
 class TestExperts:
-    """CUDA C++ multiplies the choices of few tokens."""
+    """The CUDA C++ kernels of experts, for steps of few tokens."""
 
     @pytest.mark.parametrize(
         ("changed", "is_supported"),

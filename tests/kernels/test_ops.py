@@ -58,7 +58,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     before = torch.ops.localllm.threads()
     torch.ops.localllm.use_variant(request.param.lane)
     torch.ops.localllm.use_threads(request.param.workers)
-    few = torch.ops.localllm.share_from(0)  # also what is so little that one thread would do it alone
+    few = torch.ops.localllm.share_from(0)  # share all work, even if one thread would normally do it alone
     yield request.param
     torch.ops.localllm.share_from(few)
     torch.ops.localllm.use_threads(before)

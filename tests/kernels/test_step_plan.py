@@ -48,10 +48,10 @@ def test_a_step_fits_or_the_plan_reports_that_it_does_not(tmp_path: Path) -> Non
     (tmp_path / "plan.cpp").write_text(PROGRAM)
     flags = ["-std=c++17", f"-I{tmp_path}", f"-I{FOLDER}", "-o", "plan", "plan.cpp"]
     subprocess.run([compiler(), *flags], cwd=tmp_path, check=True)
-    asked = [(shared, *shape, 132) for shared, shape in product(SHARED, SHAPES)]
-    lines = "\n".join(" ".join(map(str, one)) for one in asked)
-    told = subprocess.run(["./plan"], cwd=tmp_path, check=True, input=lines, text=True, capture_output=True).stdout
-    plans = {one: tuple(map(int, line.split())) for one, line in zip(asked, told.splitlines(), strict=True)}
+    requests = [(shared, *shape, 132) for shared, shape in product(SHARED, SHAPES)]
+    lines = "\n".join(" ".join(map(str, one)) for one in requests)
+    output = subprocess.run(["./plan"], cwd=tmp_path, check=True, input=lines, text=True, capture_output=True).stdout
+    plans = {one: tuple(map(int, line.split())) for one, line in zip(requests, output.splitlines(), strict=True)}
     for (shared, *_), (stages, at_once, size) in plans.items():
         assert stages in (0, 1, 2, 4, 8)
         assert stages <= 1 or size <= shared

@@ -71,7 +71,7 @@ class Build:
 
     label: str
     kernel: Any
-    arguments: Mapping[str, str]  # types of what is not constant
+    arguments: Mapping[str, str]  # types of the arguments that are not constant
     constants: Mapping[str, Any]
     warps: int = 4
     stages: int = 3

@@ -142,7 +142,7 @@ def test_sorted_choices_are_complete_and_in_tiles_of_one_expert(
     assert sorted(covered) == list(range(choices))
 
 
-# Up to 256 experts all pairs are compared; more are chosen in turn.
+# With up to 256 experts, the kernel compares all pairs; with more, it chooses one expert after the other.
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns of NaN
 @pytest.mark.parametrize("count", [12, 300])
 @pytest.mark.parametrize(

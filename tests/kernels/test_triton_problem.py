@@ -1,4 +1,4 @@
-"""Triton compiles at run time: the check names what is missing and how to install it."""
+"""Triton compiles at run time: the check names the missing package and how to install it."""
 
 from __future__ import annotations
 

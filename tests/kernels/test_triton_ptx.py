@@ -82,5 +82,5 @@ def test_every_e4m3(dtype: torch.dtype) -> None:
         found = execute(code.value, {"$2": int.from_bytes(bytes(data.tolist()), "little")})
         values = torch.cat([pair(found["$0"], dtype), pair(found["$1"], dtype)])
         right = data.view(torch.float8_e4m3fn).to(dtype)
-        known = ~right.isnan()  # of which weights have none
+        known = ~right.isnan()  # weights have no NaN
         assert torch.equal(values[known].view(torch.int16), right[known].view(torch.int16))

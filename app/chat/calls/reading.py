@@ -192,7 +192,7 @@ class GroupReader:
             raise NotACall
 
     def _check_arguments(self, part: Field) -> Steps[None]:
-        """Raises NotACall for arguments in JSON that are none, such as the name of the tool of a similar format."""
+        """Raises NotACall if the JSON value is no object of arguments, such as a tool name in a similar format."""
         source = self._source
         if part.name != "arguments":
             return
@@ -335,7 +335,9 @@ class GroupReader:
         return frozenset({"string"}) if is_text else frozenset()
 
     def _word(self, after: str) -> Steps[str]:
-        """The text before a literal, which is taken too. Raises NotACall if the text ends before."""
+        """Take the text up to and including a literal. Returns it without the literal.
+
+        Raises NotACall if the text ends before the literal."""
         first, *others = words_of(after)
         pieces: list[str] = []
         if not (yield from self._source.until(first, pieces.append)):

@@ -207,7 +207,7 @@ class Rules:
         return f"{lexeme} {self._exact_text(marker[len(first) :])} {after}"
 
     def _parameters(self, tool: ToolSchema) -> str:
-        """Parameters in the order of the schema, of which the required ones must be there."""
+        """The parameters in the order of the schema. The required ones must be present."""
         if tool.schema is None:
             return f"({self._rule(self._any_parameter())})*"
         known, required = _known(tool.schema, tool)
@@ -226,7 +226,7 @@ class Rules:
         return f"{self._head(fields)} {self._text(before)} {self._until(_TEXT, _text_of(parts[-1]))}"
 
     def _head(self, fields: Mapping[str, str]) -> str:
-        """A parameter without the text before its value."""
+        """The parts of a parameter before the literal text that precedes its value."""
         parts = self._form.parameter_parts[:-3]
         return " ".join(self._text(part.text) if isinstance(part, Literal) else fields[part.name] for part in parts)
 

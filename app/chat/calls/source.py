@@ -118,7 +118,7 @@ class Source:
         follows: Callable[[str], bool | None] = lambda _: True,
         hold: str = "",
     ) -> Steps[bool]:
-        """Take text up to `end` and pass it to `emit` as it arrives; `end` is taken too. False if the text ends first.
+        """Take text and pass it to `emit` as it arrives, up to `end`; take `end`. False if the text ends first.
 
         `follows` tells whether the text after an occurrence proves that it is the end; None: more text is needed.
         `hold`: a character that belongs to `end` if it is directly before it.

@@ -169,7 +169,7 @@ def _is_json(text: str) -> bool:
 
 
 def _plain(node: ast.expr) -> Any:
-    """The value of a literal of Python that JSON has too. Raises ValueError."""
+    """The value of a Python literal of a type that JSON also has. Raises ValueError."""
     match node:
         case ast.Constant(value=None | bool() | int() | str() as value):
             return value

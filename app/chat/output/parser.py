@@ -214,7 +214,7 @@ class OutputParser:
         return is_call
 
     def _text(self) -> Steps[bool]:
-        """Read text up to the next marker and what the marker begins. False at the end of the text."""
+        """Read text up to the next marker, and the part that the marker begins. False at the end of the text."""
         source = self._source
         markers = self._triggers | self._ends
         found = [(index, marker) for marker in markers if (index := source.rest.find(marker)) >= 0]
@@ -233,7 +233,7 @@ class OutputParser:
         return False
 
     def _marker(self, marker: str) -> Steps[None]:
-        """Read what a marker begins: a group of calls, a text to drop, or text."""
+        """Read the part that a marker begins: a group of calls, a text to drop, or text."""
         source = self._source
         for item, reader in self._readers:
             is_known = any(word.startswith(marker) for word in (item.trigger, item.call_trigger))

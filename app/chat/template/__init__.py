@@ -1,1 +1,1 @@
-"""The chat template of a model: what it can show, the changes to conversations that it needs, and its rendering."""
+"""The chat template of a model: its abilities, the changes to conversations that it needs, and its rendering."""

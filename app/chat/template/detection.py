@@ -1,4 +1,4 @@
-"""Finds how a model writes answers: from what its chat template renders, never from its name."""
+"""Detects the answer format of a model from the text that its chat template renders, never from its name."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class _Words:
 
 
 def _kinds(conversation: Conversation) -> list[tuple[bool, tuple[str, ...]]]:
-    """The kinds of the tools."""
+    """The different results of `_kind_of_tool` for the tools of a conversation."""
     return sorted(set(map(_kind_of_tool, conversation.tools or ())))
 
 

@@ -102,9 +102,9 @@ def _build(name: str, stored: RustTokenizer, files: SideFiles, names: Names) -> 
     processor = stored.post_processor
     rust = pipelines.build(name, stored, files.config, names.texts.get("unk_token"))
     _add(rust, names)
-    if pipeline.again == "plain":
+    if pipeline.second_addition == "plain":
         rust.add_tokens([AddedToken(text, special=True) for text in names.all_texts])
-    if pipeline.again == "special":
+    if pipeline.second_addition == "special":
         values = [*names.special.values(), *names.extra]
         rust.add_special_tokens([_as_token(value) for value in values])
     if pipeline.around == "stored" and processor is not None:

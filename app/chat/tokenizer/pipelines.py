@@ -37,8 +37,8 @@ class Pipeline:
     named: Mapping[str, str | None]  # special tokens by name, where tokenizer_config.json has no value
     # Tokens around a raw prompt: as in tokenizer.json, none, or bos_token before it.
     around: Literal["stored", "none", "bos"] = "stored"
-    # How all special tokens are added once more: with the flags of plain ones, or as they are.
-    again: Literal["", "plain", "special"] = ""
+    # A second addition of all special tokens: none, without their flags, or with the flags in the files.
+    second_addition: Literal["", "plain", "special"] = ""
     # Whether this is a sentencepiece class: characters that are no token become tokens of bytes, a space is ▁, not Ġ.
     has_bytes: bool = False
     has_unknown: bool = False  # whether the unknown token stands for other characters, else they are left out
@@ -142,7 +142,7 @@ PIPELINES: Mapping[str, Pipeline] = MappingProxyType(
         "GPT2Tokenizer": Pipeline(_byte_level(composes=False), _GPT2_NAMED),
         "CodeGenTokenizer": Pipeline(_byte_level(composes=False), _GPT2_NAMED),
         "GPTNeoXTokenizer": Pipeline(_byte_level(), {**_GPT2_NAMED, "pad_token": "<|padding|>"}, around="none"),
-        "Qwen2Tokenizer": Pipeline(_byte_level(regex=_QWEN2), _QWEN_NAMED, again="plain"),
+        "Qwen2Tokenizer": Pipeline(_byte_level(regex=_QWEN2), _QWEN_NAMED, second_addition="plain"),
         "Qwen3_5Tokenizer": Pipeline(_byte_level(regex=_QWEN3_5), _QWEN_NAMED),
         "GemmaTokenizer": Pipeline(
             _gemma,
@@ -167,7 +167,7 @@ PIPELINES: Mapping[str, Pipeline] = MappingProxyType(
                 "sep_token": "<SEP>",
                 "mask_token": "<MASK_TOKEN>",
             },
-            again="special",
+            second_addition="special",
         ),
     }
 )

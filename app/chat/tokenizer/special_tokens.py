@@ -17,7 +17,7 @@ RELEASE = "\U000fff01"
 _BARS = re.compile(r"<[|｜].+[|｜]>|<[|｜].*\w.*>|<.*\w.*[|｜]>|\[\|.+\|\]|◁.+▷")  # <|im_start|>, [|user|]
 _TAG = re.compile(r"</?(?=[^>]*[^\W\d])([\w:.▁-]+)/?>")  # <tool_response>, <start_of_turn>
 _BRACKETS = re.compile(r"\[/?@?(?=\w*[A-Z]{2})\w+@?\]")  # [INST], [/TOOL_RESULTS], [gMASK]
-# Words and punctuation without words: a template writes them too, and they do not control the model.
+# Words and punctuation without words: templates also write them, and they do not control the model.
 _ORDINARY = re.compile(r"[\w\s'’.,-]*|\W*")
 # Elements of HTML. Some vocabularies (Gemma) have them as added tokens, and an answer may contain them.
 _HTML = frozenset(

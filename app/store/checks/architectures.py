@@ -79,7 +79,7 @@ def remember_facts(version: Sequence[object], facts: Facts) -> None:
 
 
 def key_of(version: Sequence[object], kind: str) -> str:
-    """The key of what is remembered about versions of files: paths, sizes and times. `kind`: the end of the key."""
+    """The key of the stored facts about versions of files: paths, sizes and times. `kind`: the end of the key."""
     return hashlib.sha256(os.fsencode(f"{VERSION} {version}")).hexdigest()[:32] + kind
 
 

@@ -26,7 +26,7 @@ def check(ref: ModelRef, *, ask_backends: bool = True) -> list[str]:
 
     A problem is a sentence for the user. Truncated and damaged weights, missing shards, a missing tokenizer and an
     unsupported architecture are problems. Weights are not compared with their hashes. Without `ask_backends`, an
-    architecture of which only a backend knows is no problem, and the check takes about a millisecond.
+    architecture that only a backend can judge is no problem, and the check takes about a millisecond.
     tokenizer.py opens the tokenizer.
     """
     if problem := problem_of_name(ref.path):

@@ -25,7 +25,7 @@ from .metadata import convert, fetch_json
 Format = Literal["safetensors", "gguf"]
 
 HINT = "check the network and the proxy settings; without words, localllm search shows the catalog"
-SECONDS = 5.0  # maximum wait for an answer of the hub, and for what Retry-After asks
+SECONDS = 5.0  # maximum wait for an answer of the hub, and maximum of Retry-After
 POLICY = Policy(lookup_attempts=2, lookup_timeout=SECONDS, connect_timeout=SECONDS, longest_retry_after=SECONDS)
 _FIELDS = ("downloads", "likes", "tags", "gated")  # of the results; a mirror may ignore the request
 # Format -> the tags that its repositories have, and the fields of its results. Many GGUF repositories have no task.
@@ -167,7 +167,7 @@ def _repository(model: _Model, format: Format) -> HubMatch:
 
 
 def _bits(quant: str) -> tuple[int, str]:
-    """Sorts quantisations by the bits of a weight. The hub does not tell the sizes of the files."""
+    """Sorts quantisations by the bits of a weight. The hub does not send the sizes of the files."""
     digits = re.search(r"\d+", quant)
     return (int(digits[0]) if digits else 0, quant)
 

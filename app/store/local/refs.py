@@ -137,7 +137,7 @@ def describe(
 
 
 def describe_gguf(snapshot: ModelRef, model: GgufModel, models: list[GgufModel], kind: Kind = "gguf") -> ModelRef:
-    """A GGUF model or adapter of a snapshot. `models`: all of the snapshot, of which this is one."""
+    """A GGUF model or adapter of a snapshot. `models`: all GGUF models of the snapshot, including this one."""
     return replace(
         snapshot,
         id=ggufs.id_of(snapshot.id, model, models),

@@ -61,7 +61,7 @@ def matches(file: RemoteFile, digest: str) -> bool:
 
 
 def blob_name(file: RemoteFile, digest: str) -> str:
-    """The name of a complete blob: the hub's hash; of a file without one, a mark and the SHA-256 of what arrived."""
+    """The name of a complete blob: the hub's hash; of a file without one, a mark and the SHA-256 of the data."""
     return file.sha256 or file.git_oid or UNVERIFIED + digest
 
 
@@ -98,7 +98,7 @@ class PartialFile:
         self._disk.resize(self._descriptor, self.file.size)
 
     def write(self, lease: Lease, block: bytes | memoryview) -> int | None:
-        """Write a block of at most one chunk's rest. Returns the index of the chunk that it completes.
+        """Write a block, which must not exceed the rest of the current chunk. Returns the index of a completed chunk.
 
         The caller then calls `chunks.finish` with its lock.
         """

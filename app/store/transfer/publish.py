@@ -6,8 +6,8 @@
         snapshots/<commit>/name    links to ../../blobs/<key>; a new snapshot appears with all its links at once
         refs/<branch>              the commit; written last
 
-A snapshot that exists already gets the missing links one by one, in an order in which it never looks complete too
-early: other files, the index, the weights, config.json.
+A snapshot that exists already gets the missing links one by one, in an order that never makes an incomplete
+snapshot look complete: other files, the index, the weights, config.json.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from .status import StatusLine
 
 
 class Dock(Vertical):
-    """The prompt box and what belongs to it.
+    """The prompt box with its completions, the status line and the footer.
 
     `edited_message`: the question that the next prompt replaces. `other_adapter`: the second adapter for the answers to
     the next prompt (empty: the base model). None: the next prompt is an ordinary question.

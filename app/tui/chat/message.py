@@ -130,7 +130,7 @@ class MessageView(Vertical, can_focus=True):
         self.refresh_notes(self.place)
 
     def refresh_notes(self, place: tuple[int, int]) -> None:
-        """Update the number of alternatives and the note below the message (its end or its error)."""
+        """Update the number of alternatives, and the note below the message (why it ended, or its error)."""
         self.place = place
         self.query_one(".who", Static).update(self._author())
         note = self.query_one(".note", Static)

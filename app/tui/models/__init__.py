@@ -1,1 +1,1 @@
-"""The model screen: finds, judges, downloads, verifies, configures and deletes models."""
+"""The model screen: finds, inspects, downloads, verifies, configures and deletes models."""

@@ -53,7 +53,7 @@ class Reader {
   size_t tensor_ = 0;
 };
 
-// The tensors of a step, of which each layer selects its rotation and its pages.
+// The tensors of a step. Each layer selects its rotation and its pages from them.
 struct StepTensors {
   const std::vector<Tensor>&cos, &sin;
   const Tensor& slots;

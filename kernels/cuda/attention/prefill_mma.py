@@ -20,7 +20,7 @@ SMALL_TILE = 64  # rows of a tile; as in prefill.h
 LIMITS = Limits(dims=(64, 80, 96, 128, 192, 256), group=SMALL_TILE, page_size=is_power_of_two, fp8_step=16)
 LARGE_TILE = 128
 FILLED = 2  # large tiles per multiprocessor from which they are faster than small tiles
-TRITON = not triton_problem()  # False: only the reference computes what this kernel does not
+TRITON = not triton_problem()  # False: the reference computes the calls that this kernel does not support
 # Major compute capabilities with other instructions for the tensor cores. Triton's wgmma is faster only for head sizes
 # that it does not pad.
 WGMMA = 9

@@ -61,7 +61,7 @@ struct Swizzle {
 };
 
 // The index of the thread. Kernels with several matrices per warp need nearly all registers: they read the index again
-// from the hardware, so that what depends on it takes no register in the main loop.
+// from the hardware, so that values derived from it take no register in the main loop.
 template <class S>
 __device__ inline int thread_index() {
   if constexpr (S::MATRICES == 1) return threadIdx.x;

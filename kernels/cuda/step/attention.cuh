@@ -1,5 +1,5 @@
 // Attention of a decode step: each block computes its unit of attention (unit.cuh). Cached keys and values are
-// prefetched before the queries of the layer are available. The newest key and value come from the qkv product through
+// prefetched before the queries of the layer are available. The new key and value come from the qkv product through
 // shared memory, not from the cache.
 #pragma once
 
@@ -31,7 +31,7 @@ class Attention {
   static __device__ int lane() { return threadIdx.x % 32; }
   static __device__ int warp() { return threadIdx.x / 32; }
   __device__ Unit& block_unit() const { return *b_.pointer<Unit>(b_.plan.unit); }
-  // A vector in shared memory. Index 0 to 7: query heads; 8: the newest key; 9: the newest value. The partial results
+  // A vector in shared memory. Index 0 to 7: query heads; 8: the new key; 9: the new value. The partial results
   // of the warps follow the vectors.
   __device__ __nv_bfloat16* vector(int index) const { return b_.pointer<__nv_bfloat16>(b_.plan.x[1]) + index * D; }
   __device__ float* partial(int warp, int head) const {  // D sums, peak, total
@@ -78,7 +78,7 @@ class Attention {
     cache.scale = b_.a.scale;
     constexpr int STRIDE = CONSUMERS * STEP;
     static_assert(STRIDE == CACHED);
-    const int newest = u.writes() ? u.newest : -1;
+    const int new_position = u.has_new_token() ? u.new_position : -1;
     int base = u.begin + warp() * STEP;
     int next = u.slot_of(b_, base + STRIDE + lane() % STEP);
     Warp<__nv_bfloat16, D> state;
@@ -92,14 +92,14 @@ class Attention {
       state.load_values(cache, 0, slot, base, u.stored);
     }
 #pragma unroll 1
-    for (int head = warp(); head < b_.plan.group + (newest < 0 ? 0 : 2); head += CONSUMERS)
+    for (int head = warp(); head < b_.plan.group + (new_position < 0 ? 0 : 2); head += CONSUMERS)
       prepare_head(u, head, layer, epoch);
     sync_consumers();
     hopper::release_stage(b_.cache_empty());
     const uint32_t query = hopper::address(vector(state.g) + state.t * 8);
 #pragma unroll 1
     for (; base < u.end; base += STRIDE) {
-      if (newest >= base && newest < base + STEP) insert_newest(state, newest - base);
+      if (new_position >= base && new_position < base + STEP) insert_new(state, new_position - base);
       const int after = u.slot_of(b_, base + 2 * STRIDE + lane() % STEP);
 #pragma unroll
       for (int j = 0; j < D / 32; j++)  // reloaded in each iteration, to save registers
@@ -165,8 +165,8 @@ class Attention {
     }
   }
 
-  // Inserts the newest key and value at position base + offset.
-  __device__ void insert_newest(Warp<__nv_bfloat16, D>& state, int offset) const {
+  // Inserts the new key and value at position base + offset.
+  __device__ void insert_new(Warp<__nv_bfloat16, D>& state, int offset) const {
 #pragma unroll
     for (int half = 0; half < 2; half++)
       if (state.g + 8 * half == offset)

@@ -19,7 +19,8 @@ struct Chunks {
 };
 
 struct Unit {
-  int head, chunk, chunks = 0, begin = 0, end = 0, newest = 0;  // begin, end, newest: positions; chunks == 0: no unit
+  int head, chunk, chunks = 0;                 // chunks == 0: no unit
+  int begin = 0, end = 0, new_position = 0;    // positions; new_position: of the token that the step computes
   int stored = 0;                                             // end of the positions that are read from the cache
 
   __device__ explicit Unit(const Block& b) : head(blockIdx.x % b.a.kv_heads), chunk(blockIdx.x / b.a.kv_heads) {
@@ -29,10 +30,10 @@ struct Unit {
     chunks = division.count;
     begin = chunk * division.size;
     end = min(context, begin + division.size);
-    newest = context - 1;
-    stored = min(end, newest);
+    new_position = context - 1;
+    stored = min(end, new_position);
   }
-  __device__ bool writes() const { return end > newest; }
+  __device__ bool has_new_token() const { return end > new_position; }
   __device__ int prefetched() const { return min(stored - begin, CACHED); }  // number of prefetched positions
   __device__ int slot_of(const Block& b, int position) const {
     const int shift = b.a.page_shift, page = position < stored ? b.a.page_table[position >> shift] : 0;

@@ -34,7 +34,7 @@ class Inner(WireBody):
 
 
 class Client:
-    """Sends chunks of a body, then does what `then` says; counts the chunks that were read."""
+    """Sends chunks of a body, then does the action `then`; counts the chunks that were read."""
 
     def __init__(self, *parts: bytes, then: Literal["end", "gone", "silence", "again"] = "end") -> None:
         self.parts = parts

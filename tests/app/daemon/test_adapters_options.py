@@ -104,7 +104,7 @@ def test_json_schema_with_adapters(loaded: Api) -> None:
 
 
 def test_tool_calls_of_adapters_beside_each_other(loaded: Api) -> None:
-    """Each adapter makes the calls that it makes alone. It prefers one of the letters of which names can begin."""
+    """Each adapter makes the calls that it makes alone. It prefers one of the letters with which names can begin."""
     letters = [*"namergut"]
     parameters = {"type": "object", "properties": {"a": {"enum": letters}}, "required": ["a"]}
     parameters["additionalProperties"] = False

@@ -54,12 +54,12 @@ async def answer(client: Client, words: str, **parameters: Any) -> list[Any]:
 
 
 async def test_warnings_of_a_prompt_are_told_once(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(client, "_say", told.append)
+    notices: list[str] = []
+    monkeypatch.setattr(client, "_say", notices.append)
     await answer(client, "echo a b twice")
-    assert told == ["a token is there twice"]
+    assert notices == ["a token is there twice"]
     await answer(client, "echo a b")
-    assert len(told) == 1
+    assert len(notices) == 1
 
 
 async def test_chat_yields_events(client: Client) -> None:

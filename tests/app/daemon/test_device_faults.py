@@ -53,7 +53,7 @@ class Breaking:
         asked = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True} | more
         return self.daemon.chat(words, model=self.model, **asked)
 
-    def told(self, words: str) -> str:
+    def answer_to(self, words: str) -> str:
         answer = self.ask(words)
         assert answer.status_code == 200, answer.text
         return answer.json()["choices"][0]["message"]["content"]
@@ -122,12 +122,12 @@ def test_broken_device_ends_its_requests_and_its_worker(
     run = breaking(
         step_timeout=place.step_timeout if kind == "endless" else 0.0, patience=5.0 if kind == "frozen" else 30.0
     )
-    before, pid = run.told("hello"), run.pid
+    before, pid = run.answer_to("hello"), run.pid
     errors = run.break_under_four(kind)
     assert {error["code"] for error in errors} == {"worker_died"}
     assert all(text in error["message"] for error in errors), errors
     assert {error.get("status", 500) for error in errors} == {500}
-    assert run.told("hello") == before
+    assert run.answer_to("hello") == before
     assert run.pid != pid
     assert deaths(run.daemon) == 1
     assert httpx.get(f"{run.daemon.url}/health").json()["status"] == "ok"
@@ -135,13 +135,13 @@ def test_broken_device_ends_its_requests_and_its_worker(
 
 def test_step_out_of_memory_ends_only_its_requests(breaking: Callable[..., Breaking]) -> None:
     run = breaking()
-    before, pid = run.told("hello"), run.pid
+    before, pid = run.answer_to("hello"), run.pid
     for _ in range(3):  # a step without a fault resets the count of faults
         errors = run.break_under_four("no_memory")
         assert {error["code"] for error in errors} == {"out_of_memory"}
         assert {error.get("status", 503) for error in errors} == {503}
         assert all("memory" in error["message"] and error["hint"] for error in errors)
-        assert run.told("hello") == before
+        assert run.answer_to("hello") == before
     assert run.pid == pid
     assert deaths(run.daemon) == 0
 
@@ -155,7 +155,7 @@ def test_many_crashes_leave_no_processes_or_files(breaking: Callable[..., Breaki
     def crash(run: Breaking) -> list[int]:
         daemon_process = []
         for kind in ("broken", "killed", "assertion", "crashed"):
-            run.told("hello")
+            run.answer_to("hello")
             run.break_under_four(kind)
             daemon_process.append(psutil.Process(run.daemon.pid).memory_info().rss)
         return daemon_process

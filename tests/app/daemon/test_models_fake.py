@@ -188,7 +188,7 @@ async def test_exact_load_does_not_keep_the_flags_of_an_earlier_call(workers: li
     (first,) = workers
     assert await models.worker("a") is first, "a request without a load uses the loaded model"
     first.unfinished = 1
-    assert (await models.load("a", exact=True)).kept, "a busy model keeps its flags, and the caller is told"
+    assert (await models.load("a", exact=True)).kept, "a busy model keeps its flags, and the reply says so"
     assert workers == [first]
     first.unfinished = 0
     plain = await models.load("a", exact=True)

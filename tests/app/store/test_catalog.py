@@ -1,4 +1,4 @@
-"""The catalog of short names, the aliases, and what a name stands for."""
+"""The catalog of short names, the aliases, and the meaning of a name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of commands and kinds of names: every command gives the same answer to the question what a name is."""
+"""The table of commands and kinds of names: all commands interpret a name in the same way."""
 
 from __future__ import annotations
 

@@ -94,14 +94,14 @@ def test_model_info(folder: Path) -> None:
 
 
 def test_load_limit_grows_with_the_weights(folder: Path) -> None:
-    worker, told = WorkerProcess(), list[frames.Loading]()
+    worker, stages = WorkerProcess(), list[frames.Loading]()
     worker.send(
         frames.Load(model="tiny", path=str(folder), backend="cpu", options=LoadOptions(threads=1, cache_bytes=2**20))
     )
     while isinstance(frame := worker.read(), frames.Loading):
-        told.append(frame)
+        stages.append(frame)
     size = (folder / "model.safetensors").stat().st_size
-    assert [stage.more for stage in told if stage.stage == "loading the weights (cpu)"] == [
+    assert [stage.more for stage in stages if stage.stage == "loading the weights (cpu)"] == [
         pytest.approx(size / 20e6, rel=0.1)
     ]
     worker.close()
@@ -307,8 +307,8 @@ def test_forced_tool_calls(worker: WorkerProcess, forced: list[Any], name: str |
 
 def test_tools_are_in_the_prompt(worker: WorkerProcess) -> None:
     plain = one(worker, seed=1, max_tokens=8)
-    told = one(worker, seed=1, max_tokens=8, tools=TOOLS)
-    assert told.end.prompt_tokens > plain.end.prompt_tokens
+    with_tools = one(worker, seed=1, max_tokens=8, tools=TOOLS)
+    assert with_tools.end.prompt_tokens > plain.end.prompt_tokens
 
 
 def test_strict_tool(worker: WorkerProcess, tokenizer: ChatTokenizer) -> None:

@@ -1,4 +1,4 @@
-"""Fields that config.json leaves out, or gives as null: each means what transformers' own config class makes of it."""
+"""Fields that config.json leaves out, or gives as null: each has the value that transformers' config class gives it."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ LAYERS = ["full_attention", "sliding_attention"] * 4
 DEEPSEEK = {"num_key_value_heads": 32, "num_experts": None, "n_routed_experts": 16}
 SCALED = [variant for variant in FLAT if LONG not in variant.values()]
 
-# Of each family: what else its models may have.
+# Other values that the models of each family may have.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "deepseek_v2": [
         *({**DEEPSEEK, "norm_topk_prob": False, "topk_method": "greedy"} | variant for variant in SCALED),
@@ -265,7 +265,7 @@ def test_full_config(family: str, index: int) -> None:
     assert theirs is not None, "transformers takes every config here"
     expected = parse_config(theirs)
     actual = ours(values)
-    if isinstance(actual, ModelRefused):  # what transformers' config takes and its model does not
+    if isinstance(actual, ModelRefused):  # transformers' config class accepts the value, but its model does not
         assert "partial_rotary_factor" in str(actual)
     else:
         assert actual == expected
@@ -281,7 +281,7 @@ def test_absent_field(family: str, index: int) -> None:
             assert f"{key} must be" in str(actual)
         elif theirs is None:
             assert isinstance(actual, ModelRefused) or key in CLEAR, key
-        elif isinstance(actual, ModelRefused):  # transformers' model would fail on what its config class takes
+        elif isinstance(actual, ModelRefused):  # transformers' config class accepts the value, but its model would fail
             assert isinstance(ours(theirs), ModelRefused), key
         else:
             assert actual == ours(theirs), key

@@ -1,4 +1,4 @@
-"""A model's folder: what is read of it, and how each bad one is refused."""
+"""Model folders: the values that are read, and the error of each malformed folder."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ BAD_FIELDS: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "told"), BAD_FIELDS, ids=[f"{k}={str(v)[:40]}" for k, v, _ in BAD_FIELDS])
-def test_bad_field_is_refused_by_name(key: str, value: Any, told: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("key", "value", "reason"), BAD_FIELDS, ids=[f"{k}={str(v)[:40]}" for k, v, _ in BAD_FIELDS])
+def test_bad_field_is_refused_by_name(key: str, value: Any, reason: str, tmp_path: Path) -> None:
     with pytest.raises(ModelRefused) as refused:
         read_model(sound(tmp_path, **{key: value}))
     assert "config.json" in str(refused.value)
-    assert told in str(refused.value)
+    assert reason in str(refused.value)
 
 
 BAD_FIELDS_OF_FAMILIES: list[tuple[str, dict[str, Any], str]] = [
@@ -176,13 +176,13 @@ BAD_FIELDS_OF_FAMILIES: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "changes", "told"), BAD_FIELDS_OF_FAMILIES)
+@pytest.mark.parametrize(("family", "changes", "reason"), BAD_FIELDS_OF_FAMILIES)
 def test_bad_field_of_a_family_is_refused_by_name(
-    family: str, changes: dict[str, Any], told: str, tmp_path: Path
+    family: str, changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ModelRefused) as refused:
         read_model(sound(tmp_path, model_type=family, **changes))
-    assert told in str(refused.value)
+    assert reason in str(refused.value)
 
 
 def test_an_unknown_architecture_is_left_to_the_backends(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_an_unknown_architecture_is_refused_by_name_before_other_errors(
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reason"),
     [
         ("", "not JSON"),
         ("{", "not JSON"),
@@ -243,8 +243,8 @@ def test_an_unknown_architecture_is_refused_by_name_before_other_errors(
     ],
     ids=["empty", "cut", "bytes", "nested", "list", "null", "digits", "huge"],
 )
-def test_config_that_is_no_object_is_refused(content: str | bytes, told: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match=told) as refused:
+def test_config_that_is_no_object_is_refused(content: str | bytes, reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=reason) as refused:
         read_model(folder(tmp_path / "tiny", content, model__safetensors=safetensors("a")))
     assert "config.json" in str(refused.value)
 
@@ -273,7 +273,7 @@ def test_recommended_sampling_may_be_at_its_limits(key: str, least: float, most:
 
 
 @pytest.mark.parametrize(
-    ("files", "told"),
+    ("files", "reason"),
     [
         ({}, "has no weights"),
         ({"pytorch_model__bin": b"\x80\x04"}, "loading them could run code"),
@@ -281,8 +281,8 @@ def test_recommended_sampling_may_be_at_its_limits(key: str, least: float, most:
         ({"tiny__gguf": b"GGUF"}, "tiny.gguf is not a valid GGUF file"),
     ],
 )
-def test_weights_we_cannot_read_are_refused(files: dict[str, bytes], told: str, tmp_path: Path) -> None:
-    with pytest.raises(ModelRefused, match=told):
+def test_weights_we_cannot_read_are_refused(files: dict[str, bytes], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelRefused, match=reason):
         read_model(folder(tmp_path / "tiny", CONFIG, **files))
 
 
@@ -342,7 +342,7 @@ class TestShards:
             read_model(self.both(tmp_path, {"a": name}))
 
     @pytest.mark.parametrize(
-        ("weight_map", "told"),
+        ("weight_map", "reason"),
         [
             ([], "weight_map must be an object"),
             ({}, "weight_map must be an object"),
@@ -353,8 +353,8 @@ class TestShards:
             ({A: FIRST, "layers.1.mlp.up_proj.qweight": SECOND}, "up_proj.qweight' is not in model-00002"),
         ],
     )
-    def test_index_that_does_not_fit_is_refused(self, weight_map: Any, told: str, tmp_path: Path) -> None:
-        with pytest.raises(ModelRefused, match=told):
+    def test_index_that_does_not_fit_is_refused(self, weight_map: Any, reason: str, tmp_path: Path) -> None:
+        with pytest.raises(ModelRefused, match=reason):
             read_model(self.both(tmp_path, weight_map))
 
     def test_damaged_shard_is_refused_by_name(self, tmp_path: Path) -> None:

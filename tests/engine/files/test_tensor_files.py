@@ -93,13 +93,13 @@ BAD: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_damage_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    content, told = BAD[name]
+    content, reason = BAD[name]
     file = tmp_path / "model.safetensors"
     file.write_bytes(content)
     with pytest.raises(ModelRefused) as refused:
         read_header(file)
     assert "model.safetensors" in str(refused.value)
-    assert told in str(refused.value)
+    assert reason in str(refused.value)
     assert refused.value.hint
 
 

@@ -1,4 +1,4 @@
-"""Names of tensors and index files: what the decoder reads is found, what it does not read is named."""
+"""Names of tensors and index files: the decoder's tensors are found, and the error names all others."""
 
 from __future__ import annotations
 

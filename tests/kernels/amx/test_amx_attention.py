@@ -11,7 +11,7 @@ from torch import Tensor
 from localllm.kernels.ops.attention import Attend, Rows, paged_attention
 from localllm.kernels.ops.cases.reference_check import copy_to
 
-MARK = 7.0  # what the harness puts where a row is handed to the AVX-512 lane
+MARK = 7.0  # the harness writes this value for a row that the AVX-512 lane must compute
 
 
 def run(tiles: ctypes.CDLL, workers: int, arguments: dict, stride: int = 0, start: int = 0) -> Tensor:

@@ -37,14 +37,14 @@ def run(program: Path, granted: str | None) -> str:
 
 @pytest.mark.emulated
 @pytest.mark.parametrize(
-    ("granted", "told"),
+    ("granted", "output"),
     [
         ("1", "generic avx2 avxvnni avx512 amx -> amx"),
         (None, "generic avx2 avxvnni avx512 -> avx512"),
     ],
 )
-def test_tiles_are_used_only_where_the_system_grants_them(tmp_path: Path, granted: str | None, told: str) -> None:
-    assert run(compiled(tmp_path, "generic avx2 avxvnni avx512 amx"), granted) == told
+def test_tiles_are_used_only_where_the_system_grants_them(tmp_path: Path, granted: str | None, output: str) -> None:
+    assert run(compiled(tmp_path, "generic avx2 avxvnni avx512 amx"), granted) == output
 
 
 @pytest.mark.emulated

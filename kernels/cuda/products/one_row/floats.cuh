@@ -9,9 +9,10 @@
 
 namespace localllm::cuda {
 
-// The sums of the two outputs of a lane, 2 t and 2 t + 1.
+// The sums of the two outputs of a lane, 2 t and 2 t + 1. Elements 0 and 1 of an accumulator belong to rows 0 to 7 of the
+// product, elements 2 and 3 to rows 8 to 15. `first` needs only the former, `second` only the latter.
 struct Pair {
-  float first[4] = {}, second[4] = {};  // the first two of `first` are of rows 0 to 7, the last two of `second` of the others
+  float first[4] = {}, second[4] = {};
 
   // Adds the products of activations x[i] and weights w[i].
   __device__ void add(const uint32_t (&x)[4], const uint32_t (&w)[4]) {

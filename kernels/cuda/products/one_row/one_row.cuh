@@ -17,7 +17,7 @@
 //   HAS_ROW_SCALE         the activations of the row have one scale
 //   HAS_OUTPUT_SCALE      each output has one scale
 //   MMA                   which output a lane owns (see Lane)
-//   Group                 what the activations of a group have besides their values
+//   Group                 data of a group of activations besides their values
 //   Partial, multiply     what a lane adds up over a tile, and how it adds the products of a step
 //   Sum, sum_of           the sum of a lane at the end of a tile
 #pragma once

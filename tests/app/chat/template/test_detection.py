@@ -1,4 +1,4 @@
-"""The format of a template is found by what it renders, or by what it and the vocabulary mention."""
+"""The format of a template is detected from its output, or from words in the template and the vocabulary."""
 
 from __future__ import annotations
 

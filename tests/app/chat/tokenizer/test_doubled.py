@@ -1,4 +1,4 @@
-"""A typed token that the tokenizer adds too, such as BOS, is warned of. The ids stay those of the tokenizer."""
+"""A warning for a typed token that the tokenizer also adds, such as BOS. The ids do not change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every request that the store sends: its address and its headers. There is no other, and none tells more."""
+"""Every request that the store sends: its address and its headers. The store sends nothing else."""
 
 from __future__ import annotations
 

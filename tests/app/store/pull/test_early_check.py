@@ -18,7 +18,7 @@ from localllm.app.store.transfer.transfer import Cancelled
 from ....engine.files.gguf_files import TINY, model
 from ...hub import Hub, Request, adapter_files, commit_of, model_files, safetensors, serving
 
-LARGE = 3_000_000  # bytes of the weights, of which a check reads the header
+LARGE = 3_000_000  # bytes of the weights; a check reads only their header
 WHOLE = model_files(LARGE)
 ADAPTER = adapter_files()
 NO_LORA = json.dumps({"peft_type": "LOHA", "r": 4}).encode()
@@ -106,7 +106,7 @@ def test_cancelled_check_ends_at_once(hub: Hub) -> None:
 
 
 def stop_in_weights(hub: Hub, name: str) -> None:
-    """A pull of which the hub sends only the beginning of the weights."""
+    """Start a pull. The hub sends only the beginning of the weights."""
     download = Download(name)
     plan = download.plan()
     sizes = [leftover.received for leftover in partials(plan.repository.folder)]

@@ -73,7 +73,7 @@ def test_every_call_that_fails_leaves_a_store_that_a_second_pull_completes(
 def test_power_cut_leaves_a_store_that_a_second_pull_completes(
     cuts: int, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writes that were not synced are lost at random, halves of writes and the last names too.
+    """Writes that were not synced are lost at random, also halves of writes and the last renames.
 
     Small files are synced one by one or together.
     """

@@ -78,7 +78,8 @@ def check_store(files: dict[str, bytes] = FILES) -> None:
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_fault_ends_in_right_files_or_a_typed_error(fault: str, stage: Stage, source: str, hub: Hub) -> None:
-    """A fault that occurs once, then a fault that stays, then a hub without faults: what arrived is continued."""
+    """A fault that occurs once, then a fault that stays, then a hub without faults. The transfer continues with the
+    received data."""
     name = "org/a" if source == "hf" else "ms:org/a"
     outcomes = []
     for times in (1, 10**6):

@@ -223,7 +223,7 @@ def test_limiter_spreads_bytes_over_time() -> None:
 
 
 def test_two_processes_share_one_transfer(hub: Hub) -> None:
-    """The second process waits and shows progress; when the first dies, it continues what is there."""
+    """The second process waits and shows progress; when the first dies, it continues with the received data."""
     hub.speed = 30_000
     code = f"""
 from localllm.app.store.pull.download import Download
