@@ -99,7 +99,7 @@ def _spread(scale: mx.array, shape: tuple[int, ...], stored: Quantization) -> mx
 
 
 def _with_positive_corrections(weights: Weights) -> Weights:
-    """Of groups that a router excludes, mlx-lm sets the scores to 0, transformers to -inf. An equal shift of all
+    """mlx-lm sets the scores of groups that a router excludes to 0, transformers to -inf. An equal shift of all
     corrections changes no order, and makes all other scores positive."""
     shifted = {}
     for name, x in weights.items():

@@ -74,7 +74,7 @@ class Layout(Protocol):
         ...
 
     def warnings(self) -> Iterable[str]:
-        """Warnings about the weights that were laid out until now."""
+        """Warnings about the weights that are laid out so far."""
         ...
 
 

@@ -116,8 +116,8 @@ class Weights:
         slots: AdapterSlots | None = None,
     ) -> None:
         self.dtype = dtype  # dtype of activations
-        self.products: dict[str, Product] = {}  # products created until now, with the same names as in `cached`
-        self.bytes = 0  # bytes of all weights loaded until now
+        self.products: dict[str, Product] = {}  # the products created so far, with the same names as in `cached`
+        self.bytes = 0  # bytes of all weights loaded so far
         # Bytes that a token reads: all weights, but of the experts only those that it uses, and no embedding table.
         self.token_bytes = 0
         self._files = files
@@ -129,7 +129,7 @@ class Weights:
         self.tensors = StoredTensors(files)
         self._tied_product: Projection | None = None  # the output head, if it has the weight of the embedding
         self.slots = slots or AdapterSlots(0, 0, 0, device, dtype)
-        self.shared_experts: list[Experts] = []  # the MLPs with a shared expert that were built until now
+        self.shared_experts: list[Experts] = []  # the MLPs with a shared expert that were built so far
 
     def take(self, name: str, shape: Sequence[int]) -> Tensor:
         """A small tensor, copied to the device in its stored dtype. Raises ModelRefused if its shape is not `shape`."""

@@ -91,7 +91,7 @@ class Fields:
         return value
 
     def flag_or_null(self, key: str, default: bool) -> bool:
-        """As flag, for a field whose null value means false."""
+        """Like `flag`, for a field whose null value means false."""
         return not self.null(key) and self.flag(key, default)
 
     def text(self, key: str, default: str | None = None) -> str:

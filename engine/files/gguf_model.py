@@ -29,7 +29,7 @@ MAX_WINDOW = 2**27  # positions
 PROJECTOR = "mmproj"  # in the names of the image encoders that lie beside a model
 
 _FIRST_BYTES = 512 * 2**10  # bytes of the first read of a file
-_GROWTH = 4  # each further read multiplies the bytes read until now
+_GROWTH = 4  # factor by which each further read increases the total of bytes
 _AGAIN = "download the model again"
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")  # of tokenizer.ggml
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")

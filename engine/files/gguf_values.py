@@ -73,7 +73,7 @@ class HeaderReader:
         self._name = name
         self._head = head
         self._size = size
-        self._strings = 0  # strings in arrays until now
+        self._strings = 0  # number of array strings that were read
         self.position = 0
         self.tokens: list[bytes] = []  # the texts of the vocabulary
         self.token_types: frozenset[int] = frozenset()  # those of its tokens

@@ -64,11 +64,11 @@ class ModulePattern:
         self._ends("")
 
     def fullmatch(self, name: str) -> bool:
-        """As re.fullmatch. Raises PatternProblem."""
+        """Like re.fullmatch. Raises PatternProblem."""
         return bool(self._ends(name) >> len(name))
 
     def match(self, name: str) -> bool:
-        """As re.match. Raises PatternProblem."""
+        """Like re.match. Raises PatternProblem."""
         return bool(self._ends(name))
 
     def _ends(self, name: str) -> int:

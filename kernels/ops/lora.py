@@ -127,7 +127,7 @@ def chunked(slots: NDArray[np.int32], chunk: int) -> tuple[Ints, Ints, Ints]:
 
 
 def chunked_rows(slots: Ints, lens: NDArray[np.integer], chunk: int) -> tuple[Ints, Ints, Ints]:
-    """As `chunked`, but each tile has tokens of one row only. slots [rows]: adapter slots; lens [rows]: tokens."""
+    """Like `chunked`, but each tile has tokens of one row only. slots [rows]: adapter slots; lens [rows]: tokens."""
     rows = np.where(slots > 0, np.arange(1, len(slots) + 1, dtype=np.int32), np.int32(0))
     order, starts, tile_rows = chunked(np.repeat(rows, lens), chunk)
     return order, starts, slots[tile_rows - 1]

@@ -20,7 +20,7 @@ def rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, 
 
 
 def interleaved_rope(query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """As `rope`, for the pairs (2i, 2i + 1), as in GPT-J and GLM."""
+    """Like `rope`, for the pairs (2i, 2i + 1), as in GPT-J and GLM."""
     return _neighbours(query, cos, sin), _neighbours(key, cos, sin)
 
 

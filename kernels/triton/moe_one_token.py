@@ -96,7 +96,7 @@ def one_token_up_fp8_kernel(
     IN: tl.constexpr, GATE: tl.constexpr, PAIRS: tl.constexpr, BLOCK_K: tl.constexpr, SUB: tl.constexpr,
     ONE: tl.constexpr, RECORDS: tl.constexpr, PTX: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """As one_token_up_kernel. SUB inputs of an output have the same scale; ONE: all inputs."""
+    """Like one_token_up_kernel. SUB inputs of an output have the same scale; ONE: all inputs."""
     if OVERLAP:
         wait_for_previous()
         launch_dependents()
@@ -123,7 +123,7 @@ def one_token_down_fp8_kernel(
     TOP_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SUB: tl.constexpr,
     ONE: tl.constexpr, RECORDS: tl.constexpr, PTX: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """As one_token_down_kernel. SUB inputs of an output have the same scale; ONE: all inputs."""
+    """Like one_token_down_kernel. SUB inputs of an output have the same scale; ONE: all inputs."""
     line = tl.arange(0, TOP_K * BLOCK_N)
     choice = line // BLOCK_N
     expert = tl.load(experts + choice).to(tl.int64)

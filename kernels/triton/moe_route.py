@@ -69,7 +69,7 @@ def _store_best_in_turn(
     experts, weights, token, score, choice, index, exists, scale,
     TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, COUNT: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """As _store_best, for so many experts that all pairs would not fit in registers."""
+    """Like _store_best, for so many experts that all pairs would not fit in registers."""
     rank = tl.arange(0, BLOCK_K)
     chosen = tl.zeros((BLOCK_K,), tl.int32)
     weight = tl.zeros((BLOCK_K,), tl.float32)

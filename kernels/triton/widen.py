@@ -162,7 +162,7 @@ def _nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
 
 @triton.jit
 def transposed_nibbles(data, outputs, first, in_features, pitch, BLOCK_K: tl.constexpr):
-    """As _nibbles, for data in which the 4 × 4 matrix of 32-bit words in each 64 bytes is transposed."""
+    """Like _nibbles, for data in which the 4 × 4 matrix of 32-bit words in each 64 bytes is transposed."""
     byte = first // 2 + tl.arange(0, BLOCK_K // 2)
     word = byte % 64 // 4
     offset = byte // 64 * 64 + (word % 4 * 4 + word // 4) * 4 + byte % 4

@@ -119,7 +119,7 @@ class Localllm:
         return {"seconds": seconds}
 
     def profile(self, *job: int) -> Answer:
-        """As `decode`, but slower, with a trace."""
+        """Like `decode`, but slower, with a trace."""
         from torch.profiler import profile
 
         trace = profile()

@@ -58,7 +58,8 @@ def int4(
 
 
 def gptq(version: int, shuffled: bool = False) -> Callable[..., Stored]:
-    """As GPTQModel does it: version 1 is version 2 with a number taken from whole words, zero points of 0 or not."""
+    """GPTQ weights as GPTQModel writes them. Version 1 is version 2 minus a constant in each word of zero points, even
+    if a zero point is 0."""
 
     def make(out_features: int, in_features: int, random: np.random.Generator) -> Stored:
         numbers, zero, scale, group_of, weight = int4(

@@ -118,7 +118,7 @@ def _published_gemma4(config: dict[str, Any]) -> None:
 
 
 def _flat(config: dict[str, Any]) -> None:
-    """As Qwen2-VL is published."""
+    """The layout of published Qwen2-VL configurations."""
     text = config.pop("text_config")
     del text["model_type"]
     config.update(

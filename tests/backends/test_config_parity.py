@@ -305,7 +305,7 @@ def test_head_of_a_multimodal_model_is_that_of_transformers(label: str, tmp_path
 
 @pytest.mark.parametrize("family", ["gpt_oss", "ministral3"])
 def test_an_empty_rope_is_refused_where_its_absence_means_yarn(family: str, tmp_path: Path) -> None:
-    """For gpt_oss, transformers computes an unscaled rope."""
+    """For gpt_oss with an empty rope, transformers computes an unscaled rope."""
     folder = saved(tmp_path, family, {"head_dim": 12}, {"rope_parameters": {}})
     with pytest.raises(ModelRefused, match="rope_parameters must be absent, or an object with the fields of a rope"):
         read_model(folder)

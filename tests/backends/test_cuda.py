@@ -83,7 +83,7 @@ def test_a_thousand_replays_give_the_known_tokens(runner: Runner) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("rows", [16, 64, 256])
 def test_a_crowd_gives_known_tokens(tmp_path, rows: int, overlap: bool) -> None:
-    """With joins, leaves, preemption and prefix hits."""
+    """Requests join and leave, are preempted, and reuse prefixes."""
     runner = cuda.open(read_model(canary.save(tmp_path)), crowd(rows))
     check_crowd(Planned(runner, overlap=overlap), rows)
 

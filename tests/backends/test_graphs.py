@@ -65,7 +65,7 @@ class TestTaped(Conformance):
 
 
 def test_the_first_adapter_is_loaded_while_others_decode(tmp_path: Path) -> None:
-    """It captures steps, and the tokens of the step in flight must survive that."""
+    """The load captures steps. The tokens of the step in flight must survive the capture."""
     runner = open_runner(read_model(canary.save(tmp_path)), BUDGET, TAPED, 2**30)
     talk = Conversation(Planned(runner, overlap=True))
     prompts = [canary.prompt(key, LENGTH, seed=key) for key in range(3)]

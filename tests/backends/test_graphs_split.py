@@ -162,7 +162,7 @@ def test_segments_equal_the_model(tmp_path: Path, tiny: str) -> None:
 
 
 def test_values_are_freed_after_their_last_reader(tmp_path: Path) -> None:
-    """Otherwise a prefill needs the memory of all layers."""
+    """If values were freed later, a prefill would need the memory of all layers."""
     split = prompts(opened("llama", tmp_path))
     parts = [part for part, _ in split.segments]
     values_left = {*split._constants, *split._inputs}
@@ -362,7 +362,7 @@ def test_forward_that_reads_a_length_is_refused() -> None:
 
 @pytest.mark.parametrize(("weight", "kinds"), [(torch.zeros(8), 1), (torch.zeros(1), 2), (torch.zeros(8).half(), 2)])
 def test_segments_with_other_weight_dtypes_have_another_kind(weight: torch.Tensor, kinds: int) -> None:
-    """Otherwise code for the weights of one layer would be compiled again for another layer during requests."""
+    """With equal kinds, code for one layer would be compiled again for another layer during requests."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         x = x[:, None] + torch.zeros(8)

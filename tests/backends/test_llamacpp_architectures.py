@@ -87,7 +87,7 @@ def expected(reference: Reference, length: int, first: int, tokens: list[int]) -
 
 
 def differences(answer: list[TokenLogprobs], logprobs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of all listed log-probabilities, and how far each drawn token is from the likeliest."""
+    """The differences of all listed log-probabilities, and of each drawn token from the likeliest one."""
     assert len(answer) == COUNT
     result = []
     for entry, row in zip(answer, logprobs, strict=True):

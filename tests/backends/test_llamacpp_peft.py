@@ -163,7 +163,7 @@ def test_tied_head_is_refused(tmp_path: Path, target: str, file: str) -> None:
 
 
 def test_adapter_of_mlx_lm_has_its_effect(llama: Path, tmp_path: Path) -> None:
-    """It stores transposed factors, and one scale."""
+    """mlx-lm stores transposed factors, and one scale."""
     base = tiny_of("llama").save(tmp_path / "copy")
     generator = torch.Generator().manual_seed(3)
     tensors = {}
@@ -183,7 +183,7 @@ def test_adapter_of_mlx_lm_has_its_effect(llama: Path, tmp_path: Path) -> None:
 
 
 def test_adapter_of_an_unknown_architecture_is_refused(llama: Path, tmp_path: Path) -> None:
-    """Its rows may have another order in GGUF files."""
+    """GGUF files may have the rows of its tensors in another order."""
     files = read_model(llama / "twin" / "model.gguf")
     other = replace(files, config=replace(files.config, model_type="llama4"))
     folder = tmp_path / "adapter"

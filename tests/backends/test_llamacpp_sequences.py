@@ -291,7 +291,7 @@ class Ignored:
 
 
 def test_the_work_of_a_decode_step_is_that_of_its_rows() -> None:
-    """It does not grow with the length of the rows."""
+    """The work does not grow with the length of the rows."""
     sequences = PagedSequences(Ignored(), 16, 256)
     pages = [range(1 + 128 * row, 129 + 128 * row) for row in range(64)]
     batches = [make_batch([Row([1], start, pages[row]) for row in range(64)], 96) for start in range(1000, 1064)]

@@ -107,7 +107,7 @@ def test_refused_adapters(llama: tuple[Path, Path], tmp_path: Path, backend: str
 
 
 def test_adapter_of_mlx_lm_changes_a_tied_head(tmp_path: Path, backend: str) -> None:
-    """In mlx-lm the factors of the embedding change the matrix that is the head as well."""
+    """In mlx-lm the factors of the embedding also change the head, because both are one matrix."""
     tiny = tiny_of("llama-tied")
     base = tiny.save(tmp_path / "model")
     folder = tmp_path / "adapter"
@@ -131,7 +131,7 @@ def test_adapter_of_mlx_lm_changes_a_tied_head(tmp_path: Path, backend: str) -> 
 def test_adapter_beyond_the_range_of_the_dtype_is_refused(
     llama: tuple[Path, Path], tmp_path: Path, backend: str
 ) -> None:
-    """Its finite factors would be infinite on the device, and its answers NaN."""
+    """Finite factors of the file would be infinite on the device, and the answers NaN."""
     model, folder = llama
     (tmp_path / "adapter_config.json").write_bytes((folder / "adapter_config.json").read_bytes())
     factors = load_file(folder / "adapter_model.safetensors")

@@ -174,7 +174,7 @@ def test_rope_that_transformers_reads_otherwise_is_refused(
 
 @pytest.mark.parametrize("model_type", ["gemma", "cohere", "starcoder2", "nemotron"])
 def test_stored_copy_of_a_tied_embedding_is_accepted(tmp_path: Path, model_type: str) -> None:
-    """These classes have no output head, and no code that drops one."""
+    """The classes of these architectures have no output head, and no code that drops a stored one."""
     Tiny(model_type, model_type, {"head_dim": 12, "tie_word_embeddings": True}).save(tmp_path)
     file = tmp_path / "model.safetensors"
     weights = load_file(file)
@@ -202,7 +202,7 @@ def test_multimodal_model_reads_text_config(tmp_path: Path, spelling: Rewrite | 
 
 
 def _published(config: dict[str, Any]) -> None:
-    """As Google writes config.json: values that equal the defaults of transformers are absent."""
+    """A config.json as Google publishes it: values that equal the defaults of transformers are absent."""
     old_spelling(config)
     for key in ("rope_theta", "rope_local_base_freq", "rms_norm_eps"):
         del config[key]
@@ -273,7 +273,7 @@ SCALED = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings"
     ids=["transformers-5", "transformers-4"],
 )
 def test_architecture_that_transformers_does_not_know(values: dict[str, Any]) -> None:
-    """Its ropes are converted and verified. Its other keys are unknown."""
+    """The ropes are converted and verified, although the other keys of the architecture are unknown."""
     keys = ConfigKeys(values)
     complete = values | keys.arguments()
     assert complete["rope_theta"] == 500_000.0

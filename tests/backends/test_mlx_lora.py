@@ -84,7 +84,7 @@ def logits(model: Any, tokens: Sequence[int]) -> Tensor:
 @pytest.mark.parametrize("bits", [0, 4])
 @pytest.mark.parametrize("label", ["qwen3", "llama-tied"])
 def test_four_adapters_equal_lora_layers_of_mlx_lm(tmp_path: Path, label: str, bits: int) -> None:
-    """Also on a quantised model, and with an embedding that is the head as well."""
+    """The model is plain or quantised, with or without a tied head."""
     tiny = replace(tiny_of(label), more={**tiny_of(label).more, "hidden_size": 64, "intermediate_size": 96})
     tiny.save(tmp_path / "model")
     if bits:

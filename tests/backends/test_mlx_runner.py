@@ -278,7 +278,7 @@ def test_out_of_memory_keeps_pages_shared_with_an_absent_row(
 
 @pytest.mark.parametrize("late", [False, True], ids=["freed at once", "freed late"])
 def test_temporary_groups_do_not_copy_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    """Not even one layer. `late`: as on a GPU, whose steps free the arrays that they read a little after their end."""
+    """No layer is copied. `late`: as on a GPU, whose steps free the arrays that they read a little after their end."""
     DENSE.save(tmp_path)
     runner = mlx.open(read_model(tmp_path), replace(SMALL, cache_bytes=2**28))  # large beside the arrays of a step
     read = list[mx.array]()
@@ -432,7 +432,7 @@ def test_windows_are_right_after_a_prefix_hit(tmp_path: Path) -> None:
 
 
 def test_joined_rows_are_in_the_order_of_the_batch(loaded: Loaded) -> None:
-    """So the next step gathers neither tokens nor logits."""
+    """With this order, the next step gathers neither tokens nor logits."""
     talk, rng = Conversation(Planned(loaded.runner, overlap=True)), np.random.default_rng(2)
     prompts = {name: rng.integers(3, 131, 20).tolist() for name in "abcde"}
     for names in ("ab", "cd", "e"):

@@ -295,7 +295,7 @@ class TestKept:
 
     @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.9, 0.999, 1.0])
     def test_flipped_bit_is_detected(self, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """In the header, the data or the checksums: the weights are quantised again, and are correct."""
+        """A bit flips in the header, the data or the checksums: the weights are quantised again, and are correct."""
         monkeypatch.setattr(checksums, "BLOCK", 1000)
         files, folder = files_of("llama", tmp_path / "model"), tmp_path / "packed"
         first = logits(self.open(files, folder))

@@ -108,7 +108,7 @@ def test_later_start_tests_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_changed_kernel_sources_repeat_the_self_test(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if only one file in a folder of kernels changed."""
+    """A change of one file in a folder of kernels is enough."""
     (tmp_path / "kernels" / "triton").mkdir(parents=True)
     file = tmp_path / "kernels" / "triton" / "norm.py"
     monkeypatch.setattr(selftest.kernels, "__path__", [str(tmp_path / "kernels")])

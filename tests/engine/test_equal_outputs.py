@@ -259,7 +259,7 @@ def test_a_scale_must_be_a_number_and_have_an_adapter(scale: float) -> None:
 
 
 def test_results_come_after_the_next_step_was_launched() -> None:
-    """With overlap the device is never left without work: right answers alone would hide such a bubble."""
+    """With overlap the device is never left without work: correct outputs alone would not show such a gap."""
     device = TokenDevice(replace(SPEC, overlap=True))
     engine = Engine(device)
     engine.submit(Request("r", (1, 2, 3), 6))

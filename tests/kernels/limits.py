@@ -102,7 +102,7 @@ def _fp8(rows: int, in_features: int, out_features: int, group: int) -> Make:
 
 
 def _mxfp4() -> Iterator[tuple[str, Make]]:
-    """As _products; MXFP4 needs multiples of 32 inputs."""
+    """Like _products, but with multiples of 32 inputs, as MXFP4 requires."""
     for rows in (1, 2, 8, 9, 15, 16, 17):
         yield f"rows-{rows}", linear_mxfp4._inputs(rows, 256, 40)
     for in_features in (32, 96, 128, 160):

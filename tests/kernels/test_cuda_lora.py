@@ -190,7 +190,7 @@ def kernels_of(call: Callable[[], object]) -> Counter[str]:
 
 @pytest.mark.parametrize("slots", [[1], [1] * 8, list(range(1, 9)), [0, 1, 2, 3] * 16], ids=str)
 def test_each_product_has_two_launches(ops: Ops, slots: list[int]) -> None:
-    """For one adapter and for several, and for all slices of a projection."""
+    """The number is the same for one adapter or several, and for all slices of a projection together."""
     inputs = Inputs(slots, 16, 1024, (256, 64, 64), torch.bfloat16)
     out = torch.zeros(len(slots), 384, device="cuda", dtype=torch.bfloat16)
     launches = kernels_of(partial(ops.lora.add, out, inputs.x, inputs.weights, inputs.adapters))

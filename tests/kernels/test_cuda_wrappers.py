@@ -655,7 +655,7 @@ class TestLora:
 
     @pytest.mark.parametrize("slots", [[1], [1] * 8, [*range(1, 9)], [0, 1, 2] * 20], ids=str)
     def test_product_has_two_launches(self, library: Library, slots: list[int]) -> None:
-        """For one adapter and for several, for all slices of a projection."""
+        """The number is the same for one adapter or several, and for all slices of a projection together."""
         assert self.calls(library, slots, op="add") == ["lora_shrink", "lora_expand"]
 
     def test_small_batch_adds_the_product_itself(self, library: Library) -> None:

@@ -305,7 +305,7 @@ def test_noise_is_as_accurate_as_float32_is() -> None:
     ids=["min_p", "top_p", "top_p-cool"],
 )
 def test_filters_remove_the_expected_tokens(filters: dict[str, Any], share: float) -> None:
-    """Without the filter the noise would make the less likely of two tokens win."""
+    """Without the filter, the noise would select the less likely of two tokens."""
     how = draws(300, **filters)
     wins = torch.from_numpy(noise_of_two_tokens(how) @ [-1.0, 1.0] > 1 - np.log(share))
     assert wins.sum() > 10

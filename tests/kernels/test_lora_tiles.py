@@ -47,7 +47,7 @@ def test_tiles_equal_a_plain_loop(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(50))
 def test_tiles_of_one_row_each_are_never_fewer(seed: int) -> None:
-    """They cover the same tokens; no tile has tokens of two rows."""
+    """Tiles of one row each cover the same tokens; no tile has tokens of two rows."""
     rng = np.random.default_rng(seed)
     lens = rng.integers(1, int(rng.choice([2, 5, 70])), rng.integers(1, 20))
     slots = rng.integers(0, 4, len(lens)).astype(np.int32)

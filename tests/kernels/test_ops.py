@@ -222,7 +222,7 @@ def every_op_fast() -> Ops:
 
 @pytest.mark.parametrize("name", [name for name, _ in Ops()])
 def test_a_fused_op_is_replaced_with_each_op_it_contains(name: str) -> None:
-    """Otherwise the fused op would still compute with the old op."""
+    """If it stayed, the fused op would still compute with the old op."""
     fast, family = every_op_fast(), name.partition(".")[0]
     changed = {one for one, op in fast.with_ops_of(Ops(), [name]) if op is dict(Ops())[one]}
     layer = {one for one, _ in Ops() if one.startswith("layer.")}

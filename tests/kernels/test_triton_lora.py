@@ -77,7 +77,7 @@ class Launches:
 
 @pytest.mark.parametrize("op", ["add", "embedding"])
 def test_each_product_has_two_launches(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For one adapter and for eight, in decode and in prefill."""
+    """The number is the same for one adapter or eight, in decode and in prefill."""
     from localllm.kernels.triton import lora
 
     kernels = [Launches(getattr(lora, name)) for name in ("shrink", "lookup", "expand")]

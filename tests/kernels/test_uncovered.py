@@ -134,7 +134,7 @@ def test_rotations_of_different_dtypes(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["query", "pages"])
 def test_caches_of_different_dtypes(kind: str) -> None:
-    """One side is float64: cache writes and attention."""
+    """Cache writes and attention with a float64 cache or float64 inputs."""
     (case,) = (case for case in CASES if str(case) == "kv.append-plain")
     arguments, _ = reference_check.reference_run(case, REFERENCE.kv.append, F32)
     target = arguments["target"]

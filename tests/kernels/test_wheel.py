@@ -231,7 +231,7 @@ class TestWheel:
 
     @pytest.mark.timeout(300)
     def test_wheel_installs_without_compilers(self, wheel: Path, tmp_path: Path) -> None:
-        """In an environment whose PATH has neither nvcc nor a C compiler. Dependencies come from this environment."""
+        """The PATH has neither nvcc nor a C compiler. The dependencies come from the environment of the test."""
         environment = tmp_path / "environment"
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
         python = environment / "bin" / "python"

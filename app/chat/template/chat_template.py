@@ -207,7 +207,7 @@ class ChatTemplate:
         score: Callable[[str], Score] = lambda _: Score(0, 0),
         complete: Score = Score(0, 0),
     ) -> Trials:
-        """Without a score, every prompt is complete."""
+        """Whether a prompt is complete: always, unless the model computes a score."""
         return Trials(conversation, lambda changed: self._text(changed, variables), score, complete)
 
 

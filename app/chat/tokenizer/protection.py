@@ -141,7 +141,7 @@ class GuardedTokenizer:
         for token, is_added in zip(encoding.ids, encoding.special_tokens_mask, strict=True):
             if is_added or token not in self._never:
                 ids.append(originals.get(token, token))
-            else:  # some models have the text of a control token in their vocabulary, too
+            else:  # some models also have the text of a control token in their vocabulary
                 ids += self._letters(token)
         return ids
 

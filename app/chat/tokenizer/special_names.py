@@ -61,7 +61,7 @@ def read_names(
     """Raises ModelRefused for a malformed token.
 
     `stored`: the added tokens of tokenizer.json. `defaults`: special tokens of the class, by name. `infills`: whether
-    those of them with names of the model's own are extra tokens, too.
+    those of them with names of the model's own are also extra tokens.
     """
     values, own_names = _declared(files)
     if files.lists_tokens:

@@ -23,7 +23,7 @@ from ...paths import printable
 from .headers_child import Answer, Job
 
 FIRST_BYTES = 512 * 2**10  # bytes of the first read of a GGUF file
-GROWTH = 4  # each further read multiplies the bytes read until now
+GROWTH = 4  # factor by which each further read increases the total of bytes
 CPU_LIMIT = 5.0  # seconds of processor time for one header; the largest vocabularies take about 0.2 s
 WALL_LIMIT = 20.0  # seconds of elapsed time for one header
 MEMORY_LIMIT = 512 * 2**20  # bytes of address space of the child process

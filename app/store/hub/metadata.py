@@ -1,4 +1,4 @@
-"""Requests of metadata: JSON replies of a hub, repeated after failures that may end by themselves."""
+"""Requests of metadata: JSON replies of a hub, repeated after temporary failures."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Elements:
         return {"key": self._heads(tokens, heads), "value": self._heads(tokens, heads), **self.pages(tokens)}
 
     def copies(self, tokens: int) -> Arguments:
-        """As many pages as the tokens need are copied to other pages."""
+        """Copies the pages of the tokens to other pages."""
         pages = max(1, tokens // PAGE)
         ids = torch.randperm(2 * pages)
         cache = self._randn(2, 2 * pages, PAGE, self.shape.kv_heads, self.shape.head_dim)

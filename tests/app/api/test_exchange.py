@@ -28,7 +28,7 @@ from ..samples import model_info
 
 
 def check_admin(scope: Any) -> None:
-    """As the check of the routes, for a daemon without an API key."""
+    """The check of the routes, for a daemon without an API key."""
     if not is_local(scope):
         raise Forbidden("no")
 

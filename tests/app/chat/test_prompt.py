@@ -150,7 +150,7 @@ def test_a_model_that_does_not_reason_is_never_inside_reasoning(
 
 @pytest.mark.parametrize("text", ["<think>", "x\n<think>\n", "</think><think> hm"])
 def test_a_message_opens_no_reasoning(tmp_path: Path, renderer: TemplateRenderer, text: str) -> None:
-    """Also if the template writes nothing after the message."""
+    """Template `a` writes nothing after the message, so the message ends the prompt."""
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
     user = {"role": "user", "content": text}
     for name, opening, inside in (("a", "", False), ("b", "<think>", True), ("c", "<a><think>\n</think>", False)):

@@ -237,7 +237,7 @@ def _from_sentencepiece(processor: object, folder: Path) -> ChatTokenizer:
 
 @pytest.mark.parametrize("kind", BYTE_KINDS)
 def test_the_decoder_of_tokenizers_also_streams_complete_characters(kind: str, folder: Path) -> None:
-    """It temporarily drops the characters before an incomplete one."""
+    """The library temporarily drops the characters before an incomplete one."""
     tokenizer = vocabulary(kind, folder)
     rust = Tokenizer.from_file(str(folder / kind / "tokenizer.json"))
     for seed in range(SAMPLE):

@@ -144,7 +144,7 @@ def test_a_missing_shard_is_named(missing: int, shards: list[Path], client: http
 
 
 def test_a_shard_of_another_model_is_refused(shards: list[Path], client: httpx.Client) -> None:
-    """Its name and its numbers fit, but not its tensors."""
+    """The name and the numbers of the shard fit, but not its tensors."""
     folder = shards[0].parents[1] / "mixed"
     folder.mkdir()
     write_canary(folder, shard_tensors=4)

@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(folder: Path) -> Iterator[WorkerProcess]:
-    """One worker for all tests, so that a request that harms a later one is found."""
+    """One worker for all tests, so that the tests detect a request that breaks a later one."""
     made = WorkerProcess()
     loaded = made.load(folder)
     assert isinstance(loaded, frames.Loaded), loaded

@@ -187,7 +187,7 @@ def test_factors_of_a_module_outside_of_the_layers(fields: dict[str, Any], modul
 
 @pytest.mark.parametrize("kind", sorted(set(PeftType) - {PeftType.LORA}))
 def test_other_type_of_peft_is_refused_by_its_name(kind: PeftType) -> None:
-    """Not by the first field that LoRA does not have."""
+    """The error names the type, not the first field that LoRA does not have."""
     with pytest.raises(ModelRefused, match=f"peft_type '{kind.value}' is not supported; only LORA is"):
         PeftConfig({"peft_type": kind.value, "target_r": 8, "total_step": 100, "use_dora": True})
 

@@ -121,7 +121,7 @@ def sharded(path: Path, weight_map: dict[str, str], first: tuple[str, ...], seco
     ],
 )
 def test_an_index_that_differs_from_its_shards(changes: dict[str, str | None], said: str, tmp_path: Path) -> None:
-    """As in transformers, the shards decide."""
+    """The names in the shards count, as in transformers."""
     listed = {EMBED: FIRST, UP: SECOND, NORM: SECOND} | changes
     files = sharded(tmp_path, {name: file for name, file in listed.items() if file}, (EMBED,), (UP, NORM))
     [warning] = files.warnings

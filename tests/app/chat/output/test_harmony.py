@@ -213,7 +213,7 @@ def test_marker_characters_in_ordinary_tokens_are_text(tokenizer: ChatTokenizer)
 
 @pytest.mark.parametrize("start", ["<|channel|>final ", "to=", "<|start|>assistant"])
 def test_a_header_without_an_end_becomes_text(tokenizer: ChatTokenizer, start: str) -> None:
-    """Otherwise the answer stays hidden, and each token costs more time than the token before."""
+    """If it stayed a header, the answer would be hidden, and each token would take longer than the one before."""
     ids = ids_of(tokenizer, start + "word " * 4 * MAX_HEADER)
     choice = Choice("a", 0, tokenizer, CHAT)
     pieces = feed(choice, tokenizer, ids, list(range(MAX_HEADER + 10, len(ids), 50)), "length")

@@ -62,7 +62,7 @@ def test_results_in_a_skeleton_have_the_ids_of_its_calls() -> None:
 
 
 def test_the_skeleton_of_a_long_session_is_short() -> None:
-    """Also if no sequence of messages repeats itself exactly."""
+    """The skeleton is short even if no sequence of messages repeats exactly."""
     for count in (1_000, 5_000):
         conversation = Conversation(session(random.Random(0), count))
         assert len(skeleton_of(conversation).conversation.messages) < 150

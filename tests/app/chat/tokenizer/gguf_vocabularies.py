@@ -82,7 +82,7 @@ def byte_level(words: str, file: Path) -> Pair:
 
 
 def sentencepiece(file: Path, *, prefix: bool, strips: bool = False) -> Pair:
-    """As for Llama 2 (with a space before the text) and Gemma: merges by score, bytes for other characters.
+    """A vocabulary like that of Llama 2 (with a space before the text) and Gemma: merges by score, bytes for other characters.
 
     `strips`: white space after most added tokens belongs to them, as for Phi 3.
     """
@@ -120,7 +120,7 @@ def _all_merges(tokens: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def unigram(file: Path) -> Pair:
-    """As for T5: the most probable split."""
+    """A vocabulary like that of T5: the tokenizer selects the most probable split."""
     rust = KINDS["metaspace"]()
     # Sentencepiece writes a space before every text; Metaspace only before a text that begins with another character.
     rust.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
@@ -144,7 +144,7 @@ def unigram(file: Path) -> Pair:
 
 
 def word_piece(file: Path) -> Pair:
-    """As for BERT."""
+    """A vocabulary like that of BERT."""
     rust = KINDS["wordpiece"]()
     vocab = {token: index for token, index in rust.get_vocab().items() if not {"▁", "\0"} & set(token)}
     tokens = sorted(vocab, key=vocab.__getitem__)
@@ -165,7 +165,7 @@ def word_piece(file: Path) -> Pair:
 
 
 def rwkv(file: Path) -> Pair:
-    """As for RWKV: always the longest token."""
+    """A vocabulary like that of RWKV: the tokenizer always takes the longest token."""
     words = [" the", "the", "fox", " ", "  ", "\n\n", "é", "日本", "<s", "👍🏽", "Пр"]
     plain = [bytes([byte]) for byte in range(256)]
     plain += [word.encode() for word in words if len(word.encode()) > 1]
@@ -192,7 +192,7 @@ def _rwkv_text(data: bytes) -> str:
 
 
 def plamo(file: Path) -> Pair:
-    """As for PLaMo 2. The library `tokenizers` has no such tokenizer, so the ids are those of llama.cpp."""
+    """A vocabulary like that of PLaMo 2. The library `tokenizers` has no such tokenizer, so the ids are those of llama.cpp."""
     words = ["the", " the", "quick", "日本", "é", "👍🏽", " ", "a", "b"]
     tokens = ["<unk>", "<s>", "</s>", "<pad>", *BYTES, *words, *THINK]
     types = [UNKNOWN, CONTROL, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words), *[USER_DEFINED] * 4]

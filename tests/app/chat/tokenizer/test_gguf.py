@@ -247,7 +247,7 @@ def test_user_defined_markers_are_control_tokens(kind: str, folder: Path) -> Non
 
 
 def test_user_defined_text_is_a_token_in_any_text(tmp_path: Path) -> None:
-    """As in llama.cpp. Gemma has such tokens for spaces and for tags of HTML."""
+    """llama.cpp does the same. Gemma has such tokens for spaces and for HTML tags."""
     texts = ["▁▁▁▁", "<b>", "naïve", "<x>", "a", "▁", "▁a"]
     tokenizer = spm(tmp_path / "texts.gguf", texts, [4, 4, 4, 4, *[NORMAL] * 3])
     ids = tokenizer.encode(tokenizer.protect("a▁▁▁▁<b>naïve<x>"), add_special_tokens=False)
@@ -370,7 +370,7 @@ for letter in "a ":
 
 
 def test_a_long_word_does_not_overflow_the_stack(tmp_path: Path) -> None:
-    """In a process of its own, which an overflow would end."""
+    """Runs in another process, because an overflow would end the process."""
     root = Path(__file__).parents[4]
     done = subprocess.run([sys.executable, "-c", LONG, str(tmp_path / "long.gguf")], cwd=root, check=False, timeout=100)
     assert done.returncode == 0

@@ -386,7 +386,7 @@ def test_mistral_regex_is_corrected_where_transformers_does(version: str, splits
 
 
 def test_added_tokens_keep_their_ids_and_flags_in_the_tokenizer_that_encodes_marked_text(tmp_path: Path) -> None:
-    """It is a copy of the first, so that an error of the copy would show only in messages."""
+    """That tokenizer is a copy of the first one. An error of the copy would show only in messages."""
     chance = random.Random(5)
     config = {**FAST, "added_tokens_decoder": table("llama", *(entry(f"<|{n}|>", **flags(chance)) for n in range(9)))}
     rust = merge(write(tmp_path, "llama", files("mistral", config))).rust

@@ -74,7 +74,7 @@ def _byte_level() -> Tokenizer:
 
 
 def _word_ends() -> Tokenizer:
-    """As for CLIP: the last token of a word ends in </w>, in a byte-level alphabet."""
+    """A tokenizer like that of CLIP: the last token of a word ends in </w>, in a byte-level alphabet."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = [*SPECIAL, *alphabet, *(f"{letter}</w>" for letter in alphabet)]
     vocab = {token: index for index, token in enumerate(tokens)}
@@ -87,7 +87,7 @@ def _word_ends() -> Tokenizer:
 
 
 def _byte_fallback(chain: list[decoders.Decoder], *, prefix: bool) -> Tokenizer:
-    """As transformers converts the sentencepiece files of Llama, Mistral and Gemma."""
+    """A tokenizer as transformers converts it from the sentencepiece files of Llama, Mistral and Gemma."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     changes: list[normalizers.Normalizer] = [normalizers.Prepend("▁")] if prefix else []
     tokenizer.normalizer = normalizers.Sequence([*changes, normalizers.Replace(" ", "▁")])
@@ -99,7 +99,7 @@ def _byte_fallback(chain: list[decoders.Decoder], *, prefix: bool) -> Tokenizer:
 
 
 def _unigram(chain: list[decoders.Decoder], *, byte_fallback: bool) -> Tokenizer:
-    """As for T5 and XLM, with or without bytes."""
+    """A tokenizer like those of T5 and XLM, with or without bytes."""
     tokenizer = Tokenizer(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     specials = [*SPECIAL, *(BYTES if byte_fallback else [])]
@@ -150,7 +150,7 @@ def _suffixes() -> Tokenizer:
 
 
 def _words() -> Tokenizer:
-    """Without a decoder: words with a space between them."""
+    """A tokenizer without a decoder: it joins words with spaces."""
     tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     trainer = trainers.WordLevelTrainer(special_tokens=SPECIAL, show_progress=False)

@@ -136,7 +136,7 @@ def test_redirect_of_metadata_is_followed_without_the_token_and_without_cookies(
 
 
 def test_search_and_lookup_need_no_huggingface_hub(hub: Hub) -> None:
-    """Its import alone takes longer than the requests."""
+    """The import of huggingface_hub takes longer than the requests."""
     code = (
         "import sys; from localllm.app.cli import main; main(['search', 'm']); print('huggingface_hub' in sys.modules)"
     )

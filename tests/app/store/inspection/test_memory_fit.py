@@ -99,7 +99,7 @@ def test_plan_equals_the_load_on_mlx(guide: ModelFiles, quant: str) -> None:
 
 
 def test_command_prints_the_fit_of_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its architecture has the name of one in transformers, but its tensors have other names."""
+    """The architecture of the file has a name that transformers also has, but other names of tensors."""
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     file = write_random(tmp_path, "qwen3")
     assert main(["fit", str(file), "--backend", "llamacpp", "--json"]) == 0
@@ -127,7 +127,7 @@ def test_backend_of_another_format_is_no_question_of_size(tmp_path: Path, capsys
 def test_only_backend_of_a_model_is_listed_if_it_is_unavailable(
     guide: ModelFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So the user reads how to install it."""
+    """The entry says how to install the backend."""
     reason = "llama-cpp-python is not installed"
     file = tmp_path / "m.gguf"
     file.write_bytes(gguf_model(TINY))

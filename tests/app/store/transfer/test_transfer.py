@@ -72,7 +72,7 @@ def test_huggingface_hub_finds_what_we_pulled(hub: Hub, monkeypatch: pytest.Monk
 
 
 def test_we_find_what_huggingface_hub_pulled(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One file by huggingface_hub, the rest by us; its file is not requested again."""
+    """huggingface_hub has downloaded one file. We download the others and do not request that file again."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # CI sets it
     cache = paths.hub_cache_dir()
     api = {"cache_dir": cache, "endpoint": hub.url}
