@@ -25,7 +25,7 @@ from .console import one_line, print_json, say, table, weights_text
 DAMAGED = 1  # exit code of verify
 TABLES = ("files", "settings")  # facts of show that are not lines
 SENTENCES = ("problems", "warnings")  # facts of show with a line for each value
-MAX_NAMES = 3  # of files without a hash
+MAX_NAMES = 3  # number of files without a hash that are named
 
 
 def show(name: str, as_json: bool) -> int:

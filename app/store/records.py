@@ -23,7 +23,7 @@ class TemplateVerdict(msgspec.Struct, frozen=True):
     """The result of a trial of the chat template."""
 
     status: Literal["works", "missing", "fails"]
-    reason: str = ""  # of a failure
+    reason: str = ""  # cause of a failure
     system: bool = False  # whether it renders system messages
     tools: bool = False  # whether it renders tools
 
@@ -53,7 +53,7 @@ class Inspection(msgspec.Struct, frozen=True):
     local: bool  # False: not downloaded
     architecture: str = ""  # model_type; empty: unknown
     parameters: int | None = None  # values of all weights before quantisation; None: unknown
-    bytes: int = 0  # of all tensors
+    bytes: int = 0  # size of all tensors
     dtypes: tuple[DtypeShare, ...] = ()  # the largest share first
     quantization: str = ""  # format of quantised weights; empty: none
     context: int = 0  # tokens; 0: unknown
@@ -233,7 +233,7 @@ class Pruning(msgspec.Struct, frozen=True, kw_only=True):
     """The files in the cache that no model uses, and whether they were deleted."""
 
     unused: list[UnusedFiles]
-    bytes: int  # of all unused files
+    bytes: int  # size of all unused files
     deleted: bool  # False: a dry run, or there is nothing to delete
     freed: int  # bytes
 
@@ -279,4 +279,4 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     file: str
     settings: dict[str, Any]
-    inherited: dict[str, Any] = {}  # of its repository
+    inherited: dict[str, Any] = {}  # the settings of its repository

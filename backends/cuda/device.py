@@ -70,8 +70,8 @@ DEVICE = Device(
     step_seconds=120.0,  # most steps take less than a second, but a first step may compile kernels
 )
 
-LAUNCH_SECONDS = 66e-6  # in which the host launches the kernels of one layer
-DELAY_SECONDS = 0.25  # by which a prefill step may delay the rows that decode
+LAUNCH_SECONDS = 66e-6  # time in which the host launches the kernels of one layer
+DELAY_SECONDS = 0.25  # maximum delay of the rows that decode by a prefill step
 
 
 def _versions() -> Iterator[str]:

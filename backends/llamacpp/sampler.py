@@ -19,7 +19,7 @@ Scores = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 MAX_NOISE = -math.log(-math.log1p(-(2.0**-24)))  # the largest Gumbel noise that 24 bits can give
-SPARE_MASS = 1e-4  # of all tokens; more than the rounding errors of sums in float32
+SPARE_MASS = 1e-4  # share of the mass of all tokens; more than the rounding errors of sums in float32
 FEW_TOKENS = 512  # with more tokens, their random bits exclude most of them from having the best score
 MAX_THREADS = 4  # with more threads, the interpreter lock limits the speed
 THREAD_WORK = 2**20  # logits that a thread reads; with less work, starting the thread takes longer

@@ -84,7 +84,7 @@ class Sequence:
 class Content:
     """The cells of one page. All its sequences have the same cells of it."""
 
-    index: int  # of the page in these sequences
+    index: int  # position of the page in these sequences
     sequences: set[Sequence]
     pages: int = 1  # number of pages of the engine with these cells: more than 1 while rows share copies of a page
 

@@ -96,7 +96,7 @@ class Vocabulary:
     def _foreign(self) -> re.Pattern[str]:
         """Matches a character that is in no token and does not follow an added token, after which a space is added.
 
-        White space may belong to an added token, so the character follows no white space and is none.
+        White space may belong to an added token. So the character is not white space and does not follow white space.
         """
         texts = list(map(self.text, range(self.size)))
         added = int(Attribute.CONTROL | Attribute.UNKNOWN | Attribute.USER_DEFINED)

@@ -29,7 +29,7 @@ from .weights import watch_weights
 DTYPES = {"bfloat16": mx.bfloat16, "float32": mx.float32}
 BITS = {"int8": 8, "int4": 4}
 OTHER_BACKEND = "choose another backend, or another release of mlx-lm"
-MAX_LAYERS = 1024  # of a model whose tensors are unknown
+MAX_LAYERS = 1024  # maximum for a model whose tensors are unknown
 GROUP = 64  # number of weights that share a scale, as in the checkpoints of mlx-community
 
 
@@ -126,7 +126,7 @@ def _load(files: ModelFiles, options: LoadOptions) -> tuple[nn.Module, Forward, 
     stored = formats.quantization(completed)
     if stored is not None and stored.format == "fp8":  # `watch_weights` decodes it
         plan.config["quantization_config"] = None
-    elif "quantization_config" in completed:  # of another file
+    elif "quantization_config" in completed:  # a field of another file
         plan.config["quantization_config"] = completed["quantization_config"]
     dtype = DTYPES.get(options.dtype, mx.bfloat16)
 

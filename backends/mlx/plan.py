@@ -1,7 +1,8 @@
 """Plans a step: where the KV of each row of a batch is, and which rows share a call of the model. Integers only.
 
 A sequence that computes is resident: its KV is in one row of a group, the cache of one call of the model. The pool has
-the pages that sequences share. A resident owns a page while only its group has the newest positions of that page.
+the pages that sequences share. A resident owns a page while the last positions of that page are in its group and not
+yet in the pool.
 
 A row of a batch continues its resident, or takes over an idle resident that begins with the same tokens, or reads its
 pages from the pool, or begins empty. A resident writes its new positions to the pool before another row reads them, and
@@ -132,7 +133,7 @@ class Planner:
         self._group_columns = group_columns
         self._groups: dict[int, list[Resident]] = {}
         self._owners: dict[int, Resident] = {}  # page -> its owner
-        self._lost: set[int] = set()  # pages whose newest positions were lost with a failed step
+        self._lost: set[int] = set()  # pages whose last positions were lost with a failed step
         self._current: list[Resident] = []  # the residents that the last step computed
         self._step = 0
         self._numbers = count(1)

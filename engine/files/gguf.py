@@ -21,7 +21,7 @@ from .gguf_vocab import problem_of_texts, problem_of_vocabulary
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_TENSORS = 2**17
-MAX_ENTRIES = 2**14  # of the metadata
+MAX_ENTRIES = 2**14  # maximum number of metadata entries
 MAX_KEY = 2**16 - 1  # bytes
 MAX_NAME = 63  # bytes of a tensor name
 MAX_DIMENSIONS = 4
@@ -167,7 +167,7 @@ class _Entry:
     name: str
     shape: tuple[int, ...]
     kind: int
-    offset: int  # in the data
+    offset: int  # bytes from the start of the data
 
 
 def _read_directory(reader: HeaderReader, count: int) -> list[_Entry]:

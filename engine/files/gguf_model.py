@@ -22,7 +22,7 @@ from .model_config import EMPTY_CONFIG, MAX_VOCAB, ModelConfig
 from .rope_config import Rope
 from .tensor_files import StoredTensor, refusing_unreadable, regular_size
 
-MAX_SHARDS = 999  # of one model
+MAX_SHARDS = 999  # maximum number of shards of a model
 MAX_LAYERS = 512  # the limits of llama.cpp
 MAX_EXPERTS = 1024
 MAX_WINDOW = 2**27  # positions

@@ -16,8 +16,8 @@ class Shard:
 
     name: str
     stem: str  # without the numbers and the extension
-    index: int  # from 1
-    count: int  # of the shards of the model
+    index: int  # number of the shard, from 1
+    count: int  # number of shards of the model
 
     @property
     def siblings(self) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ _ARRAYS: Mapping[str, tuple[int, ...]] = MappingProxyType(
     }
 )
 _FOR_EACH_TOKEN = ("scores", "token_type")
-_BYTE_TYPE = 6  # of a token
+_BYTE_TYPE = 6  # the type of tokens that are one byte
 _BYTE = re.compile(rb"<0x..>", re.DOTALL)
 _HEX_BYTE = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
 _PLAIN = ("", "default", "gpt-2")  # values of tokenizer.ggml.pre with which a BPE tokenizer adds no token

@@ -14,7 +14,7 @@ FULL: LayerKind = "full"
 SLIDING: LayerKind = "sliding"
 LAYER_KINDS: Mapping[str, LayerKind] = MappingProxyType({"full_attention": FULL, "sliding_attention": SLIDING})
 KIND_NAMES = ", ".join(LAYER_KINDS)
-MAX_POSITIONS = 2**27  # of the longest context
+MAX_POSITIONS = 2**27  # upper bound of the context length
 
 
 def parse_layer_kinds(fields: Fields, family: Family) -> tuple[tuple[LayerKind, ...], int]:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 MAX_LENGTH = 10_000  # characters of an expression
-MAX_STEPS = 5_000_000  # of all matches of one configuration
+MAX_STEPS = 5_000_000  # total steps of the matches of one configuration
 _COMPILATION = 500  # steps that the compilation of an expression counts as
 _PLAIN = re.compile(r"\^?(?:[A-Za-z0-9_.]|\\\.){1,1000}\$?")
 

@@ -52,8 +52,8 @@ class MoeConfig:
     kernels.ops.moe.Routing."""
 
     layers: tuple[bool, ...]  # whether each layer has experts; at least one has; the other layers have a dense MLP
-    experts: int  # of a layer
-    inner_size: int  # of one expert
+    experts: int  # number of experts of a layer
+    inner_size: int  # inner size of one expert
     shared_size: int  # inner size of the shared expert, which computes every token; 0: no shared expert
     top_k: int
     score: Score

@@ -18,9 +18,9 @@ LATENT_SCORES = 2**24  # scores of latent attention that the reference computes 
 class RowRun(NamedTuple):
     """Neighbouring rows with equal numbers of queries."""
 
-    rows: slice  # of the rows of the step
+    rows: slice  # indices of the rows in the step
     tokens: slice  # the tokens of the rows in the step
-    queries: int  # of each row
+    queries: int  # number of queries of each row
 
 
 @dataclass(frozen=True)

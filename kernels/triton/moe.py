@@ -151,7 +151,7 @@ def multiply_widened(
     rows: Rows, experts: int, like: Tensor, ptx: bool, out: Tensor, x: Tensor, scale: Tensor | None, weight: Quantised,
     bias: Tensor | None, blocks: Blocks, gate: int,
 ) -> None:  # fmt: skip
-    """Like multiply_all, for tiles of many rows. Int4 and fp8 weights are dequantised into memory, those of some experts
+    """Like multiply_all, for tiles of many rows. Int4 and fp8 weights are dequantised into memory, for some experts
     at a time: this is faster than in each tile."""
     if rows.has_tma and supports_tiles(weight, bias, experts, blocks):
         multiply_tiles(out, x, weight, rows, blocks, range(experts), like, gate)

@@ -20,7 +20,7 @@ from .target import counters, device_properties
 
 MAX_TOKENS = 8
 MAX_HIDDEN = 8192  # a program keeps the weights of its experts in registers
-EXPERTS = 4  # of a program
+EXPERTS = 4  # experts per program
 COUNTERS = MAX_TOKENS  # finished programs of each token
 
 

@@ -19,7 +19,7 @@ from .overlap import launch_dependents, overlapping, wait_for_previous
 from .target import device_properties
 
 BLOCK = 1024  # choices of a program that sorts
-MAX_PAIRED = 256  # up to this number of experts, each is compared with every other one
+MAX_PAIRED = 256  # up to this number of experts, all pairs are compared
 ONE_LAUNCH = 2048  # largest number of choices that one launch sorts
 
 

@@ -36,7 +36,7 @@ class Stored(NamedTuple):
     """A tensor of the file: its bytes repeat `sample` from its start."""
 
     sample: NDArray[np.uint8]
-    start: int  # in bytes after the header
+    start: int  # bytes from the end of the header
     stop: int
 
 

@@ -26,7 +26,7 @@ from works import FORMATS, REFERENCES, Work, families
 from localllm.backends.machine import cores
 from localllm.kernels.ops.cases.reference_check import copy_to, pack_value
 
-MAX_SETS = 64  # of arguments
+MAX_SETS = 64  # maximum number of argument sets
 ROUNDS = 5  # measurements of the op and of torch
 MIN_BOUND = 3e-6  # seconds; if the bound is shorter, the overhead of a call dominates
 

@@ -64,7 +64,7 @@ FORMATS = {
     "q8_0": Format(peers=("q8_0",), is_gguf=True),
     "q4_k_m": Format(peers=("q4_k_m",), is_gguf=True),
 }
-Arguments = tuple[str, str, Mapping[str, object]]  # of Program
+Arguments = tuple[str, str, Mapping[str, object]]  # the arguments of Program
 
 
 class Way(NamedTuple):

@@ -87,7 +87,7 @@ class LlamaCpp:
         self._contexts: list[Any] = []  # with flash attention, and without
 
     def do(self, kind: str, rows: int, context: int, steps: int, adapters: int) -> Answer:
-        """With the faster setting of flash attention."""
+        """Measure with and without flash attention. The result is the smaller time."""
         limits = rows, -(-(context + steps) // POSITIONS) * POSITIONS
         if limits != self._limits:
             for opened in self._contexts:

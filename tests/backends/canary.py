@@ -27,11 +27,9 @@ CONTEXT = 512
 _HIDDEN, _DIM, _THETA = 128, 64, 1e12
 # Where features lie in the residual stream: one-hot last symbol, key, symbol read back, answer, and a constant 1.
 _LAST, _KEY, _BACK, _ANSWER, _ONE = 0, SYMBOLS, 2 * SYMBOLS, 3 * SYMBOLS, 4 * SYMBOLS
-_FAST, _SLOW = (
-    range(8),
-    31,
-)  # pairs of dimensions: RoPE rotates these enough to distinguish positions, and this one hardly
-_SHARPNESS = 600.0  # of both heads, in units of score
+# Pairs of dimensions. RoPE rotates the fast ones enough to distinguish positions, and the slow one hardly.
+_FAST, _SLOW = range(8), 31
+_SHARPNESS = 600.0  # scale of the attention scores of both heads
 
 
 def prompt(key: int, length: int, seed: int) -> list[int]:

@@ -165,7 +165,7 @@ class TestTapedInPieces(Conformance):
         assert isinstance(runner, GraphRunner)
         assert runner.spec.graph_tokens == (*range(4, 33, 4), 48, 64)
         monkeypatch.setattr(runner._inner, "run", lambda batch: pytest.fail("not replayed"))
-        for length in (26, 27, 28, 29, 31, 33, 63, 64):  # at sizes, and before and after them
+        for length in (26, 27, 28, 29, 31, 33, 63, 64):  # equal to captured sizes, and one token more or less
             prompt = canary.prompt(1, length, seed=length)
             actual = runner.run(make_batch([Row(prompt, 0, range(1, 9))], canary.VOCAB)).result()
             assert actual.tokens.tolist() == canary.walk(prompt, 1)

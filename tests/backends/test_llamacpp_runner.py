@@ -232,7 +232,7 @@ def test_each_row_has_cells_for_a_context(
     sequences: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The canary has 256 bytes a position. One sequence is free with several rows."""
+    """The canary needs 256 bytes for each position. With several sequences, at least one has no row."""
     monkeypatch.setattr(memory_plan, "memory", lambda: (64 * GIB, 64 * GIB))
     files = replace(canary_files, config=replace(canary_files.config, max_positions=2**17))
     size = memory_plan.measure(files, replace(options, cache_layout="rows"), [], False)

@@ -16,8 +16,8 @@ from localllm.backends.cpu import device
 
 from .tiny import HIDDEN, TINIES, Tiny
 
-VOCAB = 2_000_000  # so the embedding, and a head, of 192 MB as stored
-ALLOWED = 128 * 2**20  # 30 to 90 MB are taken, as memory that is given back is not always gone at once
+VOCAB = 2_000_000  # so that the embedding and the head have 192 MB each in the file
+ALLOWED = 128 * 2**20  # a load takes 30 to 90 MB, because freed memory does not always return to the system at once
 SLOW = pytest.mark.slow
 CLEAR = Path("/proc/self/clear_refs")  # resets the peak to the memory in use now
 

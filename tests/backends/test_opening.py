@@ -176,7 +176,8 @@ def test_imitated_memory_limits_the_plan_and_torch(monkeypatch: pytest.MonkeyPat
 
 
 def test_library_without_code_for_the_gpu_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels of the library would fail at their first launch. On a machine without a GPU the library's ops are listed."""
+    """Kernels without code for the GPU would fail at their first launch. On a machine without a GPU the library's ops
+    are listed."""
     library = tmp_path / "localllm_cuda.so"
     library.write_bytes(b"localllm CUDA architectures: 90a-real\0")
     monkeypatch.setattr(cuda_ops, "find_cuda_library", lambda: library)

@@ -123,7 +123,7 @@ def test_another_version_of_an_adapter_reuses_nothing() -> None:
     kv.close(computed(kv, [1, 2, 3], A1))
     assert kv.open(A2, [1, 2, 3]).cached == 0
     assert kv.open(None, [1, 2, 3]).cached == 0
-    assert kv.open(Adapter("a", "/a", "1"), [1, 2, 3]).cached == 2  # a value: equal is the same
+    assert kv.open(Adapter("a", "/a", "1"), [1, 2, 3]).cached == 2  # adapters are compared by value
 
 
 def test_the_least_recently_used_leaf_goes_first() -> None:

@@ -303,7 +303,7 @@ def test_a_request_waits_without_new_attempts_until_memory_is_free(monkeypatch: 
     opened = cache.open
     monkeypatch.setattr(cache, "open", lambda *args: (asked.append(args), opened(*args))[1])
     finish_all(engine)
-    assert len(asked) == 3  # a, big in vain, big again when a had ended
+    assert len(asked) == 3  # a; big, which fails; big again after the end of a
 
 
 def test_a_request_that_waits_for_memory_has_no_adapter_slot() -> None:

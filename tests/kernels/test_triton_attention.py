@@ -174,7 +174,7 @@ def test_fp8_cache_of_a_device_that_does_not_convert_it() -> None:
     )
     actual = attention.paged_attention(**on_device(arguments))
     plain = with_cache(arguments, torch.float32)
-    torch.testing.assert_close(actual, reference(**plain), rtol=0.0, atol=1e-3)  # of up to 448
+    torch.testing.assert_close(actual, reference(**plain), rtol=0.0, atol=1e-3)  # the values are up to 448
 
 
 # On a device

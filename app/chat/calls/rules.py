@@ -101,7 +101,7 @@ class Rules:
         return self._rule(" | ".join(self._call(tool, parts) for tool in tools))
 
     def _objects(self, tools: Sequence[ToolSchema]) -> list[str]:
-        """Calls that are JSON objects. All rules are schemas, because a lexeme of one rule hides those of another."""
+        """Calls that are JSON objects. Each rule is a schema: a hand-written lexeme would hide those of other rules."""
         keys = dict(re.findall(r'"(\w+)": "?\$(\w+)', self._form.call))  # key -> its field, in the order of the format
         name, arguments = (next(key for key in keys if keys[key] == field) for field in ("name", "arguments"))
         before: dict[str, Any] = {key: True for key in OTHER_KEYS if key not in keys}

@@ -61,8 +61,8 @@ class HarmonyReader:
         self._header: list[int] = []  # tokens of the header that is not complete
         self._has_role = False  # the header begins with a role
         self._stream: TextStream | None = None  # the text of the open message
-        self._field: Field = "text"  # of the open message
-        self._name = ""  # of the called function
+        self._field: Field = "text"  # where the text of the open message belongs
+        self._name = ""  # name of the called function
         self._written: set[Field] = set()  # fields with text of earlier messages
         self._at_start = True  # the open message has no text yet
         self._output = Output()

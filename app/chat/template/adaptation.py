@@ -153,7 +153,7 @@ def _between(before: Message, message: Message) -> list[Message]:
 
 
 def blank_contents(conversation: Conversation) -> Conversation:
-    """A message without text or calls has a space."""
+    """Gives a space to each message without text and calls."""
     return _each(conversation, _with_blank)
 
 

@@ -20,7 +20,7 @@ HERMES = next(form for form in FORMATS if form.title == "hermes")
 
 
 def hermes_text(calls: Sequence[dict[str, Any]]) -> str:
-    """Calls as models write them whose format is unknown."""
+    """Calls in the format of Hermes, for a model whose format is unknown."""
     return example(HERMES, named_arguments(calls))
 
 

@@ -20,7 +20,7 @@ _EXTRA = "extra_special_tokens"
 _ADDITIONAL = "additional_special_tokens"  # the older name of _EXTRA
 _CONFIG = "tokenizer_config.json"
 _MAP = "special_tokens_map.json"
-_MAX_DIGITS = 10  # of a token id
+_MAX_DIGITS = 10  # number of digits of a token id
 
 
 class _Token(msgspec.Struct, frozen=True):

@@ -20,7 +20,7 @@ from .hubs import credentials
 from .metadata import attempt
 
 THREADS = 8
-MAX_REQUESTS = 1000  # for the sizes of one repository
+MAX_REQUESTS = 1000  # number of requests for the file sizes of one repository
 SHA256 = re.compile(r"[0-9a-f]{64}")
 GIT_OID = re.compile(r"[0-9a-f]{40}")
 EMPTY = hashlib.sha256().hexdigest()

@@ -20,7 +20,7 @@ from ...errors import AppError
 from ..names import LOCAL, MAIN, HubName, parse_hub
 from ..selection import gguf_models, gguf_quant, select_gguf
 
-FIRST_BYTES = 64 * 2**10  # of a file; writers put the type of the file first
+FIRST_BYTES = 64 * 2**10  # bytes that are read of a file; writers put the type of the file first
 # The metadata entry general.type = "adapter" as a GGUF file has it: key, type of the value, length, value.
 ADAPTER_ENTRY = b"general.type" + (8).to_bytes(4, "little") + (7).to_bytes(8, "little") + b"adapter"
 

@@ -20,7 +20,7 @@ class Policy:
     chunk_bytes: int = 4 * MIB  # largest unit of the journal; smaller files have one request and no journal
     request_bytes: int = 64 * MIB  # limit of one ranged request, so that connections share a file
     connect_timeout: float = 10.0
-    lookup_timeout: float = 60.0  # of one metadata request
+    lookup_timeout: float = 60.0  # seconds for one metadata request
     lookup_attempts: int = 3
     stall_timeout: float = 20.0  # a connection without bytes for this time is opened again
     minimum_speed: int = 512  # bytes/s; a connection below it for stall_timeout is opened again

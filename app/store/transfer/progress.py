@@ -59,13 +59,13 @@ class Meter:
             self._active[name] = self._active.get(name, 0) + count
 
     def arrive(self, name: str, count: int) -> None:
-        """Bytes from the network."""
+        """Count bytes of a file that arrived from the network."""
         with self._lock:
             self._active[name] = self._active.get(name, 0) + count
             self._arrived += count
 
     def lose(self, name: str, count: int) -> None:
-        """Bytes that must be downloaded again."""
+        """Subtract bytes of a file that must be downloaded again."""
         with self._lock:
             self._active[name] = max(0, self._active.get(name, 0) - count)
 

@@ -35,7 +35,7 @@ class Job:
     file: RemoteFile
     partial: PartialFile | None = None
     address: int = 0  # index of the current address: the hub, then its mirrors
-    reason: str = ""  # of the first address that failed
+    reason: str = ""  # why the first address failed
     hint: str = ""
     content_failures: int = 0  # downloads with a wrong hash
     restarting: bool = False  # all data is wrong; a hasher resets the file when no lease is left

@@ -60,7 +60,7 @@ class Browser(Vertical):
         self._results = HubResults()
         self._inspected = ""  # name of the result that is inspected now
         self._inspection: Timer | None = None
-        self._update: Worker[None] | None = None  # of the downloads
+        self._update: Worker[None] | None = None  # updates the list of downloads
 
     @property
     def row(self) -> Row | None:

@@ -8,9 +8,9 @@ from ..text import first_texts, joined, one_line, phrase
 from .rows import ENDED, Row
 
 OVERHEAD = 1.15  # memory of a model divided by the size of its weights, with a short context
-MAX_SPEED = 1000  # tokens per second; an estimate above it says nothing: other work than reads takes longer
+MAX_SPEED = 1000  # tokens per second; above it, reads no longer limit the speed, so the estimate is useless
 MAX_LENGTH = 300  # characters of an error
-MAX_QUANTS = 6  # of a repository, in the facts about it
+MAX_QUANTS = 6  # number of quantisations of a repository that are shown
 FITS = {
     "fits": "fits this machine",
     "tight": "fits if other programs free memory",

@@ -23,7 +23,7 @@ class ModelScreen(Dialog[ModelChoice | None]):
         """`current`: id of the model of the conversation."""
         super().__init__()
         self.browser = Browser(connection, current)
-        self._request: Worker[None] | None = None  # of the key pressed last
+        self._request: Worker[None] | None = None  # runs the action of the last key
 
     def compose(self) -> ComposeResult:
         yield self.browser

@@ -21,7 +21,7 @@ from ..text import clean, explain, joined, one_line, visible
 from .facts import bar_text, duration
 
 OnFile = Callable[[FileProgress], None]
-LINES = 8  # of the output
+LINES = 8  # number of lines of the output that are shown
 WIDTH = 84  # characters of a line
 
 

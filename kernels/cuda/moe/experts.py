@@ -26,7 +26,7 @@ TRITON = not triton_problem()
 # For each op, the largest number of choices for which choice_products is faster than Triton; tuned on H200.
 FEW = {"int8": 64, "int4": 128, "int4_wide": 128, "fp8": 64, "mxfp4": 128}
 GATES = get_args(ExpertGate)  # values of the enum ExpertGate in kernels.h
-MAX_IN_FEATURES = 16384  # of choice_products
+MAX_IN_FEATURES = 16384  # limit of choice_products
 _choice_products_op = torch.ops.localllm.choice_products.default
 torch.library.register_fake("localllm::choice_products", lambda *_: None, allow_override=True)
 

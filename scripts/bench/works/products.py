@@ -27,7 +27,7 @@ INTEGERS = ("int8", "tile_int8")
 @dataclass(frozen=True, slots=True)
 class Format:
     op: str
-    bytes: float  # of a weight
+    bytes: float  # size of a weight
     kinds: Sequence[str]
 
 

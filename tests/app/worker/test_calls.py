@@ -257,7 +257,9 @@ def test_call_that_max_tokens_cuts(bench: Bench, script: str) -> None:
         assert complete == expected[: len(complete)]
         if calls:
             assert last[0] == expected[len(complete)][0]
-            assert expected[len(complete)][1].startswith(last[1].rstrip("\ufffd"))  # of an incomplete character
+            assert expected[len(complete)][1].startswith(
+                last[1].rstrip("\ufffd")
+            )  # U+FFFD stands for an incomplete character
         sizes.append(len(calls))
     assert sizes == sorted(sizes)
 

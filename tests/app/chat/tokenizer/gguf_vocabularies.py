@@ -82,7 +82,8 @@ def byte_level(words: str, file: Path) -> Pair:
 
 
 def sentencepiece(file: Path, *, prefix: bool, strips: bool = False) -> Pair:
-    """A vocabulary like that of Llama 2 (with a space before the text) and Gemma: merges by score, bytes for other characters.
+    """A vocabulary like that of Llama 2 (with a space before the text) and Gemma. It merges tokens by score; other
+    characters become bytes.
 
     `strips`: white space after most added tokens belongs to them, as for Phi 3.
     """
@@ -192,7 +193,8 @@ def _rwkv_text(data: bytes) -> str:
 
 
 def plamo(file: Path) -> Pair:
-    """A vocabulary like that of PLaMo 2. The library `tokenizers` has no such tokenizer, so the ids are those of llama.cpp."""
+    """A vocabulary like that of PLaMo 2. The library `tokenizers` has no such tokenizer: the ids are those of
+    llama.cpp."""
     words = ["the", " the", "quick", "日本", "é", "👍🏽", " ", "a", "b"]
     tokens = ["<unk>", "<s>", "</s>", "<pad>", *BYTES, *words, *THINK]
     types = [UNKNOWN, CONTROL, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(words), *[USER_DEFINED] * 4]
