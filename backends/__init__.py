@@ -125,7 +125,7 @@ def _refused(files: ModelFiles, refusals: dict[str, str]) -> ModelRefused:
 
 
 def _hint(files: ModelFiles, refusing: str = "", others: str = "") -> str:
-    """How to go on after a refusal. `refusing`: the backend that was requested. `others`: the hint if another backend
+    """The hint after a refusal. `refusing`: the backend that was requested. `others`: the hint if another backend
     of this machine accepts the files."""
     backends = [load(name) for name in ORDER if others and name != refusing]
     if any(not isinstance(backend.probe(), Unavailable) and not backend.accepts(files) for backend in backends):

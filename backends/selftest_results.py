@@ -113,7 +113,7 @@ class CrashMark:
 
 
 def newest(folder: Path) -> dict[str, str]:
-    """The outcome of each device's newest self-test, by the name of the device. For `localllm doctor`."""
+    """The outcome of each device's last self-test, by the name of the device. For `localllm doctor`."""
     outcomes: list[tuple[float, str, str]] = []
     for file in folder.glob("*.json"):
         with suppress(OSError, ValueError, KeyError, TypeError):  # the file is corrupt or was deleted

@@ -12,7 +12,7 @@ Ints = NDArray[np.int32]
 
 
 class Want(IntEnum):
-    """What a row must return. A drawn token or a hidden state is called a sample."""
+    """The result that a row must return. A drawn token or a hidden state is called a sample."""
 
     NOTHING = 0  # no sample: a prefill chunk that is not the last one of its prompt
     TOKEN = 1  # the next token, and one more token for each draft

@@ -183,7 +183,7 @@ class KVCache:
         return True
 
     def _missing(self, group: GroupPages, lease: Lease, length: int) -> int:
-        """How many more pages the lease needs for `length` positions; 0 or negative if it has enough."""
+        """The number of pages that the lease lacks for `length` positions; 0 or negative if it has enough."""
         if group.window:
             length = min(length, lease.next_share + self._max_tokens)
         return -(-length // group.page_size) - len(lease.pages[group.index])

@@ -186,7 +186,7 @@ def too_long(context: int, tokens: int, where: str, *, estimated: bool = False) 
 
 
 def _answer_format(template: ChatTemplate, *, with_tools: bool) -> DetectedCalls:
-    """How the model writes the answer. Raises UnsupportedParameter for tools if that is unknown."""
+    """The format of the answer. Raises UnsupportedParameter for tools if the format is unknown."""
     if template.is_harmony or not with_tools:
         return DetectedCalls(AnswerFormat() if template.is_harmony else template.answers, parallel=False)
     detected = template.answers_with_calls

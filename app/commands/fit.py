@@ -70,7 +70,7 @@ def measure(name: str, context: int, parallel: int, quant: Quant | None, backend
 
 
 def _hint(files: ModelFiles, fits: list[Fit]) -> str:
-    """How to go on if no backend runs the model."""
+    """The hint if no backend runs the model."""
     model_type = "" if files.gguf else files.config.multimodal or files.config.model_type
     return "" if any(entry.runs for entry in fits) else gguf_hint(files.name, model_type)
 

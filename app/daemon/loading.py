@@ -1,4 +1,4 @@
-"""How a model is loaded: the settings of the daemon, then those of the model, then the flags of one call."""
+"""The options of a load: the settings of the daemon, then those of the model, then the flags of one call."""
 
 from __future__ import annotations
 

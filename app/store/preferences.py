@@ -45,7 +45,7 @@ def read() -> Preferences:
 
 @lru_cache(maxsize=4)
 def _read(file: Path, *version: int) -> Preferences:
-    """The contents of one version of the file: the daemon reads them at every request."""
+    """The contents of one version of the file. They are cached, because the daemon needs them for every request."""
     try:
         return msgspec.convert(tomllib.loads(file.read_text("utf-8")), Preferences)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:

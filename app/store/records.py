@@ -250,7 +250,7 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usable(msgspec.Struct, frozen=True):
-    """How stored files can be used."""
+    """The purpose of stored files, or the problem that prevents their use."""
 
     purpose: Purpose | None  # None: an adapter
     problem: str | None  # None: they can be used

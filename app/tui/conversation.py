@@ -102,11 +102,11 @@ class Conversation:
         return indices.index(message.index) + 1, len(indices)
 
     def show(self, message: Message) -> None:
-        """Make the branch through `message` and its newest descendants the current branch."""
-        newest_child = {other.parent: other.index for other in self.messages}
+        """Make the branch through `message` current. Below it, the branch follows the last reply to each message."""
+        last_reply = {other.parent: other.index for other in self.messages}
         leaf = message.index
-        while leaf in newest_child:
-            leaf = newest_child[leaf]
+        while leaf in last_reply:
+            leaf = last_reply[leaf]
         self.leaf = leaf
 
     def request(self, answer: Message) -> list[dict[str, Any]]:

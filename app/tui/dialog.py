@@ -1,4 +1,4 @@
-"""How screens open and close over the chat, once each.
+"""Opens and closes screens over the chat, each only once at a time.
 
 A terminal sends keys faster than screens change: a second key can reach a screen that has closed already, or that opens
 another screen now. Textual would then close the screen below, or open the same screen twice.

@@ -132,7 +132,7 @@ def _max_tokens(frame: Generate, model: OpenModel, prompt: Prompt) -> int:
 
 
 def _request(frame: Generate, prompt: Prompt, max_tokens: int, stop_ids: frozenset[int]) -> Request:
-    """What all choices have in common. Raises InvalidRequest."""
+    """The parts that all choices have in common. Raises InvalidRequest."""
     try:
         return Request(frame.id, prompt.ids, max_tokens, stop_ids=stop_ids)
     except ValueError as error:

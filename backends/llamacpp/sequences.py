@@ -290,7 +290,7 @@ class StateSequences:
     def __init__(self, memory: Memory, count: int) -> None:
         """`count`: the number of sequence ids, one for each state and snapshot."""
         self._memory = memory
-        self._ids = np.arange(count, dtype=np.int32)  # of each state and snapshot
+        self._ids = np.arange(count, dtype=np.int32)  # the sequence id of each state and snapshot
 
     def place(self, batch: Batch) -> Ints:
         """The sequence id of each row [rows]. A row that begins at position 0 has an empty sequence."""

@@ -198,7 +198,7 @@ def _copy_finite(target: Tensor, matrix: Tensor, module: str) -> None:
 
 
 def slot_values(config: ModelConfig, rank: int) -> int:
-    """How many numbers one slot has: factors of rank `rank` for all linear layers except experts, the embedding and the
+    """Number of values in one slot: factors of rank `rank` for all linear layers except experts, the embedding and the
     output head."""
     hidden = config.hidden_size
     dense = _mlp_values(hidden, config.intermediate_size)

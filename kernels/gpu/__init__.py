@@ -1,1 +1,1 @@
-"""What the CUDA C++ kernels and the Triton kernels both use: the limits and the properties of GPUs, products."""
+"""The common part of the CUDA C++ and Triton kernels: limits and properties of GPUs, and products."""

@@ -15,7 +15,7 @@ FP8 = torch.float8_e4m3fn
 
 
 class Limits(NamedTuple):
-    """What one attention kernel supports."""
+    """The shapes that one attention kernel supports."""
 
     dims: tuple[int, ...]  # head sizes
     group: int  # largest number of query heads that share a kv head

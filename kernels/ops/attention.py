@@ -26,7 +26,7 @@ class RowRun(NamedTuple):
 @dataclass(frozen=True)
 class RowGroup:
     """Neighbouring rows with equal numbers of queries, and the cache slots that they read: the last `length` positions
-    of each row, the newest last. A row with a shorter context is padded with its first position, which is masked."""
+    of each row, in ascending order. A row with a shorter context is padded with its first position, which is masked."""
 
     rows: int  # number of rows
     tokens: slice  # the tokens of the rows in the step
@@ -102,7 +102,7 @@ class Rows:
 
 
 class Attend(NamedTuple):
-    """What attention needs of a layer: the same in every step.
+    """The arguments of attention that belong to a layer. They are the same in every step.
 
     With a window, each query sees the last `window` positions up to its own (0: all positions). With a soft cap, the
     scaled scores become cap * tanh(score / cap). Sinks are scores that are added to the denominator of each softmax

@@ -47,7 +47,7 @@ def copy_pages(pages: Tensor, sources: Tensor, targets: Tensor) -> None:
 
 
 class Append(NamedTuple):
-    """What `append` needs of a layer: the same in every step."""
+    """The arguments of `append` that belong to a layer. They are the same in every step."""
 
     key_pages: Tensor  # the pages as in `store`
     value_pages: Tensor

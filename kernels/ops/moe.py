@@ -20,7 +20,7 @@ ExpertGate = Literal["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul", "clamp
 
 
 class Routing(NamedTuple):
-    """How a router chooses experts; from config.json."""
+    """The rules by which a router chooses experts, from config.json."""
 
     top_k: int  # experts per token
     score: Literal["softmax", "sigmoid"]

@@ -49,7 +49,7 @@ def failing_disk(position: int, code: int) -> CountingDisk:
 
 @dataclass
 class Undo:
-    """How to take back one change. `owner`: the inode of a change of data, the folder of a change of names."""
+    """The reversal of one change. `owner`: the inode of a change of data, the folder of a change of names."""
 
     owner: object
     action: Callable[[], None]

@@ -74,7 +74,7 @@ def host(label: str) -> Tiny:
 
 
 def configurations(linear: Sequence[str]) -> list[dict[str, Any]]:
-    """What convert_lora_to_gguf.py loses: it writes lora_alpha alone."""
+    """The data that convert_lora_to_gguf.py loses: it writes only lora_alpha."""
     first, last = linear[0], linear[-1]
     return [
         {"r": 4, "lora_alpha": 8},

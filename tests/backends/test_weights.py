@@ -119,9 +119,8 @@ def test_stored_floats_are_converted_exactly(dtype: torch.dtype, tmp_path: Path)
     path = rewritten(tmp_path, "llama", change)
     runner = cpu.open(read_model(path), LoadOptions(cache_bytes=2**21, max_rows=4, threads=1, dtype="float32"))
     stored = load_file(path / "model.safetensors")["lm_head.weight"]
-    product = runner.model.head(
-        torch.eye(stored.shape[1]), runner.device.ops
-    )  # one product each: the weights themselves
+    # The product with the identity matrix is the weight.
+    product = runner.model.head(torch.eye(stored.shape[1]), runner.device.ops)
     assert torch.equal(product.T, stored.float())
 
 

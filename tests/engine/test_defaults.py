@@ -1,4 +1,4 @@
-"""What a record says where nothing is said: greedy draws, the base model, no abilities, counters at zero."""
+"""The defaults of records: greedy draws, the base model, no abilities, counters at zero."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def check_memory(engine: Engine) -> None:
 
 @dataclass
 class Modulo:
-    """A grammar that keeps a state: the next token is this many more than the last one allowed, modulo three."""
+    """A grammar with a state. It allows tokens that equal `state` modulo 3; each token adds `step` to the state."""
 
     step: int
     length: int
@@ -62,7 +62,7 @@ class Modulo:
 
 
 def requests_of(seed: int, count: int, longest: int = 60, plain: bool = False) -> list[Request]:
-    """Requests that share beginnings and differ in all that may be asked. Made anew each time: grammars are used up."""
+    """Requests that share prefixes and differ in all parameters. They are new in each call: grammars have states."""
     rng = random.Random(seed)
     stems = [[rng.randrange(SPEC.vocab_size) for _ in range(longest)] for _ in range(3)]
     made = []

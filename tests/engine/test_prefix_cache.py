@@ -35,7 +35,7 @@ class Sequence:
 
 @dataclass
 class PlainCache:
-    """What KVCache should do, said as plainly as possible."""
+    """The simplest model of the behaviour of KVCache."""
 
     num_pages: int
     size: int

@@ -1,4 +1,4 @@
-"""What the scheduler decides, step by step; whether the tokens come out right is in test_equal_outputs.py."""
+"""The decisions of the scheduler, step by step. test_equal_outputs.py tests the tokens."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_steps_in_a_row_do_not_race(ops: Ops) -> None:
 
 
 def kernels_of(call: Callable[[], object]) -> Counter[str]:
-    """How often each kernel runs in a call."""
+    """The number of launches of each kernel in a call."""
     torch.use_deterministic_algorithms(False)  # otherwise torch.empty starts a kernel
     call()
     torch.cuda.synchronize()

@@ -57,7 +57,7 @@ def marks_of(*texts: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How a model writes tool calls.
+    """The format of a model's tool calls.
 
     A group of calls is `begin`, calls with `separator` between them, `end`. Without a separator, a group has one call,
     and `gap` is between two groups.

@@ -91,8 +91,8 @@ class Rules:
         return self._rule(" | ".join(self._call(tool, self._form.parts) for tool in tools))
 
     def _next_calls(self, tools: Sequence[ToolSchema]) -> str:
-        """A separator and a call. They share a lexeme: otherwise the end of a group, if it begins with the separator,
-        hides the separator."""
+        """A separator and a call. They share a lexeme, because the end of a group may begin with the separator: its
+        lexeme would then hide a separate lexeme of the separator."""
         separator = self._form.separator or ""
         first, *others = self._form.parts
         if not isinstance(first, Literal) or (self._form.is_object and not self._exact):

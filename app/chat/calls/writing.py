@@ -53,7 +53,7 @@ def _filled(parts: Sequence[Part], fields: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class Notation:
-    """How a format without JSON writes values."""
+    """The notation of values in a format that is not JSON."""
 
     words: Mapping[bool | None, str]  # true, false and null
     key: Callable[[str], str]

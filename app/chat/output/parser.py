@@ -41,7 +41,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How a model writes answers."""
+    """The format of a model's answers."""
 
     reasoning: Reasoning | None = None
     calls: tuple[CallFormat, ...] = ()  # the formats that are read; the first is the one that the model was taught

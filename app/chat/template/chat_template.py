@@ -83,12 +83,12 @@ class ChatTemplate:
 
     @cached_property
     def answers(self) -> AnswerFormat:
-        """How the model writes answers without tools."""
+        """The format of answers without tools."""
         return self._detector.answers()
 
     @cached_property
     def answers_with_calls(self) -> DetectedCalls | None:
-        """How the model writes answers with tools; None if the format of its calls is unknown."""
+        """The format of answers with tools; None if the format of the calls is unknown."""
         return self._detector.calls()
 
     @property
@@ -207,7 +207,7 @@ class ChatTemplate:
         score: Callable[[str], Score] = lambda _: Score(0, 0),
         complete: Score = Score(0, 0),
     ) -> Trials:
-        """Whether a prompt is complete: always, unless the model computes a score."""
+        """The trials of changes to a conversation. Without `score`, every prompt counts as complete."""
         return Trials(conversation, lambda changed: self._text(changed, variables), score, complete)
 
 

@@ -22,7 +22,7 @@ MAX_TAIL = 4096  # characters
 
 
 class Score(NamedTuple):
-    """How well a prompt shows a skeleton; the greater the better."""
+    """A measure of how well a prompt shows a skeleton. The greatest is the best."""
 
     shown: int  # texts of the messages in the prompt, less those in a wrong notation
     blanks: int  # the negative number of places where the template writes None

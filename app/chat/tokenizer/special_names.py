@@ -34,7 +34,7 @@ class _Token(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What the files declare. A str has no flags."""
+    """The special tokens that the files declare. A str has no flags."""
 
     special: Mapping[str, Value]  # by name: bos_token, eos_token, …, and names of the model's own
     extra: list[Value]  # special tokens without a name
@@ -85,7 +85,7 @@ def read_names(
 
 
 def _declared(files: SideFiles) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(the values of tokenizer_config.json, removed from them the special tokens with names of the model's own)."""
+    """(the values of tokenizer_config.json without special tokens that have other names, and those special tokens)."""
     values = dict(files.config)
     for source in (values, files.special_map):
         _check_extra(source.get(_EXTRA))

@@ -50,7 +50,7 @@ def is_ordinary(text: str) -> bool:
 def control_ids(
     added: Mapping[int, str], special: AbstractSet[int], templates: Iterable[str], parsed: AbstractSet[str] = MARKERS
 ) -> frozenset[int]:
-    """The added tokens that are markers. They are never made from the text of a message, and no text of an answer.
+    """The added tokens that are markers. The text of a message never becomes a marker, and an answer does not show one.
 
     `added`: the texts of the added tokens. `special`: tokens that the files of the model declare as special. Other
     tokens are markers if a parser acts on them (`parsed`), if their form is that of a marker, or if a chat template

@@ -39,7 +39,7 @@ class Removal:
 
     @property
     def result(self) -> Removed:
-        """What `execute` has deleted, for JSON."""
+        """The name, the bytes and the aliases that `execute` has deleted, for JSON."""
         return Removed(deleted=self.name, freed=self.frees, aliases=self.aliases)
 
 

@@ -89,8 +89,8 @@ def _describe(
 
 
 def _is_stale(item: UnusedFiles) -> bool:
-    newest = max((os.lstat(path).st_mtime for path in item.paths if os.path.lexists(path)), default=0.0)
-    return time.time() - newest > STALE_SECONDS
+    last_change = max((os.lstat(path).st_mtime for path in item.paths if os.path.lexists(path)), default=0.0)
+    return time.time() - last_change > STALE_SECONDS
 
 
 def _delete_one(path: Path) -> None:

@@ -174,7 +174,8 @@ def _key(folder: Path) -> str:
 
 
 def _versions() -> str:
-    """Changes with the version of localllm, and when a package is installed: some backends use architectures of one."""
+    """A text that changes with the version of localllm and with each installation of a package. Some backends use the
+    architectures of a package."""
     try:
         installed = Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     except OSError:

@@ -41,7 +41,7 @@ def problem_without_headers(kind: str, names: Sequence[str], stored: Mapping[str
 
 
 def hint_of_problem(name: str, stored: Mapping[str, Path]) -> str:
-    """How to go on after a problem of the model `name`. `stored`: name → path of the files on this machine."""
+    """The hint after a problem of the model `name`. `stored`: name → path of the files on this machine."""
     try:
         model_type = str(read_json(stored[CONFIG]).get("model_type")) if CONFIG in stored else ""
     except ModelRefused:

@@ -39,7 +39,7 @@ class Dock(Vertical):
 
     @property
     def purpose(self) -> str:
-        """What Enter does with a prompt of a special purpose; empty: it is an ordinary question."""
+        """The action of Enter for a prompt with a special purpose; empty: an ordinary question."""
         if self.edited_message is not None:
             return "sends the edited message"
         return "asks both adapters" if self.other_adapter is not None else ""

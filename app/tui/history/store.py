@@ -83,7 +83,7 @@ class Store:
                 )
 
     def list(self, words: str = "", limit: int = 200) -> list[Entry]:
-        """The conversations, newest first.
+        """The conversations, the most recent first.
 
         With `words`: only conversations that have all words in one message, or all words in the title.
         """

@@ -32,7 +32,7 @@ def keys(row: Row | None) -> str:
 
 
 def _enter(row: Row) -> str:
-    """What Enter does."""
+    """The action of Enter, as a text."""
     if row.failed and not row.lacks_llamacpp:
         return "Enter tries again"
     if row.is_usable:

@@ -1,4 +1,4 @@
-"""Captures graphs on CUDA devices. HIP devices use this module too: torch.cuda captures their graphs."""
+"""Captures graphs on CUDA devices. HIP devices also use this module: torch.cuda captures their graphs."""
 
 from __future__ import annotations
 

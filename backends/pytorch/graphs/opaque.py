@@ -25,7 +25,7 @@ from ....kernels.ops.projection import Product
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What one layer's attention needs in every step."""
+    """The arguments of one layer's attention that are the same in every step."""
 
     target: Append
     attended: Attend

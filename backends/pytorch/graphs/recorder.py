@@ -1,4 +1,4 @@
-"""What the graph recorders of torch's devices share: the capture stream, the memory pool, and the end of a failure."""
+"""The common part of the graph recorders of torch's devices: capture stream, memory pool, end of a failed capture."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 // Prefill attention bound by Hopper's tensor cores, after FlashAttention-3 (Shah et al., 2024).
 //
 // A tile has 128 rows: queries of one sequence times the query heads per kv head. It attends to 128 positions of the
-// cache at a time, from the newest to the oldest. A producer warp copies queries, keys and values to shared memory; two
+// cache at a time, from the last to the first. A producer warp copies queries, keys and values to shared memory; two
 // consumer warpgroups compute 64 tile rows each. The warpgroups alternate: one computes softmax while the other runs
 // wgmma. Each starts the scores of the next positions before the weighted values of the current positions are complete.
 //

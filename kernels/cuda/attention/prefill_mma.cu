@@ -2,7 +2,7 @@
 // Hopper for what prefill.cu does not support.
 //
 // A thread block computes a tile: queries of one sequence times the query heads per kv head, one row each. It attends to
-// BLOCK positions of the cache at a time, from the newest to the oldest. Copies run while the warps compute: those of
+// BLOCK positions of the cache at a time, from the last to the first. Copies run while the warps compute: those of
 // the values during the scores, those of the next keys during softmax and weighted values. Copies of an fp8 cache run
 // during a whole iteration; the warps then convert them.
 #include "prefill_mma_consumer.cuh"

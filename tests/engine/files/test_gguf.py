@@ -213,7 +213,7 @@ def test_cut_file_is_refused() -> None:
 
 
 def test_flipped_bytes_are_refused_or_harmless() -> None:
-    """Whatever is accepted lies inside the file."""
+    """If the header is accepted, its tensors lie inside the file."""
     for position in range(len(SOUND) - 480):
         content = bytearray(SOUND)
         content[position] ^= 0x15

@@ -155,7 +155,7 @@ def test_files_of_the_safetensors_library_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("position", range(0, 200, 3))
 def test_any_flipped_byte_of_a_header_is_refused_or_harmless(position: int, tmp_path: Path) -> None:
-    """Whatever is accepted lies inside the file."""
+    """If the header is accepted, its tensors lie inside the file."""
     content = bytearray(pack(SOUND))
     position %= len(content) - 32
     content[position] ^= 0x15

@@ -151,7 +151,7 @@ def messages(
 
 
 def turn_of(template: str, conversation: tuple[str, str, Sequence[tuple[str, dict[str, Any]]]]) -> str:
-    """What a model writes in this turn; empty if the template does not render all calls."""
+    """The text that a model writes in this turn; empty if the template does not render all calls."""
     rendered = renderer(template)
     question = {"role": "user", "content": QUESTION}
     names = Counter(name for name, _ in conversation[2])

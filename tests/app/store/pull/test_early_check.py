@@ -1,4 +1,5 @@
-"""A model that cannot be used is refused before its weights, and leaves nothing; other leftovers are in the list."""
+"""An unusable model is refused before the download of its weights and leaves no files. Other unfinished downloads
+are listed."""
 
 from __future__ import annotations
 
