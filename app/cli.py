@@ -45,7 +45,7 @@ SECTIONS = {
 
 
 class Sections(click.Group):
-    """The commands, which help lists in sections."""
+    """The group of all commands. Its help shows the commands in sections."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [name for names in SECTIONS.values() for name in names]

@@ -175,7 +175,7 @@ class ModelInfo(Frame):
     cache_tokens: int
     quant: str = ""  # format of quantised weights; empty: not quantised
     token_bytes: int = 0  # bytes of weights read to decode one token; 0: unknown
-    reason: str = ""  # for the log: the reason for the choice of the backend
+    reason: str = ""  # why this backend was chosen; for the log
     purpose: Purpose = "chat"
     embedding_size: int = 0  # numbers in a vector of POST /v1/embeddings; 0: the model computes no embeddings
     step_seconds: float = 0.0  # seconds after which a step counts as hung; 0: no limit

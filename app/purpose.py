@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ..engine.files.pooling import Pooling
 
 Purpose = Literal["chat", "base", "embedding"]
-Use = Literal["chat", "text"]  # of an answer: to messages, or a completion of a text
+Use = Literal["chat", "text"]  # kind of answer: a reply to messages, or the completion of a text
 
 
 def purpose_of(templates: Mapping[str, str], pooling: Pooling | None, *, headless: bool = False) -> Purpose:

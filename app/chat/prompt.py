@@ -42,7 +42,7 @@ class Prompt:
     inside_answer: bool = False  # the prompt ends with an open message of the channel `final` (harmony)
     continues_text: bool = False  # the answer continues the text of the prompt and may start with a space
     call_ids: CallIds = CallIds()  # the ids of new calls
-    warnings: tuple[str, ...] = ()  # for the user: special tokens that the prompt has twice
+    warnings: tuple[str, ...] = ()  # texts for the user about special tokens that the prompt has twice
 
 
 class PromptMaker:
@@ -159,7 +159,7 @@ class PromptMaker:
         beginning = text[: CHARACTERS * context]
         marked = self.tokenizer.protect(beginning) if is_message else beginning
         tokens = len(self.tokenizer.encode(marked, add_special_tokens=False))
-        if tokens > 1.25 * context:  # with a margin: the cut may split a word into more tokens
+        if tokens > 1.25 * context:  # the margin is for a cut inside a word, which makes more tokens
             estimate = round(tokens * len(text) / len(beginning))
             raise too_long(context, estimate, where, estimated=True)
 

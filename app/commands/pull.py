@@ -135,7 +135,7 @@ def _display(as_json: bool) -> Iterator[Callable[[Progress], None]]:
 
 
 def _waiting_notice() -> Callable[[Progress], None]:
-    """A function that says once that the download waits for another process: without it, a log has no reason."""
+    """A function that says once that the download waits for another process, so that a log shows the reason."""
     notices = iter(["another process downloads this model; waiting for it"])
 
     def notify(progress: Progress) -> None:

@@ -39,7 +39,7 @@ class _Adapter:
     scale: float = 0.0  # default for requests that select no adapter; 0: they do not use this adapter
     version: str = ""  # hash of the files when the adapter was loaded; other files are refused until a new load
     base: str = ""  # name or path of the base model in the files
-    warning: str = ""  # of the last worker that registered the adapter
+    warning: str = ""  # from the last worker that registered the adapter
     worker: WorkerProcess | None = None  # the last worker that registered the adapter
 
 

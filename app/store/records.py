@@ -98,7 +98,7 @@ class Fit(msgspec.Struct, frozen=True):
         0  # bytes that weights, adapters and the largest KV cache leave for intermediate results and graphs
     )
     tokens_per_second: float | None = None  # of one sequence at an empty context, estimated; None: unknown
-    notes: tuple[str, ...] = ()  # for the user: settings of all models that a load on this backend would not have
+    notes: tuple[str, ...] = ()  # texts for the user about settings that this backend does not support
     runs: bool = True  # False: the backend is unavailable or cannot run this model, whatever its size
 
 
@@ -154,7 +154,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose | None = None  # None: adapters and other weights have none
     backend: str = ""  # the backend that runs a GGUF model, and the reason; empty for other models
     base: str = ""  # base model of an adapter; empty: unknown
-    weights: list[DtypeShare] = []  # of a GGUF model: the types, with bytes and number of tensors
+    weights: list[DtypeShare] = []  # the types of tensors of a GGUF model, with bytes and number of tensors
     embeddings: str = ""  # the vectors of an embedding model; empty for other models
     licence: str
     template: TemplateVerdict | None  # verdict on the chat template; None: adapters have none

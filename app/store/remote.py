@@ -62,7 +62,7 @@ class Repository:
     name: str  # org/repo; the address of the file for source url
     commit: str
     files: tuple[RemoteFile, ...]
-    folder: Path  # of the repository in the shared cache
+    folder: Path  # the folder of the repository in the shared cache
     source: Source = "hf"
     revision: str = MAIN  # the branch, tag or commit that was requested
     licence: str = ""  # as the hub names it; empty: unknown

@@ -10,7 +10,7 @@ from . import catalog, preferences
 from .names import LOCAL, HubName, LocalPath, ShortName, parse
 
 MAX_NAMES = 3
-LOCAL_CUTOFF = 0.6  # of difflib: there are few names on this machine
+LOCAL_CUTOFF = 0.6  # cutoff of difflib; low, because there are few names on this machine
 CATALOG_CUTOFF = 0.75
 REPOSITORY_CUTOFF = 0.85
 NO_MATCH = "localllm list shows the models on this machine; localllm search shows models to download"

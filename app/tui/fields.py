@@ -38,7 +38,7 @@ class Fields(Vertical):
         yield Static("", id="notice", markup=False)
 
     def texts(self) -> dict[str, str] | None:
-        """The texts of all fields; None if one of them is no value. Its field then has the focus."""
+        """The texts of all fields. None if a text is invalid: the field then has the focus."""
         for line in self.query(Input):
             if self._error_of(line):
                 line.focus()

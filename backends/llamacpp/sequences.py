@@ -131,7 +131,7 @@ class PagedSequences:
         copied = [(target, self._content(source)) for source, target in copies.tolist()]
         for _, content in copied:
             content.pages += 1
-        ends: dict[Sequence, int] = {}  # of each sequence that loses pages: the index of the first
+        ends: dict[Sequence, int] = {}  # index of the first page that each sequence loses
         for pages in batch.freed_pages:
             for page, replacement in pages.tolist():
                 self._free_page(page, replacement, ends)

@@ -19,7 +19,9 @@ from .activations import set_activation
 from .adapter import Windows, mix
 from .config_ropes import ConfigRopes, ignored, kind_of
 
-EQUAL = dict.fromkeys(("joyai_llm_flash", "kimi_k2"), "deepseek_v3")  # as deepseek_v3 in all but name
+EQUAL = dict.fromkeys(
+    ("joyai_llm_flash", "kimi_k2"), "deepseek_v3"
+)  # models that equal deepseek_v3 except for the model_type
 WINDOWED = ("ministral3", "mixtral", "phimoe", "starcoder2")  # a window of config.json applies to all layers
 SIMPLE = (bool, int, float, str, list)  # types of the values that mlx-lm's classes read
 # Keys that `verify` does not compare: inference does not read them, or a wrong value fails when the weights are loaded.

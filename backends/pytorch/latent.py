@@ -10,7 +10,7 @@ from ...kernels.ops.mlp import Mlp
 from .experts import gated_mlp
 from .weights import Weights
 
-NORM_EPS = 1e-6  # of the norms inside the attention: transformers does not use rms_norm_eps there
+NORM_EPS = 1e-6  # epsilon of the norms inside attention; transformers does not use rms_norm_eps there
 
 
 class LatentLayer:

@@ -175,7 +175,7 @@ def _captured_sizes(
         tokens = token_sizes(capturable_tokens(config, step_tokens(config, options, device), device))
     if device.max_graphs is None:
         return rows, tokens
-    captures = 2 if options.adapter_slots else 1  # of each size: also with adapters
+    captures = 2 if options.adapter_slots else 1  # with adapter slots, each size is also captured with adapters
     return limited_sizes(rows, tokens, config.num_layers + 1, device.max_graphs // captures)
 
 

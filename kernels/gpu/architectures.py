@@ -11,7 +11,9 @@ from pathlib import Path
 from ..compiled.library import LibraryMissing
 
 _MARK = b"localllm CUDA architectures: "
-_NAME = re.compile(r"(\d+)(\d)(a?)(|-real|-virtual)")  # of CMake: 80-real, 80-virtual, 90a-real, or 120 for both kinds
+_NAME = re.compile(
+    r"(\d+)(\d)(a?)(|-real|-virtual)"
+)  # as in CMake: 80-real, 80-virtual, 90a-real, or 120 for both kinds
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,8 +107,8 @@ def nibbles(pair, zeros, dtype: tl.constexpr, PTX: tl.constexpr):
 
 @triton.jit
 def e4m3(byte, dtype: tl.constexpr, PTX: tl.constexpr):
-    """Converts e4m3 values, read as int8 or uint8 in `byte`, to `dtype`. The shifted bits of a value are the float32
-    value / 2^120."""
+    """Converts e4m3 values, read as int8 or uint8 in `byte`, to `dtype`. The bits of a value, shifted to the fields of
+    a float32, are the value / 2^120."""
     if PTX and dtype == tl.bfloat16:
         return tl.inline_asm_elementwise(E4M3_BF16, "=&r,=&r,r", [byte], tl.bfloat16, is_pure=True, pack=4)
     elif PTX and dtype == tl.float16:

@@ -154,7 +154,7 @@ def _constant(head: NDArray[np.float64]) -> NDArray[np.float32]:
 def _weights(tokenizer: Tokenizer, preferred: Sequence[str]) -> dict[str, NDArray[np.float32]]:
     """Token i has dimension i; the last dimension is constant."""
     identity = np.eye(_WIDTH, dtype=np.float32)
-    scale = np.sqrt(_WIDTH / 2).astype(np.float32)  # of both dimensions of a token after the norm
+    scale = np.sqrt(_WIDTH / 2).astype(np.float32)  # value of both dimensions of a token after the norm
     embedding = identity.copy()
     embedding[:, -1] = 1
     head = identity.copy()

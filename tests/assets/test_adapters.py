@@ -1,4 +1,4 @@
-"""The built-in adapters: their files, the rules of their styles, their training, and their answers beside the base."""
+"""The built-in adapters: their files, the rules of their styles, their training, and their answers."""
 
 from __future__ import annotations
 

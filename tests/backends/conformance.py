@@ -352,7 +352,7 @@ class Conformance(Offers):
         assert runner.run(make_batch(decode, canary.VOCAB)).result().tokens.tolist() == [following]
 
     def test_carried_tokens_equal_tokens_from_the_host(self, runner: Runner, spec: RunnerSpec) -> None:
-        """A row that carries follows its token through a change of rows; the host never learns it in between."""
+        """A carried token comes from the right row, even if the rows change. The host does not know the token yet."""
         prompts = [canary.prompt(key, 25, seed=key) for key in (1, 2, 3)]
         pages = [range(1 + 8 * at, 9 + 8 * at) for at in range(3)]
         first = [Row(prompt, 0, own) for prompt, own in zip(prompts, pages, strict=True)]

@@ -67,7 +67,7 @@ def published_text(**keys: Any) -> Rewrite:
 class Twin(Tiny):
     """A tiny model whose files have the layout of published files."""
 
-    text_type: str = ""  # of a multimodal model: `more` has the fields of this text model, `parts` the others
+    text_type: str = ""  # the text model of a multimodal model: `more` has its fields, `parts` the others
     parts: Mapping[str, Any] = field(default_factory=dict)
     stored: Stored | None = None  # changes the tensors after saving
 

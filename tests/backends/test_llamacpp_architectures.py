@@ -29,11 +29,11 @@ from .llama_decode import Reference, loaded
 pytestmark = pytest.mark.real
 
 COUNT = 20  # tokens of an answer
-LENGTHS = (5, 40, 70)  # of prompts: shorter and longer than a window
+LENGTHS = (5, 40, 70)  # tokens of prompts, shorter and longer than a window
 TOP = 5
 EXACT = 2e-4  # difference of log-probabilities from another order of sums
 ROUNDED = 0.5  # the same beside other rows, where activations are rounded to 8 bits in another place
-MEAN = 0.05  # the mean of such differences; latent attention alone, whose sums depend on the number of cells
+MEAN = 0.05  # maximum mean of such differences; also for latent attention without other rows
 
 
 def is_sampled(architecture: int, recipe: int) -> bool:

@@ -1,4 +1,4 @@
-"""guide, the built-in model, as GGUF: its log-probabilities beside the torch runner, and its held-out questions."""
+"""guide, the built-in model, as GGUF: its log-probabilities against the torch runner, and its held-out questions."""
 
 from __future__ import annotations
 

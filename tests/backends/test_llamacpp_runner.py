@@ -1,4 +1,4 @@
-"""The runner of the llama.cpp backend beside llama_decode alone, its memory plan beside llama.cpp's log, its errors."""
+"""The llama.cpp runner compared with llama_decode, its memory plan compared with llama.cpp's log, and its errors."""
 
 from __future__ import annotations
 

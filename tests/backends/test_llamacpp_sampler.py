@@ -1,4 +1,4 @@
-"""The sampler of the llama.cpp backend beside engine/sampling.py, the oracle."""
+"""The sampler of the llama.cpp backend compared with engine/sampling.py, the oracle."""
 
 from __future__ import annotations
 

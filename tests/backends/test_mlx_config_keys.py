@@ -149,7 +149,7 @@ def _old_yarn(config: dict[str, Any]) -> None:
 
 
 def _half(config: dict[str, Any]) -> None:
-    """The classes of these architectures in transformers ignore the key."""
+    """Adds partial_rotary_factor, which transformers ignores for these architectures."""
     config["partial_rotary_factor"] = 0.5
 
 

@@ -1,4 +1,4 @@
-"""Rotary embeddings of MLX beside the reference of kernels/ops and the frequencies of torch."""
+"""Rotary embeddings of MLX compared with the reference of kernels/ops and the frequencies of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sampler of MLX beside engine/sampling.py, the oracle in numpy."""
+"""The sampler of MLX compared with engine/sampling.py, the oracle in numpy."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Tiny:
     label: str
     model_type: str
     more: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    rewrite: Rewrite | None = None  # of config.json after saving
+    rewrite: Rewrite | None = None  # changes config.json after the save
     context: int | None = None  # LoadOptions.context
     length: int = 45  # tokens of a prompt that uses the special features
     shard_size: str = "5GB"

@@ -1,4 +1,4 @@
-"""Caches of every shape: groups with unlike pages, windows, states. Each request has the same output as alone."""
+"""Caches of every shape: groups with other page sizes, windows, states. Each request has the same output as alone."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def test_requests_start_in_order_and_the_first_blocks_the_others() -> None:
     engine, device = engine_of(request("a", 20, 20), request("big", 30, 8), request("c", 1, 1), spec=small)
     deltas = finish_all(engine)
     ends = [delta.request_id for delta in deltas if delta.finish]
-    assert ends == ["a", "c", "big"]  # c was let in after big, and is shorter
+    assert ends == ["a", "c", "big"]  # c started after big, and is shorter
     assert all(batch.num_rows == 1 for batch in device.batches[:20])
 
 

@@ -28,7 +28,7 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="test_triton_interprete
 real = [pytest.mark.real, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")]
 DEVICE = "cpu" if INTERPRETED else "cuda"
 RANDOM = 240  # batches
-KINDS = 48  # of kernels, among them: each must be compiled
+KINDS = 48  # number of different kernels among them, all of which must be compiled
 SLOW = [pytest.mark.slow]
 OFTEN = ("mixed", "sinks-soft-cap", "prompt", "window", "odd-dims")  # interpreted in make test; the others are slow
 
@@ -66,7 +66,7 @@ def counters() -> list[torch.Tensor]:
 
 
 def inputs(
-    lens: list[tuple[int, int]],  # of each row: queries, context
+    lens: list[tuple[int, int]],  # queries and context length of each row
     heads: int = 8,
     kv_heads: int = 2,
     dim: int = 64,

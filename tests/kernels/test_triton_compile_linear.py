@@ -16,7 +16,7 @@ from localllm.kernels.triton import round_rows, small_batch, small_batch_transpo
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
 
-CONSUMER = 99 << 10  # bytes of shared memory of a program on GPUs that are sold to people
+CONSUMER = 99 << 10  # bytes of shared memory of a program on consumer GPUs
 ALL = [Target("cuda", 86, 32, CONSUMER), Target("cuda", 89, 32, CONSUMER), *TARGETS]
 NUMBERS = dict.fromkeys(
     ("rows", "out_features", "in_features", "subs", "sub", "x_stride", "pitch", "start", "stop", "share"),

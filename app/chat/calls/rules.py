@@ -370,7 +370,8 @@ class Rules:
 
 
 def _or_free(tool: ToolSchema, enforced: Callable[[], str], free: Callable[[], str]) -> str:
-    """The rule of a value that follows its schema; of any value if the format cannot enforce it and need not."""
+    """The rule of a value that follows its schema. If the format cannot enforce the schema and the tool is not strict,
+    the rule of any value."""
     try:
         return enforced()
     except SchemaRefused:

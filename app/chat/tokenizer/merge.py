@@ -39,7 +39,7 @@ class Merged:
     """The tokenizer of a folder, without truncation or padding, and its special tokens."""
 
     rust: RustTokenizer
-    special: Mapping[str, str]  # by the names of template variables: bos_token, eos_token, …
+    special: Mapping[str, str]  # name of a template variable (bos_token, eos_token, …) -> text
     # Words and punctuation of the vocabulary that are added tokens only because they are named: pad_token `!`.
     words: frozenset[int]
     warnings: tuple[str, ...]

@@ -37,7 +37,7 @@ MISSING = " missing"  # end of the key of a missing package
 INSTALL = " install"  # end of the key of the command that installs it
 FACTS = " facts"  # end of the key of the facts about a GGUF model
 
-FORMAT = 2  # of the remembered answers; another number: the backends are asked again
+FORMAT = 2  # format of the stored answers; answers in another format are not used
 
 _asking = threading.Lock()
 

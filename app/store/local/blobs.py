@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ... import paths
 
-UNVERIFIED = "unverified-"  # begins the name of a blob that no hub vouches for; its SHA-256 follows
+UNVERIFIED = "unverified-"  # start of the name of a blob whose hash no hub has confirmed; its SHA-256 follows
 
 
 def blob_of(link: Path) -> Path | None:

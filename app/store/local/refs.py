@@ -31,7 +31,7 @@ class ModelRef:
     size: int = 0  # bytes on disk
     packed: int = 0  # bytes of cached quantised weights, which `size` does not include
     context: int = 0  # maximum context of the model in tokens; 0: unknown
-    description: str = ""  # of an adapter in a folder: its base model
+    description: str = ""  # the base model, if this is an adapter in a folder
 
     @property
     def is_gguf(self) -> bool:

@@ -1,4 +1,4 @@
-"""Checks a model before its weights are downloaded: its small files are here, its weights are their headers.
+"""Checks a model before its weights are downloaded: with the small files, and with the headers of the weights.
 
 `localllm inspect` finds the same problems at the hub, because both check a skeleton of the repository.
 """

@@ -13,7 +13,7 @@ from .lock import is_locked
 from .partial import DATA_SUFFIX
 from .publish import STAGING
 
-FOREIGN_SUFFIX = ".incomplete"  # of huggingface_hub: every attempt has a new name, and none is continued
+FOREIGN_SUFFIX = ".incomplete"  # files of huggingface_hub; each attempt has a new name, and none is continued
 
 
 @dataclass(frozen=True, slots=True)

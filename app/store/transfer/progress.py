@@ -25,7 +25,7 @@ class FileProgress:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A moment of a transfer. `files` has the unfinished files that have received bytes."""
+    """The state of a transfer at one moment. `files` has the unfinished files that have received bytes."""
 
     state: State
     received: int  # bytes of all files, with those of earlier attempts

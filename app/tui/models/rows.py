@@ -38,7 +38,7 @@ class Row:
     offer: Offer | None = None
     job: Job | None = None  # the latest download
     folder: AdapterFolder | None = None
-    base: str = ""  # of an adapter: id of its base model, if this is on this machine
+    base: str = ""  # id of the base model of an adapter; empty if it is not on this machine
     adapters: tuple[AdapterFolder, ...] = ()  # of a model on this machine
     aliases: tuple[str, ...] = ()
     match: HubMatch | None = None

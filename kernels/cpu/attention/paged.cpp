@@ -48,7 +48,8 @@ int64_t plan_jobs(const AttentionArgs& args, Job* jobs) {
 
 constexpr int64_t UNIT = 64;  // keys × kv heads: workers take decode work in multiples of it
 
-// Computes the kv heads and chunks of all rows that decode whose middle is in [begin, end), in keys × kv heads.
+// Computes kv heads and chunks of all decode rows. The work is a range of keys × kv heads; this call computes the chunks
+// whose middle is in [begin, end).
 template <class E, class C>
 void decode_range(const AttentionArgs& args, int64_t begin, int64_t end, float* partials, const Worker& worker) {
   int64_t offset = 0;

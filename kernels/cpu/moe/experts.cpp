@@ -103,7 +103,7 @@ void route_token(const RouteArgs& args, int64_t token, const RouteMemory& memory
     Best groups{memory.groups, memory.group_values, 0, args.top_groups};
     for (int64_t group = 0; group < args.groups; group++)
       groups.add((int32_t)group, group_score(args, values, group * size, (group + 1) * size));
-    for (int64_t group = 0; group < args.groups; group++) {  // in order, so that of equal scores the first one is ahead
+    for (int64_t group = 0; group < args.groups; group++) {  // in order: among equal scores, the first one wins
       bool chosen = false;
       for (int64_t i = 0; i < groups.size; i++) chosen |= groups.ids[i] == group;
       for (int64_t i = group * size; chosen && i < (group + 1) * size; i++) best.add((int32_t)i, values[i]);

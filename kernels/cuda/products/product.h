@@ -5,7 +5,8 @@
 
 namespace localllm::cuda {
 
-// mxfp4: of choice_products only. fp8_rounded, of tiled_product only: fp8 weights; activations may be rounded to e4m3.
+// Only choice_products supports mxfp4. Only tiled_product supports fp8_rounded: fp8 weights, and activations that may be
+// rounded to e4m3.
 enum class Weights : int { bf16 = 0, int8 = 1, int4 = 2, int4_wide = 3, fp8 = 4, mxfp4 = 5, fp8_rounded = 6 };
 
 struct ProductArgs {

@@ -107,7 +107,7 @@ def test_killed_daemon_ends_its_workers(start_daemon: Start) -> None:
 def test_server_setup_and_shutdown_order(
     folder: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], keyed: bool
 ) -> None:
-    """Without a server: it is announced when it listens, and ends after the loaded models."""
+    """The daemon with a fake server. It is announced when the server listens, and it ends after the loaded models."""
     steps: list[Any] = []
     made: dict[str, Any] = {}
 

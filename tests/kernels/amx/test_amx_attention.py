@@ -54,7 +54,7 @@ def run(tiles: ctypes.CDLL, workers: int, arguments: dict, stride: int = 0, star
 
 
 def inputs(
-    lens: list[tuple[int, int]],  # of each row: queries, context
+    lens: list[tuple[int, int]],  # queries and context length of each row
     heads: int = 4,
     kv_heads: int = 2,
     dim: int = 64,

@@ -475,7 +475,7 @@ struct OutputStore {
     return F::ROUNDED && !F::ROUNDED_IN_GROUPS && r < a.rows ? __ldg(a.row_scale + r) : 1.0f;
   }
   // True if the warp's 16 outputs exist and stores of 4 outputs are aligned.
-  __device__ bool whole() const {
+  __device__ bool is_complete() const {
     return a.out_type == Type::bf16 && output - lane / 4 + 16 <= a.out_features && a.out_stride % 4 == 0 &&
            reinterpret_cast<uintptr_t>(a.out) % 8 == 0;
   }
@@ -529,7 +529,7 @@ __device__ inline void store_in_cluster(const Tiled& a, const Sum (&sums)[S::N][
   for (int r = 0; r < MAX_SPLIT; r++) others[r] = hopper::in_cluster(parts, min(r, a.split - 1));
   const OutputStore<S, Sum> outputs(a, tile, warp, lane);
   const int rank = int(blockIdx.x) % a.split, end = S::N * (rank + 1) / a.split;
-  const bool whole = outputs.whole();
+  const bool is_complete = outputs.is_complete();
 #pragma unroll 2
   for (int n = S::N * rank / a.split; n < end; n++) {
     Sum added[4] = {};
@@ -541,7 +541,7 @@ __device__ inline void store_in_cluster(const Tiled& a, const Sum (&sums)[S::N][
       added[2] += sum_of_bits<Sum>(part.z);
       added[3] += sum_of_bits<Sum>(part.w);
     }
-    whole ? outputs.store_rows(added, n) : outputs.store_each(added, n);
+    is_complete ? outputs.store_rows(added, n) : outputs.store_each(added, n);
   }
   hopper::cluster_sync();  // the other blocks have read the parts
 }
@@ -577,7 +577,7 @@ __device__ inline void consume(const Tiled& a, const HopperRing<S>& ring, const 
     const int2 blocks = schedule.blocks_of(at.tile);
     if (blocks.x == blocks.y || add_parts<S>(a, sums, blocks.x, blocks.y)) {
       const OutputStore<S, Sum> outputs(a, at.tile, warp, lane);
-      if (outputs.whole()) {
+      if (outputs.is_complete()) {
 #pragma unroll
         for (int n = 0; n < S::N; n++) outputs.store_rows(sums[n][0], n);
       } else {

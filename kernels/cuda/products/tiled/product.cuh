@@ -33,7 +33,7 @@ static inline auto with_hopper_kernel(int64_t rows, Call&& call) {
   else return rows <= MAX_NARROW_ROWS ? call(HopperKernel<F, 16>{}) : call(HopperKernel<F, 32>{});
 }
 
-// Calls `call` with the kernel of other GPUs for this number of rows.
+// Calls `call` with the kernel with mma.sync, for GPUs other than Hopper, for this number of rows.
 template <class F, class Call>
 static inline auto with_mma_kernel(int64_t rows, Call&& call) {
   if (rows <= 16) return call(TiledKernel<F, 1, 4, 1, 4, 3>{});
