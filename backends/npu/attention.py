@@ -65,7 +65,9 @@ def ragged(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None)
         actual_seq_kvlen=list(rows.contexts),
         input_layout="TND",
     )
-    return _joined([_with_sinks(attended, scores, attend)], out)
+    if attend.sinks is not None:
+        attended = _with_sinks(attended, scores, attend.sinks)
+    return _joined([attended], out)
 
 
 def by_pages(query: Tensor, rows: Rows, attend: Attend, out: Tensor | None = None) -> Tensor:
@@ -108,8 +110,10 @@ def _attend_run(query: Tensor, rows: Rows, run: RowRun, attend: Attend) -> Tenso
         actual_seq_kvlen=list(contexts),
         input_layout="BSND",
     )
-    # scores [rows, heads, queries, 1]
-    return _with_sinks(attended.flatten(0, 1), scores.transpose(1, 2).flatten(0, 1), attend)
+    attended = attended.flatten(0, 1)
+    if attend.sinks is None:
+        return attended
+    return _with_sinks(attended, scores.transpose(1, 2).flatten(0, 1), attend.sinks)  # [rows, heads, queries, 1]
 
 
 def _pages(attend: Attend) -> tuple[Tensor, Tensor]:
@@ -148,12 +152,10 @@ def _window_mask(context_lens: Tensor, length: int, attend: Attend) -> Tensor:
     return torch.arange(length, device=context_lens.device) < starts
 
 
-def _with_sinks(attended: Tensor, scores: Tensor, attend: Attend) -> Tensor:
-    """attended [tokens, heads, dim] with the sinks in the denominators of its softmax. `scores` [tokens, heads, 1]
-    float32 are the logarithms of the denominators without sinks."""
-    if attend.sinks is None:
-        return attended
-    share = torch.sigmoid(scores - attend.sinks.view(-1, 1))
+def _with_sinks(attended: Tensor, scores: Tensor, sinks: Tensor) -> Tensor:
+    """attended [tokens, heads, dim] with the sinks [heads] in the denominators of its softmax. `scores` [tokens, heads,
+    1] float32 are the logarithms of the denominators without sinks."""
+    share = torch.sigmoid(scores - sinks.view(-1, 1))
     return (attended * share).to(attended.dtype)
 
 

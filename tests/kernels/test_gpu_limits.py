@@ -21,13 +21,14 @@ QUERY = re.compile(
 QUERYING = {
     "backends/cuda/memory.py",
     "backends/cuda/driver.py",
+    "backends/npu/memory.py",
     "kernels/cuda/device/gpu.h",
     "kernels/gpu/properties.py",
     "kernels/triton/target.py",
     "kernels/triton/driver.py",
 }
-# kernels/triton/target.py limits the numbers of kernels/triton/driver.py.
-UNLIMITED = {"kernels/cuda/device/gpu.h", "kernels/triton/driver.py"}
+# kernels/triton/target.py limits the numbers of kernels/triton/driver.py. An NPU has no limits.
+UNLIMITED = {"kernels/cuda/device/gpu.h", "kernels/triton/driver.py", "backends/npu/memory.py"}
 
 
 def test_only_files_that_apply_the_limits_query_a_gpu() -> None:
