@@ -21,6 +21,7 @@ _TORCH = ("engine", "backends/pytorch", "kernels/ops", "kernels/compiled")
 SOURCES: Mapping[str, tuple[str, ...]] = {
     "cpu": (*_TORCH, "backends/cpu", "kernels/cpu"),
     "cuda": (*_TORCH, "backends/cuda", "kernels/cuda", "kernels/gpu", "kernels/triton"),
+    "npu": (*_TORCH, "backends/npu"),
     "mlx": ("engine", "backends/mlx"),
     "llamacpp": ("engine", "backends/llamacpp"),
 }

@@ -37,6 +37,8 @@ HARDWARE = {
     "cpu": "CPU",
     "llamacpp": "GGUF models (llama.cpp)",
 }
+# Backend -> what stands in for its hardware in the tests
+STAND_INS = {"npu": "no NPU: torch_npu 2.13 over a fake of CANN"}
 # Implementation of the ops -> description
 IMPLEMENTATIONS = {"library": "C++ kernels", "triton": "Triton alone", "references": "torch alone"}
 
@@ -52,11 +54,13 @@ def support() -> str:
 
 def rows_of(records: list[Record]) -> list[tuple[str, ...]]:
     """A row for each machine and implementation of one backend that ran tests: state, machine, tests of the suite,
-    other tests, dates."""
+    other tests, dates. Tests without any hardware of a backend count only if it has a stand-in."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         if record.tier.startswith("real"):
             groups.setdefault((record.machine, record.lane), []).append(record)
+        elif record.backend in STAND_INS:
+            groups.setdefault((STAND_INS[record.backend], ""), []).append(record)
     return [_row(*group, own) for group, own in sorted(groups.items()) if _ran(own)]
 
 

@@ -110,10 +110,10 @@ def _attend_run(query: Tensor, rows: Rows, run: RowRun, attend: Attend) -> Tenso
         actual_seq_kvlen=list(contexts),
         input_layout="BSND",
     )
-    attended = attended.flatten(0, 1)
+    output: Tensor = attended.flatten(0, 1)
     if attend.sinks is None:
-        return attended
-    return _with_sinks(attended, scores.transpose(1, 2).flatten(0, 1), attend.sinks)  # [rows, heads, queries, 1]
+        return output
+    return _with_sinks(output, scores.transpose(1, 2).flatten(0, 1), attend.sinks)  # [rows, heads, queries, 1]
 
 
 def _pages(attend: Attend) -> tuple[Tensor, Tensor]:

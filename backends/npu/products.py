@@ -30,6 +30,10 @@ class Dense(NamedTuple):
 
     data: Tensor  # [..., in_features, out_features]
 
+    @property
+    def out_features(self) -> int:
+        return self.data.shape[-1]
+
 
 class Int8Columns(NamedTuple):
     """data * scale. A weight of more than MAX_WIDTH outputs has equal blocks of them in its first dimension."""
@@ -37,6 +41,10 @@ class Int8Columns(NamedTuple):
     data: Tensor  # [..., in_features, out_features] int8
     scale: Tensor  # [..., out_features] float32
     blocks: int = 1
+
+    @property
+    def out_features(self) -> int:
+        return self.blocks * self.scale.shape[-1]
 
 
 class Int4Columns(NamedTuple):
@@ -47,6 +55,10 @@ class Int4Columns(NamedTuple):
     offset: Tensor  # as scale
     group: int  # inputs per scale, a multiple of 32; 0: all inputs
     blocks: int = 1
+
+    @property
+    def out_features(self) -> int:
+        return self.blocks * self.scale.shape[-1]
 
 
 Columns = Dense | Int8Columns | Int4Columns

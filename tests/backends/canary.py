@@ -47,7 +47,7 @@ def walk(tokens: Sequence[int], count: int) -> list[int]:
     return sequence[len(tokens) :]
 
 
-def save(folder: Path, dtype: torch.dtype = torch.float32, padding: int = 0) -> Path:
+def save(folder: Path, dtype: torch.dtype = torch.float32, padding: int = 0, context: int = CONTEXT) -> Path:
     """`padding`: number of tokens after the keys, which the model does not draw unless a mask leaves no other."""
     units = KEYS * SYMBOLS * SYMBOLS
     config = {
@@ -60,7 +60,7 @@ def save(folder: Path, dtype: torch.dtype = torch.float32, padding: int = 0) -> 
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
         "head_dim": _DIM,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "rms_norm_eps": 1e-6,
         "rope_theta": _THETA,
         "tie_word_embeddings": False,

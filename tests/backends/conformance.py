@@ -451,7 +451,7 @@ class Conformance(Offers):
     def test_reloaded_adapter_reuses_no_slot_and_no_cache(self, planned: Runner, adapters: Sequence[Adapter]) -> None:
         """Neither slot nor cache of the version before."""
         talk = Conversation(planned)
-        prompt = canary.prompt(2, LENGTH, seed=4)
+        prompt = canary.prompt(2, self.page + 16, seed=4)
         for shift in (1, 3, 1):
             adapter = replace(adapters[shift - 1], name="reloaded")
             talk.engine.register_adapter(adapter)

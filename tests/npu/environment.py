@@ -97,6 +97,7 @@ def variables() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(map(str, [HERE / "startup", SITE, ROOT])),
         "LD_LIBRARY_PATH": str(LIBRARIES),
         "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # `import torch` does not import torch_npu; the tests do
+        "OMP_NUM_THREADS": "1",  # the tests run in several processes
         "TASK_QUEUE_ENABLE": "0",  # torch_npu calls ACL in the thread of the op
         "LOCALLLM_NPU_FAKE": "1",
         "OMP_NUM_THREADS": "1",  # as scripts/test: the tensors are small

@@ -189,7 +189,7 @@ class _Tracing:
                 return linear.dense(x, weight, bias, dtype)
             first = weight_tensors(weight)[0]
             self.products[first.data_ptr()] = Product(name, weight, bias)
-            out_features = len(first) if first.dim() == 2 else weight.out_features
+            out_features = weight.out_features if hasattr(weight, "out_features") else len(first)
             output: Tensor = opaque.product(x, first, out_features, dtype or x.dtype)
             return output
 

@@ -21,7 +21,11 @@ from ..backends.conformance import BUDGET, PAGE, Conformance
 
 NPU_PAGE = 128
 NPU_BUDGET = LoadOptions(
-    context=256, cache_bytes=60 * page_bytes(NPU_PAGE, 1, 64, 1, 2), max_rows=12, max_step_tokens=96, threads=1
+    context=8 * NPU_PAGE,
+    cache_bytes=60 * page_bytes(NPU_PAGE, 1, 64, 1, 2),
+    max_rows=12,
+    max_step_tokens=256,
+    threads=1,
 )
 
 
@@ -38,7 +42,7 @@ class OnNpu(Conformance):
     @classmethod
     def runner(cls, tmp_path_factory: pytest.TempPathFactory) -> Runner:
         start()
-        files = read_model(canary.save(tmp_path_factory.mktemp("canary"), torch.bfloat16))
+        files = read_model(canary.save(tmp_path_factory.mktemp("canary"), torch.bfloat16, context=8 * NPU_PAGE))
         runner = open_runner(files, cls.options, device(), 2**30)
         assert isinstance(runner, cls.kind)
         return runner
